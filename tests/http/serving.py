@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from typer.testing import CliRunner
 
+from kqueue.cli import app, exit_status
 from kqueue.config import Config
+from kqueue.errors import KqueueError
 from kqueue.store import tokens
 from kqueue.store.engine import connect
 from tests.waiting import until
@@ -77,6 +80,15 @@ class Served:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def command(config: Config, *words: str) -> tuple[int, str, str]:
+    """Run `kqueue` in this process with a fleet's settings; its exit status, its output and its errors."""
+    done = CliRunner().invoke(app, words, env=config.environment())
+    if isinstance(done.exception, KqueueError):
+        return exit_status(done.exception), done.stdout, str(done.exception)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+    return done.exit_code, done.stdout, done.stderr
 
 
 async def patient(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> httpx.Response:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,8 +18,12 @@ from kqueue.config import Config
 from kqueue.contract import Outcome
 from kqueue.evidence import Evidence
 from kqueue.http.app import create_app
+from kqueue.http.devices import Fleet
 from kqueue.http.server import Server, listen, listen_at
 from kqueue.store import evaluations
+from kqueue.store.engine import connect
+from kqueue.store.models import Base
+from kqueue.web.now import Glances
 from tests.http.serving import admin_token
 from tests.samples import passed, request_fields
 from tests.waiting import until
@@ -37,25 +40,26 @@ class Served:
         server: Mapping[str, Any] = MappingProxyType({}),
         app: Mapping[str, Any] = MappingProxyType({}),
         make: Callable[..., FastAPI] = create_app,
+        port: int = 0,
     ) -> None:
-        """Serve on loopback, and on a unix socket at ``path`` too, with other limits of server and application.
-
-        ``make`` makes the application: the API's, unless another is given.
-        """
-        self._config = config
+        """Serve on loopback, and on a unix socket at ``path`` too, with other limits of server and application."""
+        self.config = config
+        self._admin = ""
         self.app = make(config, **app)
-        self._sockets = [listen("127.0.0.1", 0), *([] if path is None else [listen_at(path)])]
-        self.url = f"http://127.0.0.1:{self._sockets[0].getsockname()[1]}"
+        self._sockets = [listen("127.0.0.1", port), *([] if path is None else [listen_at(path)])]
+        self.port = self._sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
         self._server = Server(self.app, **server)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": self._sockets})
         self._thread.start()
         until(lambda: self._server.started or not self._thread.is_alive(), what="the server")
         assert self._server.started
 
-    @cached_property
+    @property
     def admin(self) -> str:
         """The secret of a token that may do everything."""
-        return admin_token(self._config)
+        self._admin = self._admin or admin_token(self.config)
+        return self._admin
 
     def client(self, token: str | None = None) -> httpx.Client:
         """An HTTP client with a token, by default one that may do everything; the caller closes it."""
@@ -65,6 +69,21 @@ class Served:
     def stranger(self) -> httpx.Client:
         """An HTTP client without a token; the caller closes it."""
         return httpx.Client(base_url=self.url, timeout=60)
+
+    def emptied(self) -> str:
+        """Remove all rows, and what the server remembers of them. Return the database's URL."""
+        url = self.config.require_database()
+        engine = connect(url, application="tests", pool_size=1)
+        with engine.begin() as connection:
+            # Neither foreign keys nor triggers count. A TRUNCATE could lock a statement of the server for good.
+            connection.execute(text("SET LOCAL session_replication_role = replica"))
+            for table in Base.metadata.sorted_tables:
+                connection.execute(table.delete())
+        engine.dispose()
+        self._admin = ""
+        self.app.state.fleet = Fleet(self.app.state.gateway)
+        self.app.state.glances = Glances()
+        return url
 
     def close(self) -> None:
         self._server.should_exit = True
@@ -88,14 +107,8 @@ def end(
         return False
     facts = {"device": device, "torch": "2.13", "python": "3.11", "host": "here"}
     evaluations.set_environment(engine, claimed.attempt_id, facts, conditions=None)
-    evaluations.finish(
-        engine,
-        identity,
-        claimed.number,
-        outcome or passed(log="hello\n", evidence=Evidence(durations_s={"check": 0.1})),
-        written_by="judge",
-        retry_delay_s=0,
-    )
+    given = outcome or passed(log="hello\n", evidence=Evidence(durations_s={"check": 0.1}))
+    evaluations.finish(engine, identity, claimed.number, given, written_by="judge", retry_delay_s=0)
     return True
 
 

@@ -50,34 +50,18 @@ def evaluate(http: httpx.Client, what: str, **changes: Any) -> httpx.Response:
     return http.post("/eval", json={"original_model_src": "p", "custom_model_src": kernel, "backend": "cuda"} | changes)
 
 
-def test_devices_have_numbers(http: httpx.Client, services: Services, fake: Gpus, watcher: Watcher) -> None:
-    """By host and index; idle ones are available, one that is out of service says why."""
+def test_what_is_told_of_devices(http: httpx.Client, services: Services, fake: Gpus, watcher: Watcher) -> None:
+    """They have numbers by host and index; what the supervisor saw last is there; idle ones are available."""
     found = services.until(lambda: (h := http.get("/health").json())["available_gpu_devices"] == 2 and h)
     assert (found["status"], found["total_gpu_devices"], found["available_device_ids"]) == ("healthy", 2, [0, 1])
     assert found["supported_backends"] == ["cuda", "triton", "torch", "cpp", "cupy"]
     assert http.get("/status").json()["device_status"] == {"cuda:0": "idle", "cuda:1": "idle"}
-    gpus.drain(services.engine, fake.uuids[1], reason="a new fan")
-    found = services.until(lambda: (h := http.get("/health").json())["failing_gpu_devices"] and h)
-    assert (found["status"], found["available_device_ids"]) == ("degraded", [0])
-    assert [device["status"] for device in found["devices"]] == ["healthy", "error"]
-    assert "a new fan" in found["devices"][1]["error"]
-    assert http.get("/status").json()["device_status"]["cuda:1"] == "error"
-
-
-def test_facts_of_devices(http: httpx.Client, services: Services, fake: Gpus, watcher: Watcher) -> None:
-    """What the supervisor saw last is there."""
     fake.say(1, temperature=66)
-    services.until(lambda: watcher.gpu(1).facts.get("temperature_c") == 66, what="the fact")
     shown = services.until(
-        lambda: (s := http.get("/gpu_status").json())["devices"][1]["facts"].get("temperature_c") == 66 and s, 30
+        lambda: (s := http.get("/gpu_status").json())["devices"][1]["facts"].get("temperature_c") == 66 and s
     )
-    assert shown["total_devices"] == 2
-    assert shown["devices"][1]["uuid"] == fake.uuids[1]
+    assert (shown["total_devices"], shown["devices"][1]["uuid"]) == (2, fake.uuids[1])
     assert shown["devices"][1]["memory_allocated"] == 1 << 30
-
-
-def test_booked_memory_and_who_waits(http: httpx.Client, services: Services, fake: Gpus) -> None:
-    """As the supervisor saw it last."""
     waiting = [("gpu1-0", 90, 5.0)]
     gpus.see_memory(services.engine, fake.uuids[1], booked_bytes=60, capacity_bytes=100, waiting=waiting)
     first, second = services.until(lambda: (g := http.get("/v1/fleet").json()["gpus"])[1]["memory"] and g, 30)
@@ -86,37 +70,19 @@ def test_booked_memory_and_who_waits(http: httpx.Client, services: Services, fak
     assert second["memory"] == {"booked_bytes": 60, "capacity_bytes": 100}
     assert (waits["label"], waits["wanted_bytes"]) == ("gpu1-0", 90)
     gpus.see_memory(services.engine, fake.uuids[1], booked_bytes=0, capacity_bytes=None, waiting=())
+    gpus.drain(services.engine, fake.uuids[1], reason="a new fan")
+    found = services.until(lambda: (h := http.get("/health").json())["failing_gpu_devices"] and h)
+    assert (found["status"], found["available_device_ids"]) == ("degraded", [0])
+    assert [device["status"] for device in found["devices"]] == ["healthy", "error"]
+    assert "a new fan" in found["devices"][1]["error"]
+    assert http.get("/status").json()["device_status"]["cuda:1"] == "error"
+    answer = http.post("/reset_gpu/7")
+    assert answer.status_code == 400
+    assert "1 (NVIDIA H200" in answer.json()["detail"], "the answer names those there are"
+    assert http.post("/reset_gpu/x").status_code == 422
 
 
-def test_a_preferred_device_is_its_model(http: httpx.Client, services: Services, fake: Gpus) -> None:
-    """The evaluation goes to the model's lane, the result tells the GPU; one out of service is passed over."""
-    result = evaluate(http, "ok", preferred_device=1).json()
-    assert (result["metadata"]["lane"], result["metadata"]["preferred_device"]) == ("gpu.h200", 1)
-    assert result["metadata"]["device_id"] in (0, 1)
-    assert result["metadata"]["device"] == f"cuda:{result['metadata']['device_id']}"
-    gpus.drain(services.engine, fake.uuids[1], reason=None)
-    services.until(lambda: http.get("/health").json()["failing_gpu_devices"] == 1)
-    result = evaluate(http, "ok", preferred_device=1).json()
-    assert (result["metadata"]["lane"], result["metadata"]["device_id"]) == ("gpu", 0)
-    refused = evaluate(http, "ok", preferred_device=2)
-    assert refused.status_code == 400
-    assert "0 (NVIDIA H200" in refused.json()["detail"]
-
-
-def test_faults_are_counted_by_device(http: httpx.Client, services: Services) -> None:
-    """The fleet's failures are faults; a kernel's are outcomes."""
-    before = http.get("/fault_statistics").json()
-    assert evaluate(http, "wrong").status_code == 200
-    assert evaluate(http, "raise").status_code == 503
-    after = http.get("/fault_statistics").json()
-    assert after["total_faults"] == before["total_faults"] + 3
-    assert sum(after["per_device_faults"].values()) == after["total_faults"]
-    assert sum(found.get("wrong_values", 0) for found in after["outcomes"].values()) >= 1
-
-
-def test_a_reset_ends_the_workers_and_tests_the_gpu(
-    http: httpx.Client, services: Services, fleet: Fleet, fake: Gpus
-) -> None:
+def test_a_reset_ends_the_workers_and_tests_the_gpu(http, services, fleet, fake) -> None:
     """What runs is broken off after its grace and done again; the other GPU goes on; the workers are new ones."""
     before = {worker.device: worker.pid for worker in fleet.live()}
     running = [services.submit("sleep-once", lane="gpu") for _ in range(2)]
@@ -136,34 +102,7 @@ def test_a_reset_ends_the_workers_and_tests_the_gpu(
     httpx.post(f"{http.base_url}/v1/evaluations/{running[1]}/cancel").raise_for_status()
 
 
-def test_a_gpu_that_does_not_pass_stays_out(http: httpx.Client, services: Services, fake: Gpus) -> None:
-    """The answer says so; it is back when a later test passes, which reset_devices asks for."""
-    fake.ends("fail")
-    answer = http.post("/reset_gpu/0", params={"grace_s": 0})
-    assert answer.status_code == 200
-    assert answer.json()["status"] == "quarantined"
-    assert "computed 7" in answer.json()["message"]
-    fake.ends("pass")
-    reset = http.post("/reset_devices", params={"wait_s": 120}).json()
-    assert [device["status"] for device in reset["devices"]] == ["healthy", "healthy"]
-
-
-def test_a_reset_of_a_drained_gpu_leaves_it_drained(
-    http: httpx.Client, services: Services, fake: Gpus, watcher: Watcher
-) -> None:
-    """It is tested, and the answer tells how that went; it is for an operator to return it."""
-    gpus.drain(services.engine, fake.uuids[0], reason="a new fan")
-    tests = len(fake.tests())
-    answer = http.post("/reset_gpu/0", params={"grace_s": 0}).json()
-    assert fake.tests()[tests:] == [fake.uuids[0]]
-    assert answer["status"] == watcher.gpu(0).state == "drained"
-    assert "it passed its test" in answer["message"]
-    assert "a new fan" in answer["error"]
-
-
-def test_what_probes_took_out_of_service_stays_there(
-    http: httpx.Client, services: Services, fake: Gpus, watcher: Watcher
-) -> None:
+def test_what_probes_took_out_of_service_stays_there(http, services, fake, watcher) -> None:
     """It may pass every test: no door but the operator's returns it, and the answer names that one."""
     with services.engine.begin() as connection:
         gpus.quarantine(connection, fake.uuids[0], reason="a cheat passed")
@@ -180,29 +119,67 @@ def test_what_probes_took_out_of_service_stays_there(
     watcher.until_state("serving", 0)
 
 
-def test_a_clean_up_tests_every_gpu_but_the_drained(http: httpx.Client, services: Services, fake: Gpus) -> None:
-    """And sweeps: an attempt whose worker is gone is ended there and then."""
-    gpus.drain(services.engine, fake.uuids[0], reason=None)
-    tests = len(fake.tests())
-    found = http.post("/cleanup", params={"wait_s": 120}).json()
-    assert found["status"] == "cleanup completed"
-    assert set(fake.tests()[tests:]) == {fake.uuids[1]}
-    assert found["swept"]["broker_error"] is None
-    assert [device["status"] for device in found["devices"]] == ["error", "healthy"]
+@pytest.mark.nightly
+class TestMore:
+    def test_a_preferred_device_is_its_model(self, http: httpx.Client, services: Services, fake: Gpus) -> None:
+        """The evaluation goes to the model's lane, the result tells the GPU; one out of service is passed over."""
+        result = evaluate(http, "ok", preferred_device=1).json()
+        assert (result["metadata"]["lane"], result["metadata"]["preferred_device"]) == ("gpu.h200", 1)
+        assert result["metadata"]["device_id"] in (0, 1)
+        assert result["metadata"]["device"] == f"cuda:{result['metadata']['device_id']}"
+        gpus.drain(services.engine, fake.uuids[1], reason=None)
+        services.until(lambda: http.get("/health").json()["failing_gpu_devices"] == 1)
+        result = evaluate(http, "ok", preferred_device=1).json()
+        assert (result["metadata"]["lane"], result["metadata"]["device_id"]) == ("gpu", 0)
+        refused = evaluate(http, "ok", preferred_device=2)
+        assert refused.status_code == 400
+        assert "0 (NVIDIA H200" in refused.json()["detail"]
 
+    def test_faults_are_counted_by_device(self, http: httpx.Client, services: Services) -> None:
+        """The fleet's failures are faults; a kernel's are outcomes."""
+        before = http.get("/fault_statistics").json()
+        assert evaluate(http, "wrong").status_code == 200
+        assert evaluate(http, "raise").status_code == 503
+        after = http.get("/fault_statistics").json()
+        assert after["total_faults"] == before["total_faults"] + 3
+        assert sum(after["per_device_faults"].values()) == after["total_faults"]
+        assert sum(found.get("wrong_values", 0) for found in after["outcomes"].values()) >= 1
 
-def test_an_unknown_device_cannot_be_reset(http: httpx.Client) -> None:
-    """The answer names those there are."""
-    answer = http.post("/reset_gpu/7")
-    assert answer.status_code == 400
-    assert "1 (NVIDIA H200" in answer.json()["detail"]
-    assert http.post("/reset_gpu/x").status_code == 422
+    def test_a_gpu_that_does_not_pass_stays_out(self, http: httpx.Client, services: Services, fake: Gpus) -> None:
+        """The answer says so; it is back when a later test passes, which reset_devices asks for."""
+        fake.ends("fail")
+        answer = http.post("/reset_gpu/0", params={"grace_s": 0})
+        assert answer.status_code == 200
+        assert answer.json()["status"] == "quarantined"
+        assert "computed 7" in answer.json()["message"]
+        fake.ends("pass")
+        reset = http.post("/reset_devices", params={"wait_s": 120}).json()
+        assert [device["status"] for device in reset["devices"]] == ["healthy", "healthy"]
 
+    def test_a_reset_of_a_drained_gpu_leaves_it_drained(self, http, services, fake, watcher) -> None:
+        """It is tested, and the answer tells how that went; it is for an operator to return it."""
+        gpus.drain(services.engine, fake.uuids[0], reason="a new fan")
+        tests = len(fake.tests())
+        answer = http.post("/reset_gpu/0", params={"grace_s": 0}).json()
+        assert fake.tests()[tests:] == [fake.uuids[0]]
+        assert answer["status"] == watcher.gpu(0).state == "drained"
+        assert "it passed its test" in answer["message"]
+        assert "a new fan" in answer["error"]
 
-def test_whoever_asks_need_not_wait(http: httpx.Client, services: Services, fake: Gpus, watcher: Watcher) -> None:
-    """The fleet resets a GPU to the end when the client has gone."""
-    tests = len(fake.tests())
-    with pytest.raises(httpx.ReadTimeout):
-        http.post("/reset_gpu/1", params={"grace_s": 0}, timeout=0.5)
-    services.until(lambda: fake.tests()[tests:] == [fake.uuids[1]], 90, "the test")
-    watcher.until_state("serving", 1)
+    def test_a_clean_up_tests_every_gpu_but_the_drained(self, http, services, fake) -> None:
+        """And sweeps: an attempt whose worker is gone is ended there and then."""
+        gpus.drain(services.engine, fake.uuids[0], reason=None)
+        tests = len(fake.tests())
+        found = http.post("/cleanup", params={"wait_s": 120}).json()
+        assert found["status"] == "cleanup completed"
+        assert set(fake.tests()[tests:]) == {fake.uuids[1]}
+        assert found["swept"]["broker_error"] is None
+        assert [device["status"] for device in found["devices"]] == ["error", "healthy"]
+
+    def test_whoever_asks_need_not_wait(self, http, services, fake, watcher) -> None:
+        """The fleet resets a GPU to the end when the client has gone."""
+        tests = len(fake.tests())
+        with pytest.raises(httpx.ReadTimeout):
+            http.post("/reset_gpu/1", params={"grace_s": 0}, timeout=0.5)
+        services.until(lambda: fake.tests()[tests:] == [fake.uuids[1]], 90, "the test")
+        watcher.until_state("serving", 1)

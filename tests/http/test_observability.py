@@ -143,9 +143,7 @@ def prometheus(serve: Callable[[Config], Served], config: Config, token: Any, tm
         process.wait()
 
 
-def test_a_real_prometheus_reads_all_of_it(
-    prometheus: tuple[httpx.Client, httpx.Client], worker_id: Any, judge: Callable[..., None]
-) -> None:
+def test_a_real_prometheus_reads_all_of_it(prometheus, worker_id: Any, judge) -> None:
     """It finds the fleet up, evaluates every panel and every rule, and sees verdicts come."""
     asked, fleet = prometheus
 

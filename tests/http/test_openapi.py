@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -12,14 +10,11 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import CHECKS as REGISTRY
 from schemathesis.checks import load_all_checks
+from sqlalchemy import Engine
 
-from kqueue.config import load
-from kqueue.local.valkey import Valkey
-from kqueue.store import tokens, workers
-from kqueue.store.engine import connect
-from tests.http.standin import Served, worker_that_passes_all
+from kqueue.store import workers
+from tests.http.standin import Served
 from tests.samples import request_fields
-from tests.services import Server
 
 #: Whether data are accepted is not among them: bodies are checked by more than a schema can say.
 load_all_checks()
@@ -43,30 +38,18 @@ class Api(NamedTuple):
     bearer: dict[str, str]
 
 
-@pytest.fixture(scope="module")
-def api(server: Server, valkey: Valkey, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+@pytest.fixture
+def api(served: Served, judging: None, engine: Engine) -> Api:
     """The description that a server gives of itself, with a judge behind it that passes everything."""
-    home: Path = tmp_path_factory.mktemp("openapi")
-    url = server.clone()
-    config = load(database_url=url, redis_url=valkey.url, home=home, scratch=home, lease_s=3600)
-    engine = connect(url, application="tests")
-    worker = uuid4()
-    workers.register(engine, id=worker, name="cpu-0@here", host="here", pid=1, lanes=["cpu", "gpu"], device="cpu")
-    served = Served(config)
-    try:
-        with worker_that_passes_all(engine, worker):
-            secret = tokens.create(engine, "tests", [tokens.Scope.ADMIN])[1]
-            with served.client(secret) as http:
-                http.post("/v1/evaluations", json=request_fields(batch="tuesday")).raise_for_status()
-            described = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
-            yield Api(described, {"Authorization": f"Bearer {secret}"})
-    finally:
-        served.close()
-        engine.dispose()
-        server.drop(url)
+    workers.register(engine, id=uuid4(), name="gpu-0@here", host="here", pid=1, lanes=["gpu"], device="GPU-0")
+    with served.client() as http:
+        http.post("/v1/evaluations", json=request_fields(batch="tuesday")).raise_for_status()
+    described = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
+    return Api(described, {"Authorization": f"Bearer {served.admin}"})
 
 
-def test_every_answer_is_in_the_description(api: Api) -> None:
+@pytest.mark.parametrize("examples", [2, pytest.param(10, marks=pytest.mark.nightly)])
+def test_every_answer_is_in_the_description(api: Api, examples: int) -> None:
     """No 5xx, and statuses, media types and bodies as described, for requests right and wrong."""
     for operation in (result.ok() for result in api.schema.get_all_operations()):
         for mode in schemathesis.GenerationMode:
@@ -74,7 +57,11 @@ def test_every_answer_is_in_the_description(api: Api) -> None:
                 continue  # It takes nothing and needs no token, so no request for it is wrong.
 
             @settings(
-                max_examples=10, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+                max_examples=examples,
+                derandomize=True,
+                deadline=None,
+                database=None,
+                suppress_health_check=list(HealthCheck),
             )
             @given(operation.as_strategy(generation_mode=mode))
             def ask(case: schemathesis.Case) -> None:

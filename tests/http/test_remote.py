@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
+import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import httpx
 import pytest
+from fastapi import FastAPI
 from sqlalchemy import Engine, text
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kqueue import (
     AccessRefused,
@@ -39,14 +46,12 @@ from kqueue import (
     WaitTimeout,
 )
 from kqueue.config import Config
+from kqueue.http.app import create_app
+from kqueue.store import evaluations
 from tests.http.serving import Served
 from tests.http.standin import Served as InProcess
-
-
-@pytest.fixture
-def served(serve: Callable[[Config], InProcess], config: Config, worker_id: UUID) -> InProcess:
-    """A served fleet with one live CPU worker, which does nothing by itself."""
-    return serve(config)
+from tests.samples import request_fields
+from tests.traces.collector import collector
 
 
 @pytest.fixture
@@ -56,15 +61,19 @@ def client(served: InProcess) -> Iterator[RemoteClient]:
         yield client
 
 
+TRACED = Path(__file__).parents[1] / "traces" / "producer.py"
+
+
 def count(engine: Engine, what: str = "evaluations") -> int:
     """Rows of a table."""
     with engine.connect() as connection:
         return connection.scalar(text(f"SELECT count(*) FROM {what}"))  # type: ignore[return-value]
 
 
-class TestTheSameInterface:
-    """What a producer does not notice."""
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
+
+class TestTheSameInterface:
     @pytest.mark.parametrize(("remote", "direct"), [(RemoteClient, Client), (AsyncRemoteClient, AsyncClient)])
     def test_every_method(self, remote: type, direct: type) -> None:
         """Whatever the direct client can be asked."""
@@ -88,7 +97,7 @@ class TestTheSameInterface:
 
     def test_batches(self, client: RemoteClient, judging, fields) -> None:
         """In order; a bad entry spoils no other; found again by name."""
-        entries = [fields(i, batch="b") for i in range(30)]
+        entries = [fields(i, batch="b") for i in range(12)]
         slots = client.evaluate_batch([*entries[:10], {"kernel": "x"}, fields(lane="gpu"), *entries[10:]], timeout=120)
         assert isinstance(slots[10], InvalidRequest)
         assert isinstance(slots[11], LaneUnavailable)
@@ -169,11 +178,8 @@ class TestTheSameInterface:
 
 
 class TestAddresses:
-    """Whom it asks, and what it shows."""
-
-    def test_from_the_environment(self, serve, config: Config, worker_id, token, monkeypatch, fields) -> None:
+    def test_from_the_environment(self, served: InProcess, token, monkeypatch, fields) -> None:
         """KQUEUE_URL and KQUEUE_TOKEN."""
-        served = serve(config)
         monkeypatch.setenv("KQUEUE_URL", served.url)
         with RemoteClient() as client, pytest.raises(AccessRefused, match="token"):
             client.submit(**fields())
@@ -183,25 +189,20 @@ class TestAddresses:
         with RemoteClient(token=token("read")) as client, pytest.raises(AccessRefused, match="scope submit"):
             client.submit(**fields())
 
-    @pytest.mark.parametrize(
-        "url", [None, "fleet:18188", "ftp://fleet", "http://", "http://[::1", "http://fleet:99999", "http://fleet:x"]
-    )
-    def test_no_address(self, url: str | None) -> None:
-        """Said when the client is made."""
-        with pytest.raises(ConfigError, match="KQUEUE_URL"):
-            RemoteClient(url)
-
-    @pytest.mark.parametrize("token", ["kq_\u00e9", "kq_a b", "kq_a\r\nX: y", "\0"])
-    def test_no_token(self, token: str) -> None:
-        """Said when the client is made, without repeating it; the end of a line that was read with it is no fault."""
-        with pytest.raises(ConfigError, match="KQUEUE_TOKEN") as refused:
-            RemoteClient("http://127.0.0.1:1", token=token)
-        assert token not in str(refused.value)
+    def test_no_address_and_no_token(self) -> None:
+        """Said when the client is made, without repeating a secret; the end of a line that was read is no fault."""
+        for url in (None, "fleet:18188", "ftp://fleet", "http://", "http://[::1", "http://fleet:99999", "http://f:x"):
+            with pytest.raises(ConfigError, match="KQUEUE_URL"):
+                RemoteClient(url)
+        for token in ("kq_\u00e9", "kq_a b", "kq_a\r\nX: y", "\0"):
+            with pytest.raises(ConfigError, match="KQUEUE_TOKEN") as refused:
+                RemoteClient("http://127.0.0.1:1", token=token)
+            assert token not in str(refused.value)
         RemoteClient("http://127.0.0.1:1", token="kq_good\n").close()
 
-    @pytest.mark.parametrize(
-        ("status", "headers", "body"),
-        [
+    def test_somebody_else_there(self, fields) -> None:
+        """A proxy, a portal, another server: ServerUnavailable, and the token goes nowhere else."""
+        answers: list[tuple[int, dict[str, str], bytes]] = [
             (200, {"Content-Type": "text/html"}, b"<html>log in</html>"),
             (200, {"Content-Type": "application/json"}, b"[]"),
             (200, {"Content-Encoding": "gzip"}, b"no gzip"),
@@ -210,17 +211,14 @@ class TestAddresses:
             (503, {"Retry-After": "Fri, 31 Dec 1999 23:59:59 GMT"}, b"busy"),
             (503, {"Retry-After": "nan"}, b"busy"),
             (429, {"Retry-After": "-5"}, b""),
-        ],
-    )
-    def test_somebody_else_there(self, fields, status: int, headers: dict[str, str], body: bytes) -> None:
-        """A proxy, a portal, another server: ServerUnavailable, and the token goes nowhere else."""
+        ]
 
         class Stranger(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
+                status, headers, body = answers[0]
                 self.send_response(status)
-                for name, value in headers.items():
+                for name, value in {**headers, "Content-Length": str(len(body))}.items():
                     self.send_header(name, value)
-                self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
 
@@ -230,8 +228,10 @@ class TestAddresses:
         with ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as stranger:
             threading.Thread(target=stranger.serve_forever, daemon=True).start()
             url = f"http://127.0.0.1:{stranger.server_port}"
-            with RemoteClient(url, retry_s=0.1) as client, pytest.raises(ServerUnavailable, match="check the address"):
-                client.submit(**fields())
+            while answers:
+                with RemoteClient(url, retry_s=0.1) as client, pytest.raises(ServerUnavailable, match="check the addr"):
+                    client.submit(**fields())
+                answers.pop(0)
             stranger.shutdown()
 
     def test_nobody_there(self, fields) -> None:
@@ -243,78 +243,52 @@ class TestAddresses:
                 client.submit(**fields())
 
 
-class Lossy(threading.Thread):
-    """A proxy that takes a request to the server and then loses the answer, as often as told."""
+class Lossy:
+    """A middleware that has a request served, and then loses the answer, as often as told."""
 
-    def __init__(self, port: int, losses: int) -> None:
-        super().__init__(daemon=True)
-        self._port, self._losses = port, losses
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
-        self.lost = 0
+    left = 0
 
-    def run(self) -> None:
-        while True:
-            try:
-                near, _ = self._listening.accept()
-            except OSError:
-                return
-            far = socket.create_connection(("127.0.0.1", self._port))
-            lose = self.lost < self._losses
-            self.lost += lose
-            threading.Thread(target=self._carry, args=(near, far), daemon=True).start()
-            threading.Thread(target=self._back, args=(far, near, lose), daemon=True).start()
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
 
-    @staticmethod
-    def _carry(source: socket.socket, sink: socket.socket) -> None:
-        try:
-            while data := source.recv(65536):
-                sink.sendall(data)
-            sink.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not Lossy.left or scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        Lossy.left -= 1
+        answer: list[Message] = []
 
-    def _back(self, far: socket.socket, near: socket.socket, lose: bool) -> None:
-        try:
-            while data := far.recv(65536):
-                if lose:
-                    break
-                near.sendall(data)
-        except OSError:
-            pass
-        for end in (near, far):
-            # Closing alone would not wake the thread that reads from it.
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
+        async def keep(message: Message) -> None:
+            answer.append(message)
 
-    def close(self) -> None:
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
+        await self._app(scope, receive, keep)
+        await send(answer[0])
+        raise ConnectionError("the rest of the answer is lost")
 
 
 class TestFaults:
-    """What a network and a restart do."""
-
-    @pytest.mark.parametrize("how", ["one", "batch", "each"])
-    def test_a_lost_answer_is_no_second_evaluation(self, served: InProcess, engine: Engine, fields, how) -> None:
+    def test_a_lost_answer_is_no_second_evaluation(self, serve, config: Config, worker_id, engine, fields) -> None:
         """Sent again under the key that it had; to the producer it is new all the same."""
-        proxy = Lossy(int(served.url.rpartition(":")[2]), losses=2)
-        proxy.start()
-        try:
-            with RemoteClient(proxy.url, token=served.admin) as client:
-                match how:
-                    case "one":
-                        tickets: list[Any] = [client.submit(**fields())]
-                    case "batch":
-                        tickets = list(client.submit_batch([fields(0), fields(1)]))
-                    case _:
-                        tickets = list(client.submit_each([fields(0), fields(1)]))
-        finally:
-            proxy.close()
-        assert proxy.lost == 2
+
+        def lossy(given: Config) -> FastAPI:
+            app = create_app(given)
+            app.add_middleware(Lossy)
+            return app
+
+        served = serve(config, make=lossy)
+        tickets: list[Any] = []
+        ways: list[Callable[[RemoteClient], Iterable[Any]]] = [
+            lambda client: [client.submit(**fields())],
+            lambda client: client.submit_batch([fields(1), fields(2)]),
+            lambda client: client.submit_each([fields(3), fields(4)]),
+        ]
+        for send in ways:
+            with RemoteClient(served.url, token=served.admin) as client:
+                Lossy.left = 2
+                tickets += send(client)
+            assert Lossy.left == 0
         assert all(ticket.created for ticket in tickets)
-        assert count(engine) == len(tickets)
+        assert count(engine) == len(tickets) == 5
 
     def test_no_room_is_waited_for(self, serve, config: Config, worker_id, token, judge, engine, fields) -> None:
         """429 is asked again, until there is room or patience ends."""
@@ -322,7 +296,7 @@ class TestFaults:
         secret = token("problems")
         with RemoteClient(served.url, token=secret) as client:
             first = client.submit(**fields(0))
-            later = threading.Timer(1.0, judge, [first.evaluation_id])
+            later = threading.Timer(0.5, judge, [first.evaluation_id])
             later.start()
             assert client.submit(**fields(1)).created
             later.join()
@@ -333,50 +307,101 @@ class TestFaults:
             hasty.submit(**fields(2))
         assert count(engine) == 2
 
-    def test_a_restart_while_a_hundred_wait(
-        self, config: Config, tmp_path: Path, engine: Engine, judge, worker_id, fields
-    ) -> None:
+    @pytest.mark.parametrize(
+        ("number", "signals"),
+        [(10, [signal.SIGKILL]), pytest.param(100, [signal.SIGTERM, signal.SIGKILL], marks=pytest.mark.nightly)],
+    )
+    def test_a_restart_while_many_wait(self, config, tmp_path, engine, judge, fields, number: int, signals) -> None:
         """Each gets its answer after reconnecting, none is evaluated twice; a kill is no worse than a stop."""
         served = Served(config, tmp_path / "serve.log")
-        ids: list[UUID] = []
 
         async def main() -> None:
-            clients = [AsyncRemoteClient(served.url, token=served.admin) for _ in range(10)]
-            tickets = [await clients[i % 10].submit(**fields(i)) for i in range(100)]
+            clients = [AsyncRemoteClient(served.url, token=served.admin) for _ in range(5)]
+            tickets = [await clients[i % 5].submit(**fields(i)) for i in range(number)]
             waits = [asyncio.create_task(ticket.wait(timeout=150)) for ticket in tickets]
-            ids.extend(ticket.evaluation_id for ticket in tickets)
-            await asyncio.sleep(1)
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                await asyncio.to_thread(served.stop, number)
-                assert sum(wait.done() for wait in waits) == 100 - len(ids)
+            ids = [ticket.evaluation_id for ticket in tickets]
+            await asyncio.sleep(0.5)
+            for how in signals:
+                await asyncio.to_thread(served.stop, how)
+                assert sum(wait.done() for wait in waits) == number - len(ids)
                 # Some have their verdict while nobody could be told.
-                for identity in [ids.pop() for _ in range(20)]:
+                for identity in [ids.pop() for _ in range(number // 5)]:
                     await asyncio.to_thread(judge, identity)
                 await asyncio.to_thread(served.start)
-                while sum(wait.done() for wait in waits) < 100 - len(ids):
+                while sum(wait.done() for wait in waits) < number - len(ids):
                     await asyncio.sleep(0.1)
             for identity in ids:
                 await asyncio.to_thread(judge, identity)
             verdicts = await asyncio.gather(*waits)
             assert all(verdict.passed for verdict in verdicts)
             assert [v.evaluation_id for v in verdicts] == [t.evaluation_id for t in tickets]
+            # A stop while one waits: it is told to ask again, and the server ends by itself.
+            last = await clients[0].submit(**fields(number))
+            waiting = asyncio.create_task(last.wait(timeout=3))
+            await asyncio.sleep(0.5)
+            assert await asyncio.to_thread(served.stop) == 0
+            with pytest.raises(WaitTimeout):
+                await waiting
             for client in clients:
                 await client.close()
 
         with served:
             asyncio.run(main())
-        assert count(engine) == count(engine, "attempts") == 100
+        assert (count(engine), count(engine, "attempts")) == (number + 1, number)
 
-    def test_a_stop_keeps_nobody_waiting(self, config: Config, tmp_path: Path, worker_id, fields) -> None:
-        """SIGTERM with waits open: they are told to ask again, and the server ends by itself."""
-        with (
-            Served(config, tmp_path / "serve.log") as served,
-            RemoteClient(served.url, token=served.admin) as client,
-        ):
-            ticket = client.submit(**fields())
-            with ThreadPoolExecutor() as pool:
-                waiting = pool.submit(ticket.wait, timeout=3)
-                time.sleep(0.5)
-                assert served.stop() == 0
-                with pytest.raises(WaitTimeout):
-                    waiting.result()
+
+#: What a producer that has a URL and a token has no use for.
+NEEDLESS = {"alembic", "billiard", "celery", "kombu", "psycopg", "redis", "sqlalchemy"}
+NEEDLESS |= {"numpy", "opentelemetry", "rich", "torch", "typer"}
+
+PRODUCER = """
+import json, sys
+import kqueue
+with kqueue.RemoteClient(sys.argv[1], token=sys.argv[2]) as kq:
+    ticket = kq.submit(**json.loads(sys.argv[3]))
+    assert ticket.verdict() is None
+print(json.dumps([str(ticket.evaluation_id), sorted({name.partition(".")[0] for name in sys.modules})]))
+"""
+
+
+def test_a_producer_over_http_loads_little(served: InProcess, engine: Engine, token: Callable[..., str]) -> None:
+    """Submitting and asking for the verdict load neither Celery nor a database's driver nor torch."""
+    command = [sys.executable, "-c", PRODUCER, served.url, token("problems"), json.dumps(request_fields())]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    identity, loaded = json.loads(done.stdout)
+    assert evaluations.existing(engine, [UUID(identity)]) == {UUID(identity)}
+    assert NEEDLESS & set(loaded) == set()
+
+
+def kept(engine: Engine) -> dict[str, str | None]:
+    """What each evaluation names."""
+    with engine.connect() as connection:
+        rows = connection.execute(text("SELECT id, traceparent FROM evaluations"))
+        return {str(row.id): row.traceparent for row in rows}
+
+
+def test_the_header_is_kept(http: httpx.Client, engine: Engine) -> None:
+    """With each way to submit; one that is none counts for nothing, and the next request has its own."""
+    for number, (path, header) in enumerate(product(("", "/batch", "/each"), (PARENT, "nonsense", "\xff", None))):
+        fields = request_fields(number)
+        headers = {} if header is None else {"traceparent": header.encode("latin-1")}
+        answer = http.post(f"/v1/evaluations{path}", json={"entries": [fields]} if path else fields, headers=headers)
+        assert answer.is_success
+    assert sorted(kept(engine).values(), key=str) == [PARENT] * 3 + [None] * 9
+
+
+def test_clients_over_http_send_it(served: InProcess, engine: Engine) -> None:
+    """Both of them, in a producer that uses OpenTelemetry: its span of the submission is the parent."""
+    with collector() as taking:
+        done = subprocess.run(
+            [sys.executable, str(TRACED), served.url, served.admin, json.dumps(request_fields(reuse=False))],
+            env=os.environ | taking.variables(),
+            capture_output=True,
+            text=True,
+            timeout=90,
+        )
+        assert done.returncode == 0, done.stderr
+        submits = [f"00-{span.trace}-{span.identity}-01" for span in taking.spans if span.name == "submit"]
+    ids = done.stdout.split()
+    assert len(ids) == 2
+    assert kept(engine) == dict(zip(ids, submits, strict=True))

@@ -67,9 +67,7 @@ def test_tcp_is_never_taken_for_the_socket(served: Served) -> None:
             problem_of(stranger.get("/v1/fleet", headers=headers), 401, "unauthenticated")
 
 
-def test_another_user_is_a_stranger(
-    serve: Callable[..., Served], config: Config, worker_id: UUID, path: Path, token: Callable[..., str]
-) -> None:
+def test_another_user_is_a_stranger(serve, config: Config, worker_id: UUID, path: Path, token) -> None:
     """A peer that is neither the server's user nor root needs a token like anybody."""
     serve(config, path, server={"peer_uid": lambda _: os.geteuid() + 1})
     with over(path) as http:
@@ -129,6 +127,7 @@ def test_serve_says_where_it_listens(config: Config, worker_id: UUID, path: Path
         assert f"kqueue serves {served.url}\n" in served.log.read_text()
         assert f"kqueue serves unix://{path}: its owner needs no token" in served.log.read_text()
         assert path.is_socket()
+        assert "warning" not in served.log.read_text(), "tokens are asked for elsewhere"
         with RemoteClient(f"unix://{path}") as kq:
             assert kq.batch("nothing") == []
         assert served.stop() == 0

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,16 @@ import httpx
 import pytest
 from sqlalchemy import Engine, text
 
-from kqueue import AccessRefused, ConfigError, InvalidRequest, RemoteClient, Request, Ticket, UnknownProblem
+from kqueue import (
+    AccessRefused,
+    BudgetSpent,
+    ConfigError,
+    InvalidRequest,
+    RemoteClient,
+    Request,
+    Ticket,
+    UnknownProblem,
+)
 from kqueue.config import Config, load
 from kqueue.http import OPEN_WARNING
 from kqueue.http.app import create_app
@@ -25,24 +31,28 @@ from kqueue.states import Priority
 from kqueue.store import schema, tokens
 from kqueue.store.engine import connect
 from tests.http.serving import Served as Process
-from tests.http.serving import problem_of
-from tests.http.standin import Served
+from tests.http.serving import command, problem_of
+from tests.http.standin import Served, end
+from tests.samples import request_fields
 from tests.services import Server
 
 #: The least scope for each of some requests.
 NEEDS = [
     ("GET", "/v1/evaluations", "read"),
     ("GET", "/v1/fleet", "read"),
+    ("GET", "/status", "read"),
     ("POST", "/v1/evaluations", "submit"),
     ("POST", "/v1/evaluations/00000000-0000-0000-0000-000000000000/cancel", "submit"),
     ("POST", "/cleanup", "admin"),
     ("POST", "/reset_devices", "admin"),
+    ("POST", "/reset_gpu/0", "admin"),
 ]
 #: A problem that nobody has submitted, an entry with it, and the rest of a job's fields.
 NEW = "class Model: new = 1"
 ENTRY = {"problem": NEW, "kernel": "k", "backend": "torch", "lane": "cpu"}
 JOB = {"problem_id": 1, "sample_id": 0, "custom_cuda": "k", "backend": "torch"}
 TASK = {"task_id": "t", "reference_code": NEW, "kernel_code": "k", "backend": "torch"}
+LONG = "Bearer " + "x" * 9999
 ORDER = ["read", "submit", "problems", "admin"]
 
 
@@ -51,19 +61,11 @@ def open_to_all(config: Config) -> Config:
     return config.model_copy(update={"http_tokens": "trust-local-users"})
 
 
-@pytest.fixture
-def guarded(serve: Callable[[Config], Served], config: Config, worker_id: UUID) -> Served:
-    """A server with one live CPU worker behind it."""
-    return serve(config)
-
-
 class TestAccess:
-    """401 and 403."""
-
-    def test_scopes(self, guarded: Served, token) -> None:
+    def test_scopes(self, served: Served, token) -> None:
         """Each holds those before it."""
         for scope in ORDER:
-            with guarded.client(token(scope)) as http:
+            with served.client(token(scope)) as http:
                 for method, path, needs in NEEDS:
                     answer = http.request(method, path)
                     if ORDER.index(scope) < ORDER.index(needs):
@@ -73,31 +75,29 @@ class TestAccess:
                     else:
                         assert answer.status_code not in {401, 403}, answer.text
 
-    def test_without_one(self, guarded: Served) -> None:
+    def test_without_one(self, served: Served) -> None:
         """401, and how to do better; the description of the API is open."""
-        with guarded.stranger() as http:
+        with served.stranger() as http:
             for method, path, _ in NEEDS:
                 answer = http.request(method, path)
                 problem_of(answer, 401, "unauthenticated")
                 assert answer.headers["www-authenticate"].startswith("Bearer")
             assert http.get("/openapi.json").status_code == 200
+            assert http.get("/health").json() == {"status": "healthy"}, "all else of the fleet is for readers"
 
-    @pytest.mark.parametrize(
-        "header",
-        ["Bearer nonsense", "Bearer kq_", "Bearer", "Basic a3E6a3E=", "kq_x", "Bearer \xff", "Bearer " + "x" * 9999],
-    )
-    def test_a_wrong_one(self, serve, config: Config, worker_id, header: str) -> None:
+    def test_a_wrong_one(self, serve, config: Config, worker_id) -> None:
         """Refused, also where none would have been needed."""
         with serve(open_to_all(config)).stranger() as http:
-            answer = http.get("/v1/evaluations", headers={"Authorization": header.encode("latin-1")})
-            body = problem_of(answer, 401, "unauthenticated")
-            assert header.partition(" ")[2] not in body["detail"] or len(header) < 8
+            for header in ("Bearer nonsense", "Bearer kq_", "Bearer", "Basic a3E6a3E=", "kq_x", "Bearer \xff", LONG):
+                answer = http.get("/v1/evaluations", headers={"Authorization": header.encode("latin-1")})
+                body = problem_of(answer, 401, "unauthenticated")
+                assert header.partition(" ")[2] not in body["detail"] or len(header) < 8
 
-    def test_revoked_and_expired(self, guarded: Served, engine: Engine, token) -> None:
+    def test_revoked_and_expired(self, served: Served, engine: Engine, token) -> None:
         """From the next request on."""
         secret = token("read")
         brief = tokens.create(engine, "brief", [tokens.Scope.READ], expires_after=timedelta(hours=1))[1]
-        with guarded.client(secret) as http, guarded.client(brief) as short:
+        with served.client(secret) as http, served.client(brief) as short:
             assert http.get("/v1/fleet").status_code == short.get("/v1/fleet").status_code == 200
             assert [known.name for known in tokens.revoke(engine, "a read one")] == ["a read one"]
             assert tokens.revoke(engine, "a read one") == []
@@ -108,11 +108,11 @@ class TestAccess:
                 problem_of(answer, 401, "unauthenticated")
                 assert 'error="invalid_token"' in answer.headers["www-authenticate"]
 
-    def test_a_token_is_a_producer(self, guarded: Served, engine: Engine, fields) -> None:
+    def test_a_token_is_a_producer(self, served: Served, engine: Engine, fields) -> None:
         """Whatever name it declares. What it may not ask for is refused in its own place."""
         known, secret = tokens.create(engine, "b", [tokens.Scope.PROBLEMS], priority=Priority.BATCH)
         high = fields(1, priority="interactive")
-        with guarded.client(secret) as http:
+        with served.client(secret) as http:
             assert http.post("/v1/evaluations", json=fields(producer="another")).status_code == 201
             assert "at most" in problem_of(http.post("/v1/evaluations", json=high), 422, "invalid_request")["detail"]
             results = http.post("/v1/evaluations/each", json={"entries": [high, fields(2)]}).json()["results"]
@@ -121,79 +121,43 @@ class TestAccess:
             whose = connection.scalars(text("SELECT DISTINCT producer FROM evaluations")).all()
         assert whose == [f"token:{known.id}"]
 
-    def test_pages_of_a_browser(self, serve, config: Config, worker_id, token, fields) -> None:
-        """Without a token no page may submit, under whatever name it reaches this machine; programs may."""
-        with serve(open_to_all(config)).stranger() as http:
-            for headers in ({"Origin": "https://example.org"}, {"Host": "rebound.example.org"}, {"Origin": "null"}):
-                problem_of(http.post("/v1/evaluations", json=fields(), headers=headers), 403, "forbidden")
-                bearer = {"Authorization": f"Bearer {token('problems')}"}
-                assert http.post("/v1/evaluations", json=fields(), headers=headers | bearer).status_code == 201
-            assert http.post("/v1/evaluations", json=fields()).status_code == 201
-            assert (
-                http.post("/v1/evaluations", json=fields(), headers={"Origin": str(http.base_url)}).status_code == 201
-            )
-
-    def test_elsewhere_than_on_loopback(self, config: Config, worker_id: UUID, tmp_path: Path, token) -> None:
+    def test_elsewhere_than_on_loopback(self, serve, config: Config, worker_id: UUID, token) -> None:
         """A server that others can reach wants tokens, of requests from this machine too."""
-        everywhere = config.model_copy(update={"http_address": "0.0.0.0"})
-        with Process(everywhere, tmp_path / "log") as served:
-            assert httpx.get(f"{served.url}/v1/fleet").status_code == 401
-            bearer = {"Authorization": f"Bearer {token('read')}"}
-            assert httpx.get(f"{served.url}/v1/fleet", headers=bearer).status_code == 200
+        served = serve(config.model_copy(update={"http_address": "0.0.0.0"}))
+        with served.stranger() as stranger, served.client(token("read")) as reader:
+            assert [http.get("/v1/fleet").status_code for http in (stranger, reader)] == [401, 200]
 
 
 class TestProblems:
-    """New problems need a scope of their own: their source runs too."""
-
     @pytest.fixture
-    def http(self, guarded: Served, token) -> Iterator[httpx.Client]:
+    def http(self, served: Served, token) -> Iterator[httpx.Client]:
         """A client whose token may submit kernels, and bring no problem."""
-        with guarded.client(token("submit")) as client:
+        with served.client(token("submit")) as client:
             yield client
 
-    @pytest.mark.parametrize(
-        ("path", "body"),
-        [
-            ("/v1/evaluations", {"problem": NEW, "kernel": "k", "backend": "torch", "lane": "cpu"}),
-            (
-                "/v1/evaluations/batch",
-                {"entries": [{"problem": NEW, "kernel": "k", "backend": "torch", "lane": "cpu"}]},
-            ),
+    def test_a_new_one_is_refused(self, http: httpx.Client, engine: Engine) -> None:
+        """403 by every route that takes a source, and nothing is written."""
+        for path, body in (
+            ("/v1/evaluations", ENTRY),
+            ("/v1/evaluations/batch", {"entries": [ENTRY]}),
             ("/eval", {"original_model_src": NEW, "custom_model_src": "k", "backend": "torch"}),
             ("/evaluate", JOB | {"ref_arch_src": NEW}),
             ("/evaluate_sync", JOB | {"ref_arch_src": NEW}),
             ("/evaluate", TASK),
             ("/evaluate/batch", {"batch_id": "b", "tasks": [TASK]}),
             ("/workflow/submit", {"payload": TASK}),
-        ],
-    )
-    def test_a_new_one_is_refused(self, http: httpx.Client, engine: Engine, path: str, body: dict[str, Any]) -> None:
-        """403 by every route that takes a source, and nothing is written."""
-        answer = http.post(path, json=body)
-        assert "may only name stored ones" in problem_of(answer, 403, "forbidden")["detail"]
-        assert 'scope="problems"' in answer.headers["www-authenticate"]
+        ):
+            answer = http.post(path, json=body)
+            assert "may only name stored ones" in problem_of(answer, 403, "forbidden")["detail"]
+            assert 'scope="problems"' in answer.headers["www-authenticate"]
         with engine.connect() as connection:
             for table in ("problems", "kernels", "evaluations"):
                 assert connection.scalar(text(f"SELECT count(*) FROM {table}")) == 0
 
-    def test_each_for_itself(self, http: httpx.Client, guarded: Served, engine: Engine, fields) -> None:
-        """In the place of the entry; the others are accepted."""
-        with guarded.client() as other:
-            other.post("/v1/evaluations", json=fields(0)).raise_for_status()
-        name = Request(**fields()).problem_name
-        unknown = f"sha256:{'0' * 64}"
-        entries = [fields(1), fields(2, problem=NEW), fields(3, problem=name), fields(4, problem=unknown), {}]
-        results = http.post("/v1/evaluations/each", json={"entries": entries}).json()["results"]
-        codes = [slot["error"] and slot["error"]["code"] for slot in results]
-        assert codes == [None, "forbidden", None, "unknown_problem", "invalid_request"]
-        assert results[3]["error"]["problem_hashes"] == ["0" * 64]
-        with engine.connect() as connection:
-            assert connection.scalar(text("SELECT count(*) FROM problems")) == 1
-
-    def test_a_stored_one_is_named_or_repeated(self, http: httpx.Client, guarded: Served, token, fields) -> None:
+    def test_a_stored_one_is_named_or_repeated(self, http: httpx.Client, served: Served, token, fields) -> None:
         """By its hash or by its very source; what nobody stored is an unknown problem to everybody."""
         unknown = fields(2, problem=f"sha256:{'0' * 64}")
-        with guarded.client(token("problems")) as other:
+        with served.client(token("problems")) as other:
             assert other.post("/v1/evaluations", json=fields(0)).status_code == 201
             body = problem_of(other.post("/v1/evaluations", json=unknown), 422, "unknown_problem")
         assert body["problem_hashes"] == ["0" * 64]
@@ -204,12 +168,12 @@ class TestProblems:
             identity = answer.json()["evaluation_id"]
             assert http.get(f"/v1/evaluations/{identity}/artifacts/problem.py").text == fields()["problem"]
 
-    def test_from_python(self, guarded: Served, token, fields) -> None:
-        """The clients raise what they raise elsewhere, and a batch keeps its places."""
-        with RemoteClient(guarded.url, token=token("problems")) as owner:
+    def test_from_python(self, served: Served, token, fields) -> None:
+        """The clients raise what they raise elsewhere; a refused entry of a batch stands in its place."""
+        with RemoteClient(served.url, token=token("problems")) as owner:
             owner.submit(**fields(0))
         name = Request(**fields()).problem_name
-        with RemoteClient(guarded.url, token=token("submit")) as kq:
+        with RemoteClient(served.url, token=token("submit")) as kq:
             assert kq.submit(**fields(1, problem=name)).created
             with pytest.raises(AccessRefused, match="scope problems"):
                 kq.submit(**fields(2, problem=NEW))
@@ -221,33 +185,33 @@ class TestProblems:
 
 
 class TestTheSwitch:
-    """`KQUEUE_HTTP_TOKENS=trust-local-users`."""
-
-    def test_it_is_said(self, config: Config, worker_id: UUID, tmp_path: Path) -> None:
-        """The server warns, and lets this machine in."""
-        with Process(open_to_all(config), tmp_path / "log") as served:
-            assert OPEN_WARNING in served.log.read_text()
+    def test_it_is_said_and_no_token_is(self, config: Config, worker_id: UUID, tmp_path: Path, token, fields) -> None:
+        """The server warns and lets this machine in. Its log has no token, good or bad, whatever the log's level."""
+        secret, wrong = token("problems"), "kq_" + "wrong" * 8
+        log = tmp_path / "log"
+        with Process(open_to_all(config).model_copy(update={"log_level": "DEBUG"}), log) as served:
+            assert OPEN_WARNING in log.read_text()
             assert httpx.get(f"{served.url}/v1/fleet").status_code == 200
-        with Process(config, tmp_path / "other") as served:
-            assert "warning" not in served.log.read_text()
+            for bearer in (secret, wrong):
+                headers = {"Authorization": f"Bearer {bearer}"}
+                httpx.post(f"{served.url}/v1/evaluations", json=fields(), headers=headers)
+                httpx.post(f"{served.url}/v1/evaluations", content=b"{", headers=headers)
+        written = log.read_text()
+        assert "startup complete" in written
+        assert not any(one in written for one in (secret, wrong))
 
-    @pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.1", "fleet.example"])
-    def test_not_where_others_listen(self, config: Config, address: str) -> None:
-        """On an address that other machines reach the server does not start."""
-        with pytest.raises(ConfigError, match="KQUEUE_HTTP_TOKENS: trust-local-users is for loopback"):
-            create_app(open_to_all(config).model_copy(update={"http_address": address}))
-
-    @pytest.mark.parametrize("value", ["auto", "none", "trust", "TRUST-LOCAL-USERS"])
-    def test_nothing_else_opens(self, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-        """Any other value is refused by its name."""
-        monkeypatch.setenv("KQUEUE_HTTP_TOKENS", value)
-        with pytest.raises(ConfigError, match="KQUEUE_HTTP_TOKENS"):
-            load()
+    def test_nothing_else_opens(self, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Not on an address that other machines reach, and not by another value."""
+        for address in ("0.0.0.0", "::", "192.0.2.1", "fleet.example"):
+            with pytest.raises(ConfigError, match="KQUEUE_HTTP_TOKENS: trust-local-users is for loopback"):
+                create_app(open_to_all(config).model_copy(update={"http_address": address}))
+        for value in ("auto", "none", "trust", "TRUST-LOCAL-USERS"):
+            monkeypatch.setenv("KQUEUE_HTTP_TOKENS", value)
+            with pytest.raises(ConfigError, match="KQUEUE_HTTP_TOKENS"):
+                load()
 
 
 class TestMigration:
-    """Tokens of before."""
-
     def test_what_they_may(self, server: Server) -> None:
         """A former `submit` may bring problems still; back again nobody gains a right."""
         url = server.empty_database(f"test_{uuid4().hex}")
@@ -272,21 +236,14 @@ class TestMigration:
             tokens.create(engine, "new", [tokens.Scope.SUBMIT])
             engine.dispose()
             schema.downgrade(url, "0003")
-            assert scopes() == {
-                "r": ["read"],
-                "s": ["submit"],
-                "rs": ["read", "submit"],
-                "a": ["admin"],
-                "new": ["read"],
-            }
+            before = {"r": ["read"], "s": ["submit"], "rs": ["read", "submit"], "a": ["admin"], "new": ["read"]}
+            assert scopes() == before
         finally:
             engine.dispose()
             server.drop(url)
 
 
 class TestKept:
-    """What the table holds, and what is written of a token."""
-
     def test_only_the_digest(self, engine: Engine, token) -> None:
         """256 bits, found again by its digest alone."""
         secret = token("read")
@@ -347,62 +304,76 @@ class TestKept:
             judge(first["evaluation_id"])
             assert one.post("/v1/evaluations", json=fields(2)).status_code == 201
 
-    def test_never_logged(self, config: Config, worker_id: UUID, tmp_path: Path, token, fields) -> None:
-        """Neither a good one nor a bad one, whatever the log's level."""
-        secret, wrong = token("problems"), "kq_" + "wrong" * 8
-        log = tmp_path / "log"
-        with Process(config.model_copy(update={"log_level": "DEBUG"}), log) as served:
-            for bearer in (secret, wrong):
-                headers = {"Authorization": f"Bearer {bearer}"}
-                httpx.post(f"{served.url}/v1/evaluations", json=fields(), headers=headers)
-                httpx.post(f"{served.url}/v1/evaluations", content=b"{", headers=headers)
-        written = log.read_text()
-        assert "startup complete" in written
-        assert secret not in written
-        assert wrong not in written
-
 
 class TestCommand:
-    """`kqueue token`."""
-
-    def run(self, config: Config, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "kqueue", "token", *arguments]
-        environment = os.environ | config.environment()
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-
     def test_made_listed_and_revoked(self, config: Config, engine: Engine) -> None:
         """The secret is printed once, by itself; the list has all but that."""
-        secret = self.run(config, "create", "--name", "trainer", "--scope", "submit", "--expires", "30d").stdout.strip()
+        create = ("token", "create", "--name", "trainer", "--scope", "submit", "--expires", "30d")
+        secret = command(config, *create)[1].strip()
         known = tokens.find(engine, secret)
         assert known is not None
         assert (known.name, known.scopes) == ("trainer", (tokens.Scope.SUBMIT,))
         assert known.expires_at is not None
         assert known.expires_at - known.created_at == timedelta(days=30)
-        made = json.loads(self.run(config, "create", "--name", "ops", "--scope", "admin", "--json").stdout)
+        made = json.loads(command(config, "token", "create", "--name", "ops", "--scope", "admin", "--json")[1])
         assert tokens.find(engine, made["token"]) is not None
-        listed = self.run(config, "list", "--json").stdout
+        listed = command(config, "token", "list", "--json")[1]
         assert [json.loads(line)["name"] for line in listed.splitlines()] == ["trainer", "ops"]
-        shown = self.run(config, "list").stdout
-        for text_ in (listed, shown):
-            assert secret not in text_
-            assert made["token"] not in text_
-            assert known.id.hex not in text_.replace(str(known.id), "")
-        done = self.run(config, "revoke", made["id"])
-        assert done.returncode == 0
-        assert "ops" in done.stdout
+        for shown in (listed, command(config, "token", "list")[1]):
+            assert secret not in shown
+            assert made["token"] not in shown
+            assert known.id.hex not in shown.replace(str(known.id), "")
+        status, out, _ = command(config, "token", "revoke", made["id"])
+        assert (status, "ops" in out) == (0, True)
         assert tokens.find(engine, made["token"]) is None
-        assert self.run(config, "revoke", "ops").returncode == 1
+        assert command(config, "token", "revoke", "ops")[0] == 1
 
     def test_what_is_wrong_is_named(self, config: Config, engine: Engine) -> None:
         """Status 2, and nothing is made."""
-        for arguments, what in (
+        for given, what in (
             (("--name", "x", "--scope", "root"), "--scope"),
             (("--name", " ", "--scope", "read"), "--name"),
-            (("--name", "x", "--scope", "read", "--expires", "soon"), "--expires"),
-            (("--name", "x", "--scope", "read", "--expires", "0d"), "--expires"),
-            (("--name", "x", "--scope", "read", "--expires", "99999d"), "--expires"),
+            *((("--name", "x", "--scope", "read", "--expires", age), "--expires") for age in ("soon", "0d", "99999d")),
+            *(
+                (("--name", "n", "--scope", "read", "--budget", wrong), "3600s/day")
+                for wrong in ("3600", "3600s", "0s/day", "10s/", "1h/1y", "5s/0d", "x/day")
+            ),
         ):
-            done = self.run(config, "create", *arguments)
-            assert (done.returncode, done.stdout) == (2, ""), arguments
-            assert what in done.stderr
+            status, out, error = command(config, "token", "create", *given)
+            assert (status, out) == (2, ""), given
+            assert what in error
         assert tokens.listing(engine) == []
+
+
+def test_a_spent_budget(served: Served, config: Config, engine: Engine, worker_id: UUID) -> None:
+    """429 with the time to wait, a typed exception at once, and `token list` and `cost` tell what is used and left."""
+    made = json.loads(
+        command(config, "token", "create", "--name", "n", "--scope", "problems", "--budget", "1m/hour", "--json")[1]
+    )
+    assert made["budget"] == {"seconds": 60, "window_s": 3600, "then": "refuse", "used_s": 0, "left_s": 60}
+    with served.client(made["token"]) as http:
+        accepted = http.post("/v1/evaluations", json=request_fields(1)).raise_for_status().json()
+        assert end(engine, worker_id, UUID(accepted["evaluation_id"]))
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE attempts SET started_at = now() - interval '900 s'"))
+        answer = http.post("/v1/evaluations", json=request_fields(2))
+        body = problem_of(answer, 429, "budget_spent")
+        assert 3500 < int(answer.headers["retry-after"]) <= 3600
+        assert (body["budget_s"], body["window_s"]) == (60, 3600)
+        assert http.get(f"/v1/evaluations/{accepted['evaluation_id']}").status_code == 200
+        problem_of(http.post("/v1/evaluations/each", json={"entries": [request_fields(3)]}), 429, "budget_spent")
+    with RemoteClient(url=served.url, token=made["token"]) as client, pytest.raises(BudgetSpent) as spent:
+        client.submit(**request_fields(2))
+    assert spent.value.retry_after_s > 3500
+    [listed] = [json.loads(line) for line in command(config, "token", "list", "--json")[1].splitlines()][:1]
+    assert 600 <= listed["budget"]["used_s"] <= 900
+    assert listed["budget"]["left_s"] == 0
+    [cost] = [json.loads(line) for line in command(config, "cost", "--json")[1].splitlines()]
+    assert cost["budget"]["left_s"] == 0
+    assert "then refuse" in " ".join(command(config, "cost")[1].split())
+    command(config, "token", "edit", "n", "--budget", "3600s/7d", "--when-spent", "lower")[1]
+    with httpx.Client(base_url=served.url, headers={"Authorization": f"Bearer {made['token']}"}, timeout=60) as http:
+        assert http.post("/v1/evaluations", json=request_fields(2)).status_code == 201
+    command(config, "token", "edit", made["id"], "--no-budget")[1]
+    listed = [json.loads(line) for line in command(config, "token", "list", "--json")[1].splitlines()]
+    assert [one["budget"] for one in listed] == [None] * len(listed)

@@ -2,60 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
-from uuid import UUID
+from collections.abc import AsyncGenerator, Callable, Iterator
 
 import pytest
+from mcp import Client
 from sqlalchemy import Engine, text
 
-from kqueue.config import Config
-from kqueue.contract import Outcome
-from kqueue.store import tokens
-from tests.http.standin import Served, end
-from tests.mcp.agents import Here
+from tests.http.fixtures import *  # noqa: F403
+from tests.http.standin import Served
+from tests.mcp.agents import Here, over_http
 
 
-@pytest.fixture
-def config(config: Config) -> Config:
-    """The run's settings, with which the stand-in for a worker counts as alive however long a test takes."""
-    return config.model_copy(update={"lease_s": 3600.0})
-
-
-@pytest.fixture
-def api(config: Config, worker_id: UUID) -> Iterator[Served]:
-    """A served fleet with one live CPU worker, which does nothing by itself."""
-    served = Served(config)
-    yield served
-    served.close()
-
-
-@pytest.fixture
-def here(api: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
-    """The tools of that fleet over HTTP, in this process."""
-    monkeypatch.setenv("KQUEUE_URL", api.url)
-    with Here() as serving:
+@pytest.fixture(scope="module")
+def tools(house: Served) -> Iterator[Here]:
+    """The tools of the module's fleet over HTTP, in this process."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("KQUEUE_URL", house.url)
+        serving = Here()
+    with serving:
         yield serving
 
 
 @pytest.fixture
-def token(engine: Engine) -> Callable[..., str]:
-    """Makes tokens; returns the secret."""
-
-    def make(scope: str = "problems", **more: Any) -> str:
-        return tokens.create(engine, f"a {scope} one", [tokens.Scope(scope)], **more)[1]
-
-    return make
+def here(tools: Here, served: Served) -> Here:
+    """Those tools, before a fleet with one live CPU worker."""
+    return tools
 
 
 @pytest.fixture
-def judged(engine: Engine, worker_id: UUID) -> Callable[..., None]:
-    """Ends an evaluation as a worker would."""
+def anyio_backend() -> str:
+    """The loop in which coroutines of tests run."""
+    return "asyncio"
 
-    def one(identity: UUID | str, outcome: Outcome | None = None) -> None:
-        assert end(engine, worker_id, UUID(str(identity)), outcome)
 
-    return one
+@pytest.fixture
+def mode() -> str:
+    """The client's way to begin a session."""
+    return "auto"
+
+
+@pytest.fixture
+async def client(here: Here, token: Callable[..., str], mode: str, anyio_backend: str) -> AsyncGenerator[Client]:
+    """An agent's client whose token may bring problems."""
+    async with over_http(here.url, token(), mode=mode) as client:
+        yield client
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from kqueue.config import Config
+from kqueue.mcp import door
 from kqueue.states import Priority
 from kqueue.store import tokens
 from tests.http.serving import problem_of
@@ -25,6 +26,8 @@ HELLO = {
     "method": "initialize",
     "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "tests", "version": "1"}},
 }
+pytestmark = pytest.mark.anyio
+NO_TEXT = b"Bearer kq_\xe9"
 ACCEPTS = {"Accept": "application/json, text/event-stream"}
 
 
@@ -37,15 +40,7 @@ def hello(here: Here, credential: str | bytes | None, **headers: str) -> httpx.R
 def test_without_a_token_nothing_is_answered(here: Here, token, engine: Engine) -> None:
     """401 for none, a wrong, an expired and a revoked one, before a body is looked at; the next request counts."""
     gone = token(expires_after=timedelta(seconds=-1))
-    for credential in (
-        None,
-        "Bearer kq_wrong",
-        f"Bearer {gone}",
-        "Basic eDp5",
-        "Bearer",
-        "kq_wrong",
-        b"Bearer kq_\xe9",
-    ):
+    for credential in (None, "Bearer kq_wrong", f"Bearer {gone}", "Basic eDp5", "Bearer", "kq_wrong", NO_TEXT):
         answer = hello(here, credential)
         problem_of(answer, 401, "unauthenticated")
         assert answer.headers["www-authenticate"].startswith("Bearer")
@@ -57,43 +52,38 @@ def test_without_a_token_nothing_is_answered(here: Here, token, engine: Engine) 
     problem_of(answer, 401, "unauthenticated")
 
 
-def test_a_scope_is_that_of_v1(here: Here, token, queued) -> None:
+async def test_a_scope_is_that_of_v1(here: Here, token, queued) -> None:
     """A reader looks, a submitter judges for stored problems, and new problems need their own scope."""
-
-    async def main() -> None:
-        async with over_http(here.url, token("read")) as client:
-            said = refusal(await client.call_tool("judge", NEW))
-            assert "this needs a token of the scope submit" in said
-            assert "about this session's token and not the kernel" in said
-            assert "scope submit" in refusal(
-                await client.call_tool(
-                    "submit", {"problem": NEW["problem"], "kernels": [{"kernel": "k", "backend": "torch"}]}
-                )
+    async with over_http(here.url, token("read")) as client:
+        said = refusal(await client.call_tool("judge", NEW))
+        assert "this needs a token of the scope submit" in said
+        assert "about this session's token and not the kernel" in said
+        assert "scope submit" in refusal(
+            await client.call_tool(
+                "submit", {"problem": NEW["problem"], "kernels": [{"kernel": "k", "backend": "torch"}]}
             )
-            assert text_of(await client.call_tool("problems", {})) == "There are none."
-        async with over_http(here.url, token("submit")) as client:
-            assert "this needs a token of the scope problems" in refusal(await client.call_tool("judge", NEW))
-        assert queued() == []
-        async with over_http(here.url, token("problems")) as client:
-            identity = told(await client.call_tool("judge", NEW))["evaluation_id"]
-        async with over_http(here.url, token("submit")) as client:
-            again = NEW | {"kernel": "class ModelNew: another = 1"}
-            assert told(await client.call_tool("judge", again))["state"] == "queued"
-        async with over_http(here.url, token("read")) as client:
-            assert "scope submit" in refusal(await client.call_tool("cancel", {"evaluation_id": identity}))
-        assert len(queued()) == 2
+        )
+        assert text_of(await client.call_tool("problems", {})) == "There are none."
+    async with over_http(here.url, token("submit")) as client:
+        assert "this needs a token of the scope problems" in refusal(await client.call_tool("judge", NEW))
+    assert queued() == []
+    async with over_http(here.url, token("problems")) as client:
+        identity = told(await client.call_tool("judge", NEW))["evaluation_id"]
+    async with over_http(here.url, token("submit")) as client:
+        again = NEW | {"kernel": "class ModelNew: another = 1"}
+        assert told(await client.call_tool("judge", again))["state"] == "queued"
+    async with over_http(here.url, token("read")) as client:
+        assert "scope submit" in refusal(await client.call_tool("cancel", {"evaluation_id": identity}))
+    assert len(queued()) == 2
 
-    asyncio.run(main())
 
-
-def test_limits_and_priorities_are_those_of_the_token(
-    config: Config, worker_id, token, engine: Engine, monkeypatch: pytest.MonkeyPatch
+async def test_limits_and_priorities_are_those_of_the_token(
+    serve, config, worker_id, token, engine, monkeypatch
 ) -> None:
     """Evaluations count as the token's own; one that may not ask for `interactive` is told so."""
-    served = Served(config.model_copy(update={"http_max_queued": 2}))
-    monkeypatch.setenv("KQUEUE_URL", served.url)
-
-    async def main(here: Here) -> None:
+    monkeypatch.setenv("KQUEUE_URL", serve(config.model_copy(update={"http_max_queued": 2})).url)
+    monkeypatch.setattr(door, "_RETRY_S", 1.0)
+    with Here() as here:
         async with over_http(here.url, token(priority=Priority.BATCH)) as client:
             assert "priority: this token may ask for batch at most" in refusal(await client.call_tool("judge", NEW))
             for number in range(2):
@@ -104,15 +94,9 @@ def test_limits_and_priorities_are_those_of_the_token(
             assert "says nothing about the kernel" in said
         async with over_http(here.url, token()) as client:
             told(await client.call_tool("judge", NEW))
-        with engine.connect() as connection:
-            whose = connection.execute(
-                text("SELECT priority, count(*), count(DISTINCT token_id) FROM evaluations GROUP BY 1 ORDER BY 1")
-            ).all()
-        assert [tuple(row) for row in whose] == [("batch", 2, 1), ("interactive", 1, 1)]
-
-    with Here() as here:
-        asyncio.run(main(here))
-    served.close()
+    query = "SELECT priority, count(*), count(DISTINCT token_id) FROM evaluations GROUP BY 1 ORDER BY 1"
+    with engine.connect() as connection:
+        assert [tuple(row) for row in connection.execute(text(query))] == [("batch", 2, 1), ("interactive", 1, 1)]
 
 
 def test_a_session_is_its_token_s_alone(here: Here, token) -> None:
@@ -137,7 +121,7 @@ def test_a_session_is_its_token_s_alone(here: Here, token) -> None:
         assert answer.status_code == 404
 
 
-def test_calls_at_once_act_with_their_own_tokens(here: Here, token, engine: Engine) -> None:
+async def test_calls_at_once_act_with_their_own_tokens(here: Here, token, engine: Engine) -> None:
     """Many sessions in one process never act in each other's name."""
     mine = [token(weight=float(number + 1)) for number in range(4)]
 
@@ -147,10 +131,7 @@ def test_calls_at_once_act_with_their_own_tokens(here: Here, token, engine: Engi
                 given = NEW | {"kernel": f"class ModelNew: of = {number}, {turn}", "kernel_label": str(number)}
                 told(await client.call_tool("judge", given))
 
-    async def main() -> None:
-        await asyncio.gather(*(one(number) for number in range(4)))
-
-    asyncio.run(main())
+    await asyncio.gather(*(one(number) for number in range(4)))
     with engine.connect() as connection:
         found = connection.execute(
             text("SELECT kernel_label, weight FROM evaluations e JOIN tokens t ON t.id = e.token_id")
@@ -170,21 +151,20 @@ def test_other_names_of_this_address_are_refused(here: Here, token) -> None:
     assert hello(here, credential, Origin=here.address).status_code == 200
 
 
-def test_a_name_that_is_allowed(api: Served, token, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_is_allowed(served: Served, token, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind a proxy the proxy's name is served, with a port and without."""
-    monkeypatch.setenv("KQUEUE_URL", api.url)
+    monkeypatch.setenv("KQUEUE_URL", served.url)
     with Here(["fleet.example"]) as here:
         for host, status in (("fleet.example", 200), ("fleet.example:443", 200), ("127.0.0.1", 421)):
             assert hello(here, f"Bearer {token('read')}", Host=host).status_code == status, host
 
 
-def test_a_fleet_that_trusts_this_process_lets_no_stranger_in(
-    config: Config, worker_id, token, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_fleet_that_trusts_this_process_lets_no_stranger_in(
+    serve, config: Config, worker_id, token, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner's unix socket and a fleet that asks local users for no token are not open to others through it."""
-    open_to_all = config.model_copy(update={"http_tokens": "trust-local-users"})
     path = tmp_path / "run" / "http.sock"
-    served = Served(open_to_all, path)
+    served = serve(config.model_copy(update={"http_tokens": "trust-local-users"}), path)
     for url in (served.url, f"unix://{path}"):
         monkeypatch.setenv("KQUEUE_URL", url)
         monkeypatch.setenv("KQUEUE_TOKEN", token("admin"))
@@ -192,46 +172,34 @@ def test_a_fleet_that_trusts_this_process_lets_no_stranger_in(
             problem_of(hello(here, None), 401, "unauthenticated")
             problem_of(hello(here, "Bearer kq_wrong"), 401, "unauthenticated")
             assert hello(here, f"Bearer {token('read')}").status_code == 200
-
-            async def main(here: Here = here) -> None:
-                async with over_http(here.url, token("read")) as client:
-                    assert "scope submit" in refusal(await client.call_tool("judge", NEW))
-
-            asyncio.run(main())
-    served.close()
+            async with over_http(here.url, token("read")) as client:
+                assert "scope submit" in refusal(await client.call_tool("judge", NEW))
 
 
-@pytest.mark.parametrize("trust", ["required", "trust-local-users"])
-def test_tokens_are_asked_for_without_kqueue_serve_too(
+@pytest.mark.parametrize("trust", [pytest.param("required", marks=pytest.mark.nightly), "trust-local-users"])
+async def test_tokens_are_asked_for_without_kqueue_serve_too(
     config: Config, worker_id, token, queued, monkeypatch: pytest.MonkeyPatch, trust: str
 ) -> None:
     """On the fleet's own Postgres and Redis the same tokens count, with the same scopes."""
     for name, value in config.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("KQUEUE_HTTP_TOKENS", trust)
-
-    async def main(here: Here) -> None:
+    with Here() as here:
+        problem_of(hello(here, None), 401, "unauthenticated")
+        problem_of(hello(here, "Bearer kq_wrong"), 401, "unauthenticated")
         async with over_http(here.url, token("submit")) as client:
             assert "this needs a token of the scope problems" in refusal(await client.call_tool("judge", NEW))
         async with over_http(here.url, token("problems")) as client:
             assert told(await client.call_tool("judge", NEW))["state"] == "queued"
-
-    with Here() as here:
-        problem_of(hello(here, None), 401, "unauthenticated")
-        problem_of(hello(here, "Bearer kq_wrong"), 401, "unauthenticated")
-        asyncio.run(main(here))
     assert len(queued()) == 1
 
 
-def test_on_stdio_the_process_s_own_token_counts(api: Served, token, engine: Engine) -> None:
+async def test_on_stdio_the_process_s_own_token_counts(served: Served, token) -> None:
     """It may do what that token may; a wrong one is told to the agent, call by call."""
-
-    async def use(secret: str, tool: str, given: dict[str, Any]) -> Any:
-        async with over_stdio({"KQUEUE_URL": api.url, "KQUEUE_TOKEN": secret}) as client:
-            return await client.call_tool(tool, given)
-
-    assert "scope submit" in refusal(asyncio.run(use(token("read"), "judge", NEW)))
-    said = refusal(asyncio.run(use("kq_wrong", "problems", {})))
+    async with over_stdio({"KQUEUE_URL": served.url, "KQUEUE_TOKEN": token("read")}) as client:
+        assert "scope submit" in refusal(await client.call_tool("judge", NEW))
+    async with over_stdio({"KQUEUE_URL": served.url, "KQUEUE_TOKEN": "kq_wrong"}) as client:
+        said = refusal(await client.call_tool("problems", {}))
     assert "the token is unknown, expired or revoked" in said
     assert "tell whoever gave you the token" in said
     assert "kq_wrong" not in said

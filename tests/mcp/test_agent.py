@@ -67,6 +67,7 @@ def steps(said: str) -> list[str]:
 WHOLE = ["syntax_error", "runtime_error", "wrong_values", "passed"]
 
 
+@pytest.mark.nightly
 def test_an_agent_repairs_a_kernel_on_stdio(fleet: LocalFleet) -> None:
     """The example finds the fleet of this machine, and each report tells what to change next."""
     status, said = run(KQUEUE_HOME=str(fleet.config.home))
@@ -77,6 +78,7 @@ def test_an_agent_repairs_a_kernel_on_stdio(fleet: LocalFleet) -> None:
     assert "0 of 1 done." in said
 
 
+@pytest.mark.nightly
 def test_an_agent_repairs_a_kernel_over_http(fleet: LocalFleet, tmp_path: Path) -> None:
     """A token and a URL are all that an agent elsewhere needs; only the mistake that is there is repaired."""
     engine = connect(services(fleet)["KQUEUE_DATABASE_URL"], application="tests", pool_size=1)
@@ -92,6 +94,7 @@ def test_an_agent_repairs_a_kernel_over_http(fleet: LocalFleet, tmp_path: Path) 
         assert token not in server.log
 
 
+@pytest.mark.nightly
 def test_an_agent_repairs_a_kernel_without_kqueue_serve(fleet: LocalFleet, tmp_path: Path) -> None:
     """Postgres and Redis are enough, and a mistake that the agent knows no repair for ends it with the report."""
     broken = tmp_path / "broken.py"

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import anyio
 import httpx
 import pytest
 
-from kqueue.config import Config
+from kqueue.config import Config, load
+from kqueue.mcp import door
 from tests.http.serving import Served as Process
-from tests.http.serving import problem_of
+from tests.http.serving import command, problem_of
 from tests.http.standin import Served
 from tests.mcp.agents import COMMAND, Here, Http, over_http, over_stdio, refusal, told
 
@@ -31,63 +32,50 @@ def run(*arguments: str, code: str = "", **environment: str) -> subprocess.Compl
     )
 
 
-@pytest.mark.slow("starts programs")
-def test_without_the_sdk_it_says_what_to_install() -> None:
-    """Status 3, and one line."""
-    code = (
-        "import sys; sys.modules['mcp'] = None; sys.argv = ['kqueue', 'mcp']\n"
-        "import importlib.util as u; real = u.find_spec\n"
-        "u.find_spec = lambda name, *more: None if name == 'mcp' else real(name, *more)\n"
-        "from kqueue.cli import main; main()"
-    )
-    done = run(code=code)
-    assert done.returncode == 3
-    assert done.stderr == "kqueue: serving tools to agents needs the MCP SDK: `pip install 'kqueue[mcp]'`\n"
+def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Status 3, and one line. An option for HTTP alone is refused before that."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "mcp" else find(name))
+    line = "serving tools to agents needs the MCP SDK: `pip install 'kqueue[mcp]'`"
+    assert command(load(), "mcp") == (3, "", line)
+    status, _, said = command(load(), "mcp", "--allow-host", "fleet.example")
+    assert (status, "--allow-host: it is for --http" in said) == (2, True)
 
 
 @pytest.mark.slow("starts programs")
-def test_help_needs_no_sdk() -> None:
-    """The command line lists the command without loading what it needs."""
+def test_help_needs_no_sdk_and_the_tools_no_torch() -> None:
+    """The command line lists the command alone; before a fleet over HTTP the tools need no Celery and no SQLAlchemy."""
     code = (
         "import sys\nsys.argv = ['kqueue', '--help']\nfrom kqueue.cli import app\n"
         "try: app(prog_name='kqueue')\nexcept SystemExit: pass\n"
-        "loaded = {name.partition('.')[0] for name in sys.modules}\n"
-        "print('LOADED', sorted(loaded & {'mcp', 'httpx', 'fastapi', 'starlette', 'torch', 'workers'}))"
+        "loaded = lambda: {name.partition('.')[0] for name in sys.modules}\n"
+        "print('LOADED', sorted(loaded() & {'mcp', 'httpx', 'fastapi', 'starlette', 'torch', 'workers'}))\n"
+        "import kqueue.mcp.door; print('LATER', sorted(loaded() & {'httpx', 'torch', 'celery', 'sqlalchemy'}))"
     )
     done = run(code=code)
     assert "mcp" in done.stdout
-    assert "LOADED []" in done.stdout
-
-
-@pytest.mark.slow("starts programs")
-def test_the_tools_load_no_torch_and_no_database() -> None:
-    """An agent's server starts quickly; for a fleet over HTTP it needs neither Celery nor SQLAlchemy of its own."""
-    done = run(code="import kqueue.mcp.door, sys; print(sorted({n.partition('.')[0] for n in sys.modules}))")
-    assert "'httpx'" in done.stdout
-    for name in ("torch", "workers", "celery", "sqlalchemy"):
-        assert f"'{name}'" not in done.stdout
+    assert "LOADED []\nLATER ['httpx']" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.slow("starts programs")
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("address", "said"),
     [
-        (["--http", "18189"], 3, "give HOST:PORT, such as 127.0.0.1:18189"),
-        (["--http", "127.0.0.1:99999"], 3, "give HOST:PORT"),
-        (["--http", "192.0.2.1:0"], 3, "cannot listen on 192.0.2.1:0"),
-        (["--allow-host", "fleet.example"], 2, "--allow-host: it is for --http"),
+        ("192.0.2.1:0", "cannot listen on 192.0.2.1:0"),
+        pytest.param("18189", "give HOST:PORT, such as 127.0.0.1:18189", marks=pytest.mark.nightly),
+        pytest.param("127.0.0.1:99999", "give HOST:PORT", marks=pytest.mark.nightly),
     ],
 )
-def test_bad_options(arguments: list[str], status: int, said: str) -> None:
+def test_bad_addresses(address: str, said: str) -> None:
     """One line that says what to give."""
-    done = run(*arguments, KQUEUE_URL="http://127.0.0.1:1")
-    assert (done.returncode, done.stdout) == (status, ""), done.stderr
+    done = run("--http", address, KQUEUE_URL="http://127.0.0.1:1")
+    assert (done.returncode, done.stdout) == (3, ""), done.stderr
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.slow("starts programs")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
 def test_it_ends_when_it_is_told(number: int) -> None:
     """A signal ends the process on stdio at once, though nobody has closed its input."""
     with subprocess.Popen(
@@ -106,7 +94,7 @@ def test_it_ends_when_it_is_told(number: int) -> None:
         assert process.wait(60) == -number
 
 
-def test_the_http_server_ends_with_open_sessions(api: Served, token) -> None:
+def test_the_http_server_ends_with_open_sessions(served: Served, token) -> None:
     """SIGTERM ends it with 0 while an agent listens and waits."""
 
     async def main(server: Http) -> int:
@@ -116,11 +104,12 @@ def test_the_http_server_ends_with_open_sessions(api: Served, token) -> None:
             tasks.cancel_scope.cancel()
         return status
 
-    with Http({"KQUEUE_URL": api.url}) as server:
+    with Http({"KQUEUE_URL": served.url}) as server:
         assert server.url.startswith("http://127.0.0.1:")
         assert asyncio.run(main(server)) == 0
 
 
+@pytest.mark.nightly
 def test_a_fleet_that_is_away_is_told_as_such(config: Config, worker_id, token, tmp_path: Path) -> None:
     """The agent hears that it is not the kernel; the same session works when the fleet is back."""
     served = Process(config, tmp_path / "serve.log")
@@ -141,9 +130,13 @@ def test_a_fleet_that_is_away_is_told_as_such(config: Config, worker_id, token, 
         served.stop()
 
 
-def test_a_wait_lives_through_a_restart(config: Config, worker_id, token, judged, queued, tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_a_wait_lives_through_a_restart(serve, config, worker_id, token, judge, queued, monkeypatch) -> None:
     """Progress says that the fleet is away; the verdict comes when it is back."""
     heard: list[str] = []
+    served = serve(config)
+    monkeypatch.setenv("KQUEUE_URL", served.url)
+    monkeypatch.setattr(door, "_RETRY_S", 1.0)
 
     async def progress(_seconds: float, _of: float | None, message: str | None) -> None:
         heard.append(message or "")
@@ -153,29 +146,26 @@ def test_a_wait_lives_through_a_restart(config: Config, worker_id, token, judged
             while not any(words in message for message in heard):
                 await anyio.sleep(0.05)
 
-    async def main(served: Process) -> Any:
-        async with over_stdio({"KQUEUE_URL": served.url, "KQUEUE_TOKEN": token()}) as client:
+    async def restart() -> None:
+        await until("waits:")
+        await asyncio.to_thread(served.close)
+        await until("cannot be reached")
+        await asyncio.to_thread(serve, config, port=served.port)
+        [identity] = queued()
+        await asyncio.to_thread(judge, identity)
 
-            async def restart() -> None:
-                await until("waits:")
-                await asyncio.to_thread(served.stop, signal.SIGKILL)
-                await until("cannot be reached")
-                await asyncio.to_thread(served.start)
-                [identity] = queued()
-                await asyncio.to_thread(judged, identity)
-
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(restart)
-                return await client.call_tool("judge", GIVEN | {"timeout_s": 300}, progress_callback=progress)
-
-    with Process(config, tmp_path / "serve.log") as served:
-        assert told(asyncio.run(main(served)))["passed"]
+    with Here() as here:
+        async with over_http(here.url, token()) as client, anyio.create_task_group() as tasks:
+            tasks.start_soon(restart)
+            result = await client.call_tool("judge", GIVEN | {"timeout_s": 300}, progress_callback=progress)
+    assert told(result)["passed"]
 
 
-@pytest.mark.slow("the fleet is asked again for ten seconds")
+@pytest.mark.slow("starts a server")
 def test_an_agent_elsewhere_is_told_that_the_fleet_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """503 and when to ask again, without a word about the fleet's address."""
     monkeypatch.setenv("KQUEUE_URL", "http://127.0.0.1:1")
+    monkeypatch.setattr(door, "_RETRY_S", 1.0)
     with Here() as here:
         answer = httpx.post(here.url, json={}, headers={"Authorization": "Bearer kq_x"}, timeout=60)
         assert "127.0.0.1:1" not in problem_of(answer, 503, "database_unavailable")["detail"]

@@ -20,9 +20,8 @@ from uuid import UUID
 import pytest
 
 from kqueue import logs
-from kqueue.config import Config
 from tests.fleet.told import Fleet, Services
-from tests.traces.collector import Collector, collector
+from tests.traces.collector import Collector
 from workers.exporter import ENDPOINTS, Exporter, is_wanted
 from workers.judge.host import linux
 
@@ -30,15 +29,9 @@ PRODUCER = Path(__file__).with_name("producer.py")
 PROBLEM = """
 import torch
 
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.relu(x)
-
-def get_inputs():
-    return [torch.randn(64)]
-
-def get_init_inputs():
-    return []
+Model = torch.nn.ReLU
+get_inputs = lambda: [torch.randn(64)]
+get_init_inputs = lambda: []
 """
 #: It tells what it can see of a trace.
 KERNEL = """
@@ -68,13 +61,6 @@ def start(start_fleet: Callable[..., Fleet]) -> Iterator[Callable[..., Fleet]]:
     yield begin
     for fleet in started:
         fleet.stop()
-
-
-@pytest.fixture
-def taking() -> Iterator[Collector]:
-    """A collector that takes all."""
-    with collector() as kept:
-        yield kept
 
 
 def sender(fleet: Fleet) -> list[int]:
@@ -136,81 +122,21 @@ def test_one_trace_from_submit_to_verdict(services: Services, start: Callable[..
     assert services.config().require_database().encode() not in text
 
 
-def test_traces_of_the_last_moment_are_sent(services: Services, start: Callable[..., Fleet], taking: Collector) -> None:
-    """A fleet that ends tells of what it has just judged, also by a process that has only begun to start.
-
-    Its process is started again when it dies.
-    """
-    fleet = start(variables=taking.variables())
-    [first] = services.until(lambda: sender(fleet), what="the process")
-    os.kill(first, 9)
-    [second] = services.until(lambda: [pid for pid in sender(fleet) if pid != first], what="another one")
-    os.kill(second, signal.SIGSTOP)
-    running = services.submit("sleep 1")
-    services.started(running)
-    goes_on = threading.Timer(3, os.kill, (second, signal.SIGCONT))
-    goes_on.start()
-    assert fleet.stop(15) == 0
-    goes_on.join()
-    assert services.verdict(running).passed
-    assert [span.name for span in taking.of(running)] == ["evaluation", "queue", "attempt 1"]
-
-
-def test_a_collector_that_does_not_answer_changes_nothing(services: Services, start: Callable[..., Fleet]) -> None:
-    """One that takes the connection and says nothing: verdicts come, and the fleet ends when told to."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        fleet = start(variables={ENDPOINTS[1]: f"http://127.0.0.1:{silent.getsockname()[1]}"})
-        services.until(lambda: sender(fleet), what="the process")
-        ids = [services.submit("ok") for _ in range(5)]
-        assert all(services.verdict(identity).passed for identity in ids)
-        silent.settimeout(60)
-        held, _ = silent.accept()
-        with held:
-            [waits] = sender(fleet)
-            began = time.monotonic()
-            assert fleet.stop(15) == 0
-            assert time.monotonic() - began < 60
-            assert not services.alive(waits)
-
-
-def test_a_collector_that_is_not_there_is_told_once(services: Services, start: Callable[..., Fleet]) -> None:
-    """The log says what is wrong, and not at each try."""
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        port = nobody.getsockname()[1]
-    fleet = start(variables={ENDPOINTS[1]: f"http://127.0.0.1:{port}", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"})
-    assert services.verdict(services.submit("ok")).passed
-    services.until(lambda: "traces cannot be sent now" in fleet.log.read_text(), what="the line")
-    time.sleep(8)  # it tries again after five
-    assert fleet.log.read_text().count("traces cannot be sent now") == 1
-    assert fleet.stop(15) == 0
-
-
-@pytest.mark.parametrize(
-    ("environment", "wanted"),
-    [
-        ({}, False),
-        ({ENDPOINTS[0]: "http://127.0.0.1:4318/v1/traces"}, True),
-        ({ENDPOINTS[1]: "http://127.0.0.1:4318"}, True),
-        ({ENDPOINTS[1]: " "}, False),
-        ({ENDPOINTS[1]: "http://127.0.0.1:4318", "OTEL_SDK_DISABLED": "True"}, False),
-        ({ENDPOINTS[1]: "http://127.0.0.1:4318", "OTEL_TRACES_EXPORTER": "none"}, False),
-    ],
-)
-def test_opentelemetry_s_own_variables_switch_it_on(environment: dict[str, str], wanted: bool) -> None:
+def test_opentelemetry_s_own_variables_switch_it_on() -> None:
     """There is no setting of kqueue's for it."""
-    assert is_wanted(environment) is wanted
+    named = {ENDPOINTS[1]: "http://127.0.0.1:4318"}
+    assert is_wanted({ENDPOINTS[0]: "http://127.0.0.1:4318/v1/traces"})
+    assert is_wanted(named)
+    for off in (
+        {},
+        {ENDPOINTS[1]: " "},
+        named | {"OTEL_SDK_DISABLED": "True"},
+        named | {"OTEL_TRACES_EXPORTER": "none"},
+    ):
+        assert not is_wanted(off)
 
 
-def test_without_a_setting_nothing_is_started(services: Services, start: Callable[..., Fleet]) -> None:
-    """No process, whatever is installed."""
-    fleet = start()
-    assert services.verdict(services.submit("ok")).passed
-    assert sender(fleet) == []
-
-
-def test_without_the_extra_the_fleet_says_what_to_install(
-    config: Config, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_extra_the_fleet_says_what_to_install(config, monkeypatch, capfd) -> None:
     """And runs as without the setting."""
 
     def missing(name: str) -> str:
@@ -224,3 +150,62 @@ def test_without_the_extra_the_fleet_says_what_to_install(
     assert sends.pids() == set()
     sends.stop()
     assert "pip install 'kqueue[telemetry]'" in capfd.readouterr().err
+
+
+@pytest.mark.nightly
+class TestMore:
+    def test_traces_of_the_last_moment_are_sent(
+        self, services: Services, start: Callable[..., Fleet], taking: Collector
+    ) -> None:
+        """A fleet that ends tells of what it has just judged, also by a process that has only begun to start.
+
+        Its process is started again when it dies.
+        """
+        fleet = start(variables=taking.variables())
+        [first] = services.until(lambda: sender(fleet), what="the process")
+        os.kill(first, 9)
+        [second] = services.until(lambda: [pid for pid in sender(fleet) if pid != first], what="another one")
+        os.kill(second, signal.SIGSTOP)
+        running = services.submit("sleep 1")
+        services.started(running)
+        goes_on = threading.Timer(3, os.kill, (second, signal.SIGCONT))
+        goes_on.start()
+        assert fleet.stop(15) == 0
+        goes_on.join()
+        assert services.verdict(running).passed
+        assert [span.name for span in taking.of(running)] == ["evaluation", "queue", "attempt 1"]
+
+    def test_a_collector_that_does_not_answer_changes_nothing(
+        self, services: Services, start: Callable[..., Fleet]
+    ) -> None:
+        """One that takes the connection and says nothing: verdicts come, and the fleet ends when told to."""
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            fleet = start(variables={ENDPOINTS[1]: f"http://127.0.0.1:{silent.getsockname()[1]}"})
+            services.until(lambda: sender(fleet), what="the process")
+            ids = [services.submit("ok") for _ in range(5)]
+            assert all(services.verdict(identity).passed for identity in ids)
+            silent.settimeout(60)
+            held, _ = silent.accept()
+            with held:
+                [waits] = sender(fleet)
+                began = time.monotonic()
+                assert fleet.stop(15) == 0
+                assert time.monotonic() - began < 60
+                assert not services.alive(waits)
+
+    def test_a_collector_that_is_not_there_is_told_once(self, services: Services, start: Callable[..., Fleet]) -> None:
+        """The log says what is wrong, and not at each try."""
+        with socket.create_server(("127.0.0.1", 0)) as nobody:
+            port = nobody.getsockname()[1]
+        fleet = start(variables={ENDPOINTS[1]: f"http://127.0.0.1:{port}", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"})
+        assert services.verdict(services.submit("ok")).passed
+        services.until(lambda: "traces cannot be sent now" in fleet.log.read_text(), what="the line")
+        time.sleep(8)  # it tries again after five
+        assert fleet.log.read_text().count("traces cannot be sent now") == 1
+        assert fleet.stop(15) == 0
+
+    def test_without_a_setting_nothing_is_started(self, services: Services, start: Callable[..., Fleet]) -> None:
+        """No process, whatever is installed."""
+        fleet = start()
+        assert services.verdict(services.submit("ok")).passed
+        assert sender(fleet) == []

@@ -21,19 +21,12 @@ from kqueue.evidence import Evidence
 from kqueue.states import Writer
 from kqueue.store import evaluations
 from tests.samples import ended, passed, request_fields
-from tests.traces.collector import Collector, collector
+from tests.traces.collector import Collector
 from workers import traces
 from workers.traces import Follower
 
 ROOT = Path(__file__).parents[2]
 SECRET = "a line of nobody else's business"
-
-
-@pytest.fixture
-def taking() -> Iterator[Collector]:
-    """A collector that takes all."""
-    with collector() as kept:
-        yield kept
 
 
 @pytest.fixture
@@ -78,9 +71,7 @@ def roots(kept: Collector) -> list[str]:
     return [span.attributes["kqueue.evaluation.id"] for span in kept.spans if span.name == "evaluation"]
 
 
-def test_what_the_record_holds_is_told(
-    taking: Collector, follow: Callable[..., Follower], evaluate: Callable[..., UUID]
-) -> None:
+def test_what_the_record_holds_is_told(taking: Collector, follow, evaluate) -> None:
     """Attempts with their workers and steps, and nothing that a producer wrote."""
     follower = follow()
     assert follower.look()
@@ -106,9 +97,7 @@ def test_what_the_record_holds_is_told(
     assert SECRET.encode() not in b"".join(taking.bodies)
 
 
-def test_each_is_sent_once_and_by_one_host(
-    taking: Collector, follow: Callable[..., Follower], evaluate: Callable[..., UUID]
-) -> None:
+def test_each_is_sent_once_and_by_one_host(taking: Collector, follow, evaluate) -> None:
     """Another one goes on where the first was last seen at work."""
     before = evaluate(passed(), number=1)
     one, other = follow(), follow()
@@ -125,9 +114,7 @@ def test_each_is_sent_once_and_by_one_host(
     assert str(before) not in roots(taking)
 
 
-def test_a_late_beginner_tells_what_ended_meanwhile(
-    taking: Collector, follow: Callable[..., Follower], evaluate: Callable[..., UUID]
-) -> None:
+def test_a_late_beginner_tells_what_ended_meanwhile(taking: Collector, follow, evaluate) -> None:
     """Its supervisor says since when."""
     identity = evaluate(passed())
     follower = follow(since=time.monotonic() - 60)
@@ -135,13 +122,7 @@ def test_a_late_beginner_tells_what_ended_meanwhile(
     assert roots(taking) == [str(identity)]
 
 
-def test_a_collector_that_is_away_gets_what_is_young(
-    taking: Collector,
-    follow: Callable[..., Follower],
-    evaluate: Callable[..., UUID],
-    engine: Engine,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_collector_that_is_away_gets_what_is_young(taking: Collector, follow, evaluate, engine, monkeypatch) -> None:
     """What it did not take is sent when it is back, once; what is old by then is given up."""
     monkeypatch.setattr(traces, "_FEW", 1)
     follower = follow()
@@ -159,9 +140,7 @@ def test_a_collector_that_is_away_gets_what_is_young(
     assert roots(taking) == [str(young)]
 
 
-def test_postgres_may_restart(
-    taking: Collector, follow: Callable[..., Follower], evaluate: Callable[..., UUID], server: Any, database_url: str
-) -> None:
+def test_postgres_may_restart(taking: Collector, follow, evaluate, server: Any, database_url: str) -> None:
     """It goes on where it was, as the only one."""
     follower = follow()
     assert follower.look()

@@ -28,12 +28,7 @@ def at(seconds: float) -> datetime:
 
 
 def attempt(number: int, begin: float, end: float | None, category: Category | None, **more: Any) -> Try:
-    fields: dict[str, Any] = {
-        "written_by": Writer.JUDGE,
-        "handed_back": False,
-        "begun_s": {},
-        "durations_s": {},
-    } | more
+    fields: dict[str, Any] = {"written_by": Writer.JUDGE, "handed_back": False, "begun_s": {}, "durations_s": {}} | more
     return Try(number, "cpu-0@here", "here", "cpu", at(begin), None if end is None else at(end), category, **fields)
 
 

@@ -39,19 +39,34 @@ class Elements(HTMLParser):
         return [attributes[attribute] for name, attributes in self.found if name == tag and attribute in attributes]
 
 
-def shown(browser: httpx.Client, address: str, status: int = 200) -> str:
-    """Ask for a page; it keeps to the policy, and nothing in it came from foreign text as it was."""
-    answer = browser.get(address)
-    assert answer.status_code == status, (address, answer.text)
+def check(answer: httpx.Response) -> None:
+    """A page's headers, that it has no script or style but the server's files, and that no foreign text acts in it."""
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
-    assert "unsafe" not in answer.headers["content-security-policy"]
-    for sign in ("\x1b", "\u202e", "\u2066", "<script>alert", "onerror=alert(1)>{", "49\\x1b"):
-        assert sign not in answer.text, (address, sign)
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["referrer-policy"] in {"no-referrer", "same-origin"}
+    for sign in ("\x00", "\x1b", "\u202e", "\u2066", "<script>alert", "onerror=alert(1)>{", "49\\x1b"):
+        assert sign not in answer.text, (answer.url, sign)
     for name, attributes in Elements(answer.text).found:
         assert name not in {"style", "iframe", "object", "base"}
         assert not any(key.startswith("on") or key == "style" for key in attributes), (name, attributes)
         for key in ("src", "srcset", "href", "action"):
             assert attributes.get(key, "/").startswith(("/", "#")), (name, attributes)
+        if name == "script":
+            assert attributes["src"].startswith("/static/")
+        if name == "img":
+            assert attributes["src"].startswith("/static/") or ".svg?" in attributes["src"]
+
+
+def shown(browser: httpx.Client, address: str, status: int = 200) -> str:
+    """Ask for a page; it keeps to the policy, and nothing in it came from foreign text as it was."""
+    answer = browser.get(address)
+    assert answer.status_code == status, (address, answer.text)
+    check(answer)
     return answer.text
 
 

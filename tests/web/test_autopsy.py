@@ -9,12 +9,19 @@ import httpx
 import pytest
 from sqlalchemy import Engine
 
+from kqueue.config import Config
 from kqueue.web import autopsy
 from tests.autopsy.tail import TAIL
 from tests.http.standin import Served, submit
 from tests.waiting import until
 from tests.web.reading import HOSTILE, end_all_wrong, found_wrong, judged, shown
 from tests.web.visiting import OWN_FORM, visitor
+
+
+@pytest.fixture
+def served(serve: Callable[[Config], Served], config: Config, worker_id: UUID) -> Served:
+    """A server whose autopsies end with the test."""
+    return serve(config)
 
 
 @pytest.fixture
@@ -54,13 +61,7 @@ def test_a_failure_is_shrunk(browser: httpx.Client, engine: Engine, worker_id: U
     assert f'href="{address}"' in browser.get(f"/evaluations/{wrong}").text
 
 
-def test_one_runs_once_and_few_at_once(
-    browser: httpx.Client,
-    served: Served,
-    judge: Callable[..., None],
-    wrong: UUID,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_runs_once_and_few_at_once(browser: httpx.Client, served: Served, judge, wrong, monkeypatch) -> None:
     """Asked for again it goes on; beyond a few, others are told to come back."""
     monkeypatch.setattr(autopsy, "_MOST_RUNNING", 1)
     for _ in range(2):
@@ -71,9 +72,7 @@ def test_one_runs_once_and_few_at_once(
     assert "try again" in refused.text
 
 
-def test_who_may_and_what_for(
-    browser: httpx.Client, served: Served, judge: Callable[..., None], token: Callable[[str], str], wrong: UUID
-) -> None:
+def test_who_may_and_what_for(browser: httpx.Client, served: Served, judge, token, wrong: UUID) -> None:
     """It brings new problems, so it needs that scope; what did not fail, or has not ended, has none."""
     address = f"/evaluations/{wrong}/autopsy"
     assert browser.post(address, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from urllib.parse import quote
 
 import httpx
-import pytest
 
 from kqueue.categories import Category
 from kqueue.evidence import Evidence
@@ -26,10 +25,7 @@ def test_a_batch_with_what_came_of_it(served: Served, browser: httpx.Client, jud
     judged(served, judge, took(0.4).model_copy(update={"evidence": worked}), batch="step/1", kernel_label="good one")
     failed = judged(served, judge, ended(Category.CRASHED, message="it fell over"), batch="step/1")
     with served.client() as api:
-        api.post(
-            "/v1/evaluations",
-            json=request_fields(problem="class Model: x", batch="step/1"),
-        ).raise_for_status()
+        api.post("/v1/evaluations", json=request_fields(problem="class Model: x", batch="step/1")).raise_for_status()
     page = shown(browser, "/batches/step%2F1")
     for told in ("2 of 3", "about 5 min", "2.50x", "good one", "it fell over", f"/evaluations/{failed}", "1 of 2"):
         assert told in page, told
@@ -43,9 +39,7 @@ def test_a_batch_with_what_came_of_it(served: Served, browser: httpx.Client, jud
     shown(browser, "/batches/nobody", 404)
 
 
-def test_the_cost_of_a_large_batch_is_added_up_if_asked_for(
-    served: Served, browser: httpx.Client, judge: Judge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cost_of_a_large_batch_is_added_up_if_asked_for(served, browser, judge, monkeypatch) -> None:
     """It reads all attempts."""
     judged(served, judge, batch="large")
     monkeypatch.setattr(batches, "_CHEAP", 0)

@@ -64,16 +64,15 @@ def visit(chromium: Any, served: Served) -> Iterator[Callable[..., Any]]:
         context.close()
 
 
-def _log_in(tab: Any, secret: str) -> None:
+def _log_in(tab: Any, secret: str) -> Any:
     tab.goto("/login")
     tab.fill("#token", secret)
     tab.press("#token", "Enter")
     tab.wait_for_url(re.compile(r"/$"))
+    return tab
 
 
-def test_by_keyboard_alone(
-    visit: Callable[..., Any], token: Callable[[str], str], queued: UUID, judge: Callable[..., None]
-) -> None:
+def test_by_keyboard_alone(visit, token, queued: UUID, judge) -> None:
     judge(queued, ended(Category.WRONG_VALUES))
     tab = visit()
     tab.goto("/evaluations")
@@ -94,10 +93,8 @@ def test_by_keyboard_alone(
     assert tab.locator("h2", has_text="Where it is wrong").count() == 1
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(
-    visit: Callable[..., Any], served: Served, token: Callable[[str], str], judge: Callable[..., None], scheme: str
-) -> None:
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
+def test_axe_finds_nothing(visit, served: Served, token, judge, scheme: str) -> None:
     with served.client() as api:
         waits, wrong, right = (submit(api, number) for number in range(3))
     judge(wrong, ended(Category.WRONG_VALUES, log="hello\n"))
@@ -141,70 +138,6 @@ def addresses(served: Served, engine: Engine, judge: Callable[..., None]) -> lis
     ]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_on_other_pages(
-    visit: Callable[..., Any], token: Callable[[str], str], addresses: list[str], scheme: str
-) -> None:
-    tab = visit(color_scheme=scheme)
-    _log_in(tab, token("problems"))
-    for address in addresses:
-        assert tab.goto(address).status == 200, address
-        assert _violations(tab) == [], address
-
-
-def test_every_link_and_button_is_reached_by_keyboard(
-    visit: Callable[..., Any], token: Callable[[str], str], addresses: list[str]
-) -> None:
-    """Each gets the focus once on a way through the page, and shows that it has it."""
-    tab = visit()
-    _log_in(tab, token("problems"))
-    for address in addresses:
-        tab.goto(address)
-        wanted = tab.evaluate(
-            "[...document.querySelectorAll("
-            "'a[href], button, input:not([type=hidden]), select, summary, [tabindex=\"0\"]')]"
-            ".filter(one => one.checkVisibility()).map((one, at) => one.dataset.at = String(at))"
-        )
-        reached: list[str] = []
-        while True:
-            tab.keyboard.press("Tab")
-            at, outline = tab.evaluate(
-                "[document.activeElement.dataset.at, getComputedStyle(document.activeElement).outlineStyle]"
-            )
-            if at is None or at in reached:
-                break
-            assert outline != "none", (address, at)
-            reached.append(at)
-        assert set(wanted) <= set(reached), address
-
-
-def test_an_autopsy_is_begun_by_keyboard_and_followed(
-    visit: Callable[..., Any],
-    served: Served,
-    token: Callable[[str], str],
-    judge: Callable[..., None],
-    engine: Engine,
-    worker_id: UUID,
-) -> None:
-    identity = judged(served, judge, found_wrong(), problem=TAIL)
-    tab = visit()
-    _log_in(tab, token("problems"))
-    tab.goto(f"/evaluations/{identity}")
-    tab.get_by_role("button", name="Autopsy").focus()
-    tab.keyboard.press("Enter")
-    tab.wait_for_url("**/autopsy")
-    tab.get_by_text("live", exact=True).wait_for()
-    tab.get_by_text("It takes a minute at most").wait_for()
-
-    def over() -> bool:
-        end_all_wrong(engine, worker_id)
-        return tab.locator("h2", has_text="What was found").count() == 1
-
-    until(over, what="the autopsy's end")
-    assert tab.locator("h2", has_text="repro.py").count() == 1
-    assert _violations(tab) == []
-
-
 def _violations(tab: Any) -> list[Any]:
     # The page's policy lets in no script but the server's: a debugger's is beside it.
     tab.evaluate(_AXE.read_text())
@@ -213,9 +146,7 @@ def _violations(tab: Any) -> list[Any]:
     )
 
 
-def test_news_come_without_a_reload(
-    visit: Callable[..., Any], served: Served, token: Callable[[str], str], judge: Callable[..., None]
-) -> None:
+def test_news_come_without_a_reload(visit, served: Served, token, judge) -> None:
     with served.client() as api:
         first = submit(api, 1)
     tab = visit()
@@ -237,32 +168,75 @@ def test_news_come_without_a_reload(
     assert wrong == []
 
 
-def test_no_page_scrolls_sideways_on_a_phone(
-    visit: Callable[..., Any],
-    served: Served,
-    token: Callable[[str], str],
-    judge: Callable[..., None],
-    addresses: list[str],
-) -> None:
-    with served.client() as api:
-        body = {"problem": "class Model: ...", "backend": "torch", "lane": "cpu", "kernel_label": "k" * 200}
-        answer = api.post("/v1/evaluations", json={**body, "kernel": f"class ModelNew: x = '{'x' * 3000}'"})
-        right = submit(api, 1)
-    judge(right, examined("k" * 200))
-    identity = UUID(answer.raise_for_status().json()["evaluation_id"])
-    judge(identity, ended(Category.WRONG_VALUES, message="m" * 3000, log="l" * 3000))
-    tab = visit(viewport={"width": 375, "height": 700})
-    _log_in(tab, token("submit"))
-    for address in ("/", "/evaluations", f"/evaluations/{identity}", f"/evaluations/{right}", *addresses):
-        tab.goto(address)
-        assert tab.evaluate("document.documentElement.scrollWidth") <= 375, address
-
-
 def test_without_a_script(visit: Callable[..., Any], token: Callable[[str], str], queued: UUID) -> None:
-    tab = visit(java_script_enabled=False)
-    _log_in(tab, token("submit"))
+    tab = _log_in(visit(java_script_enabled=False), token("submit"))
     tab.goto(f"/evaluations/{queued}")
     tab.get_by_role("button", name="Cancel").click()
     tab.get_by_text("cancelled").first.wait_for()
     tab.get_by_role("button", name="Log out").click()
     tab.wait_for_url("**/login")
+
+
+@pytest.mark.nightly
+class TestMore:
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    def test_axe_finds_nothing_on_other_pages(self, visit, token, addresses, scheme: str) -> None:
+        tab = _log_in(visit(color_scheme=scheme), token("problems"))
+        for address in addresses:
+            assert tab.goto(address).status == 200, address
+            assert _violations(tab) == [], address
+
+    def test_every_link_and_button_is_reached_by_keyboard(self, visit, token, addresses) -> None:
+        """Each gets the focus once on a way through the page, and shows that it has it."""
+        tab = _log_in(visit(), token("problems"))
+        for address in addresses:
+            tab.goto(address)
+            wanted = tab.evaluate(
+                "[...document.querySelectorAll("
+                "'a[href], button, input:not([type=hidden]), select, summary, [tabindex=\"0\"]')]"
+                ".filter(one => one.checkVisibility()).map((one, at) => one.dataset.at = String(at))"
+            )
+            reached: list[str] = []
+            while True:
+                tab.keyboard.press("Tab")
+                at, outline = tab.evaluate(
+                    "[document.activeElement.dataset.at, getComputedStyle(document.activeElement).outlineStyle]"
+                )
+                if at is None or at in reached:
+                    break
+                assert outline != "none", (address, at)
+                reached.append(at)
+            assert set(wanted) <= set(reached), address
+
+    def test_an_autopsy_is_begun_by_keyboard_and_followed(
+        self, visit, served: Served, token, judge, engine, worker_id
+    ) -> None:
+        identity = judged(served, judge, found_wrong(), problem=TAIL)
+        tab = _log_in(visit(), token("problems"))
+        tab.goto(f"/evaluations/{identity}")
+        tab.get_by_role("button", name="Autopsy").focus()
+        tab.keyboard.press("Enter")
+        tab.wait_for_url("**/autopsy")
+        tab.get_by_text("live", exact=True).wait_for()
+        tab.get_by_text("It takes a minute at most").wait_for()
+
+        def over() -> bool:
+            end_all_wrong(engine, worker_id)
+            return tab.locator("h2", has_text="What was found").count() == 1
+
+        until(over, what="the autopsy's end")
+        assert tab.locator("h2", has_text="repro.py").count() == 1
+        assert _violations(tab) == []
+
+    def test_no_page_scrolls_sideways_on_a_phone(self, visit, served: Served, token, judge, addresses) -> None:
+        with served.client() as api:
+            body = {"problem": "class Model: ...", "backend": "torch", "lane": "cpu", "kernel_label": "k" * 200}
+            answer = api.post("/v1/evaluations", json={**body, "kernel": f"class ModelNew: x = '{'x' * 3000}'"})
+            right = submit(api, 1)
+        judge(right, examined("k" * 200))
+        identity = UUID(answer.raise_for_status().json()["evaluation_id"])
+        judge(identity, ended(Category.WRONG_VALUES, message="m" * 3000, log="l" * 3000))
+        tab = _log_in(visit(viewport={"width": 375, "height": 700}), token("submit"))
+        for address in ("/", "/evaluations", f"/evaluations/{identity}", f"/evaluations/{right}", *addresses):
+            tab.goto(address)
+            assert tab.evaluate("document.documentElement.scrollWidth") <= 375, address

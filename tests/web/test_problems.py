@@ -49,9 +49,7 @@ def test_a_problem_with_its_leaderboard(served: Served, browser: httpx.Client, j
     assert "No kernel that fits" in shown(browser, f"/problems/{problem_hash}?device=another")
 
 
-def test_the_roofline_of_a_problem(
-    served: Served, browser: httpx.Client, judge: Judge, engine: Engine, worker_id: UUID, problem_hash: str
-) -> None:
+def test_the_roofline_of_a_problem(served, browser, judge, engine, worker_id, problem_hash) -> None:
     """Each kernel's last profile on the device of the very last one, drawn and in numbers; and categories in a bar."""
     judged(served, judge, examined("nobody asked"))
     page = shown(browser, f"/problems/{problem_hash}")
@@ -81,9 +79,7 @@ def test_the_roofline_of_a_problem(
     assert drawn(browser, section) == 1
 
 
-def test_problems_are_listed_and_found(
-    served: Served, browser: httpx.Client, judge: Judge, monkeypatch: pytest.MonkeyPatch, problem_hash: str
-) -> None:
+def test_problems_are_listed_and_found(served, browser, judge, monkeypatch, problem_hash) -> None:
     """In pages, by a part of the name, and by the beginning of the hash."""
     monkeypatch.setattr(problems, "_PAGE", 2)
     for number in range(3):
@@ -115,9 +111,7 @@ def test_lists_as_csv(served: Served, browser: httpx.Client, judge: Judge, probl
     assert browser.get(f"/problems/{'0' * 64}?format=csv").status_code == 404
 
 
-def test_a_long_list_as_csv(
-    served: Served, browser: httpx.Client, judge: Judge, monkeypatch: pytest.MonkeyPatch, problem_hash: str
-) -> None:
+def test_a_long_list_as_csv(served, browser, judge, monkeypatch, problem_hash) -> None:
     """Each row once and in order, whatever is written at once; no more rows than are allowed."""
     for number in range(5):
         judged(served, judge, took(0.1 * (number + 1)), kernel_label=f"number {number}")
@@ -131,32 +125,23 @@ def test_a_long_list_as_csv(
     assert [row["kernel_label"] for row in csv.DictReader(io.StringIO(browser.get(address).text))] == rows[:1]
 
 
-@pytest.mark.parametrize(
-    "text", ["=1+1", "+1", "-1", "@x", "  =1", "\t=1", "\n=1", "\u00a0=1", "\uff1d1", '"=1', "\tx"]
-)
-def test_formulas_are_defused(text: str) -> None:
-    """Numbers stay numbers; texts that begin a formula do not."""
-    assert export.cell(text).startswith("'")
-    assert export.cell(-1.5) == "-1.5"
-    assert export.cell("a=1") == "a=1"
+def test_formulas_are_defused() -> None:
+    """Numbers stay numbers, texts that begin a formula do not; semicolons, tabs and lines part cells within a text."""
+    for text in ("=1+1", "+1", "-1", "@x", "  =1", "\t=1", "\n=1", "\u00a0=1", "\uff1d1", '"=1', "\tx"):
+        assert export.cell(text).startswith("'")
     assert "\x1b" not in export.cell("\x1b[31m")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("a;=1;b", "a;'=1;b"),
-        ("a; \u00a0@x", "a;' \u00a0@x"),
-        ("a\t-1", "a\t'-1"),
-        ("a\n\n +1", "a\n\n' +1"),
-        ('a;"=1"', 'a;\'"=1"'),
-        ("a;b=1", "a;b=1"),
-        ("a, =1", "a, =1"),
-    ],
-)
-def test_formulas_within_a_text_are_defused(text: str, expected: str) -> None:
-    """Where semicolons, tabs or lines part cells, what stands behind one begins a cell."""
-    assert export.cell(text) == expected
+    for given, expected in {
+        -1.5: "-1.5",
+        "a=1": "a=1",
+        "a;=1;b": "a;'=1;b",
+        "a; \u00a0@x": "a;' \u00a0@x",
+        "a\t-1": "a\t'-1",
+        "a\n\n +1": "a\n\n' +1",
+        'a;"=1"': 'a;\'"=1"',
+        "a;b=1": "a;b=1",
+        "a, =1": "a, =1",
+    }.items():
+        assert export.cell(given) == expected
 
 
 def test_two_kernels_side_by_side(served: Served, browser: httpx.Client, judge: Judge) -> None:
@@ -179,8 +164,8 @@ def test_two_kernels_side_by_side(served: Served, browser: httpx.Client, judge: 
 
 
 def test_sources_of_too_many_lines_are_not_compared_here(served: Served, browser: httpx.Client, judge: Judge) -> None:
-    """The pages have all else, and name the command that compares them. A megabyte is not too long by itself."""
-    empty, short = "\n" * 100_000, "class ModelNew: short"
+    """The pages have all else, and name the command that compares them."""
+    empty = "\n" * 100_000
     one, other = (judged(served, judge, took(0.5), kernel=f"class ModelNew: {name}\n{empty}") for name in "ab")
     told = f"<code>kqueue diff {one} {other}</code>"
     for address in (f"/compare/{one}/{other}", f"/evaluations/{one}?against={other}"):
@@ -188,17 +173,20 @@ def test_sources_of_too_many_lines_are_not_compared_here(served: Served, browser
         assert told in page
         assert "The sources are the same" not in page
         assert 'class="added"' not in page
+
+
+@pytest.mark.nightly
+def test_a_megabyte_is_not_too_long_by_itself(served: Served, browser: httpx.Client, judge: Judge) -> None:
+    """Lines count."""
     lines = "".join(f"    value = value + {number % 50} * other\n" for number in range(30_000))
     long = judged(served, judge, took(0.5), kernel=f"class ModelNew:\n{lines}")
-    longer = judged(served, judge, took(0.5), kernel=f"class ModelNew:\n{lines}    value = 1\n{short}")
+    longer = judged(served, judge, took(0.5), kernel=f"class ModelNew:\n{lines}    value = 1\nclass ModelNew: short")
     page = shown(browser, f"/compare/{long}/{longer}")
     assert "kqueue diff" not in page
     assert page.count('class="added"') == 3  # with the head
 
 
-def test_a_chart_waits_for_few_others(
-    served: Served, browser: httpx.Client, judge: Judge, monkeypatch: pytest.MonkeyPatch, problem_hash: str
-) -> None:
+def test_a_chart_waits_for_few_others(served, browser, judge, monkeypatch, problem_hash) -> None:
     """Where too many wait the answer says when to ask again; a chart that was drawn leaves its place to another."""
     judged(served, judge, took(0.5))
     places = BoundedSemaphore(1)
@@ -211,9 +199,7 @@ def test_a_chart_waits_for_few_others(
     assert browser.get(address).status_code == 200
 
 
-def test_a_chart_is_drawn_once_for_what_it_shows(
-    served: Served, browser: httpx.Client, judge: Judge, monkeypatch: pytest.MonkeyPatch, problem_hash: str
-) -> None:
+def test_a_chart_is_drawn_once_for_what_it_shows(served, browser, judge, monkeypatch, problem_hash) -> None:
     """Each theme has its own, and a new verdict makes another; of all that were drawn the last ones are kept."""
     drawings: list[object] = []
 
@@ -265,9 +251,7 @@ def test_what_others_wrote_is_text(served: Served, browser: httpx.Client, judge:
     assert drawn(browser, shown(browser, f"/compare/{one}/{other}")) == 1
 
 
-def test_without_matplotlib(
-    served: Served, browser: httpx.Client, judge: Judge, monkeypatch: pytest.MonkeyPatch, problem_hash: str
-) -> None:
+def test_without_matplotlib(served, browser, judge, monkeypatch, problem_hash) -> None:
     """The page has its tables and says what to install; the chart's address says so too."""
     judged(served, judge, took(0.5))
     monkeypatch.setattr(problems, "can_draw", lambda: False)

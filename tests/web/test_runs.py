@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
-from uuid import UUID
+from itertools import product
 
 import httpx
-import pytest
 from sqlalchemy import Engine
 
 from kqueue.store import searches
 from tests.web.reading import HOSTILE, drawn, search, shown
+
+FORMS = ("{}", "{}/x", "x/{}", "{}/curve.svg", "x/{}/curve.svg", "{}?format=csv")
 
 
 def test_a_search_with_its_tree(engine: Engine, browser: httpx.Client) -> None:
@@ -36,11 +37,10 @@ def test_a_search_with_its_tree(engine: Engine, browser: httpx.Client) -> None:
     shown(browser, f"/runs/{run.id}?proposal=x", 422)
 
 
-@pytest.mark.parametrize("name", ["%00", "a%00b", "x" * 101])
-def test_what_can_be_no_run(browser: httpx.Client, name: str) -> None:
+def test_what_can_be_no_run(browser: httpx.Client) -> None:
     """Pages and charts, of one run and of two."""
-    for address in (name, f"{name}/x", f"x/{name}", f"{name}/curve.svg", f"x/{name}/curve.svg", f"{name}?format=csv"):
-        shown(browser, f"/runs/{address}", 422)
+    for name, form in product(("%00", "a%00b", "x" * 101), FORMS):
+        shown(browser, f"/runs/{form.format(name)}", 422)
 
 
 def test_runs_are_listed(engine: Engine, browser: httpx.Client) -> None:
@@ -78,12 +78,13 @@ def test_what_models_wrote_is_text(engine: Engine, browser: httpx.Client) -> Non
     assert drawn(browser, shown(browser, "/runs/hostile/hostile")) == 1
 
 
-@pytest.mark.parametrize("plan", [{"metrics": []}, {"metrics": "x"}, {"metrics": [3]}, {}])
-def test_a_record_of_another_version(engine: Engine, browser: httpx.Client, plan: dict[str, object]) -> None:
+def test_a_record_of_another_version(engine: Engine, browser: httpx.Client) -> None:
     """A run whose plan lacks what this version writes, and whose tree makes no sense, is shown all the same."""
-    run = searches.create(engine, "odd", plan)
-    searches.begin_step(engine, run.id, 0, [{"number": 0, "parent": 1}, {"number": 1, "parent": 0}], None)
-    searches.ended(engine, run.id, 0, category="of_another_version")
-    page = shown(browser, f"/runs/{UUID(str(run.id))}")
-    assert "of_another_version" in page
-    assert drawn(browser, page) == 1
+    plans: list[dict[str, object]] = [{"metrics": []}, {"metrics": "x"}, {"metrics": [3]}, {}]
+    for number, plan in enumerate(plans):
+        run = searches.create(engine, f"odd-{number}", plan)
+        searches.begin_step(engine, run.id, 0, [{"number": 0, "parent": 1}, {"number": 1, "parent": 0}], None)
+        searches.ended(engine, run.id, 0, category="of_another_version")
+        page = shown(browser, f"/runs/{run.id}")
+        assert "of_another_version" in page
+        assert drawn(browser, page) == 1

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote
@@ -19,11 +16,13 @@ from structlog.testing import capture_logs
 
 from kqueue.config import Config
 from kqueue.store import roles, sessions, tokens
+from tests.http.serving import command
 from tests.http.standin import Served
 from tests.waiting import until
 from tests.web.visiting import OWN_FORM, enter, stranger, visitor
 
 #: Addresses of pages, each of which needs a login.
+SCRIPT = "javascript:alert(1)"
 PAGES = ("/", "/evaluations", "/evaluations/{id}", "/evaluations/{id}/files/kernel.py", "/live/now")
 
 
@@ -33,13 +32,13 @@ def _cookie(client: httpx.Client) -> str:
     return cookie.value
 
 
-@pytest.mark.parametrize("address", PAGES)
-def test_a_stranger_is_sent_to_log_in(served: Served, queued: UUID, address: str) -> None:
-    wanted = address.format(id=queued)
+def test_a_stranger_is_sent_to_log_in(served: Served, queued: UUID) -> None:
     with stranger(served) as client:
-        answer = client.get(wanted)
-        assert (answer.status_code, answer.headers["location"]) == (303, f"/login?next={quote(wanted, safe='')}")
-        assert str(queued) not in answer.text
+        for address in PAGES:
+            wanted = address.format(id=queued)
+            answer = client.get(wanted)
+            assert (answer.status_code, answer.headers["location"]) == (303, f"/login?next={quote(wanted, safe='')}")
+            assert str(queued) not in answer.text
         assert client.get("/login").status_code == 200
 
 
@@ -82,30 +81,24 @@ def test_over_https_the_cookie_says_so(served: Served, token: Callable[[str], st
         assert "secure" in enter(client, token("read")).headers["set-cookie"].lower()
 
 
-@pytest.mark.parametrize("given", ["", "kq_wrong", "kq_\x00", "<script>", "x" * 5000])
-def test_what_is_no_token_does_not_let_in(served: Served, given: str) -> None:
+def test_what_is_no_token_does_not_let_in(served: Served) -> None:
+    """And a stranger's body is small."""
     with stranger(served) as client:
-        answer = enter(client, given)
-        assert answer.status_code == 403
-        assert "set-cookie" not in answer.headers
-        assert "<script>" not in answer.text
-
-
-def test_a_stranger_s_body_is_small(served: Served) -> None:
-    with stranger(served) as client:
+        for given in ("", "kq_wrong", "kq_\x00", "<script>", "x" * 5000):
+            answer = enter(client, given)
+            assert answer.status_code == 403
+            assert "set-cookie" not in answer.headers
+            assert "<script>" not in answer.text
         assert enter(client, "x" * 100_000).status_code == 413
         assert client.post("/logout", content=b"x" * 10).status_code == 401
 
 
-@pytest.mark.parametrize(
-    "there",
-    ["https://evil.example/", "//evil.example", "/\\evil.example", "/\t/evil.example", "javascript:alert(1)", "/login"],
-)
-def test_a_login_leads_nowhere_else(served: Served, token: Callable[[str], str], there: str) -> None:
+def test_a_login_leads_nowhere_else(served: Served, token: Callable[[str], str]) -> None:
     secret = token("read")
-    with stranger(served) as client:
-        assert 'name="next" value="/"' in client.get("/login", params={"next": there}).text
-        assert '<a href="/">' in enter(client, secret, next=there).text
+    for there in (*(f"{begin}evil.example" for begin in ("https://", "//", "/\\", "/\t/")), SCRIPT, "/login"):
+        with stranger(served) as client:
+            assert 'name="next" value="/"' in client.get("/login", params={"next": there}).text
+            assert '<a href="/">' in enter(client, secret, next=there).text
 
 
 def test_a_session_that_was_set_before_is_not_taken_over(served: Served, token: Callable[[str], str]) -> None:
@@ -136,34 +129,18 @@ def test_whoever_logs_out_is_out(served: Served, browser: httpx.Client) -> None:
         assert client.get("/evaluations", headers=kept).status_code == 303
 
 
-def test_the_table_holds_no_secret(browser: httpx.Client, engine: Engine) -> None:
-    with engine.connect() as connection:
-        rows = connection.execute(text("SELECT sessions::text FROM sessions")).scalars().all()
-    assert rows
-    assert not any(_cookie(browser) in row for row in rows)
-
-
-def test_the_cookie_is_no_credential_of_the_api(browser: httpx.Client, queued: UUID) -> None:
-    assert browser.get(f"/evaluations/{queued}").status_code == 200
-    for address in ("/v1/evaluations", f"/v1/evaluations/{queued}", "/v1/fleet", "/metrics"):
-        assert browser.get(address).status_code == 401
-    assert browser.post(f"/v1/evaluations/{queued}/cancel").status_code == 401
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
+def test_forms_of_other_sites_are_refused(browser: httpx.Client, queued: UUID) -> None:
+    foreign: list[dict[str, str]] = [
         {"Sec-Fetch-Site": "cross-site", "Origin": "https://evil.example"},
         {"Sec-Fetch-Site": "same-site"},
         {"Origin": "https://evil.example"},
         {"Origin": "null"},
         {},
-    ],
-)
-def test_forms_of_other_sites_are_refused(browser: httpx.Client, queued: UUID, headers: dict[str, str]) -> None:
-    for address in (f"/evaluations/{queued}/cancel", f"/evaluations/{queued}/rerun", "/logout"):
-        assert browser.post(address, headers=headers).status_code == 403
-    assert browser.post("/login", data={"token": "x"}, headers=headers).status_code == 403
+    ]
+    for headers in foreign:
+        for address in (f"/evaluations/{queued}/cancel", f"/evaluations/{queued}/rerun", "/logout"):
+            assert browser.post(address, headers=headers).status_code == 403
+        assert browser.post("/login", data={"token": "x"}, headers=headers).status_code == 403
     assert "queued" in browser.get(f"/evaluations/{queued}").text
 
 
@@ -203,9 +180,18 @@ def test_a_link_grows_old_and_is_no_session(served: Served, engine: Engine) -> N
         assert client.get("/login", params={"link": secret}).status_code == 403
 
 
-def test_a_session_is_no_link(browser: httpx.Client, served: Served) -> None:
+def test_a_session_is_no_link_and_no_credential_of_the_api(browser, served, queued, engine) -> None:
+    """And its table holds no secret."""
     with stranger(served) as client:
         assert client.get("/login", params={"link": _cookie(browser)}).status_code == 403
+    assert browser.get(f"/evaluations/{queued}").status_code == 200
+    for address in ("/v1/evaluations", f"/v1/evaluations/{queued}", "/v1/fleet", "/metrics"):
+        assert browser.get(address).status_code == 401
+    assert browser.post(f"/v1/evaluations/{queued}/cancel").status_code == 401
+    with engine.connect() as connection:
+        rows = connection.execute(text("SELECT sessions::text FROM sessions")).scalars().all()
+    assert rows
+    assert not any(_cookie(browser) in row for row in rows)
 
 
 def test_local_users_who_are_trusted_need_no_login(serve: Callable[[Config], Served], config: Config) -> None:
@@ -226,14 +212,7 @@ def login(server: Any, config: Config, engine: Engine) -> Iterator[str]:
     server.execute(f'DROP ROLE "{name}"')
 
 
-def test_the_server_s_own_role_is_enough(
-    serve: Callable[[Config], Served],
-    config: Config,
-    login: str,
-    token: Callable[[str], str],
-    engine: Engine,
-    queued: UUID,
-) -> None:
+def test_the_server_s_own_role_is_enough(serve, config: Config, login: str, token, engine: Engine, queued) -> None:
     served = serve(config.model_copy(update={"database_url": SecretStr(login)}))
     link = sessions.invite(engine, "somebody")
     with visitor(served, token("submit")) as client, stranger(served) as guest:
@@ -247,11 +226,10 @@ def test_the_server_s_own_role_is_enough(
 
 
 def test_the_command_prints_a_link_that_lets_in(served: Served, config: Config) -> None:
-    command = [sys.executable, "-m", "kqueue", "open", "--no-browser", "--url", served.url]
-    environment = dict(os.environ) | config.environment()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    status, printed, _ = command(config, "open", "--no-browser", "--url", served.url)
+    assert status == 0
     with stranger(served) as client:
-        assert client.get(done.stdout.strip()).status_code == 200
+        assert client.get(printed.strip()).status_code == 200
         assert client.get("/evaluations").status_code == 200
 
 

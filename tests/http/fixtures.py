@@ -1,0 +1,102 @@
+"""Fixtures of a served fleet, which the folders http, web and mcp have in common; a stand-in judges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import Engine
+
+from kqueue.config import Config, load
+from kqueue.contract import Outcome
+from kqueue.http.app import create_app
+from kqueue.local.valkey import Valkey
+from kqueue.store import tokens
+from tests.http.standin import Served, end, worker_that_passes_all
+from tests.services import Server
+
+__all__ = ["application", "config", "database_url", "house", "judge", "judging", "serve", "served", "token"]
+
+
+@pytest.fixture(scope="module")
+def application() -> Callable[..., FastAPI]:
+    """The function that makes the application."""
+    return create_app
+
+
+@pytest.fixture(scope="module")
+def house(
+    server: Server, valkey: Valkey, tmp_path_factory: pytest.TempPathFactory, application: Callable[..., FastAPI]
+) -> Iterator[Served]:
+    """One server and one database for all tests of a module."""
+    home, url = tmp_path_factory.mktemp("house"), server.clone()
+    served = Served(
+        load(database_url=url, redis_url=valkey.url, home=home, scratch=home, lease_s=3600), make=application
+    )
+    yield served
+    served.close()
+    server.drop(url)
+
+
+@pytest.fixture
+def database_url(house: Served) -> str:
+    """The module's database, emptied."""
+    return house.emptied()
+
+
+@pytest.fixture
+def config(config: Config) -> Config:
+    """The run's settings. The stand-in for a worker counts as alive however long a test takes."""
+    return config.model_copy(update={"lease_s": 3600.0})
+
+
+@pytest.fixture
+def serve(application: Callable[..., FastAPI]) -> Iterator[Callable[..., Served]]:
+    """Start a server with other settings; as often as the test likes."""
+    running: list[Served] = []
+
+    def start(config: Config, path: Path | None = None, **limits: Any) -> Served:
+        running.append(Served(config, path, **{"make": application, **limits}))
+        return running[-1]
+
+    yield start
+    for served in running:
+        served.close()
+
+
+@pytest.fixture
+def served(house: Served, worker_id: UUID) -> Served:
+    """The module's server with one live CPU worker, which does nothing by itself."""
+    return house
+
+
+@pytest.fixture
+def token(engine: Engine) -> Callable[..., str]:
+    """Makes tokens; returns the secret."""
+
+    def make(*scopes: str, **more: Any) -> str:
+        wanted = scopes or ("problems",)
+        return tokens.create(engine, f"a {' '.join(wanted)} one", [tokens.Scope(scope) for scope in wanted], **more)[1]
+
+    return make
+
+
+@pytest.fixture
+def judge(engine: Engine, worker_id: UUID) -> Callable[..., None]:
+    """Ends an evaluation as a worker would."""
+
+    def one(identity: UUID | str, outcome: Outcome | None = None) -> None:
+        assert end(engine, worker_id, UUID(str(identity)), outcome)
+
+    return one
+
+
+@pytest.fixture
+def judging(engine: Engine, worker_id: UUID) -> Iterator[None]:
+    """A worker that passes whatever is queued."""
+    with worker_that_passes_all(engine, worker_id):
+        yield
