@@ -493,7 +493,7 @@ def test_without_matplotlib_the_kernel_is_written(cli: Cli, judging: Judging) ->
     """The message says what to install; the search is not lost."""
     cli.write("hidden/matplotlib/__init__.py", "raise ImportError('hidden')\n")
     judging(as_told(8.0, 4.0))
-    done = cli(*SEARCH, *recorded(cli, 1), "--run-name", "a", PYTHONPATH="hidden")
+    done = cli.process(*SEARCH, *recorded(cli, 1), "--run-name", "a", PYTHONPATH="hidden")
     assert done.returncode == 0, done.stderr
     assert "pip install 'kqueue[plots]'" in done.stderr
     assert Path(cli.directory, "search-a", "best.py").exists()
@@ -506,6 +506,6 @@ def test_what_is_not_installed_is_named(cli: Cli, engine: Engine, missing: str, 
     """Before anything is recorded."""
     recorded(cli, 1)
     cli.write(f"hidden/{missing}/__init__.py", "raise ImportError('hidden')\n")
-    done = cli(*SEARCH, *asked, PYTHONPATH="hidden")
+    done = cli.process(*SEARCH, *asked, PYTHONPATH="hidden")
     assert (done.returncode, "pip install 'kqueue[search]'" in done.stderr) == (3, True)
     assert rows(engine, "SELECT 1 FROM search_runs") == []

@@ -294,6 +294,6 @@ def test_without_optuna(cli: Cli, tmp_path: Path) -> None:
     """The error says which extra to install, before anything is recorded."""
     cli.write("kernel.py", KERNEL)
     cli.write("hidden/optuna.py", "raise ImportError('no optuna here')\n")
-    done = cli(*TUNE, "--grid", "BLOCK=8", PYTHONPATH=str(cli.directory / "hidden"))
+    done = cli.process(*TUNE, "--grid", "BLOCK=8", PYTHONPATH=str(cli.directory / "hidden"))
     assert done.returncode == 3
     assert "tuning needs Optuna (no optuna here): pip install 'kqueue[tune]'" in done.stderr
