@@ -72,6 +72,7 @@ def test_an_evaluation_of_the_fleet(fleet: LocalFleet, cli: Cli, tmp_path: Path)
         assert all(ticket.done() for ticket in made)
 
 
+@pytest.mark.nightly
 def test_on_the_page(fleet: LocalFleet, tmp_path: Path) -> None:
     """A button begins it, and the page ends with a program that shows the failure."""
     address = f"/evaluations/{submitted(fleet, OFF)}/autopsy"
@@ -87,6 +88,7 @@ def test_on_the_page(fleet: LocalFleet, tmp_path: Path) -> None:
     assert status == 1, printed
 
 
+@pytest.mark.nightly
 def test_a_kernel_in_a_file_that_passes(cli: Cli) -> None:
     """The fleet judges it first. There is nothing to find, so the status is 1 and no file is written."""
     right = cli.write("right.py", TAIL_KERNEL.replace("] = 0", "] += 0"))
@@ -107,6 +109,7 @@ def test_what_cannot_be_looked_into(fleet: LocalFleet, cli: Cli) -> None:
         assert (done.returncode, said in done.stderr) == (status, True), done.stderr
 
 
+@pytest.mark.nightly
 def test_ctrl_c_tells_the_best_so_far_and_leaves_nothing(fleet: LocalFleet, cli: Cli) -> None:
     """What still ran is cancelled."""
     identity = submitted(fleet, (cli.directory / "slow.py").read_text())
@@ -135,6 +138,7 @@ def test_ctrl_c_tells_the_best_so_far_and_leaves_nothing(fleet: LocalFleet, cli:
         until(lambda: all(ticket.done() for ticket in made), 60, "the evaluations' end")
 
 
+@pytest.mark.nightly
 def test_an_agent_has_one(fleet: LocalFleet) -> None:
     """With progress; repro.py is told on request, and so is why a kernel that passed has none."""
     identity = submitted(fleet, OFF)

@@ -59,7 +59,7 @@ class Cli:
                     if (getattr(sys.modules[name], "__file__", None) or "").startswith(f"{self.directory}/"):
                         del sys.modules[name]
         assert isinstance(status, int)
-        return self._done(arguments, status, *(stream.buffer.getvalue() for stream in (out, err)))  # type: ignore[attr-defined]
+        return self._done(arguments, status, *(stream.buffer.getvalue() for stream in (out, err)))
 
     def process(self, *arguments: str, stdin: bytes = b"", **changed: str) -> Done:
         """Run a command in a process of its own to its end. ``changed`` overrides the environment."""

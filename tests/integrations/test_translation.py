@@ -23,7 +23,7 @@ KERNEL = "import torch\n\n\nclass ModelNew(torch.nn.Module):\n    def forward(se
 def measurement(median_ms: float, basis: str = "gpu_clock") -> Measurement:
     """A time, its mean twice its median."""
     return Measurement(
-        basis=basis,  # pyright: ignore[reportArgumentType]
+        basis=basis,
         count=17,
         median_ms=median_ms,
         q1_ms=median_ms * 0.9,
@@ -276,7 +276,7 @@ def test_scores_of_verdicts() -> None:
     assert (scorer("speedup")(untimed), scorer("correctness")(untimed)) == (None, 1.0)
     assert scorer(lambda given: given.attempts + 1.0)(right) == 2.0
     with pytest.raises(ConfigError, match="correctness"):
-        scorer("fastest")  # pyright: ignore[reportArgumentType]
+        scorer("fastest")
 
 
 @pytest.mark.parametrize(
