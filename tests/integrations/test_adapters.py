@@ -13,6 +13,8 @@ from kqueue import Client
 from kqueue.config import Config
 from tests.integrations.sources import BROKEN_REFERENCE, QUICK, REFERENCE, RIGHT, WRONG
 
+pytestmark = pytest.mark.nightly
+
 SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
 
 
