@@ -253,8 +253,9 @@ def test_a_changed_record_is_not_obeyed(cli: Cli, judging: Judging, engine: Engi
         for given in ((), recorded(cli, 2)):
             done = cli("search", "resume", "a", *given, "--num-steps", "2", KQUEUE_TOKEN="secret")
             assert done.returncode == 2, done.stderr
-            assert "give again what the search was begun with" in done.stderr
-            assert f"its record, which says {says}" in done.stderr
+            refused = "give again what the search was begun with, as others may have changed its record, which says "
+            assert refused in done.stderr
+            assert says in done.stderr
     assert not Path(cli.directory, "bad").exists()
     assert len(shown(cli)["proposals"]) == 2
 
