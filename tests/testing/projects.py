@@ -117,11 +117,8 @@ def plain(cli: Cli, *arguments: str) -> subprocess.CompletedProcess[str]:
 def body(text: str) -> list[str]:
     """What pytest prints, without its header, the times, and the names of files that it writes."""
     lines = re.sub(r"in \d[\d.]*s( \([\d:]+\))?|=+|0x[0-9a-f]+", "", text).splitlines()
-    return [
-        line.strip()
-        for line in lines
-        if not line.startswith(("platform", "plugins:", "kqueue:", "cachedir", "- generated"))
-    ]
+    other = ("platform", "plugins:", "kqueue:", "cachedir")
+    return [line.strip() for line in lines if not line.startswith(other) and "generated xml file" not in line]
 
 
 def results(file: Path) -> dict[str, str]:
