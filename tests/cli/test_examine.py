@@ -60,10 +60,7 @@ def sources(engine: Engine, batch: str) -> list[tuple[str, bool]]:
         return [(source, bool(untimed)) for source, untimed in connection.execute(text(query), {"batch": batch})]
 
 
-@pytest.mark.parametrize(
-    ("runs", "status"),
-    [((CLEAN,), 0), ((FOUND, UNTOLD), 1), ((CLEAN, UNTOLD), 3), ((), 3)],
-)
+@pytest.mark.parametrize(("runs", "status"), [((CLEAN,), 0), ((FOUND, UNTOLD), 1), ((CLEAN, UNTOLD), 3), ((), 3)])
 def test_an_evaluation_is_sanitised_by_the_fleet(
     cli: Cli, engine: Engine, gpu: UUID, judging: Callable[[Judgement], None], runs: tuple[Sanitized, ...], status: int
 ) -> None:
