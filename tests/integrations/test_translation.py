@@ -45,19 +45,9 @@ def verdict(category: Category = Category.PASSED, **fields: Any) -> Verdict:
 
 def test_arguments_become_settings() -> None:
     """Each argument of KernelBench has its place in a request."""
-    request = request_of(
-        "class Model: ...",
-        "class ModelNew: ...",
-        backend="Triton",
-        seed_num=7,
-        num_correct_trials=3,
-        num_perf_trials=250,
-        precision="torch.bfloat16",
-        comparison="kernelbench",
-        timeout_s=30,
-        lane="gpu.h200",
-        batch="run",
-    )
+    asked: dict[str, Any] = {"backend": "Triton", "seed_num": 7, "num_correct_trials": 3, "num_perf_trials": 250}
+    asked |= {"precision": "torch.bfloat16", "comparison": "kernelbench", "timeout_s": 30}
+    request = request_of("class Model: ...", "class ModelNew: ...", **asked, lane="gpu.h200", batch="run")
     settings = request.settings
     assert (request.backend, request.lane, request.batch) == (Backend.TRITON, "gpu.h200", "run")
     assert (settings.seed, settings.checks, settings.precision) == (7, 3, Precision.BF16)

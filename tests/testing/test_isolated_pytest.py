@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -52,27 +53,17 @@ def compare(cli: Cli, *options: str) -> Done:
     return isolated
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["-q", "-x"],
-        *(
-            pytest.param(options, marks=pytest.mark.nightly)
-            for options in (
-                ["-v", "-k", "named or fails"],
-                ["-m", "slow", "-p", "no:cacheprovider"],
-                ["--deselect", "test_first.py::TestGroup::test_fails", "test_second.py", "test_first.py"],
-                ["-k", "nothing_of_this_name"],
-                ["not_there.py"],
-            )
-        ),
-    ],
-    ids=" ".join,
-)
-def test_what_is_printed_is_what_pytest_prints(cli: Cli, options: list[str]) -> None:
+OTHERS = [
+    "-v -k 'named or fails'", "-m slow -p no:cacheprovider", "-k nothing_of_this_name", "not_there.py",
+    "--deselect test_first.py::TestGroup::test_fails test_second.py test_first.py",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", ["-q -x", *(pytest.param(each, marks=pytest.mark.nightly) for each in OTHERS)])
+def test_what_is_printed_is_what_pytest_prints(cli: Cli, options: str) -> None:
     """Report, choice of tests and exit status are pytest's own; fixtures and plugins of the project work."""
     write_two(cli)
-    compare(cli, *options)
+    compare(cli, *shlex.split(options))
 
 
 @pytest.mark.parametrize("isolate", [pytest.param("test", marks=pytest.mark.nightly), "class"])
@@ -434,20 +425,20 @@ def test_what_failed_is_run_once_more_under_compute_sanitizer(cli: Cli, tmp_path
     assert (cli.directory / "test_good.py.runs").read_text() == "x"
 
 
+REFUSED = [
+    (["-p", "xdist", "-n", "2"], "none", "leave out pytest-xdist's options"),
+    (["--sanitize"], "none", "compute-sanitizer is neither on PATH nor below CUDA_HOME"),
+    (["--kqueue-timeout", "soon"], "none", "'soon' is no number of seconds"),
+    (["--isolate", "file"], "none", "invalid choice: 'file'"),
+    ([], "GPU-of-another-host", "KQUEUE_GPUS=GPU-of-another-host"),
+]
+
+
 @pytest.mark.parametrize(
     ("options", "gpus", "words"),
     [
         (["--pdb"], "none", "--pdb needs the tests in pytest's own process"),
-        *(
-            pytest.param(*case, marks=pytest.mark.nightly)
-            for case in (
-                (["-p", "xdist", "-n", "2"], "none", "leave out pytest-xdist's options"),
-                (["--sanitize"], "none", "compute-sanitizer is neither on PATH nor below CUDA_HOME"),
-                (["--kqueue-timeout", "soon"], "none", "'soon' is no number of seconds"),
-                (["--isolate", "file"], "none", "invalid choice: 'file'"),
-                ([], "GPU-of-another-host", "KQUEUE_GPUS=GPU-of-another-host"),
-            )
-        ),
+        *(pytest.param(*case, marks=pytest.mark.nightly) for case in REFUSED),
     ],
     ids=str,
 )
