@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -58,12 +60,19 @@ def test_a_gpu_that_this_machine_lacks(fleet: LocalFleet) -> None:
         evaluator.evaluate(REFERENCE, RIGHT)
 
 
-def test_the_fleets_fallback(fleet: LocalFleet) -> None:
+def test_the_fleets_fallback(fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another GPU's name is no error where the fleet names a lane in its place; the result says so."""
-    settings = load(home=fleet.config.home, gpu_fallback="cpu")
-    with LocalKernelEvaluator(gpu="L40S", config=settings, **QUICK) as evaluator:
-        metadata = evaluator.evaluate(REFERENCE, WRONG)["metadata"]
-    assert [metadata[name] for name in ("category", "lane", "lane_asked")] == ["wrong_values", "cpu", "gpu.l40s"]
+    # A process has one connection to a fleet, with the settings of its first use.
+    program = f"""
+from kqueue.integrations.local import LocalKernelEvaluator
+with LocalKernelEvaluator(gpu="L40S", **{QUICK!r}) as evaluator:
+    metadata = evaluator.evaluate({REFERENCE!r}, {WRONG!r})["metadata"]
+print(metadata["category"], metadata["lane"], metadata["lane_asked"])
+"""
+    monkeypatch.setenv("KQUEUE_HOME", str(fleet.config.home))
+    monkeypatch.setenv("KQUEUE_GPU_FALLBACK", "cpu")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (0, "wrong_values cpu gpu.l40s\n"), done.stderr
 
 
 def is_up(config: Config) -> bool:
