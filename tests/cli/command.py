@@ -6,6 +6,7 @@ import atexit
 import gc
 import io
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,7 @@ class Cli:
         err.reconfigure(errors="backslashreplace")
         status: object = None
         modules, threshold = set(sys.modules), gc.get_threshold()
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self.directory)
             for name, value in {**self.environment, **changed}.items():
@@ -55,6 +57,8 @@ class Cli:
             finally:
                 gc.set_threshold(*threshold)
                 atexit.unregister(gc.freeze)
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
                 for name in set(sys.modules) - modules:  # another test has other modules of these names
                     if (getattr(sys.modules[name], "__file__", None) or "").startswith(f"{self.directory}/"):
                         del sys.modules[name]

@@ -203,8 +203,8 @@ WHERE e.batch = (SELECT batch FROM evaluations ORDER BY submitted_at DESC LIMIT 
 
 def test_ctrl_c_cancels_what_was_submitted(on_fleet: Cli, engine: Engine) -> None:
     """What ran is killed, what waited does not begin, and pytest reports what there is."""
-    for number in range(4):
-        on_fleet.write(f"test_more_{number}.py", "import time\ndef test_waits(): time.sleep(10_000)\n")
+    for each in range(4):
+        on_fleet.write(f"test_more_{each}.py", "import time\ndef test_waits(): time.sleep(10_000)\n")
 
     def states() -> list[str]:
         with engine.connect() as connection:
