@@ -47,16 +47,6 @@ def engine(fleet: LocalFleet) -> Iterator[Engine]:
     engine.dispose()
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("options", [["-v", "-k", "named or fails"], ["-q", "-x"]], ids=" ".join)
-def test_what_is_printed_is_what_pytest_prints(on_fleet: Cli, options: list[str]) -> None:
-    """Report, choice of tests and exit status are pytest's own; paths are the sender's."""
-    write_two(on_fleet)
-    isolated, expected = on_fleet.process("pytest", "--fleet", "--slots", "1", *options), plain(on_fleet, *options)
-    assert body(isolated.stdout) == body(expected.stdout)
-    assert isolated.returncode == expected.returncode
-
-
 def test_what_is_reported_is_what_pytest_reports(on_fleet: Cli) -> None:
     """On the terminal and in JUnit's XML: cases, properties and captured output."""
     write_two(on_fleet)
