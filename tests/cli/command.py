@@ -9,7 +9,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
@@ -73,13 +74,19 @@ class Cli:
         )  # fmt: skip
         return self._done(arguments, done.returncode, done.stdout, done.stderr)
 
-    def start(self, *arguments: str, **changed: str) -> subprocess.Popen[str]:
-        """Start a command in a process of its own, with pipes."""
+    @contextmanager
+    def start(self, *arguments: str, **changed: str) -> Generator[subprocess.Popen[str]]:
+        """Run a command in a process of its own, with pipes, beside the block. A block that fails kills it."""
         environment = {**os.environ, **self.environment, **changed}
-        return subprocess.Popen(
+        with subprocess.Popen(
             [*COMMAND, *arguments], cwd=self.directory, env=environment, text=True, errors="backslashreplace",
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+        ) as process:  # fmt: skip
+            try:
+                yield process
+            except BaseException:
+                process.kill()
+                raise
 
     @staticmethod
     def _done(arguments: Sequence[str], status: int, out: bytes, err: bytes) -> Done:
