@@ -53,13 +53,15 @@ def compare(cli: Cli, *options: str) -> Done:
     return isolated
 
 
-OTHERS = [
+OPTIONS = [
+    "-q -x",
     "-v -k 'named or fails'", "-m slow -p no:cacheprovider", "-k nothing_of_this_name", "not_there.py",
     "--deselect test_first.py::TestGroup::test_fails test_second.py test_first.py",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("options", ["-q -x", *(pytest.param(each, marks=pytest.mark.nightly) for each in OTHERS)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("options", OPTIONS)
 def test_what_is_printed_is_what_pytest_prints(cli: Cli, options: str) -> None:
     """Report, choice of tests and exit status are pytest's own; fixtures and plugins of the project work."""
     write_two(cli)
@@ -107,6 +109,7 @@ def test_what_failed_last_is_run_alone(cli: Cli) -> None:
     assert "1 failed, 1 deselected" in cli.process("pytest", "--lf", "test_one.py").stdout
 
 
+@pytest.mark.nightly
 def test_a_module_that_cannot_be_imported_is_a_collection_error(cli: Cli) -> None:
     """Status and words are pytest's."""
     cli.write("test_bad.py", "import not_installed\n")
@@ -114,6 +117,7 @@ def test_a_module_that_cannot_be_imported_is_a_collection_error(cli: Cli) -> Non
     compare(cli, "--continue-on-collection-errors")
 
 
+@pytest.mark.nightly
 def test_a_module_that_is_only_right_beside_another_is_an_error(cli: Cli) -> None:
     """What a module takes from one that was imported before it is not there in a process of its own."""
     cli.write("test_a.py", "import builtins\nbuiltins.shared = 1\ndef test_a(): pass\n")
@@ -186,7 +190,11 @@ def test_waits(resource):
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly), signal.SIGKILL],
+    ids=lambda number: number.name,
+)
 def test_nothing_outlives_the_command(cli: Cli, number: signal.Signals) -> None:
     """Ctrl-C tears fixtures down and reports; whatever ends the command ends its tests and what they started."""
     cli.write("test_waits.py", WAITING)
@@ -227,6 +235,7 @@ def test_output_is_passed_on_where_pytest_captures_none(cli: Cli) -> None:
     assert "from the test" in cli.process("pytest", "-s").stdout
 
 
+@pytest.mark.nightly
 def test_a_test_can_end_the_run(cli: Cli) -> None:
     """By `pytest.exit()`, with its reason and status."""
     cli.write("test_a.py", "import pytest\ndef test_a(): pytest.exit('enough', 9)\ndef test_b(): pass\n")
@@ -407,6 +416,7 @@ exec "$@"
 """
 
 
+@pytest.mark.nightly
 def test_what_failed_is_run_once_more_under_compute_sanitizer(cli: Cli, tmp_path: Path) -> None:
     """Its findings stand in the report of the failed test, and in JUnit's XML; what passed is not run again."""
     (tmp_path / "bin").mkdir()

@@ -87,6 +87,7 @@ def test_modules_that_misbehave(on_fleet: Cli) -> None:
     assert len(done.stdout) < 200_000
 
 
+@pytest.mark.nightly
 def test_a_test_that_takes_too_long_is_ended(on_fleet: Cli) -> None:
     """It fails, and says where it was; the others run."""
     on_fleet.write("test_hangs.py", "import time\ndef test_hangs(): time.sleep(10_000)\ndef test_behind(): pass\n")
@@ -248,7 +249,7 @@ def test_what_cannot_travel_is_refused(on_fleet: Cli) -> None:
 
 
 def test_it_travels_by_http(on_fleet: Cli, fleet: LocalFleet, tmp_path: Path) -> None:
-    """A sender needs no more than the address of `kqueue serve` and a token; a refusal is said."""
+    """A sender needs no more than the address of `kqueue serve` and a token."""
     on_fleet.write("test_a.py", "def test_a(): pass\n")
     assert fleet.http_url is not None
     token = load(home=fleet.config.home_path, url=fleet.http_url).token
@@ -257,5 +258,3 @@ def test_it_travels_by_http(on_fleet: Cli, fleet: LocalFleet, tmp_path: Path) ->
     away = {"KQUEUE_HOME": str(tmp_path / "home"), "KQUEUE_TOKEN": token.get_secret_value()}
     done = on_fleet.process("pytest", "--fleet", *url, **away)
     assert "1 passed" in done.stdout, done.stdout + done.stderr
-    done = on_fleet.process("pytest", "--fleet", "--lane", "gpu.h200", *url, **away)
-    assert (done.returncode, "no live worker serves gpu.h200" in done.stdout) == (3, True)
