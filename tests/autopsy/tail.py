@@ -38,7 +38,7 @@ def execute(source: str, folder: Path) -> tuple[int, str]:
 
 
 def fails(source: str | None, folder: Path, said: str = "") -> None:
-    """Hold that repro.py fails by itself, and says this."""
+    """Assert that repro.py fails by itself with this message."""
     assert source is not None
     status, printed = execute(source, folder)
     assert (status, said in printed) == (1, True), printed

@@ -130,7 +130,7 @@ def test_it_stops_in_time_with_the_best_so_far(local: LocalJudge) -> None:
 
 
 def test_what_needs_no_autopsy_is_told(local: LocalJudge) -> None:
-    """There is no repro.py; a failure of the fleet says nothing about the kernel."""
+    """Passed kernels, failures that sizes do not decide, and fleet failures get no reproduction."""
     for kernel, said in (
         ("class ModelNew(", "syntax_error: inputs and their sizes do not decide this failure"),
         (TAIL_KERNEL.replace("] = 0", "] += 0"), "the kernel passed"),

@@ -67,7 +67,7 @@ class Cli:
         return self._done(arguments, status, *(stream.buffer.getvalue() for stream in (out, err)))
 
     def process(self, *arguments: str, stdin: bytes = b"", **changed: str) -> Done:
-        """Run a command in a process of its own to its end. ``changed`` overrides the environment."""
+        """Run a command in its own process to its end. ``changed`` overrides the environment."""
         done = subprocess.run(
             [*COMMAND, *arguments], cwd=self.directory, env={**os.environ, **self.environment, **changed}, input=stdin,
             capture_output=True, timeout=self.patience_s, check=False,
@@ -76,7 +76,7 @@ class Cli:
 
     @contextmanager
     def start(self, *arguments: str, **changed: str) -> Generator[subprocess.Popen[str]]:
-        """Run a command in a process of its own, with pipes, beside the block. A block that fails kills it."""
+        """Run a command in its own process, with pipes, during the block. Kill it if the block fails."""
         environment = {**os.environ, **self.environment, **changed}
         with subprocess.Popen(
             [*COMMAND, *arguments], cwd=self.directory, env=environment, text=True, errors="backslashreplace",

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("command", ["categories", "evidence"])
 def test_a_generated_document_is_what_the_command_prints(command: str) -> None:
-    """docs/categories.md and docs/evidence.md come from `--markdown`; without it each category and fact has a line."""
+    """The Markdown output is the document, and the plain output lists each category and fact."""
     assert Cli(ROOT)(command, "--markdown").stdout == (ROOT / "docs" / f"{command}.md").read_text()
     facts = evidence.Facts.model_fields.keys() | evidence.Evidence.model_fields.keys()
     words = {word for line in Cli(ROOT)(command).stdout.splitlines() for word in line.split()[:3]}
@@ -36,7 +36,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 def test_what_every_invocation_has() -> None:
-    """The version; the whole first sentence of each command on a narrow terminal; completion; 2 for a typo."""
+    """All commands share the version, whole summaries in the help, completion, and status 2 for a typo."""
     cli = Cli(ROOT)
     assert (cli("--version").returncode, cli("--version").stdout) == (0, f"kqueue {metadata.version('kqueue')}\n")
     for group in ((), ("db",)):

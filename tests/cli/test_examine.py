@@ -122,7 +122,7 @@ def test_a_kernel_is_profiled_once(cli: Cli, engine: Engine, gpu: UUID, judging:
 
 
 def test_what_cannot_be_examined(cli: Cli, engine: Engine, gpu: UUID, worker: UUID) -> None:
-    """Is refused, with what to do; a fleet that is not there is waited for so long, and what waits is cancelled."""
+    """Bad arguments end with 2. A timeout ends with 4 and cancels the evaluation."""
     identity = known(engine, gpu, Evidence())
     for arguments, said in (
         (("sanitize", identity, "--tool", "leakcheck"), "--tool leakcheck: it is one of memcheck"),

@@ -45,7 +45,7 @@ def assert_harmless(output: str) -> None:
 
 
 def told(cli: Cli, *arguments: str) -> list[Any]:
-    """What a command prints as JSON."""
+    """Return the records that a command prints as JSON lines."""
     done = cli(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -144,7 +144,7 @@ def test_what_a_candidate_printed_cannot_touch_the_terminal(cli: Cli, engine: En
 
 
 def test_what_names_no_evaluation(cli: Cli) -> None:
-    """What is no id ends with 2, and an unknown id with 5; the message says what to do."""
+    """An invalid id ends with 2, and an unknown id with 5."""
     for identity, status, says in (
         ("abc", 2, "abc is no evaluation's id: give an id, or at least its first 4 digits"),
         ("zzzz", 2, "zzzz is no evaluation's id"),

@@ -72,14 +72,14 @@ def questions(cli: Cli) -> list[dict[str, Any]]:
 
 
 def search(cli: Cli, *arguments: str) -> Done:
-    """A search called `a` that ends well."""
+    """Run the search `a`, which must succeed."""
     done = cli(*SEARCH, "--run-name", "a", *arguments)
     assert done.returncode == 0, done.stderr
     return done
 
 
 def resume(cli: Cli, *arguments: str) -> dict[str, Any]:
-    """What it has come to when it goes on."""
+    """Resume the search `a`, and return its result."""
     done = cli("search", "resume", "a", *arguments, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -92,7 +92,7 @@ def shown(cli: Cli, name: str = "a") -> dict[str, Any]:
 
 
 def held(judge: Judgement, since: Callable[[str], bool]) -> tuple[Judgement, threading.Event, threading.Event]:
-    """Judge with a judgement that from some kernel on waits to be let go on; and the events of both."""
+    """Return a judgement that blocks on some kernels, with the events that report and release it."""
     go_on, waits = threading.Event(), threading.Event()
 
     def judgement(label: str) -> Outcome:
@@ -365,7 +365,7 @@ def test_bad_input_is_refused_before_anything_is_recorded(cli: Cli, engine: Engi
 
 
 def test_a_lane_and_a_name_that_cannot_be(cli: Cli, judging: Judging) -> None:
-    """A lane without a worker is refused as by a submission, and a name is one search's."""
+    """A lane without workers and a name in use are refused."""
     done = cli(*SEARCH, "--gpu", "L40S", *recorded(cli, 1))
     assert (done.returncode, "gpu.l40s" in done.stderr) == (2, True)
     judging(as_told(8.0, 4.0))
@@ -457,7 +457,7 @@ def test_the_database_refuses_names_that_are_none(engine: Engine, name: str) -> 
 def test_what_is_not_installed_is_named(
     cli: Cli, engine: Engine, judging: Judging, missing: str, asked: tuple[str, ...], extra: str
 ) -> None:
-    """Before anything is recorded; without pictures the search is not lost, and the kernel is written."""
+    """The message names the extra. Only pictures can be missing without an error."""
     recorded(cli, 1)
     cli.write(f"hidden/{missing}/__init__.py", "raise ImportError('hidden')\n")
     judging(as_told(8.0, 4.0))

@@ -37,7 +37,7 @@ def test_an_unreachable_database_ends_with_3(cli: Cli) -> None:
 
 
 def test_a_setting_that_cannot_work_ends_with_3(cli: Cli, worker: UUID) -> None:
-    """An address that cannot be one, or none at all, is told apart from a server that is away; no password is shown."""
+    """Bad settings end with 3 and a message that names the setting. No password is shown."""
     for command, name, value, message in (
         (("results",), "DATABASE_URL", "not-a-url", "KQUEUE_DATABASE_URL is not a URL"),
         (("results",), "DATABASE_URL", "mysql://u:secret@h/d", "kqueue needs postgresql"),
@@ -109,7 +109,7 @@ def test_doctor_looks_at_services_and_worker(cli: Cli, worker: UUID, tmp_path: P
 
 @pytest.fixture
 def at_fault(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """A fleet that lost a worker, and whose GPU has fallen off the bus; one evaluation waits."""
+    """Give the fleet a lost worker, a GPU with errors, and one queued evaluation."""
     lost = Outcome(category=Category.WORKER_LOST, message="gone with keepthissecret", phase=Phase.CHECK)
     cli(*SUBMIT, "--lane", "cpu", "--set", "max_attempts=1")
     assert judge(engine, worker, lambda _: lost) == 1
@@ -122,7 +122,7 @@ def at_fault(cli: Cli, engine: Engine, worker: UUID) -> None:
 
 @pytest.mark.usefixtures("at_fault")
 def test_a_deep_look_tells_of_faults(config: Config) -> None:
-    """The fleet's own faults are counted, recent messages of the driver named, and the services timed."""
+    """Faults of the fleet are counted, recent driver errors are named, and services are timed."""
     found = {check.name: check for check in doctor._services(config, deep=True)}
     assert (found["faults"].state, "1 worker_lost" in found["faults"].detail) == ("warn", True)
     assert "Xid 79" in found["xids"].detail
@@ -135,7 +135,7 @@ def test_a_deep_look_tells_of_faults(config: Config) -> None:
 @pytest.mark.usefixtures("at_fault")
 @pytest.mark.timeout(900)
 def test_a_deep_look_judges_kernels(cli: Cli, tmp_path: Path) -> None:
-    """A broken compiler is found by a kernel, and what faults tell holds no secret."""
+    """A broken compiler is found by judging a kernel, and no secret is shown."""
     broken = tmp_path / "bin"
     for name in ("g++", "c++"):
         cli.write(f"bin/{name}", "#!/bin/sh\nexit 1\n").chmod(0o755)
@@ -163,7 +163,7 @@ def without_torch(directory: Path) -> dict[str, str]:
 
 
 def test_a_client_without_torch(cli: Cli, tmp_path: Path) -> None:
-    """It is told so, and nothing is broken; services out of reach are failures with what to look at, and no secret."""
+    """A host without torch passes as a client. Unreachable services fail, and no secret is shown."""
     hidden = without_torch(tmp_path / "site")
     done = cli("doctor", "--json", **hidden)
     found = checks(done)

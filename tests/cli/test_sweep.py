@@ -31,7 +31,7 @@ class TestSweep:
     """One sweep, now."""
 
     def test_a_quiet_fleet_needs_nothing(self, cli: Cli, worker: UUID) -> None:
-        """The command says so; pruning needs a setting, as nothing is ever removed by a default."""
+        """An idle fleet needs nothing, and pruning needs a setting."""
         done = cli("sweep")
         assert (done.returncode, done.stdout) == (0, "nothing to do\n")
         done = cli("sweep", "--prune")
@@ -90,7 +90,7 @@ class TestWait:
         assert cli("wait", ids[0][:8], ids[2]).returncode == 0
 
     def test_no_verdict(self, cli: Cli, worker: UUID) -> None:
-        """A wait that is over ends nothing, and a wrong name is no empty success."""
+        """A timeout ends with 4, and an unknown batch with 5."""
         submitted(cli, "a")
         done = cli("wait", "--batch", "night", "--timeout", "0.1")
         assert (done.returncode, "1 of 1 without a verdict" in done.stderr) == (4, True)

@@ -55,7 +55,7 @@ def by_block(engine: Engine) -> Callable[..., Judgement]:
 
 
 def tune(cli: Cli, *grid: str, status: int = 0, name: str = "a") -> Done:
-    """A run over a grid, with what it prints."""
+    """Run a tuning over a grid."""
     cli.write("kernel.py", KERNEL)
     done = cli(*TUNE, *(word for values in grid for word in ("--grid", values)), "--run-name", name)
     assert done.returncode == status, done.stderr
@@ -63,7 +63,7 @@ def tune(cli: Cli, *grid: str, status: int = 0, name: str = "a") -> Done:
 
 
 def resume(cli: Cli) -> dict[str, Any]:
-    """What it has come to when it goes on."""
+    """Resume the tuning `a`, and return its result."""
     done = cli("search", "resume", "a", "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -71,7 +71,7 @@ def resume(cli: Cli) -> dict[str, Any]:
 
 @pytest.fixture
 def count(engine: Engine) -> Callable[[str], int]:
-    """How many evaluations are so."""
+    """Count evaluations by a condition."""
 
     def counted(what: str) -> int:
         query = f"SELECT count(*) FROM evaluations LEFT JOIN verdicts ON id = evaluation_id WHERE {what}"
@@ -120,7 +120,7 @@ def test_nothing_beats_the_original(cli: Cli, judging: Judging, by_block: Callab
 
 
 def test_few_right_kernels(cli: Cli, judging: Judging, by_block: Callable[..., Judgement]) -> None:
-    """Where only the kernel as it was given is right it is the winner; where none is, nothing is written."""
+    """The original wins where only it is right. Nothing is written where no kernel is right."""
     judging(lambda label: by_block(b4=8.0 if label.startswith("one-") else 0, b8=0)(label))
     said = "no other configuration is known to be right: the winner is the kernel as it was given (BLOCK=4)"
     assert said in tune(cli, "BLOCK=8", name="one").stdout
@@ -240,7 +240,7 @@ def test_a_changed_record_is_not_obeyed(
 
 
 def test_what_is_refused_records_nothing(cli: Cli, engine: Engine) -> None:
-    """Values that cannot be, an address that is none, times that are not taken."""
+    """Bad arguments are refused before a run is recorded."""
     cli.write("kernel.py", KERNEL)
     for arguments, status, says in (
         (("--grid", "BLOCK=x,8"), 2, "grid: BLOCK is 4 in the kernel, and cannot be 'x'"),

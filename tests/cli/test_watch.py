@@ -64,7 +64,7 @@ def test_what_has_not_ended_is_said(cli: Cli, engine: Engine, worker: UUID) -> N
 
 
 def test_without_a_worker_the_reason_is_said(cli: Cli, engine: Engine) -> None:
-    """There is no estimate then; a name is that of a batch or an evaluation."""
+    """There is no estimate without a worker. An unknown name is refused."""
     submit(engine, "a", batch="\x1b[2J[bold]b")
     done = cli("watch", "\x1b[2J[bold]b", "--timeout", "0")
     assert done.stdout == "0 of 1 have ended: 1 queued; no live worker serves the lane cpu\n"

@@ -57,13 +57,13 @@ def evaluated(config: Config, use: Callable[[ModalKernelEvaluator], Any], **sett
 
 @pytest.fixture
 def shared() -> Iterator[None]:
-    """Whatever the process's evaluator is, there is none after the test."""
+    """Remove the process's evaluator after the test."""
     yield
     set_modal_evaluator(None)
 
 
 def test_one_kernel(config: Config) -> None:
-    """The result's keys, with times where they are asked for; as with Modal's, else nothing is timed."""
+    """The result has Modal's keys, and times only on request."""
     asked = ("torch", 1, True, 5, "fp32", "do_bench", True, 0.0)
     result, _ = evaluated(config, lambda e: e.evaluate_single(REFERENCE, RIGHT, *asked))
     assert result.keys() == KEYS
@@ -124,7 +124,7 @@ def test_the_first_exception_is_raised_where_so_configured(config: Config) -> No
 
 
 def test_calls_of_one_window_go_out_together(config: Config) -> None:
-    """Single calls are gathered, up to the batch's size, each with its own result or exception; or none are."""
+    """Single calls are batched up to the batch size, unless batching is off."""
 
     async def use(evaluator: ModalKernelEvaluator, *kernels: str) -> list[Any]:
         calls = [evaluator.evaluate_single_batched(**entry(kernel)) for kernel in kernels]
@@ -153,7 +153,7 @@ def test_a_cancelled_call_spoils_no_other(config: Config) -> None:
 
 @pytest.mark.usefixtures("shared")
 def test_one_evaluator_in_several_loops(config: Config) -> None:
-    """The process's evaluator and functions may be used by one event loop after another."""
+    """The process's evaluator and functions work in one event loop after another."""
     set_modal_evaluator(ModalKernelEvaluator(ON_CPU))
     for kernel in (RIGHT, WRONG):
         result = asyncio.run(get_modal_evaluator().evaluate_single_batched(**entry(kernel)))
@@ -235,7 +235,7 @@ def test_workers_that_come_while_a_call_waits(config: Config) -> None:
 
 
 def test_wrong_configurations_are_named(config: Config) -> None:
-    """A field that cannot work is refused when it is set, and what is switched off says so."""
+    """Invalid configurations name the field, and a disabled evaluator raises."""
     for wrong in ({"deployment_mode": "eager"}, {"max_batch_size": 0}, {"batch_window_s": -1}):
         with pytest.raises(ConfigError, match=next(iter(wrong)).removeprefix("batch_").removesuffix("_s")):
             ModalEvaluatorConfig(**wrong)

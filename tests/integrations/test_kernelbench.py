@@ -56,7 +56,7 @@ def scores(folders: tuple[Path, Path], *arguments: str, status: int = 0) -> dict
 
 
 def refused(folders: tuple[Path, Path], *arguments: str, told: str) -> None:
-    """The command refuses to run, and says why."""
+    """Assert that the command refuses the arguments with this message."""
     done = judge(folders, *arguments)
     assert (done.returncode, told in done.stderr) == (2, True), done.stderr
 
@@ -207,7 +207,7 @@ def test_results_of_others_are_kept(config: Config, folders: tuple[Path, Path]) 
 
 
 def test_levels(config: Config, folders: tuple[Path, Path]) -> None:
-    """A run is of one level: with several one is chosen, and their results are kept apart. Problems may have none."""
+    """A run is of one level, and results of several are kept apart. Problems need no level."""
     problems, run = folders
     (problems / "level2" / "1_Other.py").write_text(REFERENCE)
     put(run, 1, 0, WRONG)

@@ -35,7 +35,7 @@ def served(fleet: LocalFleet, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def url(served: Served, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Its address; a token for it is in the environment, and no other."""
+    """The server's address, with its token in the environment."""
     monkeypatch.setenv("KQUEUE_TOKEN", served.admin)
     return served.url
 

@@ -68,7 +68,7 @@ def test_a_batch_again(kq: Client) -> None:
 
 
 def test_wrong_arguments_are_raised(config: Config) -> None:
-    """A trainer's own mistake is an error, and no reward; it is refused before an environment's first turn."""
+    """Invalid arguments raise instead of giving a reward."""
     for problems, changes, named in (
         ([REFERENCE], {}, "1 for 2"),
         ([REFERENCE, ""], {}, "problem"),

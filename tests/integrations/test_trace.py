@@ -43,7 +43,7 @@ def evaluations(kq: Client, run: str) -> int:
 
 
 def test_a_right_and_a_wrong_kernel(config: Config) -> None:
-    """1 / seconds, and its time beside the reference's; 0, and the first wrong places."""
+    """A right kernel scores 1 / seconds with its times, and a wrong one 0 with its first wrong places."""
     own = guide(score="inverse_runtime")
     score, feedback = own.get_feedback(TASK, RIGHT, REFERENCE)
     assert score > 0 or score == -1.0  # a busy CPU hid the time
@@ -112,7 +112,7 @@ def test_it_finds_another_fleet(fleet: Any) -> None:
 
 
 def test_answers_without_a_kernel(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
-    """They are the model's failure, without an evaluation; with `verbose` feedback goes to stderr."""
+    """Unusable answers score 0 without an evaluation, and `verbose` prints the feedback."""
     for answer in ("", None, "\n", "class ModelNew: '\0'", "# " + "x" * (1 << 20)):
         score, feedback = guide(verbose=True).get_feedback(TASK, answer, REFERENCE)
         assert (score, feedback.startswith("FAILED: kernel: ")) == (0.0, True)

@@ -30,19 +30,19 @@ def cli(live: LocalFleet, tmp_path: Path) -> Cli:
 
 
 def ran(cli: Cli, *arguments: object, **more: str) -> Done:
-    """Run a command that ends well."""
+    """Run a command that must succeed."""
     done = cli(*map(str, arguments), **more)
     assert done.returncode == 0, done.stderr
     return done
 
 
 def shown(cli: Cli, name: str) -> dict[str, Any]:
-    """What `kqueue search show --json` has of a run."""
+    """Return a run as `kqueue search show --json` prints it."""
     return json.loads(ran(cli, "search", "show", name, "--json").stdout)
 
 
 def test_a_search_on_a_fleet(cli: Cli) -> None:
-    """A faster kernel is found and a wrong one is not taken for it; the start and both are judged by a true judge."""
+    """A search with a real judge takes the faster kernel and rejects the wrong one."""
     for name in ("03_wrong.py", "04_best.py"):
         cli.write(f"kernels/{name}", (RECORDED / name).read_text())
     given = ("--problem", EXAMPLE / "problem.py", "--recorded", "kernels", *QUICK, "--run-name", "short")

@@ -132,7 +132,7 @@ def results(file: Path) -> dict[str, str]:
 
 
 def dead(file: Path, killed: str) -> dict[str, str]:
-    """The results of DYING, whose last signal was this: each test that ended its process says how."""
+    """Return the results of DYING, and assert how each test ended its process."""
     found = results(file)
     for name, kind, words in (
         ("test_segfault", "failure", ["SIGSEGV", "reached", "in test_segfault"]),
@@ -146,7 +146,7 @@ def dead(file: Path, killed: str) -> dict[str, str]:
 
 
 def cases(file: Path) -> list[str]:
-    """The cases of JUnit's XML, without times, hosts and addresses."""
+    """Return the cases of a JUnit file without times, hosts and addresses."""
     text = re.sub(r' (time|timestamp|hostname)="[^"]*"|0x[0-9a-f]+', "", file.read_text())
     return sorted(re.split(r"(?=<testcase)", text.replace("</testsuite></testsuites>", "")))
 

@@ -73,7 +73,7 @@ def test_a_malformed_word_is_noted_and_ends_nothing(hear: Callable[[dict[str, An
 
 
 def failed(**parts: Any) -> dict[str, Any]:
-    """Fields of a report on a failure, with parts of its representation."""
+    """Return fields of a failure report with these parts of its representation."""
     whole = {"reprcrash": None, "reprtraceback": {"reprentries": [], "extraline": None, "style": "long"}}
     return {"outcome": "failed", "longrepr": whole | {"chain": None, "sections": []} | parts}
 

@@ -46,7 +46,7 @@ def test_leaves():
 
 
 def compare(cli: Cli, *options: str) -> Done:
-    """Hold what the command prints to what pytest prints. Return the command's."""
+    """Assert that the command prints what pytest prints, and return its result."""
     isolated, expected = cli.process("pytest", "--slots", "1", *options), plain(cli, *options)
     assert body(isolated.stdout) == body(expected.stdout)
     assert isolated.returncode == expected.returncode
@@ -90,7 +90,7 @@ class TestThree:
 
 
 def test_junit_s_xml_is_pytest_s_own(cli: Cli) -> None:
-    """Cases, properties and captured output are in it, as pytest writes them; and so is all that is reported."""
+    """The terminal report and the JUnit file are pytest's own."""
     write_two(cli)
     isolated = cli.process("pytest", "-rA", "--junitxml", "isolated.xml", "--slots", "1")
     assert body(isolated.stdout) == body(plain(cli, "-rA").stdout)
@@ -128,10 +128,7 @@ def test_a_module_that_is_only_right_beside_another_is_an_error(cli: Cli) -> Non
 
 
 def test_a_test_that_ends_its_process_fails_alone(cli: Cli) -> None:
-    """It is named, with the signal or status and what it printed; the tests behind it run in another process.
-
-    A process that dies at its end is an error of its module's last test, and what a test leaves behind is ended.
-    """
+    """Deaths are named with their cause, later tests run in a new process, and leftovers are killed."""
     cli.write("test_dying.py", DYING)
     cli.write("test_ends.py", "import atexit, os\ndef test_a(): atexit.register(os._exit, 7)\ndef test_b(): pass\n")
     cli.write("test_leaves.py", LEAVES)
@@ -245,7 +242,7 @@ def test_a_test_can_end_the_run(cli: Cli) -> None:
 
 @pytest.mark.nightly
 def test_other_ways_to_end_the_run(cli: Cli) -> None:
-    """By `session.shouldstop` or `shouldfail`, and by KeyboardInterrupt."""
+    """`session.shouldstop`, `session.shouldfail` and KeyboardInterrupt end the run."""
     for field, status in (("shouldstop", 2), ("shouldfail", 1)):
         cli.write("test_a.py", f"def test_a(request): request.session.{field} = 'halt'\ndef test_b(): pass\n")
         assert compare(cli, "--maxfail=2").returncode == status
@@ -453,7 +450,7 @@ REFUSED = [
     ids=str,
 )
 def test_what_cannot_be_is_refused(cli: Cli, options: list[str], gpus: str, words: str) -> None:
-    """Usage errors and a GPU that is not there say what to do, and no test runs."""
+    """Usage errors and missing GPUs end with 4 before a test runs."""
     cli.write("test_a.py", "def test_a(): open('ran', 'w').close()\n")
     done = cli.process("pytest", *options, CUDA_HOME="", CUDA_PATH="", KQUEUE_GPUS=gpus)
     assert (done.returncode, words in done.stdout + done.stderr) == (4, True)

@@ -48,7 +48,7 @@ def engine(fleet: LocalFleet) -> Iterator[Engine]:
 
 
 def test_what_is_reported_is_what_pytest_reports(on_fleet: Cli) -> None:
-    """On the terminal and in JUnit's XML: cases, properties and captured output."""
+    """The terminal report and the JUnit file are pytest's own."""
     write_two(on_fleet)
     isolated = on_fleet.process("pytest", "--fleet", "--slots", "1", "-rA", "--junitxml", "isolated.xml")
     expected = plain(on_fleet, "-rA")
@@ -71,7 +71,7 @@ def test_the_examples_break_alone(on_fleet: Cli) -> None:
 
 
 def test_modules_that_misbehave(on_fleet: Cli) -> None:
-    """A test that ends its process fails alone and is named; no process speaks for another's tests; output is cut."""
+    """Deaths are named, no process reports for another, and long output is cut."""
     # Nothing in a sealed process can send SIGKILL.
     on_fleet.write("test_dying.py", DYING.replace("SIGKILL", "SIGTERM"))
     on_fleet.write("test_hostile.py", HOSTILE)
@@ -98,7 +98,7 @@ def test_a_test_that_takes_too_long_is_ended(on_fleet: Cli) -> None:
 
 @pytest.mark.nightly
 def test_a_test_can_end_the_run(on_fleet: Cli) -> None:
-    """By `pytest.exit()`, with its reason and status; `-s` shows what is printed."""
+    """`pytest.exit()` ends the run with its status, and `-s` shows output."""
     source = "def test_a(): print('from the test'); pytest.exit('enough', 9)\ndef test_b(): pass\n"
     on_fleet.write("test_a.py", f"import pytest\n{source}")
     done = on_fleet.process("pytest", "--fleet", "-s")

@@ -29,7 +29,7 @@ def run(plan: Halving, score: Callable[[Entry], float | None]) -> tuple[list[lis
 
 
 def won(plan: Halving, results: list[Result]) -> Winner:
-    """What has won."""
+    """Return the winner, which must exist."""
     winner = plan.winner(results)
     assert winner is not None
     return winner
@@ -41,7 +41,7 @@ def value(entry: Entry) -> int:
 
 
 def test_values_are_listed_or_ranges() -> None:
-    """On the command line, and as JSON of Python's and C's sources; lists are refused."""
+    """Values are lists or ranges on the command line, or JSON."""
     for word, values in (
         ("A=64,128", ("64", "128")),
         ("A=1..3", ("1", "2", "3")),
@@ -59,7 +59,7 @@ def test_values_are_listed_or_ranges() -> None:
 
 
 def test_a_grid_that_is_refused() -> None:
-    """Names and values that are missing, doubled, too many, or of another kind than the kernel's."""
+    """Missing, repeated, too many and ill-typed values are refused."""
     for grid, says in (
         ([], "at least one name"),
         (["A=1,2", "A=3"], "given twice"),

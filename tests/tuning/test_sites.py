@@ -150,7 +150,7 @@ def test_a_value_that_cannot_be_there() -> None:
     ],
 )
 def test_a_source_in_which_a_name_cannot_be_changed(source: str, says: str) -> None:
-    """It is no Python, another name would change too, a function assigns it, or what looks like an option is none."""
+    """Invalid Python, chained and repeated assignments, and words that resemble options are refused."""
     with pytest.raises(InvalidRequest, match=says):
         Tunable(source, ["A"])
 
