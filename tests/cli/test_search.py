@@ -179,9 +179,6 @@ def test_the_best_is_judged_once_more(cli: Cli, judging: Judging, engine: Engine
     assert len(rows(engine, "SELECT 1 FROM evaluations")) == 7
 
 
-# Interrupted ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("number_of_signal", "state"), [(signal.SIGKILL, "interrupted"), (signal.SIGINT, "stopped")])
 def test_a_search_goes_on_where_it_ended(
     cli: Cli, judging: Judging, engine: Engine, number_of_signal: signal.Signals, state: str
@@ -276,9 +273,6 @@ def test_who_looks_does_not_refuse_a_run_to_who_wants_it(engine: Engine) -> None
     assert not searches.held(engine, run.id)
     assert taken == [False, True]
     assert not searches.held(engine, run.id)
-
-
-# What goes wrong ---------------------------------------------------------------------------------------
 
 
 def test_a_proposer_without_an_answer(cli: Cli, judging: Judging) -> None:
@@ -382,9 +376,6 @@ def test_a_metric_s_own_fault(cli: Cli, judging: Judging) -> None:
     assert (done.returncode, "mine:score: raised ZeroDivisionError" in done.stderr) == (2, True)
     cli.write("mine.py", "def score(verdict):\n    return 8 / verdict.runtime_ms\n")
     assert resume(cli, *recorded(cli, 1), "--metric", "mine:score")["best"][0]["scores"] == {"mine:score": 2.0}
-
-
-# Shown -------------------------------------------------------------------------------------------------
 
 
 def test_searches_are_listed_compared_and_shown(cli: Cli, judging: Judging) -> None:
