@@ -35,3 +35,10 @@ def execute(source: str, folder: Path) -> tuple[int, str]:
         [sys.executable, "-I", str(file)], cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )
     return done.returncode, done.stdout + done.stderr
+
+
+def fails(source: str | None, folder: Path, said: str = "") -> None:
+    """Assert that repro.py fails by itself with this message."""
+    assert source is not None
+    status, printed = execute(source, folder)
+    assert (status, said in printed) == (1, True), printed

@@ -43,24 +43,17 @@ def get_init_inputs():
 def test_sizes_are_numbers_of_constants_and_of_what_makes_inputs() -> None:
     """Not those of classes, of unused functions, of texts, of the tolerance; and none below 2."""
     found = sizes.find(PROBLEM)
-    assert [(number.name, number.value) for number in found] == [
-        ("(BATCH, WIDTH)", 16),
-        ("(BATCH, WIDTH)", 2),
-        ("(BATCH, WIDTH)", 300),
-        ("rows()", 5),
-        ("get_inputs()", 33),
-    ]
-    assert [number.line for number in found] == [4, 4, 4, 15, 24]
+    constants = [("(BATCH, WIDTH)", value, 4) for value in (16, 2, 300)]
+    made = [("rows()", 5, 15), ("get_inputs()", 33, 24)]
+    assert [(number.name, number.value, number.line) for number in found] == constants + made
 
 
 def test_only_the_numbers_are_rewritten() -> None:
     """All else of the source stays, characters of several bytes too."""
     found = sizes.find(PROBLEM)
     assert sizes.rewrite(PROBLEM, found, [number.value for number in found]) == PROBLEM
-    changed = sizes.rewrite(PROBLEM, found, [1, 2, 129, 3, 4])
-    assert changed == (
-        PROBLEM.replace("16, 2 * 300  # ü", "1, 2 * 129  # ü").replace("n=5", "n=3").replace('"ä", 33', '"ä", 4')
-    )
+    changed = PROBLEM.replace("16, 2 * 300  # ü", "1, 2 * 129  # ü").replace("n=5", "n=3").replace('"ä", 33', '"ä", 4')
+    assert sizes.rewrite(PROBLEM, found, [1, 2, 129, 3, 4]) == changed
 
 
 @pytest.mark.parametrize("source", ["def (", "x = 5\n" * 65, "(" * 5000])

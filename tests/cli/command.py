@@ -1,22 +1,31 @@
-"""The command as a process, and a stand-in for the workers behind it."""
+"""The command, in the tests' process and in one of its own, and a stand-in for the workers behind it."""
 
 from __future__ import annotations
 
+import atexit
+import gc
+import io
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
 
+import pytest
 from sqlalchemy import Engine, text
 
+from kqueue.cli import main
 from kqueue.contract import Outcome
 from kqueue.store import evaluations
 
 PROBLEM = "class Model: ...\n"
 KERNEL = "class ModelNew: ...\n"
+COMMAND = (sys.executable, "-m", "kqueue")
+Done = subprocess.CompletedProcess[str]
 
 
 @dataclass(frozen=True)
@@ -27,23 +36,63 @@ class Cli:
     environment: Mapping[str, str] = field(default_factory=dict)
     patience_s: float = 120
 
-    def __call__(self, *arguments: str, stdin: bytes | None = None, **changed: str) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end. ``changed`` overrides the environment."""
-        environment = {**os.environ, **self.environment, **changed}
+    def __call__(self, *arguments: str, stdin: bytes = b"", **changed: str) -> Done:
+        """Run a command in the tests' process to its end. ``changed`` overrides the environment."""
+        read, out, err = (io.TextIOWrapper(io.BytesIO(data), "utf-8", write_through=True) for data in (stdin, b"", b""))
+        err.reconfigure(errors="backslashreplace")
+        status: object = None
+        modules, threshold = set(sys.modules), gc.get_threshold()
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(self.directory)
+            for name, value in {**self.environment, **changed}.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "path", [str(self.directory), *sys.path])
+            patch.setattr(sys, "argv", ["kqueue", *arguments])
+            for name, stream in {"stdin": read, "stdout": out, "stderr": err}.items():
+                patch.setattr(sys, name, stream)
+            try:
+                main()
+            except SystemExit as end:
+                status = end.code
+            finally:
+                gc.set_threshold(*threshold)
+                atexit.unregister(gc.freeze)
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
+                for name in set(sys.modules) - modules:  # another test has other modules of these names
+                    if (getattr(sys.modules[name], "__file__", None) or "").startswith(f"{self.directory}/"):
+                        del sys.modules[name]
+        assert isinstance(status, int)
+        return self._done(arguments, status, *(stream.buffer.getvalue() for stream in (out, err)))
+
+    def process(self, *arguments: str, stdin: bytes = b"", **changed: str) -> Done:
+        """Run a command in its own process to its end. ``changed`` overrides the environment."""
         done = subprocess.run(
-            [sys.executable, "-m", "kqueue", *arguments],
-            cwd=self.directory,
-            env=environment,
-            input=stdin or b"",
-            capture_output=True,
-            timeout=self.patience_s,
-            check=False,
-        )
-        decoded = subprocess.CompletedProcess(
-            done.args, done.returncode, done.stdout.decode(), done.stderr.decode(errors="backslashreplace")
-        )
-        assert "Traceback" not in decoded.stderr, decoded.stderr
-        return decoded
+            [*COMMAND, *arguments], cwd=self.directory, env={**os.environ, **self.environment, **changed}, input=stdin,
+            capture_output=True, timeout=self.patience_s, check=False,
+        )  # fmt: skip
+        return self._done(arguments, done.returncode, done.stdout, done.stderr)
+
+    @contextmanager
+    def start(self, *arguments: str, **changed: str) -> Generator[subprocess.Popen[str]]:
+        """Run a command in its own process, with pipes, during the block. Kill it if the block fails."""
+        environment = {**os.environ, **self.environment, **changed}
+        with subprocess.Popen(
+            [*COMMAND, *arguments], cwd=self.directory, env=environment, text=True, errors="backslashreplace",
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        ) as process:  # fmt: skip
+            try:
+                yield process
+            except BaseException:
+                process.kill()
+                raise
+
+    @staticmethod
+    def _done(arguments: Sequence[str], status: int, out: bytes, err: bytes) -> Done:
+        done = Done(arguments, status, out.decode(), err.decode(errors="backslashreplace"))
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
 
     def write(self, name: str, content: str | bytes) -> Path:
         """Put a file into the directory."""

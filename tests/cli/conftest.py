@@ -1,4 +1,4 @@
-"""The real command, in a separate process, with the run's Postgres and Valkey."""
+"""The real command, with the run's Postgres and Valkey."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Engine
 
+from kqueue import doctor
 from kqueue.config import Config
 from tests.cli.command import KERNEL, PROBLEM, Cli, Judgement, judge
 
@@ -21,6 +22,12 @@ def cli(config: Config, tmp_path: Path) -> Cli:
     ready.write("relu.py", PROBLEM)
     ready.write("mine.py", KERNEL)
     return ready
+
+
+@pytest.fixture
+def services(config: Config) -> Callable[[str], doctor.Check]:
+    """The doctor's line on a service, without the checks of this host, which import torch."""
+    return lambda name: next(check for check in doctor._services(config, deep=False) if check.name == name)
 
 
 @pytest.fixture

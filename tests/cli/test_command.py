@@ -18,31 +18,13 @@ from tests.cli.command import Cli
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_document_of_categories_is_the_table() -> None:
-    """docs/categories.md is what `kqueue categories --markdown` prints."""
-    done = Cli(ROOT)("categories", "--markdown")
-    assert done.returncode == 0
-    assert done.stdout == (ROOT / "docs" / "categories.md").read_text()
-
-
-def test_the_document_of_evidence_is_the_models() -> None:
-    """docs/evidence.md is what `kqueue evidence --markdown` prints."""
-    done = Cli(ROOT)("evidence", "--markdown")
-    assert done.returncode == 0
-    assert done.stdout == (ROOT / "docs" / "evidence.md").read_text()
-
-
-def test_every_fact_and_part_of_the_evidence_is_listed() -> None:
-    """`kqueue evidence` has a line for each field of both."""
-    shown = [line.split() for line in Cli(ROOT)("evidence").stdout.splitlines()]
-    first = {words[0] for words in shown if words}
-    assert evidence.Facts.model_fields.keys() | evidence.Evidence.model_fields.keys() <= first
-
-
-def test_every_category_is_listed() -> None:
-    """`kqueue categories` has a line for each."""
-    shown = Cli(ROOT)("categories").stdout
-    assert all(f" {category} " in shown for category in categories.Category)
+@pytest.mark.parametrize("command", ["categories", "evidence"])
+def test_a_generated_document_is_what_the_command_prints(command: str) -> None:
+    """The Markdown output is the document, and the plain output lists each category and fact."""
+    assert Cli(ROOT)(command, "--markdown").stdout == (ROOT / "docs" / f"{command}.md").read_text()
+    facts = evidence.Facts.model_fields.keys() | evidence.Evidence.model_fields.keys()
+    words = {word for line in Cli(ROOT)(command).stdout.splitlines() for word in line.split()[:3]}
+    assert words >= (set(map(str, categories.Category)) if command == "categories" else facts)
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -53,24 +35,15 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_the_version_is_shown() -> None:
-    """`--version` prints the version and ends with 0."""
-    done = Cli(ROOT)("--version")
-    assert (done.returncode, done.stdout) == (0, f"kqueue {metadata.version('kqueue')}\n")
-
-
-def test_help_cuts_no_summary() -> None:
-    """The list of commands has the whole first sentence of each, on a narrow terminal too."""
+def test_what_every_invocation_has() -> None:
+    """All commands share the version, whole summaries in the help, completion, and status 2 for a typo."""
+    cli = Cli(ROOT)
+    assert (cli("--version").returncode, cli("--version").stdout) == (0, f"kqueue {metadata.version('kqueue')}\n")
     for group in ((), ("db",)):
-        done = Cli(ROOT)(*group, "--help", COLUMNS="60")
-        assert done.returncode == 0
-        assert "..." not in done.stdout.partition("Commands:")[2]
-
-
-def test_a_shell_completes_commands() -> None:
-    """Completion knows the commands; `--show-completion` prints what a shell needs for it."""
-    done = Cli(ROOT)(_KQUEUE_COMPLETE="complete_bash", COMP_WORDS="kqueue st", COMP_CWORD="1")
-    assert done.stdout.split() == ["status"]
+        done = cli(*group, "--help", COLUMNS="60")
+        assert (done.returncode, "..." in done.stdout.partition("Commands:")[2]) == (0, False)
+    assert cli(_KQUEUE_COMPLETE="complete_bash", COMP_WORDS="kqueue st", COMP_CWORD="1").stdout.split() == ["status"]
+    assert (cli("sumbit").returncode, "sumbit" in cli("sumbit").stderr) == (2, True)
 
 
 @pytest.mark.parametrize(("command", "status"), [("categories", 0), ("doctor", 141)])
@@ -91,13 +64,6 @@ def test_output_that_cannot_be_written_is_no_answer() -> None:
         done = subprocess.run(words, stdout=output, stderr=subprocess.PIPE, check=False)
     assert done.returncode == 3
     assert done.stderr == b"kqueue: the output cannot be written: No space left on device\n"
-
-
-def test_an_unknown_command_ends_with_2() -> None:
-    """A typo is bad input, without a traceback."""
-    done = Cli(ROOT)("sumbit")
-    assert done.returncode == 2
-    assert "sumbit" in done.stderr
 
 
 @pytest.mark.parametrize(

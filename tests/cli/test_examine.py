@@ -14,6 +14,7 @@ from kqueue.evidence import Evidence, KernelProfile, Profile, Sanitized, Sanitiz
 from kqueue.store import evaluations, workers
 from tests.cli.command import Cli, Judgement, judge
 from tests.samples import passed
+from tests.store.steps import change, count
 
 PROBLEM = "SIZE = 4096\nclass Model: ...\n"
 KERNEL = "class ModelNew: ...  # mine\n"
@@ -37,8 +38,7 @@ def gpu(engine: Engine) -> UUID:
     """A live worker of the lane `gpu`, as the database knows it."""
     identity = uuid4()
     workers.register(engine, id=identity, name="gpu-0@here", host="here", pid=1, lanes=["gpu"], device="GPU-0")
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE workers SET heartbeat_at = now() + interval '1 hour'"))
+    change(engine, "UPDATE workers SET heartbeat_at = now() + interval '1 hour'")
     return identity
 
 
@@ -52,21 +52,15 @@ def known(engine: Engine, gpu: UUID, evidence: Evidence, label: str = "mine") ->
 
 def sources(engine: Engine, batch: str) -> list[tuple[str, bool]]:
     """Problem and timing of a batch's evaluations, in order."""
+    query = (
+        "SELECT p.source, e.settings->'timing'->'enabled' = 'false'::jsonb FROM evaluations e"
+        " JOIN problems p ON p.hash = e.problem_hash WHERE e.batch = :batch ORDER BY e.submitted_at"
+    )
     with engine.connect() as connection:
-        rows = connection.execute(
-            text(
-                "SELECT p.source, e.settings->'timing'->'enabled' = 'false'::jsonb FROM evaluations e"
-                " JOIN problems p ON p.hash = e.problem_hash WHERE e.batch = :batch ORDER BY e.submitted_at"
-            ),
-            {"batch": batch},
-        )
-        return [(source, bool(untimed)) for source, untimed in rows]
+        return [(source, bool(untimed)) for source, untimed in connection.execute(text(query), {"batch": batch})]
 
 
-@pytest.mark.parametrize(
-    ("runs", "status"),
-    [((CLEAN,), 0), ((CLEAN, FOUND), 1), ((FOUND, UNTOLD), 1), ((CLEAN, UNTOLD), 3), ((), 3)],
-)
+@pytest.mark.parametrize(("runs", "status"), [((CLEAN,), 0), ((FOUND, UNTOLD), 1), ((CLEAN, UNTOLD), 3), ((), 3)])
 def test_an_evaluation_is_sanitised_by_the_fleet(
     cli: Cli, engine: Engine, gpu: UUID, judging: Callable[[Judgement], None], runs: tuple[Sanitized, ...], status: int
 ) -> None:
@@ -103,15 +97,14 @@ def test_a_profile_that_is_there_is_shown(cli: Cli, engine: Engine, gpu: UUID) -
     assert "one: k: 25% of the roof" in (cli.directory / "roof.svg").read_text()
     drawn = cli("plot", one, "--kind", "roofline", "--out", "one.svg")
     assert drawn.returncode == 0, drawn.stderr
-    with engine.begin() as connection:  # as if it had been asked for with the evaluation
-        connection.execute(text("UPDATE evaluations SET settings = jsonb_set(settings, '{examine,profile}', 'true')"))
-        problem = connection.scalar(text("SELECT hash FROM problems"))
+    # As if it had been asked for with the evaluation.
+    change(engine, "UPDATE evaluations SET settings = jsonb_set(settings, '{examine,profile}', 'true')")
+    problem = Request(problem=PROBLEM, kernel="k", backend="triton", lane="gpu").problem_hash
     of_both = cli("plot", problem, "--kind", "roofline", "--out", "-")
     assert (of_both.returncode, "one: k: 25% of the roof" in of_both.stdout) == (0, True), of_both.stderr
     told = json.loads(cli("profile", one, "--json").stdout)
     assert told["kernels"][0]["profile"]["kernels"][0]["duration_ms"] == 0.5
-    with engine.connect() as connection:
-        assert connection.scalar(text("SELECT count(*) FROM evaluations")) == 2
+    assert count(engine, "evaluations") == 2
 
 
 def test_a_kernel_is_profiled_once(cli: Cli, engine: Engine, gpu: UUID, judging: Callable[[Judgement], None]) -> None:
@@ -129,22 +122,15 @@ def test_a_kernel_is_profiled_once(cli: Cli, engine: Engine, gpu: UUID, judging:
 
 
 def test_what_cannot_be_examined(cli: Cli, engine: Engine, gpu: UUID, worker: UUID) -> None:
-    """Is refused, with what to do."""
+    """Bad arguments end with 2. A timeout ends with 4 and cancels the evaluation."""
     identity = known(engine, gpu, Evidence())
-    done = cli("sanitize", identity, "--tool", "leakcheck")
-    assert (done.returncode, "--tool leakcheck: it is one of memcheck" in done.stderr) == (2, True)
-    done = cli("profile", identity, "--lane", "gpu")
-    assert (done.returncode, "give --problem too" in done.stderr) == (2, True)
-    done = cli("sanitize", "mine.py", "--problem", "relu.py", "--lane", "cpu")
-    assert (done.returncode, "another lane than cpu" in done.stderr) == (2, True)
-    done = cli("profile", identity, "--out", "roof.gif")
-    assert (done.returncode, "must end in .svg or .png" in done.stderr) == (2, True)
-
-
-def test_a_fleet_that_is_not_there_is_waited_for_so_long(cli: Cli, engine: Engine, gpu: UUID) -> None:
-    """Then what waits is cancelled."""
-    identity = known(engine, gpu, Evidence())
-    done = cli("sanitize", identity, "--timeout", "2")
-    assert done.returncode == 4, done.stderr
-    with engine.connect() as connection:
-        assert connection.scalar(text("SELECT count(*) FROM evaluations WHERE state <> 'done'")) == 0
+    for arguments, said in (
+        (("sanitize", identity, "--tool", "leakcheck"), "--tool leakcheck: it is one of memcheck"),
+        (("profile", identity, "--lane", "gpu"), "give --problem too"),
+        (("sanitize", "mine.py", "--problem", "relu.py", "--lane", "cpu"), "another lane than cpu"),
+        (("profile", identity, "--out", "roof.gif"), "must end in .svg or .png"),
+    ):
+        done = cli(*arguments)
+        assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+    assert cli("sanitize", identity, "--timeout", "1").returncode == 4
+    assert count(engine, "evaluations", "state <> 'done'") == 0

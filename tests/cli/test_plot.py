@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 from xml.etree import ElementTree
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, event
 
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Request
@@ -17,6 +17,7 @@ from kqueue.errors import InvalidRequest
 from kqueue.store import evaluations, reports, searches
 from tests.cli.command import Cli, judge
 from tests.samples import ended, measurement, passed
+from tests.store.steps import change
 
 PROBLEM = "class Model: ...  # drawn\n"
 OTHER = "class Model: ...  # another\n"
@@ -90,10 +91,8 @@ def test_every_kind_that_fits_is_drawn(cli: Cli, engine: Engine, known: list[UUI
 
 def test_a_run_is_drawn(cli: Cli, engine: Engine) -> None:
     """Its curve is the one that the search itself leaves."""
-    plan = {
-        "problem": PROBLEM, "kernel": "class ModelNew: ...", "backend": "torch", "proposer": "recorded", "given": "x",
-        "metrics": ["speedup"], "algorithm": "PS",
-    }  # fmt: skip
+    plan = {"problem": PROBLEM, "kernel": "class ModelNew: ...", "backend": "torch", "proposer": "recorded"}
+    plan |= {"given": "x", "metrics": ["speedup"], "algorithm": "PS"}
     run = searches.create(engine, "mine", plan)
     searches.begin_step(engine, run.id, 0, [{"number": 0, "parent": None, "kernel": "k"}], None)
     searches.ended(engine, run.id, 0, category="passed", scores={"speedup": 1.5})
@@ -103,22 +102,11 @@ def test_a_run_is_drawn(cli: Cli, engine: Engine) -> None:
     assert cli("plot", str(run.id), "--out", "x.svg").returncode == 0
 
 
-def test_a_whole_name_goes_before_a_beginning(cli: Cli, engine: Engine, known: list[UUID]) -> None:
-    """Of a batch that is called as an evaluation's id begins."""
-    name = str(known[0])[:8]
-    submit(engine, "k-9", batch=name)
-    done = cli("plot", name)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0].startswith(f"{name}")
-    assert "fast-p" in done.stdout
-
-
 def test_what_cannot_be_drawn_is_said(cli: Cli, engine: Engine, known: list[UUID]) -> None:
     """A name of nothing, of two things, a kind that does not fit, an ending, a theme, a folder that is missing."""
     double = str(known[0])[:8]
     problem = double.ljust(64, "0")
-    with engine.begin() as connection:
-        connection.execute(text("INSERT INTO problems (hash, source) VALUES (:hash, '')"), {"hash": problem})
+    change(engine, "INSERT INTO problems (hash, source) VALUES (:hash, '')", hash=problem)
     for arguments, status, said in (
         (("nothing",), 2, "nothing is no problem, batch, run or evaluation"),
         ((double,), 2, f"{double} could be problem {problem}, evaluation {known[0]}: give more of it"),
@@ -146,22 +134,22 @@ def test_names_are_whole_or_beginnings(engine: Engine, known: list[UUID]) -> Non
             reports.named(engine, name)
     with pytest.raises(InvalidRequest, match="b is no evaluation: "):
         reports.named(engine, "b", among=[reports.Kind.EVALUATION])
+    submit(engine, "k-9", batch=str(known[0])[:8])
+    assert reports.named(engine, str(known[0])[:8]).kind is reports.Kind.BATCH
 
 
 def test_curves_and_counts_ask_an_index(engine: Engine, known: list[UUID]) -> None:
     """One problem or batch of many is not looked for among all evaluations."""
     mine = Request(problem=PROBLEM, kernel="k", backend="torch", lane="cpu").problem_hash
-    with engine.begin() as connection:
-        connection.execute(
-            text("""
-                INSERT INTO evaluations (id, problem_hash, kernel_hash, lane, settings, batch, state)
-                SELECT gen_random_uuid(), p.hash, k.hash, 'cpu', '{}', 'many' || n % 500, 'done'
-                FROM generate_series(1, 20000) AS n, (SELECT hash FROM kernels LIMIT 1) AS k,
-                    (SELECT hash FROM problems WHERE hash <> :mine) AS p
-            """),
-            {"mine": mine},
-        )
-        connection.execute(text("ANALYZE evaluations"))
+    change(
+        engine,
+        "INSERT INTO evaluations (id, problem_hash, kernel_hash, lane, settings, batch, state)"
+        " SELECT gen_random_uuid(), p.hash, k.hash, 'cpu', '{}', 'many' || n % 500, 'done' FROM"
+        " generate_series(1, 20000) AS n, (SELECT hash FROM kernels LIMIT 1) AS k,"
+        " (SELECT hash FROM problems WHERE hash <> :mine) AS p",
+        mine=mine,
+    )
+    change(engine, "ANALYZE evaluations")
     plans: list[str] = []
 
     def explain(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
@@ -174,7 +162,7 @@ def test_curves_and_counts_ask_an_index(engine: Engine, known: list[UUID]) -> No
     assert sum(reports.outcomes(engine, batch="b").values()) == 4
     assert reports.fast_p(engine, "b") == reports.FastP([4.0], 2)
     state = reports.state_of(engine, batches=["b"], ids=known)
-    assert state is not None
+    assert state
     assert state.total == 4
     assert reports.last_queued(engine, batches=["b"], ids=known) is None
     assert reports.named(engine, "b").kind is reports.Kind.BATCH

@@ -22,29 +22,19 @@ def judged(engine: Engine, worker: UUID, identity: UUID, outcome: Outcome) -> No
     evaluations.finish(engine, identity, claimed.number, outcome, written_by="judge", retry_delay_s=0)
 
 
-def doctor(cli: Cli) -> dict[str, Any]:
-    """The doctor's line on probes."""
-    checks = [json.loads(line) for line in cli("doctor", "--json").stdout.splitlines()]
-    [check] = [check for check in checks if check["name"] == "probes"]
-    return check
-
-
-def test_a_fleet_without_probes_says_so(cli: Cli, worker: UUID) -> None:
+def test_a_fleet_without_probes_says_so(cli: Cli, worker: UUID, services: Any) -> None:
     """In few words."""
     assert "no probe was judged" in cli("probe", "list").stdout
     assert "nothing was paused" in cli("probe", "pauses").stdout
     assert "were not paused by probes" in cli("probe", "resume", "here").stdout
     assert cli("probe", "doubted", "1").stdout == ""
-    assert doctor(cli)["state"] == "info"
+    assert services("probes").state == "info"
     assert "the judge:" not in cli("status").stdout
 
 
-def test_a_pause_is_told_everywhere_and_ended(cli: Cli, worker: UUID, engine: Engine) -> None:
+def test_a_pause_is_told_everywhere_and_ended(cli: Cli, worker: UUID, engine: Engine, services: Any) -> None:
     """With the verdicts in doubt, which are listed; a probe is asked for at once, and nothing else shows it."""
-    [mine] = [
-        json.loads(line)
-        for line in cli("submit", "-p", "relu.py", "-b", "torch", "--json", "mine.py").stdout.splitlines()
-    ]
+    mine = json.loads(cli("submit", "-p", "relu.py", "-b", "torch", "--json", "mine.py").stdout)
     judged(engine, worker, UUID(mine["id"]), passed())
     told = json.loads(cli("probe", "now", "--lane", "cpu", "--kind", "cheat", "--json").stdout)
     judged(engine, worker, UUID(told["evaluation_id"]), passed())
@@ -59,12 +49,11 @@ def test_a_pause_is_told_everywhere_and_ended(cli: Cli, worker: UUID, engine: En
     status = cli("status").stdout
     assert "1 of 1 cheats accepted" in " ".join(status.split())
     assert f"kqueue probe doubted {pause['id']}" in " ".join(status.split())
-    check = doctor(cli)
-    assert (check["state"], "is paused" in check["detail"]) == ("fail", True)
+    assert (services("probes").state, "is paused" in services("probes").detail) == ("fail", True)
     assert told["evaluation_id"] not in cli("results", "--json").stdout
     assert "go on" in cli("probe", "resume", "here").stdout
     workers.pause(engine, {worker: None})  # as its supervisor does
-    assert doctor(cli)["state"] == "warn"
+    assert services("probes").state == "warn"
     assert probes.submit(engine, "cpu", ProbeKind.HONEST)
 
 

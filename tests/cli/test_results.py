@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -23,34 +24,31 @@ HOSTILE = "\x1b[2J\x1b]0;pwned\x07 [bold red]passed[/] \u202eevil\u202c \x9b31m"
 def submit(engine: Engine, *labels: str, batch: str | None = None) -> list[UUID]:
     requests = [
         Request(
-            problem=PROBLEM,
-            kernel=f"{KERNEL}# {label}\n",
-            backend="triton" if label == "t" else "torch",  # pyright: ignore[reportArgumentType]
-            lane="cpu",
-            problem_label="relu",
-            kernel_label=label,
-            batch=batch,
+            problem=PROBLEM, kernel=f"{KERNEL}# {label}\n", backend="triton" if label == "t" else "torch", lane="cpu",
+            problem_label="relu", kernel_label=label, batch=batch,
         )
         for label in labels
-    ]
+    ]  # fmt: skip
     return [done.evaluation_id for done in evaluations.submit(engine, requests)]
 
 
 def hostile(_: str) -> Outcome:
+    facts = Facts(signal="SIGSEGV", exception=HOSTILE)
     log = "".join(f"{number} {HOSTILE}\n" for number in range(100))
-    return Outcome(
-        category=Category.CRASHED,
-        message=HOSTILE,
-        phase=Phase.CHECK,
-        facts=Facts(signal="SIGSEGV", exception=HOSTILE),
-        log=log,
-        evidence=Evidence(peak_bytes=61000),
-    )
+    told = {"facts": facts, "log": log, "evidence": Evidence(peak_bytes=61000)}
+    return Outcome(category=Category.CRASHED, message=HOSTILE, phase=Phase.CHECK, **told)
 
 
 def assert_harmless(output: str) -> None:
     """Nothing in ``output`` can move a cursor or turn text around."""
     assert not set(output) & set("\x1b\x07\x9b\u202e\u202c\x00\x08\r")
+
+
+def told(cli: Cli, *arguments: str) -> list[Any]:
+    """Return the records that a command prints as JSON lines."""
+    done = cli(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_status_shows_queue_workers_and_outcomes(cli: Cli, engine: Engine, worker: UUID) -> None:
@@ -59,17 +57,13 @@ def test_status_shows_queue_workers_and_outcomes(cli: Cli, engine: Engine, worke
     judge(engine, worker, lambda label: passed() if label == "a" else hostile(label))
     running, _ = submit(engine, "c", "d")
     assert evaluations.claim(engine, running, worker_id=worker, lease_s=30) is not None
-    done = cli("status", "--json")
-    assert done.returncode == 0, done.stderr
-    record = json.loads(done.stdout)
+    [record] = told(cli, "status")
     assert record["lanes"] == {"cpu": {"queued": 1, "running": 1, "done": 2, "workers": 1}}
     (live,) = record["workers"]
     assert (live["id"], live["device"], live["busy_with"]) == (str(worker), "cpu", str(running))
     assert live["busy_since"] is not None
-    assert record["last_hour"] == {
-        "by_blame": {"none": 1, "candidate": 1},
-        "by_category": {"passed": 1, "crashed": 1},
-    }
+    assert record["last_hour"]["by_blame"] == {"none": 1, "candidate": 1}
+    assert record["last_hour"]["by_category"] == {"passed": 1, "crashed": 1}
     assert record["broker"] == {"reachable": True, "error": None}
     for_people = cli("status").stdout
     assert all(word in for_people for word in ("cpu-0@here", str(running), "crashed", "redis: reachable"))
@@ -78,8 +72,7 @@ def test_status_shows_queue_workers_and_outcomes(cli: Cli, engine: Engine, worke
 def test_status_without_redis_says_so(cli: Cli) -> None:
     """The database's part is shown all the same; the status is 3 and no password is printed."""
     done = cli("status", KQUEUE_REDIS_URL="redis://:secret@127.0.0.1:1/0")
-    assert done.returncode == 3
-    assert "redis: Redis cannot be used" in done.stdout
+    assert (done.returncode, "redis: Redis cannot be used" in done.stdout) == (3, True)
     assert "secret" not in done.stdout + done.stderr
 
 
@@ -92,10 +85,9 @@ def test_show_tells_all_of_one_evaluation(cli: Cli, engine: Engine, worker: UUID
     for words in (str(identity), "relu", "cpu-0@here", "test device", "passed", "0.5 ms, quartiles 0.45 to 0.55"):
         assert words in done.stdout
     assert PROBLEM in done.stdout
-    record = json.loads(cli("show", str(identity), "--json").stdout)
+    [record] = told(cli, "show", str(identity))
     assert {"problem", "kernel"}.isdisjoint(record)
-    assert record["evaluation_id"] == str(identity)
-    assert record["state"] == "done"
+    assert (record["evaluation_id"], record["state"]) == (str(identity), "done")
     assert record["attempts"][0]["category"] == "passed"
     assert record["verdict"]["speedup"] == 2.0
     assert record["verdict"]["runtime"]["q1_ms"] == pytest.approx(0.45)
@@ -103,29 +95,17 @@ def test_show_tells_all_of_one_evaluation(cli: Cli, engine: Engine, worker: UUID
 
 def test_findings_and_provenance_are_one_line_each(cli: Cli, engine: Engine, worker: UUID) -> None:
     """`show` tells what was found, where, and whose kernels did the work, without JSON; `--json` has all of it."""
-    found = {
-        "rule": "patched_clock",
-        "severity": "cheat",
-        "line": 7,
-        "evidence": "torch.cuda.Event = Quick",
-        "by": "kqueue",
-        "meaning": "replaces a clock",
-    }
+    found = {"rule": "patched_clock", "severity": "cheat", "line": 7, "by": "kqueue", "meaning": "replaces a clock"}
+    found["evidence"] = "torch.cuda.Event = Quick"
     opinion = found | {"rule": "lazy_tensor", "severity": "note", "line": None, "evidence": "", "by": "kernelguard"}
     origin = {
-        "own_share": 0.25,
-        "own": ["add_kernel"],
-        "library": [{"name": f"nvjet_{number}" + "x" * 200, "share": 0.15} for number in range(5)],
-        "unclear_share": 0.0,
-        "unclear": [],
-        "copies_share": 0.0,
-        "decoy": True,
-        "why": "25.0% kernels of its own source, 75.0% kernels of libraries",
-        "basis": "the candidate's own profile",
-    }
+        "own_share": 0.25, "own": ["add_kernel"], "unclear_share": 0.0, "unclear": [], "copies_share": 0.0,
+        "library": [{"name": f"nvjet_{number}" + "x" * 200, "share": 0.15} for number in range(5)], "decoy": True,
+        "why": "25.0% kernels of its own source, 75.0% kernels of libraries", "basis": "the candidate's own profile",
+    }  # fmt: skip
     (identity,) = submit(engine, "a")
-    told = passed().model_copy(update={"evidence": {"findings": [found, opinion], "provenance": origin, "checks": 7}})
-    judge(engine, worker, lambda _: told)
+    facts = {"findings": [found, opinion], "provenance": origin, "checks": 7}
+    judge(engine, worker, lambda _: passed().model_copy(update={"evidence": facts}))
     lines = cli("show", str(identity)).stdout.splitlines()
     assert "cheat: patched_clock, line 7: replaces a clock: torch.cuda.Event = Quick" in lines
     assert "note: lazy_tensor (kernelguard): replaces a clock" in lines
@@ -136,14 +116,10 @@ def test_findings_and_provenance_are_one_line_each(cli: Cli, engine: Engine, wor
     assert len(line) < 400
     assert "checks: 7" in lines
     assert not any(line.startswith(("findings:", "provenance:")) for line in lines)
-    record = json.loads(cli("show", str(identity), "--json").stdout)
+    [record] = told(cli, "show", str(identity))
     assert record["verdict"]["evidence"]["provenance"] == origin
     assert record["verdict"]["evidence"]["findings"] == [found, opinion]
-
-
-def test_findings_that_ended_the_evaluation_are_shown(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """Where a policy rejects a source, the findings are its facts."""
-    (identity,) = submit(engine, "a")
+    (identity,) = submit(engine, "rejected")  # its findings are its facts
     judge(engine, worker, lambda _: ended(Category.REJECTED_BY_POLICY))
     lines = cli("show", str(identity)).stdout.splitlines()
     assert "cheat: r, line 1: m: e" in lines
@@ -167,20 +143,16 @@ def test_what_a_candidate_printed_cannot_touch_the_terminal(cli: Cli, engine: En
         assert_harmless(cli(*command).stdout)
 
 
-@pytest.mark.parametrize("identity", ["abc", "zzzz"])
-def test_what_is_no_id_ends_with_2(cli: Cli, identity: str) -> None:
-    """The message says what an id looks like, and how much of one is needed."""
-    done = cli("show", identity)
-    assert done.returncode == 2
-    assert f"{identity} is no evaluation's id: give an id, or at least its first 4 digits" in done.stderr
-
-
-@pytest.mark.parametrize("identity", ["00000000-0000-4000-8000-000000000000", "abcd"])
-def test_an_unknown_id_ends_with_5(cli: Cli, identity: str) -> None:
-    """The message names the id and the command that lists those that exist."""
-    done = cli("show", identity)
-    assert done.returncode == 5
-    assert done.stderr == f"kqueue: no evaluation has the id {identity}: see `kqueue results` for those that exist\n"
+def test_what_names_no_evaluation(cli: Cli) -> None:
+    """An invalid id ends with 2, and an unknown id with 5."""
+    for identity, status, says in (
+        ("abc", 2, "abc is no evaluation's id: give an id, or at least its first 4 digits"),
+        ("zzzz", 2, "zzzz is no evaluation's id"),
+        ("00000000-0000-4000-8000-000000000000", 5, "0000: see `kqueue results` for those that exist\n"),
+        ("abcd", 5, "no evaluation has the id abcd: see `kqueue results` for those that exist\n"),
+    ):
+        done = cli("show", identity)
+        assert (done.returncode, says in done.stderr) == (status, True), done.stderr
 
 
 def test_results_are_chosen_by_what_is_asked(cli: Cli, engine: Engine, worker: UUID) -> None:
@@ -190,9 +162,7 @@ def test_results_are_chosen_by_what_is_asked(cli: Cli, engine: Engine, worker: U
     judge(engine, worker, lambda label: hostile(label) if label == "b" else passed())
 
     def labels(*arguments: str) -> set[str]:
-        done = cli("results", "--json", *arguments)
-        assert done.returncode == 0, done.stderr
-        return {json.loads(line)["kernel_label"] for line in done.stdout.splitlines()}
+        return {one["kernel_label"] for one in told(cli, "results", *arguments)}
 
     assert labels("--since", "2h") == {"a", "t", "b"}
     assert labels("--where", "blame=none", "--where", "backend=triton", "--problem", "relu") == {"t"}
@@ -203,9 +173,9 @@ def test_results_are_chosen_by_what_is_asked(cli: Cli, engine: Engine, worker: U
     assert all(word in shown for word in ("relu", "crashed", "2.00x", "test device"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_a_question_that_cannot_be_meant_is_refused(cli: Cli) -> None:
+    """An unknown field or value ends with 2 and lists or names what there is."""
+    for arguments, message in (
         (("--where", "colour=red"), "no field 'colour'; the fields are category, blame, backend, problem, batch"),
         (("--where", "category"), "write category=VALUE"),
         (("--where", "category=fine"), "unknown category 'fine': see `kqueue categories`"),
@@ -213,13 +183,9 @@ def test_results_are_chosen_by_what_is_asked(cli: Cli, engine: Engine, worker: U
         (("--where", "batch=a", "--batch", "b"), "batch is given twice"),
         (("--since", "yesterday"), "write an age such as 30m"),
         (("--since", "99999999999999999999d"), "write an age such as 30m"),
-    ],
-)
-def test_a_question_that_cannot_be_meant_is_refused(cli: Cli, arguments: Sequence[str], message: str) -> None:
-    """An unknown field or value ends with 2 and lists or names what there is."""
-    done = cli("results", *arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
+    ):
+        done = cli("results", *arguments)
+        assert (done.returncode, message in done.stderr) == (2, True)
 
 
 def test_cancel_ends_what_has_no_verdict(cli: Cli, engine: Engine, worker: UUID) -> None:
@@ -236,12 +202,8 @@ def test_cancel_ends_what_has_no_verdict(cli: Cli, engine: Engine, worker: UUID)
     unknown = cli("cancel", "--batch", "c")
     assert (unknown.returncode, "no evaluation has the batch c" in unknown.stderr) == (5, True)
     found = evaluations.verdicts(engine, [finished, first, second, third])
-    assert [str(found[identity].category) for identity in (finished, first, second, third)] == [
-        "passed",
-        "cancelled",
-        "cancelled",
-        "cancelled",
-    ]
+    ends = [str(found[identity].category) for identity in (finished, first, second, third)]
+    assert ends == ["passed", *["cancelled"] * 3]
     assert cli("cancel").returncode == 2
     both = cli("cancel", str(first), "--batch", "b")
     assert (both.returncode, "ids or conditions, not both" in both.stderr) == (2, True)
@@ -261,16 +223,13 @@ def test_conditions_choose_what_is_cancelled(cli: Cli, engine: Engine, worker: U
 def test_what_waits_is_listed_and_explained(cli: Cli, engine: Engine, worker: UUID) -> None:
     """By `results --state`, `status` and `show`, with the producer, the place and the reason."""
     first, second = submit(engine, "a", "b")
-    listed = [json.loads(line) for line in cli("results", "--state", "queued", "--json").stdout.splitlines()]
-    assert [(one["evaluation_id"], one["priority"]) for one in listed] == [
-        (str(second), "batch"),
-        (str(first), "batch"),
-    ]
+    listed = [(one["evaluation_id"], one["priority"]) for one in told(cli, "results", "--state", "queued")]
+    assert listed == [(str(second), "batch"), (str(first), "batch")]
     assert "b" in cli("results", "--state", "queued", "--where", "lane=cpu").stdout
     assert cli("results", "--state", "running").stdout == "no running evaluation fits\n"
-    [crowd] = json.loads(cli("status", "--json").stdout)["queued"]
+    [crowd] = told(cli, "status")[0]["queued"]
     assert (crowd["lane"], crowd["priority"], crowd["queued"]) == ("cpu", "batch", 2)
-    waiting = json.loads(cli("show", str(second), "--json").stdout)["waiting"]
+    waiting = told(cli, "show", str(second))[0]["waiting"]
     assert (waiting["why"], waiting["ahead"]) == ("turn", 1)
     assert "1 comes before it" in cli("show", str(second)).stdout
 
@@ -281,20 +240,18 @@ def test_whom_a_slot_waits_for_is_told(cli: Cli, engine: Engine, worker: UUID) -
     assert evaluations.claim(engine, identity, worker_id=worker, lease_s=60) is not None
     holder = "process 812 (python -m workers.fleet)"
     workers.wait_for_device(engine, {worker: holder})
-    [told] = json.loads(cli("status", "--json").stdout)["workers"]
-    assert (told["busy_with"], told["waits_for"], told["waits_since"] is None) == (str(identity), holder, False)
-    for_people = cli("status").stdout
-    assert "waiting for a device" in for_people
-    assert holder in for_people
-    waiting = json.loads(cli("show", str(identity), "--json").stdout)["waiting"]
+    [one] = told(cli, "status")[0]["workers"]
+    assert (one["busy_with"], one["waits_for"], one["waits_since"] is None) == (str(identity), holder, False)
+    assert all(words in cli("status").stdout for words in ("waiting for a device", holder))
+    waiting = told(cli, "show", str(identity))[0]["waiting"]
     assert (waiting["why"], holder in waiting["message"]) == ("device", True)
     assert holder in cli("show", str(identity)).stdout
     assert holder in cli("wait", str(identity), "--timeout", "0").stderr
     workers.wait_for_device(engine, {worker: None})
-    [told] = json.loads(cli("status", "--json").stdout)["workers"]
-    assert (told["waits_for"], told["waits_since"]) == (None, None)
+    [one] = told(cli, "status")[0]["workers"]
+    assert (one["waits_for"], one["waits_since"]) == (None, None)
     assert "waiting for a device" not in cli("status").stdout
-    assert json.loads(cli("show", str(identity), "--json").stdout)["waiting"] is None
+    assert told(cli, "show", str(identity))[0]["waiting"] is None
 
 
 def test_waiting_sees_a_failure_of_the_fleet(
@@ -326,9 +283,7 @@ def test_costs_are_added_up(cli: Cli, engine: Engine, worker: UUID) -> None:
         connection.execute(text("UPDATE evaluations SET submitted_at = submitted_at - interval '10 s'"))
 
     def cost(*options: str) -> dict[str, dict[str, float]]:
-        done = cli("cost", "--json", *options)
-        assert done.returncode == 0, done.stderr
-        return {row["key"]: row for row in map(json.loads, done.stdout.splitlines())}
+        return {row["key"]: row for row in told(cli, "cost", *options)}
 
     night = cost("--by", "batch")["night"]
     assert (night["evaluations"], night["passed"], night["attempts"], night["reused"]) == (2, 2, 3, 0)
@@ -363,13 +318,11 @@ def test_two_evaluations_are_compared(cli: Cli, engine: Engine, worker: UUID) ->
         evaluations.finish(engine, identity, claim.number, found, written_by="judge", retry_delay_s=0)
     done = cli("diff", str(slow), str(fast))
     assert done.returncode == 0, done.stderr
-    assert "the second is 2x as fast as the first" in done.stdout
-    assert "-# slow" in done.stdout
-    assert "+# fast" in done.stdout
+    assert all(words in done.stdout for words in ("the second is 2x as fast as the first", "-# slow", "+# fast"))
     assert "\x1b" not in done.stdout
     assert "their quartiles overlap" in cli("diff", str(slow), str(near)).stdout
     assert "\x1b" not in cli("diff", str(slow), str(wrong)).stdout
-    record = json.loads(cli("diff", "--json", str(slow), str(fast)).stdout)
+    [record] = told(cli, "diff", str(slow), str(fast))
     assert record["first"]["verdict"]["category"] == "passed"
     assert "+# fast" in record["diff"]
     assert "the sources are the same" in cli("diff", str(slow), str(slow)).stdout

@@ -7,7 +7,6 @@ import pty
 import select
 import signal
 import subprocess
-import sys
 import termios
 import time
 from collections.abc import Callable, Generator
@@ -16,13 +15,14 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Request
 from kqueue.store import evaluations, workers
-from tests.cli.command import Cli, judge
+from tests.cli.command import COMMAND, Cli, judge
 from tests.samples import ended, passed
+from tests.store.steps import change
 
 HOSTILE = "\x1b[2J\x1b]0;pwned\x07[bold red]mine[/]\u202e"
 
@@ -46,8 +46,7 @@ def busy(engine: Engine, worker: UUID) -> UUID:
     judge(engine, worker, by_label)
     other = uuid4()
     workers.register(engine, id=other, name="gpu0-1@host", host="host", pid=2, lanes=["cpu"], device=HOSTILE)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE workers SET heartbeat_at = now() + interval '1 hour'"))
+    change(engine, "UPDATE workers SET heartbeat_at = now() + interval '1 hour'")
     running, *_ = submit(engine, "r", "q1", "q2")
     assert evaluations.claim(engine, running, worker_id=other, lease_s=3000) is not None
     workers.note_steps(engine, {(running, 1): "alone_measure"})
@@ -92,14 +91,9 @@ class Terminal:
         environment = {**os.environ, **cli.environment, "TERM": "xterm-256color", **changed}
         environment.pop("NO_COLOR", None)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "kqueue", "top", "--every", "0.5"],
-            cwd=cli.directory,
-            env=environment,
-            stdin=self.its,
-            stdout=self.its,
-            stderr=self.its,
-            start_new_session=True,
-        )
+            [*COMMAND, "top", "--every", "0.5"], cwd=cli.directory, env=environment, stdin=self.its, stdout=self.its,
+            stderr=self.its, start_new_session=True,
+        )  # fmt: skip
         self.shown = b""
 
     def see(self, wanted: bytes, timeout_s: float = 90) -> None:
@@ -134,7 +128,7 @@ def terminal(cli: Cli, columns: int = 120, **changed: Any) -> Generator[Terminal
         os.close(opened.ours)
 
 
-@pytest.mark.parametrize("leave", ["q", "ctrl-c"])
+@pytest.mark.parametrize("leave", [pytest.param("q", marks=pytest.mark.nightly), "ctrl-c"])
 def test_who_leaves_has_the_terminal_back(cli: Cli, busy: UUID, leave: str) -> None:
     """By q or Ctrl-C: the status is 0, the other screen is left, the cursor is back, keys are echoed again."""
     with terminal(cli) as opened:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,13 +19,13 @@ from kqueue.search.judging import recorded
 from kqueue.search.plan import make_tune_plan
 from kqueue.states import SearchState
 from kqueue.store import searches
-from tests.cli.command import Cli, Judgement
+from tests.cli.command import Cli, Done, Judgement
 from tests.samples import ended, measurement
 from tests.waiting import until
 
 Judging = Callable[[Judgement], None]
 KERNEL = "# tuned\nBLOCK = 4\nWARPS = 1\n\n\nclass ModelNew: ...\n"
-TUNE = ("tune", "kernel.py", "--problem", "relu.py", "--gpu", "cpu", "--repeats", "2")
+TUNE = ("tune", "kernel.py", "--problem", "relu.py", "--gpu", "cpu", "--repeats", "2", "--finalists", "2")
 
 
 @pytest.fixture
@@ -57,35 +54,51 @@ def by_block(engine: Engine) -> Callable[..., Judgement]:
     return make
 
 
-def shown(cli: Cli, name: str) -> dict[str, Any]:
-    done = cli("search", "show", name, "--json")
+def tune(cli: Cli, *grid: str, status: int = 0, name: str = "a") -> Done:
+    """Run a tuning over a grid."""
+    cli.write("kernel.py", KERNEL)
+    done = cli(*TUNE, *(word for values in grid for word in ("--grid", values)), "--run-name", name)
+    assert done.returncode == status, done.stderr
+    return done
+
+
+def resume(cli: Cli) -> dict[str, Any]:
+    """Resume the tuning `a`, and return its result."""
+    done = cli("search", "resume", "a", "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
+@pytest.fixture
+def count(engine: Engine) -> Callable[[str], int]:
+    """Count evaluations by a condition."""
+
+    def counted(what: str) -> int:
+        query = f"SELECT count(*) FROM evaluations LEFT JOIN verdicts ON id = evaluation_id WHERE {what}"
+        with engine.connect() as connection:
+            return connection.scalar(text(query)) or 0
+
+    return counted
+
+
 def test_the_fastest_values_win(cli: Cli, judging: Judging, by_block: Callable[..., Judgement]) -> None:
     """Wrong ones drop out, the best are judged again with more calls; the winner is written, with pictures."""
-    cli.write("kernel.py", KERNEL)
     judging(by_block(b4=8.0, b8=4.0, b16=0, b32=2.0))
-    done = cli(*TUNE, "--grid", "BLOCK=4..32..x2", "--grid", "WARPS=1,2", "--run-name", "a", "--finalists", "2")
-    assert done.returncode == 0, done.stderr
-    assert "winner: BLOCK=32" in done.stdout
-    assert "4x, beside 8 (8 to 8) ms as it was given" in done.stdout
-    assert "importance: BLOCK" in done.stdout
+    done = tune(cli, "BLOCK=4..32..x2", "WARPS=1,2")
+    for words in ("winner: BLOCK=32", "4x, beside 8 (8 to 8) ms as it was given", "importance: BLOCK"):
+        assert words in done.stdout
     folder = cli.directory / "tune-a"
     best = (folder / "best.py").read_text()
     assert best in {KERNEL.replace("BLOCK = 4", "BLOCK = 32").replace("WARPS = 1", f"WARPS = {n}") for n in (1, 2)}
     for name in ("curve", "importance"):
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert "<svg" in (folder / f"{name}.svg").read_text()
-    run = shown(cli, "a")
-    told = [json.loads(one["answer"]) for one in run["proposals"]]
-    assert [sum(one["step"] == n for one in run["proposals"]) for n in range(3)] == [8, 2, 6]
+    rows = json.loads(cli("search", "show", "a", "--json").stdout)["proposals"]
+    told = [json.loads(one["answer"]) for one in rows]
+    steps = [[one for one, row in zip(told, rows, strict=True) if row["step"] == n] for n in range(3)]
+    assert [(len(some), {one["calls"] for one in some}) for some in steps] == [(8, {11}), (2, {33}), (6, {100})]
     assert [told[0]["given"], told[0]["values"]] == [True, {"BLOCK": "4", "WARPS": "1"}]
-    assert [
-        {one["calls"] for one, row in zip(told, run["proposals"], strict=True) if row["step"] == n} for n in range(3)
-    ] == [*({11}, {33}, {100})]
-    assert all(one["values"]["BLOCK"] != "16" for one, row in zip(told, run["proposals"], strict=True) if row["step"])
+    assert all(one["values"]["BLOCK"] != "16" for one in (*steps[1], *steps[2]))
     again = cli("search", "show", "a", "--out", "again")
     assert "winner: BLOCK=32" in again.stdout
     assert (cli.directory / "again" / "best.py").read_text() == best
@@ -95,10 +108,8 @@ def test_the_fastest_values_win(cli: Cli, judging: Judging, by_block: Callable[.
 
 def test_nothing_beats_the_original(cli: Cli, judging: Judging, by_block: Callable[..., Judgement]) -> None:
     """It is the winner, byte for byte, and that is said."""
-    cli.write("kernel.py", KERNEL)
     judging(by_block(b4=2.0, b8=2.0, b16=3.0))
-    done = cli(*TUNE, "--grid", "BLOCK=8,16", "--run-name", "a")
-    assert done.returncode == 0, done.stderr
+    done = tune(cli, "BLOCK=8,16")
     assert "nothing beats the kernel as it was given (BLOCK=4, 2 (2 to 2) ms) beyond its spread" in done.stdout
     assert (cli.directory / "tune-a" / "best.py").read_text() == KERNEL
     as_json = cli(*TUNE, "--grid", "BLOCK=8,16", "--run-name", "b", "--json", "--out", "b")
@@ -108,46 +119,32 @@ def test_nothing_beats_the_original(cli: Cli, judging: Judging, by_block: Callab
     assert record["files"][0] == "b/best.py"
 
 
-def test_no_right_kernel(cli: Cli, judging: Judging, by_block: Callable[..., Judgement]) -> None:
-    cli.write("kernel.py", KERNEL)
-    judging(by_block(b4=0, b8=0))
-    done = cli(*TUNE, "--grid", "BLOCK=8", "--run-name", "a")
-    assert (done.returncode, "no right kernel was found" in done.stdout) == (1, True)
-    assert not (cli.directory / "tune-a" / "best.py").exists()
+def test_few_right_kernels(cli: Cli, judging: Judging, by_block: Callable[..., Judgement]) -> None:
+    """The original wins where only it is right. Nothing is written where no kernel is right."""
+    judging(lambda label: by_block(b4=8.0 if label.startswith("one-") else 0, b8=0)(label))
+    said = "no other configuration is known to be right: the winner is the kernel as it was given (BLOCK=4)"
+    assert said in tune(cli, "BLOCK=8", name="one").stdout
+    assert (cli.directory / "tune-one" / "best.py").read_text() == KERNEL
+    assert "no right kernel was found" in tune(cli, "BLOCK=8", status=1, name="none").stdout
+    assert not (cli.directory / "tune-none" / "best.py").exists()
 
 
 def test_a_fleet_that_failed_is_asked_again(
     cli: Cli, judging: Judging, by_block: Callable[..., Judgement], engine: Engine
 ) -> None:
     """Nothing is known about the original: status 3, and `resume` judges it again."""
-    cli.write("kernel.py", KERNEL)
     times: dict[str, float | None] = {"b4": None, "b8": 1.0}
     judging(lambda label: by_block(**times)(label))
-    failed = cli(*TUNE, "--grid", "BLOCK=8", "--run-name", "a")
-    assert failed.returncode == 3, failed.stderr
+    failed = tune(cli, "BLOCK=8", status=3)
     assert "go on with it: kqueue search resume a" in failed.stderr
-    assert shown(cli, "a")["state"] == "stopped"
+    assert searches.find(engine, "a").state == SearchState.STOPPED
     times["b4"] = 8.0
-    done = cli("search", "resume", "a", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["winner"]["gain"] == 8.0
+    assert resume(cli)["winner"]["gain"] == 8.0
 
 
-def test_only_the_original_is_right(cli: Cli, judging: Judging, by_block: Callable[..., Judgement]) -> None:
-    cli.write("kernel.py", KERNEL)
-    judging(by_block(b4=8.0, b8=0))
-    done = cli(*TUNE, "--grid", "BLOCK=8", "--run-name", "a")
-    said = "no other configuration is known to be right: the winner is the kernel as it was given (BLOCK=4)"
-    assert (done.returncode, said in done.stdout) == (0, True), done.stderr
-    assert (cli.directory / "tune-a" / "best.py").read_text() == KERNEL
-
-
-@pytest.mark.parametrize("last", [False, True])
-def test_an_original_without_a_time(
-    cli: Cli, judging: Judging, by_block: Callable[..., Judgement], engine: Engine, last: bool
-) -> None:
+@pytest.mark.parametrize("last", [pytest.param(False, marks=pytest.mark.nightly), True])
+def test_an_original_without_a_time(cli: Cli, judging: Judging, by_block: Callable[..., Judgement], last: bool) -> None:
     """On the first rung or in the last comparison: status 3, nothing has won, and `resume` judges it again."""
-    cli.write("kernel.py", KERNEL)
     busy = [True]
 
     def judge(label: str) -> Outcome:
@@ -157,34 +154,19 @@ def test_an_original_without_a_time(
 
     times = by_block(b4=8.0, b8=4.0)
     judging(judge)
-    failed = cli(*TUNE, "--grid", "BLOCK=8", "--run-name", "a")
-    assert failed.returncode == 3, failed.stderr
+    failed = tune(cli, "BLOCK=8", status=3)
     assert "unknown for the kernel as it was given, which ended as passed" in failed.stderr
     assert "winner" not in failed.stdout
     busy[0] = False
-    done = cli("search", "resume", "a", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["winner"]["gain"] == 2.0
+    assert resume(cli)["winner"]["gain"] == 2.0
 
 
 def test_an_interrupted_run_leaves_nothing_and_goes_on(
-    cli: Cli, judging: Judging, by_block: Callable[..., Judgement], engine: Engine
+    cli: Cli, judging: Judging, by_block: Callable[..., Judgement], count: Callable[[str], int]
 ) -> None:
     """Ctrl-C cancels what waits; what is recorded is not judged again."""
     cli.write("kernel.py", KERNEL)
-
-    def count(what: str) -> int:
-        with engine.connect() as connection:
-            found = f"SELECT count(*) FROM evaluations LEFT JOIN verdicts ON id = evaluation_id WHERE {what}"
-            return connection.scalar(text(found)) or 0
-
-    with subprocess.Popen(
-        [sys.executable, "-m", "kqueue", *TUNE, "--grid", "BLOCK=8,16", "--run-name", "a"],
-        cwd=cli.directory,
-        env={**os.environ, **cli.environment},
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with cli.start(*TUNE, "--grid", "BLOCK=8,16", "--run-name", "a") as process:
         until(lambda: count("state = 'queued'") == 3, what="the first batch")
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=120)
@@ -203,23 +185,15 @@ def test_an_interrupted_run_leaves_nothing_and_goes_on(
     assert re.search(r"a +done .* tune +Optuna", listed.stdout)
 
 
-def test_what_was_accepted_is_cancelled_if_the_rest_is_refused(cli: Cli, judging: Judging, engine: Engine) -> None:
+def test_what_was_accepted_is_cancelled_if_the_rest_is_refused(
+    cli: Cli, worker: object, engine: Engine, count: Callable[[str], int]
+) -> None:
     """A run whose second kernel is refused leaves the first one not waiting."""
     cli.write("kernel.py", KERNEL)
-
-    def count(what: str) -> int:
-        with engine.connect() as connection:
-            return connection.scalar(text(f"SELECT count(*) FROM evaluations WHERE {what}")) or 0
-
-    with subprocess.Popen(
-        [sys.executable, "-m", "kqueue", *TUNE, "--grid", "BLOCK=8", "--run-name", "a"],
-        cwd=cli.directory,
-        env={**os.environ, **cli.environment},
-        stderr=subprocess.DEVNULL,
-    ) as process:
+    with cli.start(*TUNE, "--grid", "BLOCK=8", "--run-name", "a") as process:
         until(lambda: count("state = 'queued'") == 2, what="the first batch")
         process.send_signal(signal.SIGINT)
-        process.wait(timeout=120)
+        process.communicate(timeout=120)
     with engine.begin() as connection:
         # The first is submitted anew, and the second's key has another kernel.
         connection.execute(text("UPDATE evaluations SET idempotency_key = 'x' WHERE idempotency_key LIKE '%/0/0'"))
@@ -249,20 +223,14 @@ def test_a_changed_record_is_not_obeyed(
     cli: Cli, judging: Judging, by_block: Callable[..., Judgement], engine: Engine
 ) -> None:
     """A fleet or a function that only the record names is asked nothing; a record that makes no sense is refused."""
-    cli.write("kernel.py", KERNEL)
     judging(by_block(b4=8.0, b8=4.0))
-    assert cli(*TUNE, "--grid", "BLOCK=8", "--run-name", "a").returncode == 0
+    tune(cli, "BLOCK=8")
+    deep = {"metrics": ["speedup"], "kernel": f"{KERNEL}X = {'-' * 1500}1\n"}
     for change, says in (
         ({"url": "https://evil.example"}, "which says --url https://evil.example"),
         ({"url": None, "metrics": ["evil:score"]}, "which says --metric evil:score"),
-        (
-            {"metrics": ["speedup"], "kernel": f"{KERNEL}X = {'-' * 1500}1\n"},
-            "cannot be read: the kernel cannot be tuned",
-        ),
-        (
-            {"kernel": KERNEL, "grid": [["OTHER", ["1"]]]},
-            "cannot be read: grid: OTHER is not in the kernel",
-        ),
+        (deep, "cannot be read: the kernel cannot be tuned"),
+        ({"kernel": KERNEL, "grid": [["OTHER", ["1"]]]}, "cannot be read: grid: OTHER is not in the kernel"),
     ):
         with engine.begin() as connection:
             connection.execute(text("UPDATE search_runs SET plan = plan || :new"), {"new": json.dumps(change)})
@@ -271,29 +239,25 @@ def test_a_changed_record_is_not_obeyed(
         assert cli("search", "list").returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "says"),
-    [
+def test_what_is_refused_records_nothing(cli: Cli, engine: Engine) -> None:
+    """Bad arguments are refused before a run is recorded."""
+    cli.write("kernel.py", KERNEL)
+    for arguments, status, says in (
         (("--grid", "BLOCK=x,8"), 2, "grid: BLOCK is 4 in the kernel, and cannot be 'x'"),
         (("--grid", "BLOCK=8", "--trials", "0"), 2, "--trials: "),
         (("--grid", "BLOCK=8", "--url", "nonsense"), 3, "not one of HTTP"),
         (("--grid", "BLOCK=8", "--set", "timing.enabled=false"), 2, "--metric inverse_runtime: needs times"),
-    ],
-)
-def test_what_is_refused_records_nothing(
-    cli: Cli, engine: Engine, arguments: tuple[str, ...], status: int, says: str
-) -> None:
-    cli.write("kernel.py", KERNEL)
-    done = cli(*TUNE, *arguments)
-    assert (done.returncode, says in done.stderr) == (status, True), done.stderr
+    ):
+        done = cli(*TUNE, *arguments)
+        assert (done.returncode, says in done.stderr) == (status, True), done.stderr
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT count(*) FROM search_runs")) == 0
 
 
-def test_without_optuna(cli: Cli, tmp_path: Path) -> None:
+def test_without_optuna(cli: Cli) -> None:
     """The error says which extra to install, before anything is recorded."""
     cli.write("kernel.py", KERNEL)
     cli.write("hidden/optuna.py", "raise ImportError('no optuna here')\n")
-    done = cli(*TUNE, "--grid", "BLOCK=8", PYTHONPATH=str(cli.directory / "hidden"))
-    assert done.returncode == 3
-    assert "tuning needs Optuna (no optuna here): pip install 'kqueue[tune]'" in done.stderr
+    done = cli.process(*TUNE, "--grid", "BLOCK=8", PYTHONPATH=str(cli.directory / "hidden"))
+    said = "tuning needs Optuna (no optuna here): pip install 'kqueue[tune]'"
+    assert (done.returncode, said in done.stderr) == (3, True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ import pytest
 from kqueue import Client
 from kqueue.config import Config
 from tests.integrations.sources import BROKEN_REFERENCE, QUICK, REFERENCE, RIGHT, WRONG
+from tests.waiting import until
+
+pytestmark = pytest.mark.nightly
 
 SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
 
@@ -31,10 +36,6 @@ def verifiers(config: Config, needs: Callable[[str], None]) -> Iterator[None]:
 def served(kq: Client, needs: Callable[[str], None]) -> Iterator[str]:
     """The URL of an OpenEnv server of two problems, the second of which fails."""
     needs("openenv")
-    import threading
-    import time
-    from functools import partial
-
     import uvicorn
     from openenv.core.env_server import create_app
 
@@ -46,9 +47,7 @@ def served(kq: Client, needs: Callable[[str], None]) -> Iterator[str]:
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        deadline = time.monotonic() + 60
-        while not server.started and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: server.started, what="the server")
         port = server.servers[0].sockets[0].getsockname()[1]
         yield f"http://127.0.0.1:{port}"
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -13,29 +13,15 @@ from kqueue.config import Config
 from kqueue.errors import ConfigError
 from kqueue.integrations import modal_like
 from kqueue.integrations.modal_like import (
-    ModalBatcher,
     ModalEvaluatorConfig,
     ModalKernelEvaluator,
-    evaluate_kernel_batch,
-    evaluate_kernel_single,
     get_modal_evaluator,
     set_modal_evaluator,
 )
 from tests.integrations.sources import BROKEN_REFERENCE, NO_KERNEL, QUICK, RAISES, REFERENCE, RIGHT, WRONG
 
-KEYS = {
-    "format_ok",
-    "compiled",
-    "correctness",
-    "tests_passed",
-    "tests_total",
-    "speedup",
-    "runtime_ms",
-    "baseline_runtime_ms",
-    "error_message",
-    "code_length",
-    "metadata",
-}
+KEYS = {"format_ok", "compiled", "correctness", "tests_passed", "tests_total", "speedup", "runtime_ms"}
+KEYS |= {"baseline_runtime_ms", "error_message", "code_length", "metadata"}
 ON_CPU = ModalEvaluatorConfig(gpu_type="cpu")
 
 
@@ -58,85 +44,64 @@ class CountingClient(AsyncClient):
         return await super().evaluate_batch(everything, **options)
 
 
-async def evaluated(
-    config: Config, use: Callable[[ModalKernelEvaluator], Any], **settings: Any
-) -> tuple[Any, list[int]]:
+def evaluated(config: Config, use: Callable[[ModalKernelEvaluator], Any], **settings: Any) -> tuple[Any, list[int]]:
     """What ``use`` came to with an evaluator of the fleet, and how many went out together each time."""
-    client = CountingClient(config)
-    try:
-        evaluator = ModalKernelEvaluator(ModalEvaluatorConfig(**{"gpu_type": "cpu", **settings}), client)
-        return await use(evaluator), client.batches
-    finally:
-        await client.close()
+
+    async def main() -> tuple[Any, list[int]]:
+        async with CountingClient(config) as client:
+            evaluator = ModalKernelEvaluator(ModalEvaluatorConfig(**{"gpu_type": "cpu", **settings}), client)
+            return await use(evaluator), client.batches
+
+    return asyncio.run(main())
+
+
+@pytest.fixture
+def shared() -> Iterator[None]:
+    """Remove the process's evaluator after the test."""
+    yield
+    set_modal_evaluator(None)
 
 
 def test_one_kernel(config: Config) -> None:
-    """The result's keys, with times where they are asked for."""
-    result, _ = asyncio.run(
-        evaluated(
-            config, lambda e: e.evaluate_single(REFERENCE, RIGHT, "torch", 1, True, 5, "fp32", "do_bench", True, 0.0)
-        )
-    )
+    """The result has Modal's keys, and times only on request."""
+    asked = ("torch", 1, True, 5, "fp32", "do_bench", True, 0.0)
+    result, _ = evaluated(config, lambda e: e.evaluate_single(REFERENCE, RIGHT, *asked))
     assert result.keys() == KEYS
     assert (result["format_ok"], result["compiled"], result["correctness"]) == (True, True, True)
     assert (result["tests_passed"], result["tests_total"]) == (1, 1)
-    assert result["error_message"] is None
-    assert result["code_length"] == len(RIGHT)
-    assert result["runtime_ms"] is not None
-    assert result["baseline_runtime_ms"] is not None
+    assert (result["error_message"], result["code_length"]) == (None, len(RIGHT))
+    assert None not in (result["runtime_ms"], result["baseline_runtime_ms"])
     metadata = result["metadata"]
     assert (metadata["timing_method"], metadata["timing_basis"]) == ("do_bench", "cpu_clock")
     # Above a threshold of nothing every speedup is excessive; on a busy CPU there may be none.
     assert metadata.get("excessive_speedup", False) == (result["speedup"] is not None)
-
-
-def test_untimed_by_default(config: Config) -> None:
-    """As with Modal's, nothing is timed unless asked for."""
-    result, _ = asyncio.run(evaluated(config, lambda e: e.evaluate_single(REFERENCE, RIGHT, "torch", 1)))
+    result, _ = evaluated(config, lambda e: e.evaluate_single(REFERENCE, RIGHT, "torch", 1))
     assert result["correctness"] is True
     assert (result["runtime_ms"], result["baseline_runtime_ms"], result["speedup"]) == (None, None, None)
 
 
 def test_a_batch_with_faults(config: Config) -> None:
     """Results come in order; what has none has a record of its exception in its own place and spoils no other."""
-    entries = [
-        entry(),
-        entry(WRONG),
-        entry(backend="fortran"),
-        entry(ref_code=BROKEN_REFERENCE),
-        entry(NO_KERNEL),
-        entry(RAISES),
-        entry(""),
-        {"ref_code": REFERENCE},
-        entry(WRONG, index=8, colour="red"),
-        entry(timing_method="sundial"),
-        entry(backend="cuda"),
+    asked = [
+        (entry(), "passed"),
+        (entry(WRONG), "wrong_values"),
+        (entry(backend="fortran"), "InvalidRequest"),
+        (entry(ref_code=BROKEN_REFERENCE), "EvaluationFailed"),
+        (entry(NO_KERNEL), "entry_point_missing"),
+        (entry(RAISES), "runtime_error"),
+        (entry(""), "InvalidRequest"),
+        ({"ref_code": REFERENCE}, "InvalidRequest"),
+        (entry(WRONG, index=8, colour="red"), "wrong_values"),
+        (entry(timing_method="sundial"), "InvalidRequest"),
+        (entry(backend="cuda"), "InvalidRequest"),
     ]
-    slots, _ = asyncio.run(evaluated(config, lambda e: e.evaluate_batch(entries)))
+    slots, _ = evaluated(config, lambda e: e.evaluate_batch([fields for fields, _ in asked]))
     assert all(slot.keys() == KEYS for slot in slots)
     ends = [slot["metadata"].get("exception_type", slot["metadata"].get("category")) for slot in slots]
-    assert ends == [
-        "passed",
-        "wrong_values",
-        "InvalidRequest",
-        "EvaluationFailed",
-        "entry_point_missing",
-        "runtime_error",
-        "InvalidRequest",
-        "InvalidRequest",
-        "wrong_values",
-        "InvalidRequest",
-        "InvalidRequest",
-    ]
+    assert ends == [end for _, end in asked]
     assert slots[8]["metadata"]["ignored_fields"] == ["colour", "index"]
     assert "ignored_fields" not in slots[0]["metadata"]
-    for place, named in {
-        2: "fortran",
-        6: "kernel",
-        7: "kernel_code",
-        9: "timing_method",
-        10: "cuda",
-    }.items():
+    for place, named in {2: "fortran", 6: "kernel", 7: "kernel_code", 9: "timing_method", 10: "cuda"}.items():
         assert named in slots[place]["metadata"]["exception"]
         assert named in slots[place]["error_message"]
     of_the_problem = slots[3]["metadata"]
@@ -154,37 +119,22 @@ def test_the_first_exception_is_raised_where_so_configured(config: Config) -> No
     """Without `return_exceptions` a batch raises what stands first."""
     entries = [entry(WRONG), entry(ref_code=BROKEN_REFERENCE), entry(backend="fortran")]
     with pytest.raises(EvaluationFailed):
-        asyncio.run(evaluated(config, lambda e: e.evaluate_batch(entries), return_exceptions=False))
-    assert asyncio.run(evaluated(config, lambda e: e.evaluate_batch([]))) == ([], [])
+        evaluated(config, lambda e: e.evaluate_batch(entries), return_exceptions=False)
+    assert evaluated(config, lambda e: e.evaluate_batch([])) == ([], [])
 
 
 def test_calls_of_one_window_go_out_together(config: Config) -> None:
-    """Single calls are gathered, up to the batch's size, each with its own result or exception."""
+    """Single calls are batched up to the batch size, unless batching is off."""
 
-    async def use(evaluator: ModalKernelEvaluator) -> list[Any]:
-        calls = [evaluator.evaluate_single_batched(**entry(kernel)) for kernel in (RIGHT, WRONG, "", RIGHT)]
-        return await asyncio.gather(*calls, return_exceptions=True)
+    async def use(evaluator: ModalKernelEvaluator, *kernels: str) -> list[Any]:
+        calls = [evaluator.evaluate_single_batched(**entry(kernel)) for kernel in kernels]
+        slots = await asyncio.gather(*calls, return_exceptions=True)
+        return [slot["correctness"] if isinstance(slot, dict) else type(slot) for slot in slots]
 
-    slots, batches = asyncio.run(evaluated(config, use, max_batch_size=3, batch_window_s=0.3))
-    assert [slot["correctness"] if isinstance(slot, dict) else type(slot) for slot in slots] == [
-        True,
-        False,
-        InvalidRequest,
-        True,
-    ]
-    assert batches == [2, 1]  # the third of the first three was refused before
-
-
-def test_calls_are_not_gathered_where_so_configured(config: Config) -> None:
-    """Without `batch_single` each goes out by itself."""
-
-    async def use(evaluator: ModalKernelEvaluator) -> list[Any]:
-        return await asyncio.gather(
-            *(evaluator.evaluate_single_batched(REFERENCE, WRONG, "torch", 1) for _ in range(2))
-        )
-
-    slots, batches = asyncio.run(evaluated(config, use, batch_single=False))
-    assert ([slot["correctness"] for slot in slots], batches) == ([False, False], [1, 1])
+    together = evaluated(config, lambda e: use(e, RIGHT, WRONG, "", RIGHT), max_batch_size=3, batch_window_s=0.3)
+    # The third of the first three is refused before.
+    assert together == ([True, False, InvalidRequest, True], [2, 1])
+    assert evaluated(config, lambda e: use(e, WRONG, WRONG), batch_single=False) == ([False, False], [1, 1])
 
 
 def test_a_cancelled_call_spoils_no_other(config: Config) -> None:
@@ -197,39 +147,41 @@ def test_a_cancelled_call_spoils_no_other(config: Config) -> None:
         given_up.cancel()
         return await kept
 
-    result, batches = asyncio.run(evaluated(config, use))
+    result, batches = evaluated(config, use)
     assert (result["correctness"], batches) == (True, [2])
 
 
+@pytest.mark.usefixtures("shared")
 def test_one_evaluator_in_several_loops(config: Config) -> None:
-    """The process's evaluator may be used by one event loop after another."""
+    """The process's evaluator and functions work in one event loop after another."""
     set_modal_evaluator(ModalKernelEvaluator(ON_CPU))
-    try:
-        for kernel in (RIGHT, WRONG):
-            result = asyncio.run(get_modal_evaluator().evaluate_single_batched(**entry(kernel)))
-            assert result["correctness"] is (kernel == RIGHT)
-        asyncio.run(get_modal_evaluator().close())
-    finally:
-        set_modal_evaluator(None)
+    for kernel in (RIGHT, WRONG):
+        result = asyncio.run(get_modal_evaluator().evaluate_single_batched(**entry(kernel)))
+        assert result["correctness"] is (kernel == RIGHT)
+    single = asyncio.run(modal_like.evaluate_kernel_single(REFERENCE, WRONG, "torch", num_correct_trials=1))
+    gathered = asyncio.run(modal_like.ModalBatcher(get_modal_evaluator()).submit(entry(WRONG)))
+    assert single["metadata"]["category"] == gathered["metadata"]["category"] == "wrong_values"
+    batch = modal_like.evaluate_kernel_batch([entry(), entry("")], ModalEvaluatorConfig(timeout=60))
+    right, empty = asyncio.run(batch)
+    assert (right["correctness"], empty["metadata"]["exception_type"]) == (True, "InvalidRequest")
+    asyncio.run(get_modal_evaluator().close())
 
 
+@pytest.mark.usefixtures("shared")
 def test_the_processs_evaluator(config: Config) -> None:
     """It is made once, keeps its place, and takes a new configuration."""
-    try:
-        first = get_modal_evaluator()
-        assert first.config.gpu_type == "A100"
-        assert get_modal_evaluator(ON_CPU) is first
-        assert first.config == ON_CPU
-        # A training client sets a timeout before each evaluation, and nothing else.
-        get_modal_evaluator(ModalEvaluatorConfig(timeout=7))
-        assert (first.config.gpu_type, first.config.timeout) == ("cpu", 7)
-        get_modal_evaluator(ModalEvaluatorConfig(True, "A100"))
-        assert (first.config.gpu_type, first.config.timeout) == ("A100", 7)
-        other = ModalKernelEvaluator()
-        set_modal_evaluator(other)
-        assert get_modal_evaluator() is other
-    finally:
-        set_modal_evaluator(None)
+    first = get_modal_evaluator()
+    assert first.config.gpu_type == "A100"
+    assert get_modal_evaluator(ON_CPU) is first
+    assert first.config == ON_CPU
+    # A training client sets a timeout before each evaluation, and nothing else.
+    get_modal_evaluator(ModalEvaluatorConfig(timeout=7))
+    assert (first.config.gpu_type, first.config.timeout) == ("cpu", 7)
+    get_modal_evaluator(ModalEvaluatorConfig(True, "A100"))
+    assert (first.config.gpu_type, first.config.timeout) == ("A100", 7)
+    other = ModalKernelEvaluator()
+    set_modal_evaluator(other)
+    assert get_modal_evaluator() is other
     assert modal_like.ModalEvaluatorConfig().timeout == 120
 
 
@@ -241,28 +193,26 @@ def test_a_gpu_that_no_worker_has(config: Config) -> None:
         lambda e: e.evaluate_batch([entry(), entry(WRONG)]),
     ):
         with pytest.raises(LaneUnavailable, match=r"gpu\.l40s.*served now: cpu.*KQUEUE_GPU_FALLBACK"):
-            asyncio.run(evaluated(config, ask, gpu_type="L40S", wait_for_gpu=False))
+            evaluated(config, ask, gpu_type="L40S", wait_for_gpu=False)
 
 
 def test_the_fleets_fallback(config: Config) -> None:
     """The lane that the fleet names takes the place of one that no worker serves; the result says so."""
     with_fallback = config.model_copy(update={"gpu_fallback": "cpu"})
-    [right, wrong], _ = asyncio.run(
-        evaluated(with_fallback, lambda e: e.evaluate_batch([entry(), entry(WRONG)]), gpu_type="A100")
-    )
+    both = [entry(), entry(WRONG)]
+    [right, wrong], _ = evaluated(with_fallback, lambda e: e.evaluate_batch(both), gpu_type="A100")
     assert (right["correctness"], wrong["correctness"]) == (True, False)
     assert (right["metadata"]["lane"], right["metadata"]["lane_asked"]) == ("cpu", "gpu.a100")
-    ours, _ = asyncio.run(evaluated(with_fallback, lambda e: e.evaluate_single(**entry(WRONG))))
+    ours, _ = evaluated(with_fallback, lambda e: e.evaluate_single(**entry(WRONG)))
     assert "lane_asked" not in ours["metadata"]
 
 
 def test_waiting_for_a_gpu(config: Config, caplog: pytest.LogCaptureFixture) -> None:
     """It waits, for as long as is allowed, and says so; then it is an error of the whole call, and no record."""
     with pytest.raises(LaneUnavailable, match=r"gpu\.l40s"):
-        asyncio.run(evaluated(config, lambda e: e.evaluate_batch([entry()]), gpu_type="L40S", max_queue_wait_s=0.5))
+        evaluated(config, lambda e: e.evaluate_batch([entry()]), gpu_type="L40S", max_queue_wait_s=0.5)
     [warning] = [record.getMessage() for record in caplog.records if "wait for a worker" in record.getMessage()]
-    assert "gpu.l40s" in warning
-    assert "KQUEUE_GPU_FALLBACK" in warning
+    assert all(words in warning for words in ("gpu.l40s", "KQUEUE_GPU_FALLBACK"))
 
 
 def test_workers_that_come_while_a_call_waits(config: Config) -> None:
@@ -284,42 +234,10 @@ def test_workers_that_come_while_a_call_waits(config: Config) -> None:
     assert asyncio.run(use())["metadata"]["category"] == "wrong_values"
 
 
-def test_the_processs_functions(config: Config) -> None:
-    """They evaluate with the process's evaluator."""
-    set_modal_evaluator(ModalKernelEvaluator(ON_CPU))
-
-    async def use() -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
-        evaluator = get_modal_evaluator()
-        try:
-            single = await evaluate_kernel_single(REFERENCE, WRONG, "torch", num_correct_trials=1)
-            batch = await evaluate_kernel_batch([entry(), entry("")], ModalEvaluatorConfig(timeout=60))
-            return single, batch, await ModalBatcher(evaluator).submit(entry(WRONG))
-        finally:
-            await evaluator.close()
-
-    try:
-        single, [right, empty], gathered = asyncio.run(use())
-    finally:
-        set_modal_evaluator(None)
-    assert single["metadata"]["category"] == gathered["metadata"]["category"] == "wrong_values"
-    assert (right["correctness"], empty["metadata"]["exception_type"]) == (True, "InvalidRequest")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        ({"deployment_mode": "eager"}, "deployment_mode"),
-        ({"max_batch_size": 0}, "max_batch_size"),
-        ({"batch_window_s": -1}, "window"),
-    ],
-)
-def test_wrong_configurations_are_named(wrong: dict[str, Any], named: str) -> None:
-    """A field that cannot work is refused when it is set."""
-    with pytest.raises(ConfigError, match=named):
-        ModalEvaluatorConfig(**wrong)
-
-
-def test_disabled(config: Config) -> None:
-    """What is switched off says so."""
+def test_wrong_configurations_are_named(config: Config) -> None:
+    """Invalid configurations name the field, and a disabled evaluator raises."""
+    for wrong in ({"deployment_mode": "eager"}, {"max_batch_size": 0}, {"batch_window_s": -1}):
+        with pytest.raises(ConfigError, match=next(iter(wrong)).removeprefix("batch_").removesuffix("_s")):
+            ModalEvaluatorConfig(**wrong)
     with pytest.raises(ConfigError, match="enabled=True"):
-        asyncio.run(evaluated(config, lambda e: e.evaluate_single(REFERENCE, RIGHT), enabled=False))
+        evaluated(config, lambda e: e.evaluate_single(REFERENCE, RIGHT), enabled=False)

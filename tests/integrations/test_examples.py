@@ -8,6 +8,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.nightly
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kqueue import Client, InvalidRequest
+from kqueue import Client
 from kqueue.config import Config
+from tests.cli.command import Cli, Done
 from tests.integrations.sources import BROKEN_REFERENCE, REFERENCE, RIGHT, WRONG
+from tests.waiting import until
 
 FAST = ["--backend", "torch", "--lane", "cpu", "--checks", "1", "--calls", "5"]
 
@@ -42,26 +39,13 @@ def put(run: Path, problem: int, sample: int, kernel: str, level: int = 1) -> Pa
 
 def command(folders: tuple[Path, Path], *arguments: str) -> list[str]:
     """The command over these folders."""
-    problems, run = folders
-    return [
-        sys.executable,
-        "-m",
-        "kqueue",
-        "kernelbench",
-        "--problems",
-        problems,
-        "--generations",
-        run,
-        *FAST,
-        *arguments,
-    ]
+    problems, run = map(str, folders)
+    return ["kernelbench", "--problems", problems, "--generations", run, *FAST, *arguments]
 
 
-def judge(folders: tuple[Path, Path], *arguments: str) -> subprocess.CompletedProcess[str]:
+def judge(folders: tuple[Path, Path], *arguments: str) -> Done:
     """Run the command to its end."""
-    done = subprocess.run(command(folders, *arguments), capture_output=True, text=True, timeout=400)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
+    return Cli(folders[1])(*command(folders, *arguments))
 
 
 def scores(folders: tuple[Path, Path], *arguments: str, status: int = 0) -> dict[str, Any]:
@@ -69,6 +53,12 @@ def scores(folders: tuple[Path, Path], *arguments: str, status: int = 0) -> dict
     done = judge(folders, "--json", *arguments)
     assert done.returncode == status, done.stderr
     return json.loads(done.stdout)
+
+
+def refused(folders: tuple[Path, Path], *arguments: str, told: str) -> None:
+    """Assert that the command refuses the arguments with this message."""
+    done = judge(folders, *arguments)
+    assert (done.returncode, told in done.stderr) == (2, True), done.stderr
 
 
 def results(run: Path) -> dict[str, Any]:
@@ -87,11 +77,9 @@ def test_a_run(config: Config, folders: tuple[Path, Path]) -> None:
     first = scores(folders, "--k", "1,2,3", "--p", "0,1")
     assert (first["level"], first["evaluated"], first["left_out"], first["bad_files"]) == (1, 3, [], 0)
     assert (first["problems"], first["samples"], first["compiled"], first["correct"]) == (2, 4, 3, 1)
-    assert first["pass_at_k"] == {
-        "1": {"value": 0.25, "problems": 2},
-        "2": {"value": 0.5, "problems": 2},
-        "3": {"value": None, "problems": 0},
-    }
+    assert {k: (one["value"], one["problems"]) for k, one in first["pass_at_k"].items()} == {
+        "1": (0.25, 2), "2": (0.5, 2), "3": (None, 0),
+    }  # fmt: skip
     assert first["fast_p"]["0.0"] == 0.25
     assert first["categories"] == {"passed": 1, "wrong_values": 2, "entry_point_missing": 1}
 
@@ -118,8 +106,7 @@ def test_a_run(config: Config, folders: tuple[Path, Path]) -> None:
     shown = judge(folders, "--p", "0,2")
     assert shown.returncode == 0
     assert "5 samples of 2 problems (0 judged now), 4 compiled, 2 correct" in shown.stdout
-    for name in ("pass@1", "fast_0", "fast_2", "wrong_values"):
-        assert name in shown.stdout
+    assert all(name in shown.stdout for name in ("pass@1", "fast_0", "fast_2", "wrong_values"))
 
 
 def test_what_is_left_out(config: Config, folders: tuple[Path, Path]) -> None:
@@ -133,13 +120,15 @@ def test_what_is_left_out(config: Config, folders: tuple[Path, Path]) -> None:
     put(run, 2, 0, RIGHT)
     for _ in range(2):
         done = judge(folders, "--json")
-        assert done.returncode == 3
-        assert json.loads(done.stdout)["left_out"] == [broken.name]
+        assert (done.returncode, json.loads(done.stdout)["left_out"]) == (3, [broken.name])
         assert list(results(run)) == ["1"]
-    assert f"{broken.name}: left out, reference_error: " in done.stderr
-    assert "kernel_7.py: not judged; its name is not level_L_problem_P_sample_S_kernel.py" in done.stderr
-    assert "problem_9_sample_0_kernel.py: not judged; " in done.stderr
-    assert "problem 2 could be any of 2_Another.py, 2_Scale_and_shift.py" in done.stderr
+    for words in (
+        f"{broken.name}: left out, reference_error: ",
+        "kernel_7.py: not judged; its name is not level_L_problem_P_sample_S_kernel.py",
+        "problem_9_sample_0_kernel.py: not judged; ",
+        "problem 2 could be any of 2_Another.py, 2_Scale_and_shift.py",
+    ):
+        assert words in done.stderr
     (problems / "level1" / "3_Scale_and_shift.py").write_text(REFERENCE)
     found = scores(folders, status=2)  # the bad names are still there
     assert (found["evaluated"], found["left_out"], found["bad_files"], found["correct"]) == (1, [], 3, 1)
@@ -149,45 +138,20 @@ def test_an_interrupted_run_goes_on(kq: Client, folders: tuple[Path, Path]) -> N
     """Ended by Ctrl-C or killed, the next start has the verdicts of what was sent, and sends nothing twice."""
     run = folders[1].rename(folders[1].with_name("interrupted"))  # a batch of its own
     folders = (folders[0], run)
-    slow = "import time\n\ntime.sleep(2)\n"
     for sample in range(4):
-        put(run, 1, sample, slow + RIGHT + f"# {sample}\n")
-
-    running = subprocess.Popen(
-        command(folders),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 300
-    while not any(results(run).values() if (run / "eval_results.json").exists() else ()):
-        assert time.monotonic() < deadline
-        assert running.poll() is None, running.communicate()
-        time.sleep(0.1)
-    running.send_signal(signal.SIGINT)
-    _, told = running.communicate(timeout=300)
-    assert running.returncode == 130
-    assert "run the same command again" in told
+        put(run, 1, sample, f"import time\n\ntime.sleep(2)\n{RIGHT}# {sample}\n")
+    with Cli(run).start(*command(folders)) as running:
+        until(lambda: (run / "eval_results.json").exists() and any(results(run).values()), 300, "a result")
+        running.send_signal(signal.SIGINT)
+        _, told = running.communicate(timeout=300)
+    assert (running.returncode, "run the same command again" in told) == (130, True)
     assert 1 <= len(results(run)["1"]) < 4
     found = scores(folders)
     assert (found["samples"], found["correct"]) == (4, 4)
-    assert evaluations(kq, run.name) == 4
+    assert len(kq.batch(run.name)) == 4
 
 
-def evaluations(kq: Client, batch: str) -> int:
-    """How many evaluations a batch has."""
-    from sqlalchemy import text
-
-    from kqueue.store.engine import connect, transaction
-
-    engine = connect(os.environ["KQUEUE_DATABASE_URL"], application="tests", pool_size=1)
-    try:
-        with transaction(engine) as connection:
-            return connection.scalar(text("SELECT count(*) FROM evaluations WHERE batch = :batch"), {"batch": batch})
-    finally:
-        engine.dispose()
-
-
+@pytest.mark.nightly
 def test_a_new_run_is_judged_anew(kq: Client, folders: tuple[Path, Path]) -> None:
     """Who removes the results has everything judged again."""
     _, run = folders
@@ -195,7 +159,7 @@ def test_a_new_run_is_judged_anew(kq: Client, folders: tuple[Path, Path]) -> Non
     run = run.rename(run.with_name("anew"))
     for times in (1, 2):
         assert scores((folders[0], run))["evaluated"] == 1
-        assert evaluations(kq, "anew") == times
+        assert len(kq.batch("anew")) == times
         (run / "eval_results.json").unlink()
 
 
@@ -208,12 +172,10 @@ def test_other_settings_get_results_of_their_own(kq: Client, folders: tuple[Path
     assert scores(folders)["evaluated"] == 1
     before = results(run)
     other = ("--checks", "2", "--precision", "bf16")
-    refused = judge(folders, *other)
-    assert refused.returncode == 2
-    assert "judged with precision fp32, not bf16; num_correct_trials 1, not 2: use another --out" in refused.stderr
+    refused(folders, *other, told="with precision fp32, not bf16; num_correct_trials 1, not 2: use another --out")
     assert results(run) == before
     found = scores(folders, *other, "--out", str(run / "bf16.json"))
-    assert (found["evaluated"], evaluations(kq, "settings")) == (1, 2)
+    assert (found["evaluated"], len(kq.batch("settings"))) == (1, 2)
     [row] = json.loads((run / "bf16.json").read_text())["1"]
     assert row["metadata"]["evaluation_id"] != before["1"][0]["metadata"]["evaluation_id"]
     assert (run / "bf16.pass_at_k_results.json").exists()
@@ -236,14 +198,8 @@ def test_results_of_others_are_kept(config: Config, folders: tuple[Path, Path]) 
     _, run = folders
     put(run, 1, 0, RIGHT)
     put(run, 2, 0, RIGHT)
-    theirs = {
-        "sample_id": 0,
-        "compiled": True,
-        "correctness": True,
-        "metadata": {},
-        "runtime": 2.0,
-        "runtime_stats": {},
-    }
+    theirs = {"sample_id": 0, "compiled": True, "correctness": True, "metadata": {}, "runtime": 2.0}
+    theirs["runtime_stats"] = {}
     (run / "eval_results.json").write_text(json.dumps({"1": theirs, "2": [theirs | {"ref_runtime": 6.0}]}))
     found = scores(folders, "--p", "0,2")
     assert (found["evaluated"], found["samples"], found["correct"]) == (0, 2, 2)
@@ -251,35 +207,27 @@ def test_results_of_others_are_kept(config: Config, folders: tuple[Path, Path]) 
 
 
 def test_levels(config: Config, folders: tuple[Path, Path]) -> None:
-    """A run is of one level: with several one is chosen, and their results are kept apart."""
+    """A run is of one level, and results of several are kept apart. Problems need no level."""
     problems, run = folders
     (problems / "level2" / "1_Other.py").write_text(REFERENCE)
     put(run, 1, 0, WRONG)
     put(run, 1, 0, WRONG, level=2)
-    done = judge(folders)
-    assert done.returncode == 2
-    assert "holds levels 1, 2; choose one with --level" in done.stderr
+    refused(folders, told="holds levels 1, 2; choose one with --level")
     assert scores(folders, "--level", "1")["level"] == 1
-    done = judge(folders, "--level", "2")
-    assert done.returncode == 2
-    assert "holds results of level 1; use another --out" in done.stderr
+    refused(folders, "--level", "2", told="holds results of level 1; use another --out")
     assert scores(folders, "--level", "2", "--out", str(run / "level2.json"))["samples"] == 1
     assert json.loads((run / "level2.json").read_text())["1"][0]["metadata"]["level"] == 2
-
-
-def test_problems_without_levels(config: Config, folders: tuple[Path, Path], tmp_path: Path) -> None:
-    """Problems may lie in the folder itself."""
-    _, run = folders
-    flat = tmp_path / "flat"
+    flat = run.with_name("flat")
     flat.mkdir()
     (flat / "7_Scale.py").write_text(REFERENCE)
-    put(run, 7, 0, WRONG, level=3)
-    assert scores((flat, run))["level"] == 3
+    put(flat, 7, 0, WRONG, level=3)
+    assert scores((flat, flat))["level"] == 3
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
+def test_wrong_arguments_are_told(config: Config, folders: tuple[Path, Path]) -> None:
+    """What is wrong is refused before anything is judged, by the name that its caller used."""
+    put(folders[1], 1, 0, WRONG)
+    for arguments, told in (
         (["--k", "0"], "--k 0: give whole numbers from 1"),
         (["--k", "1,x"], "--k 1,x"),
         (["--p", "-1"], "--p -1: give numbers from 0"),
@@ -290,34 +238,17 @@ def test_problems_without_levels(config: Config, folders: tuple[Path, Path], tmp
         (["--problems", "/nowhere"], "--problems /nowhere: no such folder"),
         (["--generations", "/nowhere"], "--generations /nowhere: no such folder"),
         (["--out", "/proc/none/results.json"], "cannot be written"),
-    ],
-)
-def test_wrong_arguments_are_told(folders: tuple[Path, Path], arguments: list[str], told: str) -> None:
-    """What is wrong is refused before anything is judged, by the name that its caller used."""
-    refused(folders, arguments, told)
+        (["--lane", "gpu.l40s", "--backend", "cuda"], "no live worker serves gpu.l40s"),
+        (["--lane", "tpu", "--backend", "cuda"], "unknown lane"),
+        (["--lane", "cpu", "--backend", "cuda"], "cuda kernel"),
+    ):
+        refused(folders, *arguments, told=told)
 
 
-@pytest.mark.parametrize(
-    ("lane", "told"), [("gpu.l40s", "no live worker serves gpu.l40s"), ("tpu", "unknown lane"), ("cpu", "cuda kernel")]
-)
-def test_wrong_lanes_are_told(config: Config, folders: tuple[Path, Path], lane: str, told: str) -> None:
-    """A lane that cannot judge these kernels is refused."""
-    refused(folders, ["--lane", lane, "--backend", "cuda"], told)
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"x": []}', '{"1": [{"sample_id": 0}]}', '{"1": 5}'])
-def test_a_broken_results_file_is_told(folders: tuple[Path, Path], content: str) -> None:
+def test_a_broken_results_file_is_told(folders: tuple[Path, Path]) -> None:
     """What is no results file is left as it is."""
-    file = folders[1] / "eval_results.json"
-    file.write_text(content)
-    refused(folders, [], "not a results file")
-    assert file.read_text() == content
-
-
-def refused(folders: tuple[Path, Path], arguments: list[str], told: str) -> None:
-    """The command refuses to run, and says why."""
-    from kqueue.cli import app
-
-    put(folders[1], 1, 0, WRONG)
-    with pytest.raises(InvalidRequest, match=re.escape(told)):
-        app(["kernelbench", *map(str, command(folders, *arguments)[4:])], standalone_mode=False)
+    file = put(folders[1], 1, 0, WRONG).with_name("eval_results.json")
+    for content in ("", "[]", '{"x": []}', '{"1": [{"sample_id": 0}]}', '{"1": 5}'):
+        file.write_text(content)
+        refused(folders, told="not a results file")
+        assert file.read_text() == content

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import asyncio
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -60,21 +60,18 @@ def test_a_gpu_that_this_machine_lacks(fleet: LocalFleet) -> None:
         evaluator.evaluate(REFERENCE, RIGHT)
 
 
-def test_the_fleets_fallback(fleet: LocalFleet) -> None:
+def test_the_fleets_fallback(fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another GPU's name is no error where the fleet names a lane in its place; the result says so."""
+    # A process has one connection to a fleet, with the settings of its first use.
     program = f"""
 from kqueue.integrations.local import LocalKernelEvaluator
 with LocalKernelEvaluator(gpu="L40S", **{QUICK!r}) as evaluator:
     metadata = evaluator.evaluate({REFERENCE!r}, {WRONG!r})["metadata"]
 print(metadata["category"], metadata["lane"], metadata["lane_asked"])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | {"KQUEUE_HOME": str(fleet.config.home), "KQUEUE_GPU_FALLBACK": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    monkeypatch.setenv("KQUEUE_HOME", str(fleet.config.home))
+    monkeypatch.setenv("KQUEUE_GPU_FALLBACK", "cpu")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (0, "wrong_values cpu gpu.l40s\n"), done.stderr
 
 
@@ -83,39 +80,27 @@ def is_up(config: Config) -> bool:
     return load(home=config.home).database_url is not None
 
 
-@pytest.mark.services
-@pytest.mark.timeout(600)
+@pytest.mark.nightly
 def test_it_brings_its_own_fleet(own_home: Config) -> None:
     """Started where none is up, kept for threads, let go when idle, started again by the next evaluation."""
     evaluator = LocalKernelEvaluator(gpu="cpu", idle_timeout=2.0, config=own_home, **QUICK)
     assert not is_up(own_home)
     with evaluator:
         assert is_up(own_home)
-        results: list[dict[str, Any]] = []
         # The thread that needs it first may end long before it.
-        threads = [
-            threading.Thread(target=lambda: results.append(evaluator.evaluate(REFERENCE, WRONG))) for _ in range(2)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(2) as pool:
+            results = list(pool.map(lambda _: evaluator.evaluate(REFERENCE, WRONG), range(2)))
         assert [result["metadata"]["category"] for result in results] == ["wrong_values"] * 2
         until(lambda: not is_up(own_home))
-        late = threading.Thread(target=lambda: results.append(evaluator.evaluate(REFERENCE, RIGHT)))
-        late.start()
-        late.join()
-        assert results[2]["correctness"] is True
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(evaluator.evaluate, REFERENCE, RIGHT).result()["correctness"] is True
     evaluator.close()
     assert not is_up(own_home)
 
 
 @pytest.mark.services
-@pytest.mark.timeout(600)
 def test_the_ephemeral_deployment(own_home: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Modal-like evaluator's `ephemeral` brings a fleet where none is, and takes it along."""
-    import asyncio
-
     for name in ("home", "scratch", "gpus", "cpu_slots"):
         monkeypatch.setenv(f"KQUEUE_{name.upper()}", str(getattr(own_home, name)))
 

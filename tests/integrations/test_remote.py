@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,24 +17,31 @@ from kqueue.errors import AccessRefused
 from kqueue.integrations.modal_like import ModalEvaluatorConfig, ModalKernelEvaluator
 from kqueue.integrations.rl import KernelEnv, reward
 from kqueue.integrations.trace import KernelGuide
+from kqueue.local.fleet import LocalFleet
 from tests.http.serving import Served
 from tests.integrations.sources import BROKEN_REFERENCE, QUICK, REFERENCE, RIGHT, WRONG
+from tests.services import starts_services
 
 SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
 
 
+@pytest.fixture(scope="module")
+@starts_services
+def served(fleet: LocalFleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The fleet's server."""
+    with Served(fleet.config, tmp_path_factory.mktemp("serve") / "serve.log") as running:
+        yield running
+
+
 @pytest.fixture
-def url(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The fleet's server; a token for it is in the environment."""
-    with Served(config, tmp_path / "serve.log") as served:
-        monkeypatch.setenv("KQUEUE_TOKEN", served.admin)
-        yield served.url
+def url(served: Served, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The server's address, with its token in the environment."""
+    monkeypatch.setenv("KQUEUE_TOKEN", served.admin)
+    return served.url
 
 
-def test_over_http(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_http(url: str) -> None:
     """Evaluator, rewards, guide and environment do with a remote client what they do with the other."""
-    for name in ("KQUEUE_DATABASE_URL", "KQUEUE_REDIS_URL"):
-        monkeypatch.delenv(name)
 
     async def batches() -> tuple[list[Any], list[float | None]]:
         entry = {"ref_code": REFERENCE, "kernel_code": RIGHT, "backend": "torch", "num_correct_trials": 1}
@@ -49,20 +55,12 @@ def test_over_http(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
             return slots, await reward(problems, [RIGHT, WRONG, RIGHT], client=client, **SETTINGS)
 
     slots, rewards = asyncio.run(batches())
-    assert [slot["metadata"].get("exception_type", slot["correctness"]) for slot in slots] == [
-        True,
-        False,
-        "InvalidRequest",
-    ]
+    ends = [slot["metadata"].get("exception_type", slot["correctness"]) for slot in slots]
+    assert ends == [True, False, "InvalidRequest"]
     assert rewards == [1.0, 0.0, None]
 
-    guide = KernelGuide(
-        gpu="cpu",
-        num_correct_trials=1,
-        backend="torch",
-        score="correctness",
-        connect=functools.partial(RemoteClient, url),
-    )
+    settings = {"gpu": "cpu", "num_correct_trials": 1, "backend": "torch", "score": "correctness"}
+    guide = KernelGuide(**settings, connect=functools.partial(RemoteClient, url))
     again = pickle.loads(pickle.dumps(guide))
     assert again.metric("task", RIGHT, REFERENCE) == guide.metric("task", RIGHT, REFERENCE) == 1.0
     guide.close()
@@ -74,6 +72,7 @@ def test_over_http(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert env.step(WRONG)[1] == 0.0
 
 
+@pytest.mark.nightly
 def test_the_servers_fallback(config: Config, tmp_path: Path) -> None:
     """The fleet's fallback holds for clients over HTTP, which know nothing of it, for whatever they submit."""
     fleet = config.model_copy(update={"gpu_fallback": "cpu"})
@@ -84,15 +83,9 @@ def test_the_servers_fallback(config: Config, tmp_path: Path) -> None:
     assert (verdict.category, verdict.lane) == ("wrong_values", "cpu")
 
 
-def test_the_evaluators_own_connection(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
-) -> None:
+def test_the_evaluators_own_connection(monkeypatch: pytest.MonkeyPatch, served: Served) -> None:
     """A URL in place of a database is enough; only a token of kqueue is taken from the variable that is named."""
-    token = os.environ["KQUEUE_TOKEN"]
-    for name in ("KQUEUE_DATABASE_URL", "KQUEUE_REDIS_URL", "KQUEUE_TOKEN"):
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("KQUEUE_HOME", str(tmp_path / "no fleet"))
-    monkeypatch.setenv("KQUEUE_URL", url)
+    monkeypatch.setenv("KQUEUE_URL", served.url)
 
     async def category() -> str:
         evaluator = ModalKernelEvaluator(ModalEvaluatorConfig(gpu_type="cpu", modal_token_env="MY_TOKEN"))
@@ -106,8 +99,8 @@ def test_the_evaluators_own_connection(
         monkeypatch.setenv("MY_TOKEN", foreign)
         with pytest.raises(AccessRefused):
             asyncio.run(category())
-    monkeypatch.setenv("MY_TOKEN", token)
+    monkeypatch.setenv("MY_TOKEN", served.admin)
     assert asyncio.run(category()) == "wrong_values"
     monkeypatch.setenv("MY_TOKEN", "ak-of-modal")
-    monkeypatch.setenv("KQUEUE_TOKEN", token)
+    monkeypatch.setenv("KQUEUE_TOKEN", served.admin)
     assert asyncio.run(category()) == "wrong_values"

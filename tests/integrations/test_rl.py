@@ -30,30 +30,16 @@ def again(kernel: str, key: str) -> Request:
 
 def test_rewards_of_a_batch(config: Config) -> None:
     """In order, whatever form an answer has; masked where the problem failed, 0 where the kernel did."""
-    completions = [
-        WRONG,
-        f"Sure.\n```python\n{RIGHT}\n```",
-        RIGHT,
-        [{"role": "user", "content": "faster!"}, {"role": "assistant", "content": f"```\n{RIGHT}\n```"}],
-        "",
-        "I cannot do that.",
-        [],
-    ]
+    turns = [{"role": "user", "content": "faster!"}, {"role": "assistant", "content": f"```\n{RIGHT}\n```"}]
+    completions = [WRONG, f"Sure.\n```python\n{RIGHT}\n```", RIGHT, turns, "", "I cannot do that.", []]
     problems = [REFERENCE, REFERENCE, BROKEN_REFERENCE, REFERENCE, REFERENCE, REFERENCE, REFERENCE]
     assert rewards(problems, completions) == [0.0, 1.0, None, 1.0, 0.0, 0.0, 0.0]
     assert rewards(REFERENCE, []) == []
-
-
-def test_speedups(config: Config) -> None:
-    """The default: 0 for a wrong kernel, the speedup of a right one (masked if a busy CPU hid its time)."""
+    # A lane without workers says nothing of the kernels.
+    assert rewards(REFERENCE, [RIGHT, "", WRONG], lane="gpu.l40s") == [None, 0.0, None]
     wrong, right = rewards(REFERENCE, [WRONG, RIGHT], score="speedup")
     assert wrong == 0.0
-    assert right is None or right > 0
-
-
-def test_no_worker_is_a_mask(config: Config) -> None:
-    """A lane without workers says nothing of the kernels."""
-    assert rewards(REFERENCE, [RIGHT, "", WRONG], lane="gpu.l40s") == [None, 0.0, None]
+    assert right is None or right > 0  # a busy CPU may hide its time
 
 
 def test_too_late_is_a_mask(config: Config) -> None:
@@ -81,20 +67,20 @@ def test_a_batch_again(kq: Client) -> None:
         rewards(REFERENCE, [WRONG, WRONG], run="step-7")
 
 
-@pytest.mark.parametrize(
-    ("problems", "changes", "named"),
-    [
+def test_wrong_arguments_are_raised(config: Config) -> None:
+    """Invalid arguments raise instead of giving a reward."""
+    for problems, changes, named in (
         ([REFERENCE], {}, "1 for 2"),
         ([REFERENCE, ""], {}, "problem"),
         (REFERENCE, {"backend": "fortran"}, "fortran"),
         (REFERENCE, {"lane": "tpu"}, "tpu"),
         (REFERENCE, {"colour": "red"}, "colour"),
-    ],
-)
-def test_wrong_arguments_are_raised(config: Config, problems: Any, changes: dict[str, Any], named: str) -> None:
-    """A trainer's own mistake is an error, and no reward."""
-    with pytest.raises(InvalidRequest, match=named):
-        rewards(problems, [RIGHT, WRONG], **changes)
+    ):
+        with pytest.raises(InvalidRequest, match=named):
+            rewards(problems, [RIGHT, WRONG], **changes)
+    for problems, changes in ([], {}), ([""], {}), ([REFERENCE], {"max_turns": 0}), ([REFERENCE], {"backend": "x"}):
+        with pytest.raises(InvalidRequest):
+            KernelEnv(problems, **SETTINGS | changes)
 
 
 def test_an_episode(kq: Client) -> None:
@@ -113,13 +99,8 @@ def test_an_episode(kq: Client) -> None:
     with pytest.raises(InvalidRequest, match="reset"):
         env.step(RIGHT)
     env.close()
-
-
-def test_a_target_ends_an_episode(kq: Client) -> None:
-    """Reached, the episode has terminated, and only `reset` goes on."""
+    # A target that is reached terminates it.
     env = KernelEnv([REFERENCE], target=1.0, client=kq, **SETTINGS)
-    with pytest.raises(InvalidRequest, match="reset"):
-        env.step(RIGHT)
     env.reset()
     assert env.step("no kernel")[1:4] == (0.0, False, False)
     assert env.step(RIGHT)[1:4] == (1.0, True, False)
@@ -154,15 +135,6 @@ def test_problems_are_chosen_by_the_seed(config: Config) -> None:
     for wrong in (20, -1, "3"):
         with pytest.raises(InvalidRequest, match="problem: "):
             env.reset(options={"problem": wrong})
-
-
-@pytest.mark.parametrize(
-    ("problems", "changes"), [([], {}), ([""], {}), ([REFERENCE], {"max_turns": 0}), ([REFERENCE], {"backend": "x"})]
-)
-def test_wrong_environments(problems: list[str], changes: dict[str, Any]) -> None:
-    """What cannot be judged is refused before the first turn."""
-    with pytest.raises(InvalidRequest):
-        KernelEnv(problems, **SETTINGS | changes)
 
 
 def test_gymnasium_checks_it(config: Config, needs: Callable[[str], None]) -> None:

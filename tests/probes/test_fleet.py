@@ -37,8 +37,6 @@ class ModelNew(torch.nn.Module):
     def forward(self, x):
         return x.clamp(min=0)
 """
-#: Judged quickly.
-QUICK: dict[str, Any] = {"checks": 1, "timing": {"enabled": False}}
 
 
 @pytest.fixture(autouse=True)
@@ -52,16 +50,14 @@ def _none_of_others(services: Services) -> None:
 
 def submit(services: Services) -> Any:
     """Somebody's evaluation."""
-    settings = Settings.model_validate(QUICK)
+    settings = Settings.model_validate({"checks": 1, "timing": {"enabled": False}})
     return services.submit(KERNEL, problem=PROBLEM, settings=settings)
 
 
 def found(services: Services, **values: Any) -> list[Any]:
     """The probes that were settled, the latest first."""
-    where = " AND ".join(f"{name} = :{name}" for name in values) or "true"
-    return services.rows(
-        f"SELECT * FROM probes WHERE finding IS NOT NULL AND {where} ORDER BY settled_at DESC", **values
-    )
+    where = " AND ".join(["finding IS NOT NULL", *(f"{name} = :{name}" for name in values)])
+    return services.rows(f"SELECT * FROM probes WHERE {where} ORDER BY settled_at DESC", **values)
 
 
 def told(fleet: Fleet, *arguments: str) -> Any:
@@ -76,6 +72,7 @@ def paused(fleet: Fleet) -> list[str]:
     return [worker.paused for worker in fleet.live() if worker.paused]
 
 
+@pytest.mark.nightly
 def test_an_honest_fleet_agrees(services: Services, start_fleet: Callable[..., Fleet]) -> None:
     """Of all kinds; while others' work goes on, which is judged as ever; and none comes when nobody works."""
     fleet = start_fleet(true=True, probe_share=0.5)
@@ -105,6 +102,7 @@ def test_an_honest_fleet_agrees(services: Services, start_fleet: Callable[..., F
     fleet.stop(signal.SIGTERM)
 
 
+@pytest.mark.nightly
 def test_a_fleet_that_compares_nothing_is_paused(services: Services, start_fleet: Callable[..., Fleet]) -> None:
     """By the first cheat that passes; what it judged since is named; an operator lets it go on."""
     doubted = submit(services)

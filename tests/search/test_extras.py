@@ -26,6 +26,7 @@ from tests.waiting import until
 #: True if missing packages must fail the tests.
 REQUIRED = bool(os.environ.get("KQUEUE_REQUIRE_ADAPTERS"))
 QUESTION = Question("run", 1, 1, "p", "torch", "k", {}, "f", None, "Write a kernel.")
+pytestmark = pytest.mark.nightly
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -48,14 +49,9 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, str], list
             def do_POST(self) -> None:
                 asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
                 message = {"role": "assistant", "content": answer}
-                good = {
-                    "id": "1",
-                    "object": "chat.completion",
-                    "created": 1,
-                    "model": "stub",
-                    "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
-                    "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
-                }
+                good = {"id": "1", "object": "chat.completion", "created": 1, "model": "stub"}
+                good["choices"] = [{"index": 0, "finish_reason": "stop", "message": message}]
+                good["usage"] = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
                 body = json.dumps(good if status == 200 else {"error": {"message": answer}}).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
@@ -88,15 +84,12 @@ def test_litellm_asks_the_model_the_prompt(model: Callable[[int, str], list[Any]
     proposer.summarize("problem", "- it failed")
     assert "- it failed" in asked[1]["messages"][0]["content"]
 
-
-@pytest.mark.parametrize(("status", "answer", "says"), [(401, "wrong key", "wrong key"), (200, "", "answered nothing")])
-def test_litellm_without_an_answer(model: Callable[[int, str], list[Any]], status: int, answer: str, says: str) -> None:
-    """A refusal and an empty answer are the proposer's failure, in one line."""
-    needs("litellm")
-    model(status, answer)
-    with pytest.raises(ProposerFailed, match=says) as failed:
-        Model("openai/stub", answer_s=60).propose(QUESTION)
-    assert "\n" not in str(failed.value)
+    # A refusal and an empty answer are the proposer's failure, in one line.
+    for status, answer, says in ((401, "wrong key", "wrong key"), (200, "", "answered nothing")):
+        model(status, answer)
+        with pytest.raises(ProposerFailed, match=says) as failed:
+            Model("openai/stub", answer_s=60).propose(QUESTION)
+        assert "\n" not in str(failed.value)
 
 
 def test_wandb_offline_keeps_the_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,67 +3,69 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
-from kqueue.config import Config
 from kqueue.local.fleet import LocalFleet
-from kqueue.store.engine import connect
+from tests.cli.command import Cli, Done
 from tests.http.serving import Served
 
 pytestmark = pytest.mark.timeout(600)  # the first test starts the fleet, which takes minutes on a busy machine
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 EXAMPLE = EXAMPLES / "search"
+RECORDED = EXAMPLE / "recorded"
 #: The fewest calls, and little to wait for.
 QUICK = ("--backend", "torch", "--gpu", "cpu", "--checks", "1", "--calls", "20")
 
 
-def command(
-    config: Config, where: Path, *arguments: object, name: str = "search", **more: str
-) -> subprocess.CompletedProcess[str]:
-    """Run `kqueue search`, or another command, in a folder."""
-    done = subprocess.run(
-        [sys.executable, "-m", "kqueue", name, *map(str, arguments)],
-        cwd=where,
-        env=os.environ | config.environment() | more,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert "Traceback" not in done.stderr, done.stderr
+@pytest.fixture
+def cli(live: LocalFleet, tmp_path: Path) -> Cli:
+    """The command with the fleet's settings, in an empty folder."""
+    return Cli(tmp_path, live.config.environment())
+
+
+def ran(cli: Cli, *arguments: object, **more: str) -> Done:
+    """Run a command that must succeed."""
+    done = cli(*map(str, arguments), **more)
+    assert done.returncode == 0, done.stderr
     return done
 
 
-def shown(config: Config, where: Path, name: str) -> dict[str, Any]:
-    """What `kqueue search show --json` has of a run."""
-    return json.loads(command(config, where, "show", name, "--json").stdout)
+def shown(cli: Cli, name: str) -> dict[str, Any]:
+    """Return a run as `kqueue search show --json` prints it."""
+    return json.loads(ran(cli, "search", "show", name, "--json").stdout)
 
 
-def test_a_recorded_search_finds_the_known_best(live: LocalFleet, tmp_path: Path) -> None:
+def test_a_search_on_a_fleet(cli: Cli) -> None:
+    """A search with a real judge takes the faster kernel and rejects the wrong one."""
+    for name in ("03_wrong.py", "04_best.py"):
+        cli.write(f"kernels/{name}", (RECORDED / name).read_text())
+    given = ("--problem", EXAMPLE / "problem.py", "--recorded", "kernels", *QUICK, "--run-name", "short")
+    ran(cli, "search", *given, "--num-steps", 2)
+    assert [one["category"] for one in shown(cli, "short")["proposals"]] == ["passed", "wrong_values", "passed"]
+    assert (cli.directory / "search-short" / "best.py").read_text() == (RECORDED / "04_best.py").read_text()
+
+
+@pytest.mark.nightly
+def test_a_recorded_search_finds_the_known_best(cli: Cli, live: LocalFleet) -> None:
     """Options in Trace's spelling; the best of the folder is written, with a curve, and every proposal is a row."""
-    done = command(
-        live.config,
-        tmp_path,
-        *("--problem", EXAMPLE / "problem.py", "--recorded", EXAMPLE / "recorded", *QUICK),
+    done = ran(
+        cli,
+        *("search", "--problem", EXAMPLE / "problem.py", "--recorded", RECORDED, *QUICK),
         *("--num_steps", 50, "--num_candidates", 1, "--num_threads", 20, "--num_proposals", 1),
         *("--algorithm", "PS", "--log_frequency", 2, "--test_frequency", 2, "--run_name", "known", "--verbose"),
     )
-    assert done.returncode == 0, done.stderr
-    best = tmp_path / "search-known" / "best.py"
-    assert best.read_text() == (EXAMPLE / "recorded" / "04_best.py").read_text()
-    assert (tmp_path / "search-known" / "curve.png").read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in (tmp_path / "search-known" / "curve.svg").read_text()
+    folder = cli.directory / "search-known"
+    assert (folder / "best.py").read_text() == (RECORDED / "04_best.py").read_text()
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (folder / "curve.svg").read_text()
     assert "FAILED: wrong_values" in done.stderr  # verbose
-    run = shown(live.config, tmp_path, "known")
+    run = shown(cli, "known")
     assert run["state"] == "done"
     assert [one["category"] for one in run["proposals"]] == [
         *("passed", "entry_point_missing", "passed", "wrong_values", "passed", "passed")
@@ -77,43 +79,35 @@ def test_a_recorded_search_finds_the_known_best(live: LocalFleet, tmp_path: Path
     assert "Start from this kernel" in run["proposals"][2]["prompt"]
     assert run["proposals"][3]["feedback"].startswith("FAILED: wrong_values")
     assert [step["number"] for step in run["steps"] if step["test"]] == [2, 4]
-    engine = connect(live.config.require_database(), application="tests", pool_size=1)
-    with engine.connect() as connection:
-        judged = connection.scalar(text("SELECT count(*) FROM evaluations WHERE batch = 'known'"))
-    engine.dispose()
-    assert judged >= 8  # six kernels and two tests; more if a busy machine hid a time
-    again = command(live.config, tmp_path, "resume", "known", "--recorded", EXAMPLE / "recorded", "--json")
-    assert again.returncode == 0, again.stderr
+    with live.client() as client:
+        assert len(client.batch("known")) >= 8  # six kernels and two tests; more if a busy machine hid a time
+    again = ran(cli, "search", "resume", "known", "--recorded", RECORDED, "--json")
     assert json.loads(again.stdout)["best"][0]["number"] == 4
-    assert len(shown(live.config, tmp_path, "known")["proposals"]) == 6
+    assert len(shown(cli, "known")["proposals"]) == 6
 
 
-def test_a_command_improves_on_its_own_answers(live: LocalFleet, tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_a_command_improves_on_its_own_answers(cli: Cli, live: LocalFleet) -> None:
     """A proposer that halves the work of what it is given comes far in a few steps, over HTTP and with two metrics."""
-    (tmp_path / "mine.py").write_text("def short(verdict):\n    return 1.0 if verdict.passed else 0.0\n")
-    served = Served(live.config, tmp_path / "serve.log").start()
-    done = command(
-        live.config,
-        tmp_path,
-        *("--problem", EXAMPLE / "problem.py", *QUICK, "--run-name", "halves", "--num-steps", 4),
+    cli.write("mine.py", "def short(verdict):\n    return 1.0 if verdict.passed else 0.0\n")
+    served = Served(live.config, cli.directory / "serve.log").start()
+    done = ran(
+        cli,
+        *("search", "--problem", EXAMPLE / "problem.py", *QUICK, "--run-name", "halves", "--num-steps", 4),
         *("--proposer", shlex.join([sys.executable, str(EXAMPLE / "proposer.py")])),
         *("--algorithm", "PS_epsNet_Summarizer", "--metric", "inverse_runtime", "--metric", "mine:short"),
         *("--url", served.url, "--json"),
         KQUEUE_TOKEN=served.admin,
     )
     served.stop()
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    assert result["best"][0]["number"] > 0
-    assert result["best"][0]["scores"]["mine:short"] == 1.0
-    run = shown(live.config, tmp_path, "halves")
-    first, best = run["proposals"][0], run["proposals"][result["best"][0]["number"]]
-    assert best["runtime_ms"] < first["runtime_ms"]
+    best = json.loads(done.stdout)["best"][0]
+    assert (best["number"] > 0, best["scores"]["mine:short"]) == (True, 1.0)
+    run = shown(cli, "halves")
+    assert run["proposals"][best["number"]]["runtime_ms"] < run["proposals"][0]["runtime_ms"]
     assert "Better than what it was made from" in run["steps"][-1]["summary"]
     assert run["steps"][-1]["summary"] in run["proposals"][-1]["prompt"]
-    both = command(live.config, tmp_path, "compare", "halves", run["id"][:8], "--out", "both")
-    assert both.returncode == 0, both.stderr
-    assert (tmp_path / "both" / "curve.svg").exists()
+    ran(cli, "search", "compare", "halves", run["id"][:8], "--out", "both")
+    assert (cli.directory / "both" / "curve.svg").exists()
 
 
 #: On a busy host a call that takes no time takes tens of milliseconds: the pause is far above that.
@@ -132,32 +126,22 @@ class ModelNew(torch.nn.Module):
 """
 
 
-def test_tuning_finds_the_known_best(live: LocalFleet, tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_tuning_finds_the_known_best(cli: Cli) -> None:
     """Not to wait is faster than to wait; no parts at all are an error."""
-    kernel = tmp_path / "kernel.py"
-    kernel.write_text(PAUSES)
-    done = command(
-        live.config,
-        tmp_path,
-        *(kernel, "--problem", EXAMPLES / "tune" / "problem.py", "--gpu", "cpu", "--checks", 1, "--calls", 5),
+    cli.write("kernel.py", PAUSES)
+    problem = EXAMPLES / "tune" / "problem.py"
+    done = ran(
+        cli,
+        *("tune", "kernel.py", "--problem", problem, "--gpu", "cpu", "--checks", 1, "--calls", 5),
         *("--grid", "PAUSE_MS=400,0", "--grid", "PARTS=1,0", "--repeats", 2, "--run-name", "rows", "--json"),
-        name="tune",
     )
-    assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
-    assert record["winner"]["values"] == {"PAUSE_MS": "0", "PARTS": "1"}
-    assert record["winner"]["beats_original"]
-    assert [one["category"] for one in record["configurations"] if one["values"]["PARTS"] == "0"] == [
-        "runtime_error"
-    ] * 2
-    best = (tmp_path / "tune-rows" / "best.py").read_text()
-    assert best == PAUSES.replace("PAUSE_MS = 400\n", "PAUSE_MS = 0\n")
-    run = shown(live.config, tmp_path, "rows")
+    assert (record["winner"]["values"], record["winner"]["beats_original"]) == ({"PAUSE_MS": "0", "PARTS": "1"}, True)
+    wrong = [one["category"] for one in record["configurations"] if one["values"]["PARTS"] == "0"]
+    assert wrong == ["runtime_error"] * 2
+    best = cli.directory / "tune-rows" / "best.py"
+    assert best.read_text() == PAUSES.replace("PAUSE_MS = 400\n", "PAUSE_MS = 0\n")
+    run = shown(cli, "rows")
     assert (run["state"], len(run["proposals"])) == ("done", 8)
-    # The winner stands alone.
-    assert (
-        command(
-            live.config, tmp_path, EXAMPLES / "tune" / "problem.py", "tune-rows/best.py", "--no-timing", name="judge"
-        ).returncode
-        == 0
-    )
+    assert cli.process("judge", str(problem), str(best), "--no-timing").returncode == 0

@@ -74,7 +74,8 @@ def broken(): raise RuntimeError("fixture")
 def test_error(broken): pass
 """
 
-
+#: The tests of DYING that pass.
+ALIVE = {"test_first", "test_between", "test_last"}
 DYING = """
 import ctypes, os, signal, pytest
 
@@ -99,29 +100,25 @@ def test_last(): pass
 """
 
 
+def write_two(cli: Cli) -> None:
+    """Write a project with two modules."""
+    for name, source in {"conftest": CONFTEST, "test_first": FIRST, "test_second": SECOND}.items():
+        cli.write(f"{name}.py", source)
+
+
 def plain(cli: Cli, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run pytest as it is."""
-    return ran(cli, "-P", "-m", "pytest", *arguments)
-
-
-def ran(cli: Cli, *arguments: str, **changed: str) -> subprocess.CompletedProcess[str]:
-    """Run Python to its end."""
     return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=cli.directory,
-        env={**os.environ, **cli.environment, **changed},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+        [sys.executable, "-P", "-m", "pytest", *arguments], cwd=cli.directory, env={**os.environ, **cli.environment},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
 
 
 def body(text: str) -> list[str]:
-    """What pytest prints, without its header and the times."""
+    """What pytest prints, without its header, the times, and the names of files that it writes."""
     lines = re.sub(r"in \d[\d.]*s( \([\d:]+\))?|=+|0x[0-9a-f]+", "", text).splitlines()
-    return [line.strip() for line in lines if not line.startswith(("platform", "plugins:", "kqueue:", "cachedir"))]
+    other = ("platform", "plugins:", "kqueue:", "cachedir")
+    return [line.strip() for line in lines if not line.startswith(other) and "generated xml file" not in line]
 
 
 def results(file: Path) -> dict[str, str]:
@@ -134,18 +131,34 @@ def results(file: Path) -> dict[str, str]:
     return found
 
 
+def dead(file: Path, killed: str) -> dict[str, str]:
+    """Return the results of DYING, and assert how each test ended its process."""
+    found = results(file)
+    for name, kind, words in (
+        ("test_segfault", "failure", ["SIGSEGV", "reached", "in test_segfault"]),
+        ("test_exit", "failure", ["exit status 0"]),
+        ("test_setup", "error", ["exit status 3"]),
+        ("test_teardown", "error", [killed]),
+    ):
+        assert found[name].startswith(kind)
+        assert all(word in found[name] for word in words), found[name]
+    return found
+
+
+def cases(file: Path) -> list[str]:
+    """Return the cases of a JUnit file without times, hosts and addresses."""
+    text = re.sub(r' (time|timestamp|hostname)="[^"]*"|0x[0-9a-f]+', "", file.read_text())
+    return sorted(re.split(r"(?=<testcase)", text.replace("</testsuite></testsuites>", "")))
+
+
 @contextmanager
 def running(cli: Cli, *options: str) -> Generator[subprocess.Popen[str]]:
     """The command, while it runs."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "kqueue", "pytest", *options],
-        cwd=cli.directory,
-        env={**os.environ, **cli.environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        [sys.executable, "-m", "kqueue", "pytest", *options], cwd=cli.directory,
+        env={**os.environ, **cli.environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
-    )
+    )  # fmt: skip
     try:
         yield process
     finally:

@@ -72,7 +72,7 @@ def test_a_judge_hears_the_end(request: pytest.FixtureRequest, limits: dict[str,
         {"sections": [("Captured stdout call", "x" * 10_000)] * 1_000},
         {"user_properties": [("size", "y" * 100)] * 20_000},
         {"extra": {str(number): number for number in range(50_000)}},
-        {"more": [[[["z" * 100] * 20] * 20] * 20] * 20},
+        {"more": [[[["z" * 100] * 12] * 12] * 12] * 12},
     ],
     ids=lambda fields: "".join(fields),
 )

@@ -72,53 +72,24 @@ def test_a_malformed_word_is_noted_and_ends_nothing(hear: Callable[[dict[str, An
     assert "cannot be understood" in hear(word).lost
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"toterminal": "x"},
-        {"passed": True},
-        {"node": "gw0"},
-        {"_id": "x"},
-        {"duration": "abc"},
-        {"duration": True},
-        {"start": None},
-        {"keywords": ["x"]},
-        {"wasxfail": 3},
-        {"sections": [["one"]]},
-        {"sections": [["title", 3]]},
-        {"user_properties": [[1, 2]]},
-        {"outcome": "skipped"},
-        {"outcome": "skipped", "longrepr": ["f.py", 1]},
-        {"outcome": "failed"},
-        {"outcome": "failed", "longrepr": {"reprcrash": 3}},
-        {
-            "outcome": "failed",
-            "longrepr": {
-                "reprcrash": {"path": "f.py", "lineno": 1, "message": 3},
-                "reprtraceback": {"reprentries": [], "extraline": None, "style": "long"},
-                "chain": None,
-                "sections": [],
-            },
-        },
-        {
-            "outcome": "failed",
-            "longrepr": {
-                "reprcrash": None,
-                "reprtraceback": {
-                    "reprentries": [{"type": "ReprEntryNative", "data": {"lines": [3]}}],
-                    "extraline": None,
-                    "style": "native",
-                },
-                "chain": None,
-                "sections": [],
-            },
-        },
-        {"outcome": "xfailed"},
-        {"outcome": "no name"},
-        {"outcome": "x" * 100},
-    ],
-    ids=json.dumps,
-)
+def failed(**parts: Any) -> dict[str, Any]:
+    """Return fields of a failure report with these parts of its representation."""
+    whole = {"reprcrash": None, "reprtraceback": {"reprentries": [], "extraline": None, "style": "long"}}
+    return {"outcome": "failed", "longrepr": whole | {"chain": None, "sections": []} | parts}
+
+
+NATIVE = {"reprentries": [{"type": "ReprEntryNative", "data": {"lines": [3]}}], "extraline": None, "style": "native"}
+MALFORMED = [
+    {"toterminal": "x"}, {"passed": True}, {"node": "gw0"}, {"_id": "x"}, {"duration": "abc"}, {"duration": True},
+    {"start": None}, {"keywords": ["x"]}, {"wasxfail": 3}, {"sections": [["one"]]}, {"sections": [["title", 3]]},
+    {"user_properties": [[1, 2]]}, {"outcome": "skipped"}, {"outcome": "skipped", "longrepr": ["f.py", 1]},
+    {"outcome": "failed"}, {"outcome": "failed", "longrepr": {"reprcrash": 3}},
+    failed(reprcrash={"path": "f.py", "lineno": 1, "message": 3}), failed(reprtraceback=NATIVE),
+    {"outcome": "xfailed"}, {"outcome": "no name"}, {"outcome": "x" * 100},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", MALFORMED, ids=json.dumps)
 def test_a_malformed_report_is_noted_and_ends_nothing(
     hear: Callable[[dict[str, Any]], _Run], request: pytest.FixtureRequest, fields: dict[str, Any]
 ) -> None:

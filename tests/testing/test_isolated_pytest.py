@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,8 +15,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import Cli
-from tests.testing.projects import CONFTEST, DYING, EXAMPLES, FIRST, LIMIT_S, SECOND, body, plain, results, running
+from tests.cli.command import Cli, Done
+from tests.testing.projects import (
+    ALIVE,
+    DYING,
+    EXAMPLES,
+    LIMIT_S,
+    body,
+    cases,
+    dead,
+    plain,
+    results,
+    running,
+    write_two,
+)
 from tests.waiting import alive, until
 from workers.judge.host.alone import NoRoom, room
 from workers.judge.host.scratch import device_lock, prepare
@@ -24,30 +37,38 @@ from workers.judge.host.turns import opened, turn
 pytestmark = [pytest.mark.timeout(2 * LIMIT_S), pytest.mark.slow("runs pytest in processes of its own")]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["-rA"],
-        ["-v", "-k", "named or fails"],
-        ["-m", "slow", "-p", "no:cacheprovider"],
-        ["-q", "-x"],
-        ["--deselect", "test_first.py::TestGroup::test_fails", "test_second.py", "test_first.py"],
-        ["-k", "nothing_of_this_name"],
-        ["not_there.py"],
-    ],
-    ids=" ".join,
-)
-def test_what_is_printed_is_what_pytest_prints(cli: Cli, options: list[str]) -> None:
-    """Report, choice of tests and exit status are pytest's own; fixtures and plugins of the project work."""
-    cli.write("conftest.py", CONFTEST)
-    cli.write("test_first.py", FIRST)
-    cli.write("test_second.py", SECOND)
-    isolated, expected = cli("pytest", "--slots", "1", *options), plain(cli, *options)
+LEAVES = """
+import subprocess
+def test_leaves():
+    left = subprocess.Popen(["sleep", "10000"], start_new_session=True)
+    open("pid", "w").write(str(left.pid))
+"""
+
+
+def compare(cli: Cli, *options: str) -> Done:
+    """Assert that the command prints what pytest prints, and return its result."""
+    isolated, expected = cli.process("pytest", "--slots", "1", *options), plain(cli, *options)
     assert body(isolated.stdout) == body(expected.stdout)
     assert isolated.returncode == expected.returncode
+    return isolated
 
 
-@pytest.mark.parametrize("isolate", ["test", "class"])
+OPTIONS = [
+    "-q -x",
+    "-v -k 'named or fails'", "-m slow -p no:cacheprovider", "-k nothing_of_this_name", "not_there.py",
+    "--deselect test_first.py::TestGroup::test_fails test_second.py test_first.py",
+]  # fmt: skip
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("options", OPTIONS)
+def test_what_is_printed_is_what_pytest_prints(cli: Cli, options: str) -> None:
+    """Report, choice of tests and exit status are pytest's own; fixtures and plugins of the project work."""
+    write_two(cli)
+    compare(cli, *shlex.split(options))
+
+
+@pytest.mark.parametrize("isolate", [pytest.param("test", marks=pytest.mark.nightly), "class"])
 def test_a_class_or_a_test_can_have_a_process_of_its_own(cli: Cli, isolate: str) -> None:
     """What is told of each test stays what pytest tells; nothing is shared beyond the class or the test."""
     module = """
@@ -60,7 +81,7 @@ class TestThree:
     def test_four(self): assert "three" in seen
 """
     cli.write("test_a.py", module)
-    done = cli("pytest", "-v", f"--isolate={isolate}")
+    done = cli.process("pytest", "-v", f"--isolate={isolate}")
     told = dict(re.findall(r"^test_a.py::(\S+) (\w+) +\[", done.stdout, re.MULTILINE))
     failed = {"test": "TestThree::test_four", "class": "test_two"}[isolate]
     assert {name for name, word in told.items() if word == "FAILED"} == {failed}
@@ -69,73 +90,55 @@ class TestThree:
 
 
 def test_junit_s_xml_is_pytest_s_own(cli: Cli) -> None:
-    """Cases, properties and captured output are in it, as pytest writes them."""
-    cli.write("conftest.py", CONFTEST)
-    cli.write("test_first.py", FIRST)
-    cli.write("test_second.py", SECOND)
-    cli("pytest", "--junitxml", "isolated.xml", "--slots", "2")
+    """The terminal report and the JUnit file are pytest's own."""
+    write_two(cli)
+    isolated = cli.process("pytest", "-rA", "--junitxml", "isolated.xml", "--slots", "1")
+    assert body(isolated.stdout) == body(plain(cli, "-rA").stdout)
     plain(cli, "--junitxml", "plain.xml")
-
-    def read(name: str) -> list[str]:
-        text = re.sub(r' (time|timestamp|hostname)="[^"]*"|0x[0-9a-f]+', "", (cli.directory / name).read_text())
-        return sorted(re.split(r"(?=<testcase)", text.replace("</testsuite></testsuites>", "")))
-
-    assert read("isolated.xml") == read("plain.xml")
+    assert cases(cli.directory / "isolated.xml") == cases(cli.directory / "plain.xml")
 
 
+@pytest.mark.nightly
 def test_what_failed_last_is_run_alone(cli: Cli) -> None:
     """`--lf` chooses what failed, as the cache is the controlling pytest's; a test that is mended leaves it."""
     cli.write("test_one.py", "def test_a(): pass\ndef test_b(): assert 0\n")
     cli.write("test_two.py", "def test_c(): assert 0\n")
-    assert "2 failed, 1 passed" in cli("pytest", "--slots", "2").stdout
+    assert "2 failed, 1 passed" in cli.process("pytest", "--slots", "2").stdout
     cli.write("test_two.py", "def test_c(): pass\n")
-    assert "1 failed, 1 passed" in cli("pytest", "--lf").stdout
-    assert "1 failed, 1 deselected" in cli("pytest", "--lf", "test_one.py").stdout
+    assert "1 failed, 1 passed" in cli.process("pytest", "--lf").stdout
+    assert "1 failed, 1 deselected" in cli.process("pytest", "--lf", "test_one.py").stdout
 
 
+@pytest.mark.nightly
 def test_a_module_that_cannot_be_imported_is_a_collection_error(cli: Cli) -> None:
     """Status and words are pytest's."""
     cli.write("test_bad.py", "import not_installed\n")
     cli.write("test_good.py", "def test_a(): pass\n")
-    for options in ([], ["--continue-on-collection-errors"]):
-        isolated, expected = cli("pytest", *options), plain(cli, *options)
-        assert body(isolated.stdout) == body(expected.stdout)
-        assert isolated.returncode == expected.returncode
+    compare(cli, "--continue-on-collection-errors")
 
 
+@pytest.mark.nightly
 def test_a_module_that_is_only_right_beside_another_is_an_error(cli: Cli) -> None:
     """What a module takes from one that was imported before it is not there in a process of its own."""
     cli.write("test_a.py", "import builtins\nbuiltins.shared = 1\ndef test_a(): pass\n")
     cli.write("test_b.py", "shared\ndef test_b(): pass\n")
-    done = cli("pytest")
-    assert done.returncode == 1
-    assert "test_b.py could not be collected in a process of its own" in done.stdout
-    assert "NameError" in done.stdout
-    assert "1 passed, 1 error" in done.stdout
+    said = cli.process("pytest").stdout
+    for words in ("test_b.py could not be collected in a process of its own", "NameError", "1 passed, 1 error"):
+        assert words in said
 
 
 def test_a_test_that_ends_its_process_fails_alone(cli: Cli) -> None:
-    """It is named, with the signal or status and what it printed; the tests behind it run in another process."""
+    """Deaths are named with their cause, later tests run in a new process, and leftovers are killed."""
     cli.write("test_dying.py", DYING)
-    cli.write("test_other.py", "def test_other(): pass\n")
-    done = cli("pytest", "--junitxml", "out.xml", "--slots", "2")
+    cli.write("test_ends.py", "import atexit, os\ndef test_a(): atexit.register(os._exit, 7)\ndef test_b(): pass\n")
+    cli.write("test_leaves.py", LEAVES)
+    done = cli.process("pytest", "--junitxml", "out.xml", "--slots", "2")
     assert done.returncode == 1
-    found = results(cli.directory / "out.xml")
-    assert {name for name, said in found.items() if not said} == {
-        "test_first",
-        "test_between",
-        "test_last",
-        "test_other",
-    }
-    for name, kind, words in (
-        ("test_segfault", "failure", ["SIGSEGV", "reached", "in test_segfault"]),
-        ("test_exit", "failure", ["exit status 0"]),
-        ("test_setup", "error", ["exit status 3"]),
-        ("test_teardown", "error", ["SIGKILL"]),
-    ):
-        assert found[name].startswith(kind)
-        assert all(word in found[name] for word in words), found[name]
-    assert "2 failed, 5 passed, 2 errors" in done.stdout
+    found = dead(cli.directory / "out.xml", "SIGKILL")
+    assert {name for name, said in found.items() if not said} == {*ALIVE, "test_a", "test_leaves"}
+    assert "after the last test of module test_ends.py its process ended with exit status 7" in found["test_b"]
+    assert "2 failed, 7 passed, 3 errors" in done.stdout
+    assert not alive(int((cli.directory / "pid").read_text()))
 
 
 def test_a_test_that_takes_too_long_is_ended(cli: Cli) -> None:
@@ -146,26 +149,14 @@ def test_a_test_that_takes_too_long_is_ended(cli: Cli) -> None:
         "if 'KQUEUE_HOME' not in os.environ:\n    time.sleep(3)\n"
         "def test_hangs():\n    open('hangs', 'w').close()\n    time.sleep(10_000)\n",
     )
-    done = cli("pytest", "--kqueue-timeout", "2", KQUEUE_HOME=str(cli.directory / "home"))
-    assert done.returncode == 1
-    assert "1 failed" in done.stdout
+    done = cli.process("pytest", "--kqueue-timeout", "2", KQUEUE_HOME=str(cli.directory / "home"))
+    assert (done.returncode, "1 failed" in done.stdout) == (1, True)
     assert "took longer than 2 s (--kqueue-timeout)" in done.stdout
     if (cli.directory / "hangs").exists():  # it need not have come so far, on a busy host
         assert "in test_hangs" in done.stdout
 
 
-def test_a_process_that_dies_at_its_end_is_told_of_its_module(cli: Cli) -> None:
-    """Its last test has an error that names the module, once in the report and once in JUnit's XML."""
-    cli.write("test_ends.py", "import atexit, os\ndef test_a(): atexit.register(os._exit, 7)\ndef test_b(): pass\n")
-    cli.write("test_other.py", "def test_other(): pass\n")
-    done = cli("pytest", "--junitxml", "out.xml")
-    assert done.returncode == 1
-    assert "3 passed, 1 error" in done.stdout
-    assert "after the last test of module test_ends.py its process ended with exit status 7" in done.stdout
-    found = results(cli.directory / "out.xml")
-    assert [name for name, said in found.items() if said] == ["test_b"]
-
-
+@pytest.mark.nightly
 def test_the_examples_break_together_and_not_alone(cli: Cli) -> None:
     """Together, one module fails for another and the process dies unnamed; alone, only the one that dies is named."""
     shutil.copytree(EXAMPLES, cli.directory, dirs_exist_ok=True)
@@ -173,24 +164,11 @@ def test_the_examples_break_together_and_not_alone(cli: Cli) -> None:
     assert together.returncode == -signal.SIGABRT
     assert "FAILED test_b_sums.py" in together.stdout
     assert "test_c_unloads.py ........" in together.stdout
-    done = cli("pytest")
+    done = cli.process("pytest")
     assert done.returncode == 1
     assert "10 passed, 1 skipped, 1 error" in done.stdout
     assert "ERROR test_c_unloads.py::test_step[7]" in done.stdout
     assert "a module's table was overwritten" in done.stdout
-
-
-def test_what_a_test_leaves_behind_is_ended(cli: Cli) -> None:
-    """A process in a session of its own too."""
-    cli.write(
-        "test_leaves.py",
-        "import subprocess\n"
-        "def test_a():\n"
-        "    left = subprocess.Popen(['sleep', '10000'], start_new_session=True)\n"
-        "    open('pid', 'w').write(str(left.pid))\n",
-    )
-    assert cli("pytest").returncode == 0
-    assert not alive(int((cli.directory / "pid").read_text()))
 
 
 WAITING = """
@@ -209,7 +187,11 @@ def test_waits(resource):
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly), signal.SIGKILL],
+    ids=lambda number: number.name,
+)
 def test_nothing_outlives_the_command(cli: Cli, number: signal.Signals) -> None:
     """Ctrl-C tears fixtures down and reports; whatever ends the command ends its tests and what they started."""
     cli.write("test_waits.py", WAITING)
@@ -226,6 +208,7 @@ def test_nothing_outlives_the_command(cli: Cli, number: signal.Signals) -> None:
         assert "KeyboardInterrupt" in out
 
 
+@pytest.mark.nightly
 def test_much_output_is_no_trouble(cli: Cli) -> None:
     """A report of many megabytes and output beside pytest's capture pass; of the latter the end is kept."""
     cli.write(
@@ -236,29 +219,33 @@ def test_much_output_is_no_trouble(cli: Cli) -> None:
         "    with capfd.disabled():\n        os.write(1, b'y' * 1_000_000 + b'the end')\n"
         "    os._exit(1)\n",
     )
-    done = cli("pytest", "--show-capture=no")
+    done = cli.process("pytest", "--show-capture=no")
     assert "2 failed" in done.stdout
     assert "yyythe end" in done.stdout
     assert len(done.stdout) < 100_000
 
 
+@pytest.mark.nightly
 def test_output_is_passed_on_where_pytest_captures_none(cli: Cli) -> None:
     """`-s` shows what tests print while they print it."""
     cli.write("test_prints.py", "def test_a(): print('from the test')\n")
-    assert "from the test" in cli("pytest", "-s").stdout
+    assert "from the test" in cli.process("pytest", "-s").stdout
 
 
+@pytest.mark.nightly
 def test_a_test_can_end_the_run(cli: Cli) -> None:
-    """By `pytest.exit()`, with its reason and status; by `session.shouldstop` or `shouldfail`; by KeyboardInterrupt."""
+    """By `pytest.exit()`, with its reason and status."""
     cli.write("test_a.py", "import pytest\ndef test_a(): pytest.exit('enough', 9)\ndef test_b(): pass\n")
-    done = cli("pytest")
-    assert done.returncode == 9
-    assert "Exit: enough" in done.stdout
+    done = cli.process("pytest")
+    assert (done.returncode, "Exit: enough" in done.stdout) == (9, True)
+
+
+@pytest.mark.nightly
+def test_other_ways_to_end_the_run(cli: Cli) -> None:
+    """`session.shouldstop`, `session.shouldfail` and KeyboardInterrupt end the run."""
     for field, status in (("shouldstop", 2), ("shouldfail", 1)):
         cli.write("test_a.py", f"def test_a(request): request.session.{field} = 'halt'\ndef test_b(): pass\n")
-        isolated, expected = cli("pytest", "--maxfail=2"), plain(cli, "--maxfail=2")
-        assert body(isolated.stdout) == body(expected.stdout)
-        assert isolated.returncode == expected.returncode == status
+        assert compare(cli, "--maxfail=2").returncode == status
     cli.write(
         "test_a.py",
         "import pytest, time\n"
@@ -268,13 +255,11 @@ def test_a_test_can_end_the_run(cli: Cli) -> None:
         "def test_b(resource): assert 0\n"
         "def test_c(): open('ran', 'w').close()\n",
     )
-    done = cli("pytest", "-x", "-k", "test_b or test_c")
-    assert done.returncode == 1
+    assert cli.process("pytest", "-x", "-k", "test_b or test_c").returncode == 1
     (cli.directory / "torn_down").unlink()
-    done = cli("pytest", "--slots", "1")
+    done = cli.process("pytest", "--slots", "1")
     assert done.returncode == 2
-    assert "test_a.py:7: KeyboardInterrupt" in done.stdout
-    assert "no tests ran" in done.stdout
+    assert all(words in done.stdout for words in ("test_a.py:7: KeyboardInterrupt", "no tests ran"))
     assert (cli.directory / "torn_down").exists()
     assert not (cli.directory / "ran").exists()
 
@@ -291,7 +276,7 @@ def test_a_process_of_tests_has_files_and_settings_of_its_own(cli: Cli) -> None:
         "    assert tempfile.gettempdir() == os.environ['TMPDIR']\n"
         "    open('tmpdir', 'w').write(os.environ['TMPDIR'])\n",
     )
-    done = cli("pytest", TRITON_CACHE_DIR="/a/cache/of/mine", KQUEUE_DATABASE_URL="postgresql://u:p@h/d")
+    done = cli.process("pytest", TRITON_CACHE_DIR="/a/cache/of/mine", KQUEUE_DATABASE_URL="postgresql://u:p@h/d")
     assert done.returncode == 0, done.stdout
     assert not Path((cli.directory / "tmpdir").read_text()).exists()
 
@@ -393,14 +378,14 @@ def test_a_test_that_breaks_its_cuda_context_is_named(cli: Cli) -> None:
         "def test_behind(): assert cuda.cuCtxSynchronize() == 0\n",
     )
     cli.write("test_b.py", load + "def test_other(): assert cuda.cuCtxSynchronize() == 0\n")
-    done = cli("pytest", "--junitxml", "out.xml")
-    assert done.returncode == 1
-    assert "4 passed, 1 error" in done.stdout
+    done = cli.process("pytest", "--junitxml", "out.xml")
+    assert (done.returncode, "4 passed, 1 error" in done.stdout) == (1, True)
     found = results(cli.directory / "out.xml")
     assert [name for name, said in found.items() if said] == ["test_overrun"]
     assert "left the CUDA context of its process broken: CUDA_ERROR_ILLEGAL_ADDRESS (700)" in found["test_overrun"]
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("driver")
 def test_a_cuda_error_at_unloading_is_told_of_the_module(cli: Cli) -> None:
     """What only shows when a module lets go of what it has compiled is the module's error, after its last test."""
@@ -414,7 +399,7 @@ def test_a_cuda_error_at_unloading_is_told_of_the_module(cli: Cli) -> None:
         "def test_two(): pass\n",
     )
     cli.write("test_b.py", "def test_other(): pass\n")
-    done = cli("pytest")
+    done = cli.process("pytest")
     assert done.returncode == 1
     assert "3 passed, 1 error" in done.stdout
     assert "after the last test of module test_a.py its process is left with a broken CUDA context" in done.stdout
@@ -428,6 +413,7 @@ exec "$@"
 """
 
 
+@pytest.mark.nightly
 def test_what_failed_is_run_once_more_under_compute_sanitizer(cli: Cli, tmp_path: Path) -> None:
     """Its findings stand in the report of the failed test, and in JUnit's XML; what passed is not run again."""
     (tmp_path / "bin").mkdir()
@@ -438,44 +424,37 @@ def test_what_failed_is_run_once_more_under_compute_sanitizer(cli: Cli, tmp_path
     cli.write("test_bad.py", f"def test_a():\n    {count}    assert 0\ndef test_b(): pass\n")
     cli.write("test_good.py", f"def test_c():\n    {count}")
     path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    done = cli("pytest", "--sanitize", "--junitxml", "out.xml", PATH=path)
+    done = cli.process("pytest", "--sanitize", "--junitxml", "out.xml", PATH=path)
     assert done.returncode == 1
-    assert "1 failed, 2 passed" in done.stdout
-    assert "Invalid __global__ write of size 4 bytes" in done.stdout
+    assert all(words in done.stdout for words in ("1 failed, 2 passed", "Invalid __global__ write of size 4 bytes"))
     assert "Invalid __global__ write" in results(cli.directory / "out.xml")["test_a"]
     assert (cli.directory / "test_bad.py.runs").read_text() == "xx"
     assert (cli.directory / "test_good.py.runs").read_text() == "x"
-    stopped = cli("pytest", "--sanitize", "-x", PATH=path).stdout
-    assert "1 failed in" in stopped
-    assert "Invalid __global__ write" in stopped
+
+
+REFUSED = [
+    (["-p", "xdist", "-n", "2"], "none", "leave out pytest-xdist's options"),
+    (["--sanitize"], "none", "compute-sanitizer is neither on PATH nor below CUDA_HOME"),
+    (["--kqueue-timeout", "soon"], "none", "'soon' is no number of seconds"),
+    (["--isolate", "file"], "none", "invalid choice: 'file'"),
+    ([], "GPU-of-another-host", "KQUEUE_GPUS=GPU-of-another-host"),
+]
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "gpus", "words"),
     [
-        (["-p", "xdist", "-n", "2"], "leave out pytest-xdist's options"),
-        (["--pdb"], "--pdb needs the tests in pytest's own process"),
-        (["--sanitize"], "compute-sanitizer is neither on PATH nor below CUDA_HOME"),
-        (["--kqueue-timeout", "soon"], "'soon' is no number of seconds"),
-        (["--isolate", "file"], "invalid choice: 'file'"),
+        (["--pdb"], "none", "--pdb needs the tests in pytest's own process"),
+        *(pytest.param(*case, marks=pytest.mark.nightly) for case in REFUSED),
     ],
-    ids=["xdist", "pdb", "sanitize", "timeout", "isolate"],
+    ids=str,
 )
-def test_what_cannot_be_is_refused(cli: Cli, options: list[str], words: str) -> None:
-    """Usage errors say what to do, and no test runs."""
+def test_what_cannot_be_is_refused(cli: Cli, options: list[str], gpus: str, words: str) -> None:
+    """Usage errors and missing GPUs end with 4 before a test runs."""
     cli.write("test_a.py", "def test_a(): open('ran', 'w').close()\n")
-    done = cli("pytest", *options, CUDA_HOME="", CUDA_PATH="")
-    assert done.returncode == 4
-    assert words in done.stdout + done.stderr
+    done = cli.process("pytest", *options, CUDA_HOME="", CUDA_PATH="", KQUEUE_GPUS=gpus)
+    assert (done.returncode, words in done.stdout + done.stderr) == (4, True)
     assert not (cli.directory / "ran").exists()
-
-
-def test_a_broken_setting_of_kqueue_is_refused(cli: Cli) -> None:
-    """A GPU that is not there is said, as a usage error."""
-    cli.write("test_a.py", "def test_a(): pass\n")
-    done = cli("pytest", KQUEUE_GPUS="GPU-of-another-host")
-    assert done.returncode == 4
-    assert "KQUEUE_GPUS=GPU-of-another-host" in done.stdout + done.stderr
 
 
 def test_without_its_option_the_plugin_does_nothing(cli: Cli) -> None:
@@ -497,8 +476,7 @@ def test_the_plugin_is_all_that_the_command_needs(cli: Cli) -> None:
     cli.write("pytest.ini", "[pytest]\naddopts = -p kqueue --kqueue --kqueue-slots 2\n")
     cli.write("test_a.py", "import os\ndef test_a(): os._exit(0)\ndef test_b(): pass\n")
     done = plain(cli)
-    assert done.returncode == 1
-    assert "1 failed, 1 passed" in done.stdout
+    assert (done.returncode, "1 failed, 1 passed" in done.stdout) == (1, True)
 
 
 def test_without_pytest_the_command_says_what_to_install() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from kqueue.errors import InvalidRequest
-from kqueue.tuning.halving import Entry, Halving, Result
+from kqueue.tuning.halving import Entry, Halving, Result, Winner
 from kqueue.tuning.space import ORIGINAL, Config, Space, from_values, parse
 
 KERNEL = "A = 1\nB = 1\nMODE = 'x'\nSWITCH = False\n\n\nclass ModelNew: ...\n"
@@ -28,41 +28,39 @@ def run(plan: Halving, score: Callable[[Entry], float | None]) -> tuple[list[lis
     return batches, results
 
 
+def won(plan: Halving, results: list[Result]) -> Winner:
+    """Return the winner, which must exist."""
+    winner = plan.winner(results)
+    assert winner is not None
+    return winner
+
+
 def value(entry: Entry) -> int:
     """A configuration's first number; the original's is 1."""
     return 1 if entry.config == ORIGINAL else int(entry.config[0])
 
 
-@pytest.mark.parametrize(
-    ("word", "values"),
-    [
+def test_values_are_listed_or_ranges() -> None:
+    """Values are lists or ranges on the command line, or JSON."""
+    for word, values in (
         ("A=64,128", ("64", "128")),
         ("A=1..3", ("1", "2", "3")),
         ("A=16..64..16,x", ("16", "32", "48", "64", "x")),
         ("A=32..256..x2", ("32", "64", "128", "256")),
         ("macro:A=-1..0", ("-1", "0")),
-    ],
-)
-def test_values_are_listed_or_ranges(word: str, values: tuple[str, ...]) -> None:
-    assert parse([word]) == [(word.partition("=")[0], values)]
-
-
-@pytest.mark.parametrize("word", ["A", "A=", "A=1,", "A=4..1", "A=0..8..x2", "A=1..8..0", "A=1..8..x1"])
-def test_words_that_are_no_values(word: str) -> None:
-    with pytest.raises(InvalidRequest, match="write"):
-        parse([word])
-
-
-def test_values_of_json() -> None:
-    """As Python's and C's sources write them; lists are refused."""
+    ):
+        assert parse([word]) == [(word.partition("=")[0], values)]
+    for word in ("A", "A=", "A=1,", "A=4..1", "A=0..8..x2", "A=1..8..0", "A=1..8..x1"):
+        with pytest.raises(InvalidRequest, match="write"):
+            parse([word])
     assert from_values({"A": [1, 2.5, True, "x"]}) == [("A", ("1", "2.5", "true", "x"))]
     with pytest.raises(InvalidRequest, match="give numbers"):
         from_values({"A": [[1]]})
 
 
-@pytest.mark.parametrize(
-    ("grid", "says"),
-    [
+def test_a_grid_that_is_refused() -> None:
+    """Missing, repeated, too many and ill-typed values are refused."""
+    for grid, says in (
         ([], "at least one name"),
         (["A=1,2", "A=3"], "given twice"),
         (["A=2,2"], "given twice"),
@@ -73,11 +71,9 @@ def test_values_of_json() -> None:
         (["A=2,1,0x1"], "A: 1 and 0x1 are the same value"),
         (["A=+1,01,1"], "cannot be '01'"),
         (["SWITCH=True,true"], "True and true are the same value"),
-    ],
-)
-def test_a_grid_that_is_refused(grid: list[str], says: str) -> None:
-    with pytest.raises(InvalidRequest, match=says):
-        Space(KERNEL, parse(grid))
+    ):
+        with pytest.raises(InvalidRequest, match=says):
+            Space(KERNEL, parse(grid))
 
 
 def test_a_small_grid_is_judged_whole_and_halved() -> None:
@@ -101,8 +97,7 @@ def test_wrong_and_unknown_kernels_drop_out_at_once() -> None:
     batches, results = run(plan, score)
     later = {entry.config for batch in batches[1:] for entry in batch}
     assert later == {ORIGINAL, ("6",), ("5",)}
-    winner = plan.winner(results)
-    assert winner is not None
+    winner = won(plan, results)
     assert (winner.config, winner.beats) == (("6",), True)
 
 
@@ -132,8 +127,7 @@ def test_what_wins_beats_the_original_beyond_its_spread(
 
     plan = halving("A=2", finalists=1)
     _, results = run(plan, score)
-    winner = plan.winner(results)
-    assert winner is not None
+    winner = won(plan, results)
     assert (winner.config, winner.beats, winner.compared) == (("2",) if beats else ORIGINAL, beats, True)
     assert plan.standings(results, winner)[0].config == winner.config
 
@@ -144,8 +138,7 @@ def test_a_finalist_that_fails_once_has_lost() -> None:
 
     plan = halving("A=2,3")
     _, results = run(plan, score)
-    winner = plan.winner(results)
-    assert winner is not None
+    winner = won(plan, results)
     assert winner.config == ("2",)
     assert [(one.config, one.right) for one in plan.standings(results, winner)][-1] == (("3",), False)
 
@@ -157,8 +150,7 @@ def test_a_finalist_that_is_unknown_once_has_not_won() -> None:
         return None if entry.config == ("3",) and entry.repeat == 2 else value(entry)
 
     plan = halving("A=2,3")
-    winner = plan.winner(run(plan, score)[1])
-    assert winner is not None
+    winner = won(plan, run(plan, score)[1])
     assert (winner.config, winner.beats) == (("2",), True)
 
 
@@ -178,8 +170,7 @@ def test_an_original_that_is_wrong() -> None:
     """The best of the others wins, without a comparison; where none is right, nothing does."""
     plan = halving("A=2,3")
     _, results = run(plan, lambda entry: 0.0 if entry.config == ORIGINAL else value(entry))
-    winner = plan.winner(results)
-    assert winner is not None
+    winner = won(plan, results)
     assert (winner.config, winner.beats, winner.compared) == (("3",), False, False)
     batches, results = run(plan, lambda _: 0.0)
     assert (len(batches), plan.winner(results)) == (1, None)
@@ -188,8 +179,7 @@ def test_an_original_that_is_wrong() -> None:
 def test_an_original_that_alone_is_right() -> None:
     plan = halving("A=2,3")
     _, results = run(plan, lambda entry: 1.0 if entry.config == ORIGINAL else 0.0)
-    winner = plan.winner(results)
-    assert winner is not None
+    winner = won(plan, results)
     assert (winner.config, winner.beats, winner.compared) == (ORIGINAL, False, False)
 
 

@@ -83,11 +83,7 @@ def changed(source: str, **values: str) -> list[tuple[str, str]]:
         ("tile", "64", [("tile=32", "tile=64")]),
         ("fused", "false", [("fused=True", "fused=False")]),
         ("scale", "0.5", [("scale=None", "scale=0.5")]),
-        (
-            "num_warps",
-            "8",
-            [("BLOCK=BLOCK, num_warps=4", "BLOCK=BLOCK, num_warps=8"), ("x, num_warps=4", "x, num_warps=8")],
-        ),
+        ("num_warps", "8", [(f"{before}, num_warps=4", f"{before}, num_warps=8") for before in ("BLOCK=BLOCK", "x")]),
         ("stages", "2", []),
         ("BLOCK", "0x40", []),
         ("constant:BOTH", "5", [("BOTH = 1", "BOTH = 5")]),
@@ -117,13 +113,10 @@ def test_line_ends_stay() -> None:
     assert after == source.replace("B = 1", "B = 3").replace("D 2", "D 4")
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        (
-            "NONE",
-            "NONE is not in the kernel; looked for it in constants of the module, #define and -D in strings, .*BLOCK",
-        ),
+def test_a_name_that_cannot_be_changed() -> None:
+    """The error says where it was looked for, or what was found and how to say which."""
+    for name, says in (
+        ("NONE", "NONE is not in the kernel; looked for it in constants of the module, #define and -D .*BLOCK"),
         ("macro:BLOCK", "BLOCK is not in the kernel; looked for it in #define and -D in strings"),
         ("GONE", "is not in the kernel"),
         ("DOC", "is not in the kernel"),
@@ -134,35 +127,32 @@ def test_line_ends_stay() -> None:
         ("FLAG", "no plain value"),
         ("GIVEN", "no plain value"),
         ("wrong:BLOCK", "'wrong' is no kind of place; use constant, macro, launch, argument"),
-    ],
-)
-def test_a_name_that_cannot_be_changed(name: str, says: str) -> None:
-    """The error says where it was looked for, or what was found and how to say which."""
-    with pytest.raises(InvalidRequest, match=says):
-        Tunable(SOURCE, [name])
+    ):
+        with pytest.raises(InvalidRequest, match=says):
+            Tunable(SOURCE, [name])
+
+
+def test_a_value_that_cannot_be_there() -> None:
+    """Nothing is written that is another kind of value, or more than a value."""
+    for name, values in {"BLOCK": ("fast", "1 # x", "True"), "fused": ("2",), "TILE": ('1"', "1\n2", "{x}")}.items():
+        for value in values:
+            with pytest.raises(InvalidRequest, match="cannot be"):
+                Tunable(SOURCE, [name]).written(name, value)
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("source", "says"),
     [
-        ("BLOCK", "fast"),
-        ("BLOCK", "1 # x"),
-        ("BLOCK", "True"),
-        ("fused", "2"),
-        ("TILE", '1"'),
-        ("TILE", "1\n2"),
-        ("TILE", "{x}"),
+        ("#define A 1\n__global__ void f() {}\n", "not valid Python"),
+        ("A = B = 64\n", "A has no plain value of its own in line 1"),
+        ("A = 64\n\n\ndef f():\n    global A\n    A = 1\n", "A is assigned in lines 1, 5: assign it once"),
+        *((f"flags = [{option!r}]\n", "A is not in the kernel") for option in ("say -DA=64", "-DA='6 4'", "-xDA=64")),
     ],
 )
-def test_a_value_that_cannot_be_there(name: str, value: str) -> None:
-    """Nothing is written that is another kind of value, or more than a value."""
-    with pytest.raises(InvalidRequest, match="cannot be"):
-        Tunable(SOURCE, [name]).written(name, value)
-
-
-def test_a_source_that_is_not_python() -> None:
-    with pytest.raises(InvalidRequest, match="not valid Python"):
-        Tunable("#define A 1\n__global__ void f() {}\n", ["A"])
+def test_a_source_in_which_a_name_cannot_be_changed(source: str, says: str) -> None:
+    """Invalid Python, chained and repeated assignments, and words that resemble options are refused."""
+    with pytest.raises(InvalidRequest, match=says):
+        Tunable(source, ["A"])
 
 
 @pytest.mark.parametrize(
@@ -189,32 +179,17 @@ def test_quotes_that_are_not_closed() -> None:
     assert (found.original("BIG"), found.original("NEXT")) == ("1'000", "2")
 
 
-@pytest.mark.parametrize(
-    ("source", "names"),
-    [
+def test_names_of_one_place() -> None:
+    """Two values cannot be written into one place; each by itself can."""
+    for source, names in (
         ("BLOCK = 64\n", ["BLOCK", "constant:BLOCK"]),
         ("S = '-DBLOCK=64'\n", ["S", "BLOCK"]),
         ("S = '#define BLOCK 64'\n", ["BLOCK", "S"]),
-    ],
-)
-def test_names_of_one_place(source: str, names: list[str]) -> None:
-    """Two values cannot be written into one place; each by itself can."""
-    with pytest.raises(InvalidRequest, match="are in one place, in line 1"):
-        Tunable(source, names)
-    for name in names:
-        assert Tunable(source, [name]).kernel({name: "2"}) != source
-
-
-def test_a_value_of_two_names() -> None:
-    """The other would change too."""
-    with pytest.raises(InvalidRequest, match="A has no plain value of its own in line 1"):
-        Tunable("A = B = 64\n", ["A"])
-
-
-def test_a_constant_that_a_function_assigns() -> None:
-    source = "A = 64\n\n\ndef f():\n    global A\n    A = 1\n"
-    with pytest.raises(InvalidRequest, match="A is assigned in lines 1, 5: assign it once"):
-        Tunable(source, ["A"])
+    ):
+        with pytest.raises(InvalidRequest, match="are in one place, in line 1"):
+            Tunable(source, names)
+        for name in names:
+            assert Tunable(source, [name]).kernel({name: "2"}) != source
 
 
 def test_places_are_those_of_the_text() -> None:
@@ -231,12 +206,6 @@ def test_options_are_words(option: str) -> None:
     assert found.kernel({"BLOCK": "128"}) == source.replace("64", "128")
     with pytest.raises(InvalidRequest, match="cannot be the value of a macro"):
         found.written("BLOCK", "1 + 2")
-
-
-@pytest.mark.parametrize("option", ["say -DBLOCK=64", "-DBLOCK='6 4'", "-xDBLOCK=64"])
-def test_what_is_no_option(option: str) -> None:
-    with pytest.raises(InvalidRequest, match="BLOCK is not in the kernel"):
-        Tunable(f"flags = [{option!r}]\n", ["BLOCK"])
 
 
 @pytest.mark.parametrize(
