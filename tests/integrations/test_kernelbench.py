@@ -217,11 +217,12 @@ def test_levels(config: Config, folders: tuple[Path, Path]) -> None:
     refused(folders, "--level", "2", told="holds results of level 1; use another --out")
     assert scores(folders, "--level", "2", "--out", str(run / "level2.json"))["samples"] == 1
     assert json.loads((run / "level2.json").read_text())["1"][0]["metadata"]["level"] == 2
-    flat = run.with_name("flat")
-    flat.mkdir()
+    flat, other = run.with_name("flat"), run.with_name("other")
+    for folder in (flat, other):
+        folder.mkdir()
     (flat / "7_Scale.py").write_text(REFERENCE)
-    put(flat, 7, 0, WRONG, level=3)
-    assert scores((flat, flat))["level"] == 3
+    put(other, 7, 0, WRONG, level=3)
+    assert scores((flat, other))["level"] == 3
 
 
 def test_wrong_arguments_are_told(config: Config, folders: tuple[Path, Path]) -> None:
