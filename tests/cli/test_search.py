@@ -297,7 +297,7 @@ def test_a_proposer_without_an_answer(cli: Cli, judging: Judging) -> None:
 def test_an_answer_that_is_no_kernel_scores_nothing(cli: Cli, judging: Judging, engine: Engine) -> None:
     """It is not submitted, and the next proposal is told why."""
     judging(as_told(0))
-    cli.write("empty.py", "print('```python\\n\\n```')\n")
+    cli.write("empty.py", "print('<think>no idea</think>')\n")
     done = cli(*SEARCH, "--proposer", f"{sys.executable} empty.py", "--num-steps", "1", "--run-name", "a")
     assert done.returncode == 1  # no right kernel
     only = shown(cli)["proposals"][1]
