@@ -302,7 +302,8 @@ def test_an_answer_that_is_no_kernel_scores_nothing(cli: Cli, judging: Judging, 
     assert done.returncode == 1  # no right kernel
     only = shown(cli)["proposals"][1]
     assert (only["scores"], only["category"]) == ({"inverse_runtime": 0.0}, None)
-    assert only["feedback"] == "FAILED: kernel: the kernel's source is empty"
+    taken = "Taken from the answer: nothing, reasoning dropped."
+    assert only["feedback"] == f"FAILED: kernel: the kernel's source is empty\n{taken}"
     assert len(rows(engine, "SELECT 1 FROM evaluations")) == 1
 
 
