@@ -50,10 +50,15 @@ class Door:
     Args:
         relays: True if every caller shows a token of its own, and nothing is done without one; False if all calls are
             this process's own, with the token or the credentials that it has.
+
+    Raises:
+        ConfigError: it relays and no fleet is known, or a setting is wrong.
     """
 
     def __init__(self, *, relays: bool) -> None:
         self._relays = relays
+        #: The fleet of an agent's own tools may be started after them.
+        self._fleet = _find() if relays else None
         self._opening = anyio.Lock()
         self._stack = AsyncExitStack()
         self._server: Server | None = None
@@ -88,18 +93,15 @@ class Door:
         """
         async with self._opening:
             if self._server is None:
-                self._server = await self._connect(load())
+                self._server = await self._connect(*(self._fleet or _find()))
             return self._server
 
-    async def _connect(self, config: Config) -> Server:
-        if _has_server(config):
-            assert config.url is not None
+    async def _connect(self, config: Config, url: str | None) -> Server:
+        if url is not None:
             # The token of this process is not for others' calls.
             token = None if self._relays else config.token
-            server = Server(config.url, token, retry_s=_RETRY_S, connections=_CONNECTIONS)
+            server = Server(url, token, retry_s=_RETRY_S, connections=_CONNECTIONS)
         else:
-            config.require_database()
-            config.require_redis()
             from kqueue.http.app import create_app
             from kqueue.http.server import from_peer
 
@@ -139,7 +141,17 @@ def caller_of(call: Call) -> Caller:
     return call.request_context.lifespan_context.caller(call.headers)
 
 
-def _has_server(config: Config) -> bool:
-    """Return True if a URL is given, or if no database is given either and this machine's fleet serves HTTP."""
-    named = Config()
-    return named.url is not None or (named.database_url is None and config.url is not None)
+def _find() -> tuple[Config, str | None]:
+    """Return the settings, and the server's URL.
+
+    It is None where a database is given and no URL, or where this machine's fleet serves no HTTP.
+
+    Raises:
+        ConfigError: no fleet is known, or a setting is wrong.
+    """
+    config, named = load(), Config()
+    if config.url is not None and (named.url is not None or named.database_url is None):
+        return config, config.url
+    config.require_database()
+    config.require_redis()
+    return config, None

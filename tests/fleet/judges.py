@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -265,9 +266,18 @@ evaluations.rehearse = rehearse
 workers.app._Keeper = Keeper
 workers.pool._Pool.maintain_pool = maintain_pool
 workers.app.start_judges = StandIn
-if "JUDGES_TRUE_LIMITS" not in os.environ:
-    # A test's hard limit is shorter than any that is taken from a message.
-    workers.messages.SHORTEST_LIMIT_S = 0.0
+_task = workers.messages.task
+
+
+def task(payload, queue):
+    """Rebuild a message, with the hard limit that its label asks for: shorter than any that is taken from a message."""
+    made = _task(payload, queue)
+    if limit := re.match(r"problem=limit=([\d.]+) ", made["headers"]["kwargsrepr"]):
+        made["headers"]["timelimit"] = [float(limit[1]), None]
+    return made
+
+
+workers.messages.task = task
 
 
 @inspect_command()

@@ -38,7 +38,6 @@ def test_a_death_is_recorded_once_with_its_facts(services: Any, fleet: Any) -> N
     """However a judge ends there is one verdict with category, facts and writer as told; the next one is judged."""
     ids = []
     for kernel, limit, category, facts, written_by in DEATHS:
-        # One at a time: a sweep sends messages beyond its window again, with the limits that the settings ask for.
         ids.append(services.submit(kernel, time_limit=limit))
         verdict = services.verdict(ids[-1])
         assert (verdict.category, verdict.written_by, verdict.attempts) == (category, written_by, 1), kernel

@@ -65,22 +65,26 @@ class Services:
         lane: str = "cpu",
         **more: Any,
     ) -> UUID:
-        """Submit an evaluation whose judge does as `kernel` says, with one attempt by default."""
+        """Submit an evaluation whose judge does as `kernel` says, with one attempt by default.
+
+        Its hard limit in seconds travels as the problem's label, because a sweeper may send the message again.
+        """
         fields = {"problem": "p", "settings": Settings(max_attempts=attempts)} | more
+        if time_limit is not None:
+            fields["problem_label"] = f"limit={time_limit}"
         request = Request(kernel=kernel, backend="torch", lane=lane, **fields)
         # Fleets leave the message to its producer.
         [submitted] = evaluations.submit(self.engine, [request], slots={lane: 1000})
         if send:
-            self.send(submitted.evaluation_id, time_limit=time_limit, label=submitted.message.label, lane=lane)
+            self.send(submitted.evaluation_id, label=submitted.message.label, lane=lane)
         return submitted.evaluation_id
 
-    def send(self, evaluation_id: UUID, *, time_limit: float | None = None, label: str = "", lane: str = "cpu") -> None:
+    def send(self, evaluation_id: UUID, *, label: str = "", lane: str = "cpu") -> None:
         self.app.send_task(
             broker.EVALUATE,
             args=[str(evaluation_id)],
             task_id=str(evaluation_id),
             queue=broker.queue(lane),
-            time_limit=time_limit,
             argsrepr=f"('{evaluation_id}',)",
             kwargsrepr=label,
         )

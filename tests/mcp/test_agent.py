@@ -108,19 +108,3 @@ def test_an_agent_repairs_a_kernel_without_kqueue_serve(fleet: LocalFleet, tmp_p
     broken.write_text(broken.read_text().replace("x[0]", "x.rleu() * 2.0"))
     status, said = run("--kernel", broken, **services(fleet), KQUEUE_HOME=home)
     assert (status, steps(said)) == (0, ["runtime_error", "passed"]), said
-
-
-@pytest.mark.slow("starts a program")
-def test_without_a_fleet_the_agent_is_told_what_to_start(tmp_path: Path) -> None:
-    """The server ends at once, with a line that says what is missing."""
-    done = subprocess.run(
-        [sys.executable, "-m", "kqueue", "mcp"],
-        env={**os.environ, "KQUEUE_HOME": str(tmp_path)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 3
-    assert "set KQUEUE_DATABASE_URL, or start one on this machine with `kqueue up`" in done.stderr
-    assert done.stdout == ""

@@ -87,13 +87,13 @@ def writer(services: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def worker(writer: Any, start_fleet: Any) -> Any:
-    """One worker that starts among forged keys. It keeps limits within their bounds, as every fleet's does."""
+    """One worker that starts among forged keys."""
     make(writer, "unacked", "hash")
     make(writer, "unacked_index", "zset")
     for i, (key, right) in enumerate(KEYS.items()):
         if not key.startswith("unacked"):
             make(writer, key, [kind for kind in TYPES if kind != right][i % 5])
-    return start_fleet(variables={"JUDGES_TRUE_LIMITS": "1"})
+    return start_fleet()
 
 
 def message(identity: Any = None, **changes: Any) -> dict[str, Any]:

@@ -576,7 +576,7 @@ class Harness:
                 self._say_compiling(True)
                 return original(*args, **kwargs)
             except Exception as error:
-                raise _CompileError from error
+                raise _CompileError(_text(error)) from error
             finally:
                 self._say_compiling(False)
 
