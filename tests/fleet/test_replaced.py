@@ -17,7 +17,12 @@ from tests.fleet.told import HERE
 
 @pytest.mark.parametrize(
     ("where", "handler", "status"),
-    [("start", "_prepare", 1), ("child", "_prepare_child", 0), ("ready", "_report_ready", 1)],
+    [
+        ("start", "_prepare", 1),
+        ("child", "_prepare_child", 0),
+        # The supervisor waits longer before each start that follows a failure.
+        pytest.param("ready", "_report_ready", 1, marks=pytest.mark.nightly),
+    ],
 )
 def test_a_handler_that_fails_ends_the_worker(services: Any, fleet: Any, where: str, handler: str, status: int) -> None:
     """Celery would go on without it. The worker is replaced until one can work."""
@@ -33,6 +38,7 @@ def test_a_handler_that_fails_ends_the_worker(services: Any, fleet: Any, where: 
     assert services.verdict(services.submit("ok")).passed
 
 
+@pytest.mark.nightly
 def test_a_worker_without_a_directory_is_started_later(services: Any, fleet: Any) -> None:
     """The supervisor survives that it can make none."""
     told = len(fleet.log.read_text())
