@@ -183,7 +183,7 @@ def test_the_one_that_waits_longest_goes_first(empty: Rig) -> None:
     ("problem", "category"),
     [
         (PROBLEM.replace("return torch.nn", "raise ValueError; return torch.nn"), Category.REFERENCE_ERROR),
-        (PROBLEM.replace("randn(8", "randn(int(torch.randint(1, 99, ())) * 8"), Category.INVALID_PROBLEM),
+        (PROBLEM.replace("randn(8", "randn(int(torch.randint(1, 9999, ())) * 8"), Category.INVALID_PROBLEM),
     ],
 )
 def test_a_problem_that_failed_is_not_kept(empty: Rig, problem: str, category: Category) -> None:
