@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 from pydantic import ValidationError
 
-from kqueue.categories import Category
+from kqueue.categories import CATEGORIES, Blame, Category
 from kqueue.contract import Outcome, Phase, Verdict
 from kqueue.evidence import NEEDS, Evidence, Facts, Isolation, Measurement
 from tests.samples import ended
@@ -252,3 +252,10 @@ def test_hostile_text_is_kept_as_data() -> None:
     text = "\0\x1b[2J\ud800"
     outcome = ended(Category.RUNTIME_ERROR, message=text, phase=Phase.CHECK, facts=Facts(exception=text))
     assert (outcome.message, outcome.facts.exception) == (text, text)
+
+
+def test_only_a_judged_kernel_is_compiled_or_correct() -> None:
+    """An outcome that is not the kernel's says nothing of it: no failure of the fleet is `compiled=False`."""
+    others = [info for info in CATEGORIES.values() if info.blame not in (Blame.NONE, Blame.CANDIDATE)]
+    assert {info.blame for info in others} == {Blame.PROBLEM, Blame.FLEET, Blame.NOBODY}
+    assert {(info.compiled, info.correctness) for info in others} == {(None, None)}

@@ -116,14 +116,6 @@ FAULTS = (
         ("tests/store/test_history.py", "tests/store/test_verdicts.py"),
     ),
     Fault(
-        "retry_not_sent",
-        "A second try's message is sent again.",
-        _VERDICTS,
-        "available_at=func.now() + delay, published_at=None)",
-        "available_at=func.now() + delay)",
-        ("tests/store/test_verdicts.py", "tests/store/test_publishing.py", "tests/store/test_sweeper.py"),
-    ),
-    Fault(
         "handed_back_counts",
         "An attempt that was handed back is no try.",
         _VERDICTS,
@@ -136,7 +128,7 @@ FAULTS = (
         "An attempt whose worker falls silent is ended.",
         _CONDITIONS,
         "Attempt.lease_until < func.now())",
-        "Attempt.lease_until < func.now() - text(\"interval '1 day'\"))",
+        "Attempt.lease_until < func.now() - literal_column(\"interval '1 day'\"))",
         ("tests/store/test_sweeper.py", "tests/store/test_verdicts.py"),
     ),
     Fault(
