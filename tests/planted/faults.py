@@ -315,8 +315,8 @@ FAULTS = (
         "descriptors_kept",
         "A candidate has no descriptor of the fleet's.",
         _SEAL,
-        "    os.closerange(low, 1 << 20)\n",
-        "",
+        "    _close_all_but(keep | {0, 1, 2} | ({mount} if mount is not None else set()))\n",
+        "    pass\n",
         ("tests/sandbox/test_seal.py", "tests/judge/test_judge.py"),
     ),
     Fault(

@@ -120,7 +120,7 @@ def planted(copy: Path, fault: Fault) -> Result:
     finally:
         write(file, content)
     seconds = time.monotonic() - began
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.M)
+    failed = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", output, re.M)
     if status == 1 and failed:
         return Result(fault, failed[1], "", seconds)
     return Result(fault, None, f"(status {status}) {output[-300:]}" if status else "", seconds)
