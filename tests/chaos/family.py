@@ -69,7 +69,7 @@ class Family:
         seat = self.seat(worker)
         return self._children(seat) if seat else []
 
-    def clerks(self, worker: int) -> list[int]:
+    def task_processes(self, worker: int) -> list[int]:
         """The children of a worker that see to a task, or wait for one."""
         return [pid for pid in self._children(worker) if "workers.start" in words(pid) and name(pid)[:3] != "kq-"]
 

@@ -130,7 +130,7 @@ class Monkey(threading.Thread):
             return None
         worker = workers[int(choice * len(workers))]
         if subject in ("judge", "clerk"):
-            found = self._family.judges(worker) if subject == "judge" else self._family.clerks(worker)
+            found = self._family.judges(worker) if subject == "judge" else self._family.task_processes(worker)
             return self._kill(action, found[0], worker) if found else None
         if subject in ("fork", "seat"):
             served = self._family.forkserver(worker) if subject == "fork" else self._family.seat(worker)

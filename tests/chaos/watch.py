@@ -175,7 +175,7 @@ class Watch(threading.Thread):
             found[supervisor] = "supervisor"
         for worker in family.workers():
             # Importing takes long on a busy machine; with its first child it is nearly ready.
-            if family.clerks(worker):
+            if family.task_processes(worker):
                 served = {family.forkserver(worker): "fork server", family.seat(worker): "seat"}
                 found |= {worker: "worker"} | {pid: role for pid, role in served.items() if pid}
                 found |= dict.fromkeys(family.judges(worker), "judge")

@@ -33,8 +33,8 @@ from workers.judge.channel import protocol, reports
 from workers.judge.channel.flags import memory
 from workers.judge.channel.protocol import Examine, Job, Opening, Order
 from workers.judge.ending import EvaluationEnded
+from workers.judge.forkserver.process import SealedProcess
 from workers.judge.host import linux, uids
-from workers.judge.keeper.process import SealedProcess
 from workers.judge.sandbox import shelf
 from workers.judge.sandbox.seal import Profile, Role
 

@@ -141,7 +141,7 @@ def is_timed():
     return False
 
 
-def is_timed_or_ahead():
+def is_timed_or_enqueued():
     """Whether the frames above carry out an order to make a timed call, or to prepare one."""
     frame = sys._getframe(1)
     while frame is not None:
