@@ -334,7 +334,7 @@ def test_a_judge_waits_no_longer_than_all_deadlines_together(rig: Rig, monkeypat
     assert judge(rig, right()).category is Category.PASSED
 
 
-@pytest.mark.parametrize("victim", ["judge", "seat"])
+@pytest.mark.parametrize("victim", ["judge", "judge supervisor"])
 def test_the_judge_s_death_takes_the_candidate_with_it(rig: Rig, victim: str) -> None:
     """When a judge or its seat is killed, the fork server ends its candidate and forks the next one."""
     before = set(linux.children(os.getpid()))

@@ -154,7 +154,7 @@ def test_what_cannot_be_judged_here_is_refused(local: LocalJudge, config: Config
     assert local(problem=PROBLEM, kernel=RIGHT, settings=UNTIMED).passed
 
 
-@pytest.mark.parametrize("name", ["kq-forkserver", "kq-seat"])
+@pytest.mark.parametrize("name", ["kq-forkserver", "kq-judge-super"])
 def test_a_killed_server_is_replaced(local: LocalJudge, name: str) -> None:
     """The service outlives its fork server and its seat: the next kernel is judged by others."""
     for server in linux.children(service()):

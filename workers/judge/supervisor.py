@@ -80,7 +80,7 @@ def main(requests: socket.socket, parent: int, status_page: StatusPage, forkserv
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
-        linux.set_name("kq-seat")
+        linux.set_name("kq-judge-super")
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number in (signal.SIGCHLD, signal.SIGALRM, signal.SIGUSR1):
             signal.signal(number, signal.SIG_DFL)

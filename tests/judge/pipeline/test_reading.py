@@ -37,7 +37,7 @@ def _judge(judges: Judges, kernel: str, problem: str = PROBLEM) -> Any:
     settings = Settings(policies=Policies(findings=Policy.REJECT))
     request = Request(problem=problem, kernel=kernel, backend=Backend.TORCH, settings=settings)
     backend: Any = _NoBackend()
-    return judges.judge(request, judges.forkserver.place, backend)
+    return judges.judge(request, judges.forkserver.slot, backend)
 
 
 @pytest.mark.parametrize(

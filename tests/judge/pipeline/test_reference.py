@@ -559,7 +559,7 @@ def test_an_answer_afresh_takes_the_memory_of_the_one_before() -> None:
     made = loaded("return x * 2", LARGE)
     first = first_of(made)
     expected = first.inputs[0] * 2
-    before = {made._call(first, afresh=True).places[0].offset for _ in range(8)}
+    before = {made._call(first, afresh=True).locations[0].offset for _ in range(8)}
     assert len(before) < 8
     made.drop([first])
     made.answer(first)
