@@ -37,7 +37,6 @@ import triton
 import triton.language as tl
 from pathlib import Path
 from torch._subclasses.fake_tensor import FakeTensorMode
-from workers.judge.channel import flags
 from workers.judge.channel.buffers import Exports
 from workers.judge.channel.packets import send_with_fds
 from workers.judge.channel.protocol import Answer, Export, Place, Reply, TensorSpec, Where
@@ -84,11 +83,9 @@ def chain(x):
 
 def channels():
     for fd in range(3, 256):
-        try:
+        with contextlib.suppress(OSError):
             if stat.S_ISSOCK(os.fstat(fd).st_mode):
                 yield fd
-        except OSError:
-            continue
 
 
 def cudart():
@@ -156,21 +153,12 @@ def keepers():
     """The fork server, the worker above it, and the worker's other children: the judge among them."""
     server = os.getppid()
     pids = [server]
-    try:
+    with contextlib.suppress(OSError):
         worker = int(open(f"/proc/{server}/stat").read().rpartition(")")[2].split()[1])
         pids.append(worker)
         for task in os.listdir(f"/proc/{worker}/task"):
             pids += map(int, open(f"/proc/{worker}/task/{task}/children").read().split())
-    except OSError:
-        pass
     return [pid for pid in dict.fromkeys(pids) if pid > 1]
-
-
-def number(name):
-    """The call's number: those of before 2012 differ between architectures."""
-    x86 = {"add_key": 248, "keyctl": 250, "perf_event_open": 298, "bpf": 321, "userfaultfd": 323, "io_uring_setup": 425}
-    arm = {"add_key": 217, "keyctl": 219, "perf_event_open": 241, "bpf": 280, "userfaultfd": 282, "io_uring_setup": 425}
-    return (arm if platform.machine() == "aarch64" else x86)[name]
 
 
 def orders():
