@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 from uuid import UUID
@@ -60,7 +59,7 @@ class Whole:
         return [attempt for identity in ids for attempt in services.attempts(identity)]
 
 
-def strays(stand_in: Sequence[str] = STAND_IN) -> list[int]:
+def strays() -> list[int]:
     """Return descendants of this process's supervisors beyond workers, fork servers, seats, clerks and spare clerks."""
     found: list[int] = []
     for supervisor in _running(os.getpid()):
@@ -69,7 +68,7 @@ def strays(stand_in: Sequence[str] = STAND_IN) -> list[int]:
         for child in _running(supervisor):
             if _works(child):  # not a GPU health watcher or a GPU test
                 clerks = [pid for pid in _running(child) if _works(pid) and name(pid)[:3] != "kq-"]
-                servers = [pid for pid in _running(child) if name(pid) == "kq-forkserver" or words(pid) == stand_in]
+                servers = [pid for pid in _running(child) if name(pid) == "kq-forkserver" or words(pid) == STAND_IN]
                 seats = [pid for pid in _running(child) if name(pid) == "kq-seat"]
                 found += set(_running(child)) - {*clerks[:2], *servers[:1], *seats[:1]}
                 # Judges stay, and references and a candidate are kept for later evaluations for a while.

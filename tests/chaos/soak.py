@@ -17,7 +17,6 @@ import os
 import random
 import shutil
 import signal
-import statistics
 import sys
 import tempfile
 import time
@@ -176,7 +175,7 @@ def _run(options: argparse.Namespace, root: Path, table: dict[str, Entry], fleet
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(record, indent=1, default=str) + "\n", encoding="utf-8")
-    _show(found, watch, monkey.events, record)
+    _show(found, monkey.events, record)
     return 1 if found.faults else 0
 
 
@@ -334,32 +333,11 @@ def _last_faults(
     return faults
 
 
-def _show(found: Reconciliation, watch: Watch, events: Sequence[Event], record: dict[str, Any]) -> None:
+def _show(found: Reconciliation, events: Sequence[Event], record: dict[str, Any]) -> None:
     print_table(("what", "n"), found.counts.items(), title="reconciliation")
     acts = Counter(event.action for event in events)
-    rows = [
-        (
-            action,
-            n,
-            found.struck[action],
-            f"{statistics.median(e.until - e.at for e in events if e.action == action):.1f}",
-        )
-        for action, n in sorted(acts.items())
-    ]
-    print_table(("act of chaos", "n", "attempts", "whole again after s"), rows)
-    lives: dict[str, Any] = {}
-    for life in watch.lives():
-        lives.setdefault(life.role, life)
-    rows = [
-        (life.role, f"{life.seconds:.0f}", *(f"{a} to {b}" for a, b in (life.descriptors, life.sockets)),
-         f"{life.own_bytes[0] >> 20} to {life.own_bytes[1] >> 20}")
-        for life in lives.values()
-    ]  # fmt: skip
-    print_table(("the longest life of a", "lasted s", "descriptors", "sockets", "own memory, MiB"), rows)
-    if record["gpu_bytes"]["idle"] is not None:
-        print(
-            f"GPUs' memory: {record['gpu_bytes']['idle'] >> 20} MiB idle, {record['gpu_bytes']['end'] >> 20} at the end"
-        )
+    rows = [(action, n, found.struck[action]) for action, n in sorted(acts.items())]
+    print_table(("act of chaos", "n", "attempts"), rows)
     for fault in found.faults:
         print(f"FAULT {fault}")
     print(

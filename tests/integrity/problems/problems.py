@@ -1,4 +1,4 @@
-"""Problems of a few lines."""
+"""Problems of the corpus's own."""
 
 # fmt: off
 
@@ -218,3 +218,66 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
 
 def get_inputs():
     return [torch.randn(4096, 1024)]
+
+# %% large
+"""An operation on large tensors of uniform numbers. The corpus says which one, and how large they are."""
+OPERATION = "mean"
+ROWS = 16384
+COLUMNS = 16384
+mean = lambda x: x.mean()
+largest = lambda x: x.amax(dim=-1)
+argmax = lambda x: x.argmax(dim=-1)
+softmax = lambda x: torch.softmax(x, dim=-1)
+log_softmax = lambda x: torch.log_softmax(x, dim=-1)
+frobenius_norm = lambda x: x / torch.linalg.vector_norm(x)
+rms_norm = lambda x: F.rms_norm(x, x.shape[-1:], eps=1e-5)
+layer_norm = lambda x: F.layer_norm(x, x.shape[-1:])
+
+def batch_norm(x):
+    images = x.unflatten(0, (-1, 64))  # of 64 channels
+    return F.batch_norm(images, None, None, training=True)
+
+mse = lambda a, b: F.mse_loss(a, b)
+hinge = lambda predictions, targets: torch.clamp(1 - predictions * targets, min=0).mean()
+triplet = lambda anchor, positive, negative: F.triplet_margin_loss(anchor, positive, negative)
+
+def attention(q, k, v):
+    return F.scaled_dot_product_attention(*(x.unflatten(0, (1, 32, -1)) for x in (q, k, v)))  # of 32 heads
+
+gelu = lambda x: F.gelu(x, approximate="tanh")
+
+def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+    return globals()[OPERATION](*inputs)
+
+def get_inputs():
+    count = {"mse": 2, "triplet": 3, "attention": 3}.get(OPERATION, 1)
+    inputs = [torch.rand(ROWS, COLUMNS) for _ in range(count)]
+    if OPERATION == "hinge":
+        inputs.append(torch.randint(0, 2, (ROWS, 1)) * 2.0 - 1.0)
+    return inputs
+
+# %% structured
+"""An operation whose inputs keep a promise. The corpus says which one, and how large they are."""
+STRUCTURE = "symmetric"
+SIZE = 16384
+weighted = lambda x, y: x / x.sum(dim=-1, keepdim=True) @ y
+largest = lambda x, y: x.amax(dim=-1, keepdim=True) * y
+dots = lambda x, y: (x * y).sum(dim=-1)
+
+def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return {"normalised": weighted, "sorted": largest, "shared": dots}.get(STRUCTURE, torch.matmul)(x, y)
+
+def get_inputs():
+    if STRUCTURE == "one_hot":
+        x = torch.zeros(SIZE, SIZE).scatter_(1, torch.randint(0, SIZE, (SIZE, 1)), 1.0)
+    else:
+        x = torch.rand(SIZE, SIZE)
+    if STRUCTURE == "symmetric":
+        x = (x + x.t()) / 2
+    elif STRUCTURE == "triangular":
+        x = x.tril()
+    elif STRUCTURE == "normalised":
+        x = torch.softmax(x, dim=-1)
+    elif STRUCTURE == "sorted":
+        x = x.sort(dim=-1).values
+    return [x, x] if STRUCTURE == "shared" else [x, torch.rand(SIZE, 64)]
