@@ -65,13 +65,9 @@ def answer(x):
 
 
 def call_number():
-    """The number of the timed call that the frames above are carrying out."""
-    frame = sys._getframe()
-    while frame is not None:
-        if "number" in frame.f_locals and type(frame.f_locals.get("self")).__name__ == "Harness":
-            return frame.f_locals["number"]
-        frame = frame.f_back
-    return None  # a checked call
+    """The number of the timed call that the frames above are carrying out; None for a checked one."""
+    found = (of["number"] for of in frames() if "number" in of and type(of.get("self")).__name__ == "Harness")
+    return next(found, None)
 
 
 def chain(x):
@@ -116,37 +112,28 @@ def gelu_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     tl.store(out_ptr + offsets, y, mask=mask)
 
 
+def frames():
+    """The local variables of the frames above, the nearest first."""
+    found, frame = [], sys._getframe(1)
+    while frame is not None:
+        found.append(frame.f_locals)
+        frame = frame.f_back
+    return found
+
+
 def harness():
     """The object that obeys the judge's orders, found on the stack."""
-    frame = sys._getframe()
-    while frame is not None:
-        candidate = frame.f_locals.get("self")
-        if type(candidate).__name__ == "Harness":
-            return candidate
-        frame = frame.f_back
-    raise RuntimeError("no harness on the stack")
+    return next(of["self"] for of in frames() if type(of.get("self")).__name__ == "Harness")
 
 
 def is_timed():
     """Whether the frames above carry out an order to make a timed call."""
-    frame = sys._getframe()
-    while frame is not None:
-        order = getattr(frame.f_locals.get("command"), "order", None)
-        if order is not None:
-            return order.name == "TIME"
-        frame = frame.f_back
-    return False
+    return order() == "TIME"
 
 
 def is_timed_or_ahead():
     """Whether the frames above carry out an order to make a timed call, or to prepare one."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        order = getattr(frame.f_locals.get("command"), "order", None)
-        if order is not None:
-            return order.name.startswith(("TIME", "AHEAD"))
-        frame = frame.f_back
-    return False
+    return order().startswith(("TIME", "AHEAD"))
 
 
 def keepers():
@@ -161,15 +148,16 @@ def keepers():
     return [pid for pid in dict.fromkeys(pids) if pid > 1]
 
 
+def order():
+    """The name of the order that the frames above are carrying out."""
+    commands = (of.get("command") for of in frames())
+    return next((command.order.name for command in commands if hasattr(command, "order")), "")
+
+
 def orders():
-    """The numbers of the orders that the frames above are carrying out."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        number = getattr(frame.f_locals.get("command"), "sequence", None)
-        if number is not None:
-            yield number
-            return
-        frame = frame.f_back
+    """The number of the order that the frames above are carrying out, if there is one."""
+    commands = (of.get("command") for of in frames())
+    return [command.sequence for command in commands if hasattr(command, "sequence")][:1]
 
 
 def overwrite(function, code):
