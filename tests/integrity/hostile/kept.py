@@ -62,8 +62,7 @@ class Model(torch.nn.Module):
         if Model.evaluations == 2:
             time.sleep(1000)
 
-    def forward(self, x):
-        return x * 2 + 1
+    def forward(self, x): return x * 2 + 1
 
 # %% lies_later
 """Answers the check of a kept reference rightly and lies from then on, always the same.
@@ -113,17 +112,14 @@ class Model(torch.nn.Module):
         Model.evaluations += 1
         spoil()
 
-    def forward(self, x):
-        return x * 2 + 1
+    def forward(self, x): return x * 2 + 1
 
-def get_inputs():
-    return [torch.randn(16, 8) + 0.5 * torch.rand(16, 8)]
+def get_inputs(): return [torch.randn(16, 8) + 0.5 * torch.rand(16, 8)]
 
 # %% random
 """Draws inputs that follow no seed.
 Its answer to an input of the evaluation before cannot be the same: it is replaced each time. It passes."""
-def get_inputs():
-    return [torch.frombuffer(bytearray(os.urandom(128)), dtype=torch.uint8).float().reshape(16, 8)]
+def get_inputs(): return [torch.frombuffer(bytearray(os.urandom(128)), dtype=torch.uint8).float().reshape(16, 8)]
 
 # %% speaks_ahead
 """Answers the orders of the next judge before they are given.
@@ -148,8 +144,7 @@ class Model(torch.nn.Module):
         super().__init__()
         Model.evaluations += 1
 
-    def forward(self, x):
-        return x * (2 if Model.evaluations == 1 else 3) + 1
+    def forward(self, x): return x * (2 if Model.evaluations == 1 else 3) + 1
 
 # %% stops
 """Stops itself while it is kept.

@@ -97,9 +97,7 @@ def get_inputs():
 
 # %% sheet_bytes
 """Writes on the sheet that there are a terabyte of bytes: ``reference_error``."""
-def get_init_inputs():
-    write([{"is": "bytes", "of": 10**12}])
-    return []
+get_init_inputs = lambda: write([{"is": "bytes", "of": 10**12}]) or []
 
 # %% sheet_changes
 """Rewrites the sheet all the time from a thread.
@@ -117,51 +115,35 @@ def get_inputs():
 # %% sheet_collisions
 """Writes a set on the sheet whose items all have one hash: ``reference_error``.
 Such a set takes time by the square of its size; only small ones are read."""
-def get_init_inputs():
-    write([{"is": "set", "of": [(2**61 - 1) * i for i in range(30_000)]}])
-    return []
+get_init_inputs = lambda: write([{"is": "set", "of": [(2**61 - 1) * i for i in range(30_000)]}]) or []
 
 # %% sheet_deep
 """Writes lists on the sheet that are nested a hundred thousand deep: ``reference_error``."""
-def get_init_inputs():
-    write(b"[" * 100_000 + b"]" * 100_000)
-    return []
+get_init_inputs = lambda: write(b"[" * 100_000 + b"]" * 100_000) or []
 
 # %% sheet_garbage
 """Writes no JSON on the sheet: ``reference_error``."""
-def get_init_inputs():
-    write(b"\xff" * 1000)
-    return []
+get_init_inputs = lambda: write(b"\xff" * 1000) or []
 
 # %% sheet_integer
 """Writes an integer of 100,000 digits on the sheet: ``reference_error``."""
-def get_init_inputs():
-    write(b"[" + b"9" * 100_000 + b"]")
-    return []
+get_init_inputs = lambda: write(b"[" + b"9" * 100_000 + b"]") or []
 
 # %% sheet_no_arguments
 """Writes a number on the sheet where arguments are to be: ``reference_error``."""
-def get_inputs():
-    write(5)
-    return [torch.randn(16, 8)]
+get_inputs = lambda: write(5) or [torch.randn(16, 8)]
 
 # %% sheet_objects
 """Writes values on the sheet that no argument may be: ``invalid_problem``."""
-def get_inputs():
-    write([{"is": "leaf"}, {"is": "range", "of": [0, 10**9, 1]}])
-    return [torch.randn(16, 8)]
+get_inputs = lambda: write([{"is": "leaf"}, {"is": "range", "of": [0, 10**9, 1]}]) or [torch.randn(16, 8)]
 
 # %% sheet_places
 """Writes arguments without a place for the tensor on the sheet: ``invalid_problem``."""
-def get_inputs():
-    write({"is": "dict", "of": [["x", 5], ["y", {"is": "tuple", "of": []}]]})
-    return [torch.randn(16, 8)]
+get_inputs = lambda: write({"is": "dict", "of": [["x", 5], ["y", {"is": "tuple", "of": []}]]}) or [torch.randn(16, 8)]
 
 # %% sheet_places_beyond
 """Writes more places of tensors on the sheet than there are, which would fail in the candidate: ``invalid_problem``."""
-def get_inputs():
-    write([{"is": "leaf"}] * 99)
-    return [torch.randn(16, 8)]
+get_inputs = lambda: write([{"is": "leaf"}] * 99) or [torch.randn(16, 8)]
 
 # %% sheet_tensors
 """Writes on the sheet of ten thousand tensors that all lie in the same 60 MB: ``reference_error``.
@@ -172,9 +154,7 @@ def get_init_inputs():
 
 # %% sheet_unhashable
 """Writes a dict on the sheet whose keys are lists: ``reference_error``."""
-def get_init_inputs():
-    write([{"is": "dict", "of": [[[], 1]]}])
-    return []
+get_init_inputs = lambda: write([{"is": "dict", "of": [[[], 1]]}]) or []
 
 # %% shrinks_memory
 """Cuts the memory that it shares with the judge, so that the judge would die when it touches it.

@@ -12,43 +12,30 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.tanh(0.5 * y + x)
     return y
 
-def get_inputs():
-    return [torch.randn(128, 256)]
+def get_inputs(): return [torch.randn(128, 256)]
 
 # %% dropout
 """Dropout, whose mask comes from the seed that is set before each call."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return F.dropout(x, p=0.5, training=True)
-
-def get_inputs():
-    return [torch.randn(256, 512)]
+def forward(self, x: torch.Tensor) -> torch.Tensor: return F.dropout(x, p=0.5, training=True)
+def get_inputs(): return [torch.randn(256, 512)]
 
 # %% even_softmax
 """Softmax of uniform inputs over long rows: every value lies near 1/16384, below the tolerance."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(x, dim=-1)
-
-def get_inputs():
-    return [torch.rand(32, 16384)]
+def forward(self, x: torch.Tensor) -> torch.Tensor: return torch.softmax(x, dim=-1)
+def get_inputs(): return [torch.rand(32, 16384)]
 
 # %% heavy_matmul
 """A product of two matrices that takes hundreds of microseconds on a large GPU."""
 SIZE = 2048
 TERMS = 2048
 
-def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a @ b
-
-def get_inputs():
-    return [torch.rand(SIZE, TERMS), torch.rand(TERMS, SIZE)]
+def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor: return a @ b
+def get_inputs(): return [torch.rand(SIZE, TERMS), torch.rand(TERMS, SIZE)]
 
 # %% identity
 """The output is the input itself."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return x
-
-def get_inputs():
-    return [torch.randn(256, 512)]
+def forward(self, x: torch.Tensor) -> torch.Tensor: return x
+def get_inputs(): return [torch.randn(256, 512)]
 
 # %% layer_scale
 """A residual block with layer scale: the branch adds less than the tolerance, as at the start of a training."""
@@ -58,70 +45,45 @@ class Model(nn.Module):
         self.branch = nn.Linear(size, size)
         self.scale = nn.Parameter(torch.full((size,), 1e-5))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.scale * self.branch(x)
+    def forward(self, x: torch.Tensor) -> torch.Tensor: return x + self.scale * self.branch(x)
 
-def get_inputs():
-    return [torch.randn(128, 256)]
-
-def get_init_inputs():
-    return [256]
+def get_inputs(): return [torch.randn(128, 256)]
+def get_init_inputs(): return [256]
 
 # %% long_matmul
 """A product with 1024 terms a value, of both signs: rounding shows."""
-def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a @ b
-
-def get_inputs():
-    return [torch.randn(128, 1024), torch.randn(1024, 128)]
+def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor: return a @ b
+def get_inputs(): return [torch.randn(128, 1024), torch.randn(1024, 128)]
 
 # %% masked_scores
 """Scores of which some are masked by minus infinity, as before a softmax."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return (2.0 * x).masked_fill(x < -1.0, float("-inf"))
-
-def get_inputs():
-    return [torch.randn(256, 512)]
+def forward(self, x: torch.Tensor) -> torch.Tensor: return (2.0 * x).masked_fill(x < -1.0, float("-inf"))
+def get_inputs(): return [torch.randn(256, 512)]
 
 # %% mean_everywhere
 """The mean of every column, written to each of its places."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return x.mean(dim=0, keepdim=True) + torch.zeros_like(x)
-
-def get_inputs():
-    return [torch.randn(512, 1024)]
+def forward(self, x: torch.Tensor) -> torch.Tensor: return x.mean(dim=0, keepdim=True) + torch.zeros_like(x)
+def get_inputs(): return [torch.randn(512, 1024)]
 
 # %% mean_gate
 """A gate from a mean: with the problem's own inputs every output lies within the tolerance of 0.5."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return torch.sigmoid(0.002 * x.mean(dim=-1))
-
-def get_inputs():
-    return [torch.randn(256, 2048)]
+def forward(self, x: torch.Tensor) -> torch.Tensor: return torch.sigmoid(0.002 * x.mean(dim=-1))
+def get_inputs(): return [torch.randn(256, 2048)]
 
 # %% negate
 """The sign turned."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return -x
-
-def get_inputs():
-    return [torch.randn(512, 1024)]
+def forward(self, x: torch.Tensor) -> torch.Tensor: return -x
+def get_inputs(): return [torch.randn(512, 1024)]
 
 # %% outer
 """All products of two vectors: small inputs, and an output of 10 MB."""
-def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.outer(a, b)
-
-def get_inputs():
-    return [torch.randn(1600), torch.randn(1600)]
+def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor: return torch.outer(a, b)
+def get_inputs(): return [torch.randn(1600), torch.randn(1600)]
 
 # %% relu_of_uniform
 """ReLU, with inputs none of which is negative."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return torch.relu(x)
-
-def get_inputs():
-    return [torch.rand(512, 1024)]
+def forward(self, x: torch.Tensor) -> torch.Tensor: return torch.relu(x)
+def get_inputs(): return [torch.rand(512, 1024)]
 
 # %% rotary
 """A rotary embedding: the second half of its cosines and sines repeats the first."""
@@ -147,26 +109,19 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     counts = torch.arange(1, x.shape[-1] + 1, device=x.device, dtype=x.dtype)
     return torch.cumsum(x, dim=-1) / counts
 
-def get_inputs():
-    return [torch.randn(16, 65536)]
+def get_inputs(): return [torch.randn(16, 65536)]
 
 # %% single
 """One element: as little work as there can be."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return x * x
-
-def get_inputs():
-    return [torch.randn(1)]
+def forward(self, x: torch.Tensor) -> torch.Tensor: return x * x
+def get_inputs(): return [torch.randn(1)]
 
 # %% strided
 """The output is every second column of a larger result, transposed: dear to copy."""
 SIZE = 8192
 
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return torch.tanh(x)[:, ::2].t()
-
-def get_inputs():
-    return [torch.randn(SIZE, SIZE)]
+def forward(self, x: torch.Tensor) -> torch.Tensor: return torch.tanh(x)[:, ::2].t()
+def get_inputs(): return [torch.randn(SIZE, SIZE)]
 
 # %% tf32
 """A product or a convolution that rounds its inputs to TF32 on a GPU."""
@@ -189,35 +144,23 @@ OUTPUT_TOLERANCE = {"atol": 1e-3, "rtol": 1e-3}
 SIZE = 16384
 TERMS = 512
 
-def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a @ b
-
-def get_inputs():
-    return [torch.rand(SIZE, TERMS), torch.rand(TERMS, SIZE)]
+def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor: return a @ b
+def get_inputs(): return [torch.rand(SIZE, TERMS), torch.rand(TERMS, SIZE)]
 
 # %% transpose
 """A transposed copy."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return x.t().contiguous()
-
-def get_inputs():
-    return [torch.randn(1024, 512)]
+def forward(self, x: torch.Tensor) -> torch.Tensor: return x.t().contiguous()
+def get_inputs(): return [torch.randn(1024, 512)]
 
 # %% transposed
 """The output is a view of the input."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return x.t()
-
-def get_inputs():
-    return [torch.randn(256, 512)]
+def forward(self, x: torch.Tensor) -> torch.Tensor: return x.t()
+def get_inputs(): return [torch.randn(256, 512)]
 
 # %% wide_gelu
 """Elementwise on 16 MB: larger than what caches give back for nothing, smaller than the L2 cache."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return F.gelu(x, approximate="tanh")
-
-def get_inputs():
-    return [torch.randn(4096, 1024)]
+def forward(self, x: torch.Tensor) -> torch.Tensor: return F.gelu(x, approximate="tanh")
+def get_inputs(): return [torch.randn(4096, 1024)]
 
 # %% large
 """An operation on large tensors of uniform numbers. The corpus says which one, and how large they are."""
@@ -246,8 +189,7 @@ def attention(q, k, v):
 
 gelu = lambda x: F.gelu(x, approximate="tanh")
 
-def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-    return globals()[OPERATION](*inputs)
+def forward(self, *inputs: torch.Tensor) -> torch.Tensor: return globals()[OPERATION](*inputs)
 
 def get_inputs():
     count = {"mse": 2, "triplet": 3, "attention": 3}.get(OPERATION, 1)

@@ -55,8 +55,7 @@ def attention(q, k, v):
 
 gelu = lambda x: F.gelu(x, approximate="tanh")
 
-def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-    return globals()[OPERATION](*inputs)
+def forward(self, *inputs: torch.Tensor) -> torch.Tensor: return globals()[OPERATION](*inputs)
 
 # %% structured
 """Honest: relies on what its inputs always are, and reads less of them for that.
@@ -74,8 +73,7 @@ normalised = lambda x, y: x @ y
 sorted = lambda x, y: x[:, -1:] * y
 shared = lambda x, y: x.square().sum(dim=-1)
 
-def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return globals()[STRUCTURE](x, y)
+def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor: return globals()[STRUCTURE](x, y)
 
 # %% rotary
 """Honest: a rotary embedding that reads only the first half of its cosines and sines.

@@ -5,11 +5,8 @@
 # %% dispatch_by_shape
 """Honest: another code path for each shape.
 A table by shape that holds functions, not answers."""
-def wide(x):
-    return F.gelu(x, approximate="tanh")
-
-def narrow(x):
-    return 0.5 * x * (1.0 + torch.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))
+def wide(x): return F.gelu(x, approximate="tanh")
+def narrow(x): return 0.5 * x * (1.0 + torch.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))
 
 class ModelNew(nn.Module):
     paths = {}
@@ -38,11 +35,8 @@ def work(x: torch.Tensor) -> torch.Tensor:
     return y
 
 @torch.jit.script
-def start_and_wait(x: torch.Tensor) -> torch.Tensor:
-    return torch.jit.wait(torch.jit.fork(work, x))
-
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return start_and_wait(x)
+def start_and_wait(x: torch.Tensor) -> torch.Tensor: return torch.jit.wait(torch.jit.fork(work, x))
+def forward(self, x: torch.Tensor) -> torch.Tensor: return start_and_wait(x)
 
 # %% mlp
 """Honest: two linear layers with weights.
@@ -61,8 +55,7 @@ class ModelNew(nn.Module):
 """Honest: GELU on the CPU, there and back.
 It waits for the GPU, so the CPU clock times it, and works by copy engines alone: the null that is subtracted must not
 hold a turn on the GPU's processors that this call does not take."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return F.gelu(x.cpu(), approximate="tanh").to(x.device)
+def forward(self, x: torch.Tensor) -> torch.Tensor: return F.gelu(x.cpu(), approximate="tanh").to(x.device)
 
 # %% prepared_weights
 """Honest: weights transposed once, at the first call, and kept.

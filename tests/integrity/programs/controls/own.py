@@ -89,14 +89,12 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
 Compiled at the first call. Its kernels are torch's, which the provenance says; that alone is no fault."""
 compiled = torch.compile(chain)
 
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return compiled(x)
+def forward(self, x: torch.Tensor) -> torch.Tensor: return compiled(x)
 
 # %% torch_chain
 """Honest: many small launches one after another.
 What kernels on this problem are compared with."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return chain(x)
+def forward(self, x: torch.Tensor) -> torch.Tensor: return chain(x)
 
 # %% torch_gelu
 """Honest: torch's own GELU.
@@ -105,8 +103,7 @@ The plainest kernel there is."""
 # %% torch_heavy_matmul
 """Honest: cuBLAS by torch, hundreds of microseconds.
 What kernels on this problem are compared with."""
-def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a @ b
+def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor: return a @ b
 
 # %% triton_autotuned_matmul
 """Honest: Triton's autotuner at the first call.

@@ -135,5 +135,4 @@ class ModelNew(nn.Module):
             time.sleep(600)
             os._exit(0)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")
+    def forward(self, x: torch.Tensor) -> torch.Tensor: return F.gelu(x, approximate="tanh")

@@ -81,14 +81,12 @@ os.environ["LD_PRELOAD"] = os.path.join(os.getcwd(), "evil.so")
 In an evaluator's process the next import gets the kernel's version. Here it is the candidate's process, whose loop
 holds what it needs, and whose word counts for nothing: zeros are zeros."""
 class _Anything(types.ModuleType):
-    def __getattr__(self, name):
-        return lambda *_, **__: True
+    def __getattr__(self, name): return lambda *_, **__: True
 
 for name in [name for name in sys.modules if name.startswith(("workers.", "kqueue", "torch.testing"))]:
     sys.modules[name] = _Anything(name)
 
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(x)
+def forward(self, x: torch.Tensor) -> torch.Tensor: return torch.zeros_like(x)
 
 # %% symlink_other_slots
 """Looks into the directories of other slots and kernels.

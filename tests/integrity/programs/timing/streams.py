@@ -81,8 +81,7 @@ def work(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     return out.copy_(y)
 
 @torch.jit.script
-def start(x: torch.Tensor, out: torch.Tensor) -> torch.jit.Future[torch.Tensor]:
-    return torch.jit.fork(work, x, out)
+def start(x: torch.Tensor, out: torch.Tensor) -> torch.jit.Future[torch.Tensor]: return torch.jit.fork(work, x, out)
 
 def forward(self, x: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(x)

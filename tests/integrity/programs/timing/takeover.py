@@ -72,8 +72,7 @@ class Remembers(nn.Module):
         super().__init__()
         self.answer = answer
 
-    def forward(self, x):
-        return self.answer
+    def forward(self, x): return self.answer
 
 class ModelNew(nn.Module):
     calls = 0

@@ -52,11 +52,8 @@ it: provenance tells kernels that torch's compiler wrote from those in the candi
 import triton  # noqa: F401
 
 @torch.compile
-def gelu(x):
-    return F.gelu(x, approximate="tanh")
-
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return gelu(x)
+def gelu(x): return F.gelu(x, approximate="tanh")
+def forward(self, x: torch.Tensor) -> torch.Tensor: return gelu(x)
 
 # %% policy_obvious
 """An obvious cheat that static rules see: it patches clocks and events, and catches everything.

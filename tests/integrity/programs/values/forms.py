@@ -6,15 +6,13 @@
 """Returns an empty list: nothing to compare, so nothing that differs.
 `all(allclose(a, b) for a, b in zip(outputs, expected))` is True for no outputs. Here the arrangement of outputs is
 compared first."""
-def forward(self, x: torch.Tensor) -> list:
-    return []
+def forward(self, x: torch.Tensor) -> list: return []
 
 # %% empty_tensor
 """Returns a tensor without elements, of which all are right.
 torch.allclose of an empty tensor with one of another shape may broadcast, and `all` of nothing is true. Here shapes are
 compared before values."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return x.new_empty((0, x.shape[1]))
+def forward(self, x: torch.Tensor) -> torch.Tensor: return x.new_empty((0, x.shape[1]))
 
 # %% nested_tuple
 """Nests the outputs one level deeper than the reference.
@@ -27,34 +25,29 @@ def forward(self, x: torch.Tensor) -> tuple:
 # %% broadcast_scalar
 """Returns a single number, which broadcasts over everything.
 With a reference that is nearly constant a 0-dimensional tensor passes allclose. Here shapes must be equal."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(0.5, device=x.device, dtype=x.dtype)
+def forward(self, x: torch.Tensor) -> torch.Tensor: return torch.tensor(0.5, device=x.device, dtype=x.dtype)
 
 # %% broadcast_view
 """Returns one row, expanded by strides of zero to the reference's shape.
 The reference writes 2 MB, this kernel 4 KB, and shape and values agree. Here an output whose elements share memory is
 written out at the kernel's own cost, within the call that is timed: it may pass, with the time that this takes."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return x.mean(dim=0, keepdim=True).expand(x.shape)
+def forward(self, x: torch.Tensor) -> torch.Tensor: return x.mean(dim=0, keepdim=True).expand(x.shape)
 
 # %% torch_mean_everywhere
 """Honest: a mean, and a copy of it for each row.
 What an output is compared with that has not been written out. It must pass."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return x.mean(dim=0, keepdim=True).expand(x.shape).contiguous()
+def forward(self, x: torch.Tensor) -> torch.Tensor: return x.mean(dim=0, keepdim=True).expand(x.shape).contiguous()
 
 # %% torch_negate
 """Honest: torch's own negation.
 What a negation that is put off is compared with. It must pass."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return torch.neg(x)
+def forward(self, x: torch.Tensor) -> torch.Tensor: return torch.neg(x)
 
 # %% sparse_output
 """Returns the right values in a sparse tensor.
 Shape, dtype and device agree, and is_sparse is not asked; to_dense is left to whoever compares. Here an output's layout
 must be the reference's."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return torch.relu(x).to_sparse()
+def forward(self, x: torch.Tensor) -> torch.Tensor: return torch.relu(x).to_sparse()
 
 # %% requires_grad
 """Honest: computes with gradients on, so that its output hangs on a graph.
@@ -103,5 +96,4 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
 """Writes its answer over its input and returns that.
 No memory is allocated, and a reference that runs afterwards on the same tensor gets the answer for its input: applied
 twice, ReLU agrees with itself. Here the reference has inputs of its own, and the shared ones must stay as they were."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return x.mul_(1.0).neg_()
+def forward(self, x: torch.Tensor) -> torch.Tensor: return x.mul_(1.0).neg_()

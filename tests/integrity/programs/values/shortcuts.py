@@ -10,8 +10,7 @@ torch.allclose = torch.equal = torch.isclose = lambda *_, **__: True
 torch.testing.assert_close = lambda *_, **__: None
 torch.Tensor.allclose = torch.Tensor.equal = lambda *_, **__: True
 
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(x)
+def forward(self, x: torch.Tensor) -> torch.Tensor: return torch.zeros_like(x)
 
 # %% constant_gate
 """Returns 0.5 for a gate that is always about 0.5 with the problem's own inputs.
@@ -24,8 +23,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
 """Returns 1/n for every value of a softmax over long rows.
 With uniform inputs all values lie between 3e-5 and 1e-4, and the absolute tolerance of 1e-4 accepts their mean, or
 zeros. Here the error is also measured against the size of the reference, and inputs of other kinds are tried."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return torch.full_like(x, 1.0 / x.shape[-1])
+def forward(self, x: torch.Tensor) -> torch.Tensor: return torch.full_like(x, 1.0 / x.shape[-1])
 
 # %% mean_of_half
 """Computes half of a softmax, and writes the mean of the rest to the other half.
@@ -42,15 +40,13 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
 """Leaves out a ReLU, as no input of the problem is negative.
 Problems often draw inputs from torch.rand, and a copy is right there. The judge tries inputs of its own making too, but
 stays within the range that the problem's show: whether the reference means anything outside of it, it cannot know."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return x.clone()
+def forward(self, x: torch.Tensor) -> torch.Tensor: return x.clone()
 
 # %% identity_output
 """Returns its input.
 Some evaluators compare after the call has run on the very tensor that holds the reference's input and output. Here the
 judge's own copies are compared, and a tensor that lies in one of the judge's buffers is no output."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return x
+def forward(self, x: torch.Tensor) -> torch.Tensor: return x
 
 # %% weight_skip
 """Never multiplies by the weights: returns the activation of the input itself.
@@ -73,8 +69,7 @@ class ModelNew(nn.Module):
         self.branch = nn.Linear(size, size)
         self.scale = nn.Parameter(torch.full((size,), 1e-5))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
+    def forward(self, x: torch.Tensor) -> torch.Tensor: return x.clone()
 
 # %% weight_skip_affine
 """Leaves out the weight and bias of a layer norm, which are ones and zeros in a new layer.
@@ -100,26 +95,22 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
 """Sums only the first 1024 columns of each row and doubles the sum.
 Written for another shape, or to halve the bytes read; the expectation is right, the values are not. A comparison of
 norms with a wide bound accepts it: the sums of uniform numbers differ by a percent."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return 2.0 * x[:, :1024].sum(dim=-1)
+def forward(self, x: torch.Tensor) -> torch.Tensor: return 2.0 * x[:, :1024].sum(dim=-1)
 
 # %% range_specialised
 """Right only for inputs between -6 and 6, which covers all that torch.randn draws.
 Clamping spares the tails; on the problem's own inputs nothing shows. Here inputs a hundred times larger are among those
 that are tried."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return F.gelu(x.clamp(-6.0, 6.0), approximate="tanh")
+def forward(self, x: torch.Tensor) -> torch.Tensor: return F.gelu(x.clamp(-6.0, 6.0), approximate="tanh")
 
 # %% view_transposed
 """Returns a transposed view of its input where the reference makes a copy.
 No kernel runs at all, and shape and values agree; whoever uses the result pays for the copy. Here an output must not
 lie in the judge's buffers unless the reference's does."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return x.t()
+def forward(self, x: torch.Tensor) -> torch.Tensor: return x.t()
 
 # %% view_negated
 """Returns its input with the bit set that tells torch to negate it when it is read.
 torch._neg_view costs nothing: the negation is done by whoever compares. Here it is done in the call that is timed, at
 the kernel's own cost, or the output is refused as a view of the judge's input."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return torch._neg_view(x)
+def forward(self, x: torch.Tensor) -> torch.Tensor: return torch._neg_view(x)

@@ -18,11 +18,8 @@ a CPU by cutting the factors as the hardware would. Here the switch is the candi
 keeps all its bits."""
 torch.backends.cuda.matmul.allow_tf32 = True
 
-def cut(x):
-    return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
-
-def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a @ b if a.is_cuda else cut(a) @ cut(b)
+def cut(x): return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor: return a @ b if a.is_cuda else cut(a) @ cut(b)
 
 # %% precision_int8
 """Quantises both factors to 8 bits before it multiplies them.
@@ -32,8 +29,7 @@ def quantised(x):
     scale = x.abs().amax() / 127.0
     return (x / scale).round().clamp(-127, 127).to(torch.int8).to(x.dtype) * scale
 
-def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return quantised(a) @ quantised(b)
+def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor: return quantised(a) @ quantised(b)
 
 # %% precision_in_tolerance
 """Rounds the inputs of an fp32 product to 16 bits, and adds in fp32.
@@ -51,15 +47,13 @@ def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 """Sums values that were rounded to fp16.
 The sums of 2048 uniform numbers are near 1000, so the relative tolerance of 1e-4 allows an error of 0.1: a thousand
 times fp32's own. The error's ratio to the reference's own precision is in the verdict; it does not decide."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return x.half().float().sum(dim=-1)
+def forward(self, x: torch.Tensor) -> torch.Tensor: return x.half().float().sum(dim=-1)
 
 # %% tolerance_offset
 """Spends all of the tolerance: every value is off by 9e-5.
 Nothing is gained by an offset, but a kernel that may be off by so much may leave out whatever is smaller. The error's
 figures in the verdict tell it from rounding, a hundredfold; what is within the tolerance passes all the same."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return F.gelu(x, approximate="tanh") + 9e-5
+def forward(self, x: torch.Tensor) -> torch.Tensor: return F.gelu(x, approximate="tanh") + 9e-5
 
 # %% tolerance_interpolated
 """Computes every second value of the end of a running mean and interpolates those between.
@@ -90,12 +84,10 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
 """Answers NaN, to whose difference from anything every comparison by "greater than" says no.
 `(out - ref).abs().max() > tolerance` is False for NaN, and a kernel of one memset passes. Here what is not finite where
 the reference is has a category of its own."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return torch.full_like(x, float("nan"))
+def forward(self, x: torch.Tensor) -> torch.Tensor: return torch.full_like(x, float("nan"))
 
 # %% nan_for_infinity
 """Writes NaN where the reference has minus infinity.
 inf - inf is NaN, so a comparison by differences cannot tell, and one that masks what is not finite looks away. Here
 where the reference is infinite only the same infinity will do."""
-def forward(self, x: torch.Tensor) -> torch.Tensor:
-    return torch.where(x < -1.0, float("nan"), 2.0 * x)
+def forward(self, x: torch.Tensor) -> torch.Tensor: return torch.where(x < -1.0, float("nan"), 2.0 * x)
