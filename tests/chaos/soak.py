@@ -1,11 +1,9 @@
 """A long run of the gallery while parts of the fleet are killed at random: `python tests/chaos/soak.py`.
 
-Starts `kqueue up` in a temporary home and keeps its queue filled with quick evaluations of the gallery, right and
-wrong kernels mixed, while a seeded :mod:`monkey <tests.chaos.monkey>` kills judges, workers, their fork servers and the
-supervisor, kills and stops Redis and Postgres, and empties Redis. What died is started again by the product alone.
-At the end everything is reconciled: each accepted evaluation has one verdict, each verdict is the gallery's expected
-one unless the log of chaos proves the fleet's fault, no process is left, no parent has gained descriptors, sockets or
-memory. Prints tables; exit status 0 only if all of that holds. `--out` has everything as JSON.
+Starts `kqueue up` in a temporary home and keeps its queue filled with quick evaluations of the gallery while a seeded
+:mod:`monkey <tests.chaos.monkey>` strikes. At the end everything is reconciled: each accepted evaluation has one
+verdict, each verdict is the gallery's expected one unless the log of chaos proves the fleet's fault, no process is
+left, no parent has gained descriptors, sockets or memory. Exit status 0 only if all of that holds.
 """
 
 from __future__ import annotations

@@ -120,11 +120,7 @@ class Program:
         return texts[0], texts[1]
 
     def request(self, lane: str) -> Request:
-        """What to submit. On the ``cpu`` lane at most 2 checks and 16 timed calls are made.
-
-        Raises:
-            ValueError: the program is not made for this lane.
-        """
+        """What to submit. On the ``cpu`` lane at most 2 checks and 16 timed calls are made."""
         kind = lane.partition(".")[0]
         if kind not in self.lanes:
             raise ValueError(f"{self.name} is for {' and '.join(sorted(self.lanes))}, not for the lane {lane!r}")
@@ -163,14 +159,7 @@ def program(
     file: str | None = None,
     **more: Any,
 ) -> Program:
-    """A line of a table.
-
-    Args:
-        name: of the program, and of its text unless ``file`` names another.
-        family: see :class:`Program`, as all that is not named here.
-        expected: one category or several.
-        more: further fields of :class:`Program`, and fields of :class:`Settings`.
-    """
+    """A line of a table; ``more`` has further fields of :class:`Program`, and fields of :class:`Settings`."""
     settings: dict[str, Any] = {
         "checks": 3,
         "timing": Timing(calls=60, warmup=3),
@@ -226,15 +215,7 @@ class Judgement(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What of an outcome is compared.
-
-    Attributes:
-        category: of the outcome.
-        median_ms: its time in milliseconds, where it has one.
-        basis: whose clock that is of.
-        baseline_ms: the reference's time.
-        precision_downgrade: the label of that name, where values were compared.
-    """
+    """What of an outcome is compared: category, times of kernel and reference, whose clock, and a label."""
 
     category: Category
     median_ms: float | None = None
@@ -251,14 +232,7 @@ class Facts:
 
 
 def judge(program: Program, facts: Facts, lane: str, honest: Facts | None = None) -> Judgement:
-    """Compare an outcome with what is expected.
-
-    Args:
-        program: what was judged.
-        facts: what came of it.
-        lane: where.
-        honest: what came of the honest program, where both were judged alone on a quiet device; else None.
-    """
+    """Compare an outcome with what is expected, and with the honest program's where both had a quiet device."""
     passed = facts.category is Category.PASSED
     verdict = Judgement.OK
     if facts.category.blame in (Blame.FLEET, Blame.NOBODY, Blame.PROBLEM):

@@ -45,12 +45,7 @@ _LATE: Final = Category.REFERENCE_TIMEOUT
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What programs look for on the host, of each run of tests its own.
-
-    Attributes:
-        directory: everybody may read and write it. It holds a file and a socket, and its name is an abstract socket's.
-        port: a listener's on loopback.
-    """
+    """What programs look for on the host: a folder for everybody with a file and a socket, and a port of loopback."""
 
     directory: Path
     port: int
@@ -62,15 +57,10 @@ class Outside:
 
 @dataclass(frozen=True, slots=True)
 class Hostile:
-    """One hostile problem, and what must come of it.
+    """One hostile problem, named by its file and itself, such as ``reach/files``, and the categories that are right.
 
-    Attributes:
-        name: its file's and its own, such as ``reach/files``.
-        expected: the categories that are right.
-        again: those of a second evaluation, where the first one's reference may have been kept; the same where None.
-        replaced: whether that second evaluation must find that the reference is to be replaced.
-        timed: whether the kernel is timed, and so the reference.
-        reference_s: the reference's deadline, in seconds.
+    A second evaluation may find the first one's reference kept: ``again`` has its categories, where they differ, and
+    ``replaced`` says that it must find that the reference is to be replaced.
     """
 
     name: str
