@@ -102,3 +102,13 @@ def test_routes_exist() -> None:
     }
     assert len(told) > 20
     assert [(page, path) for page, path in sorted(told) if path not in paths] == []
+
+
+def test_a_fault_is_seen() -> None:
+    """A command, option, target, script, extra, service, program or name that does not exist is found."""
+    for words in (
+        "kqueue autopsy; kqueue submit --problems a.py b.py; make tests; make bench ARGS='--nothing 3'",
+        "python examples/nothing.py; pip install 'kqueue[nothing]'; docker compose run --rm clients status; kqeue up",
+    ):
+        assert all(shell.fault(command) for command in shell.commands(words)), words
+    assert snippets.faults("from kqueue import Nothing") != []
