@@ -20,8 +20,10 @@ from workers.judge.trial import rules, static
 
 GOOD = Path(__file__).parents[3] / "examples" / "kernels" / "good"
 #: The corpus' controls by name, and the gallery's right kernels by backend and name.
-RIGHT = {name: text for name, text in KERNELS.items() if name.startswith("controls/")}
-RIGHT |= {f"{path.parent.name}/{path.stem}": path.read_text(encoding="utf-8") for path in sorted(GOOD.rglob("*.py"))}
+RIGHT = {
+    **{name: text for name, text in KERNELS.items() if name.startswith("controls/")},
+    **{f"{path.parent.name}/{path.stem}": path.read_text(encoding="utf-8") for path in sorted(GOOD.rglob("*.py"))},
+}
 
 
 def find(source: str, backend: str = "torch", own_s: float = 10.0) -> list[dict[str, Any]]:
