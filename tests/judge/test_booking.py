@@ -320,13 +320,13 @@ def test_labels_are_kept_short_and_any_text(ledger: Ledger) -> None:
 
 def test_the_ledger_is_its_users_alone(rig: Rig) -> None:
     """Other users cannot enter it, and a kernel can neither see nor open it."""
-    ledger = Ledger(rig.place.ledger, _CAPACITY)
+    ledger = Ledger(rig.slot.ledger, _CAPACITY)
     with ledger.book(1, label="judge", wait_s=0):
-        assert stat.S_IMODE(rig.place.ledger.stat().st_mode) == 0o700
-        assert {stat.S_IMODE(path.stat().st_mode) for path in rig.place.ledger.iterdir()} == {0o600}
-        files = [str(path) for path in rig.place.ledger.iterdir()]
+        assert stat.S_IMODE(rig.slot.ledger.stat().st_mode) == 0o700
+        assert {stat.S_IMODE(path.stat().st_mode) for path in rig.slot.ledger.iterdir()} == {0o600}
+        files = [str(path) for path in rig.slot.ledger.iterdir()]
         assert len(files) == 2
-        assert rig.judge(_spy([str(rig.place.ledger), *files])).category is Category.PASSED
+        assert rig.judge(_spy([str(rig.slot.ledger), *files])).category is Category.PASSED
     assert rig.judge(_spy(["/dev/null"])).category is Category.WRONG_VALUES  # the spy sees what it may open
 
 

@@ -104,7 +104,7 @@ def test_a_full_disk_is_nothing_to_file_systems_of_their_own(disk: Path, judge_e
         filler.write_bytes(bytes(127 << 20))
         place.mkdir()
         place.chmod(0o711)
-        full = replace(rig.place, scratch=place)
+        full = replace(rig.slot, scratch=place)
         wrong = writes(8).replace("x * 2", "x * 3")
         for kernel, category in ((writes(8), Category.PASSED), (wrong, Category.WRONG_VALUES)):
             assert rig.judge_at(full, request(kernel)).category is category

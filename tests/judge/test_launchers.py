@@ -12,7 +12,7 @@ from triton.backends.nvidia import driver
 from triton.runtime import build
 
 from tests.waiting import until
-from workers.judge.keeper.launchers import Launchers, named
+from workers.judge.forkserver.launchers import Launchers, named
 
 POINTERS = ["*fp32", "*bf16", "i32", "constexpr"]
 
@@ -61,7 +61,7 @@ def test_what_a_candidate_has_launched_later_ones_find(triton: None, tmp_path: P
 
 
 def test_few_are_kept(triton: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.judge.keeper.launchers._MOST", 4)
+    monkeypatch.setattr("workers.judge.forkserver.launchers._MOST", 4)
     launchers = Launchers({"driver/utils.so": b""})
     tell(launchers, tmp_path / "note", [["i8"]])
     for count in range(1, 8):

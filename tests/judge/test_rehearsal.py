@@ -38,7 +38,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaDriver, CudaUtils
 from triton.runtime.driver import driver
-from workers.judge.candidate import rehearsal
+from workers.judge.candidate import warm_up
 
 spec = importlib.util.spec_from_file_location("kernels", sys.argv[1])
 kernels = importlib.util.module_from_spec(spec)
@@ -53,7 +53,7 @@ driver.set_active(made)
 a = torch.zeros(256, 256)
 for launches in json.loads(sys.argv[2]):
     launched, raised = [], []
-    with rehearsal.launching_nothing(launched):
+    with warm_up.launching_nothing(launched):
         for name, options in launches:
             try:
                 getattr(kernels, name)[(1,)](a, a, **options)

@@ -39,7 +39,7 @@ from pathlib import Path
 from torch._subclasses.fake_tensor import FakeTensorMode
 from workers.judge.channel.buffers import Exports
 from workers.judge.channel.packets import send_with_fds
-from workers.judge.channel.protocol import Answer, Export, Place, Reply, TensorSpec, Where
+from workers.judge.channel.protocol import Answer, Export, Location, Reply, TensorSpec, Where
 
 
 class _Raw:
@@ -131,9 +131,9 @@ def is_timed():
     return order() == "TIME"
 
 
-def is_timed_or_ahead():
+def is_timed_or_enqueued():
     """Whether the frames above carry out an order to make a timed call, or to prepare one."""
-    return order().startswith(("TIME", "AHEAD"))
+    return order().startswith(("TIME", "ENQUEUE"))
 
 
 def keepers():
@@ -201,7 +201,7 @@ def slow_nulls(candidate, on_gpu):
     deliver = candidate.deliver
 
     def slowed(command, output):
-        if command.order.name.endswith("NULL"):
+        if command.order.name.endswith("OVERHEAD"):
             take(on_gpu, 10)
         return deliver(command, output)
 

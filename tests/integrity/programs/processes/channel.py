@@ -20,8 +20,8 @@ nobody has written."""
 def forward(self, x: torch.Tensor) -> torch.Tensor:
     for number in orders():
         for answered in (number, number + 1):
-            spec, place = TensorSpec.of(x), Place(Where.OWN, offset=x.data_ptr(), stride=x.stride())
-            send(Reply(Answer.DONE, answered, structure="T", tensors=(spec,), places=(place,)))
+            spec, location = TensorSpec.of(x), Location(Where.OWN, offset=x.data_ptr(), stride=x.stride())
+            send(Reply(Answer.DONE, answered, structure="T", tensors=(spec,), locations=(location,)))
     return torch.zeros_like(x)
 
 # %% channel_forged_handle
@@ -30,9 +30,9 @@ The judge tries to open it; were its failure taken for the GPU's, the kernel wou
 Here a descriptor that cannot be opened is the kernel's violation."""
 def forward(self, x: torch.Tensor) -> torch.Tensor:
     for number in orders():
-        place = Place(Where.EXPORTED, run=0, stride=x.stride())
+        location = Location(Where.EXPORTED, run=0, stride=x.stride())
         announce(Export(0, 1, (2 << 20,), (os.memfd_create("none"),)))
-        send(Reply(Answer.DONE, number, structure="T", tensors=(TensorSpec.of(x),), places=(place,)))
+        send(Reply(Answer.DONE, number, structure="T", tensors=(TensorSpec.of(x),), locations=(location,)))
     return torch.zeros_like(x)
 
 # %% channel_forged_offset
@@ -42,12 +42,12 @@ failure. Here what is said of a place is held against the allocation's size befo
 def forward(self, x: torch.Tensor) -> torch.Tensor:
     out = torch.zeros_like(x)
     exports = Exports()
-    true = exports.place(out)
+    true = exports.location(out)
     for number in orders():
-        place = Place(Where.EXPORTED, run=true.run, offset=1 << 40, stride=(1 << 20, 1))
+        location = Location(Where.EXPORTED, run=true.run, offset=1 << 40, stride=(1 << 20, 1))
         for export in exports.pending():
             announce(export)
-        send(Reply(Answer.DONE, number, structure="T", tensors=(TensorSpec.of(x),), places=(place,)))
+        send(Reply(Answer.DONE, number, structure="T", tensors=(TensorSpec.of(x),), locations=(location,)))
     return out
 
 # %% output_freed

@@ -59,8 +59,8 @@ class ModelNew(nn.Module):
     calls = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += is_timed_or_ahead()
-        if not is_timed_or_ahead() or self.calls % EVERY == 0:
+        self.calls += is_timed_or_enqueued()
+        if not is_timed_or_enqueued() or self.calls % EVERY == 0:
             self.answer = F.gelu(x, approximate="tanh")
         return self.answer
 
@@ -78,9 +78,9 @@ class ModelNew(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         now = held_by_others()
-        if not is_timed_or_ahead() or self.before is not None and abs(now - self.before) >= 0.5 * x.nbytes:
+        if not is_timed_or_enqueued() or self.before is not None and abs(now - self.before) >= 0.5 * x.nbytes:
             self.answer = F.gelu(x, approximate="tanh")
-        if is_timed_or_ahead():
+        if is_timed_or_enqueued():
             self.before = held_by_others()
         return self.answer
 
