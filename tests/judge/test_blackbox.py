@@ -23,7 +23,6 @@ def in_clerk(box: BlackBox, clerk: int, act: Callable[[], None] = lambda: None) 
 
 
 def test_the_parent_learns_which_clerk_was_used_up() -> None:
-    """It stays so until another clerk has its place, and the parent itself stays as it was."""
     box = BlackBox()
     in_clerk(box, 0, box.use)
     in_clerk(box, 1)
@@ -35,7 +34,6 @@ def test_the_parent_learns_which_clerk_was_used_up() -> None:
 
 
 def test_closing_an_attempt_leaves_its_clerk_used_up() -> None:
-    """The record of an attempt and the clerk's end are two things."""
     box = BlackBox()
 
     def judge() -> None:
@@ -65,7 +63,6 @@ def test_a_clerk_that_died_is_told_of_beside_the_next_one() -> None:
 
 
 def test_a_judges_position_is_that_of_its_own_attempt() -> None:
-    """What a dying judge still writes says nothing of the evaluation that another clerk has begun."""
     box = BlackBox()
     died, next_one = uuid4(), uuid4()
     in_clerk(box, 0, lambda: box.open(died, 1))

@@ -61,7 +61,6 @@ def test_assertions_are_checked_where_they_are_asked_for(rig: Rig) -> None:
 
 @pytest.mark.parametrize("switch", list(Debug.model_fields))
 def test_nothing_is_timed_under_a_switch(switch: str) -> None:
-    """The request is refused, and says what to do."""
     debug = Debug(**{switch: True})
     with pytest.raises(ValidationError, match="--no-timing"):
         Settings(debug=debug)

@@ -70,13 +70,6 @@ def _greet(listener: socket.socket) -> None:
             link.send(SECRET.encode())
 
 
-@pytest.fixture(scope="module")
-def keeping(judge_environment: None) -> Iterator[Rig]:
-    """A place that keeps references and candidates."""
-    with Rig(keeps=True) as rig:
-        yield rig
-
-
 def sealed_processes(rig: Rig) -> list[int]:
     """The processes of the place's uids; of an ordinary user's fleet, the fork server's children."""
     if rig.place.uid is None:
@@ -146,7 +139,6 @@ def test_a_reference_that_works_while_it_is_kept_is_ended(keeping: Rig, outside:
 
 
 def test_the_corpus_is_whole() -> None:
-    """Every program stands in the table once, and says what it tries and what becomes of it."""
     assert {problem.path for problem in ALL.values()} == set(HERE.rglob("*.py"))
     assert len(ALL) == len(problems())
     assert {name.partition("/")[0] for name in GATE} == {name.partition("/")[0] for name in ALL}

@@ -52,7 +52,6 @@ def test_only_the_timing_has_the_device_alone(rig: Rig) -> None:
 
 
 def test_one_whose_time_others_have_taken_is_checked_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends as it does with the device for itself."""
     check = Candidate.run
     calls: list[Case] = []
 
@@ -69,7 +68,6 @@ def test_one_whose_time_others_have_taken_is_checked_alone(rig: Rig, monkeypatch
 
 
 def test_one_that_never_ends_is_a_timeout(rig: Rig) -> None:
-    """With the device alone it had all of its time."""
     outcome = judge(rig, HANGING, QUICK.model_copy(update={"deadlines": Deadlines(check_s=1)}))
     assert (outcome.category, outcome.phase) == (Category.TIMEOUT, Phase.CHECK)
     assert "untimed_check" not in (outcome.evidence.durations_s or {})

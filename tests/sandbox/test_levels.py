@@ -18,7 +18,6 @@ from workers.judge.sandbox.level import MEASURES, Level, lacking, reached
 
 
 def test_a_missing_measure_costs_its_level() -> None:
-    """Either a uid or scopes keep a candidate from its judge."""
     measures: dict[str, object] = dict.fromkeys(MEASURES, True)
     assert reached(measures) is Level.FULL
     assert reached({}) is Level.NONE
@@ -46,7 +45,6 @@ def test_a_missing_measure_costs_its_level() -> None:
 
 
 def test_a_worker_does_not_start_below_its_level(tmp_path: Path) -> None:
-    """The message names what is missing and what to do."""
     slot = Place(name="s", number=0, device="cpu", siblings=1, scratch=tmp_path, lock=tmp_path / "lock", uid=None)
     given = dict.fromkeys(MEASURES, True) | {"seccomp": "refused: by the host", "level": "basic"}
 

@@ -40,26 +40,3 @@ def test_a_process_is_exiting_when_all_of_its_threads_are() -> None:
         assert linux.is_exiting(pid)
     assert linux.is_exiting(pid)
     assert not linux.is_exiting(os.getpid())
-
-
-#: Frees 256 MiB in pieces, and says how much of that it still has, before and after it gives it back.
-_FREEING = """
-import ctypes
-from workers.judge.host import linux
-def resident():
-    return next(int(line.split()[1]) >> 10 for line in open("/proc/self/status") if line.startswith("VmRSS"))
-linux.keep_freed_memory()
-before = resident()
-pieces = [ctypes.create_string_buffer(8 << 20) for _ in range(32)]
-del pieces
-kept = resident() - before
-linux.give_freed_memory_back()
-print(kept, resident() - before)
-"""
-
-
-def test_freed_memory_is_kept_until_it_is_given_back() -> None:
-    done = subprocess.run([sys.executable, "-c", _FREEING], check=True, capture_output=True, text=True)
-    kept, left = map(int, done.stdout.split())
-    assert kept > 200
-    assert left < 50

@@ -104,7 +104,6 @@ def test_files_out_of_reach_are_not_read(fleet: Fleet, outside: Path) -> None:
 
 
 def test_nothing_is_written_outside(fleet: Fleet, outside: Path) -> None:
-    """A shared directory is the process's own where the host allows mounts, and closed to it elsewhere."""
     fleet.require("files")
     for place in (Path("/tmp"), Path("/dev/shm"), Path("/var/tmp"), outside):
         path = place / f"kqueue-left-{os.getpid()}"
@@ -125,7 +124,6 @@ def test_nothing_is_written_outside(fleet: Fleet, outside: Path) -> None:
 
 
 def test_files_are_bounded_by_the_mount(ordinary_fleet: Fleet) -> None:
-    """In bytes, of files without a name too, and in files."""
     ordinary_fleet.require("mounts")
     for do, place in (("hoard", "."), ("hoard", "/dev/shm"), ("litter", "/tmp")):
         assert ordinary_fleet.do(do, place, files=16 << 20)["errno"] == "ENOSPC"
@@ -249,7 +247,6 @@ CALLS: list[tuple[str, list[Any]]] = [
 
 
 def test_the_filter_refuses(root_fleet: Fleet) -> None:
-    """Unsealed, the same calls are granted or fail for other reasons."""
     root_fleet.require("seccomp")
     for name, arguments in CALLS:
         assert root_fleet.do("call", name, *arguments)["errno"] == "EPERM", name
@@ -365,7 +362,6 @@ time.sleep(600)
 
 
 def test_what_a_killed_fork_server_leaves_goes_with_the_next(root_fleet: Fleet) -> None:
-    """And what a living one has is left alone."""
     root_fleet.require("cgroup_kill")
     holder = subprocess.Popen([sys.executable, "-c", _HOLDER], stdout=subprocess.PIPE, text=True)
     child = 0
@@ -406,9 +402,3 @@ def test_programs_and_extensions_are_compiled(fleet: Fleet) -> None:
     assert fleet.do("compile_and_run")["value"] == "hello"
     if fleet.name == "root":
         assert fleet.do("build_extension")["value"] == 42
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler")
-def test_torch_compile_works(root_fleet: Fleet) -> None:
-    assert root_fleet.do("compile_model")["value"] is True

@@ -37,7 +37,6 @@ def test_the_judge_sees_what_was_kept_in_its_own_layout() -> None:
 
 
 def test_no_place_beyond_the_arena_can_be_told() -> None:
-    """The judge looks at the place that it is told, whatever the other side says."""
     shared, _ = both(4096)
     spec = TensorSpec.of(torch.zeros(8))
     for offset in (4096 - 28, 4096, -4, 2, 1 << 40):

@@ -11,7 +11,6 @@ from workers.judge.channel.lines import content
 
 
 def test_a_files_beginning_and_end(tmp_path: Path) -> None:
-    """Wherever its writer stands, and whatever bytes it holds."""
     file = tmp_path / "file"
     file.write_bytes(b"first\n" + b"x" * 100 + b"\nlast\xff")
     with file.open("rb") as opened:

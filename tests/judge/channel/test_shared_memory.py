@@ -192,7 +192,6 @@ def judge(rig: Rig, kernel: str = "", problem: str = PROBLEM) -> Outcome:
 
 @pytest.mark.parametrize("attack", [_FORGE, _REMAP, _FINDS_ITS_OWN], ids=["ipc handle", "descriptors", "control"])
 def test_nothing_that_is_not_shared_can_be_opened(gpu_rig: Rig, attack: str) -> None:
-    """Every word of a legacy handle in steps, others' pids and clients, descriptors with other sizes and offsets."""
     outcome = judge(gpu_rig, attack)
     assert "ATTACK SUCCEEDED" not in outcome.model_dump_json()
     assert outcome.category is Category.PASSED, outcome
@@ -221,7 +220,6 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_problem_that_breaks_its_context_harms_nobody_else(gpu_rig: Rig, name: str) -> None:
-    """Its failure is its own, no GPU is doubted, and the next evaluation passes."""
     hostile, expected = HOSTILE[name]
     problem = PROBLEM.replace("        return self.mark", f"        {hostile}\n        return self.mark")
     outcome = judge(gpu_rig, problem=problem)

@@ -56,7 +56,6 @@ def factors(*, positive: bool = False, scale: float = 1.0) -> tuple[torch.Tensor
 @pytest.mark.parametrize("positive", [False, True], ids=["signs", "positive"])
 @pytest.mark.parametrize("name", list(LOWER))
 def test_a_product_in_a_lower_precision_is_labelled(name: str, positive: bool, scale: float, known: bool) -> None:
-    """Whatever the sizes and signs, and whether the values are within the tolerance or not."""
     a, b = factors(positive=positive, scale=scale)
     exact = a.double() @ b.double()
     out = LOWER[name](a) @ LOWER[name](b)
@@ -69,7 +68,6 @@ def test_a_product_in_a_lower_precision_is_labelled(name: str, positive: bool, s
 def test_functions_in_a_lower_precision_are_labelled(
     name: str, function: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    """Values of many sizes, and exact zeros among them, hide nothing."""
     torch.manual_seed(22)
     x = torch.randn(64, 1024)
     assert label(LOWER[name](function(LOWER[name](x))), function(x), function(x.double()))
@@ -78,7 +76,6 @@ def test_functions_in_a_lower_precision_are_labelled(
 @pytest.mark.parametrize("layers", [3, 12])
 @pytest.mark.parametrize("name", ["tf32_rounded", "fp16", "bf16"])
 def test_layers_in_a_lower_precision_are_labelled(name: str, layers: int) -> None:
-    """The errors of layers add up."""
     torch.manual_seed(23)
     x = torch.randn(64, _WIDTH)
     weights = [torch.randn(_WIDTH, _WIDTH) / _WIDTH**0.5 for _ in range(layers)]
@@ -98,7 +95,6 @@ def test_layers_in_a_lower_precision_are_labelled(name: str, layers: int) -> Non
     ],
 )
 def test_fp8_in_the_place_of_16_bits_is_labelled(precision: Precision, kind: torch.dtype, lower: torch.dtype) -> None:
-    """Its error is many times that of 16 bits."""
     a, b = (x.to(kind).double() for x in factors(scale=0.1))
     out, ref = a.to(lower).float() @ b.to(lower).float(), (a @ b).to(kind)
     assert label(out.to(kind), ref, a @ b, precision=precision)
@@ -153,14 +149,12 @@ FAULTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("known", [True, False], ids=["exact", "noise"])
 @pytest.mark.parametrize("name", list(FAULTS))
 def test_other_errors_are_not_labelled(name: str, known: bool) -> None:
-    """Nothing is said of a cause that is not known."""
     a, b = factors()
     out = FAULTS[name](a, b)
     assert label(out, a @ b, a.double() @ b.double() if known else None) is False
 
 
 def test_a_reference_that_is_not_finite_explains_nothing() -> None:
-    """A masked value is on both sides, and no error can be taken of it."""
     a, b = factors()
     ref, exact, out = a @ b, a.double() @ b.double(), LOWER["bf16"](a) @ LOWER["bf16"](b)
     for tensor in (ref, exact, out):
@@ -169,7 +163,6 @@ def test_a_reference_that_is_not_finite_explains_nothing() -> None:
 
 
 def test_few_values_explain_nothing() -> None:
-    """An offset of one value is as likely as a rounding of it."""
     a, b = factors()
     ref, exact, out = a @ b, a.double() @ b.double(), LOWER["bf16"](a) @ LOWER["bf16"](b)
     assert not label(out[0, :3], ref[0, :3], exact[0, :3])

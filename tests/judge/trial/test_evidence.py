@@ -45,7 +45,6 @@ def comparison(kind: str) -> dict[str, Any]:
     ids=lambda evidence: next(iter(evidence)),
 )
 def test_what_a_judge_finds_is_kept_as_it_is(evidence: dict[str, Any]) -> None:
-    """Findings, provenance, floor and comparison lose nothing and gain nothing on their way into JSON."""
     outcome = ended(Category.CRASHED).model_copy(update={"evidence": evidence})
     assert outcome.evidence.model_dump(mode="json") == evidence
     assert Evidence.model_validate_json(outcome.evidence.model_dump_json()) == outcome.evidence

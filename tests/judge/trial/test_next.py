@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,6 @@ from tests.judge.extension import PROBLEM
 from tests.judge.rig import Rig
 from tests.waiting import until
 from workers.judge.gpu.booking import Ledger
-from workers.judge.host import linux
 from workers.judge.sandbox.seal import Role
 
 pytestmark = [
@@ -41,12 +38,6 @@ def request(kernel: str = KERNEL, settings: Settings = QUICK, problem: str = PRO
     return Request(problem=problem, kernel=kernel, backend=Backend.TORCH, settings=settings)
 
 
-@pytest.fixture(scope="module")
-def keeping(judge_environment: None) -> Iterator[Rig]:
-    with tempfile.TemporaryDirectory(prefix="kqueue-builds-") as folder, Rig(keeps=True, builds=folder) as rig:
-        yield rig
-
-
 def ran_in(outcome: Outcome) -> int:
     [line] = [line for line in outcome.log.splitlines() if line.startswith("ran in")]
     return int(line.split()[2])
@@ -68,7 +59,6 @@ def made(keeping: Rig) -> int:
 
 @pytest.mark.parametrize(("body", "category"), [("x * 2", Category.PASSED), ("os._exit(3)", Category.CRASHED)])
 def test_each_serves_one_kernel_and_leaves_another(keeping: Rig, made: int, body: str, category: Category) -> None:
-    """It was made before, holds no source until then, nor anything of the problem, and is gone afterwards."""
     assert not (Path(f"/proc/{made}/cwd") / "kernel.py").exists()
     outcome = keeping.judge(request(KERNEL.replace("x * 2", body)))
     assert (outcome.category, ran_in(outcome)) == (category, made)
@@ -97,7 +87,6 @@ def test_after_the_problem_s_failure_none_is_made(keeping: Rig, made: int) -> No
 
 
 def test_one_that_was_killed_meanwhile_is_not_taken(keeping: Rig, made: int) -> None:
-    """The next evaluation has a new one, and no failure."""
     os.kill(made, signal.SIGKILL)
     until(lambda: not keeping.sealed(Role.CANDIDATE), what="its end")
     outcome = keeping.judge(request())
@@ -106,7 +95,6 @@ def test_one_that_was_killed_meanwhile_is_not_taken(keeping: Rig, made: int) -> 
 
 
 def test_it_makes_room_where_memory_is_wanted(keeping: Rig, made: int) -> None:
-    """Its memory on the device is not booked."""
     ledger = Ledger(keeping.place.ledger, 1)
     with ledger.book(1, label="large", wait_s=0):
         ledger.want_room()
@@ -114,7 +102,6 @@ def test_it_makes_room_where_memory_is_wanted(keeping: Rig, made: int) -> None:
 
 
 def test_libraries_of_a_builder_reach_it(keeping: Rig) -> None:
-    """Those that were just compiled, and those of an earlier build."""
     assert extension.judge(keeping, extension.kernel()).category is Category.PASSED
     for place in ("builder", "store"):
         pid = waiting(keeping)
@@ -123,10 +110,3 @@ def test_libraries_of_a_builder_reach_it(keeping: Rig) -> None:
         assert outcome.evidence.build is not None
         assert outcome.evidence.build.where == place
         assert f"ran in {pid} candidate" in outcome.log
-
-
-def test_all_of_it_ends_with_the_fork_server(judge_environment: None) -> None:
-    with Rig(keeps=True) as rig:
-        assert rig.judge(request()).passed
-        pid = waiting(rig)
-    until(lambda: not Path(f"/proc/{pid}").exists() or linux.is_zombie(pid), what="its end")

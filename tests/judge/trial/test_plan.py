@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.judge.trial import plan
@@ -58,20 +58,6 @@ def test_each_part_of_a_problem_has_its_memory() -> None:
     assert 21 * _GIB <= made.candidate == made.total - made.judge - made.reference < 100 * _GIB
 
 
-def test_a_problem_is_refused_only_if_it_cannot_fit() -> None:
-    """The reference gives up what it does not need, as the kernel does.
-
-    A problem that cannot fit is neither cut down nor left without room for its outputs, so booking it is refused with
-    both numbers.
-    """
-    made = settled(6 * _GIB, 6 * _GIB, 0, 110 * _GIB)
-    assert plan.capacity(_H200, 1) >= 110 * _GIB + 14 * _GIB + 6 * _GIB
-    assert made.total <= plan.capacity(_H200, 1)
-    made = settled(40 * _GIB, 40 * _GIB, 0, 80 * _GIB)
-    assert made.total > plan.capacity(_H200, 1)
-    assert made.candidate == 40 * _GIB
-
-
 @given(totals, places, sizes, sizes, sizes, sizes)
 def test_each_process_has_what_it_must_hold(
     total: int, siblings: int, inputs: int, outputs: int, weights: int, peak: int
@@ -96,12 +82,3 @@ def test_a_first_call_has_all_memory_at_most(total: int, siblings: int, inputs: 
     assert (first.judge, first.candidate, first.outputs) == (0, 0, None)
     assert inputs + weights <= first.total <= max(whole, inputs + weights)
     assert plan.of_first_call(inputs, weights, whole=whole, siblings=siblings, alone=True).total == whole
-
-
-@given(totals, places, st.integers(0, 8 * _GIB), st.integers(0, 8 * _GIB))
-def test_a_first_call_has_room_for_what_it_makes(total: int, siblings: int, inputs: int, weights: int) -> None:
-    """Outputs eight times as large as inputs of 1 GiB, or else three times, and a copy of the weights in float64."""
-    whole = plan.capacity(total, siblings)
-    wanted = inputs + max(3 * inputs, min(8 * inputs, 8 * _GIB)) + 3 * weights
-    assume(wanted <= whole)
-    assert plan.of_first_call(inputs, weights, whole=whole, siblings=siblings, alone=False).reference >= wanted

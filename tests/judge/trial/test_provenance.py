@@ -135,7 +135,6 @@ def test_a_kernel_named_like_a_library_s_own_function_does_not_hide_the_library(
 
 
 def test_headers_that_the_source_compiles_are_its_own_work() -> None:
-    """A source that includes CUB or CUTLASS compiles their kernels itself."""
     source = 'S = """\n#include <cub/cub.cuh>\n#include <cutlass/gemm/device/gemm.h>\n"""\n'
     assert assess({"void cub::CUB_200700_SM_900::DeviceReduceKernel<float>(float*)": 9}, source)["own_share"] == 1.0
     assert assess({"void cutlass::Kernel2<cutlass_80_simt_sgemm>(int)": 9}, source)["own_share"] == 1.0
@@ -164,13 +163,6 @@ def test_what_cannot_be_told_accuses_nobody() -> None:
     assert rest["decoy"] is False
 
 
-def test_torch_and_cpp_are_never_decoys() -> None:
-    """A kernel that claims no GPU code of its own is reported, not accused."""
-    for backend in ("torch", "cpp"):
-        result = assess({LIBRARY[0]: 100}, "import torch", backend)
-        assert (result["own_share"], result["decoy"]) == (0.0, False)
-
-
 def test_only_a_policy_ends_a_decoy_s_evaluation() -> None:
     """`reject` ends it as a reward hack of the check phase; `flag` and `allow` do not, nor does an unknown origin."""
     decoy = provenance.assess([(LIBRARY[0], 100, 1)], TRITON, Backend.TRITON)
@@ -186,52 +178,16 @@ def test_only_a_policy_ends_a_decoy_s_evaluation() -> None:
     assert outcome.facts.hack == "decoy"
 
 
-def test_own_kernels_of_the_gallery_are_found() -> None:
-    """Every kernel in the gallery that has GPU code of its own has a name that is found, and is no decoy by it."""
-    for path in EXAMPLES.rglob("*.py"):
-        source, backend = path.read_text(encoding="utf-8"), path.parent.name
-        names = provenance.own_kernels(provenance.nodes_of(source))
-        assert bool(names) == (backend in ("cuda", "triton", "cupy")), path
-        for name in names:
-            assert assess({name: 100}, source, backend)["own_share"] == 1.0, path
-
-
 @given(st.text(max_size=400))
 def test_any_source_has_an_answer(source: str) -> None:
-    """A source that is no Python, or nonsense, has no kernels of its own and raises nothing."""
     assess({"add_kernel": 10}, source)
-
-
-@given(st.text(alphabet="_global__launch_bounds<>(){},; \nvoid", max_size=300), st.text(max_size=60))
-def test_any_name_and_any_cpp_text_have_an_answer(code: str, name: str) -> None:
-    """C++ that no compiler would take, and names that no compiler would make, raise nothing."""
-    assess({name: 10, "_Z" + name: 10}, f"S = {'__global__' + code!r}")
 
 
 # The page through which a candidate tells it ---------------------------------------------------------
 
 
-_ROWS = st.lists(
-    st.tuples(
-        st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), max_size=80),
-        st.integers(0, 2**63),
-        st.integers(1, 2**32 - 1),
-    ),
-    max_size=50,
-)
-
-
-@given(_ROWS)
-def test_rows_come_through_the_page(rows: list[tuple[str, int, int]]) -> None:
-    """What fits is read as it was written."""
-    page = activities.encode(rows)
-    assert len(page) <= activities.SIZE
-    assert activities.decode(page.ljust(activities.SIZE, b"\0")) == rows
-
-
 @given(st.integers(0, 2000), st.integers(0, activities.MAX_NAME_BYTES + 50))
 def test_what_does_not_fit_is_summed(count: int, length: int) -> None:
-    """The page is never outgrown, and no nanosecond or launch is lost."""
     page = activities.encode([("k" * length, 10, 2)] * count)
     assert len(page) <= activities.SIZE
     rows = activities.decode(page)

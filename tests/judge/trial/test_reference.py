@@ -14,9 +14,7 @@ import torch
 
 from kqueue.contract import Comparison, Precision, Settings, Tolerance
 from tests.judge.loopback import PATIENT, reference
-from workers.judge.candidate import variants
 from workers.judge.channel.bits import checksum
-from workers.judge.channel.randomness import ANY_SIZE, NUDGED, REGIONS
 from workers.judge.ending import EvaluationEnded
 from workers.judge.trial import compare
 from workers.judge.trial.cases import DTYPES, GIVEN, Case
@@ -78,7 +76,6 @@ ALL = {GIVEN, "scaled", "uniform", "integers", "adversarial"}
 
 
 def test_normal_inputs_of_a_smooth_problem_have_every_variant() -> None:
-    """As many given cases as asked for, first, then one of each kind, of the same specs and not the same values."""
     made = loaded("return torch.nn.functional.gelu(self.layer(x))")
     cases = answered(made)
     assert [case.kind for case in cases[:3]] == [GIVEN] * 3
@@ -92,15 +89,6 @@ def test_normal_inputs_of_a_smooth_problem_have_every_variant() -> None:
         assert case.exact is not None
         assert case.exact[0].dtype is torch.float64
         torch.testing.assert_close(case.exact[0].float(), case.outputs[0], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("precision", list(Precision))
-def test_variants_and_exact_outputs_exist_in_each_precision(precision: Precision) -> None:
-    """16 bits are no reason to ask less."""
-    made = loaded("return torch.relu(self.layer(x))", precision=precision)
-    cases = answered(made)
-    assert {case.kind for case in cases} == ALL
-    assert all(case.exact is not None for case in cases)
 
 
 def test_variants_are_for_the_strict_verdict_by_its_own_tolerance() -> None:
@@ -126,7 +114,6 @@ def test_variants_are_for_the_strict_verdict_by_its_own_tolerance() -> None:
     ids=["rows", "columns", "shares", "positive", "symmetric", "triangular", "sorted", "halves", "expanded", "range"],
 )
 def test_variants_keep_what_get_inputs_makes_of_its_draws(inputs: str, holds: Callable[[torch.Tensor], bool]) -> None:
-    """A kernel may rely on rows that sum to one, symmetric matrices, repeated halves and the like."""
     cases = cases_of(loaded("return x * 2.0", inputs))
     varied = [case.inputs[0] for case in cases if case.kind != GIVEN]
     assert varied
@@ -135,7 +122,6 @@ def test_variants_keep_what_get_inputs_makes_of_its_draws(inputs: str, holds: Ca
 
 
 def test_masks_and_tables_are_not_varied() -> None:
-    """Nor are indices, and a kernel may know what never changes."""
     for inputs in (
         "return [(torch.rand(16, 8) > 0.5).float()]",
         "return [torch.zeros(16, 8).masked_fill(torch.rand(16, 8) > 0.5, float('-inf'))]",
@@ -198,7 +184,6 @@ def get_init_inputs():
 
 
 def test_special_values_are_among_the_adversarial_ones() -> None:
-    """Zeros of both signs, denormals, the extremes and outliers."""
     cases = cases_of(loaded("return x", "return [torch.randn(64, 256)]"))
     [varied] = [case.inputs[0] for case in cases if case.kind == "adversarial"]
     zeros = varied[varied == 0]
@@ -210,18 +195,11 @@ def test_special_values_are_among_the_adversarial_ones() -> None:
 
 
 def test_get_inputs_that_was_not_written_for_other_numbers_is_no_fault() -> None:
-    """It may raise on them, or return another form."""
     for failing in ("raise ValueError", "x = x[:1]", "x = x * float('inf')", "x = x > 0"):
         made = loaded("return x", f"x = torch.randn(16, 8)\n    if x.abs().max() > 50: {failing}\n    return [x]")
         found = kinds(made)
         assert "uniform" in found
         assert "scaled" not in found
-
-
-def test_drawing_too_slow_to_be_repeated_is_not_varied() -> None:
-    """Variants cost a few more draws, which must not use up the reference's time."""
-    inputs = "import time; time.sleep(0.05); return [torch.randn(16, 8)]"
-    assert kinds(loaded("return x", inputs, deadlines={"reference_s": 4.0})) == {GIVEN}
 
 
 @pytest.mark.parametrize(
@@ -249,23 +227,7 @@ def test_a_variant_that_a_right_kernel_could_answer_otherwise_does_not_count(for
         assert found == {GIVEN} or found == ALL
 
 
-def test_a_variant_that_does_not_count_never_does() -> None:
-    made = loaded("return torch.exp(x)")
-    cases = cases_of(made)
-    counted = made.answer(*cases)
-    assert "scaled" in {case.kind for case in cases} - {case.kind for case in counted}
-    assert made.answer(*cases) == counted
-
-
-def test_a_given_case_that_fails_is_still_the_problem_s_fault() -> None:
-    """Only variants are excused."""
-    made = loaded("raise ValueError('x')")
-    with pytest.raises(EvaluationEnded):
-        made.answer(cases_of(made)[0])
-
-
 def test_a_model_that_float64_changes_has_no_exact_outputs() -> None:
-    """The comparison does without them, and the evaluation goes on."""
     for forward in (
         "return torch.nn.functional.dropout(x)",
         "return x @ torch.eye(8, dtype=torch.float32)",  # no float64 in it
@@ -281,7 +243,6 @@ def test_a_model_that_float64_changes_has_no_exact_outputs() -> None:
 
 
 def test_numbers_that_forward_makes_and_attributes_are_float64_too() -> None:
-    """The default dtype and plain tensors follow."""
     forward = "self.k = getattr(self, 'k', torch.full((8, 8), 0.1, dtype=x.dtype))\nreturn x @ self.k + torch.ones(8)"
     made = loaded(forward)
     [first, *_] = cases_of(made)
@@ -301,20 +262,6 @@ def test_exact_answers_and_variants_have_bounds() -> None:
     assert kinds(bounded(exact_s=0.0)) == kinds(bounded(host_bytes=0)) == {GIVEN}
     assert kinds(bounded(varied_bytes=100)) == {GIVEN, "sparse", "blocks"}
     assert kinds(bounded(varied_bytes=100, exact_s=0.0)) == {GIVEN, "sparse", "blocks"}
-
-
-def test_a_rehearsal_makes_all_variants_that_large_inputs_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: dict[str, bool] = {}
-    make = variants.Variants.make
-
-    def seen(self: variants.Variants, kind: str, place: int = 0) -> list[torch.Tensor] | None:
-        found = make(self, kind, place)
-        made[kind] = found is not None
-        return found
-
-    monkeypatch.setattr(variants.Variants, "make", seen)
-    variants.rehearse("cpu", torch.float32)
-    assert made == dict.fromkeys((NUDGED, *ANY_SIZE, *REGIONS), True)
 
 
 @pytest.mark.parametrize("inputs", ["torch.rand(512, 1024)", "torch.randn(512, 1024)", "torch.rand(512, 1024) * 4 - 3"])
@@ -365,7 +312,6 @@ def test_values_follow_from_the_seed_alone(inputs: str) -> None:
 
 
 def test_outputs_that_are_inputs_are_told() -> None:
-    """By the memory that they share, views included."""
     source = SOURCE.replace("forward(self, x)", "forward(self, x, y)")
     for forward, expected in (
         ("return x", (0,)),
@@ -394,15 +340,6 @@ def test_a_reference_that_does_not_depend_on_its_inputs_is_told() -> None:
         assert not made.is_constant
         answered(made)
         assert made.is_constant is constant
-
-
-def test_outputs_that_change_their_shape_are_the_problem_s_fault() -> None:
-    """Buffers are made for one form."""
-    made = loaded("self.n = getattr(self, 'n', 0) + 1\nreturn x[: self.n]")
-    first, second, *_ = cases_of(made)
-    made.answer(first)
-    with pytest.raises(EvaluationEnded, match="invalid_problem"):
-        made.answer(second)
 
 
 def fault_of(out: torch.Tensor, case: Case, settings: Settings) -> EvaluationEnded | None:
@@ -461,17 +398,9 @@ def test_an_answer_that_is_near_zero_by_chance_costs_no_exact_ones() -> None:
     assert near_zero
 
 
-def test_a_model_that_is_another_in_float64_has_no_exact_answers() -> None:
-    """This holds where it returns one number, too: so few tell nothing before there are more."""
-    for inputs in (RANDN, "return [torch.randn(1)]"):
-        made = loaded("return x * (3 if x.dtype is torch.float64 else 2)", inputs)
-        assert all(case.exact is None for case in answered(made) if case.kind == GIVEN)
-
-
 @pytest.mark.parametrize("outputs", ["y", "(x * x * factor, y)"])
 @pytest.mark.parametrize("varied_bytes", [0, 256 << 20])
 def test_no_exact_answer_of_another_model_excuses_a_kernel_on_hidden_inputs(outputs: str, varied_bytes: int) -> None:
-    """Nor where it returns one number, alone or beside an output that tells by itself."""
     forward = f"factor = 3 if x.dtype is torch.float64 else 2\ny = (x * x).sum() * factor\nreturn {outputs}"
     source = SOURCE.format(forward=textwrap.indent(forward, " " * 8).strip(), inputs="return [torch.randn(64, 64)]")
     made = reference(source, bounds=replace(PATIENT, varied_bytes=varied_bytes))
@@ -554,32 +483,6 @@ def test_cases_that_take_much_together_are_held_one_at_a_time() -> None:
     assert [checksum(first.inputs[0]), checksum(first.outputs[0])] == sums
 
 
-def test_an_answer_afresh_takes_the_memory_of_the_one_before() -> None:
-    """The first call is made twice, as it chooses kernels. Large answers to both would not fit."""
-    made = loaded("return x * 2", LARGE)
-    first = first_of(made)
-    expected = first.inputs[0] * 2
-    before = {made._call(first, afresh=True).places[0].offset for _ in range(8)}
-    assert len(before) < 8
-    made.drop([first])
-    made.answer(first)
-    assert torch.equal(first.outputs[0], expected)
-
-
-def test_cases_that_take_little_are_held_together() -> None:
-    """Until the judge lets go of them; then they can be drawn again, of whatever kind they are."""
-    made = loaded("return self.layer(x)")
-    cases = answered(made)
-    assert made.is_roomy
-    assert held(made) == len(cases)
-    kept = [case.inputs[0].clone() for case in cases]
-    made.drop(cases)
-    assert held(made) == 0
-    assert made.answer(*cases) == cases
-    for case, before in zip(cases, kept, strict=True):
-        assert torch.equal(case.inputs[0], before), case.kind
-
-
 def test_inputs_that_differ_under_one_seed_are_the_problem_s_fault() -> None:
     """A value that no seeded generator draws cannot be drawn again. This is found before a kernel is blamed."""
     for forward in ("return x", "return torch.zeros(4)"):
@@ -611,29 +514,6 @@ def test_a_reference_that_changes_its_inputs_gets_fresh_ones(forward: str) -> No
         assert torch.equal(case.outputs[0], case.inputs[0] * 2)
 
 
-def test_nothing_is_held_once_all_is_let_go_of() -> None:
-    made = loaded("return self.layer(x)")
-    [first, *_] = answered(made)
-    made.fresh()
-    answer = first.outputs[0].clone()
-    made.clear()
-    assert (held(made), first.slot, first.outputs) == (0, None, [])
-    made.answer(first)
-    assert torch.equal(first.outputs[0], answer)
-    assert held(made) == 1
-    assert made.fresh().inputs
-
-
-def test_what_was_drawn_ahead_outlives_other_draws() -> None:
-    """Small inputs with large answers: several sets are drawn at once, and then the first case once more."""
-    made = loaded("return x.reshape(-1)[:, None] * x.reshape(-1)", "return [torch.randn(1024)]", checks=100)
-    first = first_of(made)
-    assert not made.is_roomy
-    made.fresh()
-    made.answer(first)
-    assert made.fresh().inputs
-
-
 def test_inputs_that_are_changed_behind_torch_s_back_are_noticed() -> None:
     """As by a Triton kernel, a library, or ``.data``."""
     made = loaded("x.data.mul_(2)\nreturn x + 0")
@@ -644,7 +524,6 @@ def test_inputs_that_are_changed_behind_torch_s_back_are_noticed() -> None:
 
 @pytest.mark.parametrize("arena_bytes", [0, 2048, 1 << 20])
 def test_an_arena_changes_nothing_but_where_things_lie(arena_bytes: int) -> None:
-    """Inputs and answers stay the same, also where some find no room in it, and dropped ones make room again."""
     forward, inputs = "return self.layer(x.t()), x[:4], x", "return [torch.randn(16, 8).t()]"
     source = SOURCE.format(forward=forward, inputs=inputs)
     plain = reference(source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -72,12 +72,6 @@ def request(kernel: str = KERNEL, problem: str = PROBLEM, settings: Settings = Q
     return Request(problem=problem, kernel=kernel, backend=Backend.TORCH, settings=settings)
 
 
-@pytest.fixture(scope="module")
-def keeping(judge_environment: None) -> Iterator[Rig]:
-    with Rig(keeps=True) as rig:
-        yield rig
-
-
 def uses(outcome: Outcome) -> int:
     """How many evaluations the outcome's reference has served."""
     told = outcome.evidence.reference
@@ -125,7 +119,6 @@ def reference(rig: Rig, name: str = "left") -> SealedProcess:
 
 
 def test_verdicts_do_not_depend_on_a_kept_reference(empty: Rig) -> None:
-    """On each later use of a reference a kernel ends as it does with a new one."""
     for use, (kernel, category) in enumerate([*KERNELS.items(), (KERNEL, Category.PASSED)], 1):
         outcome = empty.judge(request(kernel))
         assert (uses(outcome), outcome.category) == (use, category), outcome
@@ -137,7 +130,6 @@ def test_verdicts_do_not_depend_on_a_kept_reference(empty: Rig) -> None:
 
 
 def test_times_are_taken_with_a_kept_reference_too(empty: Rig) -> None:
-    """Kernel and baseline are timed, and the baseline of an earlier evaluation holds."""
     timed = QUICK.model_copy(update={"timing": Timing(calls=10, warmup=1)})
     for use in (1, 2):
         outcome = empty.judge(request(SLOW, settings=timed))
@@ -149,7 +141,6 @@ def test_times_are_taken_with_a_kept_reference_too(empty: Rig) -> None:
 
 
 def test_other_settings_have_another_reference(empty: Rig) -> None:
-    """The key holds all settings that the process depends on, and no others."""
     for changes, use in (
         ({}, 1),
         ({"checks": 3}, 2),
@@ -162,7 +153,6 @@ def test_other_settings_have_another_reference(empty: Rig) -> None:
 
 
 def test_the_one_that_waits_longest_goes_first(empty: Rig) -> None:
-    """At most eight are kept, each in a process and under a uid of its own, and of others nothing is left."""
     for number in range(8):
         reference(empty, str(number)).leave(str(number), {}, NEVER_WANTED, seconds=600)
     until(lambda: len(sealed(empty)) == 8, what="eight references")
@@ -213,7 +203,6 @@ def judges() -> list[int]:
 
 
 def test_after_the_fleet_s_failure_nothing_is_kept(empty: Rig) -> None:
-    """A killed judge leaves neither a new reference nor one that it has taken."""
     for _ in range(2):
         with killing(empty, Role.CANDIDATE, judges):
             assert empty.judge(request(HANGING, settings=PATIENT)).category is Category.WORKER_LOST
@@ -252,12 +241,13 @@ def test_one_that_answers_otherwise_is_replaced(empty: Rig) -> None:
     assert uses(outcome) == 1
 
 
-def test_a_fork_server_takes_its_kept_reference_along(judge_environment: None) -> None:
+def test_a_fork_server_takes_all_that_it_keeps_along(judge_environment: None) -> None:
     with Rig(keeps=True) as rig:
         assert rig.judge(request()).passed
-        [pid] = sealed(rig)
+        until(lambda: len(rig.sealed(Role.REFERENCE, Role.CANDIDATE)) == 2, what="a reference and a candidate")
+        pids = rig.sealed(Role.REFERENCE, Role.CANDIDATE)
         os.kill(rig.forkserver.pid, signal.SIGKILL)
-        until(lambda: linux.is_zombie(pid), what="its end")
+        until(lambda: all(linux.is_zombie(pid) for pid in pids), what="their end")
 
 
 CASE = Case(1, drawn=2, inputs=[torch.zeros(64)], outputs=[torch.zeros(1)])
@@ -283,7 +273,6 @@ def outcome_of(category: Category) -> Outcome:
 
 
 def test_the_policy_in_one_place() -> None:
-    """Most uses, sizes, ends, and whose failure it was decide whether a reference is kept."""
     passed, wrong = outcome_of(Category.PASSED), outcome_of(Category.WRONG_VALUES)
     assert memo_of(passed) == warm.Memo(uses=1, drawn=2, seed=1, on_device=False, digest="digest", arena_bytes=0)
     assert memo_of(wrong, used=63) is not None
@@ -296,7 +285,6 @@ def test_the_policy_in_one_place() -> None:
 
 
 def test_a_reference_that_nobody_takes_is_ended(empty: Rig) -> None:
-    """After the time for which it was left, by the fork server's clock."""
     process = reference(empty)
     until(lambda: sealed(empty), what="the reference")
     process.leave("mine", {}, NEVER_WANTED, seconds=0.5)
@@ -322,7 +310,6 @@ def test_references_whose_memory_is_wanted_are_ended(empty: Rig) -> None:
 
 
 def test_a_process_that_was_left_can_be_taken_once(empty: Rig) -> None:
-    """A process is taken by its key alone, and a second time none is found."""
     reference(empty).leave("mine", {"a": 1}, NEVER_WANTED)
     assert empty.forkserver.take("other") is None
     found = empty.forkserver.take("mine")
