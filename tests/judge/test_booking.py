@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -31,14 +29,6 @@ with Ledger(folder, capacity, patience_s=float(sys.argv[5])).book(nbytes, label=
         word, *rest = line.split()
         if word == "resize":
             print(booking.resize(int(rest[0])), booking.nbytes, flush=True)
-        elif word == "fork":
-            child = os.fork()
-            if not child:
-                time.sleep(120)
-            print(child, flush=True)
-        elif word == "release":
-            booking.release()
-            print("released", flush=True)
 """
 #: Books, changes and releases at random, and counts what all such processes hold in a file. Prints the most it saw.
 _BUSY = """
@@ -138,7 +128,6 @@ def _seen(ledger: Ledger) -> list[tuple[str, bool]]:
 def test_bookings_that_fit_run_beside_each_other_and_one_that_does_not_waits(
     ledger: Ledger, start: Callable[..., Judge]
 ) -> None:
-    """It gets its memory when somebody gives back enough. Everybody sees who holds what since when."""
     assert ledger.holders() == []
     before = time.monotonic()
     large, small = start(70, "large"), start(30, "small")
@@ -157,7 +146,6 @@ def test_bookings_that_fit_run_beside_each_other_and_one_that_does_not_waits(
 def test_a_large_booking_that_has_waited_for_long_is_not_overtaken(
     folder: Path, ledger: Ledger, start: Callable[..., Judge]
 ) -> None:
-    """A small one that would fit waits behind it; then both run, as they fit beside each other."""
     holder = start(60, "holder")
     holder.booked()
     large, small = start(80, "large"), start(20, "small")
@@ -200,24 +188,9 @@ def test_a_killed_holder_holds_nothing(ledger: Ledger, start: Callable[..., Judg
     assert [path.name for path in folder.iterdir()] == ["lock"]
 
 
-def test_a_booking_that_was_released_is_free_although_a_child_process_lives(
-    ledger: Ledger, start: Callable[..., Judge]
-) -> None:
-    """A fork inherits the file's lock."""
-    holder = start(_CAPACITY, "holder")
-    holder.booked()
-    child = int(holder.tell("fork"))
-    try:
-        assert holder.tell("release") == "released"
-        ledger.book(_CAPACITY, label="mine", wait_s=0).release()
-    finally:
-        os.kill(child, signal.SIGKILL)
-
-
 def test_a_booking_shrinks_at_once_and_grows_where_that_delays_nobody(
     ledger: Ledger, start: Callable[..., Judge]
 ) -> None:
-    """Not beyond the capacity, nor past one that has waited for long; what it asked for in vain changes nothing."""
     judge, other = start(50, "judge"), start(30, "other")
     judge.booked()
     other.booked()

@@ -49,7 +49,6 @@ def judge(rig: Rig, kernel: str = KERNEL, backend: Backend = Backend.TRITON, **s
 
 
 def test_assertions_are_checked_where_they_are_asked_for(rig: Rig) -> None:
-    """Of the same kernel, which is right: in this evaluation, and not in the next one."""
     category, log = judge(rig, device_asserts=True)
     assert category is Category.RUNTIME_ERROR
     assert "too small" in log
@@ -69,7 +68,6 @@ def test_nothing_is_timed_under_a_switch(switch: str) -> None:
 
 @pytest.mark.gpu
 def test_launches_block_where_they_are_asked_to(gpu_rig: Rig) -> None:
-    """A launch returns when its kernel has ended; without the switch it returns before."""
     for blocking in (True, False):
         category, log = judge(gpu_rig, SLEEPER, Backend.TORCH, launch_blocking=blocking)
         assert category is Category.PASSED

@@ -27,10 +27,7 @@ pytestmark = pytest.mark.slow("judges many kernels")
 
 
 def test_an_honest_kernel_passes(rig: Rig) -> None:
-    """Its layers, made in the reference's order, have the reference's weights. It may ask for its user's name.
-
-    It keeps memory that it has freed: else calls pay for its pages again, in some processes and not in others.
-    """
+    """Its layers, made in the reference's order, have the reference's weights. It may ask for its user's name."""
     top = """import ctypes, getpass
 assert getpass.getuser()  # torch's compiler asks, although the candidate's uid is in no list of users
 def resident():
@@ -142,10 +139,7 @@ def test_a_shortage_of_launch_resources_is_a_fact(rig: Rig) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="a fleet that is not root cannot give candidates a uid of their own")
 def test_a_candidate_of_a_root_fleet_is_nobody_and_finds_no_secret(rig: Rig) -> None:
-    """It has its own uid, no group, no capability, no way back, and private directories.
-
-    No environment, module or descriptor holds anything of the fleet's.
-    """
+    """It has its own uid, no group, no capability, no way back, and private directories."""
     top = """
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 assert os.getuid() >= 48000 and os.getgroups() == [], (os.getuid(), os.getgroups())

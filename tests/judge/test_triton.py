@@ -93,10 +93,7 @@ for launches in json.loads(sys.argv[2]):
 
 
 def test_a_launch_is_compiled_and_left_out(tmp_path: Path) -> None:
-    """Its types are noted. One that cannot be made raises what the real one would.
-
-    An autotuner may have choices that fail, as in its real search: the code after it is compiled.
-    """
+    """Its types are noted. One that cannot be made raises what the real one would."""
     kernels = tmp_path / "kernels.py"
     kernels.write_text(_KERNELS)
     types = ["*fp32", "*fp32", "constexpr", "constexpr"]

@@ -81,14 +81,6 @@ def test_the_longest_unused_go_first(tmp_path: Path) -> None:
     assert sum(path.stat().st_blocks * 512 for path in (tmp_path / "builds").iterdir()) <= 100 << 10
 
 
-def test_a_giant_would_push_out_all_others(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "builds"), 100 << 10, "")
-    store.put(entry("small"))
-    store.put(entry("giant", bytes(20 << 10)))
-    assert store.get(named("giant")) is None
-    assert store.get(named("small")) is not None
-
-
 def _churn(location: str, number: int) -> None:
     store = Store(location, 1 << 20, "")
     for i in range(100):
@@ -111,7 +103,6 @@ def test_many_processes_share_a_store(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_judge_left_is_removed(tmp_path: Path) -> None:
-    """A recent part stays, because another judge may be writing it."""
     store = Store(str(tmp_path / "builds"), 1 << 20, "")
     store.put(entry("first"))
     for name, age in (("part-1-old", 7200), ("part-1-new", 0)):
@@ -182,7 +173,6 @@ def test_a_store_needs_a_seal_that_keeps_it_closed(tmp_path: Path) -> None:
 
 @pytest.mark.slow("asks compilers for their versions")
 def test_the_key_is_all_that_a_build_depends_on(tmp_path: Path) -> None:
-    """Source, architecture, compilers, headers and their variables; not the GPU's name or the slot."""
     environment = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "a", "TMPDIR": "/a"}
     same = environment | {"CUDA_VISIBLE_DEVICES": "b", "TMPDIR": "/b"}
     assert toolchain.fingerprint(environment) == toolchain.fingerprint(same)
@@ -210,7 +200,6 @@ def test_the_key_is_all_that_a_build_depends_on(tmp_path: Path) -> None:
 
 
 def test_settings_name_a_place() -> None:
-    """The default lies beside scratch. A path that depends on the working directory, or a folder by URL, is refused."""
     scratch = Path("/scratch")
     assert load(scratch=scratch).build_location == "/scratch/builds"
     assert load(scratch=scratch, build_store_bytes=0).build_location == ""

@@ -150,10 +150,7 @@ def test_a_builder_s_timeout_and_its_limits_are_not_kept(rig: Rig, folder: Path)
 
 
 def test_a_failure_of_the_builder_alone_is_left_to_the_candidate(rig: Rig) -> None:
-    """A module may need something that only the candidate has. Libraries made before the failure are kept.
-
-    A compiler of another thread that outlives such a failure is no daemon.
-    """
+    """A module may need something that only the candidate has. Libraries made before the failure are kept."""
     outcome = judge(rig, kernel(top="if WHO == 'builder': raise RuntimeError('not here')", after=TELL))
     assert where(outcome) == (Category.PASSED, "candidate"), outcome
     assert "not here" in outcome.evidence.build.skipped
@@ -318,10 +315,7 @@ print(f"{{WHO}}: tried", flush=True)
 
 
 def test_no_sealed_process_reaches_the_store(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither builder nor candidate reads, writes, lists or times an entry whose name it knows.
-
-    Their uids keep a store closed that lies where Landlock lets them read.
-    """
+    """Neither builder nor candidate reads, writes, lists or times an entry whose name it knows."""
     if rig.place.uid is None:
         pytest.skip("without a uid of their own such a folder is no store")
     with tempfile.TemporaryDirectory(dir=sys.prefix) as place:

@@ -25,7 +25,6 @@ from workers.judge.trial.compare import (
     check_each,
     check_form,
     check_values,
-    merge_errors,
     need_no_excuse,
     tolerance_for,
 )
@@ -235,15 +234,6 @@ def test_values_that_are_nearly_constant_may_be_rounded_otherwise() -> None:
         assert fault(torch.softmax(x.flip(1), 1).flip(1).float().sum(1).to(dtype), ref, None, precision) is None
 
 
-def test_a_softmax_of_many_values_is_right_though_tiny() -> None:
-    torch.manual_seed(5)
-    x = torch.randn(2, 1 << 18)
-    ref, exact = torch.softmax(x, 1), torch.softmax(x.double(), 1)
-    out = x.exp() / x.exp().sum(1, keepdim=True)
-    assert fault(out, ref) is None
-    assert fault(out, ref, exact) is None
-
-
 # ---- wrong ones --------------------------------------------------------------------------------------------------
 
 
@@ -422,17 +412,6 @@ def test_finite_values_have_the_same_figures_in_fewer_passes(dtype: torch.dtype,
             tensor[7] = before
 
 
-@pytest.mark.parametrize(("noise", "downgraded"), [(1e-7, True), (1e-4, False), (None, False)])
-def test_a_lower_precision_shows_without_exact_answers(noise: float | None, downgraded: bool) -> None:
-    torch.manual_seed(14)
-    ref = torch.randn(4096)
-    case = Case(0, outputs=[ref], noise=[noise] if noise else [])
-    told = check_values([ref + 2e-5 * torch.randn(4096)], case, Settings())
-    assert told["precision_downgrade"] is downgraded
-    assert told["error_ratio"] == (pytest.approx(2e-5 / noise, rel=0.1) if noise else None)
-    assert check_values([ref.double().float()], case, Settings())["precision_downgrade"] is False
-
-
 def test_figures_are_numbers_that_json_holds() -> None:
     ref = torch.tensor([1e-45, 0.0, -3e38, float("inf")])
     out = torch.tensor([3e38, 1.0, 3e38, float("nan")])
@@ -544,15 +523,6 @@ def test_coarse_values_in_a_wider_type_are_compared_as_coarse_ones() -> None:
     ref, out = torch.tanh(x).float(), torch.tanh(x.float())
     assert fault(out, ref, None, Precision.BF16) is None
     assert fault(out, ref, None, Precision.FP32) is not None
-
-
-def test_merged_figures_are_the_worst_of_each() -> None:
-    one = {"max_abs_error": 1.0, "error_ratio": None, "precision_downgrade": True, "kernelbench_correct": True}
-    two = {"max_abs_error": 2.0, "error_ratio": 3.0, "precision_downgrade": False, "kernelbench_correct": None}
-    three = {"max_abs_error": 0.5, "error_ratio": 2.0, "precision_downgrade": False, "kernelbench_correct": False}
-    assert merge_errors([one, two]) == two | {"precision_downgrade": True, "kernelbench_correct": True}
-    assert merge_errors([one, two, three])["kernelbench_correct"] is False
-    assert merge_errors([]) == {}
 
 
 def test_where_tf32_is_allowed_a_kernel_may_be_more_precise_than_the_reference() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
@@ -63,16 +62,6 @@ def test_a_product_in_a_lower_precision_is_labelled(name: str, positive: bool, s
     assert not label(torch.stack([a @ half for half in b.split(64, 1)], 1).reshape(256, 128), a @ b, exact)
 
 
-@pytest.mark.parametrize("name", list(LOWER))
-@pytest.mark.parametrize("function", [torch.relu, torch.tanh, torch.exp, partial(torch.softmax, dim=-1)])
-def test_functions_in_a_lower_precision_are_labelled(
-    name: str, function: Callable[[torch.Tensor], torch.Tensor]
-) -> None:
-    torch.manual_seed(22)
-    x = torch.randn(64, 1024)
-    assert label(LOWER[name](function(LOWER[name](x))), function(x), function(x.double()))
-
-
 @pytest.mark.parametrize("layers", [3, 12])
 @pytest.mark.parametrize("name", ["tf32_rounded", "fp16", "bf16"])
 def test_layers_in_a_lower_precision_are_labelled(name: str, layers: int) -> None:
@@ -101,19 +90,9 @@ def test_fp8_in_the_place_of_16_bits_is_labelled(precision: Precision, kind: tor
     assert not label(torch.zeros_like(ref), ref, a @ b, precision=precision)
 
 
-def _swapped(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a @ b.roll(1, 0)
-
-
 def _corner(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     out = a @ b
     out[-1, -1] = 0.0
-    return out
-
-
-def _tile(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    out = a @ b
-    out[:16, :4] *= 1.2
     return out
 
 
@@ -129,7 +108,7 @@ def _with(value: float) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
 #: Wrong products, and an offset and a factor of the sizes that fp16 and bf16 explain.
 FAULTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "zeros": lambda a, b: (a @ b).zero_(),
-    "swapped_weights": _swapped,
+    "swapped_weights": lambda a, b: a @ b.roll(1, 0),
     "transposed": lambda a, b: (b.T @ a.T).reshape(256, 128),
     "garbage": lambda a, b: torch.randn(256, 128) * 20,
     "negated": lambda a, b: -(a @ b),
@@ -140,7 +119,6 @@ FAULTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "inf": lambda a, b: torch.full((256, 128), torch.inf),
     "one_inf": _with(-torch.inf),
     "a_corner": _corner,
-    "a_tile": _tile,
     **{f"offset_{size:g}": lambda a, b, size=size: a @ b + size for size in (1e-3, 1e-2, 0.1, 1.0, 100.0)},
     **{f"factor_{size:g}": lambda a, b, size=size: a @ b * size for size in (1.0001, 1.001, 0.99, 1.1, 10.0)},
 }

@@ -63,7 +63,6 @@ def test_arguments_may_be_nested(rig: Rig) -> None:
 
 
 def test_a_dict_of_inputs_is_keyword_arguments(rig: Rig) -> None:
-    """As ``model(**get_inputs())``; a kernel that mixes them up is wrong."""
     source = problem("*, a, b: a - b", "return {'b': torch.randn(4, 8), 'a': torch.randn(4, 8)}")
     assert judge(rig, source, "a, b: a - b").category is Category.PASSED
     assert judge(rig, source, "b, a: b - a").category is Category.WRONG_VALUES
@@ -78,7 +77,6 @@ def test_a_dict_of_inputs_is_keyword_arguments(rig: Rig) -> None:
     ids=["close", "close-at-first"],
 )
 def test_both_verdicts_are_told_whichever_decides(rig: Rig, forward: str, close: bool) -> None:
-    """The first input, which is asked for twice, fails one verdict; the next may fail the other."""
     outcome = judge(rig, problem("x: x * 1e-6", "return [torch.randn(8, 8)]"), forward)
     assert outcome.category is Category.WRONG_VALUES
     assert outcome.facts.kernelbench_correct is True

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-import sysconfig
 from pathlib import Path
 
 import pytest
-import torch
 
 from kqueue.categories import Category
 from kqueue.contract import Backend, Request
@@ -109,59 +106,3 @@ def test_a_compiler_s_message_is_that_of_all_headers(tmp_path: Path) -> None:
         (tmp_path / "build.ninja").write_text(text)  # as torch does for every build
         assert headers.try_fewer(ninja, str(tmp_path)).count(message) == 1
     assert (tmp_path / "main.o").exists()
-
-
-def test_a_build_of_another_form_is_run_unchanged(tmp_path: Path) -> None:
-    called: list[str] = []
-    headers.try_fewer(called.append, str(tmp_path))
-    path = tmp_path / "main.cpp"
-    path.write_text("int a;")
-    text = NINJA.format(source=path, post="").replace("command = $cxx", "command = env A=1 $cxx")
-    (tmp_path / "build.ninja").write_text(text)
-    headers.try_fewer(called.append, str(tmp_path))
-    assert (tmp_path / "build.ninja").read_text() == text
-    assert called == [str(tmp_path)] * 2
-
-
-def test_operators_that_a_source_names_are_included() -> None:
-    """A source can name an operator as a function, a method, or by ``using``."""
-    named = headers._operators("at::sum_out(a); x.relu_(); torch::matmul; using at::softmax; no_operator()")
-    assert named == ["matmul", "relu", "softmax", "sum"]
-
-
-CUDA = """
-#include <torch/types.h>
-#include <cuda_runtime.h>
-template <typename T> __global__ void scale(const T* a, T* b, int n) {
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
-        b[i] = a[i] * T(2) + max(abs(a[i]), T(0)) * T(0);
-    }
-}
-torch::Tensor twice(torch::Tensor a) {
-    auto out = torch::empty_like(a);
-    AT_DISPATCH_FLOATING_TYPES(a.scalar_type(), "twice", [&] {
-        scale<scalar_t><<<4, 256>>>(a.data_ptr<scalar_t>(), out.data_ptr<scalar_t>(), a.numel());
-    });
-    return out;
-}
-"""
-
-
-@pytest.mark.nightly
-def test_device_code_is_the_same(tmp_path: Path) -> None:
-    if shutil.which("nvcc") is None:
-        pytest.skip("nvcc is not installed")
-    source = tmp_path / "cuda.cu"
-    source.write_text(CUDA)
-    assert headers._write_headers(tmp_path / "headers", source)
-    include = Path(torch.__file__).parent / "include"
-    places = [include, include / "torch/csrc/api/include", sysconfig.get_path("include")]
-    command = ["nvcc", "-ptx", "-std=c++20", "--expt-relaxed-constexpr", "-gencode=arch=compute_90,code=compute_90"]
-    command += [word for place in places for word in ("-isystem", str(place))]
-    code: list[str] = []
-    for flags in ([], ["-DAT_PER_OPERATOR_HEADERS", f"-I{tmp_path}/headers"]):
-        target = tmp_path / f"{len(code)}.ptx"
-        subprocess.run([*command, *flags, str(source), "-o", str(target)], check=True)
-        code.append("\n".join(line for line in target.read_text().splitlines() if not line.startswith("//")))
-    assert "scale" in code[0]
-    assert code[0] == code[1]

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.judge.loopback import reference
+from tests.judge.loopback import first_of, reference
 from workers.judge.channel.bits import checksum
 from workers.judge.trial import influence
 from workers.judge.trial import reference as module
-from workers.judge.trial.cases import Case
 from workers.judge.trial.reference import BOUNDS, Reference
 
 pytestmark = pytest.mark.slow("asks references often")
@@ -44,23 +43,12 @@ def loaded(forward: str, inputs: str = RANDN, names: str = "x", **settings: Any)
     return reference(SOURCE.format(forward=forward, inputs=inputs, names=names), **settings)
 
 
-def first_of(made: Reference) -> Case:
-    first = made.first_case()
-    made.answer_first(first)
-    return first
-
-
-def held(made: Reference) -> int:
-    return len(made._held)
-
-
 # Noise -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("little_room")
 @pytest.mark.parametrize("inputs", [RANDN, LARGE], ids=["held together", "one at a time"])
 def test_noise_is_what_rounding_errors_of_the_inputs_do(inputs: str) -> None:
-    """Where a function magnifies them it is large. Later cases know it, and the first is as it was."""
     inexact = replace(BOUNDS["cpu"], quick_s=0.0)
     made = loaded("return x * 2, x * 1e4 - (x * 1e4).round()", inputs, bounds=inexact)
     first = first_of(made)
@@ -73,30 +61,6 @@ def test_noise_is_what_rounding_errors_of_the_inputs_do(inputs: str) -> None:
     made.answer(first)
     assert checksum(first.inputs[0]) == before
     assert first.noise == [plain, cancelled]
-
-
-@pytest.mark.parametrize(
-    ("forward", "inputs", "settings"),
-    [
-        ("return x * 2", "import numpy; return [torch.from_numpy(numpy.ones((4, 8), 'float32'))]", {}),
-        ("return x * 2", "return [torch.ones(16, 8)]", {}),
-        ("self.n = getattr(self, 'n', 0) + 1\nreturn x if self.n == 1 else (x, x)", RANDN, {}),
-        (
-            "return x * 2",
-            "import time; time.sleep(0.1); return [torch.randn(16, 8)]",
-            {"deadlines": {"reference_s": 5}},
-        ),
-        ("return x * 2", RANDN, {"tolerance": {"atol": 1e-3, "rtol": 1e-3}}),
-    ],
-    ids=["numpy's numbers", "no numbers", "another form", "slow draws", "own tolerance"],
-)
-def test_noise_is_unknown_where_it_is_not_to_be_had(forward: str, inputs: str, settings: dict[str, Any]) -> None:
-    """Nothing random can be moved, the answer has another form, or it would take long; or nobody asks for it."""
-    made = loaded(forward, inputs, bounds=replace(BOUNDS["cpu"], quick_s=0.0), **settings)
-    first = first_of(made)
-    influence.learn(made, first)
-    assert first.noise == []
-    assert held(made) == 1
 
 
 # Regions -----------------------------------------------------------------------------------------------
@@ -114,7 +78,6 @@ def test_noise_is_unknown_where_it_is_not_to_be_had(forward: str, inputs: str, s
     ids=["elementwise", "by rows", "all", "nothing moves it"],
 )
 def test_a_region_is_as_small_as_moves_the_answer(forward: str, kind: str | None) -> None:
-    """Kernels answer it as a case of its own. All other values are as they were, and so is the first case."""
     made = loaded(forward, LARGE, checks=1)
     first = first_of(made)
     before = first.inputs[0].clone()
@@ -171,10 +134,6 @@ NEEDS = {
 
 @pytest.mark.parametrize("name", NEEDS)
 def test_what_must_be_read(name: str) -> None:
-    """Hardly ever more than a kernel that knows all about the inputs needs; where each value counts nearly all.
-
-    A value that another input hides need not be read. Tables and whole numbers are not counted.
-    """
     forward, inputs, least, most = NEEDS[name]
     made = loaded(forward, inputs, names="x, y=None, z=None")
     needed = influence.needed_bytes(made, first_of(made), 0)
@@ -182,7 +141,6 @@ def test_what_must_be_read(name: str) -> None:
 
 
 def test_nothing_must_be_read_where_nobody_knows() -> None:
-    """There is no time; or answers are sometimes others; or the model cannot be asked."""
     hurried = loaded("return x * 2", MANY)
     first = first_of(hurried)
     for left_s in (0.0, 0.01):
@@ -194,7 +152,6 @@ def test_nothing_must_be_read_where_nobody_knows() -> None:
 
 
 def test_a_share_is_not_believed_to_be_larger_than_a_sample_shows() -> None:
-    """All of 24 show seven eighths; half of them a third."""
     assert influence.least_share(24, 24) == pytest.approx(0.05 ** (1 / 24), abs=1e-4)
     assert influence.least_share(12, 24) == pytest.approx(0.3204, abs=0.002)
     assert influence.least_share(1, 24) == pytest.approx(0.0021, abs=1e-3)

@@ -14,6 +14,7 @@ import torch
 from kqueue.categories import Category
 from kqueue.contract import Measurement, Phase, Timing
 from tests.judge.loopback import Loopback, reference
+from tests.judge.sources import problem
 from workers.judge.candidate.harness import Harness
 from workers.judge.channel.protocol import Job, Opening, Order
 from workers.judge.ending import EvaluationEnded
@@ -67,27 +68,7 @@ def test_no_call_is_shorter_than_the_shortest_that_was_verified() -> None:
     assert honest == measured()
 
 
-def test_a_histogram_holds_every_call() -> None:
-    """Those that are far longer than most count in its last bin; calls that are all alike are one bin."""
-    taken = measured(calls=[1_000_000 + 1_000 * number for number in range(40)] + [90_000_000]).histogram
-    assert taken is not None
-    assert (len(taken.counts), sum(taken.counts)) == (20, 41)
-    assert taken.counts[0] > 0
-    assert taken.low_ms == pytest.approx(0.700)
-    assert taken.high_ms < 1.0
-    alike = measured(calls=[1_000_000] * 9).histogram
-    assert alike is not None
-    assert (alike.counts, alike.low_ms) == ((9,), alike.high_ms)
-
-
-DOUBLING = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2
-def get_inputs():
-    return [torch.randn(64)]
-"""
+DOUBLING = problem("x: x * 2", "return [torch.randn(64)]")
 
 
 def test_each_call_is_as_likely_to_be_kept_as_any_other() -> None:
@@ -137,14 +118,7 @@ def test_what_disturbs_some_copies_changes_nothing_of_what_they_take_less(
 
 
 #: Outputs of 1088 KiB, which is more than :func:`small_pieces` has kept of a call.
-LARGE = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x.repeat(17 << 8), x + 1
-def get_inputs():
-    return [torch.randn(64)]
-"""
+LARGE = problem("x: (x.repeat(17 << 8), x + 1)", "return [torch.randn(64)]")
 
 
 @pytest.fixture
@@ -201,14 +175,7 @@ def test_a_wrong_piece_of_a_large_output_is_found(wrong: str) -> None:
 
 
 #: It answers in quarters, more or less.
-COARSE = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return (x + 3e6) - 3e6
-def get_inputs():
-    return [10 * torch.randn(64, 64)]
-"""
+COARSE = problem("x: (x + 3e6) - 3e6", "return [10 * torch.randn(64, 64)]")
 
 
 @pytest.mark.parametrize(("problem", "exactly"), [(DOUBLING, False), (COARSE, True)], ids=["within", "excused"])
@@ -239,10 +206,7 @@ def test_a_measurement_says_how_it_was_taken() -> None:
 
 
 def test_a_slowed_null_does_not_count() -> None:
-    """The smaller of its own and the reference's counts, that less what the judge's work has become faster by.
-
-    Where the reference's outputs take the judge longer to copy, its null counts as so much less.
-    """
+    """The smaller of its own and the reference's counts, that less what the judge's work has become faster by."""
     reference = measured()
     assert timing.null_of(series(nulls=[900_000] * 5), GPU, reference) == pytest.approx(300_000)
     assert timing.null_of(series(nulls=[250_000] * 5), GPU, reference) == 250_000

@@ -1,4 +1,4 @@
-"""References that are kept: verdicts do not depend on it, and the policy of what is kept and for how long."""
+"""References that are kept and candidates that are made ahead: verdicts do not depend on it; what is kept how long."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import torch
 
 from kqueue.categories import Category
 from kqueue.contract import Backend, Deadlines, Limits, Outcome, Phase, Precision, Request, Settings, Timing
+from tests.judge import extension, linear
 from tests.judge.rig import Rig
 from tests.waiting import until
 from workers.judge.gpu import booking
@@ -33,21 +34,9 @@ pytestmark = pytest.mark.slow("judges the same kernels many times")
 
 #: No memory of a reference that is left with this is ever wanted.
 NEVER_WANTED = Path("/nowhere/wanted")
-PROBLEM = """
-import torch
-class Model(torch.nn.Module):
-    def __init__(self, size):
-        super().__init__()
-        self.layer = torch.nn.Linear(size, size)
-    def forward(self, x):
-        return torch.nn.functional.gelu(self.layer(x))
-def get_inputs():
-    return [torch.randn(8, 16)]
-def get_init_inputs():
-    return [16]
-"""
-KERNEL = PROBLEM.partition("def get_inputs")[0].replace("Model", "ModelNew")
 RETURN = "return torch.nn.functional.gelu(self.layer(x))"
+PROBLEM = linear.PROBLEM.replace("return self.layer(x)", RETURN)
+KERNEL = PROBLEM.partition("def get_inputs")[0].replace("Model", "ModelNew")
 HANGING = KERNEL.replace(RETURN, "import time; open('here', 'w'); time.sleep(1000)")
 #: Kernels, and the categories in which they end with a new reference.
 KERNELS = {
@@ -173,7 +162,7 @@ def test_the_one_that_waits_longest_goes_first(empty: Rig) -> None:
     ("problem", "category"),
     [
         (PROBLEM.replace("return torch.nn", "raise ValueError; return torch.nn"), Category.REFERENCE_ERROR),
-        (PROBLEM.replace("randn(8", "randn(int(torch.randint(1, 9999, ())) * 8"), Category.INVALID_PROBLEM),
+        (PROBLEM.replace("randn(4", "randn(int(torch.randint(1, 9999, ())) * 4"), Category.INVALID_PROBLEM),
     ],
 )
 def test_a_problem_that_failed_is_not_kept(empty: Rig, problem: str, category: Category) -> None:
@@ -321,3 +310,86 @@ def test_a_process_that_was_left_can_be_taken_once(empty: Rig) -> None:
     again = SealedProcess.taken(empty.forkserver, word.scratch, descriptors, Phase.REFERENCE, compile_s=60.0)
     assert again.stop().reason is End.STOPPED
     gone(empty)
+
+
+# Candidates that are made ahead -------------------------------------------------------------------------
+
+#: Tells in which process it runs, and which files it found there.
+TELLING = 'import os\nprint("ran in", os.getpid(), sorted(os.listdir()))\n' + KERNEL
+
+
+def ran_in(outcome: Outcome) -> int:
+    [line] = [line for line in outcome.log.splitlines() if line.startswith("ran in")]
+    return int(line.split()[2])
+
+
+def waiting(rig: Rig) -> int:
+    until(lambda: len(rig.sealed(Role.CANDIDATE)) == 1, what="a candidate that waits")
+    [pid] = rig.sealed(Role.CANDIDATE)
+    return pid
+
+
+@pytest.fixture
+def made(keeping: Rig) -> int:
+    """The candidate that an earlier evaluation had made."""
+    if os.getuid() != 0:
+        pytest.skip("a fleet that is not root keeps nothing")
+    if not keeping.sealed(Role.CANDIDATE):
+        assert keeping.judge(request()).passed
+    return waiting(keeping)
+
+
+@pytest.mark.parametrize(("body", "category"), [(RETURN, Category.PASSED), ("os._exit(3)", Category.CRASHED)])
+def test_each_serves_one_kernel_and_leaves_another(keeping: Rig, made: int, body: str, category: Category) -> None:
+    assert not (Path(f"/proc/{made}/cwd") / "kernel.py").exists()
+    outcome = keeping.judge(request(TELLING.replace(RETURN, body)))
+    assert (outcome.category, ran_in(outcome)) == (category, made)
+    assert "'kernel.py'" in outcome.log
+    following = waiting(keeping)
+    assert following != made
+    again = keeping.judge(request(TELLING.replace("gelu", "relu"), PROBLEM.replace("gelu", "relu")))
+    assert (again.category, ran_in(again)) == (Category.PASSED, following)
+
+
+def test_one_with_other_limits_is_not_taken(keeping: Rig, made: int) -> None:
+    """It is ended, because the new one gets its uid."""
+    outcome = keeping.judge(request(TELLING, settings=QUICK.model_copy(update={"limits": Limits(processes=100)})))
+    assert outcome.category is Category.PASSED
+    assert ran_in(outcome) != made
+    assert made not in keeping.sealed(Role.CANDIDATE)
+
+
+def test_after_the_problem_s_failure_none_is_made(keeping: Rig, made: int) -> None:
+    """The one that waited ends with that evaluation. A kernel that is settled by reading leaves it."""
+    assert keeping.judge(request("def")).category is Category.SYNTAX_ERROR
+    assert keeping.sealed(Role.CANDIDATE) == [made]
+    outcome = keeping.judge(request(problem=PROBLEM.replace("gelu", "undefined")))
+    assert outcome.category is Category.REFERENCE_ERROR
+    until(lambda: not keeping.sealed(Role.CANDIDATE), what="its end")
+
+
+def test_one_that_was_killed_meanwhile_is_not_taken(keeping: Rig, made: int) -> None:
+    os.kill(made, signal.SIGKILL)
+    until(lambda: not keeping.sealed(Role.CANDIDATE), what="its end")
+    outcome = keeping.judge(request(TELLING))
+    assert outcome.category is Category.PASSED
+    assert ran_in(outcome) != made
+
+
+def test_it_makes_room_where_memory_is_wanted(keeping: Rig, made: int) -> None:
+    ledger = Ledger(keeping.place.ledger, 1)
+    with ledger.book(1, label="large", wait_s=0):
+        ledger.want_room()
+    until(lambda: not keeping.sealed(Role.CANDIDATE), what="its end")
+
+
+@pytest.mark.usefixtures("made")
+def test_libraries_of_a_builder_reach_it(keeping: Rig) -> None:
+    assert extension.judge(keeping, extension.kernel()).category is Category.PASSED
+    for place in ("builder", "store"):
+        pid = waiting(keeping)
+        outcome = extension.judge(keeping, extension.kernel(after="print('ran in', os.getpid(), WHO)"))
+        assert outcome.category is Category.PASSED, outcome
+        assert outcome.evidence.build is not None
+        assert outcome.evidence.build.where == place
+        assert f"ran in {pid} candidate" in outcome.log
