@@ -31,7 +31,7 @@ def kernel(forward: str) -> str:
     return problem(forward).partition("def get_inputs")[0].replace("Model", "ModelNew")
 
 
-def tests_of(folder: Path, module: str, *, names: list[str], **settings: Any) -> Request:
+def suite_of(folder: Path, module: str, *, names: list[str], **settings: Any) -> Request:
     """A request for tests of a module, which is written to a folder."""
     (folder / "test_a.py").write_text(module)
     order = {

@@ -47,7 +47,6 @@ def test_closing_an_attempt_leaves_its_clerk_used_up() -> None:
 
 
 def test_a_clerk_that_died_is_told_of_beside_the_next_one() -> None:
-    """Each has its own record; forgetting the one, once or twice, leaves the other."""
     box = BlackBox()
     died, next_one = uuid4(), uuid4()
     in_clerk(box, 0, lambda: box.open(died, 3))
@@ -76,7 +75,6 @@ def test_a_judges_position_is_that_of_its_own_attempt() -> None:
 
 
 def test_a_page_is_seen_by_whoever_has_its_descriptor() -> None:
-    """Another holder of the page reads the step, or the phase where there is none; nothing of an earlier attempt."""
     evaluation = uuid4()
     page = make_page()
     writer, reader = BlackBox(page), BlackBox(page)

@@ -20,7 +20,7 @@ from kqueue.categories import Category
 from kqueue.contract import Backend, Examination, Outcome, Phase, Request, Sanitizer, Settings, Timing
 from tests.judge import extension
 from tests.judge.rig import Rig
-from tests.judge.sources import kernel, problem, tests_of
+from tests.judge.sources import kernel, problem, suite_of
 from workers.judge.candidate import examiner
 from workers.judge.channel import reports
 from workers.judge.channel.flags import memory
@@ -328,7 +328,7 @@ def test_what_a_builder_has_made_is_not_compiled_under_a_tool(tool_rig: Rig) -> 
 
 
 def test_tests_are_watched_by_compute_sanitizer(tool_rig: Rig, tmp_path: Path) -> None:
-    request = tests_of(tmp_path, "def test_it(): assert 0\n", names=["test_it"], examine={"sanitize": ["memcheck"]})
+    request = suite_of(tmp_path, "def test_it(): assert 0\n", names=["test_it"], examine={"sanitize": ["memcheck"]})
     outcome = tool_rig.judge(request)
     Path(os.environ["CUDA_HOME"], "bin", "compute-sanitizer").unlink()
     without = tool_rig.judge(request)

@@ -137,11 +137,4 @@ def test_a_reference_that_works_while_it_is_kept_is_ended(keeping: Rig, outside:
 
 def test_the_corpus_is_whole() -> None:
     assert {problem.path for problem in ALL.values()} == set(HERE.rglob("*.py"))
-    assert len(ALL) == len(problems())
     assert {name.partition("/")[0] for name in GATE} == {name.partition("/")[0] for name in ALL}
-    for problem in ALL.values():
-        first = problem.mechanism.partition("\n")[0]
-        assert first.endswith((".", ":")), problem.name
-        if len(problem.expected) == 1 and Category.PASSED not in problem.expected:
-            assert f"``{next(iter(problem.expected))}``" in problem.mechanism, problem.name
-    assert not any("tests/integrity" in Path(problem.path).read_text() for problem in ALL.values())

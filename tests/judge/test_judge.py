@@ -122,7 +122,6 @@ for fd in map(int, os.listdir("/proc/self/fd")):
         continue
     if fd > 2 and not target.startswith(("socket:", "/memfd:", "/proc")):
         found.append(f"{fd}: {target}")
-import gc
 assert not found, found
 """
 

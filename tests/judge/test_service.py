@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from kqueue.config import load
 from kqueue.judging import guess_backend, request_of
 from tests.judge import extension
 from tests.judge.sources import problem
-from tests.waiting import until, waits
+from tests.waiting import until
 from workers.judge.host import holders, linux
 from workers.judge.host.blackbox import BlackBox
 from workers.judge.place import Place
@@ -38,7 +37,7 @@ class ModelNew(torch.nn.Module):
 """
 RIGHT = KERNEL.format("return torch.clamp(x, min=0)")
 WRONG = KERNEL.format("return torch.relu(x) + 1")
-ENDLESS = KERNEL.format("time.sleep(600)")
+ENDLESS = KERNEL.format("open('here', 'w').close(); time.sleep(600)")
 UNTIMED = {"checks": 1, "timing": {"enabled": False}}
 
 
@@ -83,13 +82,9 @@ def below(pid: int) -> set[int]:
     return children.union(*map(below, children))
 
 
-def has_candidate(pid: int) -> bool:
-    """True if a candidate below a process has its kernel."""
-    for child in below(pid):
-        with contextlib.suppress(OSError):  # it has ended
-            if Path(f"/proc/{child}/comm").read_text().strip() == "kq-candidate" and not waits(child):
-                return True
-    return False
+def is_endless(pid: int) -> bool:
+    """True if the endless kernel runs below a process."""
+    return any(Path(f"/proc/{child}/cwd/here").exists() for child in below(pid))
 
 
 def test_a_right_kernel_has_a_time(local: LocalJudge) -> None:
@@ -164,8 +159,9 @@ def test_a_killed_judge_is_replaced(local: LocalJudge, config: Config) -> None:
     pytests = signal.getsignal(signal.SIGALRM)  # else this process would be the judge's to end
     with ThreadPoolExecutor(2) as pool:
         call = pool.submit(local, problem=PROBLEM, kernel=ENDLESS, settings=UNTIMED)
-        until(lambda: (holder := holders.stranger(lock)) and f"process {first} " in holder.words)
-        until(lambda: has_candidate(first))
+        until(lambda: is_endless(first))
+        assert (holder := holders.stranger(lock))
+        assert f"process {first} " in holder.words
         others = below(first)
         killed = pool.submit(lambda: until(lambda: steps.waited_for) and os.kill(first, signal.SIGKILL))
         with steps.alone("measure"):

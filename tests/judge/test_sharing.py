@@ -38,7 +38,6 @@ def judge(rig: Rig, source: str, settings: Settings = QUICK) -> Outcome:
 
 
 def test_only_the_timing_has_the_device_alone(rig: Rig) -> None:
-    """The checks before and after it are made while others' may be; a wrong kernel never has it alone."""
     outcome = judge(rig, KERNEL)
     assert outcome.category is Category.PASSED
     durations = outcome.evidence.durations_s

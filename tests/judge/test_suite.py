@@ -12,7 +12,7 @@ from kqueue.categories import Blame, Category
 from kqueue.contract import MAX_SOURCE_BYTES, TESTS_LINE, Outcome, Request, parse_request
 from kqueue.errors import InvalidRequest
 from tests.judge.rig import Rig
-from tests.judge.sources import ROOT, tests_of
+from tests.judge.sources import ROOT, suite_of
 from workers.judge.candidate.archive import NotAnArchive, pack, unpack
 from workers.judge.keeper.process import SealedProcess
 from workers.judge.trial import suite
@@ -37,7 +37,6 @@ def words(outcome: Outcome) -> list[dict[str, Any]]:
     ids=["failed", "exit", "timeout", "output", "silent"],
 )
 def test_the_fork_server_tells_how_tests_end(rig: Rig, tmp_path: Path, body: str, category: Category) -> None:
-    """Its category has its facts, as with a kernel, and earlier reports are kept."""
     module = f"""
 import os, pytest, time
 
@@ -51,7 +50,7 @@ def test_before(): pass
 def test_it(say): {body}
 """
     limits = {"host_memory_bytes": 1 << 30}
-    request = tests_of(tmp_path, module, names=["test_before", "test_it"], deadlines={"check_s": 3.0}, limits=limits)
+    request = suite_of(tmp_path, module, names=["test_before", "test_it"], deadlines={"check_s": 3.0}, limits=limits)
     outcome = rig.judge(request)
     assert outcome.category is category, (outcome.message, outcome.log)
     assert outcome.blame is Blame.CANDIDATE
@@ -65,8 +64,7 @@ def test_it(say): {body}
 
 
 def test_a_process_that_has_had_its_share_leaves_the_rest(rig: Rig, tmp_path: Path) -> None:
-    """It says so and ends well: others wait for the device. Its sender has another process run the other tests."""
-    request = tests_of(tmp_path, "def test_one(): pass\ndef test_two(): pass\n", names=["test_one", "test_two"])
+    request = suite_of(tmp_path, "def test_one(): pass\ndef test_two(): pass\n", names=["test_one", "test_two"])
     order = json.loads(request.kernel.removeprefix(TESTS_LINE))
     for share in ({"renew_s": 0.001}, {"renew_bytes": 1}):
         outcome = rig.judge(request.model_copy(update={"kernel": TESTS_LINE + json.dumps(order | share)}))
@@ -87,7 +85,7 @@ def test_it(request):
         own.say("start", nodeid="test_a.py::test_it", location=None)
         time.sleep(0.5)
 """
-    outcome = rig.judge(tests_of(tmp_path, module, names=["test_it"]))
+    outcome = rig.judge(suite_of(tmp_path, module, names=["test_it"]))
     assert outcome.category is Category.TIMEOUT
     assert "2 s together" in outcome.message
 
@@ -95,7 +93,6 @@ def test_it(request):
 def test_nobody_takes_much_more_of_a_gpu_than_is_booked(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What this place holds grows beyond the share: the tests are ended, and not for a fault of the fleet."""
     begin = suite.Suite.__init__
     holds = iter([5 << 30, 6 << 30])
 
@@ -103,14 +100,14 @@ def test_nobody_takes_much_more_of_a_gpu_than_is_booked(
         begin(own, process, request, 1 << 30, lambda: next(holds, 9 << 30))
 
     monkeypatch.setattr(suite.Suite, "__init__", begun)
-    outcome = rig.judge(tests_of(tmp_path, "import time\ndef test_it(): time.sleep(1000)\n", names=["test_it"]))
+    outcome = rig.judge(suite_of(tmp_path, "import time\ndef test_it(): time.sleep(1000)\n", names=["test_it"]))
     assert outcome.category is Category.GPU_OUT_OF_MEMORY
     assert (outcome.facts.held_bytes, outcome.facts.allowed_bytes) == (4 << 30, 1 << 30)
     assert outcome.blame is Blame.CANDIDATE
 
 
 def test_a_problem_without_files_is_the_problem_s_fault(rig: Rig, tmp_path: Path) -> None:
-    request = tests_of(tmp_path, "def test_it(): pass\n", names=["test_it"])
+    request = suite_of(tmp_path, "def test_it(): pass\n", names=["test_it"])
     kernel = Request(problem=request.problem, kernel="import torch\nclass ModelNew: ...", backend="torch")
     wrong = [request.model_copy(update={"problem": TESTS_LINE + text}) for text in ("no base64", "aGVsbG8=")]
     for each in (*wrong, request.model_copy(update={"problem": "class Model: ..."}), kernel):
@@ -120,7 +117,7 @@ def test_a_problem_without_files_is_the_problem_s_fault(rig: Rig, tmp_path: Path
 
 
 def test_a_request_is_for_a_kernel_or_for_tests(tmp_path: Path) -> None:
-    request = tests_of(tmp_path, "def test_it(): pass\n", names=["test_it"])
+    request = suite_of(tmp_path, "def test_it(): pass\n", names=["test_it"])
     large = request.model_copy(update={"problem": TESTS_LINE + "x" * (2 * MAX_SOURCE_BYTES)})
     assert parse_request(dict(large)) == large
     named = {"problem": request.problem_name}
@@ -137,7 +134,6 @@ def test_a_request_is_for_a_kernel_or_for_tests(tmp_path: Path) -> None:
 
 
 def test_an_archive_holds_what_it_was_made_of(tmp_path: Path) -> None:
-    """The same text for the same files, with the right to execute; a part of one is refused."""
     root, copy = tmp_path / "root", tmp_path / "copy"
     (root / "sub").mkdir(parents=True)
     (root / "sub" / "a.txt").write_bytes(b"\x00\xff")

@@ -85,7 +85,6 @@ def test_a_builder_compiles_a_source_once(rig: Rig, folder: Path) -> None:
 
 
 def test_a_version_of_the_same_name_keeps_its_own_library(rig: Rig) -> None:
-    """torch numbers different libraries of one name, and each must be found again by its own name."""
     second = (
         "first = numbers; numbers = build(SOURCE.replace('(2)', '(3)').replace('PyInit_numbers', 'PyInit_numbers_v1'))"
     )
@@ -139,7 +138,6 @@ def test_a_refusal_for_want_of_resources_is_not_kept(rig: Rig, folder: Path) -> 
 
 
 def test_a_builder_s_timeout_and_its_limits_are_not_kept(rig: Rig, folder: Path) -> None:
-    """The host may have caused the timeout. A builder at its limit loses the libraries that it made before, too."""
     settings = QUICK.model_copy(update={"deadlines": Deadlines(compile_s=1)})
     outcome = judge(rig, kernel(top=COMPILER.format(does="sleep 100")), settings)
     assert (outcome.category, outcome.phase) == (Category.COMPILE_TIMEOUT, Phase.COMPILE)
@@ -150,7 +148,6 @@ def test_a_builder_s_timeout_and_its_limits_are_not_kept(rig: Rig, folder: Path)
 
 
 def test_a_failure_of_the_builder_alone_is_left_to_the_candidate(rig: Rig) -> None:
-    """A module may need something that only the candidate has. Libraries made before the failure are kept."""
     outcome = judge(rig, kernel(top="if WHO == 'builder': raise RuntimeError('not here')", after=TELL))
     assert where(outcome) == (Category.PASSED, "candidate"), outcome
     assert "not here" in outcome.evidence.build.skipped
@@ -184,7 +181,6 @@ except Exception as error:
 
 
 def test_beside_a_gpu_only_the_candidate_s_compiler_refuses(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its flags may come from the GPU or from its absence. The very same request is compiled once all the same."""
     monkeypatch.setattr(build, "_architectures", lambda: "9.0+PTX")
     monkeypatch.setattr(build, "Build", _BuildBesideGpu)
     outcome = judge(rig, kernel(top="if WHO == 'builder': build(SOURCE + 'no c++ at all;')", after=TELL))
@@ -315,7 +311,6 @@ print(f"{{WHO}}: tried", flush=True)
 
 
 def test_no_sealed_process_reaches_the_store(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither builder nor candidate reads, writes, lists or times an entry whose name it knows."""
     if rig.place.uid is None:
         pytest.skip("without a uid of their own such a folder is no store")
     with tempfile.TemporaryDirectory(dir=sys.prefix) as place:
@@ -364,7 +359,6 @@ def test_a_key_is_the_request_without_its_directory(tmp_path: Path, monkeypatch:
 def test_beside_a_gpu_the_builder_names_it_and_admits_that_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """nvcc is told the architecture. A module that asks for the GPU itself is left to the candidate."""
     monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
     with libraries.Keeper(tmp_path, "9.0+PTX", lambda: None).installed():
         flags = libraries.builder()._get_cuda_arch_flags()

@@ -71,7 +71,6 @@ def usual(rig: Rig) -> dict[str, float]:
 
 
 def test_each_process_has_its_time(usual: dict[str, float]) -> None:
-    """Judge, reference and candidate have run, and no other. The evidence comes back from JSON unchanged."""
     assert set(usual) == {"judge", "reference", "candidate"}
     assert all(0 < seconds < 60 for seconds in usual.values())
     evidence = Evidence(cpu_s=usual)
@@ -100,7 +99,6 @@ def test_a_process_that_is_killed_is_counted(rig: Rig) -> None:
 
 
 def test_a_problem_s_time_is_the_reference_s(keeping: Rig, usual: dict[str, float]) -> None:
-    """The time for drawing inputs is not the kernel's. A kept reference counts from when it was taken."""
     problem = PROBLEM + BURN + "burn()\n"
     first = judge(keeping, right(), problem=problem)
     assert first.category is Category.PASSED, first
@@ -115,7 +113,6 @@ def test_a_problem_s_time_is_the_reference_s(keeping: Rig, usual: dict[str, floa
 
 
 def test_the_judge_s_own_time_begins_with_the_evaluation() -> None:
-    """It serves one after the other; its threads and children count."""
     spin(time.process_time, 0.2)
     cpu = CpuTime()
     assert cpu.seconds()["judge"] < 0.1
@@ -125,7 +122,6 @@ def test_the_judge_s_own_time_begins_with_the_evaluation() -> None:
 
 @pytest.mark.parametrize("living", [True, False])
 def test_without_groups_processes_are_counted_one_by_one(living: bool) -> None:
-    """While they live by their tree, with what it has waited for; in the end by what was reaped."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -149,9 +149,3 @@ def test_nothing_must_be_read_where_nobody_knows() -> None:
     for fault in ("x = x + (self.n % 5 == 0) * 1e-3", "assert self.n < 9"):
         made = loaded(f"self.n = getattr(self, 'n', 0) + 1\n{fault}\nreturn x[:16].sum(1)", MANY)
         assert influence.needed_bytes(made, first_of(made), 0) <= 0.15 * made.input_bytes
-
-
-def test_a_share_is_not_believed_to_be_larger_than_a_sample_shows() -> None:
-    assert influence.least_share(24, 24) == pytest.approx(0.05 ** (1 / 24), abs=1e-4)
-    assert influence.least_share(12, 24) == pytest.approx(0.3204, abs=0.002)
-    assert influence.least_share(1, 24) == pytest.approx(0.0021, abs=1e-3)

@@ -162,7 +162,6 @@ def test_words_of_cheats_are_no_cheats() -> None:
     ids=lambda path: f"{path.parent.name}/{path.stem}",
 )
 def test_no_right_kernel_is_a_cheat(path: Path) -> None:
-    """The gallery's right kernels and the corpus' controls pass where cheats are rejected; the former undoubted."""
     backend = path.parent.name if path.is_relative_to(GOOD) else "torch"
     found = find(compose(path.read_text(encoding="utf-8"), "kernel"), backend)
     static.enforce(found, Policy.REJECT)
@@ -180,7 +179,6 @@ def test_authorship_is_asked_of_kernels_that_claim_it() -> None:
 
 
 def test_a_finding_shows_the_line_without_its_controls() -> None:
-    """Evidence is the source's own line, shortened; an escape in it reaches no terminal."""
     source = f"import torch\n\ntorch.cuda.Event = Quick  # \x1b[2J{'!' * 500}\n"
     [finding] = [finding for finding in find(source) if finding["rule"] == "patched_clock"]
     assert (finding["line"], finding["by"]) == (3, "kqueue")
@@ -192,7 +190,6 @@ def test_a_finding_shows_the_line_without_its_controls() -> None:
 
 
 def test_a_source_is_what_python_takes_it_for() -> None:
-    """A byte-order mark and the ends of lines mean nothing; a declared encoding that there is not is an error."""
     text = 'NAME = """a\nb"""\nclass ModelNew: ...\n'
     plain, marked = (
         Request(problem=source, kernel=source, backend=Backend.TORCH)
@@ -207,7 +204,6 @@ def test_a_source_is_what_python_takes_it_for() -> None:
 
 
 def test_a_problem_may_give_its_tolerance() -> None:
-    """It is read and not run. One that cannot be read is the problem's fault, and it must not make everything right."""
     for lines, read in (
         ("OUTPUT_TOLERANCE = {'atol': 1e-3, 'rtol': 0}", (1e-3, 0)),
         ("OUTPUT_TOLERANCE: dict = {'atol': 1, 'rtol': 0.3}", (1, 0.3)),
@@ -246,7 +242,6 @@ def test_kernelguard_only_suspects() -> None:
 
 
 def test_a_source_that_holds_kernelguard_up_is_let_go() -> None:
-    """Over this text it takes minutes: it is broken off, our rules stand, the signal is as before."""
     found = ours("import torch\ntorch.cuda.Event = 1\nx = '" + "_cache" * 10_000 + "'\n")
     assert {"patched_clock", "guard_stopped"} <= found.keys()
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
@@ -260,7 +255,6 @@ def test_our_own_rules_are_broken_off_too() -> None:
 
 
 def test_only_a_policy_ends_the_evaluation() -> None:
-    """`reject` ends a cheat before the device, with the findings as facts; suspicion and other policies end nothing."""
     cheat = find("import torch\ntorch.cuda.synchronize = print\n")
     for policy in (Policy.ALLOW, Policy.FLAG):
         static.enforce(cheat, policy)
@@ -274,19 +268,16 @@ def test_only_a_policy_ends_the_evaluation() -> None:
 
 @given(st.text(max_size=300), st.sampled_from(list(Backend)))
 def test_any_text_has_findings_or_none(source: str, backend: Backend) -> None:
-    """What is no Python raises nothing here; `check` refuses it."""
     find(source, backend)
 
 
 def test_the_document_lists_the_rules() -> None:
-    """`docs/policies.md` has each rule with its severity and meaning, in order, and no other."""
     document = (Path(__file__).parents[3] / "docs" / "policies.md").read_text(encoding="utf-8")
     table = "".join(f"| `{rule}` | {severity} | {meaning} |\n" for rule, (severity, meaning) in rules.RULES.items())
     assert "| rule | severity | meaning |\n|---|---|---|\n" + table + "\n" in document
 
 
 def test_work_that_may_run_side_by_side_has_all_hardware_queues() -> None:
-    """One queue is enough for one stream, which the rest uses. A kernel has as many as its reference."""
     for source, queues in (
         ("import torch\nimport triton.language as tl\ny = x @ w", 1),
         ("import torch\nself.conv = nn.ConvTranspose2d(3, 3, 3)", 0),

@@ -200,7 +200,6 @@ def test_after_the_fleet_s_failure_nothing_is_kept(empty: Rig) -> None:
 
 
 def test_a_reference_that_an_operator_kills_is_the_fleet_s_failure(empty: Rig) -> None:
-    """It ends as ``worker_lost``, which is tried again."""
     endless = "open('here', 'w'); import time; time.sleep(1000); return torch.nn"
     with killing(empty, Role.REFERENCE, lambda: sealed(empty)):
         outcome = empty.judge(request(problem=PROBLEM.replace("return torch.nn", endless)))
@@ -218,7 +217,6 @@ def test_one_that_died_while_it_was_kept_is_not_taken(empty: Rig) -> None:
 
 
 def test_one_that_answers_otherwise_is_replaced(empty: Rig) -> None:
-    """Its answer to an input of the evaluation before must have the same bits; the evidence says so."""
     problem = PROBLEM.replace(
         "        self.layer", "        Model.n = getattr(Model, 'n', 0) + 1\n        self.layer"
     ).replace("gelu(self.layer(x))", "gelu(self.layer(x)) * (1 if Model.n == 1 else 1.00001)")
@@ -282,7 +280,6 @@ def test_a_reference_that_nobody_takes_is_ended(empty: Rig) -> None:
 
 
 def test_references_whose_memory_is_wanted_are_ended(empty: Rig) -> None:
-    """Those that were left before, and of this device; the ledger of its memory tells the fork server."""
     ledger, left = Ledger(empty.place.ledger, 1), booking.wanted_file(empty.place.ledger)
     with ledger.book(1, label="large", wait_s=0):
         ledger.want_room()
@@ -352,7 +349,6 @@ def test_each_serves_one_kernel_and_leaves_another(keeping: Rig, made: int, body
 
 
 def test_one_with_other_limits_is_not_taken(keeping: Rig, made: int) -> None:
-    """It is ended, because the new one gets its uid."""
     outcome = keeping.judge(request(TELLING, settings=QUICK.model_copy(update={"limits": Limits(processes=100)})))
     assert outcome.category is Category.PASSED
     assert ran_in(outcome) != made
@@ -360,7 +356,6 @@ def test_one_with_other_limits_is_not_taken(keeping: Rig, made: int) -> None:
 
 
 def test_after_the_problem_s_failure_none_is_made(keeping: Rig, made: int) -> None:
-    """The one that waited ends with that evaluation. A kernel that is settled by reading leaves it."""
     assert keeping.judge(request("def")).category is Category.SYNTAX_ERROR
     assert keeping.sealed(Role.CANDIDATE) == [made]
     outcome = keeping.judge(request(problem=PROBLEM.replace("gelu", "undefined")))
