@@ -23,17 +23,7 @@ def in_clerk(box: BlackBox, clerk: int, act: Callable[[], None] = lambda: None) 
 
 
 def test_the_parent_learns_which_clerk_was_used_up() -> None:
-    box = BlackBox()
-    in_clerk(box, 0, box.use)
-    in_clerk(box, 1)
-    assert [box.used_up(clerk) for clerk in range(CLERKS)] == [True, False]
-    in_clerk(box, 1, box.use)
-    in_clerk(box, 0)
-    assert [box.used_up(clerk) for clerk in range(CLERKS)] == [False, True]
-    assert not box.used
-
-
-def test_closing_an_attempt_leaves_its_clerk_used_up() -> None:
+    """It stays so until another clerk has its place, also when its attempt is closed."""
     box = BlackBox()
 
     def judge() -> None:
@@ -41,9 +31,14 @@ def test_closing_an_attempt_leaves_its_clerk_used_up() -> None:
         box.use()
         box.close()
 
+    in_clerk(box, 0, box.use)
+    in_clerk(box, 1)
+    assert [box.used_up(clerk) for clerk in range(CLERKS)] == [True, False]
     in_clerk(box, 1, judge)
+    in_clerk(box, 0)
+    assert [box.used_up(clerk) for clerk in range(CLERKS)] == [False, True]
     assert box.read() == []
-    assert box.used_up(1)
+    assert not box.used
 
 
 def test_a_clerk_that_died_is_told_of_beside_the_next_one() -> None:

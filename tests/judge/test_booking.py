@@ -188,6 +188,15 @@ def test_a_killed_holder_holds_nothing(ledger: Ledger, start: Callable[..., Judg
     assert [path.name for path in folder.iterdir()] == ["lock"]
 
 
+def test_a_killed_waiter_keeps_nobody_waiting(ledger: Ledger, start: Callable[..., Judge]) -> None:
+    start(60, "holder").booked()
+    first, second = start(90, "first"), start(40, "second")
+    assert _seen(ledger) == [("holder", False), ("first", True), ("second", True)]
+    first.kill()
+    second.booked()
+    assert _seen(ledger) == [("holder", False), ("second", False)]
+
+
 def test_a_booking_shrinks_at_once_and_grows_where_that_delays_nobody(
     ledger: Ledger, start: Callable[..., Judge]
 ) -> None:

@@ -317,11 +317,10 @@ def test_what_a_builder_has_made_is_not_compiled_under_a_tool(tool_rig: Rig) -> 
         assert processes.build({})["libraries"] == 1
         candidate.process.stop()
         examining = processes.examiner(steps)
-        for _ in range(2):
-            error = examining.sanitize("memcheck")["error"]
-            if "cannot be sealed here" in error:
-                pytest.skip(error)
-            assert "ValueError: given" in error
+        error = examining.sanitize("memcheck")["error"]
+        if "cannot be sealed here" in error:
+            pytest.skip(error)
+        assert "ValueError: given" in error
     finally:
         signal.signal(signal.SIGALRM, pytests)
         processes.end(Outcome(category=Category.PASSED, message="", phase=Phase.EXAMINE), {})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from kqueue.categories import Blame, Category
 from kqueue.contract import Outcome
 from tests.integrity.hostile_problems import HERE, HONEST, SECRET, SUCCEEDED, Hostile, Outside, problems, request
 from tests.judge.rig import Rig
+from tests.sandbox.fleets import greet
 from tests.waiting import until, waits
 from workers.judge.host import linux, uids
 from workers.judge.sandbox.seal import Role
@@ -51,23 +51,12 @@ def outside() -> Iterator[Outside]:
     listeners = [socket.socket(family) for family, _ in places]
     for listener, (_, address) in zip(listeners, places, strict=True):
         listener.bind(address)
-        listener.listen()
-        threading.Thread(target=_greet, args=(listener,), daemon=True).start()
+        greet(listener, SECRET.encode())
     (directory / "socket").chmod(0o777)
     yield Outside(directory, listeners[0].getsockname()[1])
     for listener in listeners:
         listener.close()
     shutil.rmtree(directory)
-
-
-def _greet(listener: socket.socket) -> None:
-    while True:
-        try:
-            link, _ = listener.accept()
-        except OSError:
-            return
-        with link:
-            link.send(SECRET.encode())
 
 
 def sealed_processes(rig: Rig) -> list[int]:

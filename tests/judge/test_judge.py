@@ -201,13 +201,9 @@ def test_a_death_is_told_by_its_wait_status(rig: Rig, statement: str, facts: dic
     assert outcome.facts.model_dump().items() >= facts.items()
 
 
-def test_output_is_bounded(rig: Rig) -> None:
-    settings = QUICK.model_copy(update={"limits": Limits(output_bytes=1 << 16)})
+def test_output_and_files_are_bounded(rig: Rig) -> None:
+    settings = QUICK.model_copy(update={"limits": Limits(output_bytes=1 << 16, scratch_bytes=64 << 20)})
     assert judge(rig, right("while True: print('x' * 1000)"), settings).category is Category.OUTPUT_LIMIT
-
-
-def test_files_are_bounded_together(rig: Rig) -> None:
-    settings = QUICK.model_copy(update={"limits": Limits(scratch_bytes=64 << 20)})
     outcome = judge(rig, right(FLOODS[1]), settings)
     assert (outcome.category, outcome.facts.reason) == (Category.OUTPUT_LIMIT, "scratch")
 

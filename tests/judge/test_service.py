@@ -133,7 +133,7 @@ def test_what_cannot_be_judged_here_is_refused(local: LocalJudge, config: Config
     assert local(problem=PROBLEM, kernel=RIGHT, settings=UNTIMED).passed
 
 
-def test_killed_servers_are_replaced(local: LocalJudge) -> None:
+def test_a_killed_server_is_replaced(local: LocalJudge) -> None:
     """The service outlives its fork server and its seat: the next kernel is judged by others."""
     for server in linux.children(service()):
         if Path(f"/proc/{server}/comm").read_text().strip() in ("kq-forkserver", "kq-seat"):

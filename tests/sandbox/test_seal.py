@@ -15,14 +15,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.sandbox.fleets import Fleet
+from tests.sandbox.fleets import Fleet, greet
 from tests.waiting import until
 from workers.judge.sandbox import cgroups
 from workers.judge.sandbox.level import MEASURES, reached
@@ -57,21 +56,12 @@ def server(outside: Path) -> Iterator[tuple[str, str, str]]:
         for address in (path, "\0" + name[1:]):
             listener = stack.enter_context(socket.socket(socket.AF_UNIX))
             listener.bind(address)
-            listener.listen()
-            threading.Thread(target=_greet, args=(listener,), daemon=True).start()
+            greet(listener, b"hello")
         datagrams = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         datagrams.bind(box)
         for made in (path, box):
             Path(made).chmod(0o777)
         yield path, name, box
-
-
-def _greet(listener: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while True:
-            link, _ = listener.accept()
-            with link:
-                link.sendall(b"hello")
 
 
 def test_each_measure_is_named_once_and_reported(fleet: Fleet) -> None:

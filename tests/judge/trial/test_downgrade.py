@@ -132,15 +132,11 @@ def test_other_errors_are_not_labelled(name: str, known: bool) -> None:
     assert label(out, a @ b, a.double() @ b.double() if known else None) is False
 
 
-def test_a_reference_that_is_not_finite_explains_nothing() -> None:
-    a, b = factors()
-    ref, exact, out = a @ b, a.double() @ b.double(), LOWER["bf16"](a) @ LOWER["bf16"](b)
-    for tensor in (ref, exact, out):
-        tensor[0, 0] = -torch.inf
-    assert not label(out, ref, exact)
-
-
-def test_few_values_explain_nothing() -> None:
+def test_few_values_and_infinite_ones_explain_nothing() -> None:
+    """An offset of one value is as likely as a rounding of it. A masked value is on both sides."""
     a, b = factors()
     ref, exact, out = a @ b, a.double() @ b.double(), LOWER["bf16"](a) @ LOWER["bf16"](b)
     assert not label(out[0, :3], ref[0, :3], exact[0, :3])
+    for tensor in (ref, exact, out):
+        tensor[0, 0] = -torch.inf
+    assert not label(out, ref, exact)

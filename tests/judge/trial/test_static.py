@@ -281,11 +281,8 @@ def test_work_that_may_run_side_by_side_has_all_hardware_queues() -> None:
     for source, queues in (
         ("import torch\nimport triton.language as tl\ny = x @ w", 1),
         ("import torch\nself.conv = nn.ConvTranspose2d(3, 3, 3)", 0),
-        ("import torch\nself.cells = nn.LSTM(3, 3)", 0),
         ("import torch\nside = torch.cuda.Stream()", 0),
-        ("from torchvision.models import resnet18", 0),
         ("import torch, torchvision as tv", 0),
-        ("import torch; import torchvision", 0),
         ("\n" * (1 << 20) + " " * (1 << 20) + ";" * (1 << 20), 1),
         ("import torch, math\nfrom torch.nn import functional as F", 1),
     ):

@@ -257,6 +257,13 @@ def test_faster_than_memory_is_refused_with_the_figures() -> None:
     assert raised.value.outcome.category is Category.REWARD_HACK
     assert raised.value.outcome.facts.hack == "faster_than_memory"
     assert raised.value.outcome.facts.floor_out_ms == 0.105
+    # Where the floor is below what a clock can tell, any time will do; where nothing is written, whatever it is.
+    tiny = {"bytes_in": 0, "bytes_out": 4096, "bandwidth_gbs": 4000.0, "floor_ms": 1e-6, "floor_out_ms": 1e-6}
+    nothing = tiny | {"bytes_out": 0, "floor_out_ms": 0.0}
+    physics.enforce(tiny, slow.model_copy(update={"median_ms": -0.0005}))
+    physics.enforce(nothing, slow.model_copy(update={"median_ms": -0.005}))
+    with pytest.raises(EvaluationEnded):
+        physics.enforce(tiny, slow.model_copy(update={"median_ms": -0.005}))
 
 
 def test_what_must_be_read_counts_only_where_a_time_is_too_short_for_all_inputs() -> None:
@@ -277,13 +284,3 @@ def test_what_must_be_read_counts_only_where_a_time_is_too_short_for_all_inputs(
     facts = raised.value.outcome.facts
     assert (facts.hack, facts.bytes_needed) == ("faster_than_memory", 400 << 20)
     assert facts.floor_needed_ms == pytest.approx(0.105, rel=0.01)
-
-
-def test_a_tiny_output_accuses_nobody() -> None:
-    """Where the floor is below what a clock can tell, any time will do; where nothing is written, whatever it is."""
-    known = {"bytes_in": 0, "bytes_out": 4096, "bandwidth_gbs": 4000.0, "floor_ms": 1e-6, "floor_out_ms": 1e-6}
-    physics.enforce(known, measured().model_copy(update={"median_ms": -0.0005}))
-    nothing = known | {"bytes_out": 0, "floor_out_ms": 0.0}
-    physics.enforce(nothing, measured().model_copy(update={"median_ms": -0.005}))
-    with pytest.raises(EvaluationEnded):
-        physics.enforce(known, measured().model_copy(update={"median_ms": -0.005}))
