@@ -129,6 +129,13 @@ def test_times_are_taken_with_a_kept_reference_too(empty: Rig) -> None:
         assert outcome.baseline.median_ms < outcome.runtime.median_ms
 
 
+def test_a_kept_reference_s_time_counts_from_when_it_was_taken(empty: Rig) -> None:
+    burn = "import time\nbegun = time.thread_time()\nwhile time.thread_time() - begun < 1: pass\n"
+    first, second = (empty.judge(request(problem=PROBLEM + burn)) for _ in range(2))
+    assert uses(second) == 2
+    assert 0 < (second.evidence.cpu_s or {})["reference"] < (first.evidence.cpu_s or {})["reference"] - 0.5
+
+
 def test_other_settings_have_another_reference(empty: Rig) -> None:
     for changes, use in (
         ({}, 1),
