@@ -119,6 +119,7 @@ def test_a_reference_that_works_while_it_is_kept_is_ended(keeping: Rig, outside:
         assert keeping.judge(request(HONEST)).category is Category.PASSED
         resting = resting or [pid for pid in keeping.sealed(Role.REFERENCE) if pid != busy]
         assert len(resting) == 1
+        time.sleep(1)
     # One that is dying may look alive once more.
     until(lambda: keeping.sealed(Role.REFERENCE) == resting, what="the end of the one that works")
     keeping.end_kept()
