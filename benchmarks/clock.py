@@ -48,7 +48,7 @@ SYNC_US: Final = 50
 #: Cycles of two spins, whose times give the cycles per microsecond.
 CALIBRATION: Final = (2_000_000, 4_000_000)
 #: Processes that import torch ahead of their turn.
-AHEAD: Final = 2
+ENQUEUE: Final = 2
 #: Deadline of a process's measurement and of a verdict.
 PATIENCE_S: Final = 300.0
 #: Acceptable difference from CUPTI: microseconds plus a share of the time.
@@ -191,7 +191,7 @@ class OwnClocks:
         return json.loads(answer)
 
     def _fill(self) -> None:
-        while len(self._waiting) < AHEAD:
+        while len(self._waiting) < ENQUEUE:
             pipe = subprocess.PIPE
             self._waiting.append(
                 subprocess.Popen(self._command, env=self._environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)

@@ -111,17 +111,17 @@ class _Slot:
     def run(self) -> None:
         """Take messages until told to stop."""
         app = broker.make_app(self.config, lanes=self.slot.lanes, patience_s=broker.CONSUMER_PATIENCE_S)
-        clerks = [
+        task_processes = [
             connect(self.config.require_database(), application=f"kqueue judge {self.slot.name}", pool_size=1)
             for _ in range(2)
         ]
-        self._rehearse(clerks[0])
+        self._warm_up(task_processes[0])
 
         def take(_body: object, message: Any) -> None:
-            self._judge(UUID(message.headers["id"]), *clerks)
+            self._judge(UUID(message.headers["id"]), *task_processes)
             # The connection ends with its clerk, and the spare one takes the next.
-            clerks[0].dispose()
-            clerks.reverse()
+            task_processes[0].dispose()
+            task_processes.reverse()
             message.ack()
 
         with app.connection_for_read() as connection:
@@ -133,11 +133,11 @@ class _Slot:
                 while not self.told.is_set():
                     with suppress(TimeoutError):
                         connection.drain_events(timeout=0.5)
-        for clerk in clerks:
-            clerk.dispose()
+        for task_process in task_processes:
+            task_process.dispose()
         app.close()
 
-    def _judge(self, evaluation_id: UUID, clerk: Engine, spare: Engine) -> None:
+    def _judge(self, evaluation_id: UUID, task_process: Engine, spare: Engine) -> None:
         now = time.monotonic()
         if self.paced_s != self.pace_s.value:
             self.paced_s = self.pace_s.value
@@ -146,20 +146,22 @@ class _Slot:
         self.next_at = max(self.next_at + self.paced_s, now)
         begun = time.perf_counter()
         claim = self._ask(
-            lambda: evaluations.claim(clerk, evaluation_id, worker_id=self.slot.worker_id, lease_s=self.config.lease_s)
+            lambda: evaluations.claim(
+                task_process, evaluation_id, worker_id=self.slot.worker_id, lease_s=self.config.lease_s
+            )
         )
         self.claims_ms.append(1000 * (time.perf_counter() - begun))
-        self._rehearse(spare)
+        self._warm_up(spare)
         if claim is None:
             return
         facts = _FACTS | {"host": self.slot.name}
-        self._ask(lambda: evaluations.set_environment(clerk, claim.attempt_id, facts, conditions=None))
+        self._ask(lambda: evaluations.set_environment(task_process, claim.attempt_id, facts, conditions=None))
         self._wait(begun + min(self.paced_s, _JUDGING_S) - time.perf_counter())
         begun = time.perf_counter()
         outcome = Outcome(category=Category.PASSED, message="simulated", log=_LOG, evidence=_EVIDENCE)
         self._ask(
             lambda: evaluations.finish(
-                clerk, claim.evaluation_id, claim.number, outcome, written_by=Writer.JUDGE, retry_delay_s=1.0
+                task_process, claim.evaluation_id, claim.number, outcome, written_by=Writer.JUDGE, retry_delay_s=1.0
             )
         )
         self.ends_ms.append(1000 * (time.perf_counter() - begun))
@@ -171,8 +173,8 @@ class _Slot:
             if self.told.wait(min(_LOOK_EVERY_S, left)):
                 return
 
-    def _rehearse(self, clerk: Engine) -> None:
-        self._ask(lambda: evaluations.rehearse(clerk, worker_id=self.slot.worker_id))
+    def _warm_up(self, task_process: Engine) -> None:
+        self._ask(lambda: evaluations.warm_up(task_process, worker_id=self.slot.worker_id))
 
     def _ask(self, act: Callable[[], Any]) -> Any:
         """Do something in Postgres; as clerks do, again while it cannot be used."""

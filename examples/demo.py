@@ -142,7 +142,7 @@ def _chosen(lane: str, names: Sequence[str], *, named: bool) -> list[Entry]:
     if named and not found:
         raise KqueueError(f"--only: the lane {lane} can judge none of them")
     if not named:
-        from workers.judge.trial.tools import missing
+        from workers.judge.pipeline.tools import missing
 
         for backend in sorted({entry.backend for entry in found}):
             if lacks := missing(backend):

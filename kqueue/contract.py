@@ -121,7 +121,7 @@ class Phase(StrEnum):
     CLEANUP = "cleanup"
     EXAMINE = "examine"
     """The kernel runs once more under a tool; no verdict ends in it."""
-    CANARY = "canary"
+    SELF_TEST = "canary"
     """The judge tests the GPU after the candidate's end."""
 
 

@@ -20,7 +20,7 @@ _CONTEXT_LINES: Final = 2
 _COMPILER_LINES: Final = 24
 _AFTER_COMPLAINT: Final = 4
 #: A runtime of up to this many times the floor is limited by memory.
-_NEAR_FLOOR: Final = 1.5
+_NEAR_BOUND: Final = 1.5
 
 
 def instruction(problem: str, backend: str) -> str:
@@ -154,7 +154,7 @@ def _limits(verdict: Verdict) -> Iterator[str]:
         )
         yield (
             "What limits it: memory bandwidth; less traffic is not possible without moving fewer bytes."
-            if share * _NEAR_FLOOR >= 1
+            if share * _NEAR_BOUND >= 1
             else "What limits it: not the memory that it must touch. Look for passes over intermediate results, "
             "uncoalesced access, arithmetic, and launches."
         )

@@ -25,10 +25,10 @@ def loaded(*steps: str) -> list[set[str]]:
 
 def test_a_candidate_s_process_never_loads_what_knows_credentials() -> None:
     """What the fork server really imports holds no database driver, no broker, no trace and no settings."""
-    [modules] = loaded("import workers.judge.keeper.forkserver, workers.judge.candidate.harness")
+    [modules] = loaded("import workers.judge.forkserver.server, workers.judge.candidate.harness")
     knows = {"sqlalchemy", "psycopg", "celery", "redis", "kombu", "opentelemetry"}
     assert not knows & modules
-    assert not modules & {"kqueue.config", "kqueue.broker", "kqueue.store", "workers.judge.trial"}
+    assert not modules & {"kqueue.config", "kqueue.broker", "kqueue.store", "workers.judge.pipeline"}
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,10 @@ from kqueue.store import engine as store_engine
 from kqueue.store import evaluations
 from kqueue.store.evaluations import Claim, Recorded
 from workers import delivery, messages
+from workers.backend import StoredBackend
 from workers.judge import api, deaths
 from workers.judge.api import Judges
 from workers.pool import TaskPool
-from workers.records import StoredRecords
 from workers.slot import FREE, GO, READY, READY_VARIABLE, STUCK, VARIABLE, Slot
 
 _log: Any = structlog.get_logger(__name__)
@@ -97,9 +97,9 @@ def start_judges(slot: Slot) -> Judges:  # noqa: ARG001
 def run_evaluation(claim: Claim, slot: Slot, judges: Judges, engine: Engine) -> Outcome:
     """Have the slot's judge judge."""
     config = load()
-    place = replace(slot, gpu_shared=config.gpu_shared, alone=claim.alone)
-    records = StoredRecords(engine, claim.attempt_id, judges.conditions if config.reuse else None)
-    return judges.judge(claim.request, place, records)
+    own = replace(slot, gpu_shared=config.gpu_shared, alone=claim.alone)
+    backend = StoredBackend(engine, claim.attempt_id, judges.conditions if config.reuse else None)
+    return judges.judge(claim.request, own, backend)
 
 
 @app.task(name=broker.EVALUATE, base=_Evaluate)
@@ -118,7 +118,7 @@ def evaluate(evaluation_id: str) -> dict[str, Any]:
         with bound_contextvars(evaluation=evaluation_id):
             return _execute(worker, UUID(evaluation_id))
     except BaseException:
-        worker.judges.blackbox.use()
+        worker.judges.status_page.use()
         raise
 
 
@@ -126,7 +126,7 @@ def _execute(worker: _Worker, evaluation_id: UUID) -> dict[str, Any]:
     claim = _claim(worker, evaluation_id)
     if claim is None:
         return {"evaluation": str(evaluation_id), "category": None, "note": "not claimed"}
-    worker.judges.blackbox.open(claim.evaluation_id, claim.number)
+    worker.judges.status_page.open(claim.evaluation_id, claim.number)
     with bound_contextvars(attempt=claim.number):
         return _see_to(worker, claim)
 
@@ -137,12 +137,12 @@ def _see_to(worker: _Worker, claim: Claim) -> dict[str, Any]:
     outcome, writer = _judge(worker, claim)
     _child.read += 1
     if outcome.category.blame is Blame.FLEET or _child.read >= _MOST_READ:
-        worker.judges.blackbox.use()
+        worker.judges.status_page.use()
     if outcome.category.blame is Blame.FLEET and not worker.judges.work() and os.getppid() == worker.pid:
         # Told before this task ends: the next evaluations would fail for the same want, and use up a try each.
         os.kill(worker.pid, signal.SIGTERM)
     recorded = _finish(worker, claim, outcome, writer)
-    worker.judges.blackbox.close()
+    worker.judges.status_page.close()
     _log.info("an attempt ended", category=str(outcome.category), recorded=recorded.value, lane=claim.lane)
     return {
         "evaluation": str(claim.evaluation_id),
@@ -289,8 +289,8 @@ def _prepare(**_: Any) -> None:
     conditions = judges.conditions if config.reuse else "none"  # found out here, once for all children
     _log.debug("what verdicts depend on beside the environment", conditions=conditions)
     _worker = _Worker(config, slot, _database(config, slot), judges, os.getpid())
-    app.tasks[broker.EVALUATE].recorder = delivery.Recorder(config, slot, judges.blackbox)
-    TaskPool.watch(judges.blackbox)
+    app.tasks[broker.EVALUATE].recorder = delivery.Recorder(config, slot, judges.status_page)
+    TaskPool.watch(judges.status_page)
     _ = app.backend  # looked up at a task's end; a child would import it anew
     # Before every fork the pool collects garbage, which with torch takes 60 ms, and none of this is garbage.
     gc.collect()
@@ -302,7 +302,7 @@ def _database(config: Config, slot: Slot) -> Engine:
     engine = store_engine.connect(config.require_database(), application=f"kqueue judge {slot.name}", pool_size=1)
     # What SQLAlchemy learns at the first connection and makes of statements, every child would learn anew, in 40 ms.
     with suppress(DatabaseUnavailable, SchemaMismatch):
-        evaluations.rehearse(engine, worker_id=slot.worker_id)
+        evaluations.warm_up(engine, worker_id=slot.worker_id)
     engine.dispose()
     return engine
 
@@ -312,7 +312,7 @@ def _prepare_child(**_: Any) -> None:
     """In a child, before it has a task: connect, and touch the memory that a task needs, which is copied then."""
     worker = _require()
     with suppress(DatabaseUnavailable, SchemaMismatch):
-        evaluations.rehearse(worker.engine, worker_id=worker.slot.worker_id)
+        evaluations.warm_up(worker.engine, worker_id=worker.slot.worker_id)
 
 
 @_vital(signals.worker_ready)
@@ -352,8 +352,8 @@ class _Keeper:
         if not self._worker.judges.alive():
             _log.error("the fork server or the seat is gone: this worker ends, and the supervisor starts another")
             os.kill(os.getpid(), signal.SIGTERM)
-        for record in self._worker.judges.blackbox.read():
-            if record.phase is Phase.CANARY and record.overdue:
+        for record in self._worker.judges.status_page.read():
+            if record.phase is Phase.SELF_TEST and record.overdue:
                 _log.error("the GPU's test hangs: its judge is ended", evaluation=str(record.evaluation_id))
                 self._consumer.pool.abort(record.evaluation_id)
 

@@ -1,7 +1,7 @@
 """The worker's parent records the outcome where the clerk could not, and tells Flower.
 
 Celery runs the clerk in a child, which records what its judge has told, or how its judge has died. The parent learns of
-every other end through :class:`Request`, reads the flight recorder (:mod:`workers.judge.host.blackbox`) and records
+every other end through :class:`Request`, reads the flight recorder (:mod:`workers.judge.host.status_page`) and records
 once, first writer wins. "It" is the judge or the clerk, whichever ended:
 
 ============================================  ==========================  ================================
@@ -64,7 +64,7 @@ from kqueue.store import engine as store_engine
 from kqueue.store import evaluations
 from workers.judge import deaths
 from workers.judge.host import linux
-from workers.judge.host.blackbox import BlackBox, Record
+from workers.judge.host.status_page import Record, StatusPage
 from workers.pool import ChildDied
 from workers.slot import Slot
 
@@ -89,7 +89,7 @@ def outcome_of(error: BaseException, record: Record, *, out_of_memory: bool = Fa
             category=Category.CANCELLED, message="the evaluation was cancelled while it ran", phase=record.phase
         )
     if isinstance(error, TimeLimitExceeded):
-        if record.phase is Phase.CANARY:
+        if record.phase is Phase.SELF_TEST:
             category, message = Category.GPU_UNHEALTHY, "the GPU's test did not end within its deadline"
         else:
             category, message = Category.JUDGE_ERROR, "the judge overran Celery's hard limit"
@@ -105,9 +105,9 @@ def outcome_of(error: BaseException, record: Record, *, out_of_memory: bool = Fa
 class Recorder:
     """Writes for judges that cannot. One a worker, in its parent; connects when needed, and only then."""
 
-    def __init__(self, config: Config, slot: Slot, blackbox: BlackBox) -> None:
+    def __init__(self, config: Config, slot: Slot, status_page: StatusPage) -> None:
         self._slot = slot
-        self._blackbox = blackbox
+        self._status_page = status_page
         #: How many evaluations in a row the fleet has failed.
         self._failures = 0
         self._retry_delay_s = config.retry_delay_s
@@ -126,7 +126,7 @@ class Recorder:
             oom_kills: the out-of-memory killer's count when the child began.
             handed_back: the child was killed because the worker was told to stop.
         """
-        record = self._blackbox.find(evaluation_id)
+        record = self._status_page.find(evaluation_id)
         if record is None:
             # Usually nothing is open. A child that died between its claim and its first word left an attempt.
             self._record(
@@ -156,7 +156,7 @@ class Recorder:
                 handed_back=handed_back,
             )
         )
-        self._blackbox.forget(record)
+        self._status_page.forget(record)
         _log.warning(
             "recorded for a judge that could not",
             evaluation=str(record.evaluation_id),

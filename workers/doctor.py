@@ -307,7 +307,7 @@ def _seal(config: Config, uid: int | None) -> Iterator[Check]:
 
     gpus = devices()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", gpus[0].uuid if gpus else "")
-    command = [sys.executable, "-m", "workers.judge.sandbox.ground", "" if uid is None else str(uid), visible]
+    command = [sys.executable, "-m", "workers.judge.sandbox.self_check", "" if uid is None else str(uid), visible]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SEAL_S, check=True)
         found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])

@@ -20,8 +20,8 @@ import structlog
 
 from kqueue import logs
 from kqueue.config import Config
+from workers.judge.forkserver.handle import clean_environment
 from workers.judge.host import linux
-from workers.judge.keeper.handle import clean_environment
 from workers.process import in_memory
 
 _log: Any = structlog.get_logger(__name__)

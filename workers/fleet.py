@@ -89,7 +89,7 @@ class Supervisor:
         gpus: Sequence[Device] = (),
         *,
         program: str = "workers.start",
-        canary: str = "workers.judge.gpu.canary",
+        canary: str = "workers.judge.gpu.self_test",
         patience_s: float = _READY_S,
     ) -> None:
         """Configure a supervisor without starting anything.
@@ -283,7 +283,7 @@ class Supervisor:
 
     def _look_at_steps(self) -> None:
         """Write which step an evaluation is at, if it runs for longer than a look: a shorter one is worth no write."""
-        boxes = [worker.blackbox for worker in self._workers if worker.blackbox is not None]
+        boxes = [worker.status_page for worker in self._workers if worker.status_page is not None]
         steps = {(record.evaluation_id, record.number): record.step for box in boxes for record in box.read()}
         changed = {
             attempt: step

@@ -2,8 +2,8 @@
 
 A GPU's state is a row of the table ``gpus`` (:mod:`kqueue.store.gpus`). Judges, operators and this module change it;
 this module acts on it. Anyone who suspects a GPU requests a test, and the GPU takes no evaluations until it passes. A
-test runs :mod:`workers.judge.gpu.canary` in a fresh process. Two failures in a row quarantine the GPU until it passes a
-later test. This module never resets a GPU.
+test runs :mod:`workers.judge.gpu.self_test` in a fresh process. Two failures in a row quarantine the GPU until it
+passes a later test. This module never resets a GPU.
 
 Only helper processes talk to the driver, and the supervisor never waits for one. A helper that hangs where SIGKILL
 does not reach it is left behind, and its GPU is not tested again while it exists.
@@ -28,11 +28,11 @@ from sqlalchemy import Engine
 
 from kqueue.store import gpus
 from kqueue.store.gpus import GpuStatus
+from workers.judge.forkserver import handle as launch
 from workers.judge.gpu import booking, facts
 from workers.judge.gpu.booking import Entry
 from workers.judge.gpu.devices import Device
 from workers.judge.host import linux
-from workers.judge.keeper import handle as launch
 from workers.pool import kill_group
 
 _log: Any = structlog.get_logger(__name__)
@@ -110,7 +110,7 @@ class Monitor:
         locks: Mapping[str, Path],
         ledgers: Mapping[str, Path],
         *,
-        canary: str = "workers.judge.gpu.canary",
+        canary: str = "workers.judge.gpu.self_test",
     ) -> None:
         """Configure a monitor without starting anything.
 
@@ -129,7 +129,7 @@ class Monitor:
         self._ledgers = ledgers
         #: The bookings as last written.
         self._booked: dict[str, list[Entry]] = {}
-        self._canary = canary
+        self._self_test = canary
         self._registered = False
         self._states: dict[str, GpuStatus] = {}
         self._look_at = 0.0
@@ -311,7 +311,7 @@ class Monitor:
             return
         output = os.fdopen(os.memfd_create("kqueue-canary", os.MFD_CLOEXEC), "w+b")
         arguments = [uuid, str(self._locks[uuid])] + ([str(self._least[uuid])] if uuid in self._least else [])
-        helper = _Helper(self._canary, arguments, visible=uuid, output=output)
+        helper = _Helper(self._self_test, arguments, visible=uuid, output=output)
         self._tests[uuid] = _Test(helper, output)
         _log.info("a GPU is tested", gpu=uuid, reason=self._states[uuid].reason)
 

@@ -11,7 +11,7 @@ from kqueue.config import Config
 from kqueue.errors import ConfigError
 from workers.judge.gpu.devices import Device
 from workers.judge.host.scratch import device_lock
-from workers.judge.place import set_environment
+from workers.judge.slot_config import set_environment
 from workers.slot import VARIABLE, Slot
 
 #: Most CPU slots on a host without GPUs, if the settings do not say.

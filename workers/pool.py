@@ -53,7 +53,7 @@ from celery.utils.log import get_logger
 
 from workers.judge import deaths
 from workers.judge.host import linux
-from workers.judge.host.blackbox import CLERKS, BlackBox
+from workers.judge.host.status_page import TASK_PROCESSES, StatusPage
 
 _log: Any = get_logger(__name__)
 
@@ -64,7 +64,7 @@ _UPKEEP_S: Final = 0.25
 #: Seconds from the end of a child that was used up to its replacement's fork.
 _REPLACE_AFTER_S: Final = 0.03
 #: Children beyond those that have tasks.
-_SPARE: Final = CLERKS - 1
+_SPARE: Final = TASK_PROCESSES - 1
 #: Seconds that a killed process may take to die before its slot counts as stuck. Releasing a GPU takes a moment; a
 #: process that hangs in the kernel or a driver never dies.
 STUCK_S: Final = 5.0
@@ -93,27 +93,27 @@ class _Child(asynpool.Worker):
     """A child that leads a process group, so that the whole group can be killed at once, and ends when it is used up.
 
     Attributes:
-        blackbox: says whether it is used up; None: any task uses it up.
+        status_page: says whether it is used up; None: any task uses it up.
     """
 
-    blackbox: BlackBox | None = None
+    status_page: StatusPage | None = None
 
     def after_fork(self) -> None:
         os.setpgid(0, 0)
-        if self.blackbox is not None:
+        if self.status_page is not None:
             child: Any = billiard.process.current_process()
-            self.blackbox.begin(child.index)
+            self.status_page.begin(child.index)
         super().after_fork()
 
     def _make_child_methods(self, *args: Any, **kwargs: Any) -> None:
         super()._make_child_methods(*args, **kwargs)
-        blackbox, receive = self.blackbox, self.wait_for_job
-        if blackbox is None:
+        status_page, receive = self.status_page, self.wait_for_job
+        if status_page is None:
             return
         self.maxtasks = None
 
         def next_task(*args: Any, **kwargs: Any) -> Any:
-            if blackbox.used:
+            if status_page.used:
                 sys.exit(billiard.pool.EX_RECYCLE)
             return receive(*args, **kwargs)
 
@@ -175,8 +175,8 @@ class _Pool(asynpool.AsynPool):
             _log.warning("a process that a task left behind does not die; trying again")
 
     def on_job_ready(self, job: Any, i: Any, obj: Any, inqW_fd: int) -> None:  # noqa: N803
-        blackbox, child = self.Worker.blackbox, self._fileno_to_inq.get(inqW_fd)
-        if blackbox is not None and child is not None and blackbox.used_up(child.index):
+        status_page, child = self.Worker.status_page, self._fileno_to_inq.get(inqW_fd)
+        if status_page is not None and child is not None and status_page.used_up(child.index):
             return  # it is about to end, and counts as busy until then
         super().on_job_ready(job, i, obj, inqW_fd)
 
@@ -199,9 +199,9 @@ class TaskPool(prefork.TaskPool):
     _doomed: Mapping[int, float] = MappingProxyType({})
 
     @staticmethod
-    def watch(blackbox: BlackBox) -> None:
+    def watch(status_page: StatusPage) -> None:
         """Have children used up by what the flight recorder tells. Call it before the pool starts."""
-        _Child.blackbox = blackbox
+        _Child.status_page = status_page
 
     @property
     def num_processes(self) -> int:

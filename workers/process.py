@@ -20,9 +20,9 @@ import structlog
 
 from kqueue import broker, logs
 from kqueue.config import Config
+from workers.judge.forkserver.handle import clean_environment
 from workers.judge.host import linux
-from workers.judge.host.blackbox import BlackBox, make_page
-from workers.judge.keeper.handle import clean_environment
+from workers.judge.host.status_page import StatusPage, make_page
 from workers.plan import environment
 from workers.pool import STUCK_S, kill_group
 from workers.slot import GO, PAGE_VARIABLE, PAUSE, READY, READY_VARIABLE, SETTINGS_VARIABLE, STUCK, VARIABLE, Slot
@@ -45,7 +45,7 @@ class WorkerProcess:
         selector: watches the socket to the process while it runs.
         process: the process; None while none runs.
         pid: the id of the current or last process.
-        blackbox: what the process does; None while none runs.
+        status_page: what the process does; None while none runs.
         ready: True once the process has said so.
         registered: True while its row in the table ``workers`` is open.
         killed_at: when it was killed, on the monotonic clock; 0 if it was not.
@@ -60,7 +60,7 @@ class WorkerProcess:
     selector: selectors.BaseSelector
     process: subprocess.Popen[bytes] | None = None
     pid: int = 0
-    blackbox: BlackBox | None = None
+    status_page: StatusPage | None = None
     ready: bool = False
     registered: bool = False
     killed_at: float = 0.0
@@ -123,7 +123,7 @@ class WorkerProcess:
                     start_new_session=True,
                     preexec_fn=linux.die_with(os.getpid()),
                 )
-            self.blackbox = BlackBox(page)
+            self.status_page = StatusPage(page)
         finally:
             os.close(settings)
             os.close(page)
@@ -189,7 +189,7 @@ class WorkerProcess:
         now = time.monotonic()
         if now - self._started_at >= _HEALTHY_S:
             self._backoff_s = _FIRST_BACKOFF_S
-        self.process, self.registered, self.stuck, self.blackbox = None, False, None, None
+        self.process, self.registered, self.stuck, self.status_page = None, False, None, None
         self.postpone()
 
     def postpone(self) -> None:

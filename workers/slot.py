@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Final, Self
 from uuid import UUID
 
-from workers.judge.place import Place
+from workers.judge.slot_config import SlotConfig
 
 #: The supervisor tells a worker process its slot through this variable, as JSON. Holds no secret.
 VARIABLE: Final = "KQUEUE_SLOT"
@@ -25,12 +25,12 @@ PAUSE: Final = b"p"
 #: The number of the descriptor from which a worker process reads the fleet's settings, secrets among them.
 SETTINGS_VARIABLE: Final = "KQUEUE_SETTINGS"
 #: The number of the descriptor of the page from which the supervisor reads what is done
-#: (:mod:`workers.judge.host.blackbox`).
+#: (:mod:`workers.judge.host.status_page`).
 PAGE_VARIABLE: Final = "KQUEUE_PAGE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slot(Place):
+class Slot(SlotConfig):
     """A place, as a worker process of the fleet must know it.
 
     Attributes:

@@ -17,8 +17,8 @@ from typing import Final, NoReturn
 
 from kqueue import logs
 from workers.judge import api
-from workers.judge.host.blackbox import BlackBox
-from workers.judge.keeper import handle as launch
+from workers.judge.forkserver import handle as launch
+from workers.judge.host.status_page import StatusPage
 from workers.slot import PAGE_VARIABLE, READY_VARIABLE, SETTINGS_VARIABLE, Slot
 
 #: Variables with the numbers of descriptors that are this process's alone.
@@ -29,7 +29,7 @@ def main() -> NoReturn:
     """Fork the slot's fork server and seat, then become its worker. Arguments: those of ``celery -A … ``."""
     gc.disable()  # its searches are a tenth of the imports' time, and find nothing
     from workers.judge.candidate import harness  # torch: not for who only becomes a worker
-    from workers.judge.keeper import forkserver
+    from workers.judge.forkserver import server
 
     harness.preload()
     gc.enable()
@@ -45,13 +45,13 @@ def main() -> NoReturn:
         ours.close()
         for variable in (*_OWN, PAGE_VARIABLE):
             os.close(int(os.environ.pop(variable)))
-        forkserver.main(theirs, parent, slot.uid)
+        server.main(theirs, parent, slot.uid)
     theirs.close()
     page = int(os.environ.pop(PAGE_VARIABLE))
-    blackbox = BlackBox(page)
+    status_page = StatusPage(page)
     os.close(page)
     without = [int(os.environ[name]) for name in _OWN]
-    api.started = api.Judges(launch.ForkServer(slot, pid, ours), blackbox, without=without)
+    api.started = api.Judges(launch.ForkServer(slot, pid, ours), status_page, without=without)
     become_worker("workers.app")
 
 

@@ -182,7 +182,7 @@ def _run(options: argparse.Namespace, root: Path, table: dict[str, Entry], fleet
 
 def _gallery(lane: str) -> list[Entry]:
     """The entries that are judged, each made quick."""
-    from workers.judge.trial.tools import missing
+    from workers.judge.pipeline.tools import missing
 
     able = {backend for backend in KERNEL_BACKENDS if not missing(backend)} - {Backend.CPP, Backend.CUDA}
     left_out = {

@@ -175,8 +175,8 @@ class Watch(threading.Thread):
             found[supervisor] = "supervisor"
         for worker in family.workers():
             # Importing takes long on a busy machine; with its first child it is nearly ready.
-            if family.clerks(worker):
-                served = {family.forkserver(worker): "fork server", family.seat(worker): "seat"}
+            if family.task_processes(worker):
+                served = {family.forkserver(worker): "fork server", family.judge_supervisor(worker): "judge supervisor"}
                 found |= {worker: "worker"} | {pid: role for pid, role in served.items() if pid}
                 found |= dict.fromkeys(family.judges(worker), "judge")
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workers import start
-from workers.judge.trial import compare
+from workers.judge.pipeline import compare
 
 if __name__ == "__main__":
     compare._Output.strict_fault = lambda _: None  # type: ignore[method-assign]

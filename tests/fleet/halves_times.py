@@ -6,7 +6,7 @@ import time
 from types import SimpleNamespace
 
 from workers import start
-from workers.judge.trial import clocks
+from workers.judge.pipeline import clocks
 
 if __name__ == "__main__":
     slow = {"perf_counter_ns": lambda: time.perf_counter_ns() // 2}

@@ -30,8 +30,8 @@ from kqueue.evidence import Facts, WrongPlace
 from kqueue.store import evaluations
 from workers.app import app  # noqa: F401
 from workers.judge.host import linux
-from workers.judge.host.alone import room
-from workers.judge.host.blackbox import BlackBox
+from workers.judge.host.exclusive import room
+from workers.judge.host.status_page import StatusPage
 from workers.judge.sandbox import cgroups
 
 PASSED = Outcome(category=Category.PASSED, message="as told")
@@ -117,7 +117,7 @@ def read(file: Path, how: str, *argument: str) -> Outcome:
     return Outcome(category=Category.ENTRY_POINT_MISSING, message="as told", phase=Phase.PREPARE)
 
 
-def judge(action, arguments, number, place, blackbox):
+def judge(action, arguments, number, place, status_page):
     match action:
         case "ok":
             return PASSED
@@ -135,7 +135,7 @@ def judge(action, arguments, number, place, blackbox):
                 return Outcome(category=Category.GPU_UNHEALTHY, message="computed 6")
             return PASSED
         case "hang-in-canary":
-            blackbox.enter(Phase.CANARY, time.monotonic() + 0.5)
+            status_page.enter(Phase.SELF_TEST, time.monotonic() + 0.5)
             sleep_holding_the_gil(600)
         case "span" | "suspect":
             if action == "suspect" and number < 3:
@@ -178,24 +178,24 @@ class StandIn:
         self._process = subprocess.Popen(["sleep", "infinity"])
         self.pid = self._process.pid
         self.conditions = "told"
-        self.blackbox = BlackBox()
+        self.status_page = StatusPage()
 
-    def judge(self, request, place, records) -> Outcome:
+    def judge(self, request, place, backend) -> Outcome:
         action, *arguments = request.kernel.split()
-        self.blackbox.judge(*self.blackbox.attempt)
+        self.status_page.judge(*self.status_page.attempt)
         if action == "read":
-            self.blackbox.enter(Phase.PREPARE)
+            self.status_page.enter(Phase.PREPARE)
             return read(Path(arguments[0]), *arguments[1:])
-        self.blackbox.use()
-        self.blackbox.enter(Phase.CHECK)
+        self.status_page.use()
+        self.status_page.enter(Phase.CHECK)
         if action == "late":  # first, what the dying judge of another evaluation still writes
-            self.blackbox.judge(UUID(arguments[0]), 1)
-            self.blackbox.enter(Phase.CANARY, time.monotonic())
+            self.status_page.judge(UUID(arguments[0]), 1)
+            self.status_page.enter(Phase.SELF_TEST, time.monotonic())
             _, action, *arguments = arguments
         if action == "known":  # what it runs on, before it does the rest
-            records.environment({"device": "none", "torch": "none", "python": "none", "host": "here"})
+            backend.environment({"device": "none", "torch": "none", "python": "none", "host": "here"})
             action, *arguments = arguments
-        return judge(action, arguments, claimed[-1].number, place, self.blackbox)
+        return judge(action, arguments, claimed[-1].number, place, self.status_page)
 
     def wait_ready(self, minimum: str) -> None:
         pass
@@ -240,13 +240,13 @@ def claim(engine, evaluation_id, **options):
     return mine
 
 
-_rehearse, _parent = evaluations.rehearse, os.getpid()
+_warm_up, _parent = evaluations.warm_up, os.getpid()
 
 
-def rehearse(engine, **options) -> None:
+def warm_up(engine, **options) -> None:
     if os.getpid() != _parent:
         fail("child")
-    _rehearse(engine, **options)
+    _warm_up(engine, **options)
 
 
 _maintain = workers.pool._Pool.maintain_pool
@@ -262,7 +262,7 @@ if "JUDGES_TORCH" in os.environ:
     import torch  # noqa: F401
 
 evaluations.claim = claim
-evaluations.rehearse = rehearse
+evaluations.warm_up = warm_up
 workers.app._Keeper = Keeper
 workers.pool._Pool.maintain_pool = maintain_pool
 workers.app.start_judges = StandIn

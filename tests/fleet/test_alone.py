@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.judge.host.alone import NoRoom, room
+from workers.judge.host.exclusive import NoRoom, room
 
 
 def test_ordinary_evaluations_share(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_the_dead_hold_nothing(tmp_path: Path, alone: bool) -> None:
     """However a judge dies, its place is free."""
     lock = tmp_path / "cpu.lock"
     program = (
-        "import sys, time; from pathlib import Path; from workers.judge.host.alone import room\n"
+        "import sys, time; from pathlib import Path; from workers.judge.host.exclusive import room\n"
         f"with room(Path(sys.argv[1]), alone={alone}): print('in', flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen([sys.executable, "-c", program, str(lock)], stdout=subprocess.PIPE)

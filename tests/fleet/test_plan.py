@@ -18,7 +18,7 @@ from kqueue.contract import Phase, gpu_model
 from kqueue.errors import ConfigError
 from workers.delivery import outcome_of
 from workers.judge.gpu.devices import Device, choose, devices
-from workers.judge.host.blackbox import Record
+from workers.judge.host.status_page import Record
 from workers.plan import environment, plan
 from workers.pool import ChildDied
 
@@ -132,9 +132,9 @@ ROWS: list[tuple[Any, Record, bool, str]] = [
     (ChildDied(-signal.SIGABRT), _record(Phase.TIME), False, "judge_error"),
     (TimeLimitExceeded(5), _record(Phase.REFERENCE, True), False, "judge_error"),
     (TimeLimitExceeded(5), _record(Phase.CHECK, True), False, "judge_error"),
-    (TimeLimitExceeded(5), _record(Phase.CANARY, True), False, "gpu_unhealthy"),
-    (ChildDied(-signal.SIGSEGV), _record(Phase.CANARY), False, "gpu_unhealthy"),
-    (ChildDied(-signal.SIGKILL), _record(Phase.CANARY), False, "worker_lost"),
+    (TimeLimitExceeded(5), _record(Phase.SELF_TEST, True), False, "gpu_unhealthy"),
+    (ChildDied(-signal.SIGSEGV), _record(Phase.SELF_TEST), False, "gpu_unhealthy"),
+    (ChildDied(-signal.SIGKILL), _record(Phase.SELF_TEST), False, "worker_lost"),
     (Terminated(-9), _record(Phase.CHECK), False, "cancelled"),
     (SystemExit(3), _record(Phase.REFERENCE), False, "judge_error"),
     (SystemExit("bye"), _record(Phase.CHECK), False, "judge_error"),

@@ -107,7 +107,7 @@ def test_lines_of_the_log_have_the_evaluation(services: Services, fleet: Fleet) 
     settings = Settings(max_attempts=1, deadlines=Deadlines(check_s=1), **UNTIMED)
     identity = services.submit(KERNEL.format(body="time.sleep(600)"), problem=RIGHT, settings=settings)
     assert services.verdict(identity, 120).category is Category.TIMEOUT
-    loggers = {"workers.app", "workers.judge.keeper.forkserver"}
+    loggers = {"workers.app", "workers.judge.forkserver.server"}
 
     def mine() -> dict[str, dict[str, Any]]:
         known = [json.loads(line) for line in fleet.log.read_text().splitlines() if line.startswith("{")]
@@ -115,7 +115,7 @@ def test_lines_of_the_log_have_the_evaluation(services: Services, fleet: Fleet) 
 
     found = services.until(lambda: mine() if loggers <= {*mine()} else {}, what="lines")
     assert {(found[logger]["attempt"], found[logger]["slot"]) for logger in loggers} == {(1, "cpu-0")}
-    assert found["workers.judge.keeper.forkserver"]["how"] == "deadline"
+    assert found["workers.judge.forkserver.server"]["how"] == "deadline"
     assert found["workers.app"]["category"] == "timeout"
 
 
@@ -127,9 +127,9 @@ def test_neither_a_judge_nor_what_forks_it_holds_a_credential(services: Services
     found = {"kq-worker": held(worker.pid, re.escape(PASSWORD.encode()))}
     for pid in linux.children(worker.pid):
         for process in (pid, *linux.children(pid)):
-            if name(process) in ("kq-seat", "kq-judge", "kq-forkserver"):
+            if name(process) in ("kq-judge-super", "kq-judge", "kq-forkserver"):
                 found[name(process)] = held(process, re.escape(PASSWORD.encode()))
-    assert found == {"kq-worker": True, "kq-seat": False, "kq-judge": False, "kq-forkserver": False}
+    assert found == {"kq-worker": True, "kq-judge-super": False, "kq-judge": False, "kq-forkserver": False}
 
 
 def test_a_reference_that_ends_itself_is_judged_once(services: Services, fleet: Fleet) -> None:

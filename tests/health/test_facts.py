@@ -20,8 +20,8 @@ from kqueue.evidence import Facts
 from tests.health.gpus import GIB, Gpus
 from tests.waiting import until
 from workers.judge.ending import EvaluationEnded
-from workers.judge.gpu import canary, facts
-from workers.judge.trial import health
+from workers.judge.gpu import facts, self_test
+from workers.judge.pipeline import health
 
 
 @pytest.fixture
@@ -62,8 +62,8 @@ def mine() -> Iterator[int]:
 
 def test_a_device_that_computes_rightly_passes() -> None:
     """On every device the answers are the same."""
-    canary.chains("cpu")
-    canary.products("cpu")
+    self_test.chains("cpu")
+    self_test.products("cpu")
 
 
 def test_one_wrong_bit_is_seen() -> None:
@@ -76,8 +76,8 @@ def test_one_wrong_bit_is_seen() -> None:
                 values[len(values) // 3] ^= 1
             return values
 
-    for work in (canary.chains, canary.products):
-        with Wrong(), pytest.raises(canary.CanaryError, match="instead of"):
+    for work in (self_test.chains, self_test.products):
+        with Wrong(), pytest.raises(self_test.SelfTestError, match="instead of"):
             work("cpu")
 
 

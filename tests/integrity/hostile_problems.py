@@ -126,7 +126,7 @@ def problems() -> list[Hostile]:
     made = "shapes_change dtypes_change scalars_change count_changes structure_changes answers_change nan elsewhere"
     made += " nothing odd_dtype huge_structure subclass reducer million_scalars long_string"
     told = "garbage pickle other_order closed descriptors exports endless_shape large_shape"
-    sheet = "garbage deep bytes tensors collisions unhashable integer no_arguments"
+    scalar_page = "garbage deep bytes tensors collisions unhashable integer no_arguments"
     full = "memory memory_of_children memory_without_a_name output disk disk_one_file disk_in_the_deep"
     ends = "segfault_at_import abort_in_initial exit_in_inputs system_exit_in_constructor interrupt_in_forward hangup"
     late = "import_sleeps initial_holds_the_interpreter constructor_stops inputs_spin forward_sleeps as_compilation"
@@ -143,7 +143,7 @@ def problems() -> list[Hostile]:
         *_rows("answers", _INVALID, *made.split(), "recursion", "large_tensors", "no_list"),
         *_rows("answers", _ERROR, "long_integer", "large", "recursive_structure"),
         *_rows("answers", _PASSED, "strange_layouts"),
-        *_rows("words", _ERROR, *told.split(), *(f"sheet_{name}" for name in sheet.split())),
+        *_rows("words", _ERROR, *told.split(), *(f"sheet_{name}" for name in scalar_page.split())),
         *_rows("words", _INVALID, "negative_shape", "sheet_places", "sheet_places_beyond", "sheet_objects"),
         *_rows("words", _PASSED, "shrinks_memory", "lies_about_the_call"),
         *_rows("words", {_ERROR, _INVALID}, "twice"),

@@ -13,9 +13,9 @@ from kqueue.contract import Settings
 from workers.judge.candidate.harness import Harness, serve
 from workers.judge.candidate.reference import ReferenceHarness
 from workers.judge.channel import flags
-from workers.judge.keeper.process import SealedProcess
-from workers.judge.trial.cases import Case
-from workers.judge.trial.reference import BOUNDS, Bounds, Reference
+from workers.judge.forkserver.process import SealedProcess
+from workers.judge.pipeline.cases import Case
+from workers.judge.pipeline.reference import BOUNDS, Bounds, Reference
 
 #: A CPU's bounds without those of time, which a busy machine exceeds.
 PATIENT = replace(BOUNDS["cpu"], quick_s=60.0, exact_s=600.0)

@@ -12,12 +12,12 @@ from typing import Self
 from kqueue.config import load
 from kqueue.contract import Outcome, Request
 from workers.judge.api import Judges
+from workers.judge.backend import InMemoryBackend
 from workers.judge.deaths import JudgeDied
+from workers.judge.forkserver import handle
 from workers.judge.host import linux, uids
-from workers.judge.keeper import handle
-from workers.judge.place import Place
-from workers.judge.ports import InMemoryRecords
 from workers.judge.sandbox.seal import Role
+from workers.judge.slot_config import SlotConfig
 
 
 class Rig:
@@ -40,7 +40,7 @@ class Rig:
         root = Path(self._directory.name)
         root.chmod(0o711)
         self._uid = uids.hold(load().candidate_uid) if os.getuid() == 0 else None
-        self.place = Place(
+        self.slot = SlotConfig(
             name=f"rig-{number}",
             number=number,
             device=device,
@@ -52,8 +52,8 @@ class Rig:
             build_store=str(builds),
             build_store_bytes=1 << 30,
         )
-        self.records = InMemoryRecords()
-        self.forkserver = handle.start(self.place)
+        self.backend = InMemoryBackend()
+        self.forkserver = handle.start(self.slot)
         self._judges: Judges | None = None
         self._stands = stands
 
@@ -71,14 +71,14 @@ class Rig:
 
     def judge(self, request: Request) -> Outcome:
         """The outcome, also of a judge that died."""
-        return self.judge_at(self.place, request)
+        return self.judge_at(self.slot, request)
 
-    def judge_at(self, place: Place, request: Request) -> Outcome:
+    def judge_at(self, slot: SlotConfig, request: Request) -> Outcome:
         """As :meth:`judge`, at another place with the same fork server."""
         if self._judges is None:
             self._judges = Judges(self.forkserver)
         try:
-            return self._judges.judge(request, place, self.records)
+            return self._judges.judge(request, slot, self.backend)
         except JudgeDied as died:
             return died.outcome
         finally:
@@ -89,7 +89,7 @@ class Rig:
     def sealed(self, *roles: Role) -> list[int]:
         """The living sealed processes of these roles."""
         found: list[int] = []
-        uid = self.place.uid
+        uid = self.slot.uid
         # Linux's list of children can miss one while others end.
         by_uid = [pid for each in uids.all_of(uid) for pid in linux.living_of_uid(each)] if uid is not None else None
         for pid in linux.children(self.forkserver.pid) if by_uid is None else by_uid:

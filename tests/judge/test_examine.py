@@ -24,11 +24,11 @@ from tests.judge.sources import kernel, problem, suite_of
 from workers.judge.candidate import examiner
 from workers.judge.channel import reports
 from workers.judge.channel.flags import memory
-from workers.judge.host.blackbox import BlackBox
+from workers.judge.host.status_page import StatusPage
 from workers.judge.host.turns import opened
-from workers.judge.trial.cpu import CpuTime
-from workers.judge.trial.processes import Processes
-from workers.judge.trial.steps import Steps
+from workers.judge.pipeline.cpu import CpuTime
+from workers.judge.pipeline.processes import Processes
+from workers.judge.pipeline.steps import Steps
 
 pytestmark = pytest.mark.slow("compiles and examines kernels")
 
@@ -275,11 +275,11 @@ def tool_rig(judge_environment: None) -> Iterator[Rig]:
 
 @pytest.mark.slow("it waits for a device")
 def test_a_tool_starts_before_the_device_is_had(tool_rig: Rig) -> None:
-    place = tool_rig.place
+    slot = tool_rig.slot
     asked = Request(problem=PROBLEM, kernel=PLAIN, backend=Backend.TORCH, settings=Settings())
-    steps = Steps(BlackBox(), place, asked.settings.total_s)
-    examining = Processes(asked, place, tool_rig.forkserver, CpuTime()).examiner(steps)
-    with opened(place.lock) as others:
+    steps = Steps(StatusPage(), slot, asked.settings.total_s)
+    examining = Processes(asked, slot, tool_rig.forkserver, CpuTime()).examiner(steps)
+    with opened(slot.lock) as others:
         fcntl.flock(others, fcntl.LOCK_EX)
         release = threading.Timer(WAIT_S, fcntl.flock, (others, fcntl.LOCK_UN))
         release.start()
@@ -308,8 +308,8 @@ def test_what_a_builder_has_made_is_not_compiled_under_a_tool(tool_rig: Rig) -> 
     settings = Settings(examine=Examination(sanitize=(Sanitizer.MEMCHECK,)))
     source = extension.kernel(after=GIVEN)
     asked = Request(problem=extension.PROBLEM, kernel=source, backend=Backend.CPP, settings=settings)
-    steps = Steps(BlackBox(), tool_rig.place, asked.settings.total_s)
-    processes = Processes(asked, tool_rig.place, tool_rig.forkserver, CpuTime())
+    steps = Steps(StatusPage(), tool_rig.slot, asked.settings.total_s)
+    processes = Processes(asked, tool_rig.slot, tool_rig.forkserver, CpuTime())
     pytests = signal.getsignal(signal.SIGALRM)
     try:
         processes.begin_reference()

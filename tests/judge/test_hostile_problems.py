@@ -43,13 +43,13 @@ def outside() -> Iterator[Outside]:
     directory.chmod(0o777)
     (directory / "secret").write_text(SECRET)
     (directory / "secret").chmod(0o644)
-    places = [
+    slots = [
         (socket.AF_INET, ("127.0.0.1", 0)),
         (socket.AF_UNIX, str(directory / "socket")),
         (socket.AF_UNIX, f"\0{directory}"),
     ]
-    listeners = [socket.socket(family) for family, _ in places]
-    for listener, (_, address) in zip(listeners, places, strict=True):
+    listeners = [socket.socket(family) for family, _ in slots]
+    for listener, (_, address) in zip(listeners, slots, strict=True):
         listener.bind(address)
         greet(listener, SECRET.encode())
     (directory / "socket").chmod(0o777)
@@ -61,14 +61,14 @@ def outside() -> Iterator[Outside]:
 
 def sealed_processes(rig: Rig) -> list[int]:
     """The processes of the place's uids; of an ordinary user's fleet, the fork server's children."""
-    if rig.place.uid is None:
+    if rig.slot.uid is None:
         return [pid for pid in linux.children(rig.forkserver.pid) if not linux.is_zombie(pid)]
-    return [pid for uid in uids.all_of(rig.place.uid) for pid in linux.living_of_uid(uid)]
+    return [pid for uid in uids.all_of(rig.slot.uid) for pid in linux.living_of_uid(uid)]
 
 
 def assert_nothing_left(rig: Rig) -> None:
     """Sealed processes end, and their directories go."""
-    until(lambda: not sealed_processes(rig) and not list(rig.place.scratch.iterdir()), what="the end of all processes")
+    until(lambda: not sealed_processes(rig) and not list(rig.slot.scratch.iterdir()), what="the end of all processes")
 
 
 def assert_contained(outside: Outside, outcome: Outcome) -> None:

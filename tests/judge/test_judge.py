@@ -21,7 +21,7 @@ from tests.judge.rig import Rig
 from tests.waiting import until
 from workers.judge.api import Judges
 from workers.judge.host import linux
-from workers.judge.trial import steps
+from workers.judge.pipeline import steps
 
 pytestmark = pytest.mark.slow("judges many kernels")
 
@@ -112,7 +112,7 @@ for pid in range(1, os.getpid()):
         continue
     if b"secret-of-the-fleet" in environ:
         found.append(f"environ of {pid}")
-for module in ("sqlalchemy", "psycopg", "celery", "redis", "workers.judge.trial", "kqueue.config"):
+for module in ("sqlalchemy", "psycopg", "celery", "redis", "workers.judge.pipeline", "kqueue.config"):
     if module in sys.modules:
         found.append(module)
 for fd in map(int, os.listdir("/proc/self/fd")):
@@ -165,7 +165,7 @@ def test_nothing_is_left_of_an_evaluation(rig: Rig) -> None:
     outcome = judge(rig, right("subprocess.Popen(['sleep', '300'], start_new_session=True)", top))
     assert outcome.category is Category.SANDBOX_VIOLATION
     assert outcome.facts.leftovers >= 1
-    until(lambda: list(rig.place.scratch.iterdir()) == [])
+    until(lambda: list(rig.slot.scratch.iterdir()) == [])
     until(lambda: set(linux.children(rig.forkserver.pid)) <= before)
 
 
@@ -275,7 +275,7 @@ def test_a_judge_waits_no_longer_than_all_deadlines_together(rig: Rig, monkeypat
     assert judge(rig, right()).category is Category.PASSED
 
 
-@pytest.mark.parametrize("victim", ["judge", "seat"])
+@pytest.mark.parametrize("victim", ["judge", "judge supervisor"])
 def test_the_judge_s_death_takes_the_candidate_with_it(rig: Rig, victim: str) -> None:
     before = set(linux.children(os.getpid()))
     with ThreadPoolExecutor(1) as thread:
@@ -294,7 +294,7 @@ def test_a_seal_that_fails_is_the_fleet_s_fault(rig: Rig) -> None:
     request = Request(problem=PROBLEM, kernel=right(), backend=Backend.TORCH, settings=QUICK)
     # It is private, and not below a directory that may be the candidate's own.
     with tempfile.TemporaryDirectory(dir="/run") as closed:
-        outcome = rig.judge_at(replace(rig.place, scratch=Path(closed)), request)
+        outcome = rig.judge_at(replace(rig.slot, scratch=Path(closed)), request)
     assert outcome.category is Category.JUDGE_ERROR
     assert "could not be sealed: PermissionError" in outcome.message
     # What that judge left is ended by its uid, which the next candidate has too.
@@ -366,8 +366,8 @@ def test_an_attack_on_the_fleet_is_the_kernel_s_own_failure(rig: Rig, body: str,
     outcome = judge(rig, right(body, top), settings)
     assert outcome.category is category, outcome.message
     assert judge(rig, right()).category is Category.PASSED
-    if rig.place.uid is not None:
-        until(lambda: linux.living_of_uid(rig.place.uid or 0) == [])
+    if rig.slot.uid is not None:
+        until(lambda: linux.living_of_uid(rig.slot.uid or 0) == [])
 
 
 def test_a_kernel_cannot_make_the_reference_late(rig: Rig) -> None:
@@ -398,9 +398,9 @@ word = "'att" + "empt': "
 print("seen", len(seen), *[one for one in seen if word in one])
 """
     judges = Judges(rig.forkserver)
-    judges.blackbox.open(identity, 7)
+    judges.status_page.open(identity, 7)
     request = Request(problem=PROBLEM, kernel=right(top=top), backend=Backend.TORCH, settings=QUICK)
-    outcome = judges.judge(request, rig.place, rig.records)
+    outcome = judges.judge(request, rig.slot, rig.records)
     judges.leave()
     assert outcome.category is Category.PASSED, outcome.message
     assert "level 30 []" in outcome.log

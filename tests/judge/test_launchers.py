@@ -12,7 +12,7 @@ from triton.backends.nvidia import driver
 from triton.runtime import build
 
 from tests.waiting import until
-from workers.judge.keeper.launchers import Launchers
+from workers.judge.forkserver.launchers import Launchers
 
 POINTERS = ["*fp32", "*bf16", "i32", "constexpr"]
 

@@ -16,9 +16,9 @@ from kqueue.evidence import Facts
 from tests.judge.linear import QUICK, judge, right
 from tests.judge.rig import Rig
 from tests.waiting import until
+from workers.judge.forkserver.control import End, Report
 from workers.judge.host import linux
-from workers.judge.keeper.control import End, Report
-from workers.judge.trial import killed
+from workers.judge.pipeline import killed
 
 #: Says that foreign code runs, and sleeps.
 ASLEEP = "import os, time; os.path.exists('asleep') or (open('asleep', 'w').close(), time.sleep({seconds}))"

@@ -21,9 +21,9 @@ from tests.judge import extension
 from tests.judge.sources import problem
 from tests.waiting import until
 from workers.judge.host import holders, linux
-from workers.judge.host.blackbox import BlackBox
-from workers.judge.place import Place
-from workers.judge.trial.steps import Steps
+from workers.judge.host.status_page import StatusPage
+from workers.judge.pipeline.steps import Steps
+from workers.judge.slot_config import SlotConfig
 
 pytestmark = pytest.mark.slow("starts judges of its own")
 
@@ -136,7 +136,7 @@ def test_what_cannot_be_judged_here_is_refused(local: LocalJudge, config: Config
 def test_a_killed_server_is_replaced(local: LocalJudge) -> None:
     """The service outlives its fork server and its seat: the next kernel is judged by others."""
     for server in linux.children(service()):
-        if Path(f"/proc/{server}/comm").read_text().strip() in ("kq-forkserver", "kq-seat"):
+        if Path(f"/proc/{server}/comm").read_text().strip() in ("kq-forkserver", "kq-judge-super"):
             os.kill(server, signal.SIGKILL)
     assert local(problem=PROBLEM, kernel=RIGHT, settings=UNTIMED).passed
 
@@ -154,8 +154,8 @@ def test_nothing_is_left_of_a_closed_judge(local: LocalJudge, config: Config) ->
 def test_a_killed_judge_is_replaced(local: LocalJudge, config: Config) -> None:
     """A judge that is killed leaves no process. The call fails, the next one succeeds and removes the files."""
     first, lock = service(), config.scratch / "locks" / "cpu.lock"
-    place = Place(name="p", number=0, device="cpu", siblings=1, scratch=config.scratch / "p", lock=lock, uid=None)
-    steps = Steps(BlackBox(), place, 600.0)
+    slot = SlotConfig(name="p", number=0, device="cpu", siblings=1, scratch=config.scratch / "p", lock=lock, uid=None)
+    steps = Steps(StatusPage(), slot, 600.0)
     pytests = signal.getsignal(signal.SIGALRM)  # else this process would be the judge's to end
     with ThreadPoolExecutor(2) as pool:
         call = pool.submit(local, problem=PROBLEM, kernel=ENDLESS, settings=UNTIMED)

@@ -10,12 +10,12 @@ from kqueue.categories import Category
 from kqueue.contract import Backend, Deadlines, Outcome, Phase, Request, Settings, Timing
 from tests.judge.rig import Rig
 from tests.judge.sources import kernel, problem
-from workers.judge.trial.cases import Case
-from workers.judge.trial.exchange import Candidate
+from workers.judge.pipeline.cases import Case
+from workers.judge.pipeline.exchange import Candidate
 
 pytestmark = pytest.mark.slow("judges several kernels at once")
 
-EVALUATION = "workers.judge.trial.run._Evaluation"
+EVALUATION = "workers.judge.pipeline.run._Evaluation"
 
 PROBLEM, KERNEL = problem("x: torch.relu(x)"), kernel("x: torch.relu(x)")
 SLOW = KERNEL.replace("return", "import time; time.sleep(0.05)\n        return")

@@ -13,7 +13,7 @@ import pytest
 from triton.backends import nvidia
 
 from workers.judge.candidate import shortage
-from workers.judge.keeper import ahead
+from workers.judge.forkserver import prewarm
 
 pytestmark = pytest.mark.slow("it compiles Triton kernels and a driver")
 
@@ -25,7 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaDriver, CudaUtils
 from triton.compiler import ASTSource
 from triton.runtime.driver import driver
-from workers.judge.candidate import rehearsal, shortage
+from workers.judge.candidate import warm_up, shortage
 
 spec = importlib.util.spec_from_file_location("kernels", sys.argv[1])
 kernels = importlib.util.module_from_spec(spec)
@@ -82,7 +82,7 @@ made.utils.load_binary = lambda *_: (1, 1, 32, 0, 1024)
 a = torch.zeros(256, 256)
 for launches in json.loads(sys.argv[2]):
     launched, raised = [], []
-    with rehearsal.launching_nothing(launched):
+    with warm_up.launching_nothing(launched):
         for name, options in launches:
             try:
                 getattr(kernels, name)[(1,)](a, a, **options)
@@ -131,11 +131,11 @@ def test_a_launch_is_compiled_and_left_out_and_tells_what_it_lacks(tmp_path: Pat
 
 
 #: Has Triton load its library, without a compiler to make another.
-_AHEAD = """
+_ENQUEUED = """
 import os, sys
 import triton.language
-from workers.judge.keeper import ahead
-ahead.put(ahead.prepare())
+from workers.judge.forkserver import prewarm
+prewarm.put(prewarm.prepare())
 os.environ["CC"] = "/bin/false"
 from triton.backends.nvidia.driver import CudaUtils
 from triton.runtime.cache import triton_key
@@ -145,6 +145,6 @@ print(callable(CudaUtils().load_binary), triton_key.cache_info().currsize, len(o
 
 def test_a_candidate_finds_done_what_each_process_does_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's library is there, its own files are hashed, and no thread is left; without a GPU there is nothing."""
-    assert run(tmp_path, _AHEAD) == "True 1 1\n"
+    assert run(tmp_path, _ENQUEUED) == "True 1 1\n"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert ahead.prepare() == {}
+    assert prewarm.prepare() == {}

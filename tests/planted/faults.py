@@ -27,8 +27,8 @@ class Fault(NamedTuple):
 _CLAIMS = "kqueue/store/evaluations/claims.py"
 _VERDICTS = "kqueue/store/evaluations/verdicts.py"
 _CONDITIONS = "kqueue/store/evaluations/conditions.py"
-_COMPARE = "workers/judge/trial/compare.py"
-_TIMING = "workers/judge/trial/timing.py"
+_COMPARE = "workers/judge/pipeline/compare.py"
+_TIMING = "workers/judge/pipeline/timing.py"
 _SEAL = "workers/judge/sandbox/seal.py"
 _MESSAGES = "workers/messages.py"
 _AUTH = "kqueue/http/auth.py"
@@ -162,7 +162,7 @@ FAULTS = (
         "workers/judge/deaths.py",
         "    if exitcode in _FROM_OUTSIDE:",
         "    if exitcode not in _FROM_OUTSIDE and exitcode < -1000:",
-        ("tests/fleet/test_deaths.py", "tests/judge/test_seat.py"),
+        ("tests/fleet/test_deaths.py", "tests/judge/test_supervisor.py"),
     ),
     Fault(
         "fleet_not_compiled",
@@ -175,7 +175,7 @@ FAULTS = (
     Fault(
         "cancel_blames_next",
         "A death is recorded for the evaluation whose clerk died, and for no other.",
-        "workers/judge/host/blackbox.py",
+        "workers/judge/host/status_page.py",
         "(record for record in self.read() if record.evaluation_id == evaluation_id)",
         "(record for record in self.read())",
         ("tests/fleet/test_cancel_next.py",),
@@ -211,7 +211,7 @@ FAULTS = (
         _COMPARE,
         "        stray = finite & ~out.isfinite()",
         "        stray = finite & out.isnan()",
-        ("tests/judge/trial/test_compare.py",),
+        ("tests/judge/pipeline/test_compare.py",),
     ),
     Fault(
         "mask_forgotten",
@@ -219,7 +219,7 @@ FAULTS = (
         _COMPARE,
         "return same | (finite & (error <= tolerance.rtol * size + tolerance.atol))",
         "return same | (error <= tolerance.rtol * size + tolerance.atol) | ~finite",
-        ("tests/judge/trial/test_compare.py",),
+        ("tests/judge/pipeline/test_compare.py",),
     ),
     Fault(
         "zeros_pass",
@@ -227,7 +227,7 @@ FAULTS = (
         _COMPARE,
         "figures.distance > self.grade.farthest * figures.size and",
         "figures.distance > 9 * self.grade.farthest * figures.size and figures.size > 9 and",
-        ("tests/judge/trial/test_compare.py",),
+        ("tests/judge/pipeline/test_compare.py",),
     ),
     Fault(
         "mean_passes",
@@ -235,7 +235,7 @@ FAULTS = (
         _COMPARE,
         "            figures.finite >= _ENOUGH\n",
         "            figures.finite < 0\n",
-        ("tests/judge/trial/test_compare.py",),
+        ("tests/judge/pipeline/test_compare.py",),
     ),
     Fault(
         "shape_unchecked",
@@ -243,7 +243,7 @@ FAULTS = (
         _COMPARE,
         "        if mine.shape != theirs.shape:",
         "        if len(mine.shape) != len(theirs.shape):",
-        ("tests/judge/trial/test_compare.py", "tests/judge/test_judge.py"),
+        ("tests/judge/pipeline/test_compare.py", "tests/judge/test_judge.py"),
     ),
     Fault(
         "dtype_unchecked",
@@ -251,7 +251,7 @@ FAULTS = (
         _COMPARE,
         "        if mine.dtype != theirs.dtype:",
         "        if mine.dtype is None:",
-        ("tests/judge/trial/test_compare.py", "tests/judge/test_judge.py"),
+        ("tests/judge/pipeline/test_compare.py", "tests/judge/test_judge.py"),
     ),
     Fault(
         "excused_by_far",
@@ -259,7 +259,7 @@ FAULTS = (
         _COMPARE,
         "_LENIENCE: Final = 8.0",
         "_LENIENCE: Final = 8000.0",
-        ("tests/judge/trial/test_compare.py", "tests/judge/trial/test_reference.py"),
+        ("tests/judge/pipeline/test_compare.py", "tests/judge/pipeline/test_reference.py"),
     ),
     Fault(
         "false_cause",
@@ -267,7 +267,7 @@ FAULTS = (
         _COMPARE,
         "least <= errors[0] <= most and self._is_rounded()",
         "least <= errors[0]",
-        ("tests/judge/trial/test_downgrade.py",),
+        ("tests/judge/pipeline/test_downgrade.py",),
     ),
     # Time -----------------------------------------------------------------------------------------------
     Fault(
@@ -276,7 +276,7 @@ FAULTS = (
         _TIMING,
         "        if not doubtful:\n            return\n",
         "        if doubtful or not doubtful:\n            return\n",
-        ("tests/judge/trial/test_timing.py",),
+        ("tests/judge/pipeline/test_timing.py",),
     ),
     Fault(
         "first_calls_kept",
@@ -284,7 +284,7 @@ FAULTS = (
         _TIMING,
         "self._counted - 1 if self._counted <= self._most else self._random.randrange(self._counted)",
         "self._counted - 1",
-        ("tests/judge/trial/test_timing.py",),
+        ("tests/judge/pipeline/test_timing.py",),
     ),
     Fault(
         "work_in_few_calls",
@@ -292,7 +292,7 @@ FAULTS = (
         _TIMING,
         "(max(call, least) - taken) / 1e6",
         "(call - taken) / 1e6",
-        ("tests/judge/trial/test_timing.py",),
+        ("tests/judge/pipeline/test_timing.py",),
     ),
     Fault(
         "null_slowed",
@@ -300,7 +300,7 @@ FAULTS = (
         _TIMING,
         "return max(0.0, min(own, (baseline.null_ms - quicker) * 1e6 - series.spared_ns))",
         "return own",
-        ("tests/judge/trial/test_timing.py",),
+        ("tests/judge/pipeline/test_timing.py",),
     ),
     # The seal -------------------------------------------------------------------------------------------
     Fault(

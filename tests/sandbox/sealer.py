@@ -21,13 +21,15 @@ from uuid import uuid4
 
 from tests.sandbox import attacks  # imported before the seal, because it is out of reach then
 from workers.judge.candidate import harness
+from workers.judge.forkserver.files import Files
 from workers.judge.host import linux
-from workers.judge.keeper.files import Files
-from workers.judge.sandbox import ground, seal, view
+from workers.judge.sandbox import seal, self_check, view
 from workers.judge.sandbox.cgroups import Lack
 
 
-def _fork(do: str, arguments: list[Any], profile: seal.Profile, base: ground.Ground | None) -> tuple[int, int, Any]:
+def _fork(
+    do: str, arguments: list[Any], profile: seal.Profile, base: self_check.SelfCheck | None
+) -> tuple[int, int, Any]:
     """A process that does it, sealed where there is a ground to stand on; its pid, its answer's pipe, its group."""
     group = base.groups.group(profile.host_memory_bytes, profile.processes) if base else None
     files = Files(profile, base.means.covers if base else None)
@@ -60,7 +62,7 @@ def _fork(do: str, arguments: list[Any], profile: seal.Profile, base: ground.Gro
     os._exit(0)
 
 
-def _serve(request: dict[str, Any], root: Path, base: ground.Ground, uid: int | None) -> dict[str, Any]:
+def _serve(request: dict[str, Any], root: Path, base: self_check.SelfCheck, uid: int | None) -> dict[str, Any]:
     def profile() -> seal.Profile:
         bounds = request.get("bounds", {})
         return seal.Profile(
@@ -118,7 +120,7 @@ def main() -> None:
             view.rebuild()
         os.chown(root, user, user)
         seal.become(user)
-    base = ground.prepare(uid, "")
+    base = self_check.prepare(uid, "")
     print(json.dumps(base.report() | {"groups": [str(p.directory) for p in base.groups._places]}), flush=True)
     for line in sys.stdin:
         print(json.dumps(_serve(json.loads(line), root, base, uid)), flush=True)

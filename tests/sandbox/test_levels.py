@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from workers.judge.keeper import handle as launch
-from workers.judge.place import Place
+from workers.judge.forkserver import handle as launch
 from workers.judge.sandbox import reach
 from workers.judge.sandbox.level import MEASURES, Level, lacking, reached
+from workers.judge.slot_config import SlotConfig
 
 
 def test_a_missing_measure_costs_its_level() -> None:
@@ -45,7 +45,7 @@ def test_a_missing_measure_costs_its_level() -> None:
 
 
 def test_a_worker_does_not_start_below_its_level(tmp_path: Path) -> None:
-    slot = Place(name="s", number=0, device="cpu", siblings=1, scratch=tmp_path, lock=tmp_path / "lock", uid=None)
+    slot = SlotConfig(name="s", number=0, device="cpu", siblings=1, scratch=tmp_path, lock=tmp_path / "lock", uid=None)
     given = dict.fromkeys(MEASURES, True) | {"seccomp": "refused: by the host", "level": "basic"}
 
     def forkserver() -> launch.ForkServer:

@@ -33,8 +33,8 @@ from workers.judge.channel import protocol, reports
 from workers.judge.channel.flags import memory
 from workers.judge.channel.protocol import Examine, Job, Opening, Order
 from workers.judge.ending import EvaluationEnded
+from workers.judge.forkserver.process import SealedProcess
 from workers.judge.host import linux, uids
-from workers.judge.keeper.process import SealedProcess
 from workers.judge.sandbox import shelf
 from workers.judge.sandbox.seal import Profile, Role
 
@@ -141,7 +141,7 @@ class Cast:
     words: list[socket.socket] = field(default_factory=list[socket.socket])
 
     def fork(self, role: str, slot_uid: int) -> tuple[SealedProcess, int, str]:
-        place = self.rig.place
+        place = self.rig.slot
         # Which of its uids a reference has is the fork server's choice.
         offset = {"builder": uids.BUILDER_OFFSET, "examined": uids.COMPILED_OFFSET}.get(role, 0)
         profile = Profile(
@@ -179,7 +179,7 @@ class Cast:
     @property
     def shelf(self) -> Path:
         """The tool's folder, in reach of an examined kernel."""
-        return self.rig.place.scratch / "shelf"
+        return self.rig.slot.scratch / "shelf"
 
     def _test(self, process: SealedProcess, source: str) -> None:
         """Have a process become pytest, and wait until a test runs or it has ended."""
@@ -245,8 +245,8 @@ def cast() -> Iterator[Cast]:
         patch.setenv("KQUEUE_DATABASE_URL", secret)
         patch.setenv("OMP_NUM_THREADS", "1")
         with Rig() as rig:
-            assert rig.place.uid is not None
-            other = uids.hold(rig.place.uid + 1)
+            assert rig.slot.uid is not None
+            other = uids.hold(rig.slot.uid + 1)
             made = Cast(rig, other.uid)
             # Tests have the uid of a candidate, of which there is one at a time.
             slots = {role: uids.hold(other.uid + 1) for role in _PYTEST}
@@ -263,9 +263,9 @@ def cast() -> Iterator[Cast]:
                     assert stand_in.stdout is not None
                     assert stand_in.stdout.readline() == "ready\n"
                     made.targets[role] = (stand_in.pid, str(place))
-                made.targets["fork server"] = (rig.forkserver.pid, str(rig.place.scratch))
+                made.targets["fork server"] = (rig.forkserver.pid, str(rig.slot.scratch))
                 for role in SEALED:
-                    process, pid, scratch = made.fork(role, slots[role].uid if role in slots else rig.place.uid)
+                    process, pid, scratch = made.fork(role, slots[role].uid if role in slots else rig.slot.uid)
                     sealed.append(process)
                     made.load(process, role, _OPEN)
                     made.targets[role] = (pid, scratch)

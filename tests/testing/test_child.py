@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from workers.judge.trial import suite
+from workers.judge.pipeline import pytest_run
 from workers.testing import child, claims
 from workers.testing.groups import Order
 
@@ -60,7 +60,7 @@ def test_a_judge_hears_the_end(request: pytest.FixtureRequest, limits: dict[str,
     data = failure(request, "\n".join(f"  at {number}" for number in range(20_000)))
     words = [WARNING] * 10_000 + [{"at": "report", "data": data}] * 40 + [{"at": "end"}]
     heard = said(order(**limits), *words)
-    assert sum(map(len, heard)) < suite._MOST_BYTES
+    assert sum(map(len, heard)) < pytest_run._MOST_BYTES
     assert json.loads(heard[-1]) == {"at": "end"}
     assert len([line for line in heard if b'"report"' in line]) == 40
 

@@ -30,7 +30,7 @@ from tests.testing.projects import (
     write_two,
 )
 from tests.waiting import alive, until
-from workers.judge.host.alone import NoRoom, room
+from workers.judge.host.exclusive import NoRoom, room
 from workers.judge.host.scratch import device_lock, prepare
 from workers.judge.host.turns import opened, turn
 

@@ -28,12 +28,12 @@ from kqueue.errors import ConfigError, JudgeUnavailable, KqueueError
 from kqueue.evidence import Environment
 from kqueue.judging import Machine, Start
 from workers.judge import api, deaths
+from workers.judge.backend import InMemoryBackend
+from workers.judge.forkserver import handle
 from workers.judge.gpu.devices import choose, devices
 from workers.judge.host import linux, scratch, uids
-from workers.judge.keeper import handle
-from workers.judge.place import Place, set_environment
-from workers.judge.ports import InMemoryRecords
 from workers.judge.sandbox import cgroups
+from workers.judge.slot_config import SlotConfig, set_environment
 
 if TYPE_CHECKING:
     from workers.judge.api import Judges
@@ -74,8 +74,8 @@ class _Service:
         self._start = start
         self._ending = ending
         self._stack = ExitStack()
-        self._records = InMemoryRecords()
-        self._place: Place
+        self._backend = InMemoryBackend()
+        self._slot: SlotConfig
         self._judges: Judges
         self.machine: Machine
 
@@ -90,10 +90,10 @@ class _Service:
         with ExitStack() as stack:
             # A process that outlives its parent becomes a child of this one.
             linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
-            self._place = stack.enter_context(_open_place(self._start))
+            self._slot = stack.enter_context(_open_slot(self._start))
             stack.callback(_kill_children)
-            set_environment(os.environ, self._place, len(os.sched_getaffinity(0)))
-            forkserver = handle.start(self._place)
+            set_environment(os.environ, self._slot, len(os.sched_getaffinity(0)))
+            forkserver = handle.start(self._slot)
             stack.callback(forkserver.stop)
             stack.callback(self._ending.hold)  # the first to be called: nothing interrupts the others
             with self._ending:
@@ -118,18 +118,18 @@ class _Service:
             if not outcome.category.info.retried:
                 break
             outcome = self._attempt(request)
-        doubts = [reason for _, reason in self._records.doubts]
-        self._records.doubts.clear()
+        doubts = [reason for _, reason in self._backend.doubts]
+        self._backend.doubts.clear()
         return {"outcome": outcome.model_dump(mode="json"), "doubts": doubts}
 
     def _attempt(self, request: Request) -> Outcome:
         if not self._judges.alive():
             self._judges.stop()
             linux.sweep(set())  # what a seat leaves that is killed becomes this process's child
-            self._judges = api.Judges(handle.start(self._place))
+            self._judges = api.Judges(handle.start(self._slot))
             self._judges.wait_ready(self._start.isolation)
         try:
-            return self._judges.judge(request, self._place, self._records)
+            return self._judges.judge(request, self._slot, self._backend)
         except deaths.JudgeDied as died:
             return died.outcome
 
@@ -141,12 +141,12 @@ class _Service:
         """
         import torch
 
-        from workers.judge import seat
+        from workers.judge import supervisor
 
-        assert seat
-        if self._place.on_gpu and torch.version.cuda is None:
+        assert supervisor
+        if self._slot.on_gpu and torch.version.cuda is None:
             raise ConfigError(
-                f"this torch ({torch.__version__}) is built without CUDA, so it cannot judge on {self._place.device}:"
+                f"this torch ({torch.__version__}) is built without CUDA, so it cannot judge on {self._slot.device}:"
                 " install a torch with CUDA, or choose the device cpu"
             )
 
@@ -154,14 +154,14 @@ class _Service:
         from workers.judge.gpu import environment
 
         return Machine(
-            device=self._place.device,
+            device=self._slot.device,
             isolation=self._judges.forkserver.isolation["level"],
-            environment=Environment.model_validate(environment.facts(self._place)),
+            environment=Environment.model_validate(environment.facts(self._slot)),
         )
 
 
 @contextmanager
-def _open_place(start: Start) -> Generator[Place]:
+def _open_slot(start: Start) -> Generator[SlotConfig]:
     """Give the judge a device, a private directory and a uid for candidates, until the block ends.
 
     Raises:
@@ -174,7 +174,7 @@ def _open_place(start: Start) -> Generator[Place]:
     uid = uids.hold(start.candidate_uid) if os.geteuid() == 0 else None
     try:
         _empty(directory)  # an earlier judge was killed here
-        yield Place(
+        yield SlotConfig(
             name=directory.name,
             number=0,
             device=device,

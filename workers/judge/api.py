@@ -1,6 +1,6 @@
 """The judge as a library: a request in, an outcome out, with no service at all.
 
-A place has one judge at a time. It is a process of its own (:mod:`workers.judge.seat`) that serves one evaluation
+A place has one judge at a time. It is a process of its own (:mod:`workers.judge.supervisor`) that serves one evaluation
 after another, so that its CUDA context and its kernels are there before a request is. It holds no secret, runs nothing
 foreign, and asks whoever gave the request for all that is kept elsewhere.
 """
@@ -25,12 +25,12 @@ import kqueue
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase, Request
 from workers.judge import deaths
+from workers.judge.backend import JudgeBackend, answer
 from workers.judge.channel.packets import send_with_fds
+from workers.judge.forkserver.handle import ForkServer, clean_environment
 from workers.judge.host import linux, toolchain
-from workers.judge.host.blackbox import BlackBox
-from workers.judge.keeper.handle import ForkServer, clean_environment
-from workers.judge.place import Place
-from workers.judge.ports import Records, answer
+from workers.judge.host.status_page import StatusPage
+from workers.judge.slot_config import SlotConfig
 
 #: How long the seat may take to end, in seconds.
 _STOP_S: Final = 5.0
@@ -44,23 +44,23 @@ class Judges:
     Attributes:
         forkserver: the place's.
         pid: the seat, a child of the process that made this.
-        blackbox: told of each phase by the judge.
+        status_page: told of each phase by the judge.
     """
 
     def __init__(
-        self, forkserver: ForkServer, blackbox: BlackBox | None = None, *, without: Sequence[int] = ()
+        self, forkserver: ForkServer, status_page: StatusPage | None = None, *, without: Sequence[int] = ()
     ) -> None:
         """Fork the seat, which forks the first judge. No thread of this process may hold a lock.
 
         Args:
             forkserver: the place's; it need not be ready yet.
-            blackbox: one that others read too; None for one of its own.
+            status_page: one that others read too; None for one of its own.
             without: descriptors that the seat must not have.
         """
-        from workers.judge import seat
+        from workers.judge import supervisor
 
         self.forkserver = forkserver
-        self.blackbox = blackbox or BlackBox()
+        self.status_page = status_page or StatusPage()
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ended = False
         #: How many evaluations have begun that no worker has claimed.
@@ -72,16 +72,16 @@ class Judges:
         if self.pid == 0:
             for descriptor in (*without, self._requests.fileno()):
                 os.close(descriptor)
-            seat.main(theirs, parent, self.blackbox, forkserver)
+            supervisor.main(theirs, parent, self.status_page, forkserver)
         theirs.close()
 
-    def judge(self, request: Request, place: Place, records: Records) -> Outcome:
+    def judge(self, request: Request, slot: SlotConfig, backend: JudgeBackend) -> Outcome:
         """Judge one request. Whoever calls this may be killed: the judge ends then, and all that it had started.
 
         Args:
             request: what to judge.
-            place: where. Its device and uid are the fork server's.
-            records: where environments, baselines and doubts about a GPU are kept; used in this process.
+            slot: where. Its device and uid are the fork server's.
+            backend: where environments, baselines and doubts about a GPU are kept; used in this process.
 
         Returns:
             the outcome; of a judge that raised too.
@@ -90,24 +90,24 @@ class Judges:
             JudgeDied: the judge died, or its seat.
             Exception: the records failed; the judge was ended.
         """
-        begins = self.blackbox.attempt[1] == 0
+        begins = self.status_page.attempt[1] == 0
         if begins:  # else its worker has recorded what it has claimed
             self._begun += 1
-            self.blackbox.open(UUID(int=0), self._begun)
+            self.status_page.open(UUID(int=0), self._begun)
         try:
-            return self._converse(request, place, records)
+            return self._converse(request, slot, backend)
         finally:
             if begins:
-                self.blackbox.close()
+                self.status_page.close()
 
-    def _converse(self, request: Request, place: Place, records: Records) -> Outcome:
+    def _converse(self, request: Request, slot: SlotConfig, backend: JudgeBackend) -> Outcome:
         killed_before = linux.out_of_memory_kills()
         builds = self.forkserver.builds
-        evaluation_id, number = self.blackbox.attempt
+        evaluation_id, number = self.status_page.attempt
         asked = {
             "attempt": [str(evaluation_id), number],
             "request": request.model_dump(mode="json"),
-            "place": place.as_json(),
+            "place": slot.as_json(),
             "isolation": self.forkserver.isolation,
             "builds": builds.as_json() if builds else None,
         }
@@ -122,8 +122,8 @@ class Judges:
                 if "died" in told:
                     starved = linux.out_of_memory_kills() > killed_before
                     raise deaths.JudgeDied(deaths.explain(told["died"], self._phase(), out_of_memory=starved))
-                self.blackbox.use()  # what is settled by reading needs no records
-                answered = answer(records, told["asked"])
+                self.status_page.use()  # what is settled by reading needs no records
+                answered = answer(backend, told["asked"])
                 with suppress(ConnectionError):  # it has died, and how is told next
                     _tell(ours, answered=answered)
         self._gone = self._ends()
@@ -139,7 +139,7 @@ class Judges:
 
     def _phase(self) -> Phase | None:
         """Return the phase that the judge was last in; None before the first."""
-        record = self.blackbox.find(self.blackbox.attempt[0])
+        record = self.status_page.find(self.status_page.attempt[0])
         return record.phase if record else None
 
     def wait_ready(self, minimum: str = "none") -> None:

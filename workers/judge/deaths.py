@@ -59,7 +59,7 @@ def explain(exitcode: int, phase: Phase | None, *, out_of_memory: bool = False) 
         facts["out_of_memory"] = True
     if exitcode in _FROM_OUTSIDE:
         category, message = Category.WORKER_LOST, f"the judge {how}"
-    elif phase is Phase.CANARY:
+    elif phase is Phase.SELF_TEST:
         category, message = Category.GPU_UNHEALTHY, f"the judge {how} while it tested the GPU"
     else:
         category, message = Category.JUDGE_ERROR, f"the judge {how}"

@@ -5,9 +5,9 @@
 :mod:`~workers.testing.groups`      which tests share a process, and what is told of them
 :mod:`~workers.testing.controller`  runs groups side by side, and hands their reports to pytest
 :mod:`~workers.testing.claims`      what a process says, checked before pytest is told of it
-:mod:`~workers.testing.places`      this host: GPUs and slots, and their locks, which a fleet here shares
+:mod:`~workers.testing.host`      this host: GPUs and slots, and their locks, which a fleet here shares
 :mod:`~workers.testing.job`         one process of tests here: its start, its messages, its end
-:mod:`~workers.testing.keeper`      the process between: it ends a job's process with all that it started
+:mod:`~workers.testing.reaper`      the process between: it ends a job's process with all that it started
 :mod:`~workers.testing.fleet`       a fleet: a group's tests as an evaluation, its reports from the verdict
 :mod:`~workers.testing.repository`  the files that travel there
 :mod:`~workers.testing.sealed`      what runs there, in a sealed process

@@ -42,7 +42,7 @@ from typing import Any, Final, cast
 import pytest
 
 from workers.judge.channel.lines import say
-from workers.judge.host.alone import room
+from workers.judge.host.exclusive import room
 from workers.judge.host.turns import turn
 from workers.testing import context
 from workers.testing.groups import Order

@@ -527,7 +527,7 @@ def _host(config: pytest.Config) -> Host:
     option: Any = config.option
     cwd, timeout_s = config.invocation_params.dir, option.kqueue_timeout or math.inf
     if not option.kqueue_fleet:
-        from workers.testing.places import Here
+        from workers.testing.host import Here
 
         return Here(option.kqueue_slots, cwd=cwd, timeout_s=timeout_s, sanitizing=option.kqueue_sanitize)
     from workers.testing.fleet import Fleet

@@ -34,7 +34,7 @@ _MOST_S: Final = 600.0
 #: What a process may use of a device's time, and say, before it gives the tests that are left to another.
 _RENEW_S: Final = 240.0
 _RENEW_BYTES: Final = 256 << 10
-#: About how much it may say in all, which is less than a judge listens to (:mod:`workers.judge.trial.suite`).
+#: About how much it may say in all, which is less than a judge listens to (:mod:`workers.judge.pipeline.pytest_run`).
 _SAID_BYTES: Final = 1536 << 10
 #: Variables of the sender's that pytest reads. Others are the host's.
 _CARRIED: Final = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from workers.judge.channel.lines import Lines, content
 from workers.judge.sandbox.seal import private_directories
-from workers.testing import keeper
+from workers.testing import reaper
 from workers.testing.groups import Group, Order, named
 from workers.testing.sanitizer import findings
 
@@ -29,7 +29,7 @@ _KEPT_BYTES: Final = 16 << 10
 #: Least limit in seconds for what comes before the first test, Python's start and imports too, and after the last.
 _AROUND_S: Final = 600.0
 #: Seconds in which a keeper says that its program is gone, when all has gone on; then it is killed itself.
-_GONE_S: Final = keeper.GRACE_S + 2 * keeper.KILLED_S + 5
+_GONE_S: Final = reaper.GRACE_S + 2 * reaper.KILLED_S + 5
 #: Frames of pytest and of this package in the traceback of a process that dies.
 _FRAME: Final = re.compile(
     r'  File "(.*/(_pytest|pluggy)/.*|.*/workers/testing/(child|sealed)\.py|<frozen runpy>|<string>)"'
@@ -102,7 +102,7 @@ class Job:
         program += [sys.executable, "-P", "-m", "workers.testing.child", str(file), str(says.fileno())]
         try:
             self._keeper = subprocess.Popen(
-                [sys.executable, "-P", "-m", "workers.testing.keeper", str(os.getpid()), str(says.fileno()), *program],
+                [sys.executable, "-P", "-m", "workers.testing.reaper", str(os.getpid()), str(says.fileno()), *program],
                 cwd=cwd,
                 env=self._environment(gpu),
                 stdin=subprocess.DEVNULL,
@@ -129,7 +129,7 @@ class Job:
         # Now that all it has said is known, however late this process gets to read it.
         if time.monotonic() > self._deadline and not self.overdue and not self._ended:
             self.overdue = True
-            self._tell(keeper.ABORT)
+            self._tell(reaper.ABORT)
 
     def output(self) -> bytes:
         """Return what the process has printed since the last call, without waiting."""
@@ -158,7 +158,7 @@ class Job:
 
     def end(self) -> None:
         """Tell the process to end, as Ctrl-C does: fixtures are torn down, then it is killed with all it started."""
-        self._tell(keeper.END)
+        self._tell(reaper.END)
 
     def close(self) -> None:
         """Wait for the keeper's end and remove the job's files."""

@@ -22,7 +22,7 @@ is half written then.
 ==============================================  ==========================================================
 """
 
-from kqueue.store.evaluations.claims import Claim, claim, rehearse, set_environment
+from kqueue.store.evaluations.claims import Claim, claim, set_environment, warm_up
 from kqueue.store.evaluations.conditions import (
     ANY_EXPIRED,
     ANY_OVERDUE,
@@ -76,7 +76,6 @@ __all__ = [
     "lose_worker",
     "publish",
     "published",
-    "rehearse",
     "set_environment",
     "submit",
     "tally",
@@ -85,5 +84,6 @@ __all__ = [
     "upcoming",
     "verdict",
     "verdicts",
+    "warm_up",
     "window",
 ]

@@ -41,7 +41,7 @@ from kqueue.store.engine import transaction
 from kqueue.store.evaluations.conditions import EXPIRED, QUEUED
 from kqueue.store.evaluations.history import History
 from kqueue.store.evaluations.reuse import answer, fingerprint
-from kqueue.store.evaluations.verdicts import expire, rehearse_finish
+from kqueue.store.evaluations.verdicts import expire, warm_up_finish
 from kqueue.store.models import Attempt, Environment, Evaluation, Gpu, Kernel, Problem, Worker
 
 #: A retry that is due is kept for a slot farther away from the one that failed, for so many seconds. Most evaluations
@@ -131,10 +131,10 @@ def claim(engine: Engine, evaluation_id: UUID, *, worker_id: UUID, lease_s: floa
     return Claim(evaluation_id, attempt_id, number, row["lane"], alone, hashes, row)
 
 
-def rehearse(engine: Engine, *, worker_id: UUID) -> None:
+def warm_up(engine: Engine, *, worker_id: UUID) -> None:
     """Do for no evaluation what claiming and ending one takes, so that a process has it at hand when it needs it."""
     claim(engine, UUID(int=0), worker_id=worker_id, lease_s=0)
-    rehearse_finish(engine)
+    warm_up_finish(engine)
 
 
 def set_environment(engine: Engine, attempt_id: int, facts: dict[str, Any], *, conditions: str | None) -> str:

@@ -105,7 +105,7 @@ def finish(
     return recorded or Recorded.LATE
 
 
-def rehearse_finish(engine: Engine) -> None:
+def warm_up_finish(engine: Engine) -> None:
     """Do for no attempt what ending one takes, so that a process has it at hand when it needs it."""
     nobody = UUID(int=0)
     outcome = Outcome(category=Category.WORKER_LOST, message="nobody's")

@@ -40,7 +40,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from workers.judge.channel import flags
 from workers.judge.channel.buffers import Exports
 from workers.judge.channel.packets import send_with_fds
-from workers.judge.channel.protocol import Answer, Export, Place, Reply, TensorSpec, Where
+from workers.judge.channel.protocol import Answer, Export, Location, Reply, TensorSpec, Where
 
 
 class _Raw:
@@ -141,13 +141,13 @@ def is_timed():
     return False
 
 
-def is_timed_or_ahead():
+def is_timed_or_enqueued():
     """Whether the frames above carry out an order to make a timed call, or to prepare one."""
     frame = sys._getframe(1)
     while frame is not None:
         order = getattr(frame.f_locals.get("command"), "order", None)
         if order is not None:
-            return order.name.startswith(("TIME", "AHEAD"))
+            return order.name.startswith(("TIME", "ENQUEUE"))
         frame = frame.f_back
     return False
 
@@ -225,7 +225,7 @@ def slow_nulls(candidate, on_gpu):
     deliver = candidate.deliver
 
     def slowed(command, output):
-        if command.order.name.endswith("NULL"):
+        if command.order.name.endswith("OVERHEAD"):
             take(on_gpu, 10)
         return deliver(command, output)
 

@@ -88,13 +88,13 @@ def telling(shape, dtype=torch.float32):
 
 def write(text, tensors=b""):
     """Write this on the sheet whenever something is to be told."""
-    from workers.judge.channel import sheet
+    from workers.judge.channel import scalar_page
 
     text = json.dumps(text).encode() if not isinstance(text, bytes) else text
     content = struct.pack("=IQQ", 0x6B715348, len(text), len(tensors)) + text + tensors
 
     def tell(value, what):
-        own._sheet[: len(content)] = content
+        own._scalar_page[: len(content)] = content
 
     own = caller("self")
     own._tell = tell

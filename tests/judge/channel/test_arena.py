@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.judge.channel.arena import Arena, taken_by
-from workers.judge.channel.buffers import OpenedBuffer, PlaceError, SharedTensor, view_within
-from workers.judge.channel.protocol import Place, TensorSpec, Where
+from workers.judge.channel.buffers import LocationError, OpenedBuffer, SharedTensor, view_within
+from workers.judge.channel.protocol import Location, TensorSpec, Where
 
 
 def both(nbytes: int) -> tuple[SharedTensor, Arena]:
@@ -26,21 +26,21 @@ def test_the_judge_sees_what_was_kept_in_its_own_layout() -> None:
         kept = arena.keep(tensor)
         assert kept is not None
         assert kept.stride() == tensor.stride()
-        place = arena.place(kept)
-        assert place is not None
-        assert place.where is Where.ARENA
-        assert torch.equal(view_within(shared.flat, place, TensorSpec.of(tensor)), tensor)
+        location = arena.location(kept)
+        assert location is not None
+        assert location.where is Where.ARENA
+        assert torch.equal(view_within(shared.flat, location, TensorSpec.of(tensor)), tensor)
     for tensor in (torch.randn(4, 6)[:, ::2], torch.randn(3).expand(4, 3), torch.empty(0), torch.zeros(1 << 16)):
         assert arena.keep(tensor) is None
-        assert arena.place(tensor) is None
+        assert arena.location(tensor) is None
 
 
 def test_no_place_beyond_the_arena_can_be_told() -> None:
     shared, _ = both(4096)
     spec = TensorSpec.of(torch.zeros(8))
     for offset in (4096 - 28, 4096, -4, 2, 1 << 40):
-        with pytest.raises(PlaceError):
-            view_within(shared.flat, Place(Where.ARENA, offset=offset, stride=(1,)), spec)
+        with pytest.raises(LocationError):
+            view_within(shared.flat, Location(Where.ARENA, offset=offset, stride=(1,)), spec)
 
 
 @given(st.lists(st.tuples(st.integers(1, 700), st.integers(0, 30)), max_size=60))

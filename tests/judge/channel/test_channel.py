@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from workers.judge.channel import flags
 from workers.judge.channel.arguments import put_together, take_apart
 from workers.judge.channel.buffers import (
+    LocationError,
     OpenedBuffer,
-    PlaceError,
     ProcessMemory,
     SharedTensor,
     is_apart,
@@ -31,8 +31,8 @@ from workers.judge.channel.buffers import (
 from workers.judge.channel.protocol import (
     DTYPES,
     Answer,
+    Location,
     Order,
-    Place,
     ProtocolError,
     Reply,
     Shortage,
@@ -55,8 +55,10 @@ def opened(shared: SharedTensor) -> torch.Tensor:
 
 def test_a_reply_survives_the_way() -> None:
     specs = tuple(TensorSpec(dtype, (2, 3), "cuda") for dtype in DTYPES)
-    places = tuple(Place(Where.EXPORTED, 3, 2**60 + i, 512 * i, (3, 1)) for i in range(len(DTYPES)))
-    reply = Reply(Answer.RAISED, 7, Tag.CUDA, 700, "(T,T)", "builtins.ValueError", "größer", specs, places, True, 2**50)
+    locations = tuple(Location(Where.EXPORTED, 3, 2**60 + i, 512 * i, (3, 1)) for i in range(len(DTYPES)))
+    reply = Reply(
+        Answer.RAISED, 7, Tag.CUDA, 700, "(T,T)", "builtins.ValueError", "größer", specs, locations, True, 2**50
+    )
     reply = replace(reply, shortage=Shortage("shared memory", 2**50, 232448, "matmul", "BM=128, ö=1"))
     assert Reply.unpack(reply.pack()) == reply
 
@@ -81,9 +83,9 @@ def test_no_bytes_do_more_than_be_refused(data: bytes, padded: bool) -> None:
 
 
 @given(st.integers(0, SIZE - 1), st.integers(0, 255))
-def test_one_wrong_byte_is_harmless(place: int, value: int) -> None:
+def test_one_wrong_byte_is_harmless(position: int, value: int) -> None:
     data = bytearray(Reply(Answer.MISMATCH, 3, tensors=(TensorSpec(torch.int8, (4,), "cpu"),)).pack())
-    data[place] = value
+    data[position] = value
     with contextlib.suppress(ProtocolError):
         assert isinstance(Reply.unpack(bytes(data)), Reply)
 
@@ -154,9 +156,9 @@ def test_an_output_is_read_within_its_allocation_or_not_at_all(
     flat = torch.zeros(2048, dtype=torch.uint8)
     try:
         view = view_within(
-            flat, Place(Where.EXPORTED, offset=offset, stride=tuple(stride)), TensorSpec(dtype, shape, "cpu")
+            flat, Location(Where.EXPORTED, offset=offset, stride=tuple(stride)), TensorSpec(dtype, shape, "cpu")
         )
-    except PlaceError:
+    except LocationError:
         return
     assert view.shape == shape
     assert view.dtype is dtype
@@ -168,8 +170,8 @@ def test_an_output_is_read_within_its_allocation_or_not_at_all(
 def test_an_output_at_an_offset_is_the_one_that_lies_there() -> None:
     whole = torch.arange(24, dtype=torch.float32)
     output = whole[4:16].view(3, 4).t()
-    place = Place(Where.EXPORTED, offset=16, stride=output.stride())
-    seen = view_within(whole.view(torch.uint8), place, TensorSpec.of(output))
+    location = Location(Where.EXPORTED, offset=16, stride=output.stride())
+    seen = view_within(whole.view(torch.uint8), location, TensorSpec.of(output))
     assert torch.equal(seen, output)
 
 
@@ -187,7 +189,7 @@ def test_a_process_s_memory_is_read_as_it_is(process_memory: ProcessMemory) -> N
         process_memory.read(there.data_ptr(), here)
         assert torch.equal(there, here)
     for address in (-8, 0, 8, (1 << 47) + 4096, (1 << 63) - 8, (1 << 63) - 1):
-        with pytest.raises(PlaceError):
+        with pytest.raises(LocationError):
             process_memory.read(address, torch.zeros(4))
 
 

@@ -23,7 +23,7 @@ from typing import Any, Final, cast
 
 import torch
 
-from workers.judge.candidate import libraries, profile, rehearsal, shortage
+from workers.judge.candidate import libraries, profile, shortage, warm_up
 from workers.judge.channel import activities, flags
 from workers.judge.channel.arguments import check, put_together
 from workers.judge.channel.buffers import Exports, OpenedBuffer, is_apart, is_dense
@@ -37,9 +37,9 @@ from workers.judge.channel.protocol import (
     BufferSpec,
     Command,
     Job,
+    Location,
     Opening,
     Order,
-    Place,
     Reply,
     Shortage,
     Tag,
@@ -73,9 +73,9 @@ _TAGS: Final = {
 }
 _OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
 #: Orders that are answered ahead of their end.
-_AHEAD: Final = frozenset({Order.AHEAD, Order.AHEAD_NULL, Order.AHEAD_IN_TURN})
+_ENQUEUED: Final = frozenset({Order.ENQUEUE, Order.ENQUEUE_OVERHEAD, Order.ENQUEUE_IN_TURN})
 #: Orders behind which another one follows at once.
-_PROMPT: Final = _AHEAD | {Order.RUN}
+_PROMPT: Final = _ENQUEUED | {Order.RUN}
 
 
 class EntryPointError(Exception):
@@ -122,7 +122,7 @@ def serve(channel: socket.socket, page: memoryview[int], kind: Callable[[memoryv
                 os.close(descriptor)
         for reply in replies:
             channel.send(reply.pack())
-        if command.order in _AHEAD and (failure := obeying.settle_after(command)) is not None:
+        if command.order in _ENQUEUED and (failure := obeying.settle_after(command)) is not None:
             channel.send(failure.pack())
         if command.order in _PROMPT and obeying.on_gpu:
             wait_briefly(channel)
@@ -198,14 +198,14 @@ class Harness:
             Order.LOAD: self._load,
             Order.CONSTRUCT: self._construct,
             Order.BIND_INPUTS: self._bind_inputs,
-            Order.REHEARSE: self._rehearse,
+            Order.WARM_UP: self._warm_up,
             Order.BIND_OUTPUTS: self._bind_outputs,
             Order.RUN: self._run,
             Order.TIME: self._time,
-            Order.TIME_NULL: self._time,
-            Order.AHEAD: self._run_ahead,
-            Order.AHEAD_NULL: self._run_ahead,
-            Order.AHEAD_IN_TURN: self._run_ahead,
+            Order.TIME_OVERHEAD: self._time,
+            Order.ENQUEUE: self._enqueue,
+            Order.ENQUEUE_OVERHEAD: self._enqueue,
+            Order.ENQUEUE_IN_TURN: self._enqueue,
             Order.PROFILE: self._profile,
             Order.BUILD: self._build,
             Order.ALLOW: self._allow,
@@ -309,24 +309,24 @@ class Harness:
         return module
 
     def _construct(self, command: Command) -> Reply:
-        arguments, keywords = put_together(self.place(command.payload), [])
+        arguments, keywords = put_together(self.to_device(command.payload), [])
         with torch.no_grad(), self._compiler_watched():
             torch.manual_seed(self._job.seed)
             model = self._class(*arguments, **keywords)
             torch.manual_seed(self._job.seed)
-            model = self._placed(model)
+            model = self._model_to_device(model)
             self.own.model = torch.compile(model) if self._job.compiled else model
             self.settle()
         return self.done(command)
 
-    def place(self, value: Any) -> Any:
+    def to_device(self, value: Any) -> Any:
         """Return an argument with its tensors on the device, those of the declared dtype in the precision asked for."""
         if isinstance(value, torch.Tensor):
             return value.detach().to(device=self.device, dtype=self.dtype_of(value))
         if type(value) in (list, tuple):
-            return type(value)(self.place(item) for item in value)
+            return type(value)(self.to_device(item) for item in value)
         if type(value) is dict:
-            return {key: self.place(item) for key, item in cast("dict[Any, Any]", value).items()}
+            return {key: self.to_device(item) for key, item in cast("dict[Any, Any]", value).items()}
         return value
 
     def dtype_of(self, tensor: torch.Tensor) -> torch.dtype:
@@ -337,8 +337,8 @@ class Harness:
         declared = tensor.dtype is torch.float32 or (tensor.dtype is torch.float64 and not self._job.keeps_float64)
         return self._job.dtype if declared else tensor.dtype
 
-    def _placed(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return the model on the device, its weights as :meth:`place` makes arguments."""
+    def _model_to_device(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return the model on the device, its weights as :meth:`to_device` makes arguments."""
         weights = [*model.parameters(), *model.buffers()]
         if all(self.dtype_of(w) is self._job.dtype for w in weights if w.is_floating_point() or w.is_complex()):
             return model.to(device=self.device, dtype=self._job.dtype)
@@ -379,7 +379,7 @@ class Harness:
         for buffer in buffers:
             buffer.close()
 
-    def _rehearse(self, command: Command) -> Reply:
+    def _warm_up(self, command: Command) -> Reply:
         """Call forward once with Triton's launches turned into compilation.
 
         That it does not compile, or asks for more than the device has, counts for the first launch alone: what comes
@@ -387,7 +387,7 @@ class Harness:
         """
         self._flags[flags.COMPILING] = 1
         launched: list[list[Any]] = []
-        compiling = contextlib.nullcontext() if self._job.compiled else rehearsal.launching_nothing(launched)
+        compiling = contextlib.nullcontext() if self._job.compiled else warm_up.launching_nothing(launched)
         try:
             with compiling, torch.no_grad():
                 positional, keywords = self.own.arguments()
@@ -426,7 +426,7 @@ class Harness:
         page[flags.DONE] = number
         return reply
 
-    def _run_ahead(self, command: Command) -> Reply:
+    def _enqueue(self, command: Command) -> Reply:
         number, forward = command.sequence, self._forward(command)
         set_seed(command.seed)
         self.settle()
@@ -456,13 +456,13 @@ class Harness:
         turn. So a null launches an empty kernel, and where it is asked for a call does so too.
         """
         model, last, (positional, keywords) = self.own.model, None, self.own.arguments()
-        null = command.order in (Order.TIME_NULL, Order.AHEAD_NULL)
+        null = command.order in (Order.TIME_OVERHEAD, Order.ENQUEUE_OVERHEAD)
         if null:
             last = self.own.last
         else:
             self.own.forget()
         forward = (lambda: last) if null else (lambda: model(*positional, **keywords))
-        if command.order is Order.AHEAD or not self.on_gpu:
+        if command.order is Order.ENQUEUE or not self.on_gpu:
             return forward
         return lambda: (self._empty.zero_(), forward())[1]
 
@@ -473,51 +473,51 @@ class Harness:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)][:MAX_TENSORS]
         specs = tuple(TensorSpec.of(tensor) for tensor in tensors)
         own.last, own.delivered = output, []
-        if command.order is not Order.TIME_NULL:
+        if command.order is not Order.TIME_OVERHEAD:
             own.dense.clear()
         if structure != own.structure:
             return Reply(Answer.MISMATCH, command.sequence, structure=structure, tensors=specs)
         if not self.holds_sets:
             self.exports.begin()
-        places = tuple(self._place(own, i, leaf) for i, leaf in enumerate(leaves))
-        return Reply(Answer.DONE, command.sequence, structure=structure, tensors=specs, places=places)
+        locations = tuple(self._locate_output(own, i, leaf) for i, leaf in enumerate(leaves))
+        return Reply(Answer.DONE, command.sequence, structure=structure, tensors=specs, locations=locations)
 
-    def _place(self, own: Instance, i: int, leaf: torch.Tensor) -> Place:
+    def _locate_output(self, own: Instance, i: int, leaf: torch.Tensor) -> Location:
         """Return where an output lies. What the judge could not read there is copied, at the kernel's cost.
 
         On a CPU a null delivers the copy of the call before: it pays for what the judge copies, and no more.
         """
-        if not self.can_place(leaf):
-            return Place()
+        if not self.can_locate(leaf):
+            return Location()
         leaf = leaf.detach().resolve_conj().resolve_neg()
         number = own.input_of(leaf)
         if number is not None and is_apart(leaf.shape, leaf.stride()):
             offset = leaf.data_ptr() - own.input_memory[number][0]
-            return Place(Where.INPUT, number, offset=offset, stride=leaf.stride())
+            return Location(Where.INPUT, number, offset=offset, stride=leaf.stride())
         if not self.on_gpu and not is_dense(leaf.shape, leaf.stride()):
             if i not in own.dense:
                 own.dense[i] = leaf.clone(memory_format=torch.contiguous_format)
             leaf = own.dense[i]
-        place, leaf = self.locate(leaf)
+        location, leaf = self.locate(leaf)
         own.delivered.append(leaf)
-        return place
+        return location
 
-    def can_place(self, leaf: torch.Tensor) -> bool:
+    def can_locate(self, leaf: torch.Tensor) -> bool:
         """Return whether a tensor can be handed over at all: its device and its form."""
         known = leaf.device.type == self.device and leaf.numel() > 0 and leaf.dim() <= MAX_DIMS
         return known and TensorSpec.of(leaf).dtype is not None
 
-    def locate(self, leaf: torch.Tensor) -> tuple[Place, torch.Tensor]:
+    def locate(self, leaf: torch.Tensor) -> tuple[Location, torch.Tensor]:
         """Return where a tensor of this process lies, and the tensor that lies there: a copy, where it must be one."""
         if not self.on_gpu:
             if not is_dense(leaf.shape, leaf.stride()):
                 leaf = leaf.clone(memory_format=torch.contiguous_format)
-            return Place(Where.OWN, offset=leaf.data_ptr(), stride=leaf.stride()), leaf
+            return Location(Where.OWN, offset=leaf.data_ptr(), stride=leaf.stride()), leaf
         if is_apart(leaf.shape, leaf.stride()):
             with contextlib.suppress(CudaCallError):
-                return self.exports.place(leaf), leaf
+                return self.exports.location(leaf), leaf
         leaf = leaf.clone(memory_format=torch.contiguous_format)
-        return self.exports.place(leaf), leaf
+        return self.exports.location(leaf), leaf
 
     def settle(self) -> None:
         """Wait for the device, and raise what it has to say about launches that nobody checked."""

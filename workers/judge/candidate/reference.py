@@ -19,7 +19,7 @@ import torch
 
 from workers.judge.candidate import variants
 from workers.judge.candidate.harness import Harness, Instance, ProblemError
-from workers.judge.channel import sheet
+from workers.judge.channel import scalar_page
 from workers.judge.channel.arena import Arena
 from workers.judge.channel.arguments import FORM, ArgumentsError, put_together, take_apart
 from workers.judge.channel.bits import same_bits
@@ -31,8 +31,8 @@ from workers.judge.channel.protocol import (
     Ask,
     Command,
     Draw,
+    Location,
     Order,
-    Place,
     Release,
     Reply,
     TensorSpec,
@@ -75,7 +75,7 @@ class ReferenceHarness(Harness):
 
     def __init__(self, page: memoryview[int], directory: Path | None = None) -> None:
         super().__init__(page, directory)
-        self._sheet: mmap.mmap
+        self._scalar_page: mmap.mmap
         self._get_inputs: Any
         self._get_init_inputs: Any
         self._sets: dict[int, _Set] = {}
@@ -85,7 +85,7 @@ class ReferenceHarness(Harness):
         #: Whether a forward has changed its inputs: it gets copies from then on.
         self._mutates = False
         self._has_answered = False
-        self._has_rehearsed = False
+        self._has_warmed_up = False
         #: The model in float64 on inputs in float64.
         self._wide = Instance()
         self.orders |= {
@@ -111,7 +111,7 @@ class ReferenceHarness(Harness):
 
     def _initial(self, command: Command) -> Reply:
         [descriptor] = command.descriptors
-        self._sheet = mmap.mmap(descriptor, sheet.SIZE)
+        self._scalar_page = mmap.mmap(descriptor, scalar_page.SIZE)
         torch.manual_seed(self._job.seed)
         arguments = self._get_init_inputs() if callable(self._get_init_inputs) else []
         if isinstance(arguments, dict):
@@ -153,16 +153,16 @@ class ReferenceHarness(Harness):
                 leaves += self._sets[slot].inputs
         self._tell(self._form, "get_inputs()")
         self.settle()
-        places = tuple(self._held_at(leaf)[0] if self.can_place(leaf) else Place() for leaf in leaves)
+        locations = tuple(self._held_at(leaf)[0] if self.can_locate(leaf) else Location() for leaf in leaves)
         specs = tuple(TensorSpec.of(leaf) for leaf in leaves)
-        return Reply(Answer.DONE, command.sequence, tensors=specs, places=places)
+        return Reply(Answer.DONE, command.sequence, tensors=specs, locations=locations)
 
-    def _rehearse(self, command: Command) -> Reply:
+    def _warm_up(self, command: Command) -> Reply:
         """Load what making variants of large inputs needs, once."""
-        if not self._has_rehearsed:
-            variants.rehearse(self.device, self._job.dtype)
+        if not self._has_warmed_up:
+            variants.warm_up(self.device, self._job.dtype)
             self.settle()
-            self._has_rehearsed = True
+            self._has_warmed_up = True
         return self.done(command)
 
     def _own(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -189,7 +189,7 @@ class ReferenceHarness(Harness):
                 self._variants = variants.Variants(
                     lambda seed: self._inputs(seed, on_device=order.on_device)[1], seed, seed ^ 1, self._job.dtype
                 )
-            made = self._variants.make(order.kind, order.place)
+            made = self._variants.make(order.kind, order.position)
             if made is None:
                 return None
             made = self._own(made)
@@ -213,7 +213,7 @@ class ReferenceHarness(Harness):
             raise ProblemError(f"{FORM}; it returned {error}") from None
         if len(tensors) > MAX_TENSORS or any(t.dim() > MAX_DIMS or t.layout is not torch.strided for t in tensors):
             raise ProblemError(f"at most {MAX_TENSORS} dense input tensors of {MAX_DIMS} dimensions and known dtypes")
-        return arrangement, [self.place(tensor) for tensor in tensors]
+        return arrangement, [self.to_device(tensor) for tensor in tensors]
 
     def _construct(self, command: Command) -> Reply:
         reply = super()._construct(command)
@@ -249,14 +249,14 @@ class ReferenceHarness(Harness):
             self._arena.close()
             self._arena = None
 
-    def _held_at(self, leaf: torch.Tensor) -> tuple[Place, torch.Tensor]:
+    def _held_at(self, leaf: torch.Tensor) -> tuple[Location, torch.Tensor]:
         """Return where what the judge is to see of a tensor lies, and that: in the arena, where it finds room."""
         if self._arena is not None and is_apart(leaf.shape, leaf.stride()):
-            place = self._arena.place(leaf)
-            if place is None and (kept := self._arena.keep(leaf)) is not None:
-                leaf, place = kept, self._arena.place(kept)
-            if place is not None:
-                return place, leaf
+            location = self._arena.location(leaf)
+            if location is None and (kept := self._arena.keep(leaf)) is not None:
+                leaf, location = kept, self._arena.location(kept)
+            if location is not None:
+                return location, leaf
         return self.locate(leaf)
 
     def _forget(self, tensors: list[torch.Tensor]) -> None:
@@ -349,22 +349,22 @@ class ReferenceHarness(Harness):
         own = self._instance(ask)
         structure, leaves = describe(output)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)][:MAX_TENSORS]
-        places: list[Place] = []
+        locations: list[Location] = []
         for leaf in tensors:
-            if not self.can_place(leaf):
-                places.append(Place())
+            if not self.can_locate(leaf):
+                locations.append(Location())
                 continue
             number = own.input_of(leaf)
-            place, there = self._held_at(leaf.detach().resolve_conj().resolve_neg())
+            location, there = self._held_at(leaf.detach().resolve_conj().resolve_neg())
             if not any(there.data_ptr() == tensor.data_ptr() for tensor in held.inputs):
                 held.answers.append(there)  # else it is an input, and lives as long
-            places.append(replace(place, index=0 if number is None else number + 1))
+            locations.append(replace(location, index=0 if number is None else number + 1))
         return Reply(
             Answer.DONE,
             command.sequence,
             structure=structure,
             tensors=tuple(TensorSpec.of(tensor) for tensor in tensors),
-            places=tuple(places),
+            locations=tuple(locations),
             drew=drew,
             written_bytes=0 if ask.wide else self._written(output),
             mutated=self._mutates,
@@ -417,10 +417,10 @@ class ReferenceHarness(Harness):
 
     def _tell(self, value: Any, what: str) -> None:
         try:
-            data = sheet.encode(value)
-        except sheet.SheetError as error:
+            data = scalar_page.encode(value)
+        except scalar_page.ScalarPageError as error:
             raise ProblemError(f"{what} returned {error}; numbers, strings, tensors and their lists travel") from None
-        self._sheet[: len(data)] = data
+        self._scalar_page[: len(data)] = data
 
 
 def moved(tensor: torch.Tensor, rounding: float) -> torch.Tensor:

@@ -4,7 +4,7 @@ A kernel may rely on what its problem's inputs are like: positive, sorted, symme
 input a part of another. So nothing is done to finished inputs. What ``get_inputs()`` draws is changed at the moment
 when it is drawn, and what it makes of that has its properties by construction.
 
-The reference decides the rest of a problem's domain: :meth:`workers.judge.trial.reference.Reference.answer`.
+The reference decides the rest of a problem's domain: :meth:`workers.judge.pipeline.reference.Reference.answer`.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ _FEW: Final = 16
 _AROUND: Final = 1 / 256
 #: The values that are rehearsed with: enough for each kind of variant to change some. And places among many more, for
 #: what a GPU chooses where there are many.
-_REHEARSED: Final = 2 * _APART * _FEW
-_MANY_PLACES: Final = 1 << 16
+_WARMED_UP: Final = 2 * _APART * _FEW
+_MANY_POSITIONS: Final = 1 << 16
 #: How many blocks there are, and how much of its own variation is left to each.
 _BLOCKS: Final = 9
 _PULLED: Final = 1 / 8
@@ -124,29 +124,29 @@ class Variants:
         """How many numbers may be changed."""
         return sum(self._sizes[number] for number in self._free)
 
-    def make(self, kind: str, place: int = 0) -> list[torch.Tensor] | None:
+    def make(self, kind: str, position: int = 0) -> list[torch.Tensor] | None:
         """Return the inputs of a kind; None where it changes nothing, or makes values infinite that were not.
 
         Args:
             kind: of :mod:`~workers.judge.channel.randomness`.
-            place: of a number, for kinds that have one: any, counted round.
+            position: of a number, for kinds that have one: any, counted round.
         """
         if not self._free:
             return None
-        if kind in _AT_A_PLACE:
-            made = self._at(_AT_A_PLACE[kind], place % self.drawn)
+        if kind in _AT_A_POSITION:
+            made = self._at(_AT_A_POSITION[kind], position % self.drawn)
         else:
             made = self._changed(self._makers[kind], self._free)
         if made is None or any(was and not _is_finite(is_) for was, is_ in zip(self._finite, made, strict=True)):
             return None
         return made
 
-    def _at(self, make: Callable[..., torch.Tensor | None], place: int) -> list[torch.Tensor] | None:
+    def _at(self, make: Callable[..., torch.Tensor | None], position: int) -> list[torch.Tensor] | None:
         """Draw inputs with the one draw changed that has the number at a place."""
         for number in sorted(self._free):
-            if place < self._sizes[number]:
-                return self._changed(partial(make, place=place), frozenset({number}))
-            place -= self._sizes[number]
+            if position < self._sizes[number]:
+                return self._changed(partial(make, position=position), frozenset({number}))
+            position -= self._sizes[number]
         raise AssertionError("a place beyond all numbers")
 
     def _changed(self, make: _Maker, chosen: frozenset[int]) -> list[torch.Tensor] | None:
@@ -166,18 +166,18 @@ class Variants:
         return made if mode.changed else None
 
 
-def rehearse(device: torch.device | str, dtype: torch.dtype) -> None:
+def warm_up(device: torch.device | str, dtype: torch.dtype) -> None:
     """Make the variants of large inputs from a few values: what that needs on a GPU is loaded when it is first used."""
 
     def draw(seed: int) -> list[torch.Tensor]:
         set_seed(seed)
-        return [torch.rand(_REHEARSED, device=device).to(dtype)]
+        return [torch.rand(_WARMED_UP, device=device).to(dtype)]
 
     variants = Variants(draw, 1, 2, dtype)
     for kind in (NUDGED, *ANY_SIZE, *REGIONS):
         variants.make(kind)
-    many = torch.empty(1, device=device).expand(_MANY_PLACES**2)
-    _places(many, _MANY_PLACES, torch.Generator(device=device))
+    many = torch.empty(1, device=device).expand(_MANY_POSITIONS**2)
+    _positions(many, _MANY_POSITIONS, torch.Generator(device=device))
 
 
 class _Draws(TorchFunctionMode):
@@ -263,12 +263,12 @@ def _adversarial(tensor: torch.Tensor, own: _Range, generator: torch.Generator) 
     if not own.bounded and _fits(tensor, own, _SCALE):
         specials += [_SCALE * bound for bound in (own.low, own.high) if abs(bound) > 1]
     few = max(1, int(tensor.numel() * _SPECIAL))
-    places = _places(tensor, few, generator)
+    positions = _positions(tensor, few, generator)
     values = torch.tensor(specials, dtype=tensor.dtype, device=tensor.device)
     flat = tensor.reshape(-1).clone()
-    chosen = torch.randint(len(specials), places.shape, device=tensor.device, generator=generator)
-    chosen += values[chosen] == flat[places]  # an extreme may stand there: another value then
-    flat[places] = values[chosen % len(specials)]
+    chosen = torch.randint(len(specials), positions.shape, device=tensor.device, generator=generator)
+    chosen += values[chosen] == flat[positions]  # an extreme may stand there: another value then
+    flat[positions] = values[chosen % len(specials)]
     return flat.view(tensor.shape)
 
 
@@ -285,10 +285,10 @@ def _sparse(
         tensor.sub_(rest).mul_(_NEAR).add_(rest)
     else:
         tensor.mul_(_NEAR)  # one pass over what may be gigabytes
-    places = _places(tensor, min(most, max(1, tensor.numel() // _APART)), generator)
-    far = torch.empty(places.shape, device=tensor.device).uniform_(0.75, 1, generator=generator)
+    positions = _positions(tensor, min(most, max(1, tensor.numel() // _APART)), generator)
+    far = torch.empty(positions.shape, device=tensor.device).uniform_(0.75, 1, generator=generator)
     end = own.high if own.high - rest >= rest - own.low else own.low
-    tensor.view(-1)[places] = (rest + far * (end - rest)).clamp(own.low, own.high).to(tensor.dtype)
+    tensor.view(-1)[positions] = (rest + far * (end - rest)).clamp(own.low, own.high).to(tensor.dtype)
     return tensor
 
 
@@ -331,16 +331,16 @@ def _region(tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, sh
     return tensor
 
 
-def _poked(tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, place: int) -> torch.Tensor | None:  # noqa: ARG001
+def _poked(tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, position: int) -> torch.Tensor | None:  # noqa: ARG001
     """Bring one value to the end of the range that is farther from it, in place."""
-    _bring_to_an_end(tensor.view(-1)[place : place + 1], own)
+    _bring_to_an_end(tensor.view(-1)[position : position + 1], own)
     return tensor
 
 
-def _around(tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, place: int) -> torch.Tensor | None:  # noqa: ARG001
+def _around(tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, position: int) -> torch.Tensor | None:  # noqa: ARG001
     """Do with the values around a place what :func:`_region` does with those of a region."""
     length = max(1, int(tensor.numel() * _AROUND))
-    begin = max(0, min(place - length // 2, tensor.numel() - length))
+    begin = max(0, min(position - length // 2, tensor.numel() - length))
     _bring_to_an_end(tensor.view(-1)[begin : begin + length], own)
     return tensor
 
@@ -360,10 +360,10 @@ def _pull(values: torch.Tensor, target: float) -> torch.Tensor:
 _MAKERS: Final[dict[str, _Maker]] = dict(
     zip((*KINDS, *ANY_SIZE), (_scaled, _uniform, _integers, _adversarial, _sparse, _few, _blocks), strict=True)
 ) | {kind: partial(_region, share=share) for kind, share in REGIONS.items()}
-_AT_A_PLACE: Final[dict[str, Callable[..., torch.Tensor | None]]] = {POKED: _poked, AROUND: _around}
+_AT_A_POSITION: Final[dict[str, Callable[..., torch.Tensor | None]]] = {POKED: _poked, AROUND: _around}
 
 
-def _places(tensor: torch.Tensor, most: int, generator: torch.Generator) -> torch.Tensor:
+def _positions(tensor: torch.Tensor, most: int, generator: torch.Generator) -> torch.Tensor:
     """Choose places in a tensor, each once: of two values for one place a GPU would take now one, now the other."""
     return torch.randint(tensor.numel(), (most,), device=tensor.device, generator=generator).unique()
 

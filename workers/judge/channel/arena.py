@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from workers.judge.channel.buffers import OpenedBuffer, is_dense
-from workers.judge.channel.protocol import Place, Where
+from workers.judge.channel.protocol import Location, Where
 
 #: Tensors begin at multiples of this many bytes, as torch's own do.
 _ALIGNMENT: Final = 512
@@ -46,12 +46,12 @@ class Arena:
                 return flat.as_strided(tensor.shape, tensor.stride(), flat.storage_offset()).copy_(tensor)
         return None
 
-    def place(self, tensor: torch.Tensor) -> Place | None:
+    def location(self, tensor: torch.Tensor) -> Location | None:
         """Return where in the arena a tensor begins; None if it does not."""
         offset = tensor.data_ptr() - self._flat.data_ptr()
         if not tensor.numel() or not 0 <= offset < self._flat.numel():
             return None
-        return Place(Where.ARENA, offset=offset, stride=tensor.stride())
+        return Location(Where.ARENA, offset=offset, stride=tensor.stride())
 
     def let_go(self, tensor: torch.Tensor) -> None:
         """Let the memory of what :meth:`keep` has returned be taken again; any other tensor is passed over."""

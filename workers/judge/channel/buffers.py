@@ -26,7 +26,7 @@ import torch
 from workers.judge.channel import gpu_memory
 from workers.judge.channel.flags import memory
 from workers.judge.channel.gpu_memory import CudaCallError, Mapping
-from workers.judge.channel.protocol import MAX_EXPORTED, BufferSpec, Export, Place, ProtocolError, TensorSpec, Where
+from workers.judge.channel.protocol import MAX_EXPORTED, BufferSpec, Export, Location, ProtocolError, TensorSpec, Where
 
 #: Runs that a process announces before it starts over, and how many the judge takes; one call has 32 at most.
 _MANY_RUNS: Final = 16
@@ -165,7 +165,7 @@ class Exports:
         self._runs.clear()
         self._found.clear()
 
-    def place(self, tensor: torch.Tensor) -> Place:
+    def location(self, tensor: torch.Tensor) -> Location:
         """Return where a tensor on the GPU lies; what the judge does not know of is announced by :meth:`pending`.
 
         Raises:
@@ -177,7 +177,7 @@ class Exports:
         number = self._runs.get(run)
         if number is None:
             number = self._runs[run] = self._announce(run)
-        return Place(Where.EXPORTED, run=number, offset=begin - run[0][0], stride=tensor.stride())
+        return Location(Where.EXPORTED, run=number, offset=begin - run[0][0], stride=tensor.stride())
 
     def _run_of(self, begin: int, end: int) -> _Run:
         """Return the allocations that a range of addresses lies in."""
@@ -243,7 +243,7 @@ def _is_alive(run: _Run) -> bool:
         return False
 
 
-class PlaceError(ValueError):
+class LocationError(ValueError):
     """Where an output is said to lie there cannot be one."""
 
 
@@ -282,15 +282,15 @@ class Imports:
             for descriptor in export.descriptors:
                 os.close(descriptor)
 
-    def view(self, place: Place, spec: TensorSpec) -> torch.Tensor:
+    def view(self, location: Location, spec: TensorSpec) -> torch.Tensor:
         """Return the tensor at a place of the other side's.
 
         Raises:
-            PlaceError: there is no such memory, or the tensor would not lie within it.
+            LocationError: there is no such memory, or the tensor would not lie within it.
         """
-        if place.run not in self._mapped:
-            self._mapped[place.run] = self._map(place.run)
-        return view_within(self._mapped[place.run][1], place, spec)
+        if location.run not in self._mapped:
+            self._mapped[location.run] = self._map(location.run)
+        return view_within(self._mapped[location.run][1], location, spec)
 
     def close(self) -> None:
         """Let go of all; what is still being read from it is waited for. Views that were taken are gone then."""
@@ -307,11 +307,11 @@ class Imports:
     def _map(self, run: int) -> tuple[Mapping, torch.Tensor]:
         handles = self._handles.pop(run, None)
         if not handles:
-            raise PlaceError("an output in memory that was not announced")
+            raise LocationError("an output in memory that was not announced")
         try:
             mapping = Mapping(handles, self._sizes.pop(run), writable=False)
         except CudaCallError as error:
-            raise PlaceError(f"the memory of an output cannot be mapped: {error}") from None
+            raise LocationError(f"the memory of an output cannot be mapped: {error}") from None
         return mapping, _view_of(mapping, mapping.nbytes)
 
 
@@ -342,12 +342,12 @@ class ProcessMemory:
             into: a dense tensor of the same layout.
 
         Raises:
-            PlaceError: the process has no such memory.
+            LocationError: the process has no such memory.
             EOFError: it has ended.
         """
         nbytes = into.nbytes
         if address < 0 or address + nbytes >= 1 << 63:
-            raise PlaceError("an output at an impossible address")
+            raise LocationError("an output at an impossible address")
         own = memoryview((ctypes.c_char * nbytes).from_address(into.data_ptr())).cast("B")
         size = max(_LEAST_PIECE, -(-nbytes // _PIECES))
         pieces = list(range(0, nbytes, size))
@@ -358,7 +358,7 @@ class ProcessMemory:
                 try:
                     count = os.preadv(self.descriptor, [own[at:end]], address + at)
                 except OSError as error:
-                    raise PlaceError(f"an output in memory that it does not have: {error.strerror}") from None
+                    raise LocationError(f"an output in memory that it does not have: {error.strerror}") from None
                 if count == 0:
                     raise EOFError
                 at += count
@@ -374,22 +374,22 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
     )
 
 
-def view_within(flat: torch.Tensor, place: Place, spec: TensorSpec) -> torch.Tensor:
+def view_within(flat: torch.Tensor, location: Location, spec: TensorSpec) -> torch.Tensor:
     """The tensor that is said to lie at an offset of ``flat``, a tensor of bytes.
 
     Raises:
-        PlaceError: it would reach beyond, lie over itself, or has an impossible layout.
+        LocationError: it would reach beyond, lie over itself, or has an impossible layout.
     """
-    dtype, stride = spec.dtype, place.stride
+    dtype, stride = spec.dtype, location.stride
     if dtype is None or len(stride) != len(spec.shape) or min(stride, default=0) < 0:
-        raise PlaceError("an output of an impossible layout")
+        raise LocationError("an output of an impossible layout")
     if not is_apart(spec.shape, stride):
-        raise PlaceError("an output that lies over itself")
+        raise LocationError("an output that lies over itself")
     extent = 1 + sum(step * (size - 1) for step, size in zip(stride, spec.shape, strict=True))
-    end = place.offset + extent * dtype.itemsize
-    if place.offset < 0 or place.offset % dtype.itemsize or end > flat.numel():
-        raise PlaceError("an output beyond the memory that it is said to lie in")
-    return flat[place.offset : end].view(dtype).as_strided(spec.shape, stride)
+    end = location.offset + extent * dtype.itemsize
+    if location.offset < 0 or location.offset % dtype.itemsize or end > flat.numel():
+        raise LocationError("an output beyond the memory that it is said to lie in")
+    return flat[location.offset : end].view(dtype).as_strided(spec.shape, stride)
 
 
 def is_apart(shape: Sequence[int], stride: Sequence[int]) -> bool:

@@ -81,7 +81,7 @@ class Order(IntEnum):
     """Construct the model and move it to the device."""
     BIND_INPUTS = 3
     """Open the shared inputs."""
-    REHEARSE = 4
+    WARM_UP = 4
     """Compile what the first call would compile, launching nothing. In a reference: load what variants of large inputs
     need."""
     BIND_OUTPUTS = 5
@@ -91,14 +91,14 @@ class Order(IntEnum):
     TIME = 7
     """Make one timed call: get ready, wait for GO in the shared flags, then do as RUN; on a GPU with an empty kernel
     before the forward."""
-    TIME_NULL = 8
+    TIME_OVERHEAD = 8
     """As TIME without a forward: deliver the last outputs again."""
-    AHEAD = 10
+    ENQUEUE = 10
     """Enqueue one timed call on a GPU: the stream waits for GO, runs the forward and writes DONE. The reply comes as
     soon as all is enqueued."""
-    AHEAD_NULL = 11
+    ENQUEUE_OVERHEAD = 11
     """As AHEAD with an empty kernel instead of a forward."""
-    AHEAD_IN_TURN = 14
+    ENQUEUE_IN_TURN = 14
     """As AHEAD with an empty kernel before the forward."""
     PROFILE = 12
     """Make one call under a profiler; the names of the kernels that ran go to the memory beside the order."""
@@ -198,7 +198,7 @@ class Where(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """Where an output lies, as the candidate says.
 
     Attributes:
@@ -260,7 +260,7 @@ class Reply:
         exception: qualified name of the exception's type.
         message: its text. For people only: nothing is decided by it.
         tensors: the outputs' specs; after ``DRAW`` the inputs'.
-        places: where they lie, in the same order.
+        locations: where they lie, in the same order.
         drew: whether the call drew random numbers; only a reference says so.
         mutated: whether the call changes its inputs; only a reference says so.
         written_bytes: bytes of the outputs that are neither inputs nor weights; only a reference says so.
@@ -275,7 +275,7 @@ class Reply:
     exception: str = ""
     message: str = ""
     tensors: tuple[TensorSpec, ...] = field(default=())
-    places: tuple[Place, ...] = field(default=())
+    locations: tuple[Location, ...] = field(default=())
     drew: bool = False
     written_bytes: int = 0
     mutated: bool = False
@@ -298,8 +298,8 @@ class Reply:
             self.shortage.pack(),
             len(self.tensors),
         )
-        places = self.places or (Place(),) * len(self.tensors)
-        body = b"".join(_pack_tensor(spec, place) for spec, place in zip(self.tensors, places, strict=True))
+        locations = self.locations or (Location(),) * len(self.tensors)
+        body = b"".join(_pack_tensor(spec, location) for spec, location in zip(self.tensors, locations, strict=True))
         return (head + body).ljust(_REPLY_BYTES, b"\0")
 
     @classmethod
@@ -327,7 +327,7 @@ class Reply:
                 _text(exception),
                 _text(message),
                 tuple(spec for spec, _ in tensors),
-                tuple(place for _, place in tensors),
+                tuple(location for _, location in tensors),
                 bool(drew),
                 written,
                 bool(mutated),
@@ -345,25 +345,25 @@ def _text(data: bytes) -> str:
     return data.rstrip(b"\0").decode("utf-8", "replace")
 
 
-def _pack_tensor(spec: TensorSpec, place: Place) -> bytes:
+def _pack_tensor(spec: TensorSpec, location: Location) -> bytes:
     dtype = DTYPES.index(spec.dtype) if spec.dtype is not None else _OTHER
     device = _DEVICES.index(spec.device) if spec.device in _DEVICES else _OTHER
     # A tensor of more dimensions than travel is told by its true count, beyond MAX_DIMS.
-    shape, stride = (((*numbers[:MAX_DIMS],) + (0,) * MAX_DIMS)[:MAX_DIMS] for numbers in (spec.shape, place.stride))
+    shape, stride = (((*numbers[:MAX_DIMS],) + (0,) * MAX_DIMS)[:MAX_DIMS] for numbers in (spec.shape, location.stride))
     return _TENSOR.pack(
         dtype,
         device,
         len(spec.shape),
         *shape,
-        place.where,
-        place.index,
-        place.run,
-        place.offset,
+        location.where,
+        location.index,
+        location.run,
+        location.offset,
         *stride,
     )
 
 
-def _unpack_tensor(data: bytes, offset: int) -> tuple[TensorSpec, Place]:
+def _unpack_tensor(data: bytes, offset: int) -> tuple[TensorSpec, Location]:
     dtype, device, ndim, *more = _TENSOR.unpack_from(data, offset)
     shape, (where, index, run, begin), stride = more[:8], more[8:12], more[12:]
     if dtype >= len(DTYPES) and dtype != _OTHER:
@@ -373,7 +373,7 @@ def _unpack_tensor(data: bytes, offset: int) -> tuple[TensorSpec, Place]:
         tuple(shape[: min(ndim, MAX_DIMS)]) + (0,) * max(0, min(ndim, 64) - MAX_DIMS),
         _DEVICES[device] if device < len(_DEVICES) else "other",
     )
-    return spec, Place(Where(where), index, run, begin, tuple(stride[: min(ndim, MAX_DIMS)]))
+    return spec, Location(Where(where), index, run, begin, tuple(stride[: min(ndim, MAX_DIMS)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -544,7 +544,7 @@ class Draw:
         kind: of the numbers that inputs are drawn from, of :mod:`~workers.judge.channel.randomness`; empty for the
             problem's own.
         free: sets to let go of first.
-        place: for kinds that have one: a number's, counted over all that may be changed and begun anew at the end.
+        position: for kinds that have one: a number's, counted over all that may be changed and begun anew at the end.
     """
 
     slots: tuple[int, ...]
@@ -552,7 +552,7 @@ class Draw:
     on_device: bool
     kind: str = ""
     free: tuple[int, ...] = ()
-    place: int = 0
+    position: int = 0
 
 
 @dataclass(frozen=True, slots=True)

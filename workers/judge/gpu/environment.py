@@ -11,14 +11,14 @@ from typing import Any, Self
 import torch
 
 from workers.judge.gpu.devices import opened
-from workers.judge.place import Place
+from workers.judge.slot_config import SlotConfig
 
 
-def facts(place: Place) -> dict[str, Any]:
+def facts(slot: SlotConfig) -> dict[str, Any]:
     """Return the place's device, driver and software, as a row of the table ``environments``."""
-    device: dict[str, Any] = _gpu(place.device) if place.on_gpu else {"device": _cpu(), "driver": None}
+    device: dict[str, Any] = _gpu(slot.device) if slot.on_gpu else {"device": _cpu(), "driver": None}
     return device | {
-        "cuda": torch.version.cuda if place.on_gpu else None,
+        "cuda": torch.version.cuda if slot.on_gpu else None,
         "torch": torch.__version__,
         "triton": _version("triton"),
         "python": platform.python_version(),
@@ -36,8 +36,8 @@ class Watch:
     #: The GPU counts as throttled below this share of the highest SM clock seen.
     _SLOW = 0.9
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, slot: SlotConfig) -> None:
+        self._slot = slot
         self._nvml = contextlib.ExitStack()
         self._handle: Any = None
         self._fastest = 0.0
@@ -45,10 +45,10 @@ class Watch:
         self._slow = 0
 
     def __enter__(self) -> Self:
-        if self._place.on_gpu:
+        if self._slot.on_gpu:
             import pynvml
 
-            self._handle = self._nvml.enter_context(opened(self._place.device))
+            self._handle = self._nvml.enter_context(opened(self._slot.device))
             for name in self._PROTECTS:
                 self._slow |= getattr(pynvml, f"nvmlClocksEventReason{name}")
         return self

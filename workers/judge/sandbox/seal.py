@@ -73,7 +73,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """The host's means for a seal, found by :mod:`workers.judge.sandbox.ground`.
+    """The host's means for a seal, found by :mod:`workers.judge.sandbox.self_check`.
 
     Attributes:
         landlock: the version of Landlock's interface to use; 0 for none.

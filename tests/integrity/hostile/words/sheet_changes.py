@@ -9,7 +9,7 @@ def get_inputs():
 
     def scribble():
         while True:
-            own._sheet[os.urandom(1)[0]] = 0x30
+            own._scalar_page[os.urandom(1)[0]] = 0x30
 
     threading.Thread(target=scribble, daemon=True).start()
     return [torch.randn(16, 8)]

@@ -9,6 +9,6 @@ nobody has written.
 def forward(self, x: torch.Tensor) -> torch.Tensor:
     for number in orders():
         for answered in (number, number + 1):
-            spec, place = TensorSpec.of(x), Place(Where.OWN, offset=x.data_ptr(), stride=x.stride())
-            send(Reply(Answer.DONE, answered, structure="T", tensors=(spec,), places=(place,)))
+            spec, location = TensorSpec.of(x), Location(Where.OWN, offset=x.data_ptr(), stride=x.stride())
+            send(Reply(Answer.DONE, answered, structure="T", tensors=(spec,), locations=(location,)))
     return torch.zeros_like(x)

@@ -7,7 +7,7 @@ Here a descriptor that cannot be opened is the kernel's violation.
 
 def forward(self, x: torch.Tensor) -> torch.Tensor:
     for number in orders():
-        place = Place(Where.EXPORTED, run=0, stride=x.stride())
+        location = Location(Where.EXPORTED, run=0, stride=x.stride())
         announce(Export(0, 1, (2 << 20,), (os.memfd_create("none"),)))
-        send(Reply(Answer.DONE, number, structure="T", tensors=(TensorSpec.of(x),), places=(place,)))
+        send(Reply(Answer.DONE, number, structure="T", tensors=(TensorSpec.of(x),), locations=(location,)))
     return torch.zeros_like(x)

@@ -8,10 +8,10 @@ fleet's failure. Here what is said of a place is held against the allocation's s
 def forward(self, x: torch.Tensor) -> torch.Tensor:
     out = torch.zeros_like(x)
     exports = Exports()
-    true = exports.place(out)
+    true = exports.location(out)
     for number in orders():
-        place = Place(Where.EXPORTED, run=true.run, offset=1 << 40, stride=(1 << 20, 1))
+        location = Location(Where.EXPORTED, run=true.run, offset=1 << 40, stride=(1 << 20, 1))
         for export in exports.pending():
             announce(export)
-        send(Reply(Answer.DONE, number, structure="T", tensors=(TensorSpec.of(x),), places=(place,)))
+        send(Reply(Answer.DONE, number, structure="T", tensors=(TensorSpec.of(x),), locations=(location,)))
     return out

@@ -8,7 +8,9 @@ of these, and inherits no descriptor.
 def attack():
     found = [name for name in ("celery", "redis", "kombu", "sqlalchemy", "psycopg") if name in sys.modules]
     found += [
-        name for name in ("kqueue.config", "kqueue.store", "workers.judge.trial", "workers.app") if name in sys.modules
+        name
+        for name in ("kqueue.config", "kqueue.store", "workers.judge.pipeline", "workers.app")
+        if name in sys.modules
     ]
     for fd in range(3, 4096):
         try:

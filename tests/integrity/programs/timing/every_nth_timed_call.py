@@ -12,7 +12,7 @@ class ModelNew(nn.Module):
     calls = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += is_timed_or_ahead()
-        if not is_timed_or_ahead() or self.calls % EVERY == 0:
+        self.calls += is_timed_or_enqueued()
+        if not is_timed_or_enqueued() or self.calls % EVERY == 0:
             self.answer = F.gelu(x, approximate="tanh")
         return self.answer

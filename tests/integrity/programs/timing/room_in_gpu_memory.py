@@ -16,8 +16,8 @@ class ModelNew(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         now = held_by_others()
-        if not is_timed_or_ahead() or self.before is not None and abs(now - self.before) >= 0.5 * x.nbytes:
+        if not is_timed_or_enqueued() or self.before is not None and abs(now - self.before) >= 0.5 * x.nbytes:
             self.answer = F.gelu(x, approximate="tanh")
-        if is_timed_or_ahead():
+        if is_timed_or_enqueued():
             self.before = held_by_others()
         return self.answer

@@ -8,8 +8,8 @@ again. What comes back is the judge's to verify, and belongs to another input.
 def take_over(candidate):
     orders = candidate.orders
     for order in list(orders):
-        if order.name in ("TIME", "AHEAD"):
-            null = type(order)[order.name + "_NULL"]
+        if order.name in ("TIME", "ENQUEUE"):
+            null = type(order)[order.name + "_OVERHEAD"]
             handler = orders[order]
             orders[order] = lambda command, handler=handler, null=null: handler(
                 dataclasses.replace(command, order=null)

@@ -11,7 +11,7 @@ def timed() -> bool:
     while frame is not None:
         for value in list(frame.f_locals.values()):
             name = getattr(getattr(value, "order", None), "name", "")
-            if name in ("TIME", "AHEAD"):
+            if name in ("TIME", "ENQUEUE"):
                 return True
         frame = frame.f_back
     return False

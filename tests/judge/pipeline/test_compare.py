@@ -1,0 +1,574 @@
+"""The comparison: which outputs count as the reference's."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from kqueue.categories import Category
+from kqueue.contract import Comparison, Precision, Settings, Tolerance
+from kqueue.evidence import Facts
+from workers.judge.channel.protocol import Answer, Reply, TensorSpec, describe
+from workers.judge.ending import EvaluationEnded
+from workers.judge.pipeline import compare
+from workers.judge.pipeline.cases import Case
+from workers.judge.pipeline.compare import (
+    check_each,
+    check_form,
+    check_values,
+    need_no_excuse,
+    tolerance_for,
+)
+
+TIGHT = Tolerance(atol=1e-4, rtol=1e-4)
+
+
+def fault(
+    out: torch.Tensor,
+    ref: torch.Tensor,
+    exact: torch.Tensor | None = None,
+    precision: Precision = Precision.FP32,
+    kind: str = "given",
+    **settings: Any,
+) -> EvaluationEnded | None:
+    case = Case(0, outputs=[ref], exact=[exact] if exact is not None else None, kind=kind)
+    try:
+        check_values([out], case, Settings(precision=precision, **settings))
+    except EvaluationEnded as ended:
+        return ended
+    return None
+
+
+def facts_of(ended: EvaluationEnded | None, category: Category = Category.WRONG_VALUES) -> Facts:
+    assert ended is not None
+    assert ended.outcome.category is category
+    return ended.outcome.facts
+
+
+def figures(out: torch.Tensor, ref: torch.Tensor, exact: torch.Tensor | None = None, **settings: Any) -> dict[str, Any]:
+    case = Case(0, outputs=[ref], exact=[exact] if exact is not None else None)
+    return check_values([out], case, Settings(**settings))
+
+
+def test_tolerances_follow_the_dtype() -> None:
+    """1e-4 for fp32, 1e-2 for fp16 and bf16. Other values must be equal, whatever tolerance an evaluation asks for."""
+    for dtype, expected in ((torch.float32, 1e-4), (torch.float16, 1e-2), (torch.bfloat16, 1e-2), (torch.int64, 0.0)):
+        assert tolerance_for(dtype, Settings()) == Tolerance(atol=expected, rtol=expected)
+    wide = Tolerance(atol=10.0, rtol=0.0)
+    assert fault(torch.tensor([9.0]), torch.tensor([0.5]), tolerance=wide) is None
+    facts_of(fault(torch.tensor([9]), torch.tensor([8]), tolerance=wide))
+
+
+def test_a_problem_s_tolerance_does_not_make_everything_right() -> None:
+    wide = Tolerance(atol=1.0, rtol=0.1)
+    ref = torch.linspace(-0.5, 0.5, 100)
+    case = Case(0, outputs=[ref], tolerance=wide)
+    assert check_values([ref * 1.09], case, Settings())["kernelbench_correct"] is False
+    for out, settings in ((ref * 1.2, Settings()), (ref * 0, Settings()), (ref * 1.09, Settings(tolerance=TIGHT))):
+        with pytest.raises(EvaluationEnded, match="wrong_values"):
+            check_values([out], case, settings)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64])
+def test_equal_values_pass_and_a_wrong_one_is_named(dtype: torch.dtype) -> None:
+    ref = torch.arange(1, 13, dtype=torch.float32).to(dtype).reshape(3, 4)
+    assert fault(ref.clone(), ref) is None
+    out = ref.clone()
+    out[1, 2] += 1
+    first = facts_of(fault(out, ref)).first[0]
+    assert first.index[:2] == (1, 2)
+    assert (first.expected, first.got) == (7.0, 8.0)
+
+
+def test_a_value_that_is_not_finite_passes_only_for_the_same() -> None:
+    """NaN and infinity for a finite value are `not_finite`, whatever the tolerance. A masked -inf wants -inf."""
+    ref = torch.ones(4)
+    for value in (float("nan"), float("inf"), float("-inf")):
+        out = ref.clone()
+        out[3] = value
+        facts_of(fault(out, ref, tolerance=Tolerance(atol=1e30, rtol=1e30)), Category.NOT_FINITE)
+    ref = torch.tensor([1.0, float("-inf")])
+    assert fault(ref.clone(), ref) is None
+    for wrong in (1e38, float("inf"), float("nan")):
+        assert fault(torch.tensor([1.0, wrong]), ref) is not None
+
+
+def test_tiny_large_scalar_and_empty_values_compare() -> None:
+    """Zeros are no answer for tiny values. Two 64-bit integers that are one float apart are different."""
+    facts_of(fault(torch.zeros(8), torch.full((8,), 1e-6)))
+    assert fault(torch.zeros(8), torch.zeros(8)) is None
+    ref = torch.tensor([2**60])
+    assert fault(ref + 1, ref) is not None
+    assert fault(torch.tensor(3.0), torch.tensor(3.0)) is None
+    assert fault(torch.empty(0), torch.empty(0)) is None
+    assert facts_of(fault(torch.tensor(4.0), torch.tensor(3.0))).first[0].index == ()
+
+
+@pytest.mark.parametrize(
+    ("structure", "spec", "category"),
+    [
+        ("[T]", TensorSpec(torch.float32, (2,), "cpu"), Category.WRONG_OUTPUT_STRUCTURE),
+        ("T", TensorSpec(torch.float64, (3,), "meta"), Category.WRONG_SHAPE),
+        ("T", TensorSpec(torch.float64, (2,), "meta"), Category.WRONG_DTYPE),
+        ("T", TensorSpec(None, (2,), "cpu"), Category.WRONG_DTYPE),
+        ("T", TensorSpec(torch.float32, (2,), "meta"), Category.WRONG_DEVICE),
+    ],
+)
+def test_structure_goes_before_shape_before_dtype_before_device(
+    structure: str, spec: TensorSpec, category: Category
+) -> None:
+    reply = Reply(Answer.MISMATCH, 1, structure=structure, tensors=(spec,))
+    with pytest.raises(EvaluationEnded) as caught:
+        check_form(reply, "T", [torch.zeros(2)])
+    assert caught.value.outcome.category is category
+
+
+def test_arrangements_are_told_apart() -> None:
+
+    class Fancy(torch.Tensor):
+        pass
+
+    t = torch.zeros(1)
+    values = [t, (t,), [t], (t, t), {"a": t}, {"b": t}, [(t,), t], None, 1.0, t.as_subclass(Fancy)]
+    seen = [describe(value)[0] for value in values]
+    assert len(set(seen)) == len(values)
+    assert seen[:2] == ["T", "(T)"]
+
+
+# ---- right kernels: other orders, other roundings --------------------------------------------------------------
+
+PRECISIONS = {torch.float32: Precision.FP32, torch.float16: Precision.FP16, torch.bfloat16: Precision.BF16}
+Sum = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def in_chunks(a: torch.Tensor, b: torch.Tensor, size: int = 32) -> torch.Tensor:
+    """A product as Triton kernels take it: block after block of the inner dimension, summed in fp32."""
+    total = torch.zeros(a.shape[0], b.shape[1])
+    for k in range(0, a.shape[1], size):
+        total += a[:, k : k + size].float() @ b[k : k + size].float()
+    return total
+
+
+def one_by_one(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """A product as a naive kernel takes it: one thread an output, one product after another."""
+    total = torch.zeros(a.shape[0], b.shape[1])
+    for k in range(a.shape[1]):
+        total += a[:, k : k + 1].float() * b[k : k + 1].float()
+    return total
+
+
+def backwards(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The same in fours from the end, and a tree at the end."""
+    parts = [in_chunks(a[:, part], b[part], 4) for part in torch.arange(a.shape[1]).flip(0).chunk(8)]
+    return (parts[0] + parts[1]) + (parts[2] + parts[3]) + ((parts[4] + parts[5]) + (parts[6] + parts[7]))
+
+
+def in_float64(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a.double() @ b.double()).float()
+
+
+@pytest.mark.parametrize("inner", [32, 1024, 8192])
+@pytest.mark.parametrize("dtype", list(PRECISIONS))
+@pytest.mark.parametrize("order", [in_chunks, one_by_one, backwards, in_float64])
+def test_products_in_any_order_are_right(order: Sum, dtype: torch.dtype, inner: int) -> None:
+    """Sums that cancel to near zero carry the error of what was summed: no kernel is blamed for that."""
+    torch.manual_seed(inner)
+    for scale in (1.0, 100.0, 1e-3):
+        a, b = (torch.randn(48, inner) * scale).to(dtype), torch.randn(inner, 48).to(dtype)
+        ref, out = a @ b, order(a, b).to(dtype)
+        for exact in (a.double() @ b.double(), None):
+            ended = fault(out, ref, exact, PRECISIONS[dtype])
+            assert ended is None, (scale, ended)
+
+
+def test_long_sums_one_after_another_are_right() -> None:
+    torch.manual_seed(1)
+    for scale in (1.0, 100.0):
+        x = torch.randn(64, 100_000) * scale
+        out = torch.from_numpy(numpy.add.accumulate(x.numpy(), axis=1)[:, -1].copy())
+        for exact in (x.double().sum(1), None):
+            assert fault(out, x.sum(1), exact) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_fused_kernel_may_be_more_precise_than_the_reference(dtype: torch.dtype) -> None:
+    """The reference rounds between its operations; a kernel that does not differs from it by as much, and is right."""
+    torch.manual_seed(2)
+    x, v, w = torch.randn(64, 512), torch.randn(512, 512), torch.randn(512, 64)
+    x, v, w = x.to(dtype), v.to(dtype) / 8, w.to(dtype)
+    ref = torch.relu(x @ v) @ w
+    exact = torch.relu(x.double() @ v.double()) @ w.double()
+    out = (torch.relu(x.float() @ v.float()) @ w.float()).to(dtype)
+    assert figures(out, ref, exact, precision=PRECISIONS[dtype])["error_ratio"] < 1
+
+
+def test_what_is_nothing_but_rounding_errors_needs_not_be_the_same_ones() -> None:
+    """The mean of what was normalised: whatever lies round zero as the reference does, is right."""
+    torch.manual_seed(3)
+    x = torch.randn(256, 512)
+    ref = (x - x.mean(1, keepdim=True)).mean(1)
+    exact = (x.double() - x.double().mean(1, keepdim=True)).mean(1)
+    other = (x - x.flip(1).mean(1, keepdim=True)).flip(1).mean(1)
+    assert not torch.equal(other, ref)
+    assert fault(other, ref, exact) is None
+    assert fault(torch.zeros_like(ref), ref, exact) is None  # it is zero
+    assert fault(other + 1e-4, ref, exact) is not None
+    assert fault(other + 1e-4, ref) is not None
+
+
+def test_values_that_are_nearly_constant_may_be_rounded_otherwise() -> None:
+    torch.manual_seed(4)
+    for dtype, precision in PRECISIONS.items():
+        x = torch.randn(512, 128).to(dtype)
+        ref = torch.softmax(x, 1).sum(1)
+        assert fault(torch.ones_like(ref), ref, None, precision) is None
+        assert fault(torch.softmax(x.flip(1), 1).flip(1).float().sum(1).to(dtype), ref, None, precision) is None
+
+
+# ---- wrong ones --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def product() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(6)
+    a, b = torch.randn(256, 256), torch.randn(256, 256)
+    return a, b, a @ b, a.double() @ b.double()
+
+
+WRONG: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "zeros": lambda a, b, ref: torch.zeros_like(ref),
+    "mean": lambda a, b, ref: torch.full_like(ref, float(ref.mean())),
+    "mean of rows": lambda a, b, ref: ref.mean(1, keepdim=True).expand(256, 256).contiguous(),
+    "first row for all": lambda a, b, ref: ref[:1].expand(256, 256).contiguous(),
+    "identity": lambda a, b, ref: a.clone(),
+    "shuffled": lambda a, b, ref: ref.flip(0),
+    "transposed": lambda a, b, ref: ref.T.contiguous(),
+    "scaled": lambda a, b, ref: ref * 1.001,
+    "bf16": lambda a, b, ref: a.bfloat16().float() @ b.bfloat16().float(),
+    "fp16": lambda a, b, ref: a.half().float() @ b.half().float(),
+    "tf32": lambda a, b, ref: tf32(a) @ tf32(b),
+    "bf16 output": lambda a, b, ref: ref.bfloat16().float(),
+    "inner dimension cut": lambda a, b, ref: a[:, :255] @ b[:255],
+    "one wrong": lambda a, b, ref: ref.index_put((torch.tensor(200), torch.tensor(3)), ref[0, 0]),
+    "one unwritten": lambda a, b, ref: ref.index_put((torch.tensor(0), torch.tensor(0)), torch.tensor(float("nan"))),
+    "nan laundered": lambda a, b, ref: torch.where(ref > 40, torch.nan, ref).nan_to_num(),
+    "part of a tile": lambda a, b, ref: torch.cat((ref[:, :250], torch.zeros(256, 6)), 1),
+    "noise": lambda a, b, ref: ref + 1e-3 * ref.std() * torch.randn_like(ref),
+}
+
+
+def tf32(x: torch.Tensor) -> torch.Tensor:
+    return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+def test_wrong_answers_to_a_product_fail(
+    name: str, product: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+) -> None:
+    a, b, ref, exact = product
+    for scale in (1.0, 1e4):
+        out = WRONG[name](a * scale, b, ref * scale)
+        for known in (exact * scale, None):
+            ended = fault(out, ref * scale, known)
+            assert ended is not None
+            assert ended.outcome.category in (Category.WRONG_VALUES, Category.NOT_FINITE)
+            assert ended.outcome.facts.strict_correct is False
+            assert ended.outcome.facts.first
+
+
+@pytest.mark.parametrize("error", [1.0, 0.01, 5e-4])
+def test_one_wrong_value_in_a_million_is_found(error: float) -> None:
+    torch.manual_seed(7)
+    ref = torch.randn(1000, 1000)
+    out = ref.clone()
+    out[777, 333] += error * (1 + ref[777, 333].abs())
+    for exact in (None, ref.double()):
+        facts = facts_of(fault(out, ref, exact))
+        assert (facts.wrong, facts.first[0].index) == (1, (777, 333))
+
+
+def test_small_values_beside_large_ones_count() -> None:
+    """The rounding errors of one half of an output do not excuse that the other was never computed."""
+    torch.manual_seed(8)
+    a, b = torch.randn(128, 512), torch.randn(512, 64)
+    large, small = (a * 1e5) @ b, torch.randn(128, 64)
+    ref = torch.cat((large, small), 1)
+    for exact in (torch.cat(((a.double() * 1e5) @ b.double(), small.double()), 1), None):
+        assert fault(torch.cat((in_chunks(a * 1e5, b), small), 1), ref, exact) is None
+        for cheat in (torch.zeros_like(small), small.flip(0), torch.full_like(small, float(small.mean()))):
+            assert fault(torch.cat((large, cheat), 1), ref, exact) is not None
+
+
+def test_tiny_references_want_their_own_values() -> None:
+    torch.manual_seed(9)
+    for value in (1e-6, 1e-3):
+        ref = value * torch.randn(64, 64)
+        assert fault(ref * (1 + 1e-6 * torch.randn_like(ref)), ref, ref.double()) is None
+        for cheat in (torch.zeros_like(ref), torch.full_like(ref, value), ref * 0.9, ref.bfloat16().float().flip(0)):
+            for exact in (ref.double(), None):
+                assert fault(cheat, ref, exact) is not None
+
+
+def test_the_mean_of_nearly_constant_values_is_no_answer() -> None:
+    torch.manual_seed(10)
+    ref = 3 + 3e-5 * torch.randn(4096)
+    mean = torch.full_like(ref, float(ref.mean()))
+    ended = fault(mean, ref)
+    assert facts_of(ended).kernelbench_correct is True
+    assert "mean" in str(ended)
+    assert fault(ref + 2e-7, ref) is None
+
+
+# ---- kinds of numbers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_eight_bits_are_compared(dtype: torch.dtype) -> None:
+    torch.manual_seed(11)
+    x = torch.randn(32, 32)
+    ref = x.to(dtype)
+    assert fault((x * 1.001).to(dtype), ref) is None
+    assert fault((x + 1).to(dtype), ref) is not None
+    assert fault(torch.zeros(32, 32).to(dtype), ref) is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_values_are_compared_in_both_parts(dtype: torch.dtype) -> None:
+    torch.manual_seed(12)
+    ref = torch.randn(8, 8, dtype=dtype)
+    exact = ref.to(torch.complex128)
+    assert fault(ref * (1 + 1e-7), ref, exact) is None
+    assert facts_of(fault(ref.conj().resolve_conj(), ref, exact)).first[0].index == (0, 0, 1)
+    assert figures(ref.clone(), ref, exact)["error_ratio"] <= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool])
+def test_whole_numbers_and_booleans_must_be_equal(dtype: torch.dtype) -> None:
+    """One apart is wrong, whatever the size. KernelBench would accept large ones."""
+    ref = torch.arange(100).to(dtype)
+    assert fault(ref.clone(), ref) is None
+    out = ref.clone()
+    out[99] = not out[99] if dtype is torch.bool else out[99] + 1
+    assert fault(out, ref) is not None
+    large = torch.tensor([10**6])
+    assert fault(large + 1, large) is not None
+    assert fault(large + 1, large, comparison=Comparison.KERNELBENCH) is None
+
+
+def test_infinities_must_agree_and_do_not_hide_the_rest() -> None:
+    torch.manual_seed(13)
+    ref = torch.randn(64, 64).masked_fill(torch.ones(64, 64).triu(1).bool(), float("-inf"))
+    assert fault(ref.clone(), ref) is None
+    assert fault(ref.clone(), ref, ref.double()) is None
+    assert fault(ref.nan_to_num(), ref) is not None
+    assert fault(-ref, ref) is not None
+    assert fault(torch.where(ref.isinf(), ref, 0.0), ref) is not None
+    told = figures(ref.clone(), ref, ref.double())
+    assert told["max_abs_error"] == told["max_rel_error"] == told["relative_norm"] == 0
+
+
+# ---- figures and verdicts --------------------------------------------------------------------------------------------
+
+
+def test_figures_tell_how_far_an_answer_was() -> None:
+    ref = torch.tensor([1.0, 2.0, -4.0, 0.0])
+    exact = ref.double() + torch.tensor([1e-6, 0.0, 0.0, 0.0])
+    told = figures(ref + torch.tensor([4e-6, 0.0, 0.0, 0.0]), ref, exact)
+    assert told["max_abs_error"] == pytest.approx(4e-6, rel=0.05)
+    assert told["max_rel_error"] == pytest.approx(4e-6, rel=0.05)
+    assert told["relative_norm"] == pytest.approx(4e-6 / 21**0.5, rel=0.05)
+    assert told["error_ratio"] == pytest.approx(3, rel=0.1)
+    assert told["strict_correct"] is True
+    assert told["kernelbench_correct"] is True
+    assert told["precision_downgrade"] is False
+    assert figures(ref.clone(), ref)["error_ratio"] is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64])
+@pytest.mark.parametrize("with_exact", [True, False])
+def test_finite_values_have_the_same_figures_in_fewer_passes(dtype: torch.dtype, with_exact: bool) -> None:
+    """Bit for bit. Values that are not finite show, so that they are looked at in earnest."""
+    torch.manual_seed(15)
+    ref = torch.randn(4096).to(dtype)
+    ref[:3] = 0
+    out = ref * 1.01 + (torch.rand(4096) < 0.01)
+    case = Case(0, outputs=[ref], exact=[ref.to(torch.complex128 if ref.is_complex() else torch.float64) * 1.001])
+    case.exact = case.exact if with_exact else None
+    judged = compare._Output.of(0, out.to(dtype), case, Settings())
+    assert torch.equal(judged.measure(), judged.measure(all_finite=False))
+    for bad in (float("nan"), float("inf")):
+        for tensor in (judged.out, judged.ref):
+            before, tensor[7] = tensor[7].clone(), bad
+            assert not judged.measure().isfinite().all()
+            tensor[7] = before
+
+
+def test_figures_are_numbers_that_json_holds() -> None:
+    ref = torch.tensor([1e-45, 0.0, -3e38, float("inf")])
+    out = torch.tensor([3e38, 1.0, 3e38, float("nan")])
+    facts = facts_of(fault(out, ref, ref.double()))
+    numbers = [v for v in facts.model_dump().values() if isinstance(v, float)]
+    assert numbers
+    assert all(abs(number) < float("inf") for number in numbers)
+
+
+def test_a_reference_of_low_precision_makes_no_downgrade() -> None:
+    """As precise as the reference is precise enough: a convolution of its own in TF32, say."""
+    torch.manual_seed(15)
+    a, b = torch.randn(128, 512), torch.randn(512, 64)
+    ref, exact = tf32(a) @ tf32(b), a.double() @ b.double()
+    assert fault(in_chunks(a, b), ref, exact) is None
+    assert figures(in_chunks(tf32(a), tf32(b)), ref, exact)["precision_downgrade"] is False
+
+
+def test_the_verdict_that_was_asked_for_decides_and_both_are_told() -> None:
+    """KernelBench lets zeros pass for tiny values and fails cancellation; the strict verdict does neither."""
+    torch.manual_seed(16)
+    tiny = torch.full((8,), 1e-6)
+    assert fault(torch.zeros(8), tiny, comparison=Comparison.KERNELBENCH) is None
+    told = figures(torch.zeros(8), tiny, comparison=Comparison.KERNELBENCH)
+    assert (told["strict_correct"], told["kernelbench_correct"]) == (False, True)
+    a, b = torch.randn(256, 4096) * 100, torch.randn(4096, 256)
+    ref, out = a @ b, one_by_one(a, b)
+    assert not torch.allclose(out, ref, rtol=1e-4, atol=1e-4)
+    told = figures(out, ref)
+    assert (told["strict_correct"], told["kernelbench_correct"]) == (True, False)
+    facts = facts_of(fault(out, ref, comparison=Comparison.KERNELBENCH))
+    assert (facts.strict_correct, facts.kernelbench_correct) == (True, False)
+
+
+def test_a_variant_has_no_kernelbench_verdict_and_is_named() -> None:
+    ref = torch.ones(8)
+    ended = fault(ref + 1, ref, kind="scaled")
+    facts = facts_of(ended)
+    assert (facts.kind, facts.kernelbench_correct) == ("scaled", None)
+    assert "on scaled inputs" in str(ended)
+
+
+def test_of_several_outputs_the_first_wrong_one_is_told_and_the_worst_figures() -> None:
+    refs = [torch.ones(4), torch.empty(0), torch.arange(4), torch.ones(3)]
+    outs = [refs[0] + 1e-6, refs[1], refs[2].clone(), refs[3] + 0.5]
+    with pytest.raises(EvaluationEnded) as caught:
+        check_values(outs, Case(0, outputs=refs), Settings())
+    assert caught.value.outcome.facts.output == 3
+    assert caught.value.outcome.facts.max_abs_error == 0.5
+
+
+def test_large_outputs_are_compared_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(18)
+    ref = torch.randn(10, 10)
+    out = ref + 1e-6 * torch.randn(10, 10)
+    whole = figures(out, ref, ref.double() + 1e-7)
+    monkeypatch.setattr(compare, "_CHUNK", 7)
+    assert figures(out, ref, ref.double() + 1e-7) == pytest.approx(whole)
+    out[9, 8] = 7
+    out[3, 1] = float("inf")
+    assert [place.index for place in facts_of(fault(out, ref), Category.NOT_FINITE).first] == [(3, 1)]
+    out[3, 1] = 7
+    assert [place.index for place in facts_of(fault(out, ref)).first] == [(3, 1), (9, 8)]
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (1000,), (3, 1), (40, 3), (2, 17, 33), (1, 100), (100, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex64])
+def test_wrong_values_are_mapped(shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(20)
+    ref = torch.full(shape, 3, dtype=dtype)
+    wrong = torch.rand(shape) < torch.linspace(0, 1, ref.numel()).reshape(shape) ** 3
+    wrong.view(-1)[-1] = True
+    parts = 2 if ref.is_complex() else 1
+    columns = parts * (shape[-1] if shape else 1)
+    rows = parts * ref.numel() // columns
+    down, across = min(16, rows), min(16, columns)
+    # The imaginary parts are right.
+    flat = wrong.reshape(-1, 1) & (torch.arange(parts) == 0)
+    values: dict[tuple[int, int], list[bool]] = {}
+    for place, is_wrong in enumerate(flat.reshape(-1).tolist()):
+        row, column = divmod(place, columns)
+        i = next(i for i in range(down) if row < (i + 1) * rows // down)
+        j = next(j for j in range(across) if column < (j + 1) * columns // across)
+        values.setdefault((i, j), []).append(is_wrong)
+    digits = {
+        cell: "0" if not any(all_of) else "9" if all(all_of) else str(1 + 8 * sum(all_of) // len(all_of))
+        for cell, all_of in values.items()
+    }
+    for chunk in (7, 64, 1 << 24):
+        monkeypatch.setattr(compare, "_CHUNK", chunk)
+        found = facts_of(fault(torch.where(wrong, ref + 1, ref), ref)).map
+        assert (found.rows, found.columns) == (rows, columns)
+        assert found.shares == tuple("".join(digits[i, j] for j in range(across)) for i in range(down))
+
+
+def test_a_wrong_output_that_cannot_be_mapped_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device without room for the map takes no finding away."""
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(compare, "_overlaps", full)
+    assert facts_of(fault(torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.int64))).map is None
+
+
+def test_coarse_values_in_a_wider_type_are_compared_as_coarse_ones() -> None:
+    torch.manual_seed(19)
+    x = torch.randn(64, 64).bfloat16()
+    ref, out = torch.tanh(x).float(), torch.tanh(x.float())
+    assert fault(out, ref, None, Precision.BF16) is None
+    assert fault(out, ref, None, Precision.FP32) is not None
+
+
+def test_where_tf32_is_allowed_a_kernel_may_be_more_precise_than_the_reference() -> None:
+    torch.manual_seed(0)
+    exact = torch.randn(64, 64, dtype=torch.float64)
+    coarse = (exact * (1 + 5e-4 * torch.randn(64, 64))).float()
+    told = figures(exact.float(), coarse, tf32=True)
+    assert told["strict_correct"]
+    assert not told["precision_downgrade"]
+    with pytest.raises(EvaluationEnded):
+        figures(exact.float(), coarse)
+
+
+def test_what_needs_no_excuse_is_right_whatever_the_exact_answers_are() -> None:
+    """They can only make wrong ones right: so calls are compared without them first."""
+    torch.manual_seed(0)
+    truth = torch.randn(32, 32, dtype=torch.float64)
+    excused = clear = 0
+    for own, error in itertools.product((0.0, 1e-6, 1e-3, 0.3), repeat=2):
+        for comparison in Comparison:
+            settings = Settings(comparison=comparison)
+            ref, out = ((truth * (1 + size * torch.randn(32, 32))).float() for size in (own, error))
+            [is_clear] = need_no_excuse([([out], Case(0, outputs=[ref]))], settings)
+            exacts = (None, truth, ref.double(), out.double(), 2 * truth, torch.full_like(truth, torch.nan))
+            for exact in exacts:
+                case = Case(0, outputs=[ref], exact=None if exact is None else [exact])
+                [found] = check_each([([out], case)], settings)
+                is_right = not isinstance(found, EvaluationEnded)
+                assert is_right or not is_clear
+                excused += is_right and not is_clear
+            clear += is_clear
+    assert clear
+    assert excused
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("gpu")
+def test_one_pass_on_a_gpu_finds_what_torch_s_operations_find_on_a_cpu() -> None:
+    """The figures are the same: counts and maxima to the bit, sums but for their order."""
+    script = Path(__file__).with_name("one_pass.py")
+    told = [subprocess.check_output([sys.executable, str(script), device]) for device in ("cpu", "cuda")]
+    on_cpu, on_gpu = map(json.loads, told)
+    assert len(on_cpu) == len(on_gpu) == 64
+    for name, expected in on_cpu.items():
+        found = on_gpu[name]
+        assert expected["wrong"] > 0, name
+        for figure, value in expected.items():
+            is_number = isinstance(value, float)
+            assert found[figure] == (pytest.approx(value, rel=1e-9, nan_ok=True) if is_number else value), name

@@ -1,0 +1,61 @@
+"""What a judge settles by reading sources, and what it must not touch for that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kqueue.contract import Backend, Policies, Policy, Request, Settings
+from tests.judge.linear import PROBLEM, right
+from tests.judge.rig import Rig
+from workers.judge.api import Judges
+
+pytestmark = pytest.mark.slow("judges many kernels")
+
+
+class _Asked(Exception):
+    """The judge has asked for a record."""
+
+
+class _NoBackend:
+    """Records that hold nothing and take nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise _Asked(name)
+
+
+@pytest.fixture
+def judges(rig: Rig) -> Iterator[Judges]:
+    standing = Judges(rig.forkserver)
+    yield standing
+    standing.leave()
+
+
+def _judge(judges: Judges, kernel: str, problem: str = PROBLEM) -> Any:
+    settings = Settings(policies=Policies(findings=Policy.REJECT))
+    request = Request(problem=problem, kernel=kernel, backend=Backend.TORCH, settings=settings)
+    backend: Any = _NoBackend()
+    return judges.judge(request, judges.forkserver.slot, backend)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "problem", "category"),
+    [
+        ("def f(:\n", PROBLEM, "syntax_error"),
+        ("x = 1\n", PROBLEM, "entry_point_missing"),
+        (right(), "class Model(:\n", "invalid_problem"),
+        (right() + "(" * 5000, PROBLEM, "syntax_error"),
+        (right("import ctypes; ctypes.CDLL(None).ptrace(0, 0, 0, 0)"), PROBLEM, "rejected_by_policy"),
+    ],
+)
+def test_reading_uses_no_process_up(judges: Judges, kernel: str, problem: str, category: str) -> None:
+    assert _judge(judges, kernel, problem).category == category
+    assert not judges.status_page.used
+
+
+def test_judging_uses_the_process_up_before_it_begins(judges: Judges) -> None:
+    with pytest.raises(_Asked):
+        _judge(judges, right())
+    assert judges.status_page.used

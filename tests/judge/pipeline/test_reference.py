@@ -1,0 +1,521 @@
+"""The reference: its inputs, its answers, and what it makes of other inputs than its own."""
+
+from __future__ import annotations
+
+import random
+import textwrap
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from kqueue.contract import Comparison, Precision, Settings, Tolerance
+from tests.judge.loopback import PATIENT, first_of, reference
+from workers.judge.channel.bits import checksum
+from workers.judge.ending import EvaluationEnded
+from workers.judge.pipeline import compare
+from workers.judge.pipeline.cases import DTYPES, GIVEN, Case
+from workers.judge.pipeline.reference import BOUNDS, Reference
+
+SOURCE = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, *args):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+    def forward(self, x):
+        {forward}
+def get_inputs():
+    {inputs}
+def get_init_inputs():
+    return []
+"""
+RANDN = "return [torch.randn(16, 8)]"
+#: Inputs from torch's, Python's and numpy's generators.
+DRAWN = [
+    RANDN,
+    "import random; return [torch.tensor([[random.random()]])]",
+    "import numpy; return [torch.from_numpy(numpy.random.rand(4, 8).astype('float32'))]",
+]
+
+
+def loaded(forward: str, inputs: str = RANDN, **settings: Any) -> Reference:
+    source = SOURCE.format(forward=textwrap.indent(forward, " " * 8).strip(), inputs=inputs)
+    return reference(source, **settings)
+
+
+def bounded(**bounds: Any) -> Reference:
+    """A problem of which less may be spent on exact answers and variants."""
+    source = SOURCE.format(forward="return x * 2", inputs=RANDN)
+    return reference(source, bounds=replace(PATIENT, **bounds))
+
+
+def cases_of(made: Reference) -> list[Case]:
+    first = first_of(made)
+    return [first, *made.more_cases(first)]
+
+
+def answered(made: Reference) -> list[Case]:
+    return [case for case in cases_of(made) if made.answer(case)]
+
+
+def kinds(made: Reference) -> set[str]:
+    return {case.kind for case in answered(made)}
+
+
+ALL = {GIVEN, "scaled", "uniform", "integers", "adversarial"}
+
+
+def test_normal_inputs_of_a_smooth_problem_have_every_variant() -> None:
+    made = loaded("return torch.nn.functional.gelu(self.layer(x))")
+    cases = answered(made)
+    assert [case.kind for case in cases[:3]] == [GIVEN] * 3
+    assert {case.kind for case in cases} == ALL
+    assert len(cases) == 7
+    first = cases[0]
+    for case in cases[1:]:
+        assert case.inputs[0].shape == first.inputs[0].shape
+        assert case.inputs[0].dtype == first.inputs[0].dtype
+        assert not torch.equal(case.inputs[0], first.inputs[0])
+        assert case.exact is not None
+        assert case.exact[0].dtype is torch.float64
+        torch.testing.assert_close(case.exact[0].float(), case.outputs[0], rtol=1e-4, atol=1e-4)
+
+
+def test_variants_are_for_the_strict_verdict_by_its_own_tolerance() -> None:
+    """KernelBench knows the given inputs only, and a tolerance of the evaluation's own was chosen for those."""
+    for settings in ({"comparison": Comparison.KERNELBENCH}, {"tolerance": Tolerance(atol=1e-3, rtol=0)}):
+        assert kinds(loaded("return self.layer(x)", **settings)) == {GIVEN}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "holds"),
+    [
+        ("return [torch.softmax(torch.randn(16, 8), -1)]", lambda x: torch.allclose(x.sum(-1), torch.ones(16))),
+        ("x = torch.rand(16, 8) + .1; return [x / x.sum(0)]", lambda x: torch.allclose(x.sum(0), torch.ones(8))),
+        ("return [torch.sigmoid(torch.randn(16, 8))]", lambda x: bool(((x >= 0) & (x <= 1)).all())),
+        ("return [torch.randn(16, 8).abs() + 0.5]", lambda x: bool((x >= 0.5).all())),
+        ("a = torch.randn(8, 8); return [a @ a.T]", lambda x: torch.equal(x, x.T)),
+        ("return [torch.tril(torch.randn(32, 32))]", lambda x: torch.equal(x, x.tril())),
+        ("return [torch.randn(16, 8).sort().values]", lambda x: bool((x.diff() >= 0).all())),
+        ("x = torch.randn(16, 4); return [torch.cat((x, x), 1)]", lambda x: torch.equal(x[:, :4], x[:, 4:])),
+        ("return [torch.randn(1, 8).expand(16, 8)]", lambda x: torch.equal(x, x[:1].expand(16, 8))),
+        ("return [torch.empty(16, 8).uniform_(2, 3)]", lambda x: bool(((x >= 2) & (x <= 3)).all())),
+    ],
+    ids=["rows", "columns", "shares", "positive", "symmetric", "triangular", "sorted", "halves", "expanded", "range"],
+)
+def test_variants_keep_what_get_inputs_makes_of_its_draws(inputs: str, holds: Callable[[torch.Tensor], bool]) -> None:
+    cases = cases_of(loaded("return x * 2.0", inputs))
+    varied = [case.inputs[0] for case in cases if case.kind != GIVEN]
+    assert varied
+    assert all(holds(case.inputs[0]) for case in cases)
+    assert not any(torch.equal(x, cases[0].inputs[0]) for x in varied)
+
+
+def test_masks_and_tables_are_not_varied() -> None:
+    for inputs in (
+        "return [(torch.rand(16, 8) > 0.5).float()]",
+        "return [torch.zeros(16, 8).masked_fill(torch.rand(16, 8) > 0.5, float('-inf'))]",
+        "return [torch.eye(8)[torch.randn(16, 8).argmax(1)]]",
+        "return [torch.randint(0, 9, (16, 8)).float()]",
+        "return [torch.arange(128.0).reshape(16, 8).cos()]",
+        "g = torch.Generator().manual_seed(1); return [torch.randn(16, 8, generator=g)]",
+        "return [torch.full((16, 8), float('inf'))]",
+    ):
+        cases = cases_of(loaded("return x.clamp(-9, 9) * 2.0", inputs))
+        assert {case.kind for case in cases} == {GIVEN}, inputs
+
+
+@pytest.mark.parametrize(
+    ("inputs", "kept"),
+    [
+        ("return [torch.randn(16, 8), torch.randn(16, 8) > 0]", lambda x, y, given: torch.equal(y, given)),
+        ("return [torch.randn(16, 8), torch.randint(0, 8, (16,))]", lambda x, y, given: torch.equal(y, given)),
+        ("return [torch.randn(16, 8), torch.arange(8.0).sin()]", lambda x, y, given: torch.equal(y, given)),
+        ("x = torch.randn(16, 8); return [x, x]", lambda x, y, given: torch.equal(x, y)),
+        ("x = torch.randn(16, 8); return [x, x.T]", lambda x, y, given: torch.equal(x.T, y)),
+        ("x = torch.randn(16, 8); return [x, x.mean(1)]", lambda x, y, given: torch.equal(x.mean(1), y)),
+    ],
+    ids=["mask", "indices", "table", "same", "view", "derived"],
+)
+def test_inputs_beside_a_varied_one_stay_true_to_it(
+    inputs: str, kept: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], bool]
+) -> None:
+    """What is discrete or a table stays as it is given; what is another input, or made of it, follows it."""
+    source = SOURCE.replace("forward(self, x)", "forward(self, x, y)").format(forward="return x + 0", inputs=inputs)
+    given, *others = cases_of(reference(source, checks=1))
+    assert {case.kind for case in others} == ALL - {GIVEN}
+    for case in others:
+        assert kept(*case.inputs, given.inputs[1]), case.kind
+        assert not torch.equal(case.inputs[0], given.inputs[0])
+
+
+def test_other_dtypes_than_the_declared_stay() -> None:
+    """float32 and float64 become the precision; float64 stays where the settings say so, half and integers always."""
+    source = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, size, scale):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(size))
+        self.register_buffer("light", torch.ones(size).half())
+        self.register_buffer("phase", torch.ones(size, dtype=torch.complex64))
+    def forward(self, x, y, z, i):
+        return self.weight, self.light, self.phase, x + 0, y + 0, z + 0, i + 0
+def get_inputs():
+    return [torch.ones(2), torch.ones(2).half(), torch.ones(2).double(), torch.ones(2).int()]
+def get_init_inputs():
+    return {"scale": [torch.ones(2)], "size": 2}
+"""
+    bf16, half, phase, double = torch.bfloat16, torch.float16, torch.complex64, torch.float64
+    for keeps, last in ((False, bf16), (True, double)):
+        made = reference(source, precision=Precision.BF16, keeps_float64=keeps, checks=1)
+        made.answer(cases_of(made)[0])
+        assert [spec.dtype for spec in made.output_specs] == [bf16, half, phase, bf16, half, last, torch.int32]
+
+
+def test_get_inputs_that_was_not_written_for_other_numbers_is_no_fault() -> None:
+    for failing in ("raise ValueError", "x = x[:1]", "x = x * float('inf')", "x = x > 0"):
+        made = loaded("return x", f"x = torch.randn(16, 8)\n    if x.abs().max() > 50: {failing}\n    return [x]")
+        found = kinds(made)
+        assert "uniform" in found
+        assert "scaled" not in found
+
+
+@pytest.mark.parametrize(
+    ("forward", "dropped"),
+    [
+        ("return torch.exp(x)", {"scaled"}),  # overflows
+        ("return torch.log(x.abs())", {"integers"}),  # infinite at zero
+        ("if x.abs().max() > 50: raise ValueError('too large')\nreturn x", {"scaled"}),
+        ("return x if x.abs().max() < 50 else x[:1]", {"scaled"}),
+        ("return torch.where(x.abs() > 50, x * float('nan'), x)", {"scaled"}),
+        ("return x.argmax(1)", ALL - {GIVEN}),  # ties
+        ("return x.gather(1, x.flip(1).argmax(1, keepdim=True))", {"integers"}),  # ties decide which value
+        ("return torch.sign(x)", {"integers"}),  # a step at zero
+        ("return torch.nn.functional.dropout(x)", ALL - {GIVEN}),  # other random numbers in float64
+        ("return (x.long() % 3).float() + x", ALL - {GIVEN}),  # values are indices
+        ("return x.to(torch.float32) * torch.ones(8, dtype=torch.float32)", set()),
+    ],
+)
+def test_a_variant_that_a_right_kernel_could_answer_otherwise_does_not_count(forward: str, dropped: set[str]) -> None:
+    """Raising, another structure, nothing finite, ties and steps: never the problem's or the kernel's fault."""
+    found = kinds(loaded(forward, "return [torch.randn(256, 8)]"))  # of few ties rounding might decide none
+    assert GIVEN in found
+    assert not found & dropped
+    if not dropped:
+        assert found == {GIVEN} or found == ALL
+
+
+def test_a_model_that_float64_changes_has_no_exact_outputs() -> None:
+    for forward in (
+        "return torch.nn.functional.dropout(x)",
+        "return x @ torch.eye(8, dtype=torch.float32)",  # no float64 in it
+        "assert x.dtype is torch.float32\nreturn x",
+        "self.n = getattr(self, 'n', 0) + 1\nreturn x * self.n if x.dtype is torch.float64 else x",
+        "return x if x.dtype is torch.float32 else x[:1]",
+        "return (x, x) if x.dtype is torch.float64 else x",
+    ):
+        made = loaded(forward)
+        cases = cases_of(made)[:3]
+        assert all(made.answer(case) for case in cases)
+        assert cases[-1].exact is None, forward
+
+
+def test_numbers_that_forward_makes_and_attributes_are_float64_too() -> None:
+    forward = "self.k = getattr(self, 'k', torch.full((8, 8), 0.1, dtype=x.dtype))\nreturn x @ self.k + torch.ones(8)"
+    made = loaded(forward)
+    [first, *_] = cases_of(made)
+    made.answer(first)
+    assert first.exact is not None
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_exact_answers_and_variants_have_bounds() -> None:
+    """A slow reference is not run in float64, nor one without time or memory left."""
+    slow = "import time; time.sleep(0.06); return x"
+    assert kinds(reference(SOURCE.format(forward=slow, inputs=RANDN), bounds=BOUNDS["cpu"])) == {GIVEN}
+    assert kinds(bounded(exact_s=0.0)) == kinds(bounded(host_bytes=0)) == {GIVEN}
+    assert kinds(bounded(varied_bytes=100)) == {GIVEN, "sparse", "blocks"}
+    assert kinds(bounded(varied_bytes=100, exact_s=0.0)) == {GIVEN, "sparse", "blocks"}
+
+
+@pytest.mark.parametrize("inputs", ["torch.rand(512, 1024)", "torch.randn(512, 1024)", "torch.rand(512, 1024) * 4 - 3"])
+@pytest.mark.parametrize(
+    "part", [slice(0, None, 64), slice(0, 256), slice(256, None)], ids=["strided", "first", "last"]
+)
+def test_an_answer_from_a_sample_is_wrong_on_them(inputs: str, part: slice) -> None:
+    """Whichever part of the rows is looked at, one of the kinds tells; of rows far apart, that with few values does."""
+    made = reference(
+        SOURCE.format(forward="return x.square().mean().sqrt()", inputs=f"return [{inputs}]"),
+        bounds=replace(PATIENT, varied_bytes=100),
+    )
+    varied = [case for case in answered(made) if case.kind != GIVEN]
+    assert [case.kind for case in varied] == ["sparse", "few", "blocks"]
+    low, high = made.case.inputs[0].aminmax() if made.case else (0, 0)
+    assert all(bool(((case.inputs[0] >= low - 0.1) & (case.inputs[0] <= high + 0.1)).all()) for case in varied)
+    faults = [fault_of(case.inputs[0][part].square().mean().sqrt(), case, made.settings) for case in varied]
+    assert any(faults)
+    assert faults[1] or not part.step or inputs.endswith("3")  # whose rest is far from zero
+    assert not any(
+        fault_of(case.inputs[0].double().square().mean().sqrt().float(), case, made.settings) for case in varied
+    )
+
+
+@pytest.mark.parametrize("inputs", DRAWN)
+def test_values_follow_from_the_seed_alone(inputs: str) -> None:
+    """Each case has new values, and can be drawn again with the same ones."""
+    drawn: list[torch.Tensor] = []
+    for _ in range(2):
+        random.seed(1)
+        numpy.random.seed(1)
+        torch.manual_seed(1)
+        made = loaded("return x", inputs)
+        cases = [*cases_of(made)[:3], *(made.fresh() for _ in range(3))]
+        assert all(case.kind == GIVEN for case in cases)
+        for i, one in enumerate(cases):
+            assert not any(torch.equal(one.inputs[0], other.inputs[0]) for other in cases[:i])
+        assert len({case.seed for case in cases}) == len(cases)
+        again = made.again(cases[0].drawn, cases[0].seed)
+        made.answer(again)
+        made.confirm(cases[0])
+        drawn += [cases[0].inputs[0], again.inputs[0]]
+    assert torch.equal(*drawn[:2])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_outputs_that_are_inputs_are_told() -> None:
+    source = SOURCE.replace("forward(self, x)", "forward(self, x, y)")
+    for forward, expected in (
+        ("return x", (0,)),
+        ("return x.T[1:], y + 1, y", (0, None, 1)),
+        ("return x.clone()", (None,)),
+        ("return x.relu_(), x.sum()", (0, None)),
+        ("return self.layer.weight, y.view(-1)", (None, 1)),
+        ("return x[:0], x[:0].clone()", (None, None)),
+    ):
+        inputs = "return [torch.randn(4, 8), torch.randn(8, 8)]"
+        made = reference(source.format(forward=forward, inputs=inputs), checks=1)
+        assert made.form.output_aliases == ()
+        made.answer(cases_of(made)[0])
+        assert made.form.output_aliases == expected
+
+
+def test_a_reference_that_does_not_depend_on_its_inputs_is_told() -> None:
+    """A label, no fault: a kernel may know a constant answer."""
+    for forward, constant in (
+        ("return x", False),
+        ("return torch.ones(4, 8)", True),
+        ("return torch.softmax(x, 1).sum(1)", True),
+        ("return x * 1e-9", False),
+    ):
+        made = loaded(forward)
+        assert not made.is_constant
+        answered(made)
+        assert made.is_constant is constant
+
+
+def fault_of(out: torch.Tensor, case: Case, settings: Settings) -> EvaluationEnded | None:
+    try:
+        compare.check_values([out], case, settings)
+    except EvaluationEnded as ended:
+        return ended
+    return None
+
+
+RIGHT_KERNELS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "return torch.nn.functional.gelu(self.layer(x))": lambda x, w, b: torch.nn.functional.gelu(x @ w.T + b),
+    "return torch.softmax(self.layer(x), -1)": lambda x, w, b: (
+        (y := torch.exp((z := x @ w.T + b) - z.amax(-1, True))) / y.sum(-1, keepdim=True)
+    ),
+    "return torch.nn.functional.layer_norm(x, (8,))": lambda x, w, b: (
+        (x - x.mean(-1, True)) * torch.rsqrt(x.var(-1, unbiased=False, keepdim=True) + 1e-5)
+    ),
+    "return self.layer(x).sum()": lambda x, w, b: (x.sum(0) @ w.T + 16 * b).sum(),
+    "return x.max(1).values": lambda x, w, b: x.sort(1).values[:, -1],
+    "return torch.logsumexp(x, 1)": lambda x, w, b: (m := x.amax(1)) + (x - m[:, None]).exp().sum(1).log(),
+    "return torch.nn.functional.normalize(x)": lambda x, w, b: x / x.square().sum(1, True).sqrt(),
+    "return torch.cumsum(x, 1)": lambda x, w, b: x @ torch.ones(8, 8, dtype=x.dtype).triu(),
+    "return torch.tanh(x) * torch.sigmoid(x)": lambda x, w, b: x.tanh() / (1 + (-x).exp()),
+    "return x.var(1)": lambda x, w, b: (x - x.mean(1, True)).square().sum(1) / 7,
+}
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
+@pytest.mark.parametrize("forward", list(RIGHT_KERNELS))
+@pytest.mark.parametrize("inputs", [RANDN, "return [torch.rand(16, 8)]", "return [torch.rand(16, 8) * 10 + 1]"])
+def test_right_kernels_are_right_on_every_variant(forward: str, precision: Precision, inputs: str) -> None:
+    """Other formulas, computed in fp32 and rounded once at the end, as a fused kernel does: no false accusation."""
+    kernel = RIGHT_KERNELS[forward]
+    for seed in range(2):
+        made = loaded(forward, inputs, precision=precision, seed=seed)
+        torch.manual_seed(seed)
+        layer = torch.nn.Linear(8, 8).to(DTYPES[precision]).float()
+        for case in answered(made):
+            x = case.inputs[0].float()
+            out = kernel(x, layer.weight, layer.bias).to(case.outputs[0].dtype)
+            compare.check_values([out.detach()], case, made.settings)
+
+
+def test_an_answer_that_is_near_zero_by_chance_costs_no_exact_ones() -> None:
+    """It is mostly rounding errors; of a model that returns one number a right kernel was refused for that."""
+    near_zero = 0
+    for _ in range(10):
+        made = loaded("return (x + 3e6) - 3e6", "return [100 * torch.randn(1)]", checks=8)
+        given = [case for case in answered(made) if case.kind == GIVEN]
+        assert len(given) == 8
+        for case in given:
+            assert case.exact is not None
+            apart = abs(case.outputs[0].item() - case.exact[0].item())
+            near_zero += apart > 1e-2 * abs(case.exact[0].item())
+    assert near_zero
+
+
+@pytest.mark.parametrize("outputs", ["y", "(x * x * factor, y)"])
+@pytest.mark.parametrize("varied_bytes", [0, 256 << 20])
+def test_no_exact_answer_of_another_model_excuses_a_kernel_on_hidden_inputs(outputs: str, varied_bytes: int) -> None:
+    forward = f"factor = 3 if x.dtype is torch.float64 else 2\ny = (x * x).sum() * factor\nreturn {outputs}"
+    source = SOURCE.format(forward=textwrap.indent(forward, " " * 8).strip(), inputs="return [torch.randn(64, 64)]")
+    made = reference(source, bounds=replace(PATIENT, varied_bytes=varied_bytes))
+    cases = answered(made)
+    assert varied_bytes or {case.kind for case in cases} > {GIVEN}
+    for case in cases:
+        assert case.exact is None
+        for off in (1.2, 2.0):
+            with pytest.raises(EvaluationEnded):
+                compare.check_values([off * output for output in case.outputs], case, made.settings)
+
+
+def test_what_was_not_told_before_all_was_let_go_of_is_not_known_after() -> None:
+    """Cases are let go of where others want the memory: exact answers of another model count no more for that."""
+    source = SOURCE.format(
+        forward="return (x * x).sum() * (3 if x.dtype is torch.float64 else 2)", inputs="return [torch.randn(64, 64)]"
+    )
+    made = reference(source, bounds=replace(PATIENT, varied_bytes=0))
+    first = first_of(made)
+    made.clear()
+    hidden = [case for case in made.answer(*made.more_cases(first)[made.settings.checks - 1 :]) if case.kind != GIVEN]
+    assert hidden
+    assert all(case.exact is None for case in hidden)
+
+
+NARROW_KERNELS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "return torch.softmax(x, -1)": lambda x: x.exp() / x.exp().sum(-1, keepdim=True),  # overflows when scaled
+    "return torch.nn.functional.relu6(x) + x": lambda x: x.relu() + x,  # right as long as values stay small
+    "return x - x.mean()": lambda x: x - x[0].mean(),  # the mean of normal values is near zero
+    "return torch.clamp(x, -6, 6)": lambda x: x,
+}
+
+
+@pytest.mark.parametrize("forward", list(NARROW_KERNELS))
+def test_kernels_that_are_right_on_the_given_distribution_only_are_found(forward: str) -> None:
+    """What the variants are for; the message tells which it was."""
+    kernel = NARROW_KERNELS[forward]
+    made = loaded(forward, "return [torch.randn(64, 1024)]")
+    cases = answered(made)
+    assert len(cases) > 3
+    faults = {case.kind: fault_of(kernel(case.inputs[0]), case, made.settings) for case in cases}
+    found = {kind: fault for kind, fault in faults.items() if fault is not None}
+    assert found.keys() & (ALL - {GIVEN})
+    for kind, fault in found.items():
+        assert fault.outcome.facts.kind == kind
+        assert (kind in fault.outcome.message) == (kind != GIVEN)
+
+
+def test_a_variant_that_is_confirmed_is_answered_whatever_time_float64_has_left() -> None:
+    """A kernel may be at work on the device meanwhile: it cannot have the case forgotten on which it is wrong."""
+    made = loaded("return torch.nn.functional.gelu(self.layer(x))")
+    [case] = [case for case in answered(made) if case.kind == "uniform"]
+    made._wide_left = 0.0
+    made.confirm(case)
+    assert case.outputs
+    assert made.answer(case) == [case]
+
+
+LARGE = "return [torch.randn(10 << 20)]"
+
+
+def test_cases_that_take_much_together_are_held_one_at_a_time() -> None:
+    """Nothing is drawn beside the first; each other one takes its place, and it comes again with the same bits."""
+    made = loaded("return x * 2", LARGE, checks=3)
+    first = first_of(made)
+    assert not made.is_roomy
+    assert all(case.slot is None for case in made.more_cases(first))
+    sums = [checksum(first.inputs[0]), checksum(first.outputs[0])]
+    other = made.fresh()
+    assert (len(made._held), first.slot, first.inputs, first.outputs) == (1, None, [], [])
+    assert checksum(other.inputs[0]) != sums[0]
+    made.answer(other)
+    assert torch.equal(other.outputs[0], other.inputs[0] * 2)
+    made.answer(first)
+    assert len(made._held) == 1
+    assert [checksum(first.inputs[0]), checksum(first.outputs[0])] == sums
+
+
+def test_inputs_that_differ_under_one_seed_are_the_problem_s_fault() -> None:
+    """A value that no seeded generator draws cannot be drawn again. This is found before a kernel is blamed."""
+    for forward in ("return x", "return torch.zeros(4)"):
+        made = loaded(forward, "import os; return [torch.tensor(list(os.urandom(64))).float()]")
+        first = first_of(made)
+        with pytest.raises(EvaluationEnded, match=r"invalid_problem.*the same values.*under the same seeds"):
+            made.confirm(first)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    ["x.mul_(2)\nreturn x + 0", "self.n = getattr(self, 'n', 0) + 1\nreturn (x.mul_(2) if self.n > 1 else x * 2) + 0"],
+    ids=["always", "from the second call on"],
+)
+def test_a_reference_that_changes_its_inputs_gets_fresh_ones(forward: str) -> None:
+    """Its answers stay the same, as do the inputs that the judge reads: those were never changed."""
+    made = loaded(forward)
+    cases = cases_of(made)
+    drawn = [case.inputs[0].clone() for case in cases]
+    made.answer(*cases)
+    made.answer(*(others := [made.another() for _ in range(3)]))
+    assert made.form.mutates_inputs
+    for case, before in zip(cases, drawn, strict=True):
+        if case.kind == GIVEN:
+            assert torch.equal(case.inputs[0], before)
+            assert torch.equal(case.outputs[0], before * 2)
+            made.confirm(case)
+    for case in others:
+        assert torch.equal(case.outputs[0], case.inputs[0] * 2)
+
+
+def test_inputs_that_are_changed_behind_torch_s_back_are_noticed() -> None:
+    """As by a Triton kernel, a library, or ``.data``."""
+    made = loaded("x.data.mul_(2)\nreturn x + 0")
+    first = first_of(made)
+    assert made.form.mutates_inputs
+    made.confirm(first)
+
+
+@pytest.mark.parametrize("arena_bytes", [0, 2048, 1 << 20])
+def test_an_arena_changes_nothing_but_where_things_lie(arena_bytes: int) -> None:
+    forward, inputs = "return self.layer(x.t()), x[:4], x", "return [torch.randn(16, 8).t()]"
+    source = SOURCE.format(forward=forward, inputs=inputs)
+    plain = reference(source)
+    made = reference(source, bounds=replace(PATIENT, arena_bytes=arena_bytes))
+    cases = cases_of(made)
+    assert made.arena_bytes <= arena_bytes
+    assert bool(made.arena_bytes) == bool(arena_bytes)
+    first_of(plain)
+    for _ in range(10):
+        mine = [case for case in cases if case.kind == GIVEN]
+        beside = [plain.again(case.drawn, case.seed) for case in mine]
+        made.answer(*mine)
+        plain.answer(*beside)
+        for one, other in zip(mine, beside, strict=True):
+            for a, b in zip([*one.inputs, *one.outputs], [*other.inputs, *other.outputs], strict=True):
+                assert a.stride() == b.stride()
+                assert torch.equal(a, b)
+            assert one.outputs[2].data_ptr() != one.outputs[0].data_ptr()
+        plain.drop(beside)
+        made.drop(cases)
+        cases = [made.again(case.drawn, case.seed) for case in mine]
+    made.clear()
+    assert made.arena_bytes == 0

@@ -1,0 +1,290 @@
+"""What a source gives away: rules that find cheats, and leave sane idioms alone."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kqueue.categories import Category
+from kqueue.contract import Backend, Phase, Policy, Request
+from tests.integrity.compose import compose
+from workers.judge.ending import EvaluationEnded
+from workers.judge.pipeline import rules, static
+
+GOOD = Path(__file__).parents[3] / "examples" / "kernels" / "good"
+CONTROLS = Path(__file__).parents[2] / "integrity" / "programs" / "controls"
+
+
+def find(source: str, backend: str = "torch", own_s: float = 10.0) -> list[dict[str, Any]]:
+    found = static.findings(source, Backend(backend), own_s=own_s)
+    assert json.loads(json.dumps(found)) == found
+    return found
+
+
+def ours(source: str, backend: str = "torch", own_s: float = 10.0) -> dict[str, tuple[str, int]]:
+    """Our findings: severity and first line by rule."""
+    found = [finding for finding in find(source, backend, own_s) if finding["by"] == "kqueue"]
+    return {finding["rule"]: (finding["severity"], finding["line"]) for finding in reversed(found)}
+
+
+def forward(body: str, top: str = "") -> str:
+    lines = "\n".join("        " + line for line in body.splitlines())
+    head = f"import torch\nimport torch.nn.functional as F\n{top}\nclass ModelNew(torch.nn.Module):\n"
+    return f"{head}    def forward(self, x):\n{lines}\n"
+
+
+CHEATS = {
+    "import torch\ntorch.cuda.Event = Quick": "patched_clock",
+    "from torch.cuda import Event as E\nE.elapsed_time = lambda *_: 1e-3": "patched_clock",
+    "import torch\nvars(torch.cuda)['synchronize'] = print": "patched_clock",
+    "import sys\nsys.modules['time'].perf_counter = lambda: 0": "patched_clock",
+    "import time\nfor n in ('time', 'monotonic'):\n    setattr(time, n, lambda: 0)": "patched_clock",
+    "from unittest import mock\nmock.patch('time.perf_counter', new=print).start()": "patched_clock",
+    "import triton.testing\ntriton.testing.do_bench = print": "patched_clock",
+    "import torch\ntorch.allclose = lambda *_: True": "patched_comparison",
+    "import torch\ntorch.Tensor.__eq__ = lambda *_: True": "patched_comparison",
+    "import torch\ntorch.manual_seed = lambda s: None": "patched_seed",
+    "import sys\nsys.modules['torch.testing'] = object()": "planted_module",
+    "from workers.judge.candidate import harness": "evaluator_import",
+    "import importlib\nimportlib.import_module('workers.judge.pipeline.run')": "evaluator_import",
+    "import ctypes\nctypes.CDLL(None).process_vm_readv(1)": "process_memory",
+    "open('/proc/self/mem', 'r+b')": "process_memory",
+    "S = 'void f() { ptrace(16, pid, 0, 0); }'": "process_memory",
+    "S = '''\nextern \"C\" cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t a, cudaEvent_t b) { *ms = 0; }'''": (
+        "interposed_clock"
+    ),
+}
+SUSPICIOUS = {
+    "import torch\ntorch.tanh = slow": "patched_library",
+    "import sys\nf = sys._getframe(1)": "stack_walk",
+    "def f(frame): return frame.f_back": "stack_walk",
+    "import gc\nx = gc.get_objects()": "heap_walk",
+    "import ctypes\nctypes.memmove(1, b'', 0)": "native_memory",
+    "p = '/proc/self/maps'": "proc_files",
+    "import socket": "network",
+    "import subprocess": "processes",
+    "import os\nos.write(5, b'passed')": "descriptors",
+    "import torch\nclass Lazy(torch.Tensor):\n    pass": "tensor_subclass",
+    forward("out = torch.empty_like(x)\nfor n in names:\n    setattr(out, n, later)\nreturn out"): "instance_override",
+    forward("try:\n    return launch(x)\nexcept Exception:\n    return F.gelu(x)"): "fallback",
+    forward("k = (x.data_ptr(), 1)\nif k in cache: return cache[k]"): "pointer_key",
+    forward("if x._version == self.seen: return self.out"): "pointer_key",
+    forward("if torch.equal(x, self.last): return self.out"): "content_key",
+    forward("self.calls += 1\nif self.calls > 10: return self.out"): "call_count",
+    forward(
+        "return helper(x)", "n = 0\ndef helper(x):\n    global n\n    n += 1\n    return x if n < 3 else y"
+    ): "call_count",
+    forward("torch.manual_seed(0)\nreturn torch.randn(3)"): "seed_in_forward",
+    forward("torch.save(x, 'here')"): "files_in_forward",
+    forward("threading.Thread(target=f).start()", "import threading"): "threads_in_forward",
+    forward("time.sleep(1)", "import time"): "sleep_in_forward",
+    forward("with torch.cuda.stream(s):\n    return x @ x", "s = torch.cuda.Stream()"): "unjoined_stream",
+    "S = '''\ncudaStreamCreate(&s);\nkernel<<<1, 1, 0, s>>>();\n'''": "unjoined_stream",
+    "S = 'cudaLaunchHostFunc(s, f, 0);'": "host_callback",
+    "S = 'cudaIpcOpenMemHandle(&p, h, 1);'": "shared_device_memory",
+    "S = 'a.hitProp = cudaAccessPropertyPersisting; f();'": "persisting_l2",
+}
+NOTES = {
+    "import torch\ntorch.backends.cuda.matmul.allow_tf32 = True": "global_flag",
+    "import torch\ng = torch.cuda.CUDAGraph()": "cuda_graph",
+    "import torch\nf = torch.compile(g)": "torch_compile",
+    "import torch\ntorch.manual_seed(0)": "seed",
+    forward("return self.workspaces[x.shape]"): "shape_key",
+    "import sys\nsys.modules[name] = module": "registered_module",
+    "exec(code)": "dynamic_code",
+}
+
+#: Words of cheats in comments, docstrings and a benchmark of the author's own.
+SANE = '''
+import time
+import torch
+from torch.utils.cpp_extension import load_inline
+SOURCE = """
+// ptrace( is not called here, nor int clock_gettime(int a) {
+torch::Tensor run(torch::Tensor x) { cudaEvent_t start; cudaEventCreate(&start); cudaEventRecord(start); return x; }
+"""
+module = load_inline("m", "torch::Tensor run(torch::Tensor x);", SOURCE, functions=["run"])
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        assert x.data_ptr() % 16 == 0
+        return module.run(x.clone())
+
+def test_model():
+    """Not like `open('/proc/self/mem')` or torch.cuda.Event = Fake."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begun = time.perf_counter()
+    torch.cuda.synchronize()
+    assert torch.allclose(ModelNew()(torch.ones(3)), torch.ones(3) * 2)
+    return start.elapsed_time(end), time.perf_counter() - begun
+'''
+
+
+@pytest.mark.parametrize(("source", "rule"), CHEATS.items())
+def test_what_serves_nothing_else_is_a_cheat(source: str, rule: str) -> None:
+    assert ours(source)[rule][0] == "cheat"
+
+
+@pytest.mark.parametrize(("source", "rule"), SUSPICIOUS.items())
+def test_what_may_be_honest_is_only_suspicious(source: str, rule: str) -> None:
+    found = ours(source)
+    assert found[rule][0] == "suspicious"
+    assert "cheat" not in {severity for severity, _ in found.values()}
+
+
+@pytest.mark.parametrize(("source", "rule"), NOTES.items())
+def test_what_is_usual_is_a_note(source: str, rule: str) -> None:
+    assert {severity for severity, _ in ours(source).values()} == {"note"}
+    assert rule in ours(source)
+
+
+def test_every_rule_is_held_by_a_test() -> None:
+    elsewhere = {"compiled_by_torch", "no_own_kernel", "library_call", "ctypes"}
+    elsewhere |= {"rules_stopped", "guard_stopped", "guard_skipped"}
+    assert {*CHEATS.values(), *SUSPICIOUS.values(), *NOTES.values()} == rules.RULES.keys() - elsewhere
+
+
+def test_words_of_cheats_are_no_cheats() -> None:
+    found = find(SANE, "cpp")
+    static.enforce(found, Policy.REJECT)
+    assert {finding["severity"] for finding in found if finding["by"] == "kqueue"} <= {"note"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*sorted(GOOD.rglob("*.py")), *sorted(CONTROLS.glob("*.py"))],
+    ids=lambda path: f"{path.parent.name}/{path.stem}",
+)
+def test_no_right_kernel_is_a_cheat(path: Path) -> None:
+    backend = path.parent.name if path.is_relative_to(GOOD) else "torch"
+    found = find(compose(path.read_text(encoding="utf-8"), "kernel"), backend)
+    static.enforce(found, Policy.REJECT)
+    if path.is_relative_to(GOOD):
+        assert {finding["severity"] for finding in found} <= {"note"}
+
+
+def test_authorship_is_asked_of_kernels_that_claim_it() -> None:
+    source = forward("return torch.compile(F.gelu)(x) + torch.mm(x, x) @ x")
+    assert {"library_call", "compiled_by_torch", "no_own_kernel"} <= ours(source, "triton").keys()
+    assert ours(source, "triton")["no_own_kernel"] == ("suspicious", 4)
+    assert ours(source, "torch").keys() == {"torch_compile"}
+    loads = "import ctypes\nlibrary = ctypes.CDLL('x.so')\n"
+    assert ours(loads, "cuda") == {"ctypes": ("note", 2)}
+
+
+def test_a_finding_shows_the_line_without_its_controls() -> None:
+    source = f"import torch\n\ntorch.cuda.Event = Quick  # \x1b[2J{'!' * 500}\n"
+    [finding] = [finding for finding in find(source) if finding["rule"] == "patched_clock"]
+    assert (finding["line"], finding["by"]) == (3, "kqueue")
+    assert finding["evidence"].startswith("torch.cuda.Event = Quick")
+    assert finding["evidence"].isprintable()
+    assert len(finding["evidence"]) <= 160
+    in_string = ours('import torch\nS = """\nint a;\n// a comment\nvoid f() { ptrace(0); }\n"""')
+    assert in_string["process_memory"] == ("cheat", 5)
+
+
+def test_a_source_is_what_python_takes_it_for() -> None:
+    text = 'NAME = """a\nb"""\nclass ModelNew: ...\n'
+    plain, marked = (
+        Request(problem=source, kernel=source, backend=Backend.TORCH)
+        for source in (text, "\ufeff" + text.replace("\n", "\r\n"))
+    )
+    assert (marked.problem_hash, marked.kernel_hash) == (plain.problem_hash, plain.kernel_hash)
+    static.check_problem(marked.problem)
+    static.check(marked.kernel)
+    for check, category in ((static.check, "syntax_error"), (static.check_problem, "invalid_problem")):
+        with pytest.raises(EvaluationEnded, match=category):
+            check(f"# coding: nothing\n{text}")
+
+
+def test_a_problem_may_give_its_tolerance() -> None:
+    for lines, read in (
+        ("OUTPUT_TOLERANCE = {'atol': 1e-3, 'rtol': 0}", (1e-3, 0)),
+        ("OUTPUT_TOLERANCE: dict = {'atol': 1, 'rtol': 0.3}", (1, 0.3)),
+        ("tolerance = 1  # not OUTPUT_TOLERANCE", None),
+        ("def f():\n    OUTPUT_TOLERANCE = 1", None),
+    ):
+        found = static.tolerance(lines)
+        assert (found and (found.atol, found.rtol)) == read
+    for wrong in (
+        " = {'atol': 2, 'rtol': 0}",
+        " = {'atol': 0, 'rtol': 0.5}",
+        " = {'atol': -1, 'rtol': 0}",
+        " = {'atol': 1e-3}",
+        " = 1e-3",
+        " = dict(atol=0, rtol=0)",
+        ": dict",
+        " = {'atol': 0, 'rtol': 0}\nOUTPUT_TOLERANCE = {'atol': 1, 'rtol': 0}",
+        " = {'atol': 0, 'rtol': 0}\nOUTPUT_TOLERANCE |= {'atol': 1}",
+    ):
+        with pytest.raises(EvaluationEnded, match="invalid_problem"):
+            static.tolerance("OUTPUT_TOLERANCE" + wrong)
+
+
+def test_findings_are_few_and_the_worst_come_first() -> None:
+    found = find("import torch, sys\n" + "sys._getframe()\n" * 100 + "torch.cuda.Event = 1\n" * 100)
+    assert [finding["rule"] for finding in found if finding["by"] == "kqueue"] == ["patched_clock"] * 3 + [
+        "stack_walk"
+    ] * 3
+    assert found[0]["severity"] == "cheat"
+
+
+def test_kernelguard_only_suspects() -> None:
+    found = [finding for finding in find("import torch\ntorch.cuda.Event = Quick\n") if finding["by"] == "kernelguard"]
+    assert [(f["rule"], f["severity"]) for f in found][:1] == [("timer_monkeypatch", "suspicious")]
+    static.enforce(found, Policy.REJECT)
+
+
+def test_a_source_that_holds_kernelguard_up_is_let_go() -> None:
+    found = ours("import torch\ntorch.cuda.Event = 1\nx = '" + "_cache" * 10_000 + "'\n")
+    assert {"patched_clock", "guard_stopped"} <= found.keys()
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGVTALRM) == signal.SIG_DFL
+
+
+def test_our_own_rules_are_broken_off_too() -> None:
+    found = ours("import torch\ntorch.cuda.Event = 1\n" + "x.y.z = a.b.c(d)\n" * 20_000, own_s=0.05)
+    assert found["rules_stopped"][0] == "suspicious"
+    assert "guard_skipped" in found
+
+
+def test_only_a_policy_ends_the_evaluation() -> None:
+    cheat = find("import torch\ntorch.cuda.synchronize = print\n")
+    for policy in (Policy.ALLOW, Policy.FLAG):
+        static.enforce(cheat, policy)
+    static.enforce(find("import gc\ngc.get_objects()\n"), Policy.REJECT)
+    with pytest.raises(EvaluationEnded) as ended:
+        static.enforce(cheat, Policy.REJECT)
+    outcome = ended.value.outcome
+    assert (outcome.category, outcome.phase) == (Category.REJECTED_BY_POLICY, Phase.PREPARE)
+    assert [finding.rule for finding in outcome.facts.findings] == ["patched_clock"]
+
+
+@given(st.text(max_size=300), st.sampled_from(list(Backend)))
+def test_any_text_has_findings_or_none(source: str, backend: Backend) -> None:
+    find(source, backend)
+
+
+def test_the_document_lists_the_rules() -> None:
+    document = (Path(__file__).parents[3] / "docs" / "policies.md").read_text(encoding="utf-8")
+    table = "".join(f"| `{rule}` | {severity} | {meaning} |\n" for rule, (severity, meaning) in rules.RULES.items())
+    assert "| rule | severity | meaning |\n|---|---|---|\n" + table + "\n" in document
+
+
+def test_work_that_may_run_side_by_side_has_all_hardware_queues() -> None:
+    for source, queues in (
+        ("import torch\nimport triton.language as tl\ny = x @ w", 1),
+        ("import torch\nself.conv = nn.ConvTranspose2d(3, 3, 3)", 0),
+        ("import torch\nside = torch.cuda.Stream()", 0),
+        ("import torch, torchvision as tv", 0),
+        ("\n" * (1 << 20) + " " * (1 << 20) + ";" * (1 << 20), 1),
+        ("import torch, math\nfrom torch.nn import functional as F", 1),
+    ):
+        assert static.queues(source) == queues, source[:80]
+    assert static.queues("import torch\ny = x @ w", "import torch\nself.conv = nn.Conv2d(3, 3, 3)") == 0

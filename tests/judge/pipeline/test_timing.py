@@ -1,0 +1,286 @@
+"""What many times are made into, and what is called impossible. The clocks themselves are tried on a GPU."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kqueue.categories import Category
+from kqueue.contract import Measurement, Phase, Timing
+from tests.judge.loopback import Loopback, reference
+from tests.judge.sources import problem
+from workers.judge.candidate.harness import Harness
+from workers.judge.channel.protocol import Job, Opening, Order
+from workers.judge.ending import EvaluationEnded
+from workers.judge.gpu import environment
+from workers.judge.pipeline import speed_of_light, timing
+from workers.judge.pipeline.cases import Case
+from workers.judge.pipeline.exchange import Exchange
+from workers.judge.pipeline.reference import Reference
+from workers.judge.slot_config import SlotConfig
+
+CPU = SlotConfig(
+    name="cpu-0", number=0, device="cpu", siblings=1, scratch=Path("/nowhere"), lock=Path("/nowhere/lock"), uid=None
+)
+GPU = replace(CPU, device="GPU-0")
+CALLS = [1_000_000 + 1_000 * i for i in range(21)]
+
+
+def series(**changes: object) -> timing.Series:
+    """Calls of 1 to 1.02 ms, nulls of about 0.3 ms, by a GPU's clock."""
+    fields: dict[str, object] = {"calls": CALLS, "nulls": [290_000, 300_000, 330_000], "yardsticks": [50_000] * 5}
+    return timing.Series("gpu_clock", **(fields | changes))  # pyright: ignore[reportArgumentType]
+
+
+def measured(**changes: object) -> Measurement:
+    return timing.summarise(series(**changes), 300_000, Timing(), GPU)
+
+
+def test_the_null_is_subtracted_but_its_empty_kernel_is_not() -> None:
+    """Both a call and a null launch something; only the launch in the null is empty."""
+    assert measured().median_ms == pytest.approx(0.710)
+    assert measured(empty_ns=1_500.0).median_ms == pytest.approx(0.7115)
+    assert measured(empty_ns=1_500.0).null_ms == pytest.approx(0.3)
+
+
+def test_calls_that_wait_for_no_turn_show() -> None:
+    """Behind an empty kernel they take longer by far more than that does; others, and long ones, do not."""
+    assert not series().takes_no_turn
+    assert not series(in_turn=[1_012_000] * 5).takes_no_turn
+    assert series(in_turn=[1_290_000] * 5).takes_no_turn
+    assert not series(in_turn=[1_012_000] * 3 + [1_290_000] * 2).takes_no_turn
+    assert not series(calls=[10**9] * 5, in_turn=[10**9 + 280_000]).takes_no_turn
+    assert not series(calls=[], in_turn=[1_290_000] * 5).takes_no_turn
+
+
+def test_no_call_is_shorter_than_the_shortest_that_was_verified() -> None:
+    """Idling in most calls does not pay, however few of them are kept: those that are kept are not among them."""
+    idle = series(calls=[400_000] * 15 + [1_000_000, 1_010_000, 1_020_000], kept=[1_010_000, 1_020_000])
+    taken = timing.summarise(idle, 300_000, Timing(), GPU)
+    assert (taken.min_ms, taken.median_ms, taken.max_ms) == pytest.approx((0.710, 0.710, 0.720))
+    honest = measured(kept=[CALLS[3], CALLS[17]])
+    assert honest == measured()
+
+
+DOUBLING = problem("x: x * 2", "return [torch.randn(64)]")
+
+
+def test_each_call_is_as_likely_to_be_kept_as_any_other() -> None:
+    """Those of the first half and of the last; and the times of those that are kept are known."""
+    made = reference(DOUBLING, checks=1)
+    made.answer_first(made.first_case())
+    seen = [0] * 16
+    for _ in range(5):
+        process = made.process
+        process.enter(Phase.TIME, 60.0)
+        with made.timed() as exchange:
+            stopwatch = timing.Stopwatch(exchange, made, CPU, 60.0, None, None, environment.Watch(CPU), 4)
+            taken = stopwatch.measure(Timing(calls=16, warmup=1, precision=0), basis="cpu_clock", overhead_share=0.2)
+        assert len(taken.calls) == 16
+        assert set(taken.kept) <= set(taken.calls)
+        for proof in stopwatch._proofs:
+            seen[proof.number - 1] += 1
+        assert stopwatch.verify() == 4
+    assert sum(seen) == 20
+    assert any(seen[:8])
+    assert any(seen[8:])
+
+
+STRIDED = DOUBLING.replace("return x * 2", "return (x.reshape(8, 8) + 1).t()")
+
+
+@pytest.mark.parametrize("disturbed", ["theirs", "dense"])
+def test_what_disturbs_some_copies_changes_nothing_of_what_they_take_less(
+    disturbed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = reference(STRIDED, checks=1)
+    made.answer_first(made.first_case())
+    stopwatch = timing.Stopwatch(made.exchange, made, GPU, 60.0, None, None, environment.Watch(CPU), 0)
+    stopwatch._series = timing.Series("gpu_clock", layouts={((1, 8),)})
+    assert not stopwatch.has_other_layouts
+    stopwatch._series = timing.Series("gpu_clock", layouts={((1, 8),), ((8, 1),)})
+    assert stopwatch.has_other_layouts
+    others = itertools.cycle([90_000.0, 0.0, 50_000.0])
+
+    def copy_ns(_: Any, steps: tuple[int, ...], __: Any) -> float:
+        which, takes = ("theirs", 200_000.0) if steps == (1, 8) else ("dense", 80_000.0)
+        return takes + (next(others) if which == disturbed else 0.0)
+
+    monkeypatch.setattr(timing.clocks, "copy_ns", copy_ns)
+    stopwatch.compare_layouts()
+    assert stopwatch._series.spared_ns == 120_000
+
+
+#: Outputs of 1088 KiB, which is more than :func:`small_pieces` has kept of a call.
+LARGE = problem("x: (x.repeat(17 << 8), x + 1)", "return [torch.randn(64)]")
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bounds of what is kept of a call, divided by 64."""
+    for name in ("_KEPT_BYTES", "_PIECE_BYTES"):
+        monkeypatch.setattr(timing, name, getattr(timing, name) // 64)
+
+
+def verified(made: Reference, kernel: str) -> int:
+    """Have three timed calls of a kernel for a problem verified; return the bytes that were kept of them."""
+    first = made.first_case()
+    made.answer_first(first)
+    process = Loopback(Harness)
+    process.order(Order.OPEN, payload=Opening("cpu"))
+    process.order(Order.LOAD, payload=Job(kernel, "ModelNew", torch.float32, 0))
+    process.order(Order.CONSTRUCT, payload=[])
+    exchange = Exchange(process, made.form, "cpu")
+    exchange.bind_inputs(first.inputs)
+    exchange.bind_outputs(made.output_specs)
+    exchange.outputs(process.order(Order.RUN, seed=first.seed))
+    process.enter(Phase.TIME, 60.0)
+    stopwatch = timing.Stopwatch(exchange, made, CPU, 60.0, None, None, environment.Watch(CPU), 3)
+    stopwatch.measure(Timing(calls=5, warmup=0, precision=0), basis="cpu_clock", overhead_share=0.0)
+    kept = sum(tensor.nbytes for proof in stopwatch._proofs for tensor in proof.outputs)
+    assert stopwatch.verify() == 3
+    return kept
+
+
+def kernel_of(problem: str, body: str) -> str:
+    head = problem.partition("        return")[0].replace("Model(", "ModelNew(")
+    return f"{head}        {body}"
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_of_large_outputs_pieces_are_kept() -> None:
+    """At most 64 MiB of each call, of calls whose inputs are not kept at all; small outputs are kept whole."""
+    kept = verified(reference(LARGE, checks=1), kernel_of(LARGE, "return x.repeat(17 << 8), x + 1"))
+    assert 3 * ((62 << 14) + 64 * 4) <= kept <= 3 * ((64 << 14) + 64 * 4)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("wrong", ["large[-(1 << 16) :] = 0", "small.zero_()"], ids=["a quarter", "the small one"])
+def test_a_wrong_piece_of_a_large_output_is_found(wrong: str) -> None:
+    body = f"""large, small = x.repeat(17 << 8), x + 1
+        self.n = getattr(self, "n", 0) + 1
+        if self.n > 1: {wrong}
+        return large, small"""
+    with pytest.raises(EvaluationEnded, match="right when checked, wrong when timed") as raised:
+        verified(reference(LARGE, checks=1), kernel_of(LARGE, body))
+    assert raised.value.outcome.category is Category.NONDETERMINISTIC
+    assert raised.value.outcome.facts.first
+    assert raised.value.outcome.facts.map is None
+
+
+#: It answers in quarters, more or less.
+COARSE = problem("x: (x + 3e6) - 3e6", "return [10 * torch.randn(64, 64)]")
+
+
+@pytest.mark.parametrize(("problem", "exactly"), [(DOUBLING, False), (COARSE, True)], ids=["within", "excused"])
+def test_calls_are_verified_in_float64_only_where_one_needs_an_excuse(
+    problem: str, exactly: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = reference(problem, checks=1)
+    sharpen = made.sharpen
+    asked: list[Case] = []
+
+    def sharpened(cases: Sequence[Case]) -> None:
+        assert all(case.exact is None for case in cases)
+        sharpen(cases)
+        asked.extend(case for case in cases if case.exact is not None)
+
+    monkeypatch.setattr(made, "sharpen", sharpened)
+    verified(made, kernel_of(problem, "return x * 2" if problem is DOUBLING else "return x.clone()"))
+    assert len(asked) == (3 if exactly else 0)
+
+
+def test_a_measurement_says_how_it_was_taken() -> None:
+    taken = measured(discarded=7)
+    assert (taken.basis, taken.count, taken.discarded, taken.yardstick_ms) == ("gpu_clock", 21, 7, 0.05)
+    assert taken.precision == pytest.approx(0.004 / 0.710, rel=0.3)
+    assert taken.q1_ms < taken.median_ms < taken.q3_ms
+    # A null is the median on a GPU. On a CPU other processes add to nulls, too, and must not be taken from calls.
+    assert (timing.overhead_of(series(), GPU), timing.overhead_of(series(), CPU)) == (300_000, 290_000)
+
+
+def test_a_slowed_null_does_not_count() -> None:
+    """The smaller of its own and the reference's counts, that less what the judge's work has become faster by."""
+    reference = measured()
+    assert timing.overhead_of(series(overheads=[900_000] * 5), GPU, reference) == pytest.approx(300_000)
+    assert timing.overhead_of(series(overheads=[250_000] * 5), GPU, reference) == 250_000
+    quieter = series(overheads=[900_000] * 5, yardsticks=[40_000] * 5)
+    assert timing.overhead_of(quieter, GPU, reference) == pytest.approx(290_000)
+    dense = series(overheads=[900_000] * 5, spared_ns=120_000.0)
+    assert timing.overhead_of(dense, GPU, reference) == pytest.approx(180_000)
+    assert timing.overhead_of(series(spared_ns=1e9, overheads=[100] * 5), GPU) == 100
+    assert timing.overhead_of(series(spared_ns=1e9), GPU, reference) == 0
+
+
+SOURCE = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1 << 10))
+    def forward(self, x):
+        return {outputs}
+def get_inputs():
+    return [torch.randn(1 << 10)]
+"""
+
+
+def test_the_floor_counts_what_must_be_written_once() -> None:
+    for outputs, written in (
+        ("x * 2", 4 << 10),
+        ("(x * 2, x + 1)", 8 << 10),
+        ("(x, x * 2)", 4 << 10),
+        ("[(y := x * 2), y[:512], y.view(32, 32)]", 4 << 10),
+        ("(x * 2, self.weight)", 4 << 10),
+        ("x.view(32, 32)", 0),
+        ("x.sum().expand(1 << 10)", 4),
+    ):
+        made = reference(SOURCE.replace("{outputs}", outputs), checks=1)
+        made.answer_first(made.first_case())
+        found = speed_of_light.floor(made.input_bytes, made.written_bytes, 4e12)
+        assert (found["bytes_in"], found["bytes_out"]) == (4 << 10, written), outputs
+        assert found["floor_out_ms"] == pytest.approx(written / 4e12 * 1e3)
+
+
+def test_faster_than_memory_is_refused_with_the_figures() -> None:
+    known = {"bytes_in": 0, "bytes_out": 400 << 20, "bandwidth_gbs": 4000.0, "floor_ms": 0.105, "floor_out_ms": 0.105}
+    slow = measured()
+    speed_of_light.enforce(known, slow)
+    with pytest.raises(EvaluationEnded) as raised:
+        speed_of_light.enforce(known, slow.model_copy(update={"median_ms": 0.01}))
+    assert raised.value.outcome.category is Category.REWARD_HACK
+    assert raised.value.outcome.facts.hack == "faster_than_memory"
+    assert raised.value.outcome.facts.floor_out_ms == 0.105
+    # Where the floor is below what a clock can tell, any time will do; where nothing is written, whatever it is.
+    tiny = {"bytes_in": 0, "bytes_out": 4096, "bandwidth_gbs": 4000.0, "floor_ms": 1e-6, "floor_out_ms": 1e-6}
+    nothing = tiny | {"bytes_out": 0, "floor_out_ms": 0.0}
+    speed_of_light.enforce(tiny, slow.model_copy(update={"median_ms": -0.0005}))
+    speed_of_light.enforce(nothing, slow.model_copy(update={"median_ms": -0.005}))
+    with pytest.raises(EvaluationEnded):
+        speed_of_light.enforce(tiny, slow.model_copy(update={"median_ms": -0.005}))
+
+
+def test_what_must_be_read_counts_only_where_a_time_is_too_short_for_all_inputs() -> None:
+    known = speed_of_light.floor(400 << 20, 4096, 4e12)
+    slow, fast = measured().model_copy(update={"median_ms": 0.09}), measured().model_copy(update={"median_ms": 0.03})
+    assert not speed_of_light.is_beyond(known, slow, 0)
+    assert speed_of_light.is_beyond(known, fast, 0)
+    assert speed_of_light.is_beyond(known, fast, 100 << 20)
+    assert not speed_of_light.is_beyond(known, fast, 300 << 20)
+    assert speed_of_light.cacheable(fast, 50 << 20) == 0
+    for warm in ({"cold_l2": False}, {"basis": "cpu_clock"}):
+        assert speed_of_light.cacheable(fast.model_copy(update=warm), 50 << 20) == 50 << 20
+    speed_of_light.enforce(known, fast)
+    speed_of_light.enforce(speed_of_light.needing(known, 100 << 20, 0), fast)
+    speed_of_light.enforce(speed_of_light.needing(known, 1 << 40, 300 << 20), fast)
+    with pytest.raises(EvaluationEnded) as raised:
+        speed_of_light.enforce(speed_of_light.needing(known, 1 << 40, 0), fast)
+    facts = raised.value.outcome.facts
+    assert (facts.hack, facts.bytes_needed) == ("faster_than_memory", 400 << 20)
+    assert facts.floor_needed_ms == pytest.approx(0.105, rel=0.01)

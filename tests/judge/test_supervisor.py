@@ -1,0 +1,138 @@
+"""A judge that serves many evaluations, and the seat that forks judges one after the other."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kqueue.categories import Category
+from kqueue.contract import Backend, Request
+from tests.judge.linear import PROBLEM, QUICK, right
+from tests.judge.rig import Rig
+from tests.waiting import until
+from workers.judge import supervisor
+from workers.judge.api import Judges
+from workers.judge.backend import InMemoryBackend
+from workers.judge.deaths import JudgeDied
+from workers.judge.host import linux
+
+pytestmark = pytest.mark.slow("judges many kernels")
+
+BAD = "x = 1\n"
+
+
+@pytest.fixture
+def judges(rig: Rig) -> Iterator[Judges]:
+    standing = Judges(rig.forkserver)
+    yield standing
+    standing.leave()
+
+
+def judge(judges: Judges, kernel: str) -> Category:
+    request = Request(problem=PROBLEM, kernel=kernel, backend=Backend.TORCH, settings=QUICK)
+    return judges.judge(request, judges.forkserver.slot, InMemoryBackend()).category
+
+
+def sitting(judges: Judges) -> int:
+    until(lambda: len(linux.children(judges.pid)) == 1)
+    return linux.children(judges.pid)[0]
+
+
+def descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def test_one_judge_serves_many(judges: Judges) -> None:
+    """Whatever becomes of a kernel; and neither it, its seat nor the fork server comes to hold more."""
+    kernels = {
+        right(): Category.PASSED,
+        right("import os; os._exit(1)"): Category.CRASHED,
+        right("return x"): Category.WRONG_OUTPUT_STRUCTURE,
+        BAD: Category.ENTRY_POINT_MISSING,
+    }
+    found = [judge(judges, kernel) for kernel in kernels]
+    first, held = sitting(judges), descriptors(sitting(judges))
+    of_seat, of_server = descriptors(judges.pid), descriptors(judges.forkserver.pid)
+    found += [judge(judges, kernel) for kernel in kernels]
+    assert found == list(kernels.values()) * 2
+    assert sitting(judges) == first
+    assert descriptors(first) <= held + 1
+    until(lambda: descriptors(judges.pid) <= of_seat)
+    until(lambda: descriptors(judges.forkserver.pid) <= of_server)
+
+
+def test_who_asks_a_judge_that_leaves_gets_the_next_one(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often: no evaluation is lost to a judge that has served for long enough."""
+    monkeypatch.setattr(supervisor, "_MOST_USES", 1)
+    standing = Judges(rig.forkserver)
+    pids: set[int] = set()
+    try:
+        for _ in range(6):
+            assert judge(standing, BAD) is Category.ENTRY_POINT_MISSING
+            pids |= set(linux.children(standing.pid))
+        assert judge(standing, right()) is Category.PASSED
+        assert len(pids) > 1
+        assert standing.alive()
+    finally:
+        standing.leave()
+
+
+def test_a_judge_that_has_come_to_hold_more_makes_room(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_MORE_HOST_BYTES", -(1 << 40))
+    standing = Judges(rig.forkserver)
+    try:
+        first = sitting(standing)
+        assert [judge(standing, right()) for _ in range(2)] == [Category.PASSED] * 2
+        assert sitting(standing) != first
+    finally:
+        standing.leave()
+
+
+def test_a_judge_whose_asker_failed_is_ended(judges: Judges) -> None:
+    first = sitting(judges)
+
+    class Broken(InMemoryBackend):
+        def environment(self, facts: dict[str, Any]) -> str:
+            raise RuntimeError("there is no record to be had")
+
+    request = Request(problem=PROBLEM, kernel=right(), backend=Backend.TORCH, settings=QUICK)
+    with pytest.raises(RuntimeError, match="no record"):
+        judges.judge(request, judges.forkserver.slot, Broken())
+    until(lambda: first not in linux.children(judges.pid))
+    assert judge(judges, right()) is Category.PASSED
+
+
+def test_a_judge_that_is_killed_while_it_waits_costs_nothing(judges: Judges) -> None:
+    killed = sitting(judges)
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: killed not in linux.children(judges.pid))
+    assert judge(judges, right()) is Category.PASSED
+
+
+def test_who_asks_a_seat_that_is_gone_is_told(judges: Judges) -> None:
+    os.kill(judges.pid, signal.SIGKILL)
+    until(lambda: linux.is_zombie(judges.pid))
+    with pytest.raises(JudgeDied):
+        judge(judges, right())
+
+
+def test_the_judge_itself_holds_the_room(judges: Judges) -> None:
+    """Whoever asked may be gone while a driver keeps the judge from dying: the device is not had alone before."""
+    slot = judges.forkserver.slot
+    holders: set[int] = set()
+
+    class Looking(InMemoryBackend):
+        def environment(self, facts: dict[str, Any]) -> str:
+            inode = str(slot.lock.with_suffix(".room").stat().st_ino)
+            locks = (line.split() for line in Path("/proc/locks").read_text().splitlines())
+            holders.update(int(lock[4]) for lock in locks if lock[5].rpartition(":")[2] == inode)
+            return super().environment(facts)
+
+    request = Request(problem=PROBLEM, kernel=right(), backend=Backend.TORCH, settings=QUICK)
+    assert judges.judge(request, slot, Looking()).category is Category.PASSED
+    assert holders == {sitting(judges)}

@@ -1,0 +1,89 @@
+"""Whose failure it is when a process that runs a problem fails: the problem's, or the fleet's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from typing import Any, Final
+
+import torch
+
+from kqueue.categories import Blame, Category
+from kqueue.contract import Phase
+from workers.judge.channel.gpu_memory import CudaCallError
+from workers.judge.channel.protocol import Tag
+from workers.judge.ending import EvaluationEnded
+from workers.judge.forkserver.process import SealedProcess
+
+_OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
+
+
+class OutOfAllowance(EvaluationEnded):
+    """A reference needs more of the GPU's memory than it may take."""
+
+
+def invalid_problem(message: str) -> EvaluationEnded:
+    """Return the end of an evaluation whose problem is not one."""
+    return EvaluationEnded(Category.INVALID_PROBLEM, message, Phase.REFERENCE)
+
+
+@contextlib.contextmanager
+def blaming(what: str, process: SealedProcess, allowed_bytes: int, *, optional: bool = False) -> Generator[None]:
+    """Make what fails in a process that runs a problem the problem's failure, unless the fleet has failed.
+
+    Args:
+        what: what the process does, for the message.
+        process: the process; it is ended where it found too little memory on the GPU, to see who holds that.
+        allowed_bytes: what it may take of the GPU's memory.
+        optional: True where the evaluation does without what fails: the process may live on then.
+
+    Raises:
+        EvaluationEnded: ``invalid_problem``, ``reference_error``, ``reference_timeout``; ``worker_lost`` if somebody
+            killed the process; ``gpu_unhealthy`` if others hold the GPU's memory.
+    """
+    try:
+        yield
+    except EvaluationEnded as ended:
+        if ended.outcome.blame is Blame.PROBLEM:
+            raise
+        if ended.outcome.blame is Blame.FLEET and ended.outcome.category is not Category.WORKER_LOST:
+            raise
+        if ended.reply is not None and ended.reply.tag is Tag.GPU_MEMORY and not optional:
+            raise _out_of_gpu_memory(what, process, allowed_bytes, dict(ended.outcome.facts)) from None
+        raise _blamed(ended, what) from None
+    except (torch.OutOfMemoryError, CudaCallError) as error:
+        # The judge found no room for its own copies.
+        if optional or (isinstance(error, CudaCallError) and error.error_code != _OUT_OF_MEMORY):
+            raise
+        raise _out_of_gpu_memory(what, process, allowed_bytes, {}) from None
+
+
+def _blamed(ended: EvaluationEnded, what: str) -> EvaluationEnded:
+    outcome, reply = ended.outcome, ended.reply
+    facts = outcome.facts.model_dump()
+    phase = Phase.REFERENCE
+    if reply is not None and reply.tag is Tag.PROBLEM:
+        return invalid_problem(reply.message)
+    if reply is not None:
+        name = reply.exception.rpartition(".")[2]
+        return EvaluationEnded(Category.REFERENCE_ERROR, f"{what} raised {name}: {reply.message}", phase, **facts)
+    if outcome.category in (Category.TIMEOUT, Category.COMPILE_TIMEOUT):
+        message = "the reference did not end within its deadline"
+        return EvaluationEnded(Category.REFERENCE_TIMEOUT, message, phase, **facts)
+    if outcome.category is Category.WORKER_LOST:
+        return EvaluationEnded(Category.WORKER_LOST, f"{what}: {outcome.message}", phase, **facts)
+    return EvaluationEnded(Category.REFERENCE_ERROR, f"{what}: {outcome.message}", phase, **facts)
+
+
+def _out_of_gpu_memory(what: str, process: SealedProcess, allowed_bytes: int, facts: dict[str, Any]) -> EvaluationEnded:
+    """Return whose failure it is that memory ran out: others', if the process could not have had what it may take."""
+    process.stop()
+    process.imports.close()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+        if torch.cuda.mem_get_info()[0] < allowed_bytes:
+            message = f"{what} found too little memory free on the GPU"
+            return EvaluationEnded(Category.GPU_UNHEALTHY, message, Phase.REFERENCE)
+    message = f"{what} needs more of the GPU's memory than the {allowed_bytes} bytes that it may take"
+    facts["allowed_bytes"] = allowed_bytes
+    return OutOfAllowance(Category.REFERENCE_ERROR, message, Phase.REFERENCE, **facts)

@@ -1,0 +1,727 @@
+"""Compare a candidate's outputs with the reference's.
+
+There are two verdicts. KernelBench's is ``torch.allclose`` on the problem's own inputs. The strict verdict requires of
+every output tensor:
+
+* Every value is within the tolerance. A value beyond it is excused only if the reference itself does no better, as
+  after cancellation: the value's distance from the float64 reference is not far above the reference's own distance for
+  values of that size, or is far below the size of the values that were summed.
+* All values together are closer to the reference than zeros or the reference's mean would be. If the reference is tiny
+  or nearly constant, such answers are within the tolerance of each value.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from kqueue.categories import Category
+from kqueue.contract import Comparison, Phase, Settings, Tolerance
+from workers.judge.channel.protocol import Reply, TensorSpec
+from workers.judge.ending import EvaluationEnded
+from workers.judge.gpu import onepass
+from workers.judge.pipeline.cases import CLOSE, DTYPES, GIVEN, Case
+
+
+@dataclass(frozen=True, slots=True)
+class _Grade:
+    """The requirements for outputs of one floating dtype.
+
+    Attributes:
+        tolerance: largest error of a value, as ``atol`` and as ``rtol``; for 32 and 16 bits KernelBench's.
+        farthest: largest distance of all values together, as a share of the reference's norm.
+        noise: largest distance between two correct answers, all values together, in multiples of the dtype's epsilon.
+        downgrade: smallest and largest relative distance from the float64 reference that a lower precision explains;
+            None if no lower precision is in use.
+    """
+
+    tolerance: float
+    farthest: float
+    noise: float
+    downgrade: tuple[float, float] | None
+
+
+# The bounds of ``downgrade``. Let u be the unit roundoff: 2**-11 for fp16 and TF32, 2**-8 for bf16, 2**-4 and 2**-3 for
+# fp8 (e4m3, e5m2). Rounding to nearest moves a value by at most u of it, and by 0.42 u in the root mean square over a
+# binade. A sum of products of two rounded factors of both signs is off by sqrt(2) times that, 0.6 u of its norm: 3e-4
+# in TF32 and fp16, 2e-3 in bf16, 4e-2 and 8e-2 in fp8. Truncation doubles it. L layers in a row multiply it by sqrt(L).
+# Of positive factors the errors average out: 1.5e-5 in fp16 with 512 terms.
+# Of an fp32 reference up to 4 u of bf16 are therefore explained: 40 layers of rounding, or 10 of truncation. Beyond
+# them faults begin, such as a bias that is left out, which is 4e-2 of the norm after 512 terms. Fp8 in the place of
+# fp32 resembles it, so nothing is said of either. In the place of 16 bits fp8 is common: up to 2 u of e4m3, which is u
+# of e5m2, are explained. Zeros are off by 1, and independent values by 1.4.
+_BF16_EXPLAINS: Final = 4 * 2.0**-8
+_FP8_EXPLAINS: Final = 2 * 2.0**-4
+
+_WIDE: Final = _Grade(tolerance=1e-4, farthest=1e-2, noise=64, downgrade=(4e-6, _BF16_EXPLAINS))
+#: For fp32 where TF32 is allowed, which has fp16's digits.
+_TF32: Final = _Grade(tolerance=1e-2, farthest=5e-2, noise=4 << 13, downgrade=(1e-3, _BF16_EXPLAINS))
+_FP16: Final = _Grade(tolerance=1e-2, farthest=5e-2, noise=4, downgrade=(1e-3, _FP8_EXPLAINS))
+_BF16: Final = _Grade(tolerance=1e-2, farthest=5e-2, noise=4, downgrade=(5e-3, _FP8_EXPLAINS))
+#: For 8 bits one rounding step, which is 1/8 or 1/4 of a value.
+_E4M3: Final = _Grade(tolerance=0.15, farthest=0.3, noise=4, downgrade=None)
+_E5M2: Final = _Grade(tolerance=0.3, farthest=0.3, noise=4, downgrade=None)
+#: The grades by dtype, from fine to coarse. Values of other dtypes must be equal.
+_GRADES: Final = {
+    torch.float64: _WIDE,
+    torch.complex128: _WIDE,
+    torch.float32: _WIDE,
+    torch.complex64: _WIDE,
+    torch.float16: _FP16,
+    torch.bfloat16: _BF16,
+    torch.float8_e4m3fn: _E4M3,
+    torch.float8_e5m2: _E5M2,
+}
+_TF32_DTYPES: Final = frozenset({torch.float32, torch.complex64})
+#: How many times the reference's error suggests a lower precision.
+_COARSE: Final = 32.0
+#: How many times farther than the reference a correct kernel may be from the float64 reference. Measured on products of
+#: 64 to 8192 terms: up to 1 when summed in blocks, 7.2 when summed one by one, 700 in TF32, 5000 in bf16.
+_LENIENCE: Final = 8.0
+#: Largest error that cancellation explains among values of one size, as a share of their norm.
+_CANCELLED: Final = 0.25
+#: Largest distance as a share of the spread of the reference's values around their mean, given enough values.
+_FROM_MEAN: Final = 0.5
+_ENOUGH: Final = 64
+_SHOWN: Final = 5
+#: Values to compare at a time, to bound memory.
+_CHUNK: Final = 1 << 24
+#: Rows and columns of the map of wrong values, at most.
+_CELLS: Final = 16
+#: Values to sample for the error that is usual among values of one size, and for the one that is usual among all.
+_SAMPLE: Final = 1 << 21
+_SMALL_SAMPLE: Final = 1 << 16
+
+
+def tolerance_for(dtype: torch.dtype, settings: Settings, own: Tolerance | None = None) -> Tolerance:
+    """Return the tolerance for each value of an output of ``dtype``; ``own`` is the problem's."""
+    if dtype not in _GRADES:
+        return Tolerance(atol=0.0, rtol=0.0)
+    tolerance = _grade(dtype, settings).tolerance
+    return settings.tolerance or own or Tolerance(atol=tolerance, rtol=tolerance)
+
+
+def _basis(dtype: torch.dtype, settings: Settings) -> torch.dtype:
+    """Return the coarser of the output's and the evaluation's dtype: fp32 results of bf16 values are as coarse."""
+    return max(dtype, DTYPES[settings.precision], key=list(_GRADES).index)
+
+
+def _grade(dtype: torch.dtype, settings: Settings, own: Tolerance | None = None) -> _Grade:
+    """Return the requirements; under a problem's tolerance all values together may be as far off as each may."""
+    basis = _basis(dtype, settings)
+    grade = _TF32 if settings.tf32 and basis in _TF32_DTYPES else _GRADES[basis]
+    return grade if own is None else replace(grade, farthest=max(grade.farthest, own.rtol))
+
+
+def check_form(reply: Reply, structure: str, specs: Sequence[TensorSpec]) -> None:
+    """Explain why a candidate could not deliver its outputs.
+
+    Args:
+        reply: the candidate's description of its outputs.
+        structure: the structure of the reference's outputs.
+        specs: shape, dtype and device of each of the reference's outputs.
+
+    Raises:
+        EvaluationEnded: always, with the first difference in structure, shape, dtype or device.
+    """
+    got = list(reply.tensors)
+    if reply.structure != structure or len(got) != len(specs):
+        raise _wrong(
+            Category.WRONG_OUTPUT_STRUCTURE,
+            f"the output is {reply.structure}, the reference's is {structure} (T: a tensor)",
+            structure=reply.structure,
+        )
+    for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
+        if mine.shape != theirs.shape:
+            raise _wrong(Category.WRONG_SHAPE, f"output {i} has shape {theirs.shape}, not {mine.shape}", output=i)
+    for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
+        if mine.dtype != theirs.dtype:
+            raise _wrong(Category.WRONG_DTYPE, f"output {i} has dtype {theirs.dtype}, not {mine.dtype}", output=i)
+    for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
+        if mine.device != theirs.device:
+            raise _wrong(Category.WRONG_DEVICE, f"output {i} lives on {theirs.device}, not {mine.device}", output=i)
+    raise _wrong(Category.WRONG_OUTPUT_STRUCTURE, "the output could not be copied", structure=reply.structure)
+
+
+def check_values(outputs: list[torch.Tensor], case: Case, settings: Settings) -> dict[str, Any]:
+    """Compare delivered outputs with the reference's.
+
+    Args:
+        outputs: the candidate's outputs, with the reference's shapes, dtypes and devices.
+        case: the case, with the reference's outputs.
+        settings: the evaluation's settings.
+
+    Returns:
+        the worst figures of all outputs: ``max_abs_error``; ``max_rel_error``; ``relative_norm``, which is
+        |output - reference| / |reference|; ``error_ratio``, the output's error divided by the reference's own (None if
+        neither answers in float64 nor the reference's noise are known); ``precision_downgrade``, True if that suggests
+        a lower precision than the reference's (given cases only); and the verdicts ``strict_correct`` and
+        ``kernelbench_correct`` (None except for given cases).
+
+    Raises:
+        EvaluationEnded: ``not_finite`` or ``wrong_values`` by the verdict that ``settings.comparison`` chooses,
+            with the kind of inputs, the same figures, the first wrong places, and a map of all.
+    """
+    [found] = check_each([(outputs, case)], settings)
+    if isinstance(found, EvaluationEnded):
+        raise found
+    return found
+
+
+def differences(
+    outputs: Sequence[torch.Tensor], refs: Sequence[torch.Tensor], case: Case, settings: Settings, *, times: float = 1.0
+) -> list[Figures]:
+    """Return the figures of outputs beside others, where no verdict is asked for; of empty ones too.
+
+    Args:
+        outputs, refs: the outputs, and what they are compared with.
+        case: gives the problem's tolerance.
+        settings: the evaluation's.
+        times: by how many times the tolerance a value may differ.
+    """
+    pair = replace(case, slot=None, inputs=[], outputs=list(refs), exact=None, noise=[])
+    judged = [_Output.of(i, output, pair, settings) for i, output in enumerate(outputs)]
+    for output in judged:
+        allowed = output.tolerance
+        output.tolerance = output.loose = Tolerance(atol=times * allowed.atol, rtol=times * allowed.rtol)
+    _measure_all([output for output in judged if output.ref.numel()])
+    return [output.figures for output in judged]
+
+
+def check_each(
+    answers: Sequence[tuple[list[torch.Tensor], Case]], settings: Settings
+) -> list[dict[str, Any] | EvaluationEnded]:
+    """Do what :func:`check_values` does for the outputs of many calls, and wait for the device once.
+
+    Args:
+        answers: of each call the candidate's outputs, and the case.
+        settings: the evaluation's.
+
+    Returns:
+        for each call what :func:`check_values` returns or raises.
+    """
+    calls = _measured(answers, settings)
+    return [_verdict(judged, case, settings) for judged, (_, case) in zip(calls, answers, strict=True)]
+
+
+def need_no_excuse(answers: Sequence[tuple[list[torch.Tensor], Case]], settings: Settings) -> list[bool]:
+    """Return for each of many calls whether it is right whatever the answers in float64 are, which are not needed.
+
+    Args:
+        answers, settings: as for :func:`check_each`.
+    """
+    return [not any(output.needs_excuse(settings) for output in judged) for judged in _measured(answers, settings)]
+
+
+def _measured(answers: Sequence[tuple[list[torch.Tensor], Case]], settings: Settings) -> list[list[_Output]]:
+    """Return the outputs of each call that hold values, and their figures."""
+    calls = [
+        [_Output.of(i, outputs[i], case, settings) for i in range(len(outputs)) if outputs[i].numel()]
+        for outputs, case in answers
+    ]
+    _measure_all([output for judged in calls for output in judged])
+    return calls
+
+
+def _measure_all(outputs: Sequence[_Output]) -> None:
+    """Find the figures of outputs that hold values, and wait for the device once, unless some are not finite."""
+    if not outputs:
+        return
+    for output, numbers in zip(outputs, torch.stack([each.measure() for each in outputs]).tolist(), strict=True):
+        if not all(map(math.isfinite, numbers)):
+            numbers = output.measure(all_finite=False).tolist()
+        output.figures = Figures(*numbers)
+
+
+def _verdict(judged: Sequence[_Output], case: Case, settings: Settings) -> dict[str, Any] | EvaluationEnded:
+    """Return the figures of one call, or what is wrong with it."""
+    given = case.kind == GIVEN
+    figures = _merged(judged, given=given)
+    strict = next((fault for output in judged if (fault := output.strict_fault())), None)
+    loose = next((fault for output in judged if (fault := output.kernelbench_fault())), None)
+    figures |= {"strict_correct": strict is None, "kernelbench_correct": loose is None if given else None}
+    fault = strict if settings.comparison is Comparison.STRICT else loose
+    if fault is not None:
+        where = "" if given else f" on {case.kind} inputs"
+        return _wrong(
+            fault.category,
+            f"output {fault.output}{where}: {fault.message}",
+            kind=case.kind,
+            map=fault.map(),
+            **figures,
+            **fault.facts(),
+        )
+    return figures
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The figures from one pass over an output. Sums and norms are in float64, over finite values."""
+
+    #: Numbers of values: not finite where the reference is; beyond the tolerance; beyond KernelBench's tolerance.
+    strays: float
+    wrong: float
+    unlike: float
+    #: Number and sum of the reference's finite values. Then sums of squares: output minus reference, reference, output
+    #: minus exact, reference minus exact, exact.
+    finite: float
+    total: float
+    distance2: float
+    size2: float
+    astray2: float
+    own2: float
+    truth2: float
+    max_abs: float
+    max_rel: float
+
+    @property
+    def distance(self) -> float:
+        return self.distance2**0.5
+
+    @property
+    def size(self) -> float:
+        return self.size2**0.5
+
+    @property
+    def spread(self) -> float:
+        """The norm of the reference's values minus their mean."""
+        around = self.size2 - self.total * self.total / max(self.finite, 1.0)  # a power would raise where it overflows
+        return around**0.5 if around > 1e-13 * self.size2 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    """The reason why an output is wrong."""
+
+    category: Category
+    message: str
+    output: int
+    first: list[dict[str, Any]]
+    wrong: int
+    of: int
+    #: Maps the wrong values, which takes a pass over the output: only of the fault that is told.
+    map: Callable[[], dict[str, Any] | None]
+
+    def facts(self) -> dict[str, Any]:
+        return {"output": self.output, "wrong": self.wrong, "of": self.of, "first": self.first}
+
+
+@dataclass(slots=True)
+class _Output:
+    """One output and the reference's."""
+
+    number: int
+    out: torch.Tensor
+    ref: torch.Tensor
+    exact: torch.Tensor | None
+    noise: float | None
+    shape: tuple[int, ...]
+    #: All dimensions but the last, taken as one.
+    rows: int
+    tolerance: Tolerance
+    loose: Tolerance
+    #: None if values must be equal, or the evaluation sets its own tolerance.
+    grade: _Grade | None
+    epsilon: float
+    figures: Figures
+
+    @classmethod
+    def of(cls, number: int, out: torch.Tensor, case: Case, settings: Settings) -> _Output:
+        ref = case.outputs[number]
+        floating = ref.dtype in _GRADES
+        loose = CLOSE[settings.precision]  # KernelBench's tolerance depends on the precision, not the output's dtype
+        return cls(
+            number,
+            flat(out),
+            flat(ref),
+            flat(case.exact[number]) if case.exact is not None and floating else None,
+            case.noise[number] if case.noise and floating else None,
+            (*ref.shape, 2) if ref.is_complex() else tuple(ref.shape),
+            math.prod(ref.shape[:-1]),
+            tolerance_for(ref.dtype, settings, case.tolerance),
+            settings.tolerance or Tolerance(atol=loose, rtol=loose),
+            _grade(ref.dtype, settings, case.tolerance) if floating and settings.tolerance is None else None,
+            torch.finfo(_basis(ref.dtype, settings)).eps if floating else 0.0,
+            Figures(*[0.0] * 12),
+        )
+
+    def measure(self, *, all_finite: bool = True) -> torch.Tensor:
+        """Return the fields of :class:`Figures` as a tensor on the device, without waiting for it.
+
+        Args:
+            all_finite: True to take all values for finite, in a third of the passes over them; where they are not, some
+                figure is not finite either.
+        """
+        must_equal = self.tolerance.atol == 0 == self.tolerance.rtol or self.loose.atol == 0 == self.loose.rtol
+        if self.ref.is_cuda and not must_equal:
+            bounds, loose = ((t.atol, t.rtol) for t in (self.tolerance, self.loose))
+            if (numbers := onepass.measure(self.out, self.ref, self.exact, bounds, loose)) is not None:
+                return numbers
+        added: torch.Tensor | None = None
+        largest: torch.Tensor | None = None
+        measure = self._measure_finite if all_finite and not must_equal else self._measure_chunk
+        for out, ref, exact in self._chunks():
+            sums, maxima = measure(out, ref, exact)
+            added = sums if added is None else added + sums
+            largest = maxima if largest is None else torch.maximum(largest, maxima)
+        assert added is not None
+        assert largest is not None
+        return torch.cat((added, largest))
+
+    def _chunks(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+        for begin in range(0, self.ref.numel(), _CHUNK):
+            part = slice(begin, begin + _CHUNK)
+            yield self.out[part], self.ref[part], self.exact[part] if self.exact is not None else None
+
+    def _measure_finite(
+        self, out: torch.Tensor, ref: torch.Tensor, exact: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Do what :meth:`_measure_chunk` does for values that are all finite."""
+        out, ref = comparable(out), comparable(ref)
+        size, error = ref.abs(), (out - ref).abs_()
+        wrong = unlike = (error > size.mul(self.tolerance.rtol).add_(self.tolerance.atol)).sum()
+        if self.loose != self.tolerance:
+            unlike = (error > size.mul(self.loose.rtol).add_(self.loose.atol)).sum()
+        zero = torch.zeros((), dtype=torch.float64, device=ref.device)
+        norms = [_norm(error), _norm(ref), zero, zero, zero]
+        if exact is not None:
+            norms[2:] = [_norm(out - exact), _norm(ref - exact), _norm(exact)]
+        numbers = [zero, wrong, unlike, zero + ref.numel(), ref.sum(dtype=torch.float64)]
+        relative = torch.where(size == 0, 0.0, error / size).clamp_max_(torch.finfo(error.dtype).max)
+        return (
+            torch.cat((torch.stack([number.double() for number in numbers]), torch.stack(norms).square())),
+            torch.stack((error.max(), relative.max())).to(torch.float64),
+        )
+
+    def _measure_chunk(
+        self, out: torch.Tensor, ref: torch.Tensor, exact: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        same = _same(out, ref)
+        out, ref = comparable(out), comparable(ref)
+        size, finite, error = ref.abs(), ref.isfinite(), (out - ref).abs()
+        stray = finite & ~out.isfinite()
+        wrong = ~self._within(self.tolerance, same, error, size, finite)
+        unlike = wrong if self.loose == self.tolerance else ~self._within(self.loose, same, error, size, finite)
+        counted = finite & ~stray
+        # The difference of two infinities is NaN. Values that are not finite are counted above.
+        most = torch.finfo(error.dtype).max
+        error = torch.where(counted, error, 0.0).clamp_max(most)
+        value = torch.where(finite, ref, 0.0)
+        relative = torch.where(value != 0, error / size, 0.0).clamp_max(most)
+        zero = torch.zeros((), dtype=torch.float64, device=ref.device)
+        norms = [_norm(error), _norm(value), zero, zero, zero]
+        if exact is not None:
+            known = counted & exact.isfinite()
+            truth = torch.where(known, exact, 0.0)
+            norms[2:] = [
+                _norm(torch.where(known, out, 0.0) - truth),
+                _norm(torch.where(known, ref, 0.0) - truth),
+                _norm(truth),
+            ]
+        counts = torch.stack((stray, wrong, unlike, finite)).sum(1, dtype=torch.float64)
+        return (
+            torch.cat((counts, value.sum(dtype=torch.float64).reshape(1), torch.stack(norms).square())),
+            torch.stack((error.max(), relative.max())).to(torch.float64),
+        )
+
+    @staticmethod
+    def _within(
+        tolerance: Tolerance, same: torch.Tensor, error: torch.Tensor, size: torch.Tensor, finite: torch.Tensor
+    ) -> torch.Tensor:
+        if tolerance.atol == 0 == tolerance.rtol:
+            return same  # 64-bit integers do not fit a float
+        # Where the reference is infinite, only the same infinity is correct.
+        return same | (finite & (error <= tolerance.rtol * size + tolerance.atol))
+
+    def strict_fault(self) -> _Fault | None:
+        """Return the strict verdict's fault, or None."""
+        figures, tolerance = self.figures, self.tolerance
+        if figures.strays:
+            return self._not_finite()
+        if figures.wrong and not self._excused():
+            return self._beyond(tolerance, int(figures.wrong))
+        if self.grade is None:
+            return None
+        if figures.distance > self.grade.farthest * figures.size and not self._as_near_as_the_reference():
+            share = f"{figures.distance / figures.size:.3g}" if figures.size else "more than all"
+            return self._together(
+                "every value is within the tolerance, but only because the reference's values are tiny:"
+                f" |output - reference| is {share} of |reference|"
+            )
+        if (
+            figures.finite >= _ENOUGH
+            and figures.distance > _FROM_MEAN * figures.spread
+            and figures.distance > self.grade.noise * self.epsilon * figures.size
+            and not self._as_near_as_the_reference()
+        ):
+            return self._together(
+                "every value is within the tolerance, but only because the reference's values are nearly constant:"
+                " their mean would be as close to them"
+            )
+        return None
+
+    def needs_excuse(self, settings: Settings) -> bool:
+        """Return whether answers in float64 could change the verdict: they make wrong ones right, never the reverse."""
+        if settings.comparison is not Comparison.STRICT:
+            return self.kernelbench_fault() is not None
+        return self.figures.wrong > 0 or self.strict_fault() is not None
+
+    def kernelbench_fault(self) -> _Fault | None:
+        """Return the fault by ``torch.allclose`` with KernelBench's tolerance, or None."""
+        if self.figures.strays:
+            return self._not_finite()
+        return self._beyond(self.loose, int(self.figures.unlike)) if self.figures.unlike else None
+
+    def _errors(self) -> tuple[float, float, float] | None:
+        """Return the output's error, the reference's own, and the size of the answer; None if they are unknown."""
+        figures = self.figures
+        if self.exact is not None:
+            return figures.astray2**0.5, figures.own2**0.5, figures.truth2**0.5
+        if self.noise is not None:
+            return figures.distance, self.noise * figures.size, figures.size
+        return None
+
+    def ratio(self) -> float | None:
+        """Return the output's error divided by the reference's own (at least a rounding)."""
+        if (errors := self._errors()) is None:
+            return None
+        astray, own, size = errors
+        own = max(own, self.epsilon / 4 * size)
+        return astray / own if own else None if astray else 1.0
+
+    def downgraded(self) -> bool:
+        """True if a lower precision than the reference's explains the error, and nothing simpler does."""
+        ratio, errors, grade, figures = self.ratio(), self._errors(), self.grade, self.figures
+        if ratio is None or errors is None or grade is None or grade.downgrade is None:
+            return False
+        if figures.strays or figures.finite < self.ref.numel():
+            return False
+        least, most = (bound * errors[2] for bound in grade.downgrade)
+        return ratio >= _COARSE and least <= errors[0] <= most and self._is_rounded()
+
+    def _is_rounded(self) -> bool:
+        """True if most values are coarse, as after rounding, also after a constant and a factor are taken away.
+
+        A few values that are far off leave most values fine. Without its offset or wrong factor, an answer has only the
+        rounding errors of a right kernel, which are within ``_LENIENCE`` times the reference's own.
+        """
+        out, ref, truth = self._sampled(_SMALL_SAMPLE)
+        # Zeros, as of a ReLU, are exact in every precision.
+        counted = (out != 0) | (truth != 0)
+        out, ref, truth = out[counted], ref[counted], truth[counted]
+        if truth.numel() < _ENOUGH:
+            return False
+        error, usual_size = out - truth, truth.abs().median()
+        own = (ref - truth).abs().median() if self.exact is not None else (self.noise or 0.0) * usual_size
+        own = torch.maximum(own, self.epsilon / 4 * usual_size)
+        usual = error.abs().median()
+        if not bool(usual >= _LENIENCE * own):
+            return False
+        # Few large errors would draw the line to themselves.
+        near = error.abs() <= _LENIENCE * usual
+        error, truth = error[near], truth[near]
+        around = truth - truth.mean()
+        slope = (error * around).sum() / around.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
+        return bool((error - error.mean() - slope * around).abs().median() >= _LENIENCE * own)
+
+    def _as_near_as_the_reference(self) -> bool:
+        """True if the output is not much farther from the float64 reference than the reference is."""
+        return self.exact is not None and self.figures.astray2 <= _LENIENCE**2 * self.figures.own2
+
+    def _excused(self) -> bool:
+        """True if the values beyond the tolerance are as good as the reference's own precision allows.
+
+        That precision differs from value to value, and can only be estimated from many. It is taken from the *peers*:
+        all values not larger than the largest value in question, and some more if those are few.
+        """
+        if self.grade is None:
+            return False
+        largest = self._largest_beyond()
+        out, ref, truth = self._sampled(_SAMPLE)
+        size = truth.abs()
+        if not size.numel():
+            return False
+        fewest = min(size.numel(), max(_ENOUGH, size.numel() // 256))
+        reach = max(2 * largest, float(size.kthvalue(fewest).values))
+        peers = size <= reach
+        error = (out - truth).abs()
+        allowed = 0.0
+        if float(_norm(error[peers])) <= _CANCELLED * float(_norm(size[peers])):
+            allowed = self.grade.tolerance * float(size.mean())
+        if self.exact is not None:
+            allowed = max(allowed, _LENIENCE * float((ref - truth).abs()[peers].max()))
+        return self._all_within(allowed)
+
+    def _sampled(self, number: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return about ``number`` values of the output, the reference and the best known answer that are all finite."""
+        # Sizes are mostly even: an odd step meets all columns.
+        step = max(1, self.ref.numel() // number) | 1
+        out, ref = comparable(self.out[::step]).double(), comparable(self.ref[::step]).double()
+        truth = ref if self.exact is None else self.exact[::step]
+        known = ref.isfinite() & truth.isfinite() & out.isfinite()
+        return out[known], ref[known], truth[known]
+
+    def _beyond_of(self, out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
+        same = _same(out, ref)
+        out, ref = comparable(out), comparable(ref)
+        return ~self._within(tolerance, same, (out - ref).abs(), ref.abs(), ref.isfinite())
+
+    def _largest_beyond(self) -> float:
+        """Return the size of the largest value beyond the tolerance."""
+        largest = 0.0
+        for out, ref, exact in self._chunks():
+            truth = comparable(ref) if exact is None else exact
+            largest = max(
+                largest, float(torch.where(self._beyond_of(out, ref, self.tolerance), truth, 0.0).abs().max())
+            )
+        return largest
+
+    def _all_within(self, allowed: float) -> bool:
+        """True if all values beyond the tolerance are within it, or within ``allowed``, of the best known answer."""
+        for out, ref, exact in self._chunks():
+            beyond = self._beyond_of(out, ref, self.tolerance)
+            truth = (comparable(ref) if exact is None else exact)[beyond]
+            bound = (self.tolerance.atol + self.tolerance.rtol * truth.abs()).clamp_min(allowed)
+            if not bool((truth.isfinite() & ((comparable(out)[beyond] - truth).abs() <= bound)).all()):
+                return False
+        return True
+
+    def _not_finite(self) -> _Fault:
+        count = int(self.figures.strays)
+        message = f"{count} values are not finite where the reference's are"
+        return self._fault(Category.NOT_FINITE, message, count, lambda out, ref: ref.isfinite() & ~out.isfinite())
+
+    def _beyond(self, tolerance: Tolerance, count: int) -> _Fault:
+        message = (
+            f"{count} of {self.ref.numel()} values differ by more than"
+            f" {tolerance.atol:g} + {tolerance.rtol:g}·|reference|, at most by {self.figures.max_abs:.6g}"
+        )
+        return self._fault(Category.WRONG_VALUES, message, count, lambda out, ref: self._beyond_of(out, ref, tolerance))
+
+    def _together(self, message: str) -> _Fault:
+        count = self.ref.numel()
+        return self._fault(Category.WRONG_VALUES, message, count, lambda out, ref: ~_same(out, ref))
+
+    def _fault(
+        self, category: Category, message: str, count: int, where: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    ) -> _Fault:
+        first: list[dict[str, Any]] = []
+        for number, (out, ref, _) in enumerate(self._chunks()):
+            for place in where(out, ref).nonzero()[: _SHOWN - len(first), 0].tolist():
+                expected, got = float(comparable(ref[place])), float(comparable(out[place]))
+                index = unravel(number * _CHUNK + place, self.shape)
+                first.append({"index": index, "expected": expected, "got": got})
+            if len(first) >= _SHOWN:
+                break
+        return _Fault(category, message, self.number, first, count, self.ref.numel(), partial(self._map, where))
+
+    def _map(self, where: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> dict[str, Any] | None:
+        """Return the fields of a :class:`kqueue.evidence.WrongMap`; None where the device has no room to make it."""
+        rows, columns = self.rows, self.ref.numel() // self.rows
+        down, across = _cells(rows), _cells(columns)
+        # Whole rows at a time, or parts of one that is long.
+        height, width = max(1, _CHUNK // columns), min(columns, _CHUNK)
+        try:
+            counts = torch.zeros(len(down), len(across), dtype=torch.int64, device=self.ref.device)
+            for top, left in itertools.product(range(0, rows, height), range(0, columns, width)):
+                tall, wide = min(height, rows - top), min(width, columns - left)
+                part = slice(top * columns + left, top * columns + left + tall * wide)
+                mask = where(self.out[part], self.ref[part]).view(tall, wide)
+                for i, y in _overlaps(down, top, tall):
+                    line = mask[y].sum(0)
+                    for j, x in _overlaps(across, left, wide):
+                        counts[i, j] += line[x].sum()
+            wrong: list[list[int]] = counts.tolist()
+        except RuntimeError:  # memory that others took meanwhile: what is wrong is wrong without a picture of it
+            return None
+        shares = [
+            "".join(_digit(wrong[i][j], len(y) * len(x)) for j, x in enumerate(across)) for i, y in enumerate(down)
+        ]
+        return {"rows": rows, "columns": columns, "shares": shares}
+
+
+def _cells(size: int) -> list[range]:
+    """Divide so many places into cells that are as equal as can be."""
+    number = min(_CELLS, size)
+    return [range(cell * size // number, (cell + 1) * size // number) for cell in range(number)]
+
+
+def _overlaps(cells: Sequence[range], begin: int, size: int) -> Iterator[tuple[int, slice]]:
+    """Yield the cells that ``size`` places from ``begin`` on lie in, each with which of these places do."""
+    for number, cell in enumerate(cells):
+        first, last = max(cell.start, begin), min(cell.stop, begin + size)
+        if first < last:
+            yield number, slice(first - begin, last - begin)
+
+
+def _digit(wrong: int, of: int) -> str:
+    """Return how a share is told in a :class:`kqueue.evidence.WrongMap`."""
+    return "0" if not wrong else "9" if wrong == of else str(1 + 8 * wrong // of)
+
+
+def merge_errors(figures: list[dict[str, Any]]) -> dict[str, Any]:
+    """Combine the figures of several cases: the worst of each, ignoring None."""
+    merged: dict[str, Any] = {}
+    for one in figures:
+        for name, value in one.items():
+            known = merged.get(name)
+            if known is None or value is None:
+                merged[name] = value if known is None else known
+            elif isinstance(value, bool):
+                merged[name] = (known and value) if name.endswith("_correct") else (known or value)
+            else:
+                merged[name] = max(known, value)
+    return merged
+
+
+def _merged(judged: Sequence[_Output], *, given: bool) -> dict[str, Any]:
+    """Return the worst figures of all outputs."""
+    ratios = [ratio for output in judged if (ratio := output.ratio()) is not None]
+    norms = [output.figures.distance / output.figures.size for output in judged if output.figures.size]
+    return {
+        "max_abs_error": max((output.figures.max_abs for output in judged), default=0.0),
+        "max_rel_error": max((output.figures.max_rel for output in judged), default=0.0),
+        "relative_norm": max(norms, default=0.0),
+        "error_ratio": max(ratios, default=None),
+        "precision_downgrade": given and any(output.downgraded() for output in judged),
+    }
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all values in one dimension, complex ones as two."""
+    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)
+
+
+def comparable(tensor: torch.Tensor) -> torch.Tensor:
+    """Convert to a dtype for exact enough differences: fp32 for floats up to 32 bits, else float64."""
+    small = tensor.is_floating_point() and tensor.dtype is not torch.float64
+    return tensor.to(torch.float32 if small else torch.float64)
+
+
+def _same(out: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
+    """Return where values are equal. Compares 64-bit integers before they become floats."""
+    return out == ref if out.dtype.itemsize > 1 else comparable(out) == comparable(ref)
+
+
+def _norm(values: torch.Tensor) -> torch.Tensor:
+    """Return the Euclidean norm, in float64 without a float64 copy of the values."""
+    return torch.linalg.vector_norm(values, dtype=torch.float64)
+
+
+def unravel(flat: int, shape: tuple[int, ...]) -> list[int]:
+    """Return the index of the value at a place of a tensor of this shape, counted from its beginning."""
+    index: list[int] = []
+    for size in reversed(shape):
+        flat, place = divmod(flat, size)
+        index.insert(0, place)
+    return index
+
+
+def _wrong(category: Category, message: str, **facts: Any) -> EvaluationEnded:
+    return EvaluationEnded(category, message, Phase.CHECK, **facts)

@@ -1,0 +1,331 @@
+"""The buffers that the judge and one sealed process share, and the calls that go through them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from kqueue.categories import Category
+from kqueue.contract import Deadlines, Phase, Settings
+from workers.judge.channel import activities
+from workers.judge.channel.activities import Activity
+from workers.judge.channel.bits import same_bits
+from workers.judge.channel.buffers import LocationError, SharedTensor, form_of, is_dense, view_within
+from workers.judge.channel.flags import memory
+from workers.judge.channel.protocol import Answer, Binding, Job, Location, Order, Reply, TensorSpec, Where
+from workers.judge.ending import EvaluationEnded
+from workers.judge.forkserver.handle import ForkServerError
+from workers.judge.forkserver.process import SealedProcess
+from workers.judge.pipeline import compare
+from workers.judge.pipeline.cases import Case
+from workers.judge.pipeline.plan import Plan
+
+#: How long a process may take to open the device, in seconds; others may be opening it at the same time.
+PREPARE_S: Final = 120.0
+
+
+@dataclass(slots=True)
+class Form:
+    """The form of a problem's calls, as its reference makes them.
+
+    Attributes:
+        arguments: the arrangement of ``forward``'s arguments; None until the first case is known.
+        structure: the outputs' arrangement; known from the first answer on, as is
+        output_aliases: for each output, the number of the input whose memory it shares, else None.
+        mutates_inputs: True if the reference has changed an input.
+    """
+
+    arguments: Any = None
+    structure: str = ""
+    output_aliases: tuple[int | None, ...] = ()
+    mutates_inputs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OwnOutput:
+    """An output in a process's own memory, on a CPU.
+
+    Attributes:
+        process: whose.
+        address: where it begins.
+        shape, strides, dtype: its layout; it is dense.
+    """
+
+    process: SealedProcess
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    def stride(self) -> tuple[int, ...]:
+        """Return the strides, as a tensor does."""
+        return self.strides
+
+    def read(self, into: torch.Tensor) -> None:
+        """Copy it into memory of the judge's own, which takes its layout.
+
+        Raises:
+            EvaluationEnded: the process has no such memory, or has ended.
+        """
+        process = self.process
+        assert process.memory is not None
+        try:
+            process.memory.read(self.address, into.as_strided_(self.shape, self.strides))
+        except LocationError as error:
+            message = f"the process answered with {error}"
+            raise EvaluationEnded(Category.SANDBOX_VIOLATION, message, process.phase) from None
+        except EOFError:
+            raise process.died() from None
+
+
+#: An output where it lies, in memory that its process may still write.
+Output = torch.Tensor | OwnOutput
+
+
+class Exchange:
+    """One sealed process in the judge's hands: the inputs that it shares with it, and its outputs.
+
+    Attributes:
+        process: the process.
+        form: of the problem's calls; it may become known later.
+    """
+
+    def __init__(self, process: SealedProcess, form: Form, device: str) -> None:
+        """Share nothing yet.
+
+        Args:
+            process: the process.
+            form: of the problem's calls; it may become known later.
+            device: ``cpu`` or ``cuda``.
+        """
+        self.process = process
+        self.form = form
+        self._device = device
+        self._inputs: list[SharedTensor] = []
+        #: What the outputs must look like.
+        self._specs: tuple[TensorSpec, ...] = ()
+
+    def bind_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Share inputs of the form of ``inputs``, and filled with them."""
+        self.unbind()
+        self._inputs = [SharedTensor(tensor) for tensor in inputs]
+        self.load(inputs)
+        self.settle()
+        payload = Binding(tuple(shared.spec for shared in self._inputs), arguments=self.form.arguments)
+        fds = tuple(shared.descriptor for shared in self._inputs if shared.descriptor is not None)
+        self.process.order(Order.BIND_INPUTS, payload=payload, fds=fds)
+        for shared in self._inputs:
+            shared.close()
+
+    def unbind(self) -> None:
+        """Give the shared inputs back on this side; work on them is waited for."""
+        self.settle()
+        for shared in self._inputs:
+            shared.free()
+        self._inputs = []
+
+    def bind_outputs(self, specs: Sequence[TensorSpec]) -> None:
+        """Tell the outputs' form."""
+        self._specs = tuple(specs)
+        buffers = tuple(form_of(torch.empty(spec.shape, dtype=spec.dtype, device="meta")) for spec in specs)
+        binding = Binding(buffers, structure=self.form.structure)
+        self.process.order(Order.BIND_OUTPUTS, payload=binding)
+
+    def load(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Write inputs; :meth:`settle` waits until that has happened."""
+        for shared, own in zip(self._inputs, inputs, strict=True):
+            shared.tensor.copy_(own)
+
+    def changed(self, inputs: Sequence[torch.Tensor]) -> int | None:
+        """Return the number of the first shared input that is not what was loaded; None if all are."""
+        for i, (shared, own) in enumerate(zip(self._inputs, inputs, strict=True)):
+            if not same_bits(shared.tensor, own):
+                return i
+        return None
+
+    def outputs(self, reply: Reply) -> list[Output]:
+        """Return the outputs of a call where they lie.
+
+        Raises:
+            EvaluationEnded: they do not have the reference's form, or do not lie where they are said to.
+        """
+        structure = self.form.structure
+        if reply.answer is Answer.MISMATCH or reply.tensors != self._specs or reply.structure != structure:
+            compare.check_form(reply, structure, self._specs)
+        return [
+            self._output(i, spec, location)
+            for i, (spec, location) in enumerate(zip(reply.tensors, reply.locations, strict=True))
+        ]
+
+    def _output(self, i: int, spec: TensorSpec, location: Location) -> Output:
+        try:
+            if 0 in spec.shape:
+                return torch.empty(spec.shape, dtype=spec.dtype, device=self._device)
+            if location.where is Where.INPUT and location.index < len(self._inputs):
+                view = view_within(self._inputs[location.index].flat, location, spec)
+                if self.form.output_aliases[i] == location.index:
+                    return view
+                raise EvaluationEnded(
+                    Category.WRONG_OUTPUT_STRUCTURE,
+                    f"output {i} is a view of input {location.index}, the reference's is memory of its own",
+                    Phase.CHECK,
+                    output=i,
+                    input=location.index,
+                )
+            return own_memory(self.process, spec, location)
+        except LocationError as error:
+            message = f"the process answered with {error}"
+            raise EvaluationEnded(Category.SANDBOX_VIOLATION, message, self.process.phase) from None
+
+    def blanks(self) -> list[torch.Tensor]:
+        """Return memory of the judge's own for one call's outputs."""
+        return [torch.empty(spec.shape, dtype=spec.dtype, device=self._device) for spec in self._specs]
+
+    def read(self, views: Sequence[Output]) -> list[torch.Tensor]:
+        """Return outputs to look at: on a GPU where they lie, on a CPU as copies in memory of the judge's own."""
+        return [copied(view) if isinstance(view, OwnOutput) else view for view in views]
+
+    def settle(self) -> None:
+        """Wait until the judge's own work has happened."""
+        if self._device == "cuda":
+            torch.cuda.synchronize()
+
+
+class Candidate(Exchange):
+    """A candidate, from its opening to its last checked call."""
+
+    def __init__(
+        self, process: SealedProcess, opening: int, job: Job, form: Form, settings: Settings, device: str
+    ) -> None:
+        """Wait for nothing yet.
+
+        Args:
+            process: the process, which knows nothing of the kernel.
+            opening: the number of the order to open the device.
+            job: the kernel's.
+            form: of the problem's calls; it may become known later.
+            settings: the evaluation's.
+            device: ``cpu`` or ``cuda``.
+        """
+        super().__init__(process, form, device)
+        self._opening = opening
+        self._job = job
+        self._settings = settings
+        self._deadlines: Deadlines = settings.deadlines
+
+    def construct(self, init_inputs: list[Any] | dict[str, Any], case: Case, plan: Plan, *, warm_up: bool) -> None:
+        """Import the source, construct the model, share inputs of the case's form, filled.
+
+        Args:
+            init_inputs: the constructor's arguments.
+            case: fills the inputs.
+            plan: tells what the process may take of the GPU's memory.
+            warm_up: compile now what the first call would compile, while the device need not be had alone.
+
+        Raises:
+            ForkServerError: the process could not be made ready; nothing of the kernel has run.
+        """
+        await_opening(self.process, self._opening)
+        self.process.enter(Phase.LOAD, self._deadlines.load_s)
+        self.process.order(Order.ALLOW, payload=plan.candidate)
+        self.process.order(Order.LOAD, payload=self._job)
+        self.process.enter(Phase.CONSTRUCT, self._deadlines.construct_s)
+        self.process.order(Order.CONSTRUCT, payload=init_inputs)
+        self.bind_inputs(case.inputs)
+        if warm_up:
+            self.process.enter(Phase.COMPILE, self._deadlines.compile_s)
+            self.process.order(Order.WARM_UP)
+        if self._device == "cuda" and self._settings.timing.enabled:
+            self.process.share_flags()
+
+    def prepare_calls(self, specs: Sequence[TensorSpec]) -> None:
+        """Tell the outputs' form. Begins the check phase."""
+        self.process.enter(Phase.CHECK, self._deadlines.check_s)
+        self.bind_outputs(specs)
+
+    def run(self, case: Case) -> dict[str, Any]:
+        """Make one checked call on a case.
+
+        Returns:
+            the error's figures.
+
+        Raises:
+            EvaluationEnded: anything but a right answer.
+        """
+        self.load(case.inputs)
+        self.settle()
+        views = self.outputs(self.process.order(Order.RUN, promptly=self._device == "cuda", seed=case.seed))
+        if not self.form.mutates_inputs and (i := self.changed(case.inputs)) is not None:
+            raise EvaluationEnded(Category.INPUT_MUTATED, f"forward changed its input tensor {i}", Phase.CHECK, input=i)
+        return compare.check_values(self.read(views), case, self._settings)
+
+    def profile(self, case: Case) -> list[Activity]:
+        """Return what a call runs on the GPU, as the candidate tells it.
+
+        Raises:
+            NotRecorded: it tells nothing, or nothing that can be read.
+            EvaluationEnded: it did not survive being recorded.
+        """
+        self.process.enter(Phase.CHECK, self._deadlines.check_s)
+        self.load(case.inputs)
+        self.settle()
+        page = memory("kqueue-profile", activities.SIZE)
+        try:
+            self.process.order(Order.PROFILE, fds=(page,))
+            return activities.decode(os.pread(page, activities.SIZE, 0))
+        finally:
+            os.close(page)
+
+
+def await_opening(process: SealedProcess, opening: int) -> None:
+    """Wait until a process has opened the device.
+
+    Raises:
+        ForkServerError: it could not; nothing foreign has run.
+    """
+    process.enter(Phase.PREPARE, PREPARE_S)
+    process.start_clock()
+    try:
+        process.receive(opening)
+    except EvaluationEnded as ended:
+        raise ForkServerError(f"a sealed process could not be made ready: {ended}") from None
+    process.stop_clock()
+
+
+def own_memory(process: SealedProcess, spec: TensorSpec, location: Location) -> Output:
+    """Return a tensor that lies in a process's own memory.
+
+    Raises:
+        LocationError: it cannot lie where it is said to.
+    """
+    if location.where is Where.OWN and process.memory is not None:
+        if spec.dtype is None or not is_dense(spec.shape, location.stride):
+            raise LocationError("a tensor of an impossible layout")
+        return OwnOutput(process, location.offset, spec.shape, location.stride, spec.dtype)
+    if location.where is Where.EXPORTED and process.memory is None:
+        return process.imports.view(location, spec)
+    raise LocationError("a tensor that was not delivered")
+
+
+def copied(own: OwnOutput) -> torch.Tensor:
+    """Return a copy of a tensor in a process's own memory."""
+    copy = torch.empty(own.shape, dtype=own.dtype)
+    own.read(copy)
+    return copy
+
+
+def copy_out(views: Sequence[Output], into: list[torch.Tensor]) -> None:
+    """Copy outputs from where they lie into memory of the judge's own; does not wait for it.
+
+    Raises:
+        EvaluationEnded: on a CPU, they do not lie there.
+    """
+    for view, copy in zip(views, into, strict=True):
+        if isinstance(view, OwnOutput):
+            view.read(copy)
+        else:
+            copy.copy_(view)

@@ -1,0 +1,193 @@
+"""Checks of the GPU before a kernel is timed on it, and after the kernel is gone.
+
+The judge runs them in its own process and context. If one fails, the supervisor tests the GPU again in a fresh process
+(:mod:`workers.monitor`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Any, Final, Literal
+
+import pynvml as _pynvml
+import torch
+
+from kqueue.categories import Category
+from kqueue.contract import Phase
+from workers.judge.ending import EvaluationEnded
+from workers.judge.gpu import facts, self_test
+from workers.judge.gpu.devices import opened
+from workers.judge.host import linux
+
+_nvml: Any = _pynvml
+
+#: Deadline of a test. The worker's parent ends a judge that overruns it.
+SELF_TEST_S: Final = 20.0
+#: The first question to NVML about other processes' activity covers this time.
+_SAMPLES_S: Final = 2.0
+
+
+def test() -> str:
+    """Test in this process that the GPU computes known answers. Return the result as text.
+
+    Raises:
+        EvaluationEnded: ``gpu_unhealthy``.
+    """
+    begun = time.monotonic()
+    try:
+        self_test.chains("cuda")
+    except torch.OutOfMemoryError:
+        return "no memory was free"
+    except (torch.AcceleratorError, self_test.SelfTestError) as error:
+        message = f"the GPU failed its test: {error}"
+        raise EvaluationEnded(
+            Category.GPU_UNHEALTHY, message, Phase.SELF_TEST, cuda_code=getattr(error, "error_code", None)
+        ) from None
+    return f"right in {1000 * (time.monotonic() - begun):.1f} ms"
+
+
+class Memory:
+    """Detects GPU memory that has leaked since this object was created."""
+
+    def __init__(self, uuid: str, *, stays_s: float = self_test.LEAK_S) -> None:
+        """Look at a GPU's memory. Leaked is what stays for ``stays_s`` seconds."""
+        self._uuid = uuid
+        self._stays_s = stays_s
+        self.before: int | None = None
+        with _asking(), opened(uuid) as handle:
+            self.before = facts.unaccounted_bytes(handle)
+
+    def leak(self) -> int | None:
+        """Return the number of leaked bytes; None if that cannot be known."""
+        if self.before is None:
+            return None
+        with _asking():
+            return self_test.leak(self._uuid, self.before, stays_s=self._stays_s)
+        return None
+
+
+def held_bytes(uuid: str) -> int | None:
+    """Return what this judge's place holds of a GPU's memory, all its processes, in bytes; None if NVML does not tell.
+
+    Args:
+        uuid: the GPU.
+    """
+    family = _family()
+    with _asking(), opened(uuid) as handle:
+        found = facts.processes(handle)
+        if found is None or not facts.sees_all():
+            return None
+        own = [process.memory_bytes for process in found if linux.descends(process.pid, family)]
+        return sum(nbytes for nbytes in own if nbytes is not None) if own else None
+    return None
+
+
+class Sharing:
+    """Detects strangers on the GPU: processes that do not descend from this host's supervisor."""
+
+    def __init__(
+        self,
+        uuid: str | None,
+        policy: Literal["wait", "refuse", "label"],
+        *,
+        fleet: int | None = None,
+        wait_s: float = 60.0,
+        look_s: float = 1.0,
+    ) -> None:
+        """Configure the detection.
+
+        Args:
+            uuid: the GPU; None on a CPU slot.
+            policy: what to do about strangers at work; see ``Config.gpu_shared``.
+            fleet: the supervisor's process; None for the parent of whoever has this judge's seat.
+            wait_s: how long to wait for strangers to leave the GPU.
+            look_s: the time between two looks.
+        """
+        self._uuid = uuid
+        self._policy = policy
+        self._wait_s, self._look_s = wait_s, look_s
+        self._seen: dict[int, dict[str, Any]] = {}
+        self._known = True
+        self._looked_at = time.time() - _SAMPLES_S
+        self._fleet = linux.parent(_family() or 0) if fleet is None else fleet
+
+    @property
+    def strangers(self) -> list[dict[str, Any]] | None:
+        """The strangers seen so far; None if they cannot be told from the fleet's own processes.
+
+        Each is a record of ``pid``, ``name``, ``memory_bytes`` on the GPU, and ``active``: True if it was seen at work,
+        None if NVML does not report that.
+        """
+        return list(self._seen.values()) if self._known else None
+
+    def before_timing(self) -> None:
+        """Wait until no stranger computes on the GPU, as far as the policy demands.
+
+        Raises:
+            EvaluationEnded: ``timing_unstable``: a stranger still computes.
+        """
+        deadline = time.monotonic() + (self._wait_s if self._policy == "wait" else 0)
+        while self._look() and self._policy != "label":
+            if time.monotonic() >= deadline:
+                raise self._shared("before the kernel could be timed")
+            time.sleep(self._look_s)
+
+    def after_timing(self) -> None:
+        """Check that no stranger has computed meanwhile. Raises as :meth:`before_timing`."""
+        if self._look() and self._policy != "label":
+            raise self._shared("while the kernel was timed")
+
+    def _shared(self, when: str) -> EvaluationEnded:
+        busy = ", ".join(f"{s['name'] or 'unknown'} ({s['pid']})" for s in self._seen.values() if s["active"])
+        return EvaluationEnded(
+            Category.TIMING_UNSTABLE,
+            f"other processes computed on the GPU {when}: {busy}",
+            Phase.TIME,
+            strangers=self.strangers,
+        )
+
+    def _look(self) -> bool:
+        """True if a stranger has been at work since the last look."""
+        if self._uuid is None:
+            return False
+        with _asking(), opened(self._uuid) as handle:
+            found = facts.processes(handle)
+            if found is None or not facts.sees_all():
+                self._known = False
+                return False
+            strangers = [p for p in found if not linux.descends(p.pid, self._fleet)]
+            active = self._active(handle) if strangers else set[int]()
+            for stranger in strangers:
+                working = None if active is None else stranger.pid in active
+                before = self._seen.get(stranger.pid, {}).get("active")
+                self._seen[stranger.pid] = {
+                    "pid": stranger.pid,
+                    "name": stranger.name,
+                    "memory_bytes": stranger.memory_bytes,
+                    "active": before if before or working is None else working,
+                }
+            return any(stranger.pid in (active or ()) for stranger in strangers)
+        return False
+
+    def _active(self, handle: Any) -> set[int] | None:
+        """Return the processes at work since the last look; None if NVML does not report them."""
+        since, self._looked_at = self._looked_at, time.time()
+        try:
+            samples = _nvml.nvmlDeviceGetProcessUtilization(handle, int(since * 1e6))
+        except _nvml.NVMLError as error:
+            return set() if error.value == _nvml.NVML_ERROR_NOT_FOUND else None
+        return {int(sample.pid) for sample in samples if sample.smUtil > 0}
+
+
+def _family() -> int | None:
+    """Return the process that has this judge's seat and the fork server beside it."""
+    return linux.parent(os.getppid())
+
+
+@contextlib.contextmanager
+def _asking() -> Any:
+    """Treat questions that NVML refuses as unanswered."""
+    with contextlib.suppress(_nvml.NVMLError):
+        yield

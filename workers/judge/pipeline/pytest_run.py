@@ -1,0 +1,206 @@
+"""Tests of a repository, in the place of a kernel: what pytest says in their process, and how that ends.
+
+It is believed as far as a kernel's own exceptions are: tests decide themselves whether they pass. How their process
+ends, and when, the fork server says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from kqueue.categories import Category
+from kqueue.contract import TESTS_LINE, Backend, Outcome, Phase, Request
+from kqueue.evidence import Facts, Tests
+from workers.judge.channel.lines import Lines, content
+from workers.judge.channel.protocol import Order, Tag, Testing
+from workers.judge.ending import EvaluationEnded
+from workers.judge.forkserver.control import End
+from workers.judge.forkserver.process import SealedProcess
+from workers.judge.host import toolchain
+from workers.judge.pipeline.blame import invalid_problem
+
+_SANITIZER: Final = "compute-sanitizer"
+#: The most seconds for one evaluation: who waits for the device waits for others that are before it too, and for all of
+#: them :data:`kqueue.limits.GPU_WAIT_S`.
+_MOST_S: Final = 720.0
+#: Seconds beyond a test's limit, in which its process shows where it is.
+_GRACE_S: Final = 2.0
+#: The most that is kept of what pytest says, in bytes. An honest process has others do the rest of its tests before.
+_MOST_BYTES: Final = 2 << 20
+#: The end of what pytest has captured that is kept, in bytes of each file.
+_CAPTURED_BYTES: Final = 16 << 10
+#: What is kept of what compute-sanitizer has written, in bytes.
+_FOUND_BYTES: Final = 16 << 10
+#: Seconds between two looks at the clock, and at the GPU's memory.
+_LOOK_S: Final = 0.25
+_MEMORY_S: Final = 1.0
+#: What tests may take of a GPU's memory beyond what is booked before they are ended, in bytes: their context, and more.
+_SLACK_BYTES: Final = 2 << 30
+#: pytest's exit statuses where all was run: the tests passed, and there was none.
+_ALL_RUN: Final = frozenset({0, 5})
+
+
+def check(request: Request) -> None:
+    """Raise EvaluationEnded if a repository's files stand in a problem's place for a kernel, or a problem in theirs."""
+    if request.problem.startswith(TESTS_LINE) is not (request.backend is Backend.PYTEST):
+        what = "no repository's files" if request.backend is Backend.PYTEST else "a repository's files, and no problem"
+        raise invalid_problem(f"the stored source holds {what}")
+
+
+class PytestRun:
+    """Tests that share one sealed process.
+
+    Attributes:
+        log: the end of what they printed, captured by pytest.
+    """
+
+    def __init__(self, process: SealedProcess, request: Request, booked: int, held: Callable[[], int | None]) -> None:
+        """Run nothing yet.
+
+        Args:
+            process: the process.
+            request: asks for the tests.
+            booked: what they may take of the GPU's memory, in bytes.
+            held: tells what this place holds of it, in bytes; None where that is not known.
+
+        Raises:
+            EvaluationEnded: ``judge_error``: this host has no compute-sanitizer, which is asked for.
+        """
+        self.log = ""
+        self._sanitizer = ""
+        self._found: str | None = None
+        if request.settings.examine:
+            self._sanitizer = toolchain.program(_SANITIZER) or ""
+            if not self._sanitizer:
+                lacks = f"{_SANITIZER} is not installed on this host: it comes with the CUDA toolkit"
+                raise EvaluationEnded(Category.JUDGE_ERROR, lacks, Phase.PREPARE, missing=[lacks])
+        self._process = process
+        self._request = request
+        self._booked = booked
+        self._held = held
+        self._held_before = held() or 0
+        self._held_more = 0
+        self._deadlines = request.settings.deadlines
+        self._said: list[str] = []
+        self._failed = 0
+        self._renewed = False
+        self._end: int | None = None
+        self._until = self._look_at = 0.0
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """The fields of :class:`~kqueue.evidence.Evidence`."""
+        return {"tests": Tests(words="\n".join(self._said), findings=self._found).model_dump()}
+
+    def run(self) -> Outcome:
+        """Run the tests to the end of their process. They use the device meanwhile.
+
+        Raises:
+            EvaluationEnded: the process did not come to the end of its tests.
+            ForkServerError: the fork server is gone.
+        """
+        process = self._process
+        ours, theirs = socket.socketpair()
+        lines = Lines(ours, _MOST_BYTES)
+        with contextlib.closing(lines):
+            self._until = time.monotonic() + _MOST_S
+            with theirs:
+                self._begin(theirs)
+            while not process.ends(_LOOK_S, *(() if lines.ended else (ours,))) and not lines.too_many:
+                for line in lines.read():
+                    self._note(line)
+                if self._takes_too_much():
+                    break
+            for line in lines.read():
+                self._note(line)
+            report = process.stop()
+            captured = lines.descriptors
+            if self._sanitizer:
+                self._found = "".join(content(log, _FOUND_BYTES).strip() for log in captured[:1])
+                captured = captured[1:]
+            self.log = "\n".join(filter(None, (content(one, _CAPTURED_BYTES, at_end=True).strip() for one in captured)))
+            too_many = lines.too_many
+        if too_many:
+            message = f"pytest's reports of these tests have more than {_MOST_BYTES} bytes"
+            raise EvaluationEnded(Category.OUTPUT_LIMIT, message, process.phase, reason=End.OUTPUT)
+        self._enforce_limits(report.reason)
+        if report.reason is not End.EXITED or report.status is None or not os.WIFEXITED(report.status):
+            raise process.died()
+        status = os.WEXITSTATUS(report.status)
+        if status != self._end or not (status in _ALL_RUN or self._failed or self._renewed):
+            raise process.died()
+        if self._failed:
+            return Outcome(
+                category=Category.TESTS_FAILED,
+                message=f"pytest reported {self._failed} failure{'s' if self._failed > 1 else ''}",
+                phase=Phase.CHECK,
+                facts=Facts(failed=self._failed),
+            )
+        return Outcome(category=Category.PASSED, message="the tests passed")
+
+    def _takes_too_much(self) -> bool:
+        """Return whether tests hold much more of the GPU's memory than is booked: others may have booked that."""
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + _MEMORY_S
+            self._held_more = (self._held() or 0) - self._held_before
+        return self._held_more > self._booked + _SLACK_BYTES
+
+    def _enforce_limits(self, reason: End) -> None:
+        """Raise EvaluationEnded if the tests were ended for what they took of the device."""
+        if self._held_more > self._booked + _SLACK_BYTES:
+            raise EvaluationEnded(
+                Category.GPU_OUT_OF_MEMORY,
+                f"the tests held {self._held_more} bytes of the GPU's memory, of which {self._booked} are their share",
+                self._process.phase,
+                held_bytes=self._held_more,
+                allowed_bytes=self._booked,
+            )
+        if reason is End.DEADLINE and time.monotonic() >= self._until:
+            died = self._process.died().outcome
+            message = f"the tests of one process may take {_MOST_S:g} s together, imports and collection included"
+            raise EvaluationEnded(died.category, message, died.phase, **died.facts.model_dump())
+
+    def _begin(self, words: socket.socket) -> None:
+        self._enter(Phase.LOAD, self._deadlines.load_s)
+        asked = Testing(self._request.problem, self._request.kernel.removeprefix(TESTS_LINE), self._sanitizer)
+        try:
+            self._process.become(Order.TEST, asked, words.fileno())
+        except EvaluationEnded as ended:
+            if ended.reply is not None and ended.reply.tag is Tag.PROBLEM:
+                raise invalid_problem(ended.reply.message) from None
+            raise
+
+    def _enter(self, phase: Phase, seconds: float) -> None:
+        self._process.enter(phase, max(min(seconds, self._until - time.monotonic()), 0.0))
+
+    def _note(self, line: bytes) -> None:
+        """Keep a word, and let the limit of what begins now count."""
+        try:
+            text = line.decode("ascii")
+            word = json.loads(text)
+        except (ValueError, RecursionError):
+            return  # the process died within this line
+        if not isinstance(word, dict):
+            return
+        self._said.append(text)
+        match word:
+            case {"at": "start"}:
+                self._enter(Phase.CHECK, self._deadlines.check_s + _GRACE_S)
+            case {"at": "finish"}:
+                self._enter(Phase.CHECK, max(self._deadlines.check_s, self._deadlines.load_s))
+            case {"at": "report", "data": {"outcome": "failed"}} | {"at": "lost"}:
+                self._failed += 1
+            case {"at": "renew"}:
+                self._renewed = True
+            case {"at": "end", "status": int(status), "fault": fault}:
+                self._end = status
+                self._failed += bool(fault)
+            case _:
+                pass

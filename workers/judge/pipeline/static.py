@@ -1,0 +1,273 @@
+"""Static checks of a kernel's source: syntax, the entry point, and findings that suggest a cheat.
+
+They need no device, and reject a hopeless kernel in milliseconds. A finding is a label with evidence: a line of the
+source and its meaning. ``cheat`` is reserved for code that has no other use in a kernel. Most cheats can only be
+suspected from a source, and are caught by what they do. Nothing of the source is executed, imported or unpickled.
+
+Findings come from :mod:`workers.judge.pipeline.rules` and, as a second opinion, from kernelguard. Both have a limit of
+CPU time, because a source may be written to delay them: kernelguard's regular expressions are slow on some texts.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import signal
+from collections import Counter
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Final
+
+import kernelguard
+
+from kqueue.categories import Category
+from kqueue.contract import Backend, Phase, Policy, Tolerance
+from workers.judge.ending import EvaluationEnded
+from workers.judge.pipeline import rules
+from workers.judge.pipeline.rules import ENTRY
+
+#: The name under which a problem gives its own tolerance, and the most that it may be. The comparison of all values
+#: together, which the second bounds, still tells an answer from none.
+_TOLERANCE: Final = "OUTPUT_TOLERANCE"
+_MOST_ATOL: Final = 1.0
+_MOST_RTOL: Final = 0.3
+#: Most findings of one rule, and in total.
+_OF_ONE_RULE: Final = 3
+_FINDINGS: Final = 40
+_EVIDENCE_CHARS: Final = 160
+#: kernelguard's limits: characters of the source, and seconds of CPU time (it usually takes 0.02).
+_GUARD_CHARS: Final = 64 << 10
+_GUARD_S: Final = 1.0
+#: CPU time for our own rules: what they usually take for a megabyte.
+_OWN_S: Final = 10.0
+#: Where a source has one of these words, or imports another module, it may run work side by side on the GPU: by streams
+#: of its own, or by those of a library (cuDNN's convolutions and recurrent layers).
+_SIDE_BY_SIDE: Final = re.compile(r"stream|graph|cudnn|conv|lstm|gru|rnn|ctc|linalg", re.IGNORECASE)
+_IMPORTS: Final = re.compile(r"(?:^|[;:])[ \t]*(?:from[ \t]+(\w+)|import[ \t]+([^;\n]+))", re.MULTILINE)
+_IMPORTED: Final = re.compile(r"(?:^|,)\s*(\w+)")
+_IN_LINE: Final = frozenset({"__future__", "torch", "triton", "math", "typing", "functools", "numpy", "einops", "os"})
+#: Modules whose code may be interrupted.
+_INTERRUPTIBLE: Final = frozenset(
+    {"ast", "kernelguard", "re", "tokenize", "workers.judge.pipeline.rules", "workers.judge.pipeline.provenance"}
+)
+
+
+def findings(source: str, backend: Backend, *, own_s: float = _OWN_S) -> list[dict[str, Any]]:
+    """Apply all rules to a kernel's source. Call it from the main thread.
+
+    Args:
+        source: the kernel's.
+        backend: what it is written for.
+        own_s: the CPU time after which our own rules are broken off, in seconds.
+
+    Returns:
+        JSON-safe records, the most severe first: ``rule``, ``severity`` (``note``, ``suspicious``, ``cheat``),
+        ``line`` (None if unknown), ``evidence`` (shortened text of the source, without control characters), ``by``
+        (``kqueue`` or ``kernelguard``) and ``meaning``. At most 3 per rule and 40 in total.
+    """
+    found = [*_own(source, backend, own_s), *_guard(source)]
+    order = {"cheat": 0, "suspicious": 1, "note": 2}
+    found.sort(key=lambda finding: (order[finding["severity"]], finding["line"] or 0, finding["rule"]))
+    kept, counts = list[dict[str, Any]](), Counter[tuple[str, str]]()
+    for finding in found:
+        key = finding["by"], finding["rule"]
+        counts[key] += 1
+        if counts[key] <= _OF_ONE_RULE and finding not in kept:
+            kept.append(finding)
+    return kept[:_FINDINGS]
+
+
+def enforce(found: list[dict[str, Any]], policy: Policy) -> None:
+    """End the evaluation of a kernel that has a ``cheat`` finding, if the policy says so.
+
+    Raises:
+        EvaluationEnded: ``rejected_by_policy``, with the findings in the facts.
+    """
+    cheats = [finding for finding in found if finding["severity"] == "cheat"]
+    if policy is Policy.REJECT and cheats:
+        first = cheats[0]
+        raise EvaluationEnded(
+            Category.REJECTED_BY_POLICY,
+            f"line {first['line']}: {first['rule']}: {first['meaning']}",
+            Phase.PREPARE,
+            findings=cheats,
+        )
+
+
+def check_problem(source: str) -> None:
+    """Refuse a problem that is not Python.
+
+    Raises:
+        EvaluationEnded: ``invalid_problem``.
+    """
+    try:
+        ast.parse(source.encode())  # as it is imported: a declared encoding counts
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise EvaluationEnded(
+            Category.INVALID_PROBLEM, f"the problem's source is not valid Python: {error}", Phase.REFERENCE
+        ) from None
+
+
+def tolerance(source: str) -> Tolerance | None:
+    """Return the tolerance that a problem gives for its outputs, read from its text; None where it gives none.
+
+    Raises:
+        EvaluationEnded: ``invalid_problem``: it is no such literal, or so wide that anything would be right.
+    """
+    if _TOLERANCE not in source:
+        return None
+    given: list[ast.expr | None] = []
+    for node in ast.parse(source.encode()).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == _TOLERANCE for target in targets):
+            given.append(getattr(node, "value", None))
+    if not given:
+        return None
+    try:
+        [value] = given
+        read = Tolerance.model_validate(ast.literal_eval(value) if value is not None else None)
+        if read.atol <= _MOST_ATOL and read.rtol <= _MOST_RTOL:
+            return read
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        pass
+    form = f'{_TOLERANCE} = {{"atol": 1e-3, "rtol": 1e-2}}'
+    most = f"at most {_MOST_ATOL:g} and {_MOST_RTOL:g}"
+    raise EvaluationEnded(
+        Category.INVALID_PROBLEM, f"a problem gives its tolerance once, as {form}, {most}", Phase.REFERENCE
+    )
+
+
+def queues(*sources: str) -> int:
+    """Return how many hardware queues a process gets that runs some sources; 0 for as many as the driver makes.
+
+    One is enough for one stream, and a GPU is opened two to three times as fast with it. Work on several streams would
+    wait in it: cuDNN's LSTM takes 1.5 times as long then.
+    """
+    lines = (found for source in sources for found in _IMPORTS.findall(source))
+    imported = {name for origin, names in lines for name in (origin, *_IMPORTED.findall(names)) if name}
+    return 0 if imported - _IN_LINE or any(map(_SIDE_BY_SIDE.search, sources)) else 1
+
+
+def check(source: str) -> None:
+    """Reject a source that cannot be imported or cannot define the entry point.
+
+    Raises:
+        EvaluationEnded: ``syntax_error`` or ``entry_point_missing``.
+    """
+    try:
+        tree = ast.parse(source.encode())  # as it is imported: a declared encoding counts
+        compile(tree, "kernel.py", "exec", dont_inherit=True)
+    except SyntaxError as error:
+        raise EvaluationEnded(
+            Category.SYNTAX_ERROR,
+            f"line {error.lineno}: {error.msg}",
+            Phase.PREPARE,
+            line=error.lineno,
+            column=error.offset,
+            text=(error.text or "").rstrip(),
+        ) from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise EvaluationEnded(Category.SYNTAX_ERROR, f"not valid Python: {error}", Phase.PREPARE) from None
+    if ENTRY not in source and not any(_imports_anything(node) for node in ast.walk(tree)):
+        raise EvaluationEnded(
+            Category.ENTRY_POINT_MISSING, f"the source never names {ENTRY}, the class to define", Phase.PREPARE
+        )
+
+
+def _imports_anything(node: ast.AST) -> bool:
+    """True for a star import or code created at run time, either of which could define any name."""
+    if isinstance(node, ast.ImportFrom):
+        return any(alias.name == "*" for alias in node.names)
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("exec", "eval")
+
+
+# Our own rules ---------------------------------------------------------------------------------------
+
+
+def _own(source: str, backend: Backend, seconds: float) -> Iterator[dict[str, Any]]:
+    hits = set[tuple[str, int]]()
+    try:
+        with _cpu_time(seconds):
+            for hit in rules.hits(source, backend):
+                hits.add(hit)
+    except _TimeUp:
+        hits.add(("rules_stopped", 1))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    lines = source.split("\n")  # what Python counts: splitlines() knows other ends too
+    for rule, line in hits:
+        severity, meaning = rules.RULES[rule]
+        yield _finding(rule, severity, line, lines[line - 1] if line <= len(lines) else "", "kqueue", meaning)
+
+
+def _finding(rule: str, severity: str, line: int | None, evidence: str, by: str, meaning: str) -> dict[str, Any]:
+    return {
+        "rule": rule,
+        "severity": severity,
+        "line": line,
+        "evidence": _printable(evidence),
+        "by": by,
+        "meaning": _printable(meaning),
+    }
+
+
+def _printable(text: str) -> str:
+    text = " ".join(text[: 4 * _EVIDENCE_CHARS].split())
+    return "".join(char if char.isprintable() else "\ufffd" for char in text[:_EVIDENCE_CHARS])
+
+
+# kernelguard -----------------------------------------------------------------------------------------
+
+
+class _TimeUp(BaseException):
+    """The time limit has passed. A ``BaseException``, so that no handler in the interrupted code catches it."""
+
+
+def _guard(source: str) -> Iterator[dict[str, Any]]:
+    """Yield kernelguard's findings. Its rules go by similarity, so none counts as more than ``suspicious``."""
+    if len(source) > _GUARD_CHARS:
+        yield _about_the_guard("guard_skipped")
+        return
+    try:
+        with _cpu_time(_GUARD_S):
+            result = kernelguard.analyze_code(source, compute_structural_hash=False)
+    except _TimeUp:
+        yield _about_the_guard("guard_stopped")
+        return
+    except Exception:  # noqa: BLE001 -- third-party rules may fail in any way on an untrusted source
+        return
+    for match in result["matched_patterns"]:
+        pattern = str(match["pattern"])
+        policy = kernelguard.get_rule_policy(pattern)
+        weak = policy.max_outcome == kernelguard.TELEMETRY_ONLY
+        meaning = f"kernelguard's rule for {policy.technique_family.replace('_', ' ')}"
+        severity = "note" if weak else "suspicious"
+        yield _finding(pattern.lower(), severity, None, str(match.get("evidence", "")), "kernelguard", meaning)
+
+
+def _about_the_guard(rule: str) -> dict[str, Any]:
+    severity, meaning = rules.RULES[rule]
+    return _finding(rule, severity, None, "", "kqueue", meaning)
+
+
+@contextmanager
+def _cpu_time(seconds: float) -> Generator[None]:
+    """Interrupt the block with :class:`_TimeUp` after so many seconds of this process's CPU time."""
+    running = True
+
+    def up(_signal: int, frame: FrameType | None) -> None:
+        # Not in a finaliser or a garbage collector's callback, where Python swallows exceptions. The next signal comes
+        # elsewhere.
+        if running and frame is not None and frame.f_globals.get("__name__") in _INTERRUPTIBLE:
+            raise _TimeUp
+
+    previous = signal.signal(signal.SIGVTALRM, up)
+    # Repeat the signal until one arrives where the exception can be raised.
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 0.05)
+    try:
+        yield
+    finally:
+        running = False
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, previous)

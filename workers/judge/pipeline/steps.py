@@ -1,0 +1,125 @@
+"""The steps of an evaluation: their phases, deadlines and durations, and the device's lock.
+
+Every step is a ``with`` block. The black box holds its name, for whoever watches, and its phase and deadline, for
+whoever must explain the judge's death.
+A judge that overstays is ended by an alarm of the operating system, whatever it executes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import signal
+import threading
+import time
+from collections.abc import Generator
+from typing import Final
+
+from kqueue.contract import Phase
+from kqueue.limits import GPU_WAIT_S
+from workers.judge.host import holders
+from workers.judge.host.status_page import StatusPage
+from workers.judge.host.turns import turn
+from workers.judge.slot_config import SlotConfig
+
+#: Seconds beyond all deadlines of an evaluation after which the judge itself is ended.
+_BACKSTOP_S: Final = 30.0
+#: Seconds between looks at who has the device while it is waited for.
+_LOOK_S: Final = 1.0
+
+
+class Steps:
+    """The steps of one evaluation.
+
+    Attributes:
+        durations: seconds that each named step took in all.
+        begun: seconds from the judge's beginning to that of each named step, the first time.
+        waited_for: the processes of others that had the device while it was waited for, in words.
+    """
+
+    def __init__(self, status_page: StatusPage, slot: SlotConfig, total_s: float) -> None:
+        self._status_page = status_page
+        self._slot = slot
+        self._total_s = total_s
+        self.durations: dict[str, float] = {}
+        self.begun: dict[str, float] = {}
+        self._began = time.monotonic()
+        self.waited_for: list[str] = []
+        self._step = ""
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Generator[None]:
+        """Count the block's time among the durations."""
+        begun = time.monotonic()
+        self.begun.setdefault(name, begun - self._began)
+        outer, self._step = self._step, name
+        self._status_page.at(name)
+        try:
+            yield
+        finally:
+            self._step = outer
+            self._status_page.at(outer)
+            self.durations[name] = self.durations.get(name, 0.0) + time.monotonic() - begun
+
+    @contextlib.contextmanager
+    def alone(self, what: str) -> Generator[None]:
+        """Use the device alone among its places, to time on it."""
+        with self._device(fcntl.LOCK_EX), self.timed(f"alone_{what}"):
+            yield
+
+    @contextlib.contextmanager
+    def untimed(self, what: str) -> Generator[None]:
+        """Use the device for work that would disturb whoever times on it; others do the same meanwhile."""
+        with self._device(fcntl.LOCK_SH), self.timed(f"untimed_{what}"):
+            yield
+
+    @contextlib.contextmanager
+    def backstop(self, phase: Phase) -> Generator[None]:
+        """End the judge itself if every other deadline fails; its parent then records ``judge_error``."""
+        self._status_page.enter(phase)
+        with _alarm(self._total_s + _BACKSTOP_S):
+            yield
+
+    @contextlib.contextmanager
+    def _watched(self) -> Generator[None]:
+        """Note which others have the device during the block, which waits for it in turn."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(_LOOK_S):
+                holder = holders.stranger(self._slot.lock)
+                if holder is not None and holder.words not in self.waited_for:
+                    self.waited_for.append(holder.words)
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()
+
+    @contextlib.contextmanager
+    def _device(self, how: int) -> Generator[None]:
+        """Hold the device's lock; see :func:`turn`."""
+        self._status_page.enter(Phase.PREPARE)
+        with contextlib.ExitStack() as held:
+            with self.timed("wait_for_device"), _alarm(GPU_WAIT_S):
+                held.enter_context(turn(self._slot.lock, how, self._watched))
+            yield
+
+
+@contextlib.contextmanager
+def _alarm(seconds: float) -> Generator[None]:
+    """End this process, whatever it executes, unless the block ends within ``seconds``.
+
+    In a nested block the outer block's time goes on when the inner one ends.
+    """
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel's own doing: a handler would wait for Python
+    begun = time.monotonic()
+    outer, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        left = max(outer - (time.monotonic() - begun), 0.001) if outer else 0
+        signal.setitimer(signal.ITIMER_REAL, left)
