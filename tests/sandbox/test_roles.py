@@ -318,7 +318,6 @@ def table(title: str) -> dict[str, dict[str, str]]:
 def test_a_sealed_role_reaches_what_the_table_says(
     reached: dict[str, dict[str, list[bool]]], cast: Cast, role: str
 ) -> None:
-    """The cells of the document name exactly the ways that worked."""
     if cast.rig.forkserver.isolation["level"] != "full":
         pytest.skip("the table is of hosts with all measures")
     worked = {target: list(itertools.compress(WAYS, reached[role][target])) for target in (*TRUSTED, *SEALED)}
@@ -346,12 +345,3 @@ def test_a_role_holds_what_the_table_says(cast: Cast, role: str) -> None:
     assert cells == {what: "yes" if held(pid, mark) else "no" for what, mark in MARKS.items()}
     # A stand-in's credentials are found, so that finding none means something.
     assert held(cast.targets["worker parent"][0], MARKS["credentials"])
-
-
-def test_the_tables_name_every_role() -> None:
-    """No role and no way is left out of the document."""
-    reach, holds = table("can it reach"), table("what it holds")
-    assert set(reach) == set(SEALED)
-    assert all(set(row) == {*TRUSTED, *SEALED} for row in reach.values())
-    assert set(holds) >= {*TRUSTED, *SEALED}
-    assert all(set(MARKS) <= set(row) for row in holds.values())
