@@ -127,9 +127,9 @@ def test_neither_a_judge_nor_what_forks_it_holds_a_credential(services: Services
     found = {"kq-worker": held(worker.pid, re.escape(PASSWORD.encode()))}
     for pid in linux.children(worker.pid):
         for process in (pid, *linux.children(pid)):
-            if name(process) in ("kq-seat", "kq-judge", "kq-forkserver"):
+            if name(process) in ("kq-judge-super", "kq-judge", "kq-forkserver"):
                 found[name(process)] = held(process, re.escape(PASSWORD.encode()))
-    assert found == {"kq-worker": True, "kq-seat": False, "kq-judge": False, "kq-forkserver": False}
+    assert found == {"kq-worker": True, "kq-judge-super": False, "kq-judge": False, "kq-forkserver": False}
 
 
 def test_a_reference_that_ends_itself_is_judged_once(services: Services, fleet: Fleet) -> None:

@@ -80,7 +80,7 @@ def main(requests: socket.socket, parent: int, status_page: StatusPage, forkserv
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
-        linux.set_name("kq-seat")
+        linux.set_name("kq-judge-super")
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number in (signal.SIGCHLD, signal.SIGALRM, signal.SIGUSR1):
             signal.signal(number, signal.SIG_DFL)
@@ -293,7 +293,7 @@ def _open_device() -> None:
 def _converse(conversation: BinaryIO, words: socket.socket, status_page: StatusPage, forkserver: ForkServer) -> bool:
     """Judge one request; return False if the fleet has failed."""
     asked = json.loads(conversation.readline())
-    request, slot = Request.model_validate(asked["request"]), SlotConfig.from_json(asked["slot"])
+    request, slot = Request.model_validate(asked["request"]), SlotConfig.from_json(asked["place"])
     evaluation_id, number = UUID(asked["attempt"][0]), asked["attempt"][1]
     status_page.judge(evaluation_id, number)
     # One that no worker has claimed has no id.
