@@ -116,7 +116,7 @@ def _values() -> Iterator[Program]:
         "decoy_token_kernel",
         "decoys",
         "triton",
-        hole="Provenance records the share of the candidate's own kernels, and rejects only a share of almost none (1 %)."
+        hole="Provenance records the share of the candidate's kernels, and rejects only a share of almost none (1 %)."
         " A token kernel together with a short one of torch has more.",
     )
     yield from _decoy("decoy_library", "decoys", "triton", problem="heavy_matmul", honest="controls/torch_heavy_matmul")
