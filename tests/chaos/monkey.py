@@ -112,7 +112,7 @@ class Monkey(threading.Thread):
         if not workers:
             return None
         worker = workers[int(choice * len(workers))]
-        if subject in ("judge", "clerk"):
+        if subject in ("judge", "task process"):
             found = self._family.judges(worker) if subject == "judge" else self._family.task_processes(worker)
             return self._kill(action, found[0], worker) if found else None
         if subject in ("fork", "judge supervisor"):

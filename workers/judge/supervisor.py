@@ -293,7 +293,7 @@ def _open_device() -> None:
 def _converse(conversation: BinaryIO, words: socket.socket, status_page: StatusPage, forkserver: ForkServer) -> bool:
     """Judge one request; return False if the fleet has failed."""
     asked = json.loads(conversation.readline())
-    request, slot = Request.model_validate(asked["request"]), SlotConfig.from_json(asked["place"])
+    request, slot = Request.model_validate(asked["request"]), SlotConfig.from_json(asked["slot"])
     evaluation_id, number = UUID(asked["attempt"][0]), asked["attempt"][1]
     status_page.judge(evaluation_id, number)
     # One that no worker has claimed has no id.
