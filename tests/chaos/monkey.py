@@ -24,7 +24,7 @@ from tests.chaos.family import Family, below, words
 #: How often each act comes in a round.
 ROUND: Final = {
     "judge killed": 6,
-    "clerk killed": 4,
+    "task process killed": 4,
     "judge supervisor killed": 1,
     "worker killed": 2,
     "worker told to end": 1,
