@@ -87,8 +87,8 @@ def main(requests: socket.socket, parent: int, status_page: StatusPage, forkserv
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # it ends when its parent does, not before
         logs.configure_early(slot=forkserver.slot.name)
-        gc.collect()
         gc.freeze()
+        gc.enable()
         _JudgeSupervisor(requests, status_page, forkserver).run()
         status = 0
     except BaseException:  # noqa: BLE001 -- nothing may return into the parent's frames
