@@ -24,8 +24,8 @@ from tests.chaos.family import Family, below, words
 #: How often each act comes in a round.
 ROUND: Final = {
     "judge killed": 6,
-    "clerk killed": 4,
-    "judge supervisor killed": 1,
+    "task process killed": 4,
+    "judge-supervisor killed": 1,
     "worker killed": 2,
     "worker told to end": 1,
     "worker told to quit": 1,
@@ -112,10 +112,10 @@ class Monkey(threading.Thread):
         if not workers:
             return None
         worker = workers[int(choice * len(workers))]
-        if subject in ("judge", "clerk"):
+        if subject in ("judge", "task"):
             found = self._family.judges(worker) if subject == "judge" else self._family.task_processes(worker)
             return self._kill(action, found[0], worker) if found else None
-        if subject in ("fork", "judge supervisor"):
+        if subject in ("fork", "judge-supervisor"):
             served = self._family.forkserver(worker) if subject == "fork" else self._family.judge_supervisor(worker)
             return self._kill(action, served, worker, waits_for=worker) if served else None
         number = {"killed": signal.SIGKILL, "told to end": signal.SIGTERM, "told to quit": signal.SIGQUIT}[verb]

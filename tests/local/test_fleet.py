@@ -28,7 +28,7 @@ from kqueue.local.postgres import Postgres
 from kqueue.local.process import command_line, running
 from kqueue.store import tokens
 from kqueue.store.engine import connect
-from tests.chaos.family import below
+from tests.chaos.family import below, descriptors
 from tests.services import with_schema
 from tests.waiting import until
 from workers.judge.host import scratch
@@ -180,6 +180,7 @@ def test_lives_of_up(open_home: Path, signum: signal.Signals) -> None:
             assert valid_tokens(known["database_url"], secrets) == [False] * (len(secrets) - 1) + [True]
             children = list(below(process.pid))
             assert len(children) >= 4
+            own_descriptors(process.pid, [pid for pid in children if command_line(pid)[1:3] == ["-P", "-m"]])
             if last is not signal.SIGKILL:
                 outlive(process, children)
                 children += list(below(process.pid))
@@ -210,11 +211,21 @@ def valid_tokens(url: str, secrets: list[str]) -> list[bool]:
         engine.dispose()
 
 
+def own_descriptors(up: int, parts: list[int]) -> None:
+    """Check that parts have sessions of their own, and none of the descriptors of `kqueue up` but for their input."""
+    theirs = {*descriptors(up)} - {"/dev/null"}
+    assert {"workers.fleet", "workers.start"} < {command_line(pid)[3] for pid in parts}
+    for pid in parts:
+        assert not theirs & {*descriptors(pid)}, command_line(pid)
+    assert all(os.getsid(pid) == pid for pid in parts if command_line(pid)[3] != "workers.start")
+
+
 def outlive(process: subprocess.Popen[str], children: list[int]) -> None:
-    """Kill a part of `kqueue up`, suspend and continue it as Ctrl-Z and `fg` do, and close its terminal."""
-    [server] = [pid for pid in children if "valkey" in "".join(command_line(pid)[:1])]
-    os.kill(server, signal.SIGKILL)
-    read_until(process, "Valkey runs again")
+    """Kill parts of `kqueue up`, suspend and continue it as Ctrl-Z and `fg` do, and close its terminal."""
+    for part, word in (("Valkey", "valkey"), ("HTTP", "kqueueserve")):
+        [server] = [pid for pid in children if word in "".join(command_line(pid)).partition(" ")[0]]
+        os.kill(server, signal.SIGKILL)
+        read_until(process, f"{part} runs again")
     for _ in range(3):
         process.send_signal(signal.SIGSTOP)
         time.sleep(0.7)

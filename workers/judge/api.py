@@ -107,7 +107,7 @@ class Judges:
         asked = {
             "attempt": [str(evaluation_id), number],
             "request": request.model_dump(mode="json"),
-            "place": slot.as_json(),
+            "slot": slot.as_json(),
             "isolation": self.forkserver.isolation,
             "builds": builds.as_json() if builds else None,
         }

@@ -87,8 +87,8 @@ def main(requests: socket.socket, parent: int, status_page: StatusPage, forkserv
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # it ends when its parent does, not before
         logs.configure_early(slot=forkserver.slot.name)
-        gc.collect()
         gc.freeze()
+        gc.enable()
         _JudgeSupervisor(requests, status_page, forkserver).run()
         status = 0
     except BaseException:  # noqa: BLE001 -- nothing may return into the parent's frames
@@ -293,7 +293,7 @@ def _open_device() -> None:
 def _converse(conversation: BinaryIO, words: socket.socket, status_page: StatusPage, forkserver: ForkServer) -> bool:
     """Judge one request; return False if the fleet has failed."""
     asked = json.loads(conversation.readline())
-    request, slot = Request.model_validate(asked["request"]), SlotConfig.from_json(asked["place"])
+    request, slot = Request.model_validate(asked["request"]), SlotConfig.from_json(asked["slot"])
     evaluation_id, number = UUID(asked["attempt"][0]), asked["attempt"][1]
     status_page.judge(evaluation_id, number)
     # One that no worker has claimed has no id.

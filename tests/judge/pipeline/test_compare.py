@@ -25,6 +25,7 @@ from workers.judge.pipeline.compare import (
     check_each,
     check_form,
     check_values,
+    merge_errors,
     need_no_excuse,
     tolerance_for,
 )
@@ -572,3 +573,56 @@ def test_one_pass_on_a_gpu_finds_what_torch_s_operations_find_on_a_cpu() -> None
         for figure, value in expected.items():
             is_number = isinstance(value, float)
             assert found[figure] == (pytest.approx(value, rel=1e-9, nan_ok=True) if is_number else value), name
+
+
+@pytest.mark.parametrize(("noise", "downgraded"), [(1e-7, True), (1e-4, False), (None, False)])
+def test_a_lower_precision_shows_without_exact_answers(noise: float | None, downgraded: bool) -> None:
+    """By what rounding errors of its inputs do to the reference, where that is known."""
+    torch.manual_seed(14)
+    ref = torch.randn(4096)
+    case = Case(0, outputs=[ref], noise=[noise] if noise else [])
+    told = check_values([ref + 2e-5 * torch.randn(4096)], case, Settings())
+    assert told["precision_downgrade"] is downgraded
+    assert told["error_ratio"] == (pytest.approx(2e-5 / noise, rel=0.1) if noise else None)
+    assert check_values([ref.double().float()], case, Settings())["precision_downgrade"] is False
+
+
+@pytest.mark.parametrize("lower", [tf32, lambda x: x.half().float(), lambda x: x.bfloat16().float()])  # pyright: ignore
+def test_a_lower_precision_within_the_tolerance_is_reported(lower: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Where values are small the tolerance lets TF32 pass; the ratio does not."""
+    torch.manual_seed(14)
+    a, b = torch.randn(128, 512) / 512, torch.randn(512, 64) / 5
+    ref, exact = a @ b, a.double() @ b.double()
+    told = figures(lower(a) @ lower(b), ref, exact)
+    assert told["precision_downgrade"] is True
+    assert told["error_ratio"] > 50
+    assert figures(one_by_one(a, b), ref, exact)["precision_downgrade"] is False
+
+
+def test_kernelbench_s_verdict_is_torch_allclose() -> None:
+    torch.manual_seed(17)
+    for size in (3e-5, 1e-4, 3e-4, 1e-3):
+        ref = torch.randn(20)
+        out = ref + size * torch.randn(20)
+        expected = torch.allclose(out, ref, rtol=1e-4, atol=1e-4)
+        assert (fault(out, ref, comparison=Comparison.KERNELBENCH) is None) == expected
+
+
+def test_merged_figures_are_the_worst_of_each() -> None:
+    """What is None anywhere does not count there."""
+    one = {"max_abs_error": 1.0, "error_ratio": None, "precision_downgrade": True, "kernelbench_correct": True}
+    two = {"max_abs_error": 2.0, "error_ratio": 3.0, "precision_downgrade": False, "kernelbench_correct": None}
+    three = {"max_abs_error": 0.5, "error_ratio": 2.0, "precision_downgrade": False, "kernelbench_correct": False}
+    assert merge_errors([one, two]) == two | {"precision_downgrade": True, "kernelbench_correct": True}
+    assert merge_errors([one, two, three])["kernelbench_correct"] is False
+    assert merge_errors([]) == {}
+
+
+def test_a_softmax_of_many_values_is_right_though_tiny() -> None:
+    """Tiny values are compared with each other, and right ones agree."""
+    torch.manual_seed(5)
+    x = torch.randn(2, 1 << 18)
+    ref, exact = torch.softmax(x, 1), torch.softmax(x.double(), 1)
+    out = x.exp() / x.exp().sum(1, keepdim=True)
+    assert fault(out, ref) is None
+    assert fault(out, ref, exact) is None

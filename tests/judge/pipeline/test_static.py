@@ -14,11 +14,16 @@ from hypothesis import strategies as st
 from kqueue.categories import Category
 from kqueue.contract import Backend, Phase, Policy, Request
 from tests.integrity.compose import compose
+from tests.integrity.corpus import KERNELS
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import rules, static
 
 GOOD = Path(__file__).parents[3] / "examples" / "kernels" / "good"
-CONTROLS = Path(__file__).parents[2] / "integrity" / "programs" / "controls"
+#: The corpus' controls by name, and the gallery's right kernels by backend and name.
+RIGHT = {
+    **{name: text for name, text in KERNELS.items() if name.startswith("controls/")},
+    **{f"{path.parent.name}/{path.stem}": path.read_text(encoding="utf-8") for path in sorted(GOOD.rglob("*.py"))},
+}
 
 
 def find(source: str, backend: str = "torch", own_s: float = 10.0) -> list[dict[str, Any]]:
@@ -41,15 +46,25 @@ def forward(body: str, top: str = "") -> str:
 
 CHEATS = {
     "import torch\ntorch.cuda.Event = Quick": "patched_clock",
+    "import torch.cuda as tc\ntc.synchronize = lambda: None": "patched_clock",
     "from torch.cuda import Event as E\nE.elapsed_time = lambda *_: 1e-3": "patched_clock",
+    "from torch import cuda\nsetattr(cuda, 'Event', Quick)": "patched_clock",
+    "import torch\nalias = torch.cuda\nalias.Event = Quick": "patched_clock",
     "import torch\nvars(torch.cuda)['synchronize'] = print": "patched_clock",
+    "import torch\ntorch.cuda.__dict__.update(synchronize=print)": "patched_clock",
     "import sys\nsys.modules['time'].perf_counter = lambda: 0": "patched_clock",
+    "__import__('time').perf_counter = lambda: 0": "patched_clock",
     "import time\nfor n in ('time', 'monotonic'):\n    setattr(time, n, lambda: 0)": "patched_clock",
+    "import time\ndel time.perf_counter": "patched_clock",
     "from unittest import mock\nmock.patch('time.perf_counter', new=print).start()": "patched_clock",
+    "import torch\nfrom unittest import mock\nmock.patch.object(torch.cuda, 'synchronize').start()": "patched_clock",
     "import triton.testing\ntriton.testing.do_bench = print": "patched_clock",
+    "import statistics\nstatistics.median = lambda x: 0": "patched_clock",
     "import torch\ntorch.allclose = lambda *_: True": "patched_comparison",
     "import torch\ntorch.Tensor.__eq__ = lambda *_: True": "patched_comparison",
+    "import torch.testing\ntorch.testing.assert_close = print": "patched_comparison",
     "import torch\ntorch.manual_seed = lambda s: None": "patched_seed",
+    "import torch\ntorch.random.manual_seed = torch.randn = print": "patched_seed",
     "import sys\nsys.modules['torch.testing'] = object()": "planted_module",
     "from workers.judge.candidate import harness": "evaluator_import",
     "import importlib\nimportlib.import_module('workers.judge.pipeline.run')": "evaluator_import",
@@ -62,18 +77,24 @@ CHEATS = {
 }
 SUSPICIOUS = {
     "import torch\ntorch.tanh = slow": "patched_library",
+    "import builtins\nbuiltins.print = quiet": "patched_library",
     "import sys\nf = sys._getframe(1)": "stack_walk",
+    "import inspect\nfor f in inspect.stack(): pass": "stack_walk",
     "def f(frame): return frame.f_back": "stack_walk",
     "import gc\nx = gc.get_objects()": "heap_walk",
     "import ctypes\nctypes.memmove(1, b'', 0)": "native_memory",
     "p = '/proc/self/maps'": "proc_files",
     "import socket": "network",
     "import subprocess": "processes",
+    "import os\nos._exit(0)": "processes",
     "import os\nos.write(5, b'passed')": "descriptors",
     "import torch\nclass Lazy(torch.Tensor):\n    pass": "tensor_subclass",
+    "class Lazy:\n    @classmethod\n    def __torch_function__(cls, *_): pass": "tensor_subclass",
     forward("out = torch.empty_like(x)\nfor n in names:\n    setattr(out, n, later)\nreturn out"): "instance_override",
+    forward("out = torch.empty_like(x)\nout.clone = later\nreturn out"): "instance_override",
     forward("try:\n    return launch(x)\nexcept Exception:\n    return F.gelu(x)"): "fallback",
     forward("k = (x.data_ptr(), 1)\nif k in cache: return cache[k]"): "pointer_key",
+    forward("return cache[id(x)]"): "pointer_key",
     forward("if x._version == self.seen: return self.out"): "pointer_key",
     forward("if torch.equal(x, self.last): return self.out"): "content_key",
     forward("self.calls += 1\nif self.calls > 10: return self.out"): "call_count",
@@ -85,6 +106,7 @@ SUSPICIOUS = {
     forward("threading.Thread(target=f).start()", "import threading"): "threads_in_forward",
     forward("time.sleep(1)", "import time"): "sleep_in_forward",
     forward("with torch.cuda.stream(s):\n    return x @ x", "s = torch.cuda.Stream()"): "unjoined_stream",
+    forward("s.wait_stream(torch.cuda.current_stream())", "s = torch.cuda.Stream()"): "unjoined_stream",
     "S = '''\ncudaStreamCreate(&s);\nkernel<<<1, 1, 0, s>>>();\n'''": "unjoined_stream",
     "S = 'cudaLaunchHostFunc(s, f, 0);'": "host_callback",
     "S = 'cudaIpcOpenMemHandle(&p, h, 1);'": "shared_device_memory",
@@ -92,6 +114,7 @@ SUSPICIOUS = {
 }
 NOTES = {
     "import torch\ntorch.backends.cuda.matmul.allow_tf32 = True": "global_flag",
+    "import torch\ntorch.set_float32_matmul_precision('high')": "global_flag",
     "import torch\ng = torch.cuda.CUDAGraph()": "cuda_graph",
     "import torch\nf = torch.compile(g)": "torch_compile",
     "import torch\ntorch.manual_seed(0)": "seed",
@@ -100,34 +123,85 @@ NOTES = {
     "exec(code)": "dynamic_code",
 }
 
-#: Words of cheats in comments, docstrings and a benchmark of the author's own.
-SANE = '''
-import time
+#: What honest authors write.
+SANE = {
+    "autotuned Triton, imported where there is one": """
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+import torch
+
+@triton.autotune(configs=[triton.Config({"B": 64})], key=["n"])
+@triton.jit
+def kernel(x, y, n, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(y + i, tl.load(x + i, mask=i < n, eviction_policy="evict_last"), mask=i < n)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        assert x.data_ptr() % 16 == 0
+        y = torch.empty_like(x)
+        kernel[lambda meta: (triton.cdiv(x.numel(), meta["B"]),)](x, y, x.numel())
+        return y
+""",
+    "streams that are joined, a graph, a workspace": """
+import torch
+
+class ModelNew(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.side, self.other = torch.cuda.Stream(), torch.cuda.Stream()
+        self.graph, self.workspaces, self.time = None, {}, 0.0
+
+    def forward(self, x):
+        if x.shape not in self.workspaces:
+            self.workspaces[x.shape] = torch.empty_like(x)
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            y = x * 2
+        torch.cuda.current_stream().wait_stream(self.side)
+        return y
+""",
+    "an extension compiled at import, and a benchmark for the author": '''
+import os, time
 import torch
 from torch.utils.cpp_extension import load_inline
+os.environ["TORCH_CUDA_ARCH_LIST"] = "9.0"
+os.environ.setdefault("MAX_JOBS", "4")
+torch.backends.cudnn.benchmark = True
 SOURCE = """
+#include <torch/extension.h>
 // ptrace( is not called here, nor int clock_gettime(int a) {
-torch::Tensor run(torch::Tensor x) { cudaEvent_t start; cudaEventCreate(&start); cudaEventRecord(start); return x; }
+__global__ void scale(float* x, int n) { int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) x[i] *= 2; }
+torch::Tensor run(torch::Tensor x) {
+  cudaEvent_t start; cudaEventCreate(&start); cudaEventRecord(start);
+  cudaError_t e = cudaDeviceSynchronize();
+  if (e != cudaSuccess) { return x; }
+  scale<<<(x.numel() + 255) / 256, 256>>>(x.data_ptr<float>(), x.numel()); return x; }
 """
 module = load_inline("m", "torch::Tensor run(torch::Tensor x);", SOURCE, functions=["run"])
 
 class ModelNew(torch.nn.Module):
     def forward(self, x):
-        assert x.data_ptr() % 16 == 0
         return module.run(x.clone())
 
 def test_model():
     """Not like `open('/proc/self/mem')` or torch.cuda.Event = Fake."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begun = time.perf_counter()
+    start.record()
     torch.cuda.synchronize()
     assert torch.allclose(ModelNew()(torch.ones(3)), torch.ones(3) * 2)
     return start.elapsed_time(end), time.perf_counter() - begun
-'''
+''',
+}
 
 
 @pytest.mark.parametrize(("source", "rule"), CHEATS.items())
 def test_what_serves_nothing_else_is_a_cheat(source: str, rule: str) -> None:
+    """Clocks, comparisons, seeds, modules and memory that are tampered with are found under any name."""
     assert ours(source)[rule][0] == "cheat"
 
 
@@ -145,31 +219,34 @@ def test_what_is_usual_is_a_note(source: str, rule: str) -> None:
 
 
 def test_every_rule_is_held_by_a_test() -> None:
+    """A rule that finds nothing would be a claim."""
     elsewhere = {"compiled_by_torch", "no_own_kernel", "library_call", "ctypes"}
     elsewhere |= {"rules_stopped", "guard_stopped", "guard_skipped"}
     assert {*CHEATS.values(), *SUSPICIOUS.values(), *NOTES.values()} == rules.RULES.keys() - elsewhere
 
 
-def test_words_of_cheats_are_no_cheats() -> None:
-    found = find(SANE, "cpp")
+@pytest.mark.parametrize("name", SANE)
+@pytest.mark.parametrize("backend", ["cuda", "triton", "torch", "cupy"])
+def test_no_sane_idiom_is_a_cheat(name: str, backend: str) -> None:
+    """Rejecting cheats rejects nothing that honest authors write, nor calls it suspicious without cause."""
+    found = find(SANE[name], backend)
     static.enforce(found, Policy.REJECT)
-    assert {finding["severity"] for finding in found if finding["by"] == "kqueue"} <= {"note"}
+    doubts = {finding["rule"] for finding in found if finding["severity"] != "note" and finding["by"] == "kqueue"}
+    assert doubts <= ({"no_own_kernel"} if name.startswith("streams") and backend != "torch" else set())
 
 
-@pytest.mark.parametrize(
-    "path",
-    [*sorted(GOOD.rglob("*.py")), *sorted(CONTROLS.glob("*.py"))],
-    ids=lambda path: f"{path.parent.name}/{path.stem}",
-)
-def test_no_right_kernel_is_a_cheat(path: Path) -> None:
-    backend = path.parent.name if path.is_relative_to(GOOD) else "torch"
-    found = find(compose(path.read_text(encoding="utf-8"), "kernel"), backend)
+@pytest.mark.parametrize("name", RIGHT)
+def test_no_right_kernel_is_a_cheat(name: str) -> None:
+    """The gallery's right kernels and the corpus' controls pass where cheats are rejected; the former undoubted."""
+    folder = name.partition("/")[0]
+    found = find(compose(RIGHT[name], "kernel"), "torch" if folder == "controls" else folder)
     static.enforce(found, Policy.REJECT)
-    if path.is_relative_to(GOOD):
+    if folder != "controls":
         assert {finding["severity"] for finding in found} <= {"note"}
 
 
 def test_authorship_is_asked_of_kernels_that_claim_it() -> None:
+    """A library's operators and torch's compiler are told where a handwritten kernel is claimed."""
     source = forward("return torch.compile(F.gelu)(x) + torch.mm(x, x) @ x")
     assert {"library_call", "compiled_by_torch", "no_own_kernel"} <= ours(source, "triton").keys()
     assert ours(source, "triton")["no_own_kernel"] == ("suspicious", 4)
@@ -179,6 +256,7 @@ def test_authorship_is_asked_of_kernels_that_claim_it() -> None:
 
 
 def test_a_finding_shows_the_line_without_its_controls() -> None:
+    """Evidence is the source's own line, shortened; an escape in it reaches no terminal."""
     source = f"import torch\n\ntorch.cuda.Event = Quick  # \x1b[2J{'!' * 500}\n"
     [finding] = [finding for finding in find(source) if finding["rule"] == "patched_clock"]
     assert (finding["line"], finding["by"]) == (3, "kqueue")
@@ -190,6 +268,7 @@ def test_a_finding_shows_the_line_without_its_controls() -> None:
 
 
 def test_a_source_is_what_python_takes_it_for() -> None:
+    """A byte-order mark and the ends of lines mean nothing; a declared encoding that there is not is an error."""
     text = 'NAME = """a\nb"""\nclass ModelNew: ...\n'
     plain, marked = (
         Request(problem=source, kernel=source, backend=Backend.TORCH)
@@ -204,6 +283,7 @@ def test_a_source_is_what_python_takes_it_for() -> None:
 
 
 def test_a_problem_may_give_its_tolerance() -> None:
+    """It is read and not run. One that cannot be read is the problem's fault, and it must not make everything right."""
     for lines, read in (
         ("OUTPUT_TOLERANCE = {'atol': 1e-3, 'rtol': 0}", (1e-3, 0)),
         ("OUTPUT_TOLERANCE: dict = {'atol': 1, 'rtol': 0.3}", (1, 0.3)),
@@ -228,6 +308,7 @@ def test_a_problem_may_give_its_tolerance() -> None:
 
 
 def test_findings_are_few_and_the_worst_come_first() -> None:
+    """A hundred hits of one rule are three, and a cheat is not crowded out."""
     found = find("import torch, sys\n" + "sys._getframe()\n" * 100 + "torch.cuda.Event = 1\n" * 100)
     assert [finding["rule"] for finding in found if finding["by"] == "kqueue"] == ["patched_clock"] * 3 + [
         "stack_walk"
@@ -236,12 +317,14 @@ def test_findings_are_few_and_the_worst_come_first() -> None:
 
 
 def test_kernelguard_only_suspects() -> None:
+    """Its opinion is kept under its name, and never enough to reject."""
     found = [finding for finding in find("import torch\ntorch.cuda.Event = Quick\n") if finding["by"] == "kernelguard"]
     assert [(f["rule"], f["severity"]) for f in found][:1] == [("timer_monkeypatch", "suspicious")]
     static.enforce(found, Policy.REJECT)
 
 
 def test_a_source_that_holds_kernelguard_up_is_let_go() -> None:
+    """Over this text it takes minutes: it is broken off, our rules stand, the signal is as before."""
     found = ours("import torch\ntorch.cuda.Event = 1\nx = '" + "_cache" * 10_000 + "'\n")
     assert {"patched_clock", "guard_stopped"} <= found.keys()
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
@@ -249,12 +332,14 @@ def test_a_source_that_holds_kernelguard_up_is_let_go() -> None:
 
 
 def test_our_own_rules_are_broken_off_too() -> None:
+    """What was found until then is kept, and that they were stopped is said."""
     found = ours("import torch\ntorch.cuda.Event = 1\n" + "x.y.z = a.b.c(d)\n" * 20_000, own_s=0.05)
     assert found["rules_stopped"][0] == "suspicious"
     assert "guard_skipped" in found
 
 
 def test_only_a_policy_ends_the_evaluation() -> None:
+    """`reject` ends a cheat before the device, with the findings as facts; suspicion and other policies end nothing."""
     cheat = find("import torch\ntorch.cuda.synchronize = print\n")
     for policy in (Policy.ALLOW, Policy.FLAG):
         static.enforce(cheat, policy)
@@ -268,21 +353,39 @@ def test_only_a_policy_ends_the_evaluation() -> None:
 
 @given(st.text(max_size=300), st.sampled_from(list(Backend)))
 def test_any_text_has_findings_or_none(source: str, backend: Backend) -> None:
+    """What is no Python raises nothing here; `check` refuses it."""
     find(source, backend)
 
 
+_PIECES = [
+    "torch", ".cuda", ".Event", " = ", "(", ")", "[", "]", "x", "\n", "'", "sys.modules", "import ", "def forward(x):",
+    "\n ", "setattr", ", ", "vars", "getattr", "__import__", "*", "lambda: ", "/*",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(_PIECES)))
+def test_any_python_of_its_own_words_has_findings_or_none(pieces: list[str]) -> None:
+    """Odd forms of what the rules look for raise nothing."""
+    find("import torch, sys\n" + "".join(pieces), "triton")
+
+
 def test_the_document_lists_the_rules() -> None:
+    """`docs/policies.md` has each rule with its severity and meaning, in order, and no other."""
     document = (Path(__file__).parents[3] / "docs" / "policies.md").read_text(encoding="utf-8")
     table = "".join(f"| `{rule}` | {severity} | {meaning} |\n" for rule, (severity, meaning) in rules.RULES.items())
     assert "| rule | severity | meaning |\n|---|---|---|\n" + table + "\n" in document
 
 
 def test_work_that_may_run_side_by_side_has_all_hardware_queues() -> None:
+    """One queue is enough for one stream, which the rest uses. A kernel has as many as its reference."""
     for source, queues in (
         ("import torch\nimport triton.language as tl\ny = x @ w", 1),
         ("import torch\nself.conv = nn.ConvTranspose2d(3, 3, 3)", 0),
+        ("import torch\nself.cells = nn.LSTM(3, 3)", 0),
         ("import torch\nside = torch.cuda.Stream()", 0),
+        ("from torchvision.models import resnet18", 0),
         ("import torch, torchvision as tv", 0),
+        ("import torch; import torchvision", 0),
         ("\n" * (1 << 20) + " " * (1 << 20) + ";" * (1 << 20), 1),
         ("import torch, math\nfrom torch.nn import functional as F", 1),
     ):

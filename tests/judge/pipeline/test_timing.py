@@ -22,7 +22,7 @@ from workers.judge.gpu import environment
 from workers.judge.pipeline import speed_of_light, timing
 from workers.judge.pipeline.cases import Case
 from workers.judge.pipeline.exchange import Exchange
-from workers.judge.pipeline.reference import Reference
+from workers.judge.pipeline.reference import BOUNDS, Reference
 from workers.judge.slot_config import SlotConfig
 
 CPU = SlotConfig(
@@ -34,7 +34,7 @@ CALLS = [1_000_000 + 1_000 * i for i in range(21)]
 
 def series(**changes: object) -> timing.Series:
     """Calls of 1 to 1.02 ms, nulls of about 0.3 ms, by a GPU's clock."""
-    fields: dict[str, object] = {"calls": CALLS, "nulls": [290_000, 300_000, 330_000], "yardsticks": [50_000] * 5}
+    fields: dict[str, object] = {"calls": CALLS, "overheads": [290_000, 300_000, 330_000], "yardsticks": [50_000] * 5}
     return timing.Series("gpu_clock", **(fields | changes))  # pyright: ignore[reportArgumentType]
 
 
@@ -284,3 +284,32 @@ def test_what_must_be_read_counts_only_where_a_time_is_too_short_for_all_inputs(
     facts = raised.value.outcome.facts
     assert (facts.hack, facts.bytes_needed) == ("faster_than_memory", 400 << 20)
     assert facts.floor_needed_ms == pytest.approx(0.105, rel=0.01)
+
+
+def test_a_slow_reference_is_asked_once_for_each_call_that_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no time for float64: what was compared is compared again, and nothing is asked."""
+    made = reference(COARSE, bounds=replace(BOUNDS["cpu"], quick_s=0.0), checks=1)
+    order_each, asked = made.process.order_each, 0
+
+    def counted(order: Order, count: int, **arguments: Any) -> Any:
+        nonlocal asked
+        asked += count
+        return order_each(order, count, **arguments)
+
+    monkeypatch.setattr(made.process, "order_each", counted)
+    with pytest.raises(EvaluationEnded, match="right when checked, wrong when timed"):
+        verified(made, kernel_of(COARSE, "return x.clone()"))
+    assert asked == 1 + 3 + 2  # the first answer, those that were verified, and what confirms that one is wrong
+
+
+def test_a_histogram_holds_every_call() -> None:
+    """Those that are far longer than most count in its last bin; calls that are all alike are one bin."""
+    taken = measured(calls=[1_000_000 + 1_000 * number for number in range(40)] + [90_000_000]).histogram
+    assert taken is not None
+    assert (len(taken.counts), sum(taken.counts)) == (20, 41)
+    assert taken.counts[0] > 0
+    assert taken.low_ms == pytest.approx(0.700)
+    assert taken.high_ms < 1.0
+    alike = measured(calls=[1_000_000] * 9).histogram
+    assert alike is not None
+    assert (alike.counts, alike.low_ms) == ((9,), alike.high_ms)

@@ -145,7 +145,7 @@ class _Evaluation:
         """Prepare an evaluation.
 
         Args:
-            request, place, backend, status_page, forkserver: as for :func:`evaluate`.
+            request, slot, backend, status_page, forkserver: as for :func:`evaluate`.
             cpu: counts what is used of CPUs.
             granted: what it has of the GPU that is scarce, as it has failed without.
         """
