@@ -1,6 +1,6 @@
-"""The access log: one line for each request that was answered, and an id for it that all its lines have.
+"""The access log: one line for each answered request, with an id that all log lines of the request share.
 
-A line never has a query, a body, a header or a token's secret. The path stands in it as the route's template.
+A line never contains a query, a body, a header or a token's secret. It names the route's template, not the path.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ if TYPE_CHECKING:
 
 _log: Any = structlog.get_logger(__name__)
 
-#: The header that names a request, and the names that a caller may give.
+#: Header with the request's id, and the pattern of ids that a caller can choose.
 HEADER: Final = "X-Request-ID"
 _GIVEN: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
-#: Routes that machines ask all the time: their successes are told at the level ``debug``.
+#: Routes that machines poll. Their successes are logged at the level ``debug``.
 _QUIET: Final = frozenset({"/health", "/metrics", "/openapi.json"})
-#: The most evaluations that a line names.
+#: Maximum number of evaluations that a line names.
 _NAMED: Final = 20
-#: The longest method that is told whole.
+#: Length in characters to which a method is cut.
 _METHOD_CHARACTERS: Final = 16
 
-#: The evaluations that the request of this context is about.
+#: Evaluations that the request of this context submits or reads.
 _about: ContextVar[list[UUID] | None] = ContextVar("kqueue_request_is_about", default=None)
 
 
 def is_about(evaluation_ids: Iterable[UUID]) -> None:
-    """Note evaluations that the request of this context submits or asks for. Outside of a request nothing happens."""
+    """Add evaluations to the log line of the request of this context. Outside a request this does nothing."""
     named = _about.get()
     if named is not None:
         named += evaluation_ids
 
 
 class AccessLog:
-    """The outermost layer of the application."""
+    """The outermost middleware of the application. It logs each request."""
 
     def __init__(self, app: ASGIApp, *, tells: bool) -> None:
-        """Wrap ``app``. Without ``tells`` requests get their ids, and no line is written."""
+        """Wrap ``app``. Without ``tells``, requests get ids but no log lines."""
         self._app = app
         self._tells = tells
 
@@ -82,7 +82,7 @@ class AccessLog:
                 except Exception as error:
                     if seen.status:
                         raise
-                    # Answered here, so that the answer has the id and the error's lines too.
+                    # Answering here gives the id to the answer and to the error's log lines.
                     answer = await failures.unexpected(request, error)
                     await answer(scope, hear, say)
                 finally:
@@ -93,7 +93,7 @@ class AccessLog:
 
 
 class _Seen:
-    """What is seen of one request."""
+    """Figures of one request, for its log line."""
 
     def __init__(self, identity: str) -> None:
         self.identity = identity
@@ -106,14 +106,14 @@ class _Seen:
 
 def _tell(request: Request, seen: _Seen) -> None:
     route = _template(request)
-    # Those who look at pages are known by their sessions.
+    # Users of the page are identified by their sessions.
     caller: Caller | None = getattr(request.state, "caller", None) or getattr(request.state, "viewer", None)
     named = request.path_params.get("evaluation_id")
     evaluations = list(dict.fromkeys(([str(named)] if named else []) + [str(one) for one in seen.evaluations]))
     fields: dict[str, Any] = {
         "method": request.method[:_METHOD_CHARACTERS],
         "route": route,
-        "status": seen.status,  # 0: the connection broke before an answer
+        "status": seen.status,  # 0: the connection broke before the answer
         "duration_ms": round((time.perf_counter() - seen.begun) * 1000, 3),
         "bytes_in": seen.bytes_in,
         "bytes_out": seen.bytes_out,
@@ -130,9 +130,9 @@ def _tell(request: Request, seen: _Seen) -> None:
 
 
 def _template(request: Request) -> str | None:
-    """Return the template of the route that answered; None where there is none, as its text is the caller's."""
+    """Return the template of the request's route, or None without a route: the path is the caller's own text."""
     route = request.scope.get("route")
-    found = getattr(route, "path_format", None) or getattr(route, "path", None)
-    if found is None and request.scope["path"] in _QUIET:
+    template = getattr(route, "path_format", None) or getattr(route, "path", None)
+    if template is None and request.scope["path"] in _QUIET:
         return request.scope["path"]
-    return found
+    return template
