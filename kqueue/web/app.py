@@ -1,4 +1,4 @@
-"""The API with the pages in front of it."""
+"""The application: the web pages and the API."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def create_app(config: Config, **limits: Any) -> FastAPI:
 
     Args:
         config: the fleet's settings.
-        limits: as :func:`kqueue.http.app.create_app` has them.
+        limits: the limits of :func:`kqueue.http.app.create_app`.
 
     Raises:
-        ConfigError: as there.
+        ConfigError: no database is set, or other machines could send requests without a token.
     """
     made = app.create_app(config, routers=_ROUTERS, open_forms={session.LOGIN}, **limits)
     made.state.glances = now.Glances()
