@@ -1,4 +1,4 @@
-"""The cost of evaluations, grouped by producer, batch, problem or day."""
+"""The cost of evaluations, grouped by producer, batch, problem, lane or day."""
 
 from __future__ import annotations
 

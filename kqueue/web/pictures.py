@@ -17,9 +17,9 @@ from kqueue.charts import Chart, Theme, render
 from kqueue.errors import ConfigError
 from kqueue.http.failures import HttpError
 
-#: The thread that draws charts, one at a time because matplotlib holds the interpreter's lock.
+#: The thread that draws charts. They are drawn one at a time, because rendering holds a lock.
 _DRAWER: Final = ThreadPoolExecutor(1, thread_name_prefix="draw")
-#: Maximum number of charts that are being drawn or wait. One takes 0.1 s, and viewers do not wait for more than 20.
+#: Maximum number of charts that are being drawn or wait. One takes 0.1 s, so that no viewer waits longer than 2 s.
 _MOST: Final = 20
 _places: Final = BoundedSemaphore(_MOST)
 #: Maximum bytes of cached pictures.
