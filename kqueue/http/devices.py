@@ -147,7 +147,7 @@ class View:
 
     @property
     def device_status(self) -> dict[str, str]:
-        """The state of each device: ``idle`` (a slot is free), ``busy`` or ``error``. ``cpu`` is included if it serves."""
+        """The state of each device, and of ``cpu`` if it serves: ``idle`` (a slot is free), ``busy`` or ``error``."""
         states = {
             f"cuda:{device.id}": "error" if device.error else "idle" if device.idle else "busy"
             for device in self.devices

@@ -246,9 +246,7 @@ def _probes(record: probes.Record) -> Iterator[Metric]:
     }
     yield _gauge("probes_day", "Probes of the judge in the last day, by finding.", ("finding",), findings)
     bias: dict[tuple[str, ...], float] = {(one.resource,): one.bias for one in record.clocks}
-    words = (
-        "Median excess of the measured time over the known time of known-duration kernels in the last day, as a share."
-    )
+    words = "Median relative excess of the measured times of known-duration kernels in the last day."
     yield _gauge("probe_clock_bias_ratio", words, ("device",), bias)
     paused: defaultdict[tuple[str, ...], float] = defaultdict(float)
     doubted: defaultdict[tuple[str, ...], float] = defaultdict(float)

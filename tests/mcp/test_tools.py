@@ -285,7 +285,11 @@ WRONG = [
     ("cancel", {"evaluation_id": str(uuid4())}, "no evaluation has this id"),
     ("verdict", {"evaluation_id": "../fleet"}, "valid UUID"),
     ("problems", {"cursor": "x"}, "cursor: this API did not create it"),
-    ("problems", {"cursor": "WyIyMDI2LTExLTIzVDAyOjAwOjAwKzAwOjAwIiwgIlx1MDAwMCJd"}, "cursor: this API did not create it"),
+    (
+        "problems",
+        {"cursor": "WyIyMDI2LTExLTIzVDAyOjAwOjAwKzAwOjAwIiwgIlx1MDAwMCJd"},
+        "cursor: this API did not create it",
+    ),
     ("read", {"uri": "file:///etc/passwd"}, "uri: this server has no such URI"),
     ("read", {"uri": f"kqueue://evaluations/{uuid4()}/../../fleet"}, "uri: this server has no such URI"),
     ("read", {"uri": f"kqueue://evaluations/{uuid4()}/secrets"}, "an evaluation has no file secrets"),
