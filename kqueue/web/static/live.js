@@ -3,11 +3,11 @@
 "use strict";
 
 const region = document.querySelector("[data-live]");
-const status = document.querySelector("[data-live-state]");
+const stateText = document.querySelector("[data-live-state]");
 let source = null;
 
 function setStatus(text) {
-  if (status) status.textContent = text;
+  if (stateText) stateText.textContent = text;
 }
 
 // True if the user has selected text in the region. It is then not updated, because an update would clear the selection.
