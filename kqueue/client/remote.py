@@ -18,7 +18,7 @@ from kqueue.client.sync import Client
 
 
 class RemoteClient(Client):
-    """:class:`~kqueue.Client` over HTTP: the same methods, verdicts and exceptions."""
+    """:class:`Client` over HTTP, with the same methods, verdicts and exceptions."""
 
     def __init__(self, url: str | None = None, *, token: str | None = None, retry_s: float = 60.0) -> None:
         """Create a client, which connects at its first use.
@@ -38,7 +38,7 @@ class RemoteClient(Client):
 
 
 class AsyncRemoteClient(AsyncClient):
-    """:class:`~kqueue.AsyncClient` over HTTP: the same methods, verdicts and exceptions."""
+    """:class:`AsyncClient` over HTTP, with the same methods, verdicts and exceptions."""
 
     def __init__(self, url: str | None = None, *, token: str | None = None, retry_s: float = 60.0) -> None:
         """Create a client. :class:`RemoteClient` documents the arguments."""
