@@ -119,7 +119,7 @@ class AsyncClient:
         return [result if isinstance(result, InvalidRequest) else next(verdicts) for result in results]
 
     async def get(self, evaluation_id: UUID | str) -> AsyncTicket:
-        """Return a ticket for an existing evaluation of any producer."""
+        """Return a ticket for an existing evaluation of any producer, or raise UnknownEvaluation."""
         identity = id_of(evaluation_id)
         await self.verdict(identity)
         return self._ticket_of(identity)
@@ -129,7 +129,7 @@ class AsyncClient:
         return [self._ticket_of(identity) for identity in await asyncio.to_thread(self._transport.batch, name)]
 
     async def verdict(self, evaluation_id: UUID | str) -> Verdict | None:
-        """Return an evaluation's verdict, or None if it has none yet."""
+        """Return an evaluation's verdict, or None if it has none yet. Raise UnknownEvaluation for an unknown id."""
         return await asyncio.to_thread(self._transport.verdict, id_of(evaluation_id))
 
     async def cancel(self, evaluation_id: UUID | str) -> bool:
@@ -141,7 +141,7 @@ class AsyncClient:
         tickets: Iterable[AsyncTicket],
         timeout: float | None = None,
     ) -> list[Verdict]:
-        """Wait for the verdicts of all tickets, and return them in the order of ``tickets``."""
+        """Wait for the verdicts of all tickets, and return them in order, or raise WaitTimeout."""
         return await await_all(self._transport, [ticket.evaluation_id for ticket in tickets], timeout)
 
     async def as_completed(

@@ -40,13 +40,7 @@ _APPLICATION: Final = "kqueue-client"
 class DatabaseTransport(Transport):
     """The transport to a fleet whose database and broker this process can reach.
 
-    Args:
-        config: all settings, or None for the environment's.
-        database_url: URL of Postgres, instead of the configured one.
-        redis_url: URL of Redis, instead of the configured one.
-
-    Raises:
-        ConfigError: no database is set.
+    :class:`kqueue.Client` documents arguments and errors.
     """
 
     def __init__(self, config: Config | None, *, database_url: str | None, redis_url: str | None) -> None:

@@ -14,11 +14,7 @@ Entry = Request | Mapping[str, Any]
 
 
 def entry_of(request: Request | None, **fields: Any) -> Entry:
-    """Return the entry that was given as a request or by its fields.
-
-    Raises:
-        InvalidRequest: a request and fields were given.
-    """
+    """Return the entry that was given as a request or by its fields. Raise InvalidRequest for both at once."""
     given = {name: value for name, value in fields.items() if value is not None}
     if request is None:
         return given
@@ -28,11 +24,7 @@ def entry_of(request: Request | None, **fields: Any) -> Entry:
 
 
 def check(entry: Entry) -> Request:
-    """Return a valid request for an entry.
-
-    Raises:
-        InvalidRequest: a field is wrong.
-    """
+    """Return a valid request for an entry, or raise InvalidRequest."""
     if isinstance(entry, Request):
         return entry
     if not isinstance(entry, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -41,11 +33,7 @@ def check(entry: Entry) -> Request:
 
 
 def check_all(entries: Iterable[Entry]) -> list[Request]:
-    """Return valid requests for all entries.
-
-    Raises:
-        InvalidRequest: an entry is wrong. The message has its index.
-    """
+    """Return valid requests for all entries, or raise InvalidRequest with the index of a wrong entry."""
     requests: list[Request] = []
     for number, entry in enumerate(entries):
         try:
@@ -73,11 +61,7 @@ def at(number: int, error: InvalidRequest) -> InvalidRequest:
 
 
 def id_of(evaluation_id: UUID | str) -> UUID:
-    """Return an evaluation's id.
-
-    Raises:
-        UnknownEvaluation: the text is not an id.
-    """
+    """Return an evaluation's id, or raise UnknownEvaluation for text that is not an id."""
     if isinstance(evaluation_id, UUID):
         return evaluation_id
     try:

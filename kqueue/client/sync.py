@@ -175,11 +175,7 @@ class Client:
         return [result if isinstance(result, InvalidRequest) else next(verdicts) for result in results]
 
     def get(self, evaluation_id: UUID | str) -> Ticket:
-        """Return a ticket for an existing evaluation of any producer.
-
-        Raises:
-            UnknownEvaluation: no evaluation has this id.
-        """
+        """Return a ticket for an existing evaluation of any producer, or raise UnknownEvaluation."""
         identity = id_of(evaluation_id)
         self.verdict(identity)  # raises UnknownEvaluation
         return self._ticket_of(identity)
@@ -192,27 +188,18 @@ class Client:
         return [self._ticket_of(identity) for identity in self._transport.batch(name)]
 
     def verdict(self, evaluation_id: UUID | str) -> Verdict | None:
-        """Return an evaluation's verdict, or None if it has none yet.
-
-        Raises:
-            UnknownEvaluation: no evaluation has this id.
-        """
+        """Return an evaluation's verdict, or None if it has none yet. Raise UnknownEvaluation for an unknown id."""
         return self._transport.verdict(id_of(evaluation_id))
 
     def cancel(self, evaluation_id: UUID | str) -> bool:
         """Cancel an evaluation, and kill it if it runs. Return False if it already had its verdict.
 
-        Raises:
-            UnknownEvaluation: no evaluation has this id.
+        Raise UnknownEvaluation for an unknown id.
         """
         return self._transport.cancel(id_of(evaluation_id))
 
     def wait_all(self, tickets: Iterable[Ticket], timeout: float | None = None) -> list[Verdict]:
-        """Wait for the verdicts of all tickets, and return them in the order of ``tickets``.
-
-        Raises:
-            WaitTimeout: a verdict did not come in time.
-        """
+        """Wait for the verdicts of all tickets, and return them in order, or raise WaitTimeout."""
         return wait_all(self._transport, [ticket.evaluation_id for ticket in tickets], timeout)
 
     def as_completed(self, tickets: Iterable[Ticket], timeout: float | None = None) -> Iterator[tuple[Ticket, Verdict]]:

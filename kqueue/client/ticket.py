@@ -16,11 +16,8 @@ from kqueue.contract import Verdict
 class Ticket:
     """A handle on an accepted evaluation.
 
-    The evaluation continues without its ticket. :meth:`Client.get` returns a new one.
-
-    Attributes:
-        evaluation_id: its id.
-        created: False if the evaluation existed before.
+    The evaluation continues without its ticket. :meth:`Client.get` returns a new one. ``created`` is False if the
+    evaluation existed before.
     """
 
     evaluation_id: UUID
@@ -28,13 +25,9 @@ class Ticket:
     _transport: Transport = field(repr=False, compare=False)
 
     def wait(self, timeout: float | None = None) -> Verdict:
-        """Wait for the verdict and return it.
+        """Wait for the verdict and return it, or raise WaitTimeout after ``timeout`` seconds.
 
-        Args:
-            timeout: seconds, or None for no limit.
-
-        Raises:
-            WaitTimeout: the verdict did not come in time. The evaluation continues.
+        The evaluation continues after a timeout.
         """
         return wait_all(self._transport, [self.evaluation_id], timeout)[0]
 

@@ -14,11 +14,7 @@ from kqueue.errors import WaitTimeout
 
 
 def wait_all(transport: Transport, ids: Sequence[UUID], timeout: float | None) -> list[Verdict]:
-    """Wait for the verdicts of all ``ids``, and return them in the order of ``ids``.
-
-    Raises:
-        WaitTimeout: a verdict did not come within ``timeout`` seconds.
-    """
+    """Wait for the verdicts of all ``ids``, and return them in order. Raise WaitTimeout after ``timeout`` seconds."""
     futures = [transport.watch(identity) for identity in ids]
     try:
         _, pending = wait(futures, timeout)

@@ -80,11 +80,7 @@ def load_accepted(request: Request, answer: Mapping[str, Any]) -> Accepted:
 
 
 def load_result(request: Request, result: Mapping[str, Any]) -> Accepted | InvalidRequest:
-    """Return the result of one request of several.
-
-    Raises:
-        KqueueError: an error that the request did not cause.
-    """
+    """Return the result of one request of several, or raise an error that the request did not cause."""
     if result["error"] is None:
         return load_accepted(request, result["evaluation"])
     error = load_error(result["error"])

@@ -31,11 +31,7 @@ def trusts_local_users(config: Config) -> bool:
 
 
 def check_access(config: Config) -> None:
-    """Check that requests from other machines need a token.
-
-    Raises:
-        ConfigError: the server trusts local users on an address that other machines reach.
-    """
+    """Raise ConfigError if the server trusts local users on an address that other machines reach."""
     if trusts_local_users(config) and not is_loopback(config.http_address):
         raise ConfigError(
             f"KQUEUE_HTTP_TOKENS: trust-local-users is for loopback, and other machines reach {config.http_address}: "
@@ -49,11 +45,7 @@ def has_http() -> bool:
 
 
 def require_http() -> None:
-    """Check that the server's packages are installed.
-
-    Raises:
-        ConfigError: a package is missing.
-    """
+    """Raise ConfigError if a package of the server is missing."""
     if not has_http():
         raise ConfigError(
             "serving HTTP needs FastAPI, Jinja2, prometheus-client, Pygments and uvicorn: `pip install 'kqueue[http]'`"

@@ -51,7 +51,7 @@ class AccessLog:
     def __init__(self, app: ASGIApp, *, tells: bool) -> None:
         """Wrap ``app``. Without ``tells``, requests get ids but no log lines."""
         self._app = app
-        self._tells = tells
+        self._writes_lines = tells
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -60,39 +60,39 @@ class AccessLog:
         request = Request(scope)
         given = request.headers.get(HEADER, "")
         identity = given if _GIVEN.fullmatch(given) else uuid4().hex
-        seen = _Seen(identity)
+        figures = _Figures(identity)
 
-        async def hear() -> Message:
+        async def receive_counted() -> Message:
             message = await receive()
-            seen.bytes_in += len(message.get("body", b""))
+            figures.bytes_in += len(message.get("body", b""))
             return message
 
-        async def say(message: Message) -> None:
+        async def send_counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                seen.status = message["status"]
+                figures.status = message["status"]
                 message["headers"] = [*message["headers"], (HEADER.lower().encode(), identity.encode())]
-            seen.bytes_out += len(message.get("body", b""))
+            figures.bytes_out += len(message.get("body", b""))
             await send(message)
 
-        mark = _about.set(seen.evaluations)
+        mark = _about.set(figures.evaluations)
         try:
             with bound_contextvars(request=identity):
                 try:
-                    await self._app(scope, hear, say)
+                    await self._app(scope, receive_counted, send_counted)
                 except Exception as error:
-                    if seen.status:
+                    if figures.status:
                         raise
                     # Answering here gives the id to the answer and to the error's log lines.
                     answer = await failures.unexpected(request, error)
-                    await answer(scope, hear, say)
+                    await answer(scope, receive_counted, send_counted)
                 finally:
-                    if self._tells:
-                        _tell(request, seen)
+                    if self._writes_lines:
+                        _write_line(request, figures)
         finally:
             _about.reset(mark)
 
 
-class _Seen:
+class _Figures:
     """Figures of one request, for its log line."""
 
     def __init__(self, identity: str) -> None:
@@ -104,19 +104,19 @@ class _Seen:
         self.evaluations: list[UUID] = []
 
 
-def _tell(request: Request, seen: _Seen) -> None:
+def _write_line(request: Request, figures: _Figures) -> None:
     route = _template(request)
     # Users of the page are identified by their sessions.
     caller: Caller | None = getattr(request.state, "caller", None) or getattr(request.state, "viewer", None)
     named = request.path_params.get("evaluation_id")
-    evaluations = list(dict.fromkeys(([str(named)] if named else []) + [str(one) for one in seen.evaluations]))
+    evaluations = list(dict.fromkeys(([str(named)] if named else []) + [str(one) for one in figures.evaluations]))
     fields: dict[str, Any] = {
         "method": request.method[:_METHOD_CHARACTERS],
         "route": route,
-        "status": seen.status,  # 0: the connection broke before the answer
-        "duration_ms": round((time.perf_counter() - seen.begun) * 1000, 3),
-        "bytes_in": seen.bytes_in,
-        "bytes_out": seen.bytes_out,
+        "status": figures.status,  # 0: the connection broke before the answer
+        "duration_ms": round((time.perf_counter() - figures.begun) * 1000, 3),
+        "bytes_in": figures.bytes_in,
+        "bytes_out": figures.bytes_out,
         "client": request.client.host if request.client else "unix",
         "caller": caller and caller.name,
         "token": caller and caller.token_id and str(caller.token_id),
@@ -125,7 +125,7 @@ def _tell(request: Request, seen: _Seen) -> None:
         fields["evaluation"] = evaluations[0]
     elif evaluations:
         fields |= {"evaluations": evaluations[:_NAMED], "evaluations_count": len(evaluations)}
-    quiet = route in _QUIET and 200 <= seen.status < 300
+    quiet = route in _QUIET and 200 <= figures.status < 300
     (_log.debug if quiet else _log.info)("request", **fields)
 
 

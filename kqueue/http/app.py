@@ -38,7 +38,7 @@ def create_app(
     """Return the application for a fleet. It connects to the services when it starts.
 
     Args:
-        config: the fleet's settings.
+        config: settings of the fleet.
         streams: maximum number of open streams of events per caller. Each queries the database every second.
         stream_s: maximum seconds of a stream. Its client must then reconnect with a token that is still valid.
         routers: additional routers, which precede the API's.

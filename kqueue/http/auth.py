@@ -27,13 +27,7 @@ _Declared = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
 
 
 def require(scope: Scope | str) -> Callable[..., Coroutine[Any, Any, Caller]]:
-    """Return a dependency that returns a caller with ``scope`` and refuses one without it.
-
-    ::
-
-        @router.get("/v1/fleet")
-        async def fleet(caller: Annotated[Caller, Depends(require("read"))]): ...
-    """
+    """Return a dependency of routes that returns a caller with ``scope`` and refuses one without it."""
     wanted = Scope(scope)
 
     async def check(request: Request, _: _Declared) -> Caller:

@@ -21,11 +21,7 @@ def make(moment: datetime, identity: UUID | str) -> str:
 
 
 def read(cursor: str, kind: Callable[[str], _T]) -> tuple[datetime, _T]:
-    """Return the moment and identity of a cursor's entry. ``kind`` parses the identity.
-
-    Raises:
-        InvalidRequest: the cursor is malformed.
-    """
+    """Return the moment and identity of a cursor's entry, or raise InvalidRequest. ``kind`` parses the identity."""
     try:
         moment, identity = json.loads(base64.b64decode(cursor, altchars="-_", validate=True))
         parsed = datetime.fromisoformat(moment)

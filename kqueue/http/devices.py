@@ -88,7 +88,6 @@ class View:
 
     Attributes:
         devices: its GPUs, by number.
-        workers: the live workers.
         backlog: by lane, the numbers of evaluations that are ``queued`` and ``running``.
         probes: the results of the judge's probes in the last day.
     """
@@ -115,11 +114,7 @@ class View:
         return sum(counts[state] for counts in self.backlog.values())
 
     def device(self, number: int) -> Device:
-        """Return the GPU with this number.
-
-        Raises:
-            HttpError: 400, the fleet has no GPU with this number.
-        """
+        """Return the GPU with this number, or raise an HttpError 400."""
         for device in self.devices:
             if device.id == number:
                 return device
@@ -128,11 +123,7 @@ class View:
         raise HttpError(400, f"this fleet has no device {number}: {advice}", code="unknown_device")
 
     def lane_towards(self, number: int) -> str:
-        """Return the lane of a GPU's model if the GPU serves, else ``auto``.
-
-        Raises:
-            HttpError: 400, the fleet has no GPU with this number.
-        """
+        """Return the lane of a GPU's model if it serves, else ``auto``. Raise an HttpError 400 for an unknown GPU."""
         device = self.device(number)
         return "auto" if device.error else f"gpu.{gpu_model(device.gpu.name)}"
 
@@ -219,11 +210,7 @@ class Fleet:
         return self._last
 
     async def renewed(self) -> View:
-        """Read and return a new view.
-
-        Raises:
-            ServiceError: the database cannot be used.
-        """
+        """Read and return a new view, or raise ServiceError if the database cannot be used."""
         self._last = await self._gateway.look(view, within_s=self._gateway.config.live_s)
         self._read_at = time.monotonic()
         return self._last

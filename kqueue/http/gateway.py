@@ -49,11 +49,8 @@ _T = TypeVar("_T")
 class Caller:
     """The caller of a request.
 
-    Attributes:
-        name: the token's name, or a description of a caller without a token.
-        scopes: the caller's rights.
-        token_id: the token's id, or None for a caller without a token.
-        priority: the highest priority that the caller can request.
+    ``name`` is the token's, or a description of a caller without a token. ``priority`` is the highest that the caller
+    can request.
     """
 
     name: str
@@ -89,8 +86,6 @@ class Gateway:
     """A fleet for the routes. The server calls :meth:`open` and :meth:`close` in its event loop.
 
     Attributes:
-        config: the fleet's settings.
-        client: the client that submits and cancels evaluations.
         stopping: set when the server stops. Waiting requests then answer at once.
         stream_s: maximum seconds of a stream of events.
     """
@@ -134,9 +129,7 @@ class Gateway:
     async def identify(self, find: Callable[[Engine, str], tokens.Known | None], secret: str) -> Caller | None:
         """Return the caller with this secret, or None. The look-up does not wait for other requests' long queries.
 
-        Args:
-            find: :func:`kqueue.store.tokens.find`, or :func:`kqueue.store.sessions.find`.
-            secret: the secret of the caller's token or session.
+        ``find`` is :func:`kqueue.store.tokens.find` or :func:`kqueue.store.sessions.find`.
         """
         token = await self._porters.run(find, secret)
         return None if token is None else Caller(token.name, token.scopes, token.id, token.priority)
@@ -154,11 +147,7 @@ class Gateway:
             raise DatabaseUnavailable(f"Postgres did not answer within {_LOOK_S} s: try again") from None
 
     def bound(self, number: int) -> None:
-        """Refuse a request with too many evaluations, before any of them is validated.
-
-        Raises:
-            HttpError: 413.
-        """
+        """Raise an HttpError 413 for too many evaluations in one request, before any of them is validated."""
         limit = self.config.http_max_batch
         if number > limit:
             raise HttpError(413, f"{number} evaluations in one request: at most {limit} (KQUEUE_HTTP_MAX_BATCH)")

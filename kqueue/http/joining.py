@@ -61,9 +61,7 @@ async def accept(
     reuse the verdict of any caller's equal evaluation.
 
     Args:
-        gateway: the fleet.
-        caller: the caller who submits.
-        request: the evaluation to submit.
+        gateway, caller, request: the fleet, the submitter and the evaluation.
         key: requests with the same key share one evaluation. Without a key, equal requests share one.
         stands_s: seconds for which the answer is returned again without a key, or None for no limit.
         finished_counts: False to make a new evaluation if the earlier one has its verdict.
@@ -102,11 +100,7 @@ def _conflict(key: str) -> HttpError:
 
 
 async def settle(gateway: Gateway, request: HttpRequest, evaluation_id: UUID) -> Verdict | JSONResponse:
-    """Wait for an evaluation and return its verdict, or an error answer if neither kernel nor problem is to blame.
-
-    Raises:
-        HttpError, ClientDisconnect: the errors of :meth:`Gateway.wait`.
-    """
+    """Wait for an evaluation and return its verdict, or an error answer if neither kernel nor problem is to blame."""
     verdict = await gateway.wait(request, evaluation_id, None)
     assert verdict is not None
     if verdict.blame not in (Blame.FLEET, Blame.NOBODY):

@@ -50,7 +50,7 @@ _FEW: Final = 500
 #: Number of lanes with a separate label. All further lanes share the label `other`.
 _LANES: Final = 32
 #: Prefix of the names of steps that have a device exclusively.
-_ALONE: Final = "alone_"
+_EXCLUSIVE: Final = "alone_"
 #: Gauges of GPUs: name, the fact that is its value, and help text.
 _FACTS: Final = (
     ("gpu_temperature_celsius", "temperature_c", "Temperature."),
@@ -88,7 +88,7 @@ class Metrics:
         self._retried = counter("failed_attempts", "Attempts that were followed by another one.", "category")
         self._recorded = counter("recorded", "Verdicts, by the part of the fleet that recorded them.", "by")
         self._builds = counter("builds", "Sources with extensions, by the process that compiled them.", "by")
-        self._alone = counter("device_alone_seconds", "Seconds of exclusive use of devices.", "lane")
+        self._exclusive = counter("device_alone_seconds", "Seconds of exclusive use of devices.", "lane")
         self._waited = histogram("wait_seconds", "Time from submission to the first attempt.", "lane", "priority")
         self._total = histogram("verdict_seconds", "Time from submission to the verdict.", "lane", "priority")
         self._steps = histogram("step_seconds", "Durations of an evaluation's steps.", "lane", "step")
@@ -99,11 +99,7 @@ class Metrics:
             self._recorded.labels(writer.value)
 
     async def text(self) -> bytes:
-        """Return all metrics in Prometheus' text format.
-
-        Raises:
-            DatabaseUnavailable: the database cannot be read.
-        """
+        """Return all metrics in Prometheus' text format, or raise DatabaseUnavailable."""
         async with self._turn:
             view = await self._fleet.get()
             # A million verdicts take minutes. A reader's thread keeps the event loop free for other requests.
@@ -153,8 +149,8 @@ class Metrics:
             self._builds.labels(one.built).inc()
         for step, seconds in one.durations_s.items():
             self._steps.labels(lane, step).observe(seconds)
-            if step.startswith(_ALONE):
-                self._alone.labels(lane).inc(seconds)
+            if step.startswith(_EXCLUSIVE):
+                self._exclusive.labels(lane).inc(seconds)
 
     def lane(self, name: str) -> str:
         """Return a lane's label, or ``other``. Producers choose lanes' names, so the number of labels needs a limit."""

@@ -53,7 +53,7 @@ def serve(config: Config, make: Callable[[Config], FastAPI], report: Callable[[s
     """Serve until SIGTERM, SIGINT or SIGHUP. Requests that wait then answer 503, and their clients try again.
 
     Args:
-        config: the fleet's settings.
+        config: settings of the fleet.
         make: creates the application.
         report: is called with a line for each address, and with the warning if there is one.
 
@@ -99,11 +99,7 @@ def _ignore(_signum: int, _frame: FrameType | None) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a TCP socket for :class:`Server`. Port 0 selects any free port.
-
-    Raises:
-        ConfigError: the server cannot listen on the address.
-    """
+    """Return a TCP socket for :class:`Server`, or raise ConfigError. Port 0 selects any free port."""
     try:
         [(family, kind, _, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         listening = socket.socket(family, kind)
@@ -250,7 +246,7 @@ class Server(uvicorn.Server):
         """Create a server.
 
         Args:
-            app: the application.
+            app: application to serve.
             receive_s: maximum seconds from a new connection, or the end of its last request, to the end of a request.
             room: maximum number of connections, or None for the limit on open files.
             peer_uid: returns the uid of a unix socket's peer.

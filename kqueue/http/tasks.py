@@ -97,16 +97,7 @@ class TaskRequest(Bounded):
         return value
 
     def as_request(self, lane: str, batch: str, highest: Priority) -> contract.Request:
-        """Return the request for this task.
-
-        Args:
-            lane: the lane that judges it.
-            batch: the batch that it belongs to.
-            highest: the highest priority that its caller can request.
-
-        Raises:
-            InvalidRequest: a field is wrong. The message names it.
-        """
+        """Return the request for this task, or raise InvalidRequest. ``highest`` is the caller's highest priority."""
         timed = self.measure_performance if self.run_performance is None else self.run_performance
         request = kernelbench.request_of(
             _aliased(self.reference_code, self.entry_point, _CLASS),

@@ -111,7 +111,7 @@ async def submit_batch(
     """Submit all evaluations or none, in one transaction."""
     gateway.bound(len(body.entries))
     keys = _Keys(caller, idempotency_key)
-    requests = [keys.put(entry, place) for place, entry in enumerate(body.entries)]
+    requests = [keys.put(entry, index) for index, entry in enumerate(body.entries)]
     with keys.as_given():
         tickets = await gateway.submit(caller, requests, allow_idle_lane=allow_idle_lane)
     return shapes.AcceptedBatch(evaluations=[shapes.Accepted.model_validate(ticket) for ticket in tickets])
@@ -130,9 +130,9 @@ async def submit_each(
     gateway.bound(len(body.entries))
     keys = _Keys(caller, idempotency_key)
     checked: list[contract.Request | InvalidRequest] = []
-    for place, entry in enumerate(body.entries):
+    for index, entry in enumerate(body.entries):
         try:
-            checked.append(keys.put(contract.parse_request(entry), place))
+            checked.append(keys.put(contract.parse_request(entry), index))
         except InvalidRequest as error:
             checked.append(error)
     results = await gateway.submit_each(caller, checked, allow_idle_lane=allow_idle_lane)
@@ -343,17 +343,15 @@ class _Keys:
         self._header = header
         self._given: dict[str, str] = {}
 
-    def put(self, request: contract.Request, place: int | None = None) -> contract.Request:
+    def put(self, request: contract.Request, index: int | None = None) -> contract.Request:
         """Return ``request`` with its stored key, made from its own key or the header's.
 
-        ``place`` is the request's index among several.
-
-        Raises:
-            InvalidRequest: header and field of a single request differ.
+        ``index`` is the request's index among several. A single request whose key differs from the header's raises
+        InvalidRequest.
         """
         key, header = request.idempotency_key, self._header
-        if header is not None and place is not None:
-            header = f"{header}/{place}"
+        if header is not None and index is not None:
+            header = f"{header}/{index}"
         elif header is not None and key not in (None, header):
             raise InvalidRequest("idempotency_key: the header Idempotency-Key has another key. Send one of the two")
         key = header if key is None else key

@@ -22,10 +22,6 @@ from kqueue.http import has_http
 
 
 def require_mcp() -> None:
-    """Check that the packages of the tools' server are installed.
-
-    Raises:
-        ConfigError: a package is missing.
-    """
+    """Raise ConfigError if a package of the tools' server is missing."""
     if not has_http() or any(importlib.util.find_spec(name) is None for name in ("mcp", "httpx")):
         raise ConfigError("serving tools to agents needs the MCP SDK: `pip install 'kqueue[mcp]'`")

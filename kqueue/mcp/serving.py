@@ -125,10 +125,8 @@ def serve_http(address: str, hosts: Sequence[str], report: Callable[[str], None]
 def create_app(door: Door, hosts: Sequence[str]) -> Starlette:
     """Return the application for streamable HTTP.
 
-    Args:
-        door: a relaying connection to the fleet.
-        hosts: accepted names in the header `Host`. Any other name could belong to a web page that was bound to this
-            address (DNS rebinding).
+    ``door`` must relay. ``hosts`` are the accepted names in the header `Host`, because any other name could belong to a
+    web page that was bound to this address (DNS rebinding).
     """
     named = [form for host in hosts for form in (host, f"{host}:*")]
     app = make_server(door).streamable_http_app(

@@ -12,11 +12,7 @@ from kqueue.mcp.door import Caller
 async def judged_once(caller: Caller, evaluation_id: UUID, why: str, priority: str) -> tuple[Request, Verdict]:
     """Return a request that judges an evaluation's kernel again, and the evaluation's verdict.
 
-    Args:
-        caller: the caller of the tool.
-        evaluation_id: the evaluation.
-        why: prefix of the new evaluations' batch, before the evaluation's id.
-        priority: priority of the new evaluations.
+    The request's batch is ``why`` and the evaluation's id.
 
     Raises:
         InvalidRequest: the evaluation has no verdict yet.

@@ -280,7 +280,7 @@ async def submit(
         else Submitted(evaluation_id=str(outcome.evaluation_id), error=None)
         for outcome in outcomes
     ]
-    lines = (f"{place}: {one.evaluation_id or f'REFUSED: {one.error}'}" for place, one in enumerate(submitted))
+    lines = (f"{index}: {one.evaluation_id or f'REFUSED: {one.error}'}" for index, one in enumerate(submitted))
     return _result("\n".join(lines), Submissions(submitted=submitted))
 
 
@@ -369,7 +369,7 @@ async def tune(
     results: list[Result] = []
     judged: list[Verdict] = []
     while (batch := await _in_turn(halving.next, results)) is not None:
-        keys = [f"tune/{name}/{place}" for place, _ in enumerate(batch, len(results))]
+        keys = [f"tune/{name}/{index}" for index, _ in enumerate(batch, len(results))]
         requests = await _in_turn(_due, first, space, batch, keys)
         accepted = await _submitted(caller, requests)
         for one in accepted:
@@ -673,7 +673,7 @@ def _tuned(
     configurations: list[Tried] = []
     for one in halving.standings(results, winner)[:_MOST_ROWS]:
         middle = judged[one.middle]
-        wrong = next((judged[place] for place in one.places if not judged[place].passed), middle)
+        wrong = next((judged[index] for index in one.places if not judged[index].passed), middle)
         configurations.append(
             Tried(
                 values=halving.space.shown(one.config),

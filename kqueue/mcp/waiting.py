@@ -29,13 +29,8 @@ async def verdicts(
     first pending evaluation waits. While the fleet cannot be reached the wait continues. If the agent cancels its call,
     the wait ends and the evaluations continue.
 
-    Args:
-        call: the tool call whose progress is reported.
-        caller: the caller of the tool.
-        ids: the evaluations.
-        timeout_s: timeout in seconds, from ``began`` on.
-        began: start of the timeout by :func:`time.monotonic`, now by default. It lets several waits share a timeout.
-        what: text before each message of progress.
+    The timeout begins at ``began`` (:func:`time.monotonic`), so that several waits can share it, or now. ``what`` is a
+    text before each message of progress.
 
     Raises:
         UnknownEvaluation: one of the ids belongs to no evaluation.

@@ -42,12 +42,7 @@ _ROUTERS: Final = (
 def create_app(config: Config, **limits: Any) -> FastAPI:
     """Return the application for a fleet, with its pages.
 
-    Args:
-        config: the fleet's settings.
-        limits: the limits of :func:`kqueue.http.app.create_app`.
-
-    Raises:
-        ConfigError: no database is set, or other machines could send requests without a token.
+    ``limits`` are passed to :func:`kqueue.http.app.create_app`, which documents them and the errors.
     """
     made = app.create_app(config, routers=_ROUTERS, open_forms={session.LOGIN}, **limits)
     made.state.glances = now.Glances()

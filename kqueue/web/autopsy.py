@@ -78,11 +78,7 @@ class Autopsies:
         return self._known.get(evaluation_id)
 
     def begin(self, gateway: Gateway, actor: Caller, evaluation_id: UUID, autopsy: Autopsy) -> None:
-        """Begin an autopsy, unless the evaluation already has a running one.
-
-        Raises:
-            HttpError: 429, the maximum number of autopsies run.
-        """
+        """Begin an autopsy, unless the evaluation already has a running one. Raise an HttpError 429 at the limit."""
         earlier = self.find(evaluation_id)
         if earlier is not None and not earlier.is_over:
             return

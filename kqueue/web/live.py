@@ -31,13 +31,8 @@ def live(request: Request, viewer: Caller, render: Callable[[], Awaitable[str | 
 
     It ends with the event ``over`` after the last change, and without an event when the viewer's session ends.
 
-    Args:
-        request: the request for the stream.
-        viewer: the caller of the page.
-        render: renders the part's HTML, or returns None after the last change.
-
-    Raises:
-        HttpError: 429 if the viewer has too many streams open.
+    ``render`` returns the part's HTML, or None after the last change. A viewer with too many open streams gets an
+    HttpError 429.
     """
     gateway: Gateway = request.app.state.gateway
     events = gateway.follow(viewer, _events(request, gateway, render))

@@ -136,11 +136,7 @@ class Glances:
         self._last: Glance | KqueueError | None = None
 
     async def get(self, gateway: Gateway) -> Glance:
-        """Return a reading that is at most two seconds old.
-
-        Raises:
-            DatabaseUnavailable: the database cannot be read.
-        """
+        """Return a reading that is at most two seconds old, or raise DatabaseUnavailable."""
         async with self._turn:
             if self._last is None or time.monotonic() - self._read_at > _FRESH_S:
                 try:

@@ -30,15 +30,7 @@ class Writer:
     """
 
     def __init__(self, kind: type[Any], columns: Sequence[str]) -> None:
-        """Begin a file.
-
-        Args:
-            kind: dataclass of the records.
-            columns: names of the fields to write, in order.
-
-        Raises:
-            ConfigError: pyarrow is not installed.
-        """
+        """Begin a file with these fields of the dataclass ``kind``. Raise ConfigError without pyarrow."""
         try:
             import pyarrow
             from pyarrow import parquet

@@ -38,11 +38,7 @@ class Drawn:
         self._kept: OrderedDict[bytes, bytes] = OrderedDict()
 
     def picture(self, chart: Chart, theme: Theme) -> bytes:
-        """Return a chart as SVG.
-
-        Raises:
-            ConfigError: matplotlib is not installed.
-        """
+        """Return a chart as SVG, or raise ConfigError without matplotlib."""
         # Charts with the same repr are equal, because a chart contains only texts, numbers, times and ids.
         key = sha256(repr((theme, chart)).encode("utf-8", "surrogatepass")).digest()
         content = self._kept.pop(key, None)

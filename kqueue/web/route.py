@@ -98,12 +98,7 @@ async def who(request: Request) -> Caller | None:
 
 
 async def viewer(request: Request) -> Caller:
-    """Return the caller of a page if their scopes permit reading.
-
-    Raises:
-        LoginNeeded: the request has no valid session.
-        HttpError, DatabaseUnavailable: the errors of :func:`who`.
-    """
+    """Return the caller of a page with the scope to read, or raise LoginNeeded or an error of :func:`who`."""
     caller = await who(request)
     if caller is None or not caller.may(Scope.READ):
         raise LoginNeeded
@@ -111,12 +106,10 @@ async def viewer(request: Request) -> Caller:
 
 
 async def actor(request: Request) -> Caller:
-    """Return the caller of a page's form if their scopes permit submitting and cancelling.
+    """Return the caller of a page's form with the scope to submit.
 
-    Raises:
-        LoginNeeded: the request has no valid session.
-        HttpError: 403 for a form of another site or a token without the scope, or an error of :func:`who`.
-        DatabaseUnavailable: the session cannot be looked up.
+    A form of another site and a session without the scope raise an HttpError 403. Other errors are the ones of
+    :func:`viewer`.
     """
     refuse_foreign_forms(request)
     caller = await viewer(request)
@@ -131,11 +124,7 @@ Actor = Annotated[Caller, Depends(actor)]
 
 
 def refuse_foreign_forms(request: Request) -> None:
-    """Check that a form was sent from a page of this server.
-
-    Raises:
-        HttpError: 403, it was not, or the browser sends no origin.
-    """
+    """Raise an HttpError 403 unless the browser says that a form was sent from a page of this server."""
     site = request.headers.get("sec-fetch-site")
     if site is not None:
         own = site == "same-origin"

@@ -53,9 +53,7 @@ class Shown:
     """A run with the data of its page.
 
     Attributes:
-        run: the run.
         metric: the score by which kernels are compared.
-        steps: its steps.
         tree: its proposals, each after its parent.
         best: the best proposal, or None if no proposal has a score.
         passed: the number of proposals that passed.
