@@ -79,8 +79,8 @@ _UNSET: Final = {
 #: Upper and lower bound in characters on the limit of one message, for a process whose total output is limited.
 _LONGEST: Final = 128 << 10
 _SHORTEST: Final = 4 << 10
-#: One message gets at most this fraction (1/n) of the remaining output. After this fraction of the total, warnings are
-#: dropped.
+#: Divisor of limits: one message gets at most a fourth of the remaining output, and warnings are dropped after a fourth
+#: of the total.
 _SHARE: Final = 4
 #: Characters kept of each text of a message that is too long, at first and at least. Of output the end is kept, of
 #: other texts the beginning.

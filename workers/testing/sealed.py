@@ -1,6 +1,6 @@
-"""What runs on a host of a fleet: :mod:`~workers.testing.child`, with the sender's folders put in the place of its own.
+"""The program of tests on a fleet's host: :mod:`~workers.testing.child`, with the sender's paths translated.
 
-:mod:`workers.judge.candidate.tester` starts it in the sealed process, where the repository's files lie in a folder.
+:mod:`workers.judge.candidate.tester` starts it in the sealed process, which has the repository's files in a folder.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from workers.judge.host import linux
 from workers.testing import child
 from workers.testing.groups import Order
 
-#: The names of what an order holds beside the fields of :class:`Order`: the repository's folder there, the folder in
-#: it that pytest was started in, and variables of the environment.
+#: Keys of an order in addition to the fields of :class:`Order`: the repository's folder on the sender's host, the
+#: relative folder in which pytest was started, and environment variables.
 ROOT, STARTED_IN, ENVIRONMENT = "root", "started_in", "environment"
 
 
@@ -25,29 +25,28 @@ def main(file: str, repository: str, said: str) -> int:
     """Run the tests of an order, and return pytest's exit status.
 
     Args:
-        file: the order's.
+        file: the order's file.
         repository: the folder of the repository's files.
-        said: the number of the socket on which is said what happens.
+        said: the descriptor of the socket for messages.
     """
     linux.set_name("kq-tests")
-    asked = json.loads(Path(file).read_text(encoding="utf-8"))
-    root = asked.pop(ROOT)
-    asked = moved(asked, root, repository)
-    os.environ.update(asked.pop(ENVIRONMENT))
-    # Git keeps no empty folder.
-    started_in = Path(repository, asked.pop(STARTED_IN))
+    order = json.loads(Path(file).read_text(encoding="utf-8"))
+    root = order.pop(ROOT)
+    order = moved(order, root, repository)
+    os.environ.update(order.pop(ENVIRONMENT))
+    # The folder is missing if it has no files, because Git stores no empty folders.
+    started_in = Path(repository, order.pop(STARTED_IN))
     started_in.mkdir(parents=True, exist_ok=True)
     os.chdir(started_in)
-    asked["searched"] = [path for path in asked["searched"] if Path(path).is_dir()] + sys.path
-    asked["paths"] = (repository, root)
-    return child.main(Order(**asked, basetemp=str(Path(file).with_name("pytest")), locks=[]), int(said))
+    order["searched"] = [path for path in order["searched"] if Path(path).is_dir()] + sys.path
+    order["paths"] = (repository, root)
+    return child.main(Order(**order, basetemp=str(Path(file).with_name("pytest")), locks=[]), int(said))
 
 
 def moved(value: Any, there: str, here: str) -> Any:
-    """Return a value with a folder in the place of another, wherever a text names it or what lies in it.
+    """Return a value with the folder ``there`` replaced by ``here`` in all texts, also within options and test names.
 
-    It may stand within an option or a test's name. A path of other folders may hold the same words: ``/app`` is not
-    meant by ``backend/app``.
+    A longer path with the same components does not match: ``/app`` is not replaced in ``backend/app``.
     """
     match value:
         case str():
