@@ -11,11 +11,11 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-#: Name, what it answers, and how.
+#: Views by name, with their comments and queries.
 VIEWS = [
     (
         "evaluation_overview",
-        "One wide row for each evaluation: what was asked, where it stands, what came of it, on what it ran.",
+        "One wide row for each evaluation: its request, state, outcome and environment.",
         """
         SELECT
             e.id, e.batch, e.problem_label, e.problem_hash, e.kernel_label, e.kernel_hash, k.backend, e.lane,
@@ -102,7 +102,7 @@ VIEWS = [
 
 
 def upgrade() -> None:
-    """Make everything."""
+    """Create all tables and views."""
     op.create_table(
         "environments",
         sa.Column("hash", sa.Text(), nullable=False),
@@ -280,7 +280,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Leave nothing."""
+    """Drop all tables and views."""
     for name, _, _ in reversed(VIEWS):
         op.execute(f"DROP VIEW {name}")
     for table in (

@@ -13,7 +13,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add what says where evaluations may run, and who may ask over HTTP."""
+    """Add GPUs, pauses of workers, handed-back attempts, and tokens for HTTP."""
     op.create_table(
         "gpus",
         sa.Column("uuid", sa.Text(), nullable=False),
@@ -53,7 +53,7 @@ def upgrade() -> None:
     op.create_index(
         "ix_evaluations_token_open", "evaluations", ["token_id"], postgresql_where=sa.text("state <> 'done'")
     )
-    # What a sweeper asks every second, however long the queue is, and what removing old evaluations needs.
+    # For the sweeper's queries every second, which must not slow down with the queue, and for removing old evaluations.
     op.create_index(
         "ix_evaluations_unpublished",
         "evaluations",
@@ -73,7 +73,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Take it away again; which GPUs were drained, and all tokens, are forgotten."""
+    """Remove them. Drained GPUs and all tokens are lost."""
     for name in ("ix_verdicts_attempt_id", "ix_verdicts_whole"):
         op.drop_index(name, table_name="verdicts")
     for name in ("ix_evaluations_expires_at", "ix_evaluations_unpublished"):

@@ -13,7 +13,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make the three tables."""
+    """Create the three tables."""
     op.create_table(
         "search_runs",
         sa.Column("id", sa.Uuid(), nullable=False),
@@ -78,7 +78,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Remove them. The evaluations that searches asked for stay."""
+    """Drop the tables. The evaluations that searches submitted stay."""
     op.drop_table("search_proposals")
     op.drop_table("search_steps")
     op.drop_table("search_runs")

@@ -487,7 +487,7 @@ class Controller:
         run.held.clear()
 
     def _tell(self, run: _Run, event: Callable[[], object], *, begins: bool = False) -> None:
-        """Queue a hook call. Make it at once unless another group has its turn, so that modules' output is not mixed."""
+        """Queue a hook call. Make it at once unless another group has its turn: modules' output must not mix."""
         run.events.append((begins, event))
         if self._speaker is None and not self._sanitizes:
             self._speaker = run
