@@ -14,7 +14,7 @@ down_revision = "0002"
 branch_labels = None
 depends_on = None
 
-#: It runs with its owner's rights, so no name in it can resolve to an object of its caller.
+#: It runs with its owner's rights, so its names must not resolve to objects of its caller.
 CANCEL = """
 CREATE FUNCTION {schema}.kqueue_cancel(which uuid) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

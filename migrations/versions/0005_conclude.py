@@ -17,7 +17,7 @@ down_revision = "0004"
 branch_labels = None
 depends_on = None
 
-#: Both run with their owner's rights, so no name in them can resolve to an object of a caller.
+#: Both run with their owner's rights, so their names must not resolve to objects of a caller.
 CONCLUDE = """
 CREATE FUNCTION {schema}.kqueue_conclude(verdict jsonb) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

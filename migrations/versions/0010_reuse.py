@@ -21,7 +21,7 @@ depends_on = None
 _CONTENT: Final = (
     "encode(sha256(convert_to(e.problem_hash || ' ' || e.kernel_hash || ' ' || e.settings::text, 'UTF8')), 'hex')"
 )
-#: Both run with their owner's rights, so no name in them can resolve to an object of a caller.
+#: Both run with their owner's rights, so their names must not resolve to objects of a caller.
 CONCLUDE: Final = """
 CREATE OR REPLACE FUNCTION {schema}.kqueue_conclude(verdict jsonb) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

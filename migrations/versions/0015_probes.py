@@ -18,7 +18,7 @@ down_revision = "0014"
 branch_labels = None
 depends_on = None
 
-#: It runs with its owner's rights, so no name in it can resolve to an object of its caller. It hashes the sources
+#: It runs with its owner's rights, so its names must not resolve to objects of its caller. It hashes the sources
 #: itself. A kernel's hash covers its backend, a zero byte and its source.
 PROBE: Final = """
 CREATE FUNCTION {schema}.kqueue_probe(probe jsonb) RETURNS void

@@ -28,7 +28,7 @@ _SUMMARISES: Final = """INSERT INTO {schema}.verdicts VALUES (given.*) ON CONFLI
         FROM {schema}.evaluations AS e WHERE e.id = given.evaluation_id AND NOT e.probe;
     END IF;"""
 #: Updates the summary of a verdict that an operator changes by hand. Retention does not change these columns. It runs
-#: with its owner's rights, so no name in it can resolve to an object of its caller.
+#: with its owner's rights, so its names must not resolve to objects of its caller.
 CORRECT: Final = """
 CREATE FUNCTION {schema}.kqueue_correct() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
