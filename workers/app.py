@@ -54,7 +54,7 @@ _RETRY_S: Final = 0.5
 _MOST_STATIC: Final = 500
 #: Seconds between checks of the supervisor's orders, the fork server and the judge.
 _CHECK_S: Final = 0.2
-#: Seconds between checks for children that do not die. They cost more, and such a child counts only after seconds.
+#: Seconds between checks for children that do not die. These cost more, and a child counts as stuck only after seconds.
 _CHECK_CHILDREN_S: Final = 1.0
 
 
@@ -179,7 +179,7 @@ def _claim(worker: _Worker, evaluation_id: UUID) -> Claim | None:
                 worker.engine, evaluation_id, worker_id=worker.slot.worker_id, lease_s=worker.config.lease_s
             )
             if claim is None and failed:
-                # The claim can have succeeded although its connection broke before the answer. Then this worker has it.
+                # The claim can have succeeded although its connection broke. Then this worker holds the evaluation.
                 evaluations.lose_worker(
                     worker.engine,
                     worker.slot.worker_id,
@@ -311,7 +311,7 @@ def _database(config: Config, slot: Slot) -> Engine:
 
 @_vital(signals.worker_process_init)
 def _prepare_child(**_: Any) -> None:
-    """Connect in a child before its first task, and touch the task's memory, which is then copied in advance."""
+    """Connect in a child before its first task. This also copies the shared memory pages that a task writes to."""
     worker = _require()
     with suppress(DatabaseUnavailable, SchemaMismatch):
         evaluations.warm_up(worker.engine, worker_id=worker.slot.worker_id)
@@ -337,7 +337,7 @@ def _report_ready(sender: Any, **_: Any) -> None:
 
 
 class _Watchdog:
-    """Checks of the worker's event loop on the supervisor's orders, the fork server, the judge and the children."""
+    """Periodic checks of the supervisor's orders, the fork server, the judge and the children, in the event loop."""
 
     def __init__(self, worker: _Worker, consumer: Any, supervisor: socket.socket) -> None:
         self._worker = worker

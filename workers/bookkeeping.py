@@ -27,11 +27,11 @@ from workers.slot import Slot
 _log: Any = structlog.get_logger(__name__)
 
 _SWEEP_EVERY_S: Final = 1.0
-#: Interval of sweeps while every evaluation has its verdict.
+#: Seconds between sweeps while every evaluation has its verdict.
 _SWEEP_IDLE_S: Final = 3.0
-#: Delay of the next sweep after a service was away.
+#: Seconds before the next sweep after an outage of a service.
 _SWEEP_AGAIN_S: Final = 3.0
-#: Shortest time in seconds from one filling of Redis to the next. Meanwhile workers have the messages of their windows.
+#: Least seconds between two fillings of Redis. Meanwhile workers take the messages that are already there.
 _FILL_EVERY_S: Final = 0.05
 #: Seconds for which a supervisor does not fill Redis after it found another one doing so. One supervisor that reacts
 #: to every submission and every verdict is enough.
@@ -133,7 +133,7 @@ class Bookkeeping:
         self._fill_after = 0.0
 
     def check_services(self) -> None:
-        """Check Postgres, its schema and Redis, and wait some seconds for them, as during a migration of the schema.
+        """Check Postgres, its schema and Redis. Retry for some seconds, because the schema can be migrating.
 
         Raises:
             DatabaseUnavailable, BrokerUnavailable: one of them does not answer.
@@ -168,7 +168,7 @@ class Bookkeeping:
         except (DatabaseUnavailable, SchemaMismatch) as error:
             # Another version's schema counts as an outage: the database is being upgraded or downgraded.
             if not self._away:
-                _log.error("Postgres is away: its users wait", reason=str(error))
+                _log.error("Postgres is away: work that needs it waits", reason=str(error))
             self._away = True
             return False
         if self._away:
@@ -215,7 +215,10 @@ class Bookkeeping:
         return idle
 
     def held(self) -> str | None:
-        """Return why probes' verdicts pause this host's CPU slots, or None. If Postgres is away, the last answer."""
+        """Return the reason why wrongly judged probes pause this host's CPU slots, or None.
+
+        If Postgres is away, return the last answer.
+        """
 
         def look() -> None:
             self._held = probes.held(self.engine, self._host)

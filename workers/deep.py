@@ -193,7 +193,7 @@ class _Case:
 def _cases(tools: Collection[str], *, on_gpu: bool) -> list[_Case]:
     passed = Category.PASSED
     cases = [
-        _Case("torch", _PROBLEM, _RIGHT, Backend.TORCH, passed, "a right kernel passed", timed=True),
+        _Case("torch", _PROBLEM, _RIGHT, Backend.TORCH, passed, "a correct kernel passed", timed=True),
         _Case("wrong kernel", _PROBLEM, _WRONG, Backend.TORCH, Category.WRONG_VALUES, "was detected"),
         _Case("endless kernel", _PROBLEM, _ENDLESS, Backend.TORCH, Category.TIMEOUT, "was ended at its deadline",
                deadlines=(("check_s", 2.0),)),
@@ -247,7 +247,7 @@ def _on(device: Device | None, config: Config, tools: Collection[str]) -> Iterat
 def _judged(case: _Case, judge: LocalJudge, location: str) -> Check:
     name = f"{location}: {case.name}"
     if case.lacks:
-        return Check("judge", name, State.INFO, f"not tried: {case.lacks}")
+        return Check("judge", name, State.INFO, f"skipped: {case.lacks}")
     begun = time.monotonic()
     outcome = judge(problem=case.problem, kernel=case.kernel, backend=case.backend, settings=case.settings)
     took = f"in {time.monotonic() - begun:.1f} s"

@@ -126,7 +126,7 @@ class Recorder:
         """
         record = self._status_page.find(evaluation_id)
         if record is None:
-            # Usually no attempt is open. One is if the child died between its claim and its first record on the page.
+            # Usually no attempt is open, except after a death between the claim and the first record on the page.
             self._record(
                 lambda: evaluations.lose_worker(
                     self._engine,
@@ -196,7 +196,7 @@ class Recorder:
 class Request(request.Request):
     """Celery's view of one delivery, in the worker's parent.
 
-    It corrects three faults of stock Celery 5.7. That reports a hard limit twice, shows Flower a killed child's failure
+    This class corrects three faults: stock Celery 5.7 reports a hard limit twice, shows Flower a killed child's failure
     as ``ExceptionWithTraceback()``, and waits at a cold stop for a task that no child has accepted yet.
     """
 
@@ -248,7 +248,7 @@ class Request(request.Request):
 
 
 def _impatient(engine: Engine) -> Engine:
-    """Make an engine give up soon, because the event loop waits for it."""
+    """Set short timeouts on an engine, because the event loop waits for it."""
 
     def configure(_dialect: Any, _record: Any, _args: Any, options: dict[str, Any]) -> None:
         limit_ms = _PATIENCE_S * 1000

@@ -36,7 +36,7 @@ _NEEDED: Final = frozenset({"chown", "kill", "setgid", "setuid"})
 _GIB: Final = 1 << 30
 #: Programs that examine a running kernel, with the commands that use them.
 _EXAMINERS: Final = {"compute-sanitizer": "`kqueue sanitize`", "ncu": "`kqueue profile`"}
-#: Deadline for trying the seal, which imports torch and initialises the GPU's driver.
+#: Deadline in seconds of the seal's test, which imports torch and initialises the GPU's driver.
 _SEAL_S: Final = 90.0
 
 
@@ -160,7 +160,7 @@ def _sick(seen: dict[str, Any]) -> str:
 
 
 def _optional(nvml: Any, ask: Callable[[], Any], unknown: Any) -> Any:
-    """Return the driver's answer, or ``unknown`` if it does not support or permit the question."""
+    """Return the driver's answer, or ``unknown`` if it does not support or permit the query."""
     try:
         return ask()
     except nvml.NVMLError:

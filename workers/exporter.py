@@ -34,8 +34,7 @@ _PROGRAM: Final = "workers.traces"
 _PACKAGE: Final = "opentelemetry-exporter-otlp-proto-http"
 #: Seconds before a process that ended is started again.
 _AGAIN_S: Final = 10.0
-#: Seconds in which the process can export the last evaluations when the fleet ends. A process that has just started
-#: gets the second number, counted from its start.
+#: Seconds for the last exports when the fleet ends. A process gets at least ``_FIRST_S`` seconds from its start.
 _LAST_S: Final = 5.0
 _FIRST_S: Final = 20.0
 
@@ -50,7 +49,7 @@ def is_wanted(environment: Mapping[str, str]) -> bool:
 
 
 class Exporter:
-    """The process, if traces are wanted. :meth:`step` keeps it running, :meth:`stop` ends it."""
+    """The owner of the process, if traces are enabled. :meth:`step` keeps it running, :meth:`stop` ends it."""
 
     def __init__(self, config: Config) -> None:
         """Read the environment without starting anything."""

@@ -118,7 +118,7 @@ class Supervisor:
         self._scratch = Scratch(config.scratch)
         self._exporter = Exporter(config)
         self._look_at = 0.0
-        #: Reason why CPU slots must take no evaluations, which is wrongly judged probes. None if there is none.
+        #: Reason for a pause of the CPU slots because of wrongly judged probes, or None.
         self._held: str | None = None
         #: Devices that other fleets hold while workers wait, with the monotonic time and the last logged holder.
         self._waits: dict[str, tuple[float, str]] = {}
@@ -257,7 +257,7 @@ class Supervisor:
         self._written = wanted
 
     def _look_at_locks(self, now: float) -> None:
-        """Record which other fleet or local judge of this user holds a device that workers wait for, in their rows."""
+        """Write to workers' rows which other fleet or local judge of this user holds the device they wait for."""
         kept: dict[UUID, str] = {}
         for device, lock in {worker.slot.device: worker.slot.lock for worker in self._workers}.items():
             holder = holders.stranger(lock)
@@ -334,7 +334,7 @@ class Supervisor:
                 _log.error("a slot is stuck", slot=worker.slot.name, reason=reason)
 
     def _end_workers(self) -> None:
-        """Order all workers to finish. For a quick stop, kill the workers that judge, and soon the idle ones."""
+        """Order all workers to finish. For a quick stop, kill those that judge, and later the idle ones."""
         if not self._stop.sent:
             for worker in self._workers:
                 worker.finish()

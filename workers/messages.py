@@ -34,7 +34,7 @@ from kqueue.limits import hard_limit_s
 
 _log: Any = structlog.get_logger(__name__)
 
-#: Most characters of a message. A task's message has about 1500. An order that revokes many evaluations is the longest.
+#: Limit on a message in characters. A task's message has about 1500. An order that revokes many evaluations is longer.
 _MESSAGE_CHARACTERS: Final = 128 << 10
 #: Bounds of the hard limit in seconds. A shorter limit could abort an honest evaluation. The longest is above every
 #: limit that a request can ask for.
@@ -50,7 +50,7 @@ _ORDERS: Final[Mapping[str, frozenset[str]]] = {
     "revoke": frozenset({"task_id", "terminate", "signal"}),
     # Flower sends it every few seconds, though events are already on.
     "enable_events": frozenset(),
-    # Sent once by anyone who starts listening to events.
+    # Each program that begins to receive events sends it once.
     "heartbeat": frozenset(),
     "ping": frozenset(),
     "stats": frozenset(),

@@ -172,7 +172,7 @@ class Monitor:
                 self._begin(uuid, in_database)
 
     def pauses(self, uuid: str) -> str | None:
-        """Return the reason why a GPU's workers must take no evaluations, or None, as always for CPU slots."""
+        """Return the reason why a GPU's workers must take no evaluations, or None. CPU slots never pause here."""
         if uuid not in self._devices:
             return None
         if uuid not in self._states:
@@ -180,7 +180,7 @@ class Monitor:
         return self._states[uuid].paused
 
     def resets(self) -> set[str]:
-        """Return the GPUs that an operator wants to reset. The caller ends their workers, before which no test runs."""
+        """Return the GPUs that an operator wants to reset. The caller ends their workers, and tests wait for that."""
         return {uuid for uuid, state in self._states.items() if state.reset_due}
 
     def ended(self, uuid: str, in_database: Callable[[Callable[[], object]], bool]) -> None:

@@ -57,16 +57,16 @@ from workers.judge.host.status_page import TASK_PROCESSES, StatusPage
 
 _log: Any = get_logger(__name__)
 
-#: Seconds between a finished child's polls for the reading of its answer, and the number of polls.
+#: Seconds between polls of a finished child that waits until its answer was read, and the number of polls.
 _ANSWER_READ_POLL_S: Final = 0.005
 _ANSWER_READ_POLLS: Final = 6000
 _UPKEEP_S: Final = 0.25
-#: Seconds from the end of a child that was used up to its replacement's fork.
+#: Seconds from the end of a used-up child to the fork of its replacement.
 _REPLACE_AFTER_S: Final = 0.03
 #: Children beyond those that have tasks.
 _SPARE: Final = TASK_PROCESSES - 1
-#: Seconds after which the slot of a killed process that has not died counts as stuck. Releasing a GPU takes a moment,
-#: but a process that hangs in the kernel or a driver never dies.
+#: Seconds after which a killed process that has not died makes its slot stuck. Releasing a GPU takes a moment, but a
+#: process that hangs in the kernel or a driver never dies.
 STUCK_S: Final = 5.0
 
 
@@ -90,7 +90,7 @@ def kill_group(pid: int) -> None:
 
 
 class _Child(asynpool.Worker):
-    """A child that leads a process group, so that the whole group can be killed at once, and ends when it is used up.
+    """A child that leads a process group, so that the whole group can be killed at once. It ends when it is used up.
 
     Attributes:
         status_page: the page that records whether the child is used up. If None, any task uses it up.
@@ -222,7 +222,7 @@ class TaskPool(prefork.TaskPool):
         return any(now - since > STUCK_S for since in self._doomed.values())
 
     def abort(self, evaluation_id: UUID) -> None:
-        """End the running task of an evaluation like at its hard limit."""
+        """End the running task of an evaluation in the same way as its hard limit."""
         pool: Any = self._pool
         jobs = [job for job in pool._cache.values() if job.correlation_id == str(evaluation_id) and job._time_accepted]
         for job in jobs:

@@ -196,7 +196,7 @@ class Traces:
 
 
 def _above(course: Course) -> Context:
-    """Return the context of the producer's span. Without one it is empty, and the evaluation begins a trace."""
+    """Return the context of the producer's span. It is empty without one, so that the evaluation begins a trace."""
     parent = Parent.read(course.traceparent)
     if parent is None:
         return Context()

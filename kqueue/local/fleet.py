@@ -442,7 +442,7 @@ class _Web:
             report(f"{self.name} uses port {self._port} because {taken} is in use. Choose another with {self._fix}")
 
     def environment(self) -> dict[str, str]:
-        """Return its environment variables in addition to the fleet's settings. Arguments would be public."""
+        """Return its environment variables in addition to the settings. All users could read command-line arguments."""
         raise NotImplementedError
 
     def start(self) -> None:
@@ -516,7 +516,7 @@ class _Http(_Web):
 
 @dataclass
 class _Supervised:
-    """A part with its restarts."""
+    """The start and the restarts of a part."""
 
     name: str
     part: _Part

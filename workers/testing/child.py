@@ -150,7 +150,7 @@ class _Child:
 
     @contextlib.contextmanager
     def _showing_stacks(self) -> Generator[None]:
-        """Print stacks if the block takes too long. The process that ends this one cannot do it."""
+        """Print stacks if the block takes too long, because the process that ends this one cannot print them."""
         if self._order.stacks_s is None:
             yield
             return

@@ -32,7 +32,7 @@ _RETURN: Final = re.compile(r"\r\n?")
 
 
 def is_number(value: object) -> TypeGuard[int]:
-    """Return whether a value is an integer in the range of statuses and line numbers. JSON's true is not."""
+    """Return whether a value is an integer in the range of statuses and line numbers. JSON's true is not one."""
     return type(value) is int and abs(value) < _MOST
 
 

@@ -114,7 +114,7 @@ class Host(Protocol):
         ...
 
     def close(self) -> None:
-        """Release all resources, including processes that still run."""
+        """Release all resources, including groups that still run."""
         ...
 
 
@@ -367,7 +367,7 @@ class Controller:
         pytest.exit(reason, status)
 
     def _concluded(self, run: _Run, job: Running) -> bool | None:
-        """Conclude a process. Return None if its group is over, else whether the next one runs under a sanitizer."""
+        """Handle the end of a process. Return None if its group is over, else whether its next one is sanitized."""
         if job.sanitized:
             self._add_findings(run, job)
             self._finish(run)

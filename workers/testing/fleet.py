@@ -192,7 +192,7 @@ class Fleet:
 class Evaluation:
     """The :class:`~workers.testing.controller.Running` of a group's tests on a fleet.
 
-    All messages come with the verdict, so the messages of attempts that the fleet failed are never seen.
+    All messages come with the verdict, so the messages of attempts that failed because of the fleet are lost.
 
     Attributes:
         ticket: the evaluation's ticket.

@@ -1,4 +1,4 @@
-"""This host: slots for tests on its GPUs in turn, and the locks that a local fleet takes to time on them."""
+"""Slots for tests on this host's GPUs, with the GPUs' locks, which a local fleet holds while it times kernels."""
 
 from __future__ import annotations
 
