@@ -338,7 +338,7 @@ def test_the_attacks_work_where_nothing_is_sealed(cast: Cast) -> None:
 @pytest.mark.parametrize("role", ["judge", "fork server", *SEALED])
 def test_a_role_holds_what_the_table_says(cast: Cast, role: str) -> None:
     """Its whole memory, and its environment in it, is searched; a judge's in tests/security/test_memory.py."""
-    cells = {what: cell for what, cell in table("what it holds")[role].items() if what in MARKS}
+    cells = {what: cell for what, cell in table("process")[role].items() if what in MARKS}
     if role == "judge":
         assert cells == {what: "no" if what == "credentials" else "yes" for what in MARKS}
         return
@@ -350,7 +350,7 @@ def test_a_role_holds_what_the_table_says(cast: Cast, role: str) -> None:
 
 def test_the_tables_name_every_role() -> None:
     """No role and no way is left out of the document."""
-    reach, holds = table("can it reach"), table("what it holds")
+    reach, holds = table("can it reach"), table("process")
     assert set(reach) == set(SEALED)
     assert all(set(row) == {*TRUSTED, *SEALED} for row in reach.values())
     assert set(holds) >= {*TRUSTED, *SEALED}
