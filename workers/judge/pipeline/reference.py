@@ -260,11 +260,7 @@ class Reference:
         self._order(Order.LOAD, what="importing the problem", payload=job)
 
     def construct(self) -> None:
-        """Construct the model on the device, under the same seed as the candidate.
-
-        Raises:
-            EvaluationEnded: see :meth:`load`.
-        """
+        """Construct the model on the device, under the same seed as the candidate."""
         assert self._scalar_page is not None, "a reference is constructed once"
         try:
             self._order(Order.INITIAL, what="get_init_inputs()", fds=(self._scalar_page,))
@@ -281,11 +277,7 @@ class Reference:
             self._has_wide = True
 
     def taken(self) -> Taken:
-        """Return the memory that the problem takes.
-
-        Raises:
-            EvaluationEnded: see :meth:`load`.
-        """
+        """Return the memory that the problem takes."""
         self._order(Order.TAKEN, what="the problem")
         reported = self._read("the problem", dict)
         sizes = [reported.get(name) for name in ("weights", "peak", "drawn")]
@@ -332,11 +324,7 @@ class Reference:
                     raise
 
     def answer_first(self, first: Case) -> None:
-        """Answer the first case, which determines the form of a call's outputs.
-
-        Raises:
-            EvaluationEnded: see :meth:`first_case`.
-        """
+        """Answer the first case, which determines the form of a call's outputs."""
         # The first call loads and chooses kernels.
         self.answer(first)
         nbytes = self.input_bytes
@@ -348,9 +336,6 @@ class Reference:
         """Return further given cases, as many as the settings request, each from a secret seed, and variants.
 
         Where all cases together would take too much memory, return only variants, which are not drawn yet.
-
-        Raises:
-            EvaluationEnded: see :meth:`first_case`.
         """
         if not self._is_roomy:
             kinds = ANY_SIZE if self.varies_any_size else ()
@@ -450,11 +435,7 @@ class Reference:
         return made
 
     def fresh(self) -> Case:
-        """Return another input set without an answer, and release the set that was returned before.
-
-        Raises:
-            EvaluationEnded: see :meth:`first_case`.
-        """
+        """Return another input set without an answer, and release the set that was returned before."""
         if not self._ready:
             self._draw_next()
         case = self._ready.pop()
@@ -462,11 +443,7 @@ class Reference:
         return case
 
     def stock(self, count: int) -> None:
-        """Draw input sets for :meth:`fresh` ahead of time, up to ``count`` of them, if cases are held together.
-
-        Raises:
-            EvaluationEnded: see :meth:`first_case`.
-        """
+        """Draw input sets for :meth:`fresh` ahead of time, up to ``count`` of them, if cases are held together."""
         if self._is_roomy:
             count = min(count, _PREPARED_BYTES // max(self.input_bytes, 1))
             while len(self._ready) < count:
@@ -529,9 +506,6 @@ class Reference:
             kind: kind of the variant.
             position: position of the number that differs, for kinds with one.
             beside: True to keep the other cases even where cases are held one at a time.
-
-        Raises:
-            EvaluationEnded: see :meth:`first_case`.
         """
         varied = self._new(kind, drawn=case.drawn, on_device=case.on_device)
         varied.seed, varied.position = case.seed, position
@@ -546,9 +520,6 @@ class Reference:
 
         Returns:
             The outputs, or None if their form differs from the first outputs' form.
-
-        Raises:
-            EvaluationEnded: see :meth:`first_case`.
         """
         wide = wide and self._is_related
         reply = self._call(case, afresh=True, wide=wide)
