@@ -144,7 +144,6 @@ class _Evaluation:
         """Prepare an evaluation.
 
         Args:
-
             cpu: counter of the CPU time used.
             granted: scarce GPU resources that the evaluation gets because it failed without them.
         """
