@@ -66,7 +66,7 @@ _IN_TURN_SLACK: Final = (10e3, 0.02)
 _IN_TURN_SHARE: Final = 0.15
 _FEWEST_IN_TURN: Final = 5
 _LONG_NS: Final = 280e3 / _IN_TURN_SLACK[1]
-#: Precision that suffices for the launch overhead, as a share of the precision of the calls.
+#: Sufficient precision of the launch overhead relative to the precision of the calls.
 _OVERHEAD_PART: Final = 0.25
 #: Half width in nanoseconds at which any median is precise enough, because a GPU's clock is no finer.
 _RESOLUTION_NS: Final = 500.0
