@@ -159,10 +159,10 @@ def check_values(outputs: list[torch.Tensor], case: Case, settings: Settings) ->
 
     Returns:
         The worst figures of all outputs: ``max_abs_error``, ``max_rel_error``, ``relative_norm``
-        (|output - reference| / |reference|), ``error_ratio`` (the output's error divided by the reference's own, or None without float64
-        outputs and noise), ``precision_downgrade`` (True if the error suggests a lower precision than the
-        reference's, for given cases only), and the verdicts ``strict_correct`` and ``kernelbench_correct`` (None
-        except for given cases).
+        (|output - reference| / |reference|), ``error_ratio`` (the output's error divided by the reference's own, or
+        None without float64 outputs and noise), ``precision_downgrade`` (True if the error suggests a lower precision
+        than the reference's, for given cases only), and the verdicts ``strict_correct`` and ``kernelbench_correct``
+        (None except for given cases).
 
     Raises:
         EvaluationEnded: ``not_finite`` or ``wrong_values`` by the verdict that ``settings.comparison`` chooses,
