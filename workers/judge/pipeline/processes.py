@@ -224,7 +224,7 @@ class Processes:
         return exchange, self._job(problem, "Model", compiled=True)
 
     def examiner(self, steps: Steps) -> Examiner:
-        """Return the examiner, which runs the kernel in new processes after all others have ended."""
+        """Return the examiner, which runs the kernel in new processes after all current ones have ended."""
         job = self._job(self._request.kernel, static.ENTRY)
 
         def fork() -> tuple[SealedProcess, Job]:
