@@ -106,8 +106,8 @@ class Look:
             for number in range(len(self.outputs))
         )
 
-    def _any(self, what: str) -> bool:
-        return any(value for name, value in self.numbers.items() if name.startswith(what))
+    def _any(self, prefix: str) -> bool:
+        return any(value for name, value in self.numbers.items() if name.startswith(prefix))
 
 
 @dataclass(slots=True)

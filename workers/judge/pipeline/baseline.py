@@ -55,12 +55,8 @@ class Baseline:
         """Read the cached baseline.
 
         Args:
-            request: the request.
-            slot: the slot to measure in.
             backend: storage of baselines.
             environment_hash: key of the environment that measurements depend on.
-            steps: the evaluation's steps.
-            reference: the reference to time.
             begin_compiled: function that prepares a process that runs the reference under ``torch.compile``.
             stopwatch: function that makes a stopwatch for a process, none of whose calls is verified.
             evidence: gets the facts of a drift.

@@ -76,10 +76,7 @@ class Build:
         """Start forking a builder without waiting. None of the kernel's code runs yet.
 
         Args:
-            forkserver: the slot's fork server.
             profile: the builder's limits, with the candidate's ``built`` directory.
-            deadlines: the evaluation's deadlines.
-            asked: the kernel to build.
 
         Raises:
             ForkServerError: the fork server is gone.
@@ -176,9 +173,7 @@ class Build:
     def keep_refusal(self, outcome: Outcome, reports: Iterable[Report]) -> None:
         """Keep a compiler's error in the source, if it would occur again.
 
-        Args:
-            outcome: the evaluation's outcome.
-            reports: report of the candidate if its compiler failed. The builder's is added.
+        ``reports`` has the candidate's report if its compiler failed. The builder's report is added.
         """
         if self._store is None or (outcome.category, outcome.phase) != (Category.COMPILE_ERROR, Phase.LOAD):
             return
@@ -189,10 +184,10 @@ class Build:
             log = "".join(report.log for report in reports)
             self._put(reports[-1], (), refusal=refusal, log=log)
 
-    def _put(self, report: Report, contents: tuple[bytes, ...], **told: Any) -> None:
+    def _put(self, report: Report, contents: tuple[bytes, ...], **fields: Any) -> None:
         assert self._store is not None
         seconds = round(self.process.waited_s, 6)
-        header = Header(key=self._key, seconds=seconds, peak_bytes=report.peak_bytes, **told)
+        header = Header(key=self._key, seconds=seconds, peak_bytes=report.peak_bytes, **fields)
         self._store.put(Entry(header, contents))
 
 
@@ -201,10 +196,6 @@ class Reuse:
 
     def __init__(self, entry: Entry, built: Path) -> None:
         """Write the libraries for the candidate, before it is forked.
-
-        Args:
-            entry: the build.
-            built: the candidate's directory of libraries.
 
         Raises:
             OSError: the host's disk is full.

@@ -86,11 +86,7 @@ class Flusher:
 
 @cache
 def _peak_bandwidth(device: int) -> float:
-    """Return the peak bandwidth by the memory's clock and width in bytes per second.
-
-    Raises:
-        CudaCallError: the device does not report these.
-    """
+    """Return the peak bandwidth by the memory's clock and width, in bytes per second, or raise CudaCallError."""
     figures: list[int] = []
     for attribute in (_MEMORY_CLOCK_KHZ, _MEMORY_BUS_BITS):
         value = ctypes.c_int()
@@ -240,11 +236,7 @@ class GpuClock:
 
 
 class CpuClock:
-    """The judge's CPU clock, from before the inputs are written until the outputs have been copied.
-
-    Attributes:
-        views: the last call's outputs in the process's memory.
-    """
+    """The judge's CPU clock, from before the inputs are written until the outputs have been copied."""
 
     basis: Final = "cpu_clock"
 
@@ -254,6 +246,7 @@ class CpuClock:
         self._process = exchange.process
         self._flusher = flusher
         self._on_gpu = on_gpu
+        #: The last call's outputs in the process's memory.
         self.views: list[Output] = []
 
     def time(self, order: Order, case: Case, into: list[torch.Tensor]) -> tuple[int, int]:
@@ -293,12 +286,8 @@ class CpuClock:
 def copy_ns(spec: TensorSpec, stride: tuple[int, ...], flusher: Flusher | None) -> float:
     """Return the shortest of a few times of copying an output on a GPU, in nanoseconds, as in a call.
 
-    The copies use the judge's own memory, and only a part of large outputs.
-
-    Args:
-        spec: specification of the output.
-        stride: strides of the output.
-        flusher: flusher of the L2 cache before each copy, or None.
+    The copies use the judge's own memory, and only a part of large outputs. ``flusher`` flushes the L2 cache before
+    each copy.
     """
     assert spec.dtype is not None
     shape, most = list(spec.shape), _COPIED_BYTES // spec.dtype.itemsize
@@ -341,12 +330,7 @@ def empty_kernel_ns() -> float:
 
 
 def _span(work: Callable[[], object], *, behind: bool = False) -> float:
-    """Return the nanoseconds that work takes on this process's stream.
-
-    Args:
-        work: function that enqueues the work.
-        behind: True to enqueue it after longer work, which removes the host's gaps from the time.
-    """
+    """Return the nanoseconds of the enqueued work. After other work (``behind``), the host adds no gaps to the time."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     if behind:
         # Cycles, half a millisecond, in which all work is enqueued.

@@ -124,8 +124,7 @@ def check_form(reply: Reply, structure: str, specs: Sequence[TensorSpec]) -> Non
 
     Args:
         reply: the candidate's description of its outputs.
-        structure: the structure of the reference's outputs.
-        specs: shape, dtype and device of each of the reference's outputs.
+        structure, specs: the form of the reference's outputs.
 
     Raises:
         EvaluationEnded: always, with the first difference in structure, shape, dtype or device.
@@ -155,7 +154,6 @@ def check_values(outputs: list[torch.Tensor], case: Case, settings: Settings) ->
     Args:
         outputs: the candidate's outputs, with the reference's shapes, dtypes and devices.
         case: the case, with the reference's outputs.
-        settings: the evaluation's settings.
 
     Returns:
         The worst figures of all outputs: ``max_abs_error``, ``max_rel_error``, ``relative_norm``
@@ -180,9 +178,8 @@ def differences(
     """Return the figures of outputs, including empty ones, without a verdict.
 
     Args:
-        outputs, refs: the outputs, and the tensors to compare them with.
+        refs: the tensors to compare the outputs with.
         case: source of the problem's tolerance.
-        settings: the evaluation's settings.
         times: factor of the tolerance.
     """
     pair = replace(case, slot=None, inputs=[], outputs=list(refs), exact=None, noise=[])
@@ -197,15 +194,7 @@ def differences(
 def check_each(
     answers: Sequence[tuple[list[torch.Tensor], Case]], settings: Settings
 ) -> list[dict[str, Any] | EvaluationEnded]:
-    """Compare the outputs of many calls as :func:`check_values` does, and wait for the device once.
-
-    Args:
-        answers: the candidate's outputs and the case of each call.
-        settings: the evaluation's settings.
-
-    Returns:
-        The figures or the error of each call.
-    """
+    """Return the result or the error of :func:`check_values` for each of many calls, and wait for the device once."""
     calls = _measured(answers, settings)
     return [_verdict(judged, case, settings) for judged, (_, case) in zip(calls, answers, strict=True)]
 
@@ -351,9 +340,7 @@ class _Output:
     def measure(self, *, all_finite: bool = True) -> torch.Tensor:
         """Return the fields of :class:`Figures` as a tensor on the device, without waiting for it.
 
-        Args:
-            all_finite: True to assume that all values are finite, which takes a third of the passes. If they are not,
-                some figure is not finite either.
+        Assuming that all values are finite takes a third of the passes. If they are not, some figure is not finite.
         """
         must_equal = self.tolerance.atol == 0 == self.tolerance.rtol or self.loose.atol == 0 == self.loose.rtol
         if self.ref.is_cuda and not must_equal:
@@ -414,11 +401,11 @@ class _Output:
         zero = torch.zeros((), dtype=torch.float64, device=ref.device)
         norms = [_norm(error), _norm(value), zero, zero, zero]
         if exact is not None:
-            known = counted & exact.isfinite()
-            truth = torch.where(known, exact, 0.0)
+            both_finite = counted & exact.isfinite()
+            truth = torch.where(both_finite, exact, 0.0)
             norms[2:] = [
-                _norm(torch.where(known, out, 0.0) - truth),
-                _norm(torch.where(known, ref, 0.0) - truth),
+                _norm(torch.where(both_finite, out, 0.0) - truth),
+                _norm(torch.where(both_finite, ref, 0.0) - truth),
                 _norm(truth),
             ]
         counts = torch.stack((stray, wrong, unlike, finite)).sum(1, dtype=torch.float64)
@@ -503,11 +490,9 @@ class _Output:
         return ratio >= _COARSE and least <= errors[0] <= most and self._is_rounded()
 
     def _is_rounded(self) -> bool:
-        """Return whether most values are coarse, even after removing a constant offset and a factor.
-
-        A few large errors leave most values fine. Without its constant offset or wrong factor, an output has only a
-        right kernel's rounding errors, which are within ``_LENIENCE`` times the reference's own.
-        """
+        """Return whether most values are coarse, even after removing a constant offset and a factor."""
+        # A few large errors leave most values fine. Without its constant offset or wrong factor, an output has only a
+        # right kernel's rounding errors, which are within _LENIENCE times the reference's own.
         out, ref, truth = self._sampled(_SMALL_SAMPLE)
         # Zeros, such as a ReLU's, are exact in every precision.
         counted = (out != 0) | (truth != 0)
@@ -532,11 +517,9 @@ class _Output:
         return self.exact is not None and self.figures.astray2 <= _LENIENCE**2 * self.figures.own2
 
     def _excused(self) -> bool:
-        """Return whether values beyond the tolerance are as good as the reference's own precision allows.
-
-        That precision differs between values and can only be estimated from many. It is taken from the *peers*: all
-        values not larger than the largest value in question, and some more if those are few.
-        """
+        """Return whether values beyond the tolerance are as good as the reference's own precision allows."""
+        # That precision differs between values and can only be estimated from many. It is taken from the peers: all
+        # values not larger than the largest value in question, and some more if those are few.
         if self.grade is None:
             return False
         largest = self._largest_beyond()
@@ -561,8 +544,8 @@ class _Output:
         step = max(1, self.ref.numel() // number) | 1
         out, ref = comparable(self.out[::step]).double(), comparable(self.ref[::step]).double()
         truth = ref if self.exact is None else self.exact[::step]
-        known = ref.isfinite() & truth.isfinite() & out.isfinite()
-        return out[known], ref[known], truth[known]
+        usable = ref.isfinite() & truth.isfinite() & out.isfinite()
+        return out[usable], ref[usable], truth[usable]
 
     def _beyond_of(self, out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
         same = _same(out, ref)

@@ -51,14 +51,7 @@ class Examiner:
     def __init__(
         self, request: Request, device: str, fork: Callable[[], tuple[SealedProcess, Job]], steps: Steps
     ) -> None:
-        """Prepare without running a tool.
-
-        Args:
-            request: the request.
-            device: ``cpu`` or ``cuda``.
-            fork: function that forks the sealed process for one run and returns it with the candidate's job.
-            steps: the evaluation's steps.
-        """
+        """Prepare without running a tool. ``fork`` returns the sealed process for one run, and the candidate's job."""
         self._request = request
         self._device = device
         self._fork = fork
@@ -114,13 +107,7 @@ class Examiner:
         return result, round(spent, 6)
 
     def _ask(self, tool: str, program: str, hold: _Hold) -> dict[str, Any]:
-        """Run the kernel under a tool in a new process, which holds the device only while it needs it.
-
-        Raises:
-            EvaluationEnded: the process exceeded its deadline or its limits.
-            ForkServerError: the process could not be sealed or ended.
-            NotReported: the process sent no readable report.
-        """
+        """Run the kernel under a tool in a new process, which holds the device only while it needs it."""
         process, job = self._fork()
         order = Examine(tool, program, self._device, job, self._request.problem, self._left_s)
         page = memory("kqueue-report", reports.SIZE)

@@ -47,13 +47,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class OwnOutput:
-    """An output in a process's own memory, on a CPU.
-
-    Attributes:
-        process: the process that holds the output.
-        address: start address in that process.
-        shape, strides, dtype: the dense layout.
-    """
+    """An output in a process's own memory, on a CPU, with a dense layout."""
 
     process: SealedProcess
     address: int
@@ -87,20 +81,10 @@ Output = torch.Tensor | OwnOutput
 
 
 class Exchange:
-    """The inputs that the judge shares with one sealed process, and its outputs.
-
-    Attributes:
-        form: form of the problem's calls, which can become known later.
-    """
+    """The inputs that the judge shares with one sealed process, and its outputs."""
 
     def __init__(self, process: SealedProcess, form: Form, device: str) -> None:
-        """Use a process without sharing anything yet.
-
-        Args:
-            process: the process.
-            form: form of the problem's calls, which can become known later.
-            device: ``cpu`` or ``cuda``.
-        """
+        """Use a process without sharing anything yet. The form of its calls can become known later."""
         self.process = process
         self.form = form
         self._device = device
@@ -200,16 +184,7 @@ class Candidate(Exchange):
     def __init__(
         self, process: SealedProcess, opening: int, job: Job, form: Form, settings: Settings, device: str
     ) -> None:
-        """Use a candidate's process without waiting for it.
-
-        Args:
-            process: the process, which knows nothing of the kernel.
-            opening: number of the order to open the device.
-            job: the kernel's job.
-            form: form of the problem's calls, which can become known later.
-            settings: the evaluation's settings.
-            device: ``cpu`` or ``cuda``.
-        """
+        """Use a process, which knows nothing of the kernel, without waiting for its order ``opening``."""
         super().__init__(process, form, device)
         self._opening = opening
         self._job = job

@@ -105,7 +105,7 @@ class Sharing:
         self._policy = policy
         self._wait_s, self._look_s = wait_s, look_s
         self._seen: dict[int, dict[str, Any]] = {}
-        self._known = True
+        self._is_complete = True
         self._looked_at = time.time() - _SAMPLES_S
         self._fleet = linux.parent(_family() or 0) if fleet is None else fleet
 
@@ -116,7 +116,7 @@ class Sharing:
         Each is a record of ``pid``, ``name``, ``memory_bytes`` on the GPU and ``active``, which is True if the process
         was seen computing, and None if NVML does not report that.
         """
-        return list(self._seen.values()) if self._known else None
+        return list(self._seen.values()) if self._is_complete else None
 
     def before_timing(self) -> None:
         """Wait until no foreign process computes on the GPU, if the policy requires that.
@@ -151,20 +151,20 @@ class Sharing:
         with _asking(), opened(self._uuid) as handle:
             processes = facts.processes(handle)
             if processes is None or not facts.sees_all():
-                self._known = False
+                self._is_complete = False
                 return False
-            strangers = [p for p in processes if not linux.descends(p.pid, self._fleet)]
-            active = self._active(handle) if strangers else set[int]()
-            for stranger in strangers:
-                working = None if active is None else stranger.pid in active
-                before = self._seen.get(stranger.pid, {}).get("active")
-                self._seen[stranger.pid] = {
-                    "pid": stranger.pid,
-                    "name": stranger.name,
-                    "memory_bytes": stranger.memory_bytes,
+            foreign = [p for p in processes if not linux.descends(p.pid, self._fleet)]
+            active = self._active(handle) if foreign else set[int]()
+            for process in foreign:
+                working = None if active is None else process.pid in active
+                before = self._seen.get(process.pid, {}).get("active")
+                self._seen[process.pid] = {
+                    "pid": process.pid,
+                    "name": process.name,
+                    "memory_bytes": process.memory_bytes,
                     "active": before if before or working is None else working,
                 }
-            return any(stranger.pid in (active or ()) for stranger in strangers)
+            return any(process.pid in (active or ()) for process in foreign)
         return False
 
     def _active(self, handle: Any) -> set[int] | None:

@@ -13,10 +13,7 @@ from workers.judge.forkserver.control import End, Report
 def settle(outcome: Outcome, reports: Iterable[Report], *, alone: bool) -> Outcome:
     """Return the outcome with the right blame after all sealed processes have ended.
 
-    Args:
-        outcome: the outcome of the evaluation.
-        reports: reports of the ends of its sealed processes.
-        alone: True if the evaluation had the device exclusively, which the last of several tries has.
+    ``alone`` is True if the evaluation had the device exclusively, which the last of several tries has.
     """
     if outcome.blame in (Blame.CANDIDATE, Blame.PROBLEM) and any(report.robbed for report in reports):
         # For instance, a compiler killed by Linux looks like one that rejects the source.

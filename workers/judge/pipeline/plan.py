@@ -95,12 +95,7 @@ def of_first_draw(*, whole: int, siblings: int, alone: bool) -> Plan:
 
 
 def of_first_call(inputs: int, weights: int, *, whole: int, siblings: int, alone: bool) -> Plan:
-    """Return the plan for the reference's first call, during which no other process allocates anything.
-
-    Args:
-        inputs, weights: sizes in bytes.
-        whole, siblings, alone: see :func:`of_first_draw`.
-    """
+    """Return the plan for the reference's first call, during which no other process allocates anything."""
     call_bytes = inputs + weights
     needed = min(_FIRST_TIMES * call_bytes + _FIRST_BYTES, _FIRST_TIMES_OF_LITTLE * call_bytes)
     needed = max(needed, min(_FIRST_BYTES, whole // siblings))
@@ -111,10 +106,7 @@ def of_first_call(inputs: int, weights: int, *, whole: int, siblings: int, alone
 def settled(inputs: int, outputs: int, weights: int, peak: int, *, whole: int, siblings: int) -> Plan:
     """Return the final plan, after the reference's first answer.
 
-    Args:
-        inputs, outputs, weights: sizes in bytes.
-        peak: peak memory of the reference's process so far.
-        whole, siblings: see :func:`of_first_draw`.
+    ``peak`` is the peak memory of the reference's process so far.
     """
     share = whole // siblings
     least = {name: min(nbytes, int(part * share)) for name, (nbytes, part) in _LEAST.items()}

@@ -170,14 +170,12 @@ class Processes:
             process.leave(self._candidate_key, memo, booking.wanted_file(self._slot.ledger))
 
     def _take_candidate(self) -> tuple[SealedProcess, int, str] | None:
-        """Return the prewarmed candidate like :meth:`_fork_candidate`, or None if there is none that fits.
-
-        Its CPU time so far counts as this evaluation's.
-        """
+        """Return the prewarmed candidate like :meth:`_fork_candidate`, or None if there is none that fits."""
         if not self._keeps or (kept := self._forkserver.take(self._candidate_key)) is None:
             return None
         message, descriptors = kept
         compile_s = self._deadlines.compile_s
+        # Without cpu_before_s, the CPU time that it has used so far counts as this evaluation's.
         taken = SealedProcess.taken(self._forkserver, message.scratch, descriptors, Phase.PREPARE, compile_s=compile_s)
         return taken, message.memo["opening"], message.memo["built"]
 
@@ -210,11 +208,7 @@ class Processes:
         return result
 
     def begin_compiled(self) -> tuple[Exchange, Job]:
-        """Fork a process that runs the reference under ``torch.compile``, and wait until it has opened the device.
-
-        Returns:
-            The buffers shared with it, and its job.
-        """
+        """Fork a process that runs the reference under ``torch.compile``, and wait until it has opened the device."""
         assert self.reference is not None
         process = self._fork(self._profile(Role.COMPILED, COMPILED_OFFSET))
         exchange = Exchange(process, self.reference.form, self._device)
@@ -250,12 +244,10 @@ class Processes:
     def end(self, outcome: Outcome, reports: dict[SealedProcess, Report]) -> str:
         """End all running processes, but keep the reference for the next evaluation of the problem if possible.
 
-        Args:
-            outcome: the evaluation's outcome.
-            reports: gets the report of each process that is ended.
+        ``reports`` gets the report of each process that is ended.
 
         Returns:
-            The error of a process whose end is unknown, or an empty text. The outcome is valid all the same.
+            The error of a process whose end is unknown, or "". The outcome is valid all the same.
 
         Raises:
             ForkServerError: the end of a process is unknown, and the outcome is a right answer.

@@ -174,10 +174,7 @@ def _by_cost(times: dict[str, int]) -> list[str]:
 
 
 def _owner(name: str, own: frozenset[str], compiled: tuple[str, ...]) -> str:
-    """Return ``own``, ``library`` or ``unclear`` for a kernel's name.
-
-    ``own`` has the names of the source's kernels, and ``compiled`` the namespaces of its included headers.
-    """
+    """Classify a kernel's name by the source's kernels (``own``) and its included namespaces (``compiled``)."""
     if name == REST:
         return "unclear"
     path = _path(name)

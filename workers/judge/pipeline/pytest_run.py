@@ -66,8 +66,6 @@ class PytestRun:
         """Prepare without running a test.
 
         Args:
-            process: the process.
-            request: the request for the tests.
             booked: the tests' GPU memory allowance in bytes.
             held: function that returns the slot's GPU memory in bytes, or None if unknown.
 
@@ -76,7 +74,7 @@ class PytestRun:
         """
         self.log = ""
         self._sanitizer = ""
-        self._found: str | None = None
+        self._findings: str | None = None
         if request.settings.examine:
             self._sanitizer = toolchain.program(_SANITIZER) or ""
             if not self._sanitizer:
@@ -98,7 +96,7 @@ class PytestRun:
     @property
     def evidence(self) -> dict[str, Any]:
         """Fields of :class:`~kqueue.evidence.Evidence`."""
-        return {"tests": Tests(words="\n".join(self._events), findings=self._found).model_dump()}
+        return {"tests": Tests(words="\n".join(self._events), findings=self._findings).model_dump()}
 
     def run(self) -> Outcome:
         """Run the tests, which use the device, until their process ends.
@@ -124,7 +122,7 @@ class PytestRun:
             report = process.stop()
             captured = lines.descriptors
             if self._sanitizer:
-                self._found = "".join(content(log, _FOUND_BYTES).strip() for log in captured[:1])
+                self._findings = "".join(content(log, _FOUND_BYTES).strip() for log in captured[:1])
                 captured = captured[1:]
             self.log = "\n".join(filter(None, (content(one, _CAPTURED_BYTES, at_end=True).strip() for one in captured)))
             too_many = lines.too_many

@@ -2,8 +2,8 @@
 
 The problem's source runs only there. The judge sends seeds, checks that each reply is possible for a problem, and reads
 inputs and outputs in the process's own memory. The process holds them until the judge releases them. A case that is
-needed again is drawn again from the same seed. The problem is blamed for failures of the process, except when the
-fleet killed it.
+needed again is drawn again from the same seed. A failure of the process is blamed on the problem, or on the fleet if
+another process killed it.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ from workers.judge.pipeline.blame import blaming, invalid_problem
 from workers.judge.pipeline.cases import DTYPES, GIVEN, Case
 from workers.judge.pipeline.exchange import Exchange, Form, Output, await_opening, own_memory
 
-#: Maximum number of input sets drawn by one order, and their maximum size in bytes. On a GPU each order costs a switch
-#: between the processes, which small problems would notice.
+#: Maximum number of input sets drawn by one order, and their maximum size in bytes. On a GPU each order costs
+#: context switches, which small problems would notice.
 _MOST_SETS: Final = 16
 _PREPARED_BYTES: Final = 64 << 20
 #: Maximum size in bytes of the inputs and outputs of all cases together for them to be held at the same time.
@@ -103,7 +103,7 @@ class Bounds:
     """Limits on work beyond the given cases.
 
     Attributes:
-        quick_s: maximum time in seconds of a forward for the reference in float64 to run at all.
+        quick_s: longest forward in seconds for which the reference is also run in float64.
         exact_s: time in seconds for all float64 calls together.
         host_bytes: memory for one float64 call on a CPU. On a GPU a share of the process's allowance counts.
         varied_bytes: size of the largest inputs of which all variants are made. Larger inputs get the variants that
@@ -166,15 +166,7 @@ class Reference:
         device: str,
         bounds: Bounds | None = None,
     ) -> None:
-        """Use a process that runs nothing yet.
-
-        Args:
-            process: a reference's process, newly forked or kept from another evaluation.
-            source: the problem's source.
-            settings: the evaluation's settings.
-            device: ``cpu`` or ``cuda``.
-            bounds: limits on float64 outputs and variants, or None for the device's limits.
-        """
+        """Use a new or kept process, which runs nothing yet. ``bounds`` replaces the device's :data:`BOUNDS`."""
         self.allowed_bytes = 0
         self._bounds = bounds or BOUNDS[device]
         self.process = process
@@ -194,13 +186,13 @@ class Reference:
         self._on_device: bool | None = None
         #: Time in seconds to draw one input set.
         self._draw_s = 0.0
-        #: Cases whose inputs the process holds, by slot, prepared cases, and cases to release with the next draw.
+        #: Cases whose inputs the process holds (by slot), prepared cases, and cases to release with the next draw.
         self._held: dict[int, Case] = {}
         self._ready: list[Case] = []
         self._over: list[Case] = []
         self._slots = itertools.count()
         #: Number of input sets drawn by one order, and whether all cases are held together.
-        self._ahead = 1
+        self._sets_per_draw = 1
         self._is_roomy = False
         self.timed_bytes = 0
         #: True if the model in float64 can be of use.
@@ -330,7 +322,7 @@ class Reference:
         nbytes = self.input_bytes
         self._is_roomy = (self.settings.checks + 1) * first.nbytes <= _ROOMY_BYTES
         most = min(_MOST_SETS, _PREPARED_BYTES // max(nbytes, 1), MAX_TENSORS // max(len(self._specs), 1))
-        self._ahead = max(1, most) if self._is_roomy else 1
+        self._sets_per_draw = max(1, most) if self._is_roomy else 1
 
     def more_cases(self, first: Case) -> list[Case]:
         """Return further given cases, as many as the settings request, each from a secret seed, and variants.
@@ -342,8 +334,8 @@ class Reference:
             return [self._new(kind, drawn=first.drawn, on_device=first.on_device) for kind in kinds]
         self.share_arena(self._wanted_arena())
         given = [self._new(on_device=first.on_device) for _ in range(self.settings.checks - 1)]
-        for begin in range(0, len(given), self._ahead):
-            self._draw(given[begin : begin + self._ahead])
+        for begin in range(0, len(given), self._sets_per_draw):
+            self._draw(given[begin : begin + self._sets_per_draw])
         if self._draw_s > _VARIED_SHARE * self.left_s:
             return given
         if self.varies_any_size:
@@ -361,11 +353,7 @@ class Reference:
         return min(_ARENA_INPUTS * inputs + _ARENA_OUTPUTS * outputs, self._bounds.arena_bytes)
 
     def share_arena(self, nbytes: int) -> None:
-        """Share memory with the process for its small tensors. Other tensors stay in the process's own memory.
-
-        Args:
-            nbytes: size of the memory, or 0 for none.
-        """
+        """Share memory with the process for its small tensors. Other tensors stay in the process's own memory."""
         if not nbytes or self._arena is not None:
             return
         with contextlib.suppress(CudaCallError, EvaluationEnded):
@@ -451,7 +439,7 @@ class Reference:
 
     def _draw_next(self) -> None:
         on_device = self._may_draw_on_device()
-        cases = [self._new(on_device=on_device) for _ in range(self._ahead)]
+        cases = [self._new(on_device=on_device) for _ in range(self._sets_per_draw)]
         released, self._over = self._over, []
         self._draw(cases, free=released)
         self._ready += cases
@@ -463,13 +451,7 @@ class Reference:
         return case
 
     def again(self, drawn: int, seed: int, *, on_device: bool = False) -> Case:
-        """Return a case that was drawn before, to be drawn again.
-
-        Args:
-            drawn: seed of the inputs.
-            seed: seed of the forward.
-            on_device: whether the inputs are made on the device.
-        """
+        """Return a case that was drawn before, to be drawn again from the same seeds."""
         case = self._new(drawn=drawn, on_device=on_device)
         case.seed = seed
         return case
@@ -502,8 +484,6 @@ class Reference:
         """Draw and return a variant of a given case with the same forward seed, or None if there is no such variant.
 
         Args:
-            case: the given case.
-            kind: kind of the variant.
             position: position of the number that differs, for kinds with one.
             beside: True to keep the other cases even where cases are held one at a time.
         """
@@ -512,11 +492,7 @@ class Reference:
         return varied if self._may_vary and self._draw([varied], beside=beside) else None
 
     def outputs(self, case: Case, *, wide: bool = False) -> list[torch.Tensor] | None:
-        """Answer a held case once more and release its earlier outputs.
-
-        Args:
-            case: the case.
-            wide: True to run the model in float64, if there is one.
+        """Answer a held case once more, in float64 if ``wide`` is set, and release its earlier outputs.
 
         Returns:
             The outputs, or None if their form differs from the first outputs' form.
@@ -740,8 +716,8 @@ class Reference:
         """Draw the given cases that are not held, several with one order."""
         for on_device in (False, True):
             missing = [c for c in cases if c.slot is None and c.kind == GIVEN and c.on_device is on_device]
-            for begin in range(0, len(missing), self._ahead):
-                self._draw(missing[begin : begin + self._ahead])
+            for begin in range(0, len(missing), self._sets_per_draw):
+                self._draw(missing[begin : begin + self._sets_per_draw])
 
     def _ask(self, case: Case, *, exactly: bool) -> _Answer:
         """Answer a case without inspecting its outputs."""
@@ -790,7 +766,7 @@ class Reference:
         """Return whether an inspected answer is valid."""
         case, look = answer.case, answer.look
         assert look is not None
-        # A variant of these kinds is compared with its own exact output, a given case with all exact outputs.
+        # Variants of KINDS are compared with their own float64 outputs, given cases with the float64 outputs of all.
         has_own_exact = case.kind == GIVEN or case.kind in KINDS
         if not (self._has_wide if has_own_exact else self._is_related):
             case.exact = None
@@ -829,8 +805,7 @@ class Reference:
         """Draw and answer a case again before a kernel is called wrong on it.
 
         Raises:
-            EvaluationEnded: ``invalid_problem`` if the inputs differ, or if the outputs differ by more than a kernel's
-                can.
+            EvaluationEnded: ``invalid_problem`` if the inputs differ, or the outputs by more than a kernel's tolerance.
         """
         if self.left_s < 2 * self.forward_s:
             return
@@ -1024,16 +999,13 @@ class Reference:
         return blaming(what, self.process, self.allowed_bytes, optional=optional)
 
     def renew(self) -> None:
-        """Reset the deadlines of a process kept from another evaluation to a new process's deadlines."""
+        """Reset the deadlines of a kept process to a new process's deadlines."""
         self.left_s = self.settings.deadlines.reference_s
         self.process.enter(Phase.REFERENCE, self.left_s)
         self.process.allow_compilers(self.settings.deadlines.compile_s)
 
     def keep(self, key: str, memo: dict[str, Any], wanted: Path) -> None:
         """Hand the process over to a later evaluation of the same problem and settings.
-
-        Args:
-            key, memo, wanted: see :meth:`SealedProcess.leave`.
 
         Raises:
             EvaluationEnded: the process did not free its memory in time.

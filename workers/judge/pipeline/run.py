@@ -1,11 +1,11 @@
 """One evaluation, from a request to an outcome.
 
-Order of the steps: static checks that need no device. The reference and the judge open the device, then the candidate.
-The reference imports the problem, draws inputs and answers them. Only then does any of the kernel's code run, so that
-it cannot disturb the reference: import, construction, compilation, checks and timing. Timing, and the checks of small
-inputs, use the device exclusively (the slot's lock). The reference's answers and verifications, and the checks of
-large inputs, overlap with the same work of other slots but with no timing. Everything else overlaps with all work of
-other slots.
+Static checks come first and need no device. Then the reference and the judge open the device, followed by the
+candidate. The reference imports the problem, draws inputs and answers them. Only then does any of the kernel's code
+run (import, construction, compilation, checks and timing), so that it cannot disturb the reference. Timing and the
+checks of small inputs hold the device exclusively by the slot's lock. The reference's answers, its verifications and
+the checks of large inputs overlap with the same work of other slots, but with no timing. Everything else overlaps with
+all work of other slots.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _ROOM_BYTES: Final = 64 << 20
 
 
 class _Grant(enum.Enum):
-    """GPU resource that an evaluation gets only after it failed without it, because all other slots wait meanwhile."""
+    """A GPU resource that an evaluation gets only after it failed without it, because all other slots must wait."""
 
     #: All memory for the reference's first call.
     ALL_MEMORY = enum.auto()
@@ -101,11 +101,8 @@ def evaluate(
     """Judge one request in this process.
 
     Args:
-        request: the request.
-        slot: the slot to work in.
         backend: storage of environments, baselines and suspect GPU reports.
-        status_page: page that shows the current phase and explains this process's death to its supervisor.
-        forkserver: the slot's fork server.
+        status_page: page for the current phase, by which the judge supervisor explains this process's death.
 
     Returns:
         The outcome, blamed on the candidate, the problem or the fleet.
@@ -123,7 +120,7 @@ def evaluate(
 
 
 class _NeedsGrant(Exception):
-    """Failure of an evaluation that lacked a scarce GPU resource. It is repeated with that resource."""
+    """An evaluation failed for lack of a GPU resource, and must be repeated with it."""
 
     def __init__(self, grant: _Grant) -> None:
         super().__init__(grant)
@@ -141,12 +138,7 @@ class _Evaluation:
         cpu: CpuTime,
         granted: frozenset[_Grant],
     ) -> None:
-        """Prepare an evaluation.
-
-        Args:
-            cpu: counter of the CPU time used.
-            granted: scarce GPU resources that the evaluation gets because it failed without them.
-        """
+        """Prepare an evaluation. It gets the ``granted`` GPU resources because it failed without them."""
         self._request = request
         self._settings = request.settings
         self._deadlines = request.settings.deadlines
@@ -166,7 +158,7 @@ class _Evaluation:
         self._sharing = health.Sharing(slot.device if timed_on_gpu else None, slot.gpu_shared)
         self._tested = False
         self._granted = granted
-        self._ran_out = False  # True if the reference ran out of memory.
+        self._ran_out = False  # Becomes True if the reference runs out of memory.
         self._plan = plan.of_first_draw(whole=0, siblings=1, alone=False)  # Nothing is booked yet.
         self._booking: booking.Booking | None = None
         self._pytest_run: pytest_run.PytestRun | None = None
@@ -280,9 +272,8 @@ class _Evaluation:
         with self._reporting_foreign_processes() as sharing, self._steps.timed("wait_for_strangers"):
             sharing.before_timing()
         stopwatch, series = self._check_and_time(candidate, first, cases, later, last, baseline)
-        # The driver takes a while to free the candidate's memory, during which the reference verifies and no process
-        # waits that needs the device. The driver opens the device for one process at a time, so the next candidate
-        # starts now.
+        # The driver takes a while to free the candidate's memory. Meanwhile the reference verifies, and no other slot
+        # waits for the device. The driver opens the device for one process at a time, so the next candidate starts now.
         candidate.process.begin_stop()
         self._processes.begin_next()
         if baseline is not None and series is not None and baseline.known is None:
@@ -358,16 +349,14 @@ class _Evaluation:
 
     @property
     def _shares_checks(self) -> bool:
-        """True if checked calls share the device with other slots' untimed work.
-
-        Large inputs keep the device busy, and the processor idle, for as long as the timing does. The calls of small
-        inputs are faster than a second wait for the device.
-        """
+        """True if checked calls share the device with other slots' untimed work."""
+        # Large inputs keep the device busy, and the CPU idle, for as long as the timing does. For small inputs, the
+        # calls take less time than a second wait for the device.
         has_siblings = self._slot.on_gpu and self._slot.siblings > 1
         return has_siblings and self._reference.is_large and _Grant.EXCLUSIVE not in self._granted
 
     def _missing_grant(self, outcome: Outcome) -> _Grant | None:
-        """Return the scarce resource whose lack can have caused the outcome, or None."""
+        """Return the resource whose lack can have caused the outcome, or None if the evaluation already had it."""
         if self._ran_out:
             grant = _Grant.ALL_MEMORY
         elif outcome.category in _OVERDUE and outcome.phase is not Phase.TIME and "untimed_check" in self._steps.begun:
@@ -436,17 +425,12 @@ class _Evaluation:
             candidate.process.charge_compilers(build["seconds"])
 
     def _begin(self) -> tuple[Reference, Candidate, Case]:
-        """Load the problem and answer its first case within booked memory.
-
-        The candidate is forked meanwhile, but only after the reference has opened the device.
-
-        Returns:
-            The reference, the candidate (which runs nothing yet) and the case.
-        """
+        """Load the problem, answer its first case within booked memory, and fork the candidate."""
         alone = _Grant.ALL_MEMORY in self._granted
         self._book(plan.of_first_draw(**self._whole, alone=alone))
         reference_evidence = self._evidence["reference"] = {}
         with self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
+            # The driver opens the device for one process at a time, and the reference needs it first.
             self._reference.await_opening()
             candidate = self._processes.begin_candidate()
             reference = self._processes.make_reference_ready(reference_evidence, self._plan.reference)
@@ -484,11 +468,7 @@ class _Evaluation:
         return {"whole": plan.capacity(total, self._slot.siblings), "siblings": self._slot.siblings}
 
     def _book(self, wanted: plan.Plan) -> None:
-        """Book a plan's GPU memory. If it is not free at once, release the booking and wait.
-
-        Raises:
-            EvaluationEnded: ``reference_error`` if the GPU is too small, or ``judge_error`` if the wait took too long.
-        """
+        """Book a plan's GPU memory. If it is not free at once, release the earlier booking and wait."""
         self._plan = wanted
         if not self._slot.on_gpu:
             return
@@ -535,14 +515,8 @@ class _Evaluation:
             figures["used_bytes"] = max(held, figures.get("used_bytes", 0))
 
     def _answer(self, first: Case) -> tuple[list[Case], int, Case | None]:
-        """Answer the cases to check, and one case for after the timing.
-
-        If they would take too much memory together, answer only the first. Each other case is drawn and answered when
-        it is checked.
-
-        Returns:
-            The cases to check now, the number of given cases to draw later, and the case for after the timing.
-        """
+        """Return the cases to check now, the number of given cases to draw later, and the case for after the timing."""
+        # If all cases would take too much memory together, each is drawn and answered when it is checked.
         reference = self._reference
         lock = self._untimed_if_large("reference") if reference.is_roomy else contextlib.nullcontext()
         with lock, self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
@@ -550,7 +524,7 @@ class _Evaluation:
             last: list[Case] = []
             if reference.is_roomy:
                 last = [reference.another()] if self._settings.timing.enabled else []
-                # The float64 answers of the first variant load kernels, which other slots need not wait for.
+                # The first variant's float64 answers load kernels. Here that does not delay the timing of other slots.
                 reference.answer(first, *cases[self._settings.checks - 1 :][:1])
         with self._steps.untimed("reference"):
             with self._steps.backstop(Phase.REFERENCE):
@@ -732,10 +706,8 @@ class _Evaluation:
             speed_of_light.enforce(self._evidence["floor"], runtime)
 
     def _room_for_questions(self) -> int:
-        """Return the bytes of GPU memory that the reference can use now that the kernel is gone.
-
-        The kernel's share is free. More is booked for changed inputs and float64 if it is available at once.
-        """
+        """Return the bytes of GPU memory that the reference can use now that the kernel's share is free."""
+        # More is booked for changed inputs and float64 if it is available at once.
         free = self._plan.reference + self._plan.candidate
         wanted = 2 * (self._plan.inputs + self._plan.reference)
         if wanted > free and self._booking is not None and self._booking.resize(self._plan.judge + wanted):

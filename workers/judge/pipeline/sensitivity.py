@@ -26,13 +26,13 @@ from workers.judge.pipeline.reference import Reference
 
 #: Multiple of the tolerance by which some value must change for a region to count.
 _MOVED: Final = 4.0
-#: Number of numbers that are changed one at a time, and the minimum for a result.
+#: Number of input values that are changed one at a time, and the minimum for a result.
 _POKES: Final = (24, 12)
-#: Minimum change of the answer by one number relative to the average change by the numbers around it.
+#: Minimum change of the answer by one value relative to the average change by the values around it.
 _PART: Final = 0.1
 #: Number of imported pieces of the reference's memory above which all cases are released.
 _MANY_RUNS: Final = 12
-#: Probability that chance makes a share of the numbers look at least as large as it does.
+#: Error probability of the lower bound for a share.
 _CHANCE: Final = 0.05
 #: Number of bisection steps to compute a share.
 _HALVINGS: Final = 20
@@ -50,7 +50,7 @@ def learn(reference: Reference, case: Case) -> Case | None:
         A case that differs from the given one in a small region, not drawn yet. None if the answer hardly changes, or
         if the inputs are so small that there are better hidden inputs.
     """
-    reference.answer(case)  # It can have been released while the evaluation waited for memory.
+    reference.answer(case)  # The case could have been released while the evaluation waited for memory.
     wants_noise, wants_region = case.exact is None, reference.varies_any_size
     if not (wants_noise or wants_region) or reference.settings.tolerance is not None or reference.is_hurried:
         return None
@@ -153,10 +153,7 @@ def _needed_bytes(reference: Reference, case: Case) -> int:
 
 
 def least_share(counted: int, of: int) -> float:
-    """Return the smallest share of all that explains such a sample with more than a small probability.
-
-    This is the lower Clopper-Pearson bound for ``counted`` hits in a sample of ``of``.
-    """
+    """Return the lower Clopper-Pearson bound of a share, from ``counted`` hits in a sample of size ``of``."""
     low, high = 0.0, counted / of
     for _ in range(_HALVINGS):
         share = (low + high) / 2

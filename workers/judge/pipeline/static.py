@@ -56,21 +56,18 @@ _INTERRUPTIBLE: Final = frozenset(
 def findings(source: str, backend: Backend, *, own_s: float = _OWN_S) -> list[dict[str, Any]]:
     """Apply all rules to a kernel's source. Call it from the main thread.
 
-    Args:
-        source: the kernel's source.
-        backend: the kernel's backend.
-        own_s: maximum CPU time in seconds of the project's own rules.
+    ``own_s`` is the maximum CPU time in seconds of the project's own rules.
 
     Returns:
         JSON-safe records, the most severe first: ``rule``, ``severity`` (``note``, ``suspicious``, ``cheat``),
         ``line`` (None if unknown), ``evidence`` (shortened text of the source, without control characters), ``by``
         (``kqueue`` or ``kernelguard``) and ``meaning``. At most 3 per rule and 40 in total.
     """
-    found = [*_own(source, backend, own_s), *_guard(source)]
+    all_findings = [*_own(source, backend, own_s), *_guard(source)]
     order = {"cheat": 0, "suspicious": 1, "note": 2}
-    found.sort(key=lambda finding: (order[finding["severity"]], finding["line"] or 0, finding["rule"]))
+    all_findings.sort(key=lambda finding: (order[finding["severity"]], finding["line"] or 0, finding["rule"]))
     kept, counts = list[dict[str, Any]](), Counter[tuple[str, str]]()
-    for finding in found:
+    for finding in all_findings:
         key = finding["by"], finding["rule"]
         counts[key] += 1
         if counts[key] <= _OF_ONE_RULE and finding not in kept:

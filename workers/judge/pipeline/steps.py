@@ -1,7 +1,7 @@
 """Steps of an evaluation: their phases, deadlines and durations, and the device's lock.
 
 Every step is a ``with`` block. The status page shows its name, phase and deadline, from which the judge supervisor can
-explain the judge's death. An alarm of the operating system ends a judge that exceeds a deadline, whatever code it runs.
+explain the judge's death. An alarm of the operating system ends a judge that overruns its time, whatever code it runs.
 """
 
 from __future__ import annotations
@@ -110,13 +110,11 @@ class Steps:
 
 @contextlib.contextmanager
 def _alarm(seconds: float) -> Generator[None]:
-    """End this process, whatever code it runs, unless the block ends within ``seconds``.
-
-    In a nested block, the outer block's time continues after the inner block.
-    """
+    """End this process, whatever code it runs, unless the block ends within ``seconds``."""
     # The default action ends the process at once. A handler would wait for the Python interpreter.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     begun = time.monotonic()
+    # Blocks can be nested. The outer block's time continues after the inner block.
     outer, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield

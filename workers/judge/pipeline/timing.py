@@ -85,7 +85,7 @@ _SLOW_DRAW_S: Final = 0.02
 #: Number of consecutive calls that a candidate fails to enqueue in time before its forward is assumed to wait for the
 #: GPU.
 _MISSES: Final = 3
-#: Number of such calls in total.
+#: Number of such calls in total for the same conclusion.
 _MISSED: Final = 10
 #: Number of bins of a histogram, and the number of interquartile ranges above the third quartile where its range ends.
 _BINS: Final = 20
@@ -172,10 +172,8 @@ class Stopwatch:
         Args:
             exchange: the process, in its time phase.
             reference: source of the inputs, which also answers the kept calls.
-            slot: the slot of the process.
             seconds: deadline of the time phase.
             hold, flusher: hold of the judge's stream, and flusher of the L2 cache, on a GPU.
-            watch: watch for throttling of the device.
             proofs: number of calls that are kept to be verified.
         """
         self._exchange = exchange
@@ -300,19 +298,17 @@ class Stopwatch:
         """
         flusher = self._flusher if self._is_cold else None
         spared = 0.0
-        for spec, theirs, dense in self._other_layouts():
-            both = [[clocks.copy_ns(spec, steps, flusher) for steps in (theirs, dense)] for _ in range(_COMPARISONS)]
+        for spec, strides, dense in self._other_layouts():
+            both = [[clocks.copy_ns(spec, steps, flusher) for steps in (strides, dense)] for _ in range(_COMPARISONS)]
             least = [min(times) for times in zip(*both, strict=True)]
             spared += least[0] - least[1]
         assert self._series is not None
         self._series.spared_ns = max(0.0, spared)
 
     def _other_layouts(self) -> Iterator[tuple[TensorSpec, tuple[int, ...], tuple[int, ...]]]:
-        """Yield spec, strides and dense strides of each reference output whose layout the candidate changed.
-
-        Outputs in another layout than the reference's count as dense, which copies fastest, because a kernel can choose
-        another layout in each call.
-        """
+        """Yield spec, strides and dense strides of each reference output whose layout the candidate changed."""
+        # Outputs in another layout than the reference's count as dense, which copies fastest, because a kernel can
+        # choose another layout in each call.
         assert self._series is not None, "calls have been timed"
         layouts, reference = self._series.layouts, self._reference
         for number, (spec, strides) in enumerate(zip(reference.output_specs, reference.output_strides, strict=True)):
@@ -523,8 +519,8 @@ def overhead_of(series: Series, slot: SlotConfig, baseline: Measurement | None =
     Args:
         series: the series of a candidate, which can have slowed its overhead calls, or of the reference.
         slot: the slot that ran the series.
-        baseline: for a candidate, the reference's measurement. Its overhead counts where it is smaller, after
-            subtracting by how much the judge's own work has become faster since then and with these outputs.
+        baseline: for a candidate, the reference's measurement. Its overhead counts if it is smaller, after subtracting
+            the time that the judge's own work in the calls saves since then, and saves with these outputs' strides.
     """
     own = statistics.median(series.overheads) if slot.on_gpu else float(min(series.overheads))
     if baseline is None:

@@ -63,7 +63,6 @@ def memo_of(reference: Reference, outcome: Outcome, uses: int) -> Memo | None:
     """Return the memo of a reference to keep, or None if it must be ended.
 
     Args:
-        reference: the evaluation's reference.
         outcome: the evaluation's outcome. After a failure of the problem or the fleet, the reference is ended.
         uses: number of evaluations that it has served, including this one.
     """
