@@ -28,7 +28,7 @@ _OWN_SHOWN: Final = 16
 #: operators.
 _OWN_EXPECTED: Final = frozenset({Backend.CUDA, Backend.TRITON, Backend.CUPY})
 
-#: Namespaces that always belong to a library, because the name after them can be any.
+#: Namespaces that always belong to a library, because the names inside them can be any.
 _FOREIGN: Final = ("at::", "c10::", "at_cuda_detail::", "cudnn::", "cublas::", "cublasLt::", "pytorch_flash::")
 #: Namespaces of header-only libraries. If a source includes them it compiled their kernels, so they are its own.
 _HEADERS: Final = {

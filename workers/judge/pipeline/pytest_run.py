@@ -26,12 +26,12 @@ from workers.judge.host import toolchain
 from workers.judge.pipeline.blame import invalid_problem
 
 _SANITIZER: Final = "compute-sanitizer"
-#: Maximum time in seconds for one evaluation. An evaluation that waits for the device waits for the ones before it too,
-#: for all of them together :data:`kqueue.limits.GPU_WAIT_S`.
+#: Maximum time in seconds for one evaluation. Another one that needs the device waits at most
+#: :data:`kqueue.limits.GPU_WAIT_S` for all evaluations before it together.
 _MOST_S: Final = 720.0
 #: Seconds beyond a test's limit, in which its process reports where it is.
 _GRACE_S: Final = 2.0
-#: Maximum size in bytes of pytest's reports. A regular process hands the rest of its tests to a new one before.
+#: Maximum size in bytes of pytest's reports. An honest process hands its remaining tests to a new process before that.
 _MOST_BYTES: Final = 2 << 20
 #: Size in bytes of the end of each file of captured output that is kept.
 _CAPTURED_BYTES: Final = 16 << 10

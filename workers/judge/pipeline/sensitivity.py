@@ -1,8 +1,8 @@
-"""Input sensitivity: changes of a reference's answer by rounding errors, in a region of the inputs, and by one number.
+"""Sensitivity of a reference's answer to rounding errors, to a region of the inputs, and to single input values.
 
-The first measures errors. The second makes another hidden input, which a kernel that uses only a sample of its inputs
-answers as before. The third bounds the bytes of its inputs that any kernel must read. A kernel that took less time
-than reading them cannot have read them.
+The first is a measure of errors. The second yields another hidden input: a kernel that uses only a sample of its inputs
+answers it as before. The third is a lower bound of the input bytes that any kernel must read. A kernel that took less
+time than reading these cannot have read them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Static checks of a kernel's source: syntax, the entry point, and findings that suggest a cheat.
 
 They need no device, and reject a hopeless kernel in milliseconds. A finding is a label with evidence: a line of the
-source and its meaning. ``cheat`` is reserved for code that has no other use in a kernel. A source can only arouse the
-suspicion of most cheats, which are caught by their behavior. Nothing of the source is executed, imported or unpickled.
+source and its meaning. ``cheat`` is reserved for code that has no other use in a kernel. Most cheats can only be
+suspected from the source, and are caught by their behavior. Nothing of the source is executed, imported or unpickled.
 
 Findings come from :mod:`workers.judge.pipeline.rules` and from kernelguard, a second opinion. Both have a limit of
 CPU time, because a source can be written to delay them: kernelguard's regular expressions are slow on some texts.
