@@ -330,7 +330,7 @@ def empty_kernel_ns() -> float:
 
 
 def _span(work: Callable[[], object], *, behind: bool = False) -> float:
-    """Return the nanoseconds of enqueued work. With ``behind`` it follows longer work, so that the host adds no gaps."""
+    """Return the nanoseconds of enqueued work. With ``behind`` it follows longer work, so the host adds no gaps."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     if behind:
         # Cycles, half a millisecond, in which all work is enqueued.
