@@ -41,6 +41,8 @@ _HABITS: Final = (
 )
 #: Spans that are not prose: roles, code, links' targets, quoted words.
 _SPANS: Final = re.compile(r":[\w:]+:`[^`]*`|``[^`]*``|`[^`]*`|\]\([^)]*\)|https?://\S+|\"[^\"]*\"|<[^>]*>")
+#: Signs that a string is SQL or source.
+_CODE: Final = re.compile(r"\b(?:SELECT|INSERT|UPDATE|DELETE|CREATE|ALTER|WITH|FROM)\b|[={}]|def |\\")
 _SECTION: Final = re.compile(r"(?:Args|Attributes|Returns|Raises|Yields|Note|Example|Examples):$")
 
 
@@ -123,7 +125,7 @@ def _docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
 
 def _message(line: int, text: str) -> Iterator[tuple[int, str, bool]]:
     """Yield a string if it is prose: words on one line that are no SQL and no source."""
-    is_code = "\n" in text or re.search(r"\b(?:SELECT|INSERT|UPDATE|DELETE|CREATE|ALTER|WITH|FROM)\b|[={}]|def |\\", text)
+    is_code = "\n" in text or _CODE.search(text)
     if not is_code and len(re.findall(r"[A-Za-z]{2,}", text)) > 2:
         yield line, text.strip(), False
 

@@ -293,8 +293,8 @@ def _prepare(**_: Any) -> None:
     TaskPool.watch(judges.status_page)
     _ = app.backend  # looked up at a task's end; a child would import it anew
     # Before every fork the pool collects garbage, which with torch takes 60 ms, and none of this is garbage.
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _database(config: Config, slot: Slot) -> Engine:

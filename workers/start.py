@@ -26,22 +26,24 @@ _OWN: Final = (READY_VARIABLE, SETTINGS_VARIABLE)
 
 
 def main() -> NoReturn:
-    """Fork the slot's fork server and seat, then become its worker. Arguments: those of ``celery -A … ``."""
-    gc.disable()  # its searches are a tenth of the imports' time, and find nothing
+    """Fork the slot's fork server and judge supervisor, then become its worker.
+
+    Arguments: those of ``celery -A … ``.
+    """
+    # Garbage collection takes a tenth of the imports' time and finds nothing. Forks and workers.app enable it again.
+    gc.disable()
     from workers.judge.candidate import harness  # torch: not for who only becomes a worker
     from workers.judge.forkserver import server
 
     harness.preload()
-    gc.enable()
+    gc.freeze()  # what was loaded stays, here and in all that is forked
     slot = Slot.from_environment()
     launch.prepare_scratch(slot)
-    # What was loaded stays, here and in all that is forked.
-    gc.collect()
-    gc.freeze()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
+        gc.enable()
         ours.close()
         for variable in (*_OWN, PAGE_VARIABLE):
             os.close(int(os.environ.pop(variable)))
@@ -60,8 +62,12 @@ def become_worker(application: str) -> NoReturn:
     with os.fdopen(int(os.environ.pop(SETTINGS_VARIABLE)), "rb") as stream:
         os.environ.update(json.load(stream))
     logs.configure_early(slot=Slot.from_environment().name)  # Celery has it done later than its first signal
-    sys.argv = ["celery", "--quiet", "-A", application, *sys.argv[1:]]
-    importlib.import_module("celery.__main__").main()
+    # Not celery.__main__, which imports all other commands, Flower among them.
+    from celery.bin.base import CLIContext
+    from celery.bin.worker import worker
+
+    app = importlib.import_module(application).app
+    worker.main(sys.argv[2:], "celery", obj=CLIContext(app=app, no_color=True, workdir=None, quiet=True))
     sys.exit(0)
 
 

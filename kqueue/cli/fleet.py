@@ -81,7 +81,7 @@ def up(
     _tell(f"starting a fleet in {config.home_path}")
     with_flower, with_http = has_flower() and not no_flower, has_http() and not no_http
     try:
-        with LocalFleet(config, flower=with_flower, http=with_http, report=_tell) as fleet:
+        with LocalFleet(config, flower=with_flower, http=with_http, fork=True, report=_tell) as fleet:
             if asked:
                 # The signal came where Python discards exceptions, such as in a fork's callbacks.
                 raise KeyboardInterrupt

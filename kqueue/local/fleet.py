@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import gc
+import importlib
 import importlib.util
 import json
 import logging
@@ -15,10 +17,10 @@ import socket
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from pydantic import SecretStr
@@ -57,7 +59,10 @@ _PAUSE_S: Final = (1.0, 30.0)
 _LASTED_S: Final = 60.0
 #: The file of the unix socket on which HTTP is served.
 _HTTP_SOCKET: Final = "http.sock"
-#: The module that the supervisor runs for each slot.
+#: Runs a module. -P: a folder named `workers` where the user stands is not ours.
+_PYTHON: Final = (sys.executable, "-P", "-m")
+#: The supervisor's module, and the one that it runs for each slot.
+_SUPERVISOR: Final = "workers.fleet"
 _WORKER: Final = "workers.start"
 
 
@@ -93,6 +98,7 @@ class LocalFleet:
         flower: bool = False,
         http: bool = False,
         durable: bool = True,
+        fork: bool = False,
         report: Callable[[str], None] = _log.info,
     ) -> None:
         """Name the settings; nothing is started yet.
@@ -102,6 +108,8 @@ class LocalFleet:
             flower: whether Flower is started too.
             http: whether `kqueue serve` is started too.
             durable: whether the embedded database survives a power failure; False is for tests.
+            fork: whether the supervisor, Flower and HTTP are forks of this process, which share its imports. It must
+                do nothing but own the fleet, and have no other thread.
             report: is given one line for whatever happens: each part that comes up, is late, dies or runs again.
         """
         self.config = config
@@ -113,6 +121,7 @@ class LocalFleet:
         self._flower = flower
         self._http = http
         self._durable = durable
+        self._fork = fork
         self._report = report
         self._parts: list[_Supervised] = []
         self._workers: _Workers | None = None
@@ -150,11 +159,13 @@ class LocalFleet:
                     "`kqueue status` says who keeps them waiting"
                 )
             self._start_services(home)
+            if self._fork:
+                _load([_SUPERVISOR, *(module for web in webs for module in web.modules)])
             workers = self._start_workers(home)
             if http is not None:
                 self._admit_owner(home)
             for web in webs:
-                web.config = self.config
+                web.config, web.fork = self.config, self._fork
                 self._exit.callback(web.stop)
                 self._start_part(web.name, web)
             self._wait(workers)
@@ -253,7 +264,7 @@ class LocalFleet:
             missing = [one for one in self._parts if not one.came_up()]
             if workers not in missing and all(one.late for one in missing):
                 return
-            time.sleep(_LOOK_S / 5)
+            time.sleep(_LOOK_S / 2)
 
     def _start_services(self, home: Path) -> None:
         addresses: dict[str, SecretStr] = {}
@@ -273,16 +284,15 @@ class LocalFleet:
         from kqueue.store import schema
         from kqueue.store.engine import connect
 
-        workers = _Workers(self.config, home / "logs" / "workers.log", self.slots, self._report)
-        self._exit.callback(workers.stop)
-        self._workers = workers
-        # Its imports take longer than the migration, for which it waits.
-        started = self._start_part("the worker fleet", workers)
         schema.upgrade(self.config.require_database())
         self._engine = connect(self.config.require_database(), application="kqueue-fleet", pool_size=1)
         self._exit.callback(self._engine.dispose)
+        workers = _Workers(self.config, home / "logs" / "workers.log", self.slots, self._report)
+        workers.fork = self._fork
         workers.forget_earlier()
-        return started
+        self._exit.callback(workers.stop)
+        self._workers = workers
+        return self._start_part("the worker fleet", workers)
 
     def _admit_owner(self, home: Path) -> None:
         """Make the two credentials of the fleet's owner over HTTP: a unix socket, and a token for this run."""
@@ -347,6 +357,7 @@ class _Workers:
         self, config: Config, log: Path, slots: Callable[[], list[LiveWorker]], report: Callable[[str], None]
     ) -> None:
         self.warm = False
+        self.fork = False
         self._config = config
         self._log = log
         self._slots = slots
@@ -357,12 +368,13 @@ class _Workers:
         self._came = False
 
     def start(self) -> None:
-        self._child = Child(
-            worker_command(),
+        self._child = _start(
+            (_SUPERVISOR,),
+            self._config.environment(),
             log=self._log,
-            environment=dict(os.environ) | self._config.environment(),
             # What it does with SIGINT is to stop without waiting for evaluations.
             death_signal=signal.SIGINT,
+            fork=self.fork,
         )
 
     def alive(self) -> bool:
@@ -405,9 +417,13 @@ class _Web:
     asked: str
     #: The setting that names its port.
     setting: str
+    #: The module that it runs, with arguments, and what that imports.
+    words: tuple[str, ...]
+    modules: tuple[str, ...]
 
     def __init__(self, config: Config, log: Path, host: str, port: int, fix: str) -> None:
         self.config = config
+        self.fork = False
         self._log = log
         self._host = host
         self._port = port
@@ -435,21 +451,18 @@ class _Web:
             taken, self._port = self._port, _free_port(self._host, 0)
             report(f"{self.name} takes the port {self._port}, as {taken} is in use; {self._fix} names another")
 
-    def command(self) -> list[str]:
-        """Return the command, which stays in the foreground."""
-        raise NotImplementedError
-
     def environment(self) -> dict[str, str]:
         """Return its environment beside the fleet's settings. Every user of the machine could read arguments."""
         raise NotImplementedError
 
     def start(self) -> None:
-        self._child = Child(
-            [sys.executable, "-P", "-m", *self.command()],
+        self._child = _start(
+            self.words,
+            self.config.environment() | self.environment(),
             log=self._log,
-            environment=dict(os.environ) | self.config.environment() | self.environment(),
             # It keeps nothing; and Flower, stopped at a bad moment, waits for its own threads for ever.
             death_signal=signal.SIGKILL,
+            fork=self.fork,
         )
 
     def alive(self) -> bool:
@@ -476,6 +489,7 @@ class _Flower(_Web):
     name = "Flower"
     asked = "/healthcheck"
     setting = "flower_port"
+    words = modules = ("kqueue.flower",)
 
     def __init__(self, config: Config, log: Path) -> None:
         if not has_flower():
@@ -483,9 +497,6 @@ class _Flower(_Web):
         given = config.flower_auth
         self.auth = given.get_secret_value() if given is not None else f"kqueue:{secrets.token_hex(16)}"
         super().__init__(config, log, config.flower_address, config.flower_port, "KQUEUE_FLOWER_PORT or --flower-port")
-
-    def command(self) -> list[str]:
-        return ["kqueue.flower"]
 
     def environment(self) -> dict[str, str]:
         return {
@@ -502,14 +513,12 @@ class _Http(_Web):
     #: Needs no token and no database, and costs nothing to make.
     asked = "/static/live.js"
     setting = "http_port"
+    words, modules = ("kqueue", "serve"), ("kqueue.http.server", "kqueue.web.app")
 
     def __init__(self, config: Config, log: Path) -> None:
         require_http()
         check_access(config)
         super().__init__(config, log, config.http_address, config.http_port, "KQUEUE_HTTP_PORT or --http-port")
-
-    def command(self) -> list[str]:
-        return ["kqueue", "serve"]
 
     def environment(self) -> dict[str, str]:
         return {"KQUEUE_HTTP_PORT": str(self._port)}
@@ -573,6 +582,30 @@ class _Supervised:
                 self.report(str(error))
 
 
+def _load(modules: list[str]) -> None:
+    """Import what forks of this process run, and keep it where no search for garbage writes to its memory."""
+    if not sys.flags.safe_path:
+        del sys.path[0]  # see _PYTHON
+    gc.disable()
+    for module in modules:
+        importlib.import_module(module)
+    gc.freeze()
+    gc.enable()
+
+
+def _start(
+    words: tuple[str, ...], settings: Mapping[str, str], *, log: Path, death_signal: signal.Signals, fork: bool
+) -> Child:
+    """Start a module of ours, ``python -m WORDS``, with settings beside this process's environment."""
+
+    def run() -> Any:
+        sys.argv = [*words]
+        return importlib.import_module("kqueue.cli" if words[0] == "kqueue" else words[0]).main()
+
+    command, environment = [*_PYTHON, *words], {**os.environ, **settings}
+    return Child(command, log=log, environment=environment, death_signal=death_signal, run=run if fork else None)
+
+
 def _others_judge(scratch: Path) -> bool:
     """Return True if another fleet uses the scratch directory, and with it the locks of devices."""
     for directory in scratch.glob("fleet-*"):
@@ -589,8 +622,7 @@ def _others_judge(scratch: Path) -> bool:
 
 def worker_command() -> list[str]:
     """Return the command of this host's workers, which stays in the foreground. Settings come by the environment."""
-    # -P: a folder named `workers` where the user stands is not ours.
-    return [sys.executable, "-P", "-m", "workers.fleet"]
+    return [*_PYTHON, _SUPERVISOR]
 
 
 def require_worker() -> None:

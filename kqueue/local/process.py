@@ -1,5 +1,7 @@
 """Child processes that never outlive their owner, and a lock that gives a directory one owner at a time.
 
+A child is a program of its own, or a fork of its owner that shares the memory of what the owner has imported.
+
 A child dies with the *thread* that started it. Start children from the main thread, or from a thread that
 lives as long as they should.
 """
@@ -15,11 +17,13 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, NoReturn, Self
 
 from kqueue.errors import HomeInUse, LocalFleetError
 
@@ -49,15 +53,17 @@ class Child:
         environment: Mapping[str, str],
         death_signal: signal.Signals = signal.SIGKILL,
         keep: Sequence[int] = (),
+        run: Callable[[], Any] | None = None,
     ) -> None:
-        """Start ``argv``.
+        """Start ``argv``, or fork this process and call ``run`` in the fork.
 
         Args:
-            argv: program and arguments; no shell.
+            argv: program and arguments; no shell. Of a fork it is the command line that others see.
             log: file (mode 0600) to which stdout and stderr are appended.
             environment: the child's entire environment.
             death_signal: the signal to send when the owner dies.
-            keep: descriptors for the child to inherit.
+            keep: descriptors for the child to inherit; a fork has none.
+            run: what a fork does; its result is as for :func:`sys.exit`. This process must have no other thread.
 
         Raises:
             LocalFleetError: the program cannot be started.
@@ -76,16 +82,20 @@ class Child:
 
         output = _open_log(log)
         try:
-            self._process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=dict(environment),
-                start_new_session=True,
-                pass_fds=tuple(keep),
-                preexec_fn=in_child,
-            )
+            self._process: subprocess.Popen[bytes] | _Fork
+            if run is not None:
+                self._process = _Fork(lambda: _become(run, argv, output, environment, in_child))
+            else:
+                self._process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=dict(environment),
+                    start_new_session=True,
+                    pass_fds=tuple(keep),
+                    preexec_fn=in_child,
+                )
         except OSError as error:
             raise LocalFleetError(f"cannot start {argv[0]}: {error}") from error
         finally:
@@ -115,13 +125,15 @@ class Child:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` seconds for it to end. Return True if it has ended."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout_s)
-        return not self.alive()
+        deadline = time.monotonic() + timeout_s
+        while (alive := self.alive()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return not alive
 
     def send(self, signum: signal.Signals) -> None:
         """Send it a signal, unless it has ended."""
-        self._process.send_signal(signum)
+        if self.alive():
+            os.kill(self.pid, signum)
 
     def stop(self, *steps: tuple[signal.Signals, float]) -> None:
         """End the process.
@@ -151,6 +163,74 @@ class Child:
     def last_words(self) -> str:
         """Return how it ended, and the end of its log."""
         return f"ended with status {self.status}. The end of {self.log}:\n{self.tail()}"
+
+
+class _Fork:
+    """A fork of this process, with what :class:`Child` uses of :class:`subprocess.Popen`."""
+
+    def __init__(self, become: Callable[[], NoReturn]) -> None:
+        """Fork; ``become`` is called in the fork, with all signals blocked."""
+        self._status: int | None = None
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            self.pid = os.fork()
+            if self.pid == 0:
+                become()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def poll(self) -> int | None:
+        if self._status is None:
+            pid, status = self.pid, 0
+            with contextlib.suppress(ChildProcessError):  # it is gone, as SIGCHLD is ignored
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._status = os.waitstatus_to_exitcode(status) if pid else None
+        return self._status
+
+
+def _become(
+    run: Callable[[], Any], argv: Sequence[str], log: int, environment: Mapping[str, str], set_up: Callable[[], None]
+) -> NoReturn:
+    """Give a fork what a new program would have, call ``run``, and end: nothing returns into the owner's frames."""
+    status = 1
+    try:
+        os.setsid()
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        for descriptor, source in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
+            os.dup2(source, descriptor)
+        for descriptor in {int(entry) for entry in os.listdir("/proc/self/fd")} - {0, 1, 2}:  # noqa: PTH208
+            with contextlib.suppress(OSError):  # that of the list
+                os.close(descriptor)
+        # New ones: what the owner's buffers hold is the owner's.
+        sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+        os.environ.clear()
+        os.environ.update(environment)
+        _show(argv)
+        set_up()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.exit(run())
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+    except BaseException:  # noqa: BLE001 -- as above
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os._exit(status)
+
+
+def _show(argv: Sequence[str]) -> None:
+    """Have others see this as this process's command line, cut to the room that its own has."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, room = int(fields[45]), int(fields[46]) - int(fields[45])
+    words = "\0".join([Path(argv[0]).name, *argv[1:]]).encode()
+    if start:
+        ctypes.memmove(start, words[: room - 1].ljust(room, b"\0"), room)
 
 
 def log_tail(log: Path, lines: int = 20) -> str:

@@ -60,14 +60,14 @@ class Family:
         """The fork server of a worker."""
         return next((pid for pid in self._children(worker) if name(pid) == "kq-forkserver"), None)
 
-    def seat(self, worker: int) -> int | None:
+    def judge_supervisor(self, worker: int) -> int | None:
         """The parent of a worker's judge."""
-        return next((pid for pid in self._children(worker) if name(pid) == "kq-seat"), None)
+        return next((pid for pid in self._children(worker) if name(pid) == "kq-judge-super"), None)
 
     def judges(self, worker: int) -> list[int]:
         """A worker's judge, if it has one at present."""
-        seat = self.seat(worker)
-        return self._children(seat) if seat else []
+        judge_supervisor = self.judge_supervisor(worker)
+        return self._children(judge_supervisor) if judge_supervisor else []
 
     def task_processes(self, worker: int) -> list[int]:
         """The children of a worker that see to a task, or wait for one."""

@@ -24,8 +24,8 @@ from tests.chaos.family import Family, below, words
 #: How often each act comes in a round.
 ROUND: Final = {
     "judge killed": 6,
-    "clerk killed": 4,
-    "seat killed": 1,
+    "task process killed": 4,
+    "judge-supervisor killed": 1,
     "worker killed": 2,
     "worker told to end": 1,
     "worker told to quit": 1,
@@ -48,23 +48,14 @@ _AFTERMATH_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One act.
-
-    Attributes:
-        action: a key of :data:`ROUND`.
-        at: when it began, in seconds since 1970.
-        until: when what it struck was whole again, or gone for good.
-        worker: the pid of the only worker whose evaluations it may have cost; None where it struck all.
-        pid: the process it struck.
-        note: what did not go as it should; empty as a rule.
-    """
+    """One act, a key of :data:`ROUND`, and the process that it struck. Times are in seconds since 1970."""
 
     action: str
     at: float
-    until: float
-    worker: int | None
+    until: float  #: what it struck was whole again, or gone for good
+    worker: int | None  #: the pid of the only worker whose evaluations it may have cost; None for all
     pid: int
-    note: str = ""
+    note: str = ""  #: what did not go as it should
 
     @property
     def harmless(self) -> bool:
@@ -76,15 +67,7 @@ class Monkey(threading.Thread):
     """Acts on a fleet until told to stop. ``events`` is its log."""
 
     def __init__(self, family: Family, database_url: str, redis_url: str, *, seed: int, every_s: float) -> None:
-        """Name the fleet; it begins with :meth:`start`.
-
-        Args:
-            family: the processes.
-            database_url: libpq's URL of Postgres.
-            redis_url: redis-py's URL of Valkey.
-            seed: of the order of acts and of the pauses.
-            every_s: the mean pause between two acts.
-        """
+        """Name the fleet, with URLs of libpq and redis-py; the mean pause between two acts is `every_s`."""
         super().__init__(name="monkey", daemon=True)
         self.events: list[Event] = []
         self._family = family
@@ -129,11 +112,11 @@ class Monkey(threading.Thread):
         if not workers:
             return None
         worker = workers[int(choice * len(workers))]
-        if subject in ("judge", "clerk"):
+        if subject in ("judge", "task"):
             found = self._family.judges(worker) if subject == "judge" else self._family.task_processes(worker)
             return self._kill(action, found[0], worker) if found else None
-        if subject in ("fork", "seat"):
-            served = self._family.forkserver(worker) if subject == "fork" else self._family.seat(worker)
+        if subject in ("fork", "judge-supervisor"):
+            served = self._family.forkserver(worker) if subject == "fork" else self._family.judge_supervisor(worker)
             return self._kill(action, served, worker, waits_for=worker) if served else None
         number = {"killed": signal.SIGKILL, "told to end": signal.SIGTERM, "told to quit": signal.SIGQUIT}[verb]
         return self._kill(action, worker, worker, number, waits_for=worker)

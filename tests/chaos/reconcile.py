@@ -33,13 +33,7 @@ _ATTEMPTS: Final = text("""
 
 @dataclass
 class Reconciliation:
-    """What was found.
-
-    Attributes:
-        counts: how many of what, for the table; those in :attr:`faults` are defects, and must be none.
-        faults: what must not be, a line for each.
-        struck: for each act of chaos, how many attempts it cost.
-    """
+    """What was found: figures for the table, a line for each fault, and how many attempts each act of chaos cost."""
 
     counts: dict[str, int] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
@@ -49,19 +43,12 @@ class Reconciliation:
 def reconcile(
     engine: Engine, batch: str, accepted: Mapping[UUID, str], expected: Mapping[str, Category], events: Iterable[Event]
 ) -> Reconciliation:
-    """Compare.
+    """Compare all that was submitted as `batch` with what producers were told and what each entry's category is.
 
     An attempt that ended by the fleet's fault is explained by an act of chaos, other than on Redis, that struck its
     worker, or all workers, while it ran; one that could not be timed, by an act on any worker: what that leaves dies
     on the same device. A verdict other than the expected one is explained where it puts the blame on the fleet and
     each attempt of its evaluation is explained so.
-
-    Args:
-        engine: the database.
-        batch: the name under which all was submitted.
-        accepted: what producers were told: evaluations by id, with the names of their entries.
-        expected: the category of each entry.
-        events: the log of chaos.
     """
     acts = [act for act in events if not act.harmless]
     with engine.connect() as connection:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 from uuid import UUID
@@ -60,8 +59,8 @@ class Whole:
         return [attempt for identity in ids for attempt in services.attempts(identity)]
 
 
-def strays(stand_in: Sequence[str] = STAND_IN) -> list[int]:
-    """Return descendants of this process's supervisors beyond workers, fork servers, seats, clerks and spare clerks."""
+def strays() -> list[int]:
+    """Return descendants of this process's supervisors that are no part of a worker's family."""
     found: list[int] = []
     for supervisor in _running(os.getpid()):
         if not {"workers.fleet", str(HERE / "run_fleet.py")} & set(words(supervisor)):
@@ -69,9 +68,9 @@ def strays(stand_in: Sequence[str] = STAND_IN) -> list[int]:
         for child in _running(supervisor):
             if _works(child):  # not a GPU health watcher or a GPU test
                 task_processes = [pid for pid in _running(child) if _works(pid) and name(pid)[:3] != "kq-"]
-                servers = [pid for pid in _running(child) if name(pid) == "kq-forkserver" or words(pid) == stand_in]
-                seats = [pid for pid in _running(child) if name(pid) == "kq-seat"]
-                found += set(_running(child)) - {*task_processes[:2], *servers[:1], *seats[:1]}
+                servers = [pid for pid in _running(child) if name(pid) == "kq-forkserver" or words(pid) == STAND_IN]
+                judge_supervisors = [pid for pid in _running(child) if name(pid) == "kq-judge-super"]
+                found += set(_running(child)) - {*task_processes[:2], *servers[:1], *judge_supervisors[:1]}
                 # Judges stay, and references and a candidate are kept for later evaluations for a while.
                 others = [pid for one in _running(child) for pid in below(one) if running(pid)]
                 found += [pid for pid in others if name(pid) not in ("kq-reference", "kq-judge") and not waits(pid)]

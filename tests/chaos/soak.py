@@ -1,11 +1,9 @@
 """A long run of the gallery while parts of the fleet are killed at random: `python tests/chaos/soak.py`.
 
-Starts `kqueue up` in a temporary home and keeps its queue filled with quick evaluations of the gallery, right and
-wrong kernels mixed, while a seeded :mod:`monkey <tests.chaos.monkey>` kills judges, workers, their fork servers and the
-supervisor, kills and stops Redis and Postgres, and empties Redis. What died is started again by the product alone.
-At the end everything is reconciled: each accepted evaluation has one verdict, each verdict is the gallery's expected
-one unless the log of chaos proves the fleet's fault, no process is left, no parent has gained descriptors, sockets or
-memory. Prints tables; exit status 0 only if all of that holds. `--out` has everything as JSON.
+Starts `kqueue up` in a temporary home and keeps its queue filled with quick evaluations of the gallery while a seeded
+:mod:`monkey <tests.chaos.monkey>` strikes. At the end everything is reconciled: each accepted evaluation has one
+verdict, each verdict is the gallery's expected one unless the log of chaos proves the fleet's fault, no process is
+left, no parent has gained descriptors, sockets or memory. Exit status 0 only if all of that holds.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import os
 import random
 import shutil
 import signal
-import statistics
 import sys
 import tempfile
 import time
@@ -176,7 +173,7 @@ def _run(options: argparse.Namespace, root: Path, table: dict[str, Entry], fleet
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(record, indent=1, default=str) + "\n", encoding="utf-8")
-    _show(found, watch, monkey.events, record)
+    _show(found, monkey.events, record)
     return 1 if found.faults else 0
 
 
@@ -334,32 +331,11 @@ def _last_faults(
     return faults
 
 
-def _show(found: Reconciliation, watch: Watch, events: Sequence[Event], record: dict[str, Any]) -> None:
+def _show(found: Reconciliation, events: Sequence[Event], record: dict[str, Any]) -> None:
     print_table(("what", "n"), found.counts.items(), title="reconciliation")
     acts = Counter(event.action for event in events)
-    rows = [
-        (
-            action,
-            n,
-            found.struck[action],
-            f"{statistics.median(e.until - e.at for e in events if e.action == action):.1f}",
-        )
-        for action, n in sorted(acts.items())
-    ]
-    print_table(("act of chaos", "n", "attempts", "whole again after s"), rows)
-    lives: dict[str, Any] = {}
-    for life in watch.lives():
-        lives.setdefault(life.role, life)
-    rows = [
-        (life.role, f"{life.seconds:.0f}", *(f"{a} to {b}" for a, b in (life.descriptors, life.sockets)),
-         f"{life.own_bytes[0] >> 20} to {life.own_bytes[1] >> 20}")
-        for life in lives.values()
-    ]  # fmt: skip
-    print_table(("the longest life of a", "lasted s", "descriptors", "sockets", "own memory, MiB"), rows)
-    if record["gpu_bytes"]["idle"] is not None:
-        print(
-            f"GPUs' memory: {record['gpu_bytes']['idle'] >> 20} MiB idle, {record['gpu_bytes']['end'] >> 20} at the end"
-        )
+    rows = [(action, n, found.struck[action]) for action, n in sorted(acts.items())]
+    print_table(("act of chaos", "n", "attempts"), rows)
     for fault in found.faults:
         print(f"FAULT {fault}")
     print(

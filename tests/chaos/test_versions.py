@@ -1,4 +1,4 @@
-"""Two hosts that judge for real: one store of builds for both, and a newer version on one host after the other."""
+"""Two hosts that judge for real: a newer version on one host after the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kqueue.store import schema
 from tests.chaos.network import Network
 from tests.chaos.rig import PATIENCE_S
 from tests.chaos.version import OtherVersion
-from tests.judge.extension import PROBLEM, QUICK, kernel
+from tests.judge.extension import PROBLEM, QUICK
 from tests.store.steps import change
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
@@ -47,29 +47,6 @@ def start_host(network: Network, start_fleet: Any) -> Any:
         return start_fleet(true=True, prefix=network.on(host), **addresses, **more)
 
     return start
-
-
-def test_a_build_of_one_host_is_used_on_the_other(services: Any, start_host: Any, tmp_path: Path) -> None:
-    """Their scratch is their own, the store is one: what was compiled on one is not compiled on the other."""
-    store = tmp_path / "builds"
-    fleets = [start_host(host, build_store=str(store)) for host in range(2)]
-    fields = {"problem": PROBLEM, "kernel": kernel(), "backend": "cpp", "lane": "cpu", "settings": QUICK}
-    with Client(services.config()) as client:
-        first = client.evaluate(**fields, timeout=PATIENCE_S)
-        seen: list[Verdict] = []
-        while {_host(verdict) for verdict in [first, *seen]} != {"host-0", "host-1"}:
-            assert len(seen) < 40, "one host never judged"
-            # As many as there are slots, so that each host gets one unless the other is quicker twice.
-            seen += client.wait_all(client.submit_batch([fields] * 2), timeout=PATIENCE_S)
-    assert {verdict.category for verdict in [first, *seen]} == {"passed"}
-    built = first.evidence.build
-    assert (built.where, built.libraries) == ("builder", 1)
-    for verdict in seen:
-        found = verdict.evidence.build
-        assert (found.where, found.key, found.earlier_seconds) == ("store", built.key, built.seconds)
-    assert [path.name for path in store.iterdir()] == [built.key]
-    for fleet in fleets:
-        assert fleet.stop(signal.SIGTERM) == 0
 
 
 def test_a_fleet_that_the_schema_has_left_behind_may_be_stopped(services: Any, start_fleet: Any, whole: Any) -> None:

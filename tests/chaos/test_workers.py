@@ -20,8 +20,6 @@ import pytest
 from kqueue import broker
 from kqueue.store import evaluations
 from kqueue.store import workers as registry
-from tests.chaos import rig
-from tests.chaos.family import words
 from tests.chaos.rig import PATIENCE_S, kill_tree, worker_of
 from tests.fleet.told import renewing
 from tests.store.steps import change
@@ -118,12 +116,6 @@ def running_fleet(start_fleet: Callable[..., Any], clock: Clock) -> Callable[[],
 def fleet(running_fleet: Callable[[], Any]) -> Any:
     """One worker, shared by the module's tests, some of which end it."""
     return running_fleet()
-
-
-def test_a_process_too_many_would_be_seen(services: Any, fleet: Any) -> None:
-    """What must hold in the end is looked for where it would be."""
-    services.until(lambda: rig.strays() == [])
-    assert [words(pid) for pid in rig.strays(["another program"])] == [["sleep", "infinity"]]
 
 
 def test_a_worker_told_to_end_finishes_first(services: Any, fleet: Any, whole: Any) -> None:

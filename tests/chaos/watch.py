@@ -176,7 +176,7 @@ class Watch(threading.Thread):
         for worker in family.workers():
             # Importing takes long on a busy machine; with its first child it is nearly ready.
             if family.task_processes(worker):
-                served = {family.forkserver(worker): "fork server", family.seat(worker): "seat"}
+                served = {family.forkserver(worker): "fork server", family.judge_supervisor(worker): "judge supervisor"}
                 found |= {worker: "worker"} | {pid: role for pid, role in served.items() if pid}
                 found |= dict.fromkeys(family.judges(worker), "judge")
         return found

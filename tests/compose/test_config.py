@@ -101,19 +101,6 @@ def test_a_stop_waits_for_the_longest_evaluation(merged: dict[str, Any]) -> None
     assert 3600 * hours + 60 * minutes + seconds > hard_limit_s(Deadlines().total_s) + 10
 
 
-def test_long_lived_services_are_watched_and_restarted(merged: dict[str, Any]) -> None:
-    """What should run for ever has a health check and comes back; the migration runs once, before workers."""
-    services = merged["services"]
-    for name in ("redis", "postgres", "worker", "flower", "http"):
-        assert services[name]["restart"] == "unless-stopped", name
-        assert services[name]["healthcheck"]["test"], name
-        assert services[name]["init"] is True, name
-    assert services["migrate"]["restart"] == "no"
-    # An upgrade runs it while the old worker works, and touches nothing else by that.
-    assert set(services["migrate"]["depends_on"]) == {"postgres"}
-    assert services["worker"]["depends_on"]["migrate"]["condition"] == "service_completed_successfully"
-
-
 def test_each_service_knows_its_own_secrets_only(merged: dict[str, Any], secret_values: dict[str, str]) -> None:
     """No service is given a password that is not its own; the owner's is for jobs."""
     wanted = {
@@ -134,18 +121,6 @@ def test_each_service_knows_its_own_secrets_only(merged: dict[str, Any], secret_
     for service, definition in services.items():
         given = json.dumps(definition)
         assert {name for name, value in secret_values.items() if value in given} == wanted[service], service
-
-
-def test_redis_keeps_its_messages_and_lets_in_nobody_without_a_name(merged: dict[str, Any]) -> None:
-    """Messages are in a volume and never dropped. The default user is off; only people's own may do everything."""
-    lines = merged["configs"]["redis"]["content"].splitlines()
-    assert {"appendonly yes", "appendfsync everysec", "maxmemory-policy noeviction"} <= set(lines)
-    [volume] = merged["services"]["redis"]["volumes"]
-    assert f"dir {volume['target']}" in lines
-    users = {line.split()[1]: line for line in lines if line.startswith("user ")}
-    assert set(users) == {"default", "operator", "producer", "worker", "flower"}
-    assert users["default"] == "user default off"
-    assert [name for name, line in users.items() if "@" in line.split(">")[-1]] == ["operator"]
 
 
 def test_make_env_makes_what_lacks(compose: Compose, tmp_path: Path) -> None:
@@ -169,18 +144,6 @@ def test_make_env_makes_what_lacks(compose: Compose, tmp_path: Path) -> None:
     assert again.pop("MINE") == "1"
     assert again.pop("REDIS_FLOWER_PASSWORD") != made.pop("REDIS_FLOWER_PASSWORD")
     assert again == made
-
-
-def test_gpus_are_reserved_only_where_they_are_wanted(merged: dict[str, Any]) -> None:
-    """The worker gets every GPU of the host and never falls back on the CPU; the CPU's file on top asks for none."""
-    worker = merged["services"]["worker"]
-    if worker["build"]["target"] != "worker-cpu":
-        devices = worker["deploy"]["resources"]["reservations"]["devices"]
-        assert [(d["driver"], d["count"], d["capabilities"]) for d in devices] == [("nvidia", -1, ["gpu"])]
-        assert (worker["environment"]["KQUEUE_GPUS"], worker["environment"]["KQUEUE_CPU_SLOTS"]) == ("all", "0")
-    else:
-        assert not worker["deploy"].get("resources")
-        assert worker["environment"]["KQUEUE_GPUS"] == "none"
 
 
 def test_example_names_every_setting() -> None:

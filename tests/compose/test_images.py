@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import tomllib
-
-import pytest
 
 from tests.compose.program import ROOT
 
@@ -34,12 +31,3 @@ def test_an_unknown_extra_breaks_the_build() -> None:
     done = required("server,htpp")
     assert (done.returncode, done.stdout) == (1, "")
     assert "htpp" in done.stderr
-
-
-@pytest.mark.parametrize("file", ["docker/Dockerfile", "docker-compose.yml"])
-def test_the_images_extras_exist(file: str) -> None:
-    """The names in the files are those of pyproject.toml."""
-    found = re.findall(r"(?:install\.sh |CLIENT_EXTRAS(?:=|:-))([a-z]+(?:,[a-z]+)+)", (ROOT / file).read_text())
-    assert found
-    for extras in found:
-        assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])

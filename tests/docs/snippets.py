@@ -55,20 +55,14 @@ def run(text: str, names: dict[str, Any]) -> None:
 
 
 def faults(text: str) -> list[str]:
-    """What a snippet names of this repository and what is not there: modules, names, methods, keywords."""
+    """What a snippet names of this repository and what is not there: modules, and names in them."""
     tree = ast.parse(text)
     names, found = imports(tree)
-    classes = made(tree, names)
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            what = classes.get(node.value.id, names.get(node.value.id))
+            what = names.get(node.value.id)
             if what is not None and not hasattr(what, node.attr):
                 found.append(f"{node.value.id} has no {node.attr}")
-        elif isinstance(node, ast.Call):
-            called = resolved(node.func, names | classes)
-            if isinstance(node.func, ast.Name) and node.func.id in classes:
-                called = resolved(ast.Attribute(node.func, "__call__"), classes)
-            found += [f"no keyword {word}" for word in unknown(called, [one.arg for one in node.keywords if one.arg])]
     return found
 
 
@@ -86,31 +80,6 @@ def imports(tree: ast.AST) -> tuple[dict[str, Any], list[str]]:
                 except AttributeError:
                     found.append(f"{node.module} has no {one.name}")
     return names, found
-
-
-def made(tree: ast.AST, names: dict[str, Any]) -> dict[str, Any]:
-    """The classes of what a snippet makes, by the names that it gives that."""
-    classes: dict[str, Any] = {}
-    for node in ast.walk(tree):
-        bound: list[tuple[ast.expr | None, ast.expr]] = []
-        if isinstance(node, ast.withitem):
-            bound = [(node.optional_vars, node.context_expr)]
-        elif isinstance(node, ast.Assign):
-            bound = [(target, node.value) for target in node.targets]
-        for target, value in bound:
-            if isinstance(target, ast.Name) and isinstance(value, ast.Call):
-                kind = resolved(value.func, names)
-                classes |= {target.id: kind} if inspect.isclass(kind) else {}
-    return classes
-
-
-def unknown(called: Any, words: list[str]) -> list[str]:
-    """The keywords that a callable does not take; none where it is not known or takes any."""
-    if not words or not callable(called):
-        return []
-    parameters = inspect.signature(called).parameters.values()
-    takes = {one.name for one in parameters}
-    return [] if any(one.kind is one.VAR_KEYWORD for one in parameters) else [one for one in words if one not in takes]
 
 
 def imported(module: str, name: str) -> Any:
@@ -139,13 +108,6 @@ def imported(module: str, name: str) -> Any:
 def ours(module: str) -> bool:
     """Whether a module is of this repository."""
     return module.partition(".")[0] in {"kqueue", "workers"}
-
-
-def resolved(node: ast.expr, names: dict[str, Any]) -> Any:
-    """What an expression such as ``kqueue.judge`` or ``kq.submit`` is; None if that is not known."""
-    if isinstance(node, ast.Name):
-        return names.get(node.id)
-    return getattr(resolved(node.value, names), node.attr, None) if isinstance(node, ast.Attribute) else None
 
 
 if __name__ == "__main__":

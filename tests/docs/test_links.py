@@ -79,14 +79,3 @@ def test_documents_that_programs_name_exist() -> None:
     assert len(programs) > 200
     named = {(path, target) for path in programs for target in NAMED.findall(path.read_text(errors="replace"))}
     assert [(path, fault) for path, target in named if (fault := missing(target, ROOT / "README.md"))] == []
-
-
-def test_a_broken_link_is_seen(tmp_path: Path) -> None:
-    """Headings become anchors as on GitHub, a repeated one gets a number, and anything else is missing."""
-    document = tmp_path / "a.md"
-    document.write_text("# One, two: `three`!\n\n## Again\n\n```\n# not this\n```\n\n## Again\n")
-    for anchor in ("one-two-three", "again", "again-1"):
-        assert missing(f"#{anchor}", document) is None
-    for target in ("b.md", "#not-this", "#again-2", "a.md#Again"):
-        assert missing(target, document) is not None
-    assert LINK.findall('[a](<b.md>), [b](#x), ![a](a.png "title")') == ["b.md", "#x", "a.png"]

@@ -8,9 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer.main
-
-from kqueue.cli import app
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,17 +20,6 @@ def test_generated_parts_are_up_to_date() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_every_command_has_a_row() -> None:
-    """The table names each command of `kqueue` and of its groups."""
-    table = (ROOT / "docs" / "cli.md").read_text().partition("<!-- commands")[2].partition("<!-- end of commands")[0]
-    rows = {tuple(words.split()[:2]) for words in re.findall(r"`kqueue ([a-z ]+)`", table)}
-    commands = typer.main.get_command(app).commands
-    shown = {name: command for name, command in commands.items() if not command.hidden}
-    assert {row[0] for row in rows} == set(shown)
-    for group in ("db", "gpu", "probe", "token"):
-        assert {row[1] for row in rows if row[0] == group} == set(shown[group].commands)
-
-
 def test_make_help_lists_every_target() -> None:
     """Each target of the Makefile says in `make help` what it does."""
     phony = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -41,15 +27,6 @@ def test_make_help_lists_every_target() -> None:
     shown = subprocess.run(["make", "-s", "-C", ROOT, "help"], capture_output=True, text=True, check=True).stdout
     rows = dict(re.findall(r"^make ([a-z-]+) +(\S.*)$", shown, re.MULTILINE))
     assert set(rows) == set(phony[1].split())
-
-
-def test_every_folder_of_tests_has_a_row() -> None:
-    """CONTRIBUTING.md says of each folder of tests what it holds to, and of none that is not there."""
-    document = (ROOT / "CONTRIBUTING.md").read_text()
-    named = set(re.findall(r"^\| .*", document, re.MULTILINE))
-    rows = {path for row in named for path in re.findall(r"`tests/(\w+)`", row.split("|")[1])}
-    folders = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
-    assert rows == folders
 
 
 @pytest.mark.parametrize("package", ["kqueue", "workers", "workers/judge"])

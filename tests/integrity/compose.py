@@ -1,8 +1,9 @@
-"""Completes the corpus's programs: a file holds what is its own, and ``bases/`` holds what many programs share.
+"""Completes the corpus's programs: a file holds what is their own, and ``bases/`` holds what many programs share.
 
-A name that a program uses and does not define comes from its base: an import, a helper, and the honest part that a
-judge insists on. A function ``forward`` becomes the method of a class, and a function ``attack`` that the
-program does not call is called at the end. A program that lacks nothing stays as it is::
+Most files hold several programs, each below a line ``# %% NAME``. A name that a program uses and does not define comes
+from its base: an import, a helper, and the honest part that a judge insists on. A function ``forward`` becomes the
+method of a class, and a function ``attack`` that the program does not call is called at the end. A program that lacks
+nothing stays as it is::
 
     compose("def forward(self, x):\\n    return x + os.getpid()\\n", "kernel")
 """
@@ -10,6 +11,7 @@ program does not call is called at the end. A program that lacks nothing stays a
 from __future__ import annotations
 
 import ast
+import re
 import symtable
 import textwrap
 from functools import cache
@@ -19,6 +21,12 @@ from typing import Final
 BASES: Final = Path(__file__).resolve().parent / "bases"
 #: Names that every program has, by base; the first is the class that a function ``forward`` belongs to.
 _NEEDED: Final = {"kernel": ["ModelNew"], "problem": ["Model", "get_inputs", "get_init_inputs"]}
+
+
+def programs_of(file: Path) -> dict[str, str]:
+    """Return the programs of a file by name; one without such lines is one program."""
+    parts = re.split(r"(?m)^# %% (\w+)\n", file.read_text(encoding="utf-8"))
+    return dict(zip(parts[1::2], parts[2::2], strict=True)) or {file.stem: parts[0]}
 
 
 def compose(program: str, base: str) -> str:

@@ -1,6 +1,6 @@
 """The corpus of cheats: one small program for each known way to look faster or more right than one is.
 
-Each program is a file under ``programs/`` that holds what is its own; ``compose.py`` adds what it lacks to be one that
+Each program stands in a file under ``programs/`` with what is its own; ``compose.py`` adds what it lacks to be one that
 a model would write. Its docstring says what the cheat does, why it would work with an evaluator that compares and times
 inside the kernel's own process, and what stops it here. *Controls* are honest kernels that look suspicious and must
 pass with an unchanged time.
@@ -25,10 +25,22 @@ from typing import Any, Final
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import Backend, Deadlines, Outcome, Policies, Policy, Request, Settings, Timing, Verdict
-from tests.integrity.compose import compose
+from tests.integrity.compose import compose, programs_of
 
 HERE: Final = Path(__file__).resolve().parent
-EXAMPLES: Final = HERE.parents[1] / "examples" / "problems"
+#: The text of each program, by its folder and name.
+KERNELS: Final = {
+    f"{file.parent.name}/{name}": text
+    for file in sorted((HERE / "programs").rglob("*.py"))
+    for name, text in programs_of(file).items()
+}
+#: The text of each problem of the corpus's own, and of all that it may use.
+OWN_PROBLEMS: Final = {
+    name: text for file in (HERE / "problems").glob("*.py") for name, text in programs_of(file).items()
+}
+PROBLEMS: Final = {
+    file.stem: file.read_text(encoding="utf-8") for file in (HERE.parents[1] / "examples" / "problems").glob("*.py")
+} | OWN_PROBLEMS
 TABLES: Final = ("table_a", "table_b")
 BOTH: Final = frozenset({"cpu", "gpu"})
 CPU: Final = frozenset({"cpu"})
@@ -48,8 +60,8 @@ class Program:
     Attributes:
         name: unique and path-like: ``timing/event_monkeypatch``.
         family: a way of cheating, such as ``side streams unjoined``, or :data:`CONTROL`.
-        problem: the file with the reference.
-        path: the file with the kernel.
+        problem: the name of the reference's text, in :data:`PROBLEMS`.
+        file: the name of the kernel's text, in :data:`KERNELS`; several programs may share one.
         backend: what it is written in.
         lanes: where it can be judged: ``cpu``, ``gpu`` or both.
         expected: the categories that are right.
@@ -70,8 +82,8 @@ class Program:
 
     name: str
     family: str
-    problem: Path
-    path: Path
+    problem: str
+    file: str
     backend: Backend
     lanes: frozenset[str]
     expected: frozenset[Category]
@@ -93,13 +105,12 @@ class Program:
 
     @property
     def mechanism(self) -> str:
-        """What it does, why that would work elsewhere, and what stops it here: the kernel file's docstring."""
-        return ast.get_docstring(ast.parse(self.path.read_text(encoding="utf-8"))) or ""
+        """What it does, why that would work elsewhere, and what stops it here: its docstring."""
+        return ast.get_docstring(ast.parse(KERNELS[self.file])) or ""
 
     def sources(self, kind: str) -> tuple[str, str]:
         """The problem and the kernel with this program's constants, for ``cpu`` or ``gpu``."""
-        of = ((self.problem, "problem"), (self.path, "kernel"))
-        texts = [compose(file.read_text(encoding="utf-8"), base) for file, base in of]
+        texts = [compose(PROBLEMS[self.problem], "problem"), compose(KERNELS[self.file], "kernel")]
         constants = {**self.constants, **(self.cpu_constants if kind == "cpu" else {})}
         for name, value in constants.items():
             changed = [re.sub(rf"(?m)^{name} = .*$", f"{name} = {value!r}", text) for text in texts]
@@ -109,11 +120,7 @@ class Program:
         return texts[0], texts[1]
 
     def request(self, lane: str) -> Request:
-        """What to submit. On the ``cpu`` lane at most 2 checks and 16 timed calls are made.
-
-        Raises:
-            ValueError: the program is not made for this lane.
-        """
+        """What to submit. On the ``cpu`` lane at most 2 checks and 16 timed calls are made."""
         kind = lane.partition(".")[0]
         if kind not in self.lanes:
             raise ValueError(f"{self.name} is for {' and '.join(sorted(self.lanes))}, not for the lane {lane!r}")
@@ -134,7 +141,7 @@ class Program:
             backend=self.backend,
             lane=lane,
             settings=settings,
-            problem_label=self.problem.stem,
+            problem_label=self.problem,
             kernel_label=self.name,
             batch="integrity",
             reuse=False,
@@ -152,16 +159,7 @@ def program(
     file: str | None = None,
     **more: Any,
 ) -> Program:
-    """A line of a table.
-
-    Args:
-        name: of the program; its file is ``programs/<name>.py`` unless ``file`` names another.
-        family: see :class:`Program`, as all that is not named here.
-        expected: one category or several.
-        problem: stem of a file in ``tests/integrity/problems`` or ``examples/problems``.
-        more: further fields of :class:`Program`, and fields of :class:`Settings`.
-    """
-    own = HERE / "problems" / f"{problem}.py"
+    """A line of a table; ``more`` has further fields of :class:`Program`, and fields of :class:`Settings`."""
     settings: dict[str, Any] = {
         "checks": 3,
         "timing": Timing(calls=60, warmup=3),
@@ -171,8 +169,8 @@ def program(
     return Program(
         name=name,
         family=family,
-        problem=own if own.exists() else EXAMPLES / f"{problem}.py",
-        path=HERE / "programs" / f"{file or name}.py",
+        problem=problem,
+        file=file or name,
         backend=Backend(backend),
         lanes=lanes,
         expected=frozenset({expected} if isinstance(expected, Category) else expected),
@@ -217,15 +215,7 @@ class Judgement(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What of an outcome is compared.
-
-    Attributes:
-        category: of the outcome.
-        median_ms: its time in milliseconds, where it has one.
-        basis: whose clock that is of.
-        baseline_ms: the reference's time.
-        precision_downgrade: the label of that name, where values were compared.
-    """
+    """What of an outcome is compared: category, times of kernel and reference, whose clock, and a label."""
 
     category: Category
     median_ms: float | None = None
@@ -242,14 +232,7 @@ class Facts:
 
 
 def judge(program: Program, facts: Facts, lane: str, honest: Facts | None = None) -> Judgement:
-    """Compare an outcome with what is expected.
-
-    Args:
-        program: what was judged.
-        facts: what came of it.
-        lane: where.
-        honest: what came of the honest program, where both were judged alone on a quiet device; else None.
-    """
+    """Compare an outcome with what is expected, and with the honest program's where both had a quiet device."""
     passed = facts.category is Category.PASSED
     verdict = Judgement.OK
     if facts.category.blame in (Blame.FLEET, Blame.NOBODY, Blame.PROBLEM):

@@ -1,12 +1,8 @@
 """The corpus of hostile problems: one small program for each known way to misuse the place of a reference.
 
-Each is a file under ``hostile/``, which ``compose.py`` completes to a problem. Its docstring says what it tries and
-what becomes of it. A program whose attempt succeeds raises an exception that says so, and ends otherwise than
-expected::
-
-    for problem in problems():
-        outcome = rig.judge(problem.request(outside))
-        assert outcome.category in problem.expected
+Each stands in a file under ``hostile/``, and ``compose.py`` completes it to a problem. Its docstring says what it tries
+and what becomes of it. A program whose attempt succeeds raises an exception that says so, and ends otherwise than
+expected.
 """
 
 from __future__ import annotations
@@ -19,9 +15,11 @@ from typing import Any, Final
 
 from kqueue.categories import Category
 from kqueue.contract import Backend, Deadlines, Limits, Request, Settings, Timing
-from tests.integrity.compose import compose
+from tests.integrity.compose import compose, programs_of
 
 HERE: Final = Path(__file__).resolve().parent / "hostile"
+#: The text of each program, by its file and name.
+TEXTS: Final = {f"{file.stem}/{name}": text for file in HERE.glob("*.py") for name, text in programs_of(file).items()}
 #: What programs look for and must not find: in the environment of the judge, and in a file that everybody may read.
 SECRET: Final = "secret-of-the-fleet"
 #: What programs say of themselves that got what they wanted.
@@ -47,12 +45,7 @@ _LATE: Final = Category.REFERENCE_TIMEOUT
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What programs look for on the host, of each run of tests its own.
-
-    Attributes:
-        directory: everybody may read and write it. It holds a file and a socket, and its name is an abstract socket's.
-        port: a listener's on loopback.
-    """
+    """What programs look for on the host: a folder for everybody with a file and a socket, and a port of loopback."""
 
     directory: Path
     port: int
@@ -64,15 +57,10 @@ class Outside:
 
 @dataclass(frozen=True, slots=True)
 class Hostile:
-    """One hostile problem, and what must come of it.
+    """One hostile problem, named by its file and itself, such as ``reach/files``, and the categories that are right.
 
-    Attributes:
-        name: its file's, such as ``reach/files``.
-        expected: the categories that are right.
-        again: those of a second evaluation, where the first one's reference may have been kept; the same where None.
-        replaced: whether that second evaluation must find that the reference is to be replaced.
-        timed: whether the kernel is timed, and so the reference.
-        reference_s: the reference's deadline, in seconds.
+    A second evaluation may find the first one's reference kept: ``again`` has its categories, where they differ, and
+    ``replaced`` says that it must find that the reference is to be replaced.
     """
 
     name: str
@@ -84,17 +72,17 @@ class Hostile:
 
     @property
     def path(self) -> Path:
-        """The file."""
-        return HERE / f"{self.name}.py"
+        """The file that holds it."""
+        return HERE / f"{self.name.partition('/')[0]}.py"
 
     @property
     def mechanism(self) -> str:
         """What it tries and what becomes of it."""
-        return ast.get_docstring(ast.parse(self.path.read_text(encoding="utf-8"))) or ""
+        return ast.get_docstring(ast.parse(TEXTS[self.name])) or ""
 
     def source(self) -> str:
-        """The whole program: what its file lacks is every problem's."""
-        return compose(self.path.read_text(encoding="utf-8"), "problem")
+        """The whole program: what its text lacks is every problem's."""
+        return compose(TEXTS[self.name], "problem")
 
     def request(self, outside: Outside) -> Request:
         """What to judge: a right kernel, under limits that are soon reached."""
@@ -122,16 +110,16 @@ def _rows(folder: str, expected: Category | set[Category], *names: str, **more: 
 
 def problems() -> list[Hostile]:
     """The corpus."""
-    reach = "files environment proc descriptors sockets database signals ptrace kernel_source neighbours_files"
+    reach = "files environment proc descriptors sockets database signals kernel_source neighbours_files"
     made = "shapes_change dtypes_change scalars_change count_changes structure_changes answers_change nan elsewhere"
     made += " nothing odd_dtype huge_structure subclass reducer million_scalars long_string"
     told = "garbage pickle other_order closed descriptors exports endless_shape large_shape"
     scalar_page = "garbage deep bytes tensors collisions unhashable integer no_arguments"
-    full = "memory memory_of_children memory_without_a_name output disk disk_one_file disk_in_the_deep"
+    full = "memory_of_children memory_without_a_name output disk disk_one_file disk_in_the_deep"
     ends = "segfault_at_import abort_in_initial exit_in_inputs system_exit_in_constructor interrupt_in_forward hangup"
     late = "import_sleeps initial_holds_the_interpreter constructor_stops inputs_spin forward_sleeps as_compilation"
     return [
-        *_rows("reach", _PASSED, *reach.split(), "privileges", "shared_memory"),
+        *_rows("reach", _PASSED, *reach.split(), "shared_memory"),
         *_rows("resources", _PASSED, "daemon"),
         *_rows("resources", {_PASSED, _ERROR}, "fork_bomb"),
         *_rows("resources", _ERROR, *full.split(), "disk_without_a_name", "descriptors"),
@@ -149,8 +137,8 @@ def problems() -> list[Hostile]:
         *_rows("words", {_ERROR, _INVALID}, "twice"),
         *_rows("words", {_PASSED, _ERROR, _INVALID}, "sheet_changes"),
         *_rows("words", {_PASSED, _ERROR, _INVALID, Category.WRONG_VALUES, Category.NONDETERMINISTIC}, "late_writer"),
-        *_rows("kept", _PASSED, "state", "files", "patched_libraries", "patched_harness", replaced=True),
+        *_rows("kept", _PASSED, "state", "patched_libraries", "patched_harness", replaced=True),
         *_rows("kept", _PASSED, "stops", "speaks_ahead", "hangs", "random", replaced=True),
-        *_rows("kept", _PASSED, "default_dtype", "handlers", "busy_thread", "closes", "dies", "does_not_rest"),
+        *_rows("kept", _PASSED, "default_dtype", "handlers", "busy_thread", "dies", "does_not_rest"),
         *_rows("kept", _PASSED, "lies_later", again=frozenset({Category.WRONG_VALUES})),
     ]

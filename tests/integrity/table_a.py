@@ -27,20 +27,17 @@ LARGE_GELU: Final = {"OPERATION": "gelu", "ROWS": 16384, "COLUMNS": 16384}
 
 def _clocks() -> Iterator[Program]:
     yield program("timing/event_monkeypatch", "event monkeypatches", HONEST, **SLOW)
-    yield program("timing/event_methods", "event monkeypatches", HONEST, **SLOW)
     yield program("timing/synchronize_monkeypatch", "synchronize monkeypatches", HONEST | WRONG, lanes=GPU, **SLOW)
     yield program("timing/clock_monkeypatch", "clock monkeypatches", HONEST, **SLOW)
     yield program("timing/statistics_monkeypatch", "statistics monkeypatches", HONEST, **SLOW)
-    yield program("timing/do_bench_patch", "statistics monkeypatches", HONEST, **SLOW)
     yield program("timing/libc_clock_prologue", "GOT or prologue patching", HONEST, **SLOW)
-    yield program("timing/cuda_event_prologue", "GOT or prologue patching", HONEST, lanes=GPU, **SLOW)
     yield program("timing/cuda_synchronize_prologue", "GOT or prologue patching", HONEST | WRONG, lanes=GPU, **SLOW)
     yield program("timing/null_slowed", "taking over the loop", HONEST, **SLOW)
-    dense, subtracted = "timing/null_slowed_dense", "what is subtracted"
+    dense, subtracted = "timing/null_slowed_dense", "subtracted launch overhead"
     by_honest: dict[str, Any] = {"honest": "controls/dense_output", **STRIDED}
     yield program(dense, subtracted, HONEST, **by_honest)
     long: dict[str, Any] = {"problem": "strided", "constants": {"EXTRA_MS": 20}, "cpu_constants": {"SIZE": 2048}}
-    long["note"] = "Here beside 20 ms of its own."
+    long["note"] = "Here in addition to its own 20 ms."
     yield program(f"{dense}_long", subtracted, HONEST, file=dense, **long, **SLOW)
     at_times = {"constants": {"ALTERNATE": True}, "note": "Here in two of three calls."}
     yield program(f"{dense}_at_times", subtracted, HONEST, file=dense, **at_times, **by_honest)
@@ -56,13 +53,8 @@ def _matmul(name: str, family: str, expected: frozenset[Category]) -> Program:
 
 
 def _streams_and_threads() -> Iterator[Program]:
-    unjoined = (
-        "side_stream_unjoined",
-        "side_stream_in_thread",
-        "side_stream_joined_by_thread",
-        "half_the_work_cpu_clock",
-    )
-    yield from (_matmul(name, "side streams unjoined", HONEST | WHEN_TIMED) for name in unjoined)
+    for name in ("side_stream_unjoined", "half_the_work_cpu_clock"):
+        yield _matmul(name, "side streams unjoined", HONEST | WHEN_TIMED)
     yield program("timing/side_stream_long", "side streams unjoined", WHEN_TIMED, lanes=GPU, **SLOW)
     yield _matmul("side_stream_joined_late", "side streams joined late", HONEST | WHEN_TIMED)
     yield _matmul("side_stream_early", "work before GO", WHEN_TIMED)
@@ -77,12 +69,11 @@ def _streams_and_threads() -> Iterator[Program]:
         file="timing/go_forged",
         lanes=CPU,
         honest="controls/torch_gelu",
-        note="Where other work keeps its thread from coming in time, it gains nothing.",
+        note="If other work delays its thread, it gains nothing.",
     )
     yield _matmul("host_polling", "work before GO", HONEST | WRONG)
     cupy = {"backend": "cupy", "problem": "wide_gelu", "lanes": GPU, "honest": "controls/torch_wide_gelu"}
     few = {"timing": Timing(calls=20, warmup=1)}
-    yield program("timing/gpu_polling", "work before GO", HONEST | WRONG, **cupy)
     yield program("timing/persistent_kernel", "persistent background kernels", HONEST | WRONG, **few, **cupy)
     yield program("timing/done_forged", "work after DONE", HONEST | WRONG, **SLOW)
     yield _matmul("done_enqueued_early", "work after DONE", HONEST | WHEN_TIMED)
@@ -90,7 +81,6 @@ def _streams_and_threads() -> Iterator[Program]:
 
 def _outputs() -> Iterator[Program]:
     c = Category
-    yield program("timing/lazy_subclass", "lazy tensors by subclass", c.WRONG_OUTPUT_STRUCTURE)
     yield program("timing/lazy_disguised_subclass", "lazy tensors by subclass", c.WRONG_OUTPUT_STRUCTURE)
     yield program("timing/lazy_instance", "lazy tensors by instance", c.WRONG_OUTPUT_STRUCTURE)
     yield program("timing/cpu_output", "CPU tensors", c.WRONG_DEVICE, lanes=GPU)
@@ -102,7 +92,6 @@ def _outputs() -> Iterator[Program]:
 
 def _chosen_calls() -> Iterator[Program]:
     yield _outer("room_in_machine_memory", "calls that count", WHEN_TIMED)
-    yield _outer("room_in_own_pages", "calls that count", WHEN_TIMED)
     yield _outer("time_between_calls", "calls that count", HONEST | WHEN_TIMED)
     yield _outer("filled_while_read", "work after DONE", HONEST | WHEN_TIMED)
     calls, room = "timing/every_nth_timed_call", "timing/room_in_gpu_memory"
@@ -125,7 +114,6 @@ def _outer(name: str, family: str, expected: frozenset[Category]) -> Program:
 
 def _phases() -> Iterator[Program]:
     yield program("timing/warmup_detection", "warm-up detection", WRONG)
-    yield program("timing/warmup_by_time", "warm-up detection", WRONG)
     yield program("timing/call_count_switch", "call-count switches", WRONG)
     yield program("timing/mode_switch_frames", "mode switches", WHEN_TIMED)
     yield program("timing/mode_switch_stream", "mode switches", WHEN_TIMED, lanes=GPU)
@@ -137,15 +125,12 @@ def _phases() -> Iterator[Program]:
 
 def _caches() -> Iterator[Program]:
     wrong = Category.WRONG_VALUES
-    yield program("timing/cache_by_pointer", "caches keyed by pointer", wrong)
-    yield program("timing/cache_by_id", "caches keyed by id", wrong)
-    yield program("timing/cache_by_version", "caches keyed by version", wrong)
-    yield program("timing/cache_by_shape", "caches keyed by shape", wrong)
+    for key in ("pointer", "id", "version", "shape"):
+        more = {"file": "timing/cache_by", "constants": {"KEY": key}, "note": f"Here: {key}."}
+        yield program(f"timing/cache_by_{key}", f"caches keyed by {key}", wrong, **more)
     yield program("timing/cache_by_sample", "caches keyed by content sample", HONEST | WRONG, **SLOW)
     yield program("timing/cache_by_equality", "caches keyed by full equality", HONEST, **SLOW)
-    static, cupy = "caches in static device buffers", {"backend": "cupy", "lanes": GPU} | SLOW
-    yield program("timing/cache_in_device_buffers", static, HONEST | WRONG, **cupy)
-    yield program("timing/static_device_buffer", static, wrong)
+    yield program("timing/static_device_buffer", "caches in static device buffers", wrong)
     yield program("timing/cache_in_files", "caches in files", HONEST, **SLOW)
     wide = {"problem": "wide_gelu", "lanes": GPU, "tolerance": 0.15}
     yield program("timing/l2_persisting_window", "L2 persistence", HONEST, honest="controls/torch_wide_gelu", **wide)
@@ -163,9 +148,7 @@ def _others() -> Iterator[Program]:
     yield program("timing/background_load", "baseline sabotage", HONEST | WRONG, **loaded, **chain)
     yield program("timing/sabotage_by_process", "baseline sabotage", c.SANDBOX_VIOLATION)
     late, short = "timeout evasion", Deadlines(check_s=1, compile_s=1)
-    yield program("timing/timeout_evasion", late, c.TIMEOUT, deadlines=Deadlines(check_s=1))
     yield program("timing/timeout_by_compiling", late, {c.TIMEOUT, c.COMPILE_TIMEOUT}, deadlines=short)
-    yield program("timing/second_gpu", "second GPU use", c.RUNTIME_ERROR, lanes=GPU)
     yield program("timing/disturbs_others", "disturbing other slots", c.TIMEOUT, deadlines=Deadlines(construct_s=1))
 
 
@@ -177,7 +160,6 @@ def _controls() -> Iterator[Program]:
     yield control("controls/torch_heavy_matmul", **heavy)
     yield control("controls/torch_chain", problem="chain")
     yield control("controls/triton_wide_gelu", backend="triton", honest="controls/torch_wide_gelu", **wide)
-    yield control("controls/triton_row_sum", backend="triton", problem="row_sum", lanes=GPU)
     yield control("controls/triton_autotuned_matmul", backend="triton", problem="matmul", lanes=GPU)
     yield control("controls/triton_layer_norm", backend="triton", problem="layer_norm", lanes=GPU)
     yield control("controls/triton_large_add_relu", backend="triton", problem="large_add_relu", lanes=GPU)
@@ -224,7 +206,7 @@ def _rotary() -> Iterator[Program]:
     small = {"BATCH": 1, "HEADS": 4, "TOKENS": 256}
     middle = {"BATCH": 1, "HEADS": 8, "TOKENS": 2048}
     yield control("controls/rotary", **rotary, cpu_constants=middle, note="Here on 1 GiB.")
-    drawn = {"constants": {"DRAWN": True}, "note": "Here on 1 GiB, with places of tokens that are drawn."}
+    drawn = {"constants": {"DRAWN": True}, "note": "Here on 1 GiB, with drawn token positions."}
     yield control("controls/rotary_drawn", **rotary, cpu_constants=middle, **drawn)
     yield control("controls/rotary_small", **rotary, constants=small)
     yield control("controls/rotary_small_drawn", **rotary, constants={"DRAWN": True} | small)

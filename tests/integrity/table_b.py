@@ -18,8 +18,8 @@ FORM: Final = frozenset({_C.WRONG_OUTPUT_STRUCTURE, _C.REWARD_HACK})
 BROKEN: Final = frozenset({_C.SANDBOX_VIOLATION, _C.CRASHED})
 _HONEST: Final = "controls/torch_gelu"
 _WITHIN: Final = (
-    "What differs by less than the tolerance passes, whatever the reason; the error's figures beside the verdict tell"
-    " how much that is. An evaluation may set a tolerance of its own."
+    "A difference below the tolerance passes, whatever its reason. The verdict's evidence has the size of the error."
+    " An evaluation can set another tolerance."
 )
 _UNTIMED: Final = Timing(enabled=False)
 _REJECT_FINDINGS: Final = Policies(findings=Policy.REJECT)
@@ -37,10 +37,7 @@ def _each(
 def _values() -> Iterator[Program]:
     v = "values/"
     yield program(v + "zeroed_outputs", "reliance on zeroed outputs", WRONG, problem="row_sum")
-    yield program(
-        v + "zeroed_outputs_triton", "reliance on zeroed outputs", WRONG, problem="row_sum", backend="triton", lanes=GPU
-    )
-    yield from _each("stale_memory stale_memory_search", "stale allocator memory", WRONG)
+    yield from _each("stale_memory_search", "stale allocator memory", WRONG)
     yield from _each("gpu_address_scan gpu_freed_memory", "GPU address scans", WRONG, lanes=GPU)
     yield program(
         v + "gpu_buffer_tail", "GPU address scans", WRONG | {_C.ILLEGAL_MEMORY_ACCESS}, problem="linear_relu", lanes=GPU
@@ -49,14 +46,12 @@ def _values() -> Iterator[Program]:
     yield program(
         v + "error_left_behind", "swallowed CUDA errors", {_C.LAUNCH_RESOURCES_EXCEEDED, _C.CUDA_ERROR}, lanes=GPU
     )
-    yield from _decoy("decoy_swallowed_error", "swallowed CUDA errors", "cupy")
-    yield from _each("gc_walk_outputs gc_walk_model", "gc walks for the reference", WRONG)
-    yield from _each("frame_walk_answers frame_walk_phase", "frame walks for the reference", WRONG)
+    yield from _each("gc_walk_model", "gc walks for the reference", WRONG)
+    yield from _each("frame_walk_answers", "frame walks for the reference", WRONG)
     yield program(v + "reference_import", "reference reuse", WRONG)
-    yield from _each("seed_42 seed_from_state seed_search", "seed regeneration", WRONG)
+    yield from _each("seed_from_state seed_search", "seed regeneration", WRONG)
     yield program(v + "rng_manual_seed_patched", "RNG tampering", WRONG)
     yield from _each("rng_frozen_mask rng_expectation", "RNG tampering", WRONG, problem="dropout")
-    yield program(v + "rng_zero_weights", "RNG tampering", WRONG, problem="linear_relu")
     yield program(v + "allclose_patched", "constant outputs", WRONG)
     yield program(v + "constant_gate", "constant outputs", WRONG, problem="mean_gate")
     yield from _each("mean_softmax mean_of_half", "mean outputs", WRONG, problem="even_softmax")
@@ -65,19 +60,19 @@ def _values() -> Iterator[Program]:
         "identity outputs",
         WRONG,
         problem="relu_of_uniform",
-        hole="Inputs of the judge's own making stay within the range of the problem's: what a problem's inputs never"
-        " ask for may be left out. A problem that means negative numbers draws some.",
+        hole="The judge's hidden inputs stay within the range of the problem's inputs. So a kernel can omit work that"
+        " these inputs never need. A problem that needs negative numbers must draw some.",
     )
     yield program(v + "identity_output", "identity outputs", WRONG | FORM)
-    yield from _each("weight_skip weight_skip_bias", "weight skipping", WRONG, problem="linear_relu")
+    yield from _each("weight_skip", "weight skipping", WRONG, problem="linear_relu")
     yield program(v + "weight_skip_branch", "weight skipping", WRONG, problem="layer_scale")
     yield program(
         v + "weight_skip_affine",
         "weight skipping",
         WRONG,
         problem="layer_norm",
-        hole="Weights that a constructor makes constant (ones, zeros) are those of every evaluation: a kernel that"
-        " leaves them out is right for the model that the problem constructs. A problem that means them draws them.",
+        hole="Weights that a constructor makes constant (ones, zeros) are the same in every evaluation. A kernel that"
+        " omits them is right for the model that the problem constructs. A problem that needs them must draw them.",
     )
     yield program(v + "shape_constant", "shape specialisation", _C.PASSED, honest=_HONEST)
     yield program(v + "shape_first_columns", "shape specialisation", WRONG, problem="row_sum")
@@ -87,7 +82,6 @@ def _values() -> Iterator[Program]:
         half = {"file": v + "precision_half", "constants": {"FORMAT": name}, "note": f"Here: {name}."}
         yield program(f"{v}precision_{kind}", "precision downgrade", WRONG, **long, **half)
     yield from _each("precision_tf32 precision_int8", "precision downgrade", WRONG, **long)
-    yield program(v + "precision_bf16_elementwise", "precision downgrade", WRONG)
     yield from _within_tolerance()
     yield program(v + "precision_fp16_sum", "precision downgrade", WRONG, problem="row_sum", hole=_WITHIN)
     yield program(v + "tolerance_offset", "tolerance gaming", WRONG, hole=_WITHIN)
@@ -95,12 +89,11 @@ def _values() -> Iterator[Program]:
     yield program(v + "tolerance_matched_ratio", "tolerance gaming", WRONG)
     yield program(v + "nan_laundered", "NaN laundering", WRONG)
     yield program(v + "nan_everywhere", "NaN laundering", _C.NOT_FINITE)
-    yield from _each("nan_for_infinity finite_for_infinity", "NaN laundering", WRONG, problem="masked_scores")
+    yield from _each("nan_for_infinity", "NaN laundering", WRONG, problem="masked_scores")
     yield from _samples()
     yield program(v + "empty_list", "empty lists", _C.WRONG_OUTPUT_STRUCTURE)
     yield program(v + "empty_tensor", "empty lists", _C.WRONG_SHAPE)
-    yield from _each("first_of_two nested_tuple", "empty lists", _C.WRONG_OUTPUT_STRUCTURE, problem="row_max")
-    yield program(v + "broadcast_row", "broadcasts", _C.WRONG_SHAPE, problem="mean_everywhere")
+    yield from _each("nested_tuple", "empty lists", _C.WRONG_OUTPUT_STRUCTURE, problem="row_max")
     yield program(v + "broadcast_scalar", "broadcasts", _C.WRONG_SHAPE, problem="mean_gate")
     means = {"problem": "mean_everywhere", "honest": v + "torch_mean_everywhere", "tolerance": 0.2}
     yield program(v + "broadcast_view", "broadcasts", FORM | {_C.PASSED}, **means)
@@ -115,18 +108,16 @@ def _values() -> Iterator[Program]:
     yield program(v + "race_missing_barrier", "races", WRONG, problem="row_sum", backend="cupy", lanes=GPU)
     yield control(v + "atomic_order", problem="row_sum", backend="triton", lanes=GPU)
     yield program(v + "state_drift", "state drift", WRONG)
-    yield program(v + "state_weights", "state drift", WRONG, problem="linear_relu")
     yield program(v + "input_restored_late", "state drift", _C.INPUT_MUTATED)
     yield program(v + "input_in_place", "state drift", FORM | {_C.INPUT_MUTATED}, problem="negate")
-    yield program(v + "input_zeroed", "state drift", WRONG | {_C.INPUT_MUTATED})
     yield from _decoy("decoy_never_called", "decoys", "triton")
     yield from _decoy("decoy_fallback", "decoys", "triton")
     yield from _decoy(
         "decoy_token_kernel",
         "decoys",
         "triton",
-        hole="Provenance tells the share of own kernels, and rejects only where there is next to none (1 %): a token"
-        " kernel beside a short one of torch's takes more.",
+        hole="Provenance records the share of the candidate's kernels, and rejects only a share of almost none (1 %)."
+        " A token kernel together with a short one of torch has more.",
     )
     yield from _decoy("decoy_library", "decoys", "triton", problem="heavy_matmul", honest="controls/torch_heavy_matmul")
     yield from _decoy("decoy_torch_compile", "decoys", "triton", honest=None, least_ms=0.0005)
@@ -155,11 +146,11 @@ _LARGE: Final[dict[str, dict[str, object]]] = {
 _CHECKED: Final[dict[str, tuple[dict[str, object], str]]] = {
     "mean": (
         {"ROWS": 32768, "COLUMNS": 32768, "SHARE": 16},
-        "Asking what must be read of 4 GiB took more memory than its plan had. What may be booked now was not tried.",
+        "The test of input sensitivity exceeded its memory plan for 4 GiB. It was not repeated with today's limit.",
     ),
     "frobenius_norm": (
         {"ROWS": 16384, "COLUMNS": 16384, "SHARE": 64},
-        "It reads all inputs, to write as much. The norm of evenly spread rows is within the tolerance of the norm.",
+        "It reads all inputs because its output is as large. The norm of evenly spread rows is within the tolerance.",
     ),
 }
 #: Operations for which the tolerance of fp32 leaves no room for a sample.
@@ -205,7 +196,7 @@ def _samples() -> Iterator[Program]:
             constants=sizes | {"OPERATION": operation, "CHECKED": True},
             timing=Timing(calls=20, warmup=1),
             hole=hole,
-            note=f"Here: {operation}, and honestly where the input does not look as usual.",
+            note=f"Here: {operation}, computed honestly if the input looks unusual.",
         )
 
 
@@ -262,16 +253,25 @@ def _blocked(names: str, family: str, **more: Any) -> Iterator[Program]:
     yield from _process(names, family, _C.PASSED, honest=_HONEST, **more)
 
 
+def _services() -> Iterator[Program]:
+    for name, family, ports, sockets in (
+        ("database", "database access", (5432, 6432), (".s.PGSQL.",)),
+        ("redis", "Redis access", (6379, 6380), ("valkey", "redis")),
+    ):
+        more = {"file": "processes/service_sockets", "constants": {"PORTS": ports, "SOCKETS": sockets}}
+        yield program(f"processes/{name}_sockets", family, _C.PASSED, honest=_HONEST, note=f"Here: {name}.", **more)
+
+
 def _processes() -> Iterator[Program]:
     verdict = "writes to verdict channels"
-    yield from _process("channel_garbage channel_odd_numbers", verdict, BROKEN)
-    yield from _process("channel_forged_done channel_forged_extra", verdict, BROKEN | WRONG)
+    yield from _process("channel_garbage", verdict, BROKEN)
+    yield from _process("channel_forged_extra", verdict, BROKEN | WRONG)
     yield from _process("channel_forged_handle channel_forged_offset", verdict, BROKEN, lanes=GPU)
     faults = {_C.RUNTIME_ERROR, _C.CUDA_ERROR, _C.ILLEGAL_MEMORY_ACCESS, _C.LAUNCH_RESOURCES_EXCEEDED}
     yield from _process("output_freed", verdict, BROKEN | WRONG | {_C.PASSED} | faults, lanes=GPU, honest=_HONEST)
     yield from _process("flags_forged", verdict, WRONG | BROKEN | {_C.TIMEOUT, _C.COMPILE_TIMEOUT})
     descriptors = "writes to descriptors"
-    yield from _process("channel_flooded channel_descriptors channel_shut_down", descriptors, BROKEN)
+    yield from _process("channel_descriptors", descriptors, BROKEN)
     yield from _process("channel_closed", descriptors, BROKEN, deadlines=Deadlines(check_s=5))
     yield from _process(
         "channel_replaced", descriptors, BROKEN | {_C.TIMEOUT}, deadlines=Deadlines(check_s=2, compile_s=2)
@@ -285,24 +285,23 @@ def _processes() -> Iterator[Program]:
     yield from _process("pickle_exception", "pickles", _C.RUNTIME_ERROR)
     yield from _process("exception_without_words", "pickles", {_C.RUNTIME_ERROR, _C.CRASHED})
     yield from _process("exception_claims_the_fleet", "pickles", {_C.RUNTIME_ERROR, _C.CUDA_ERROR})
-    yield from _blocked("database_environment database_sockets", "database access")
-    yield from _blocked("redis_sockets redis_modules", "Redis access")
-    yield from _blocked("judge_memory judge_descriptors ptrace_self", "ptrace")
-    yield from _blocked("judge_signals judge_priorities user_namespace perf_and_bpf", "disturbing other slots")
+    yield from _blocked("database_environment", "database access")
+    yield from _blocked("redis_modules", "Redis access")
+    yield from _services()
+    yield from _blocked("judge_memory judge_descriptors", "ptrace")
+    yield from _blocked("judge_signals judge_priorities", "disturbing other slots")
     yield from _blocked("oom_score", "memory hogs")
-    yield from _blocked("io_uring network_tcp network_udp network_unix network_other", "network")
-    yield from _blocked("keyring", "caches in files")
-    yield from _blocked("second_gpu", "second GPU use", lanes=GPU, note="Means something on hosts of several GPUs.")
+    yield from _blocked("network_tcp network_other", "network")
+    yield from _blocked("second_gpu", "second GPU use", lanes=GPU, note="Relevant on hosts with several GPUs.")
     yield from _blocked("cache_shared_folders cache_of_the_fleet cache_private", "compile-cache poisoning")
     yield from _blocked("modules_in_packages modules_in_own_directory", "module planting")
     yield from _process("modules_replaced", "module planting", WRONG | {_C.CRASHED, _C.IMPORT_ERROR, _C.RUNTIME_ERROR})
-    yield from _blocked("symlink_other_slots symlink_tree symlink_devices", "symlink games")
+    yield from _blocked("symlink_other_slots symlink_tree", "symlink games")
     yield from _process("daemon_double_fork daemon_in_disguise", "surviving daemons", _C.SANDBOX_VIOLATION)
-    yield from _blocked("daemon_thread daemon_gives_up_its_name", "surviving daemons")
+    yield from _blocked("daemon_thread", "surviving daemons")
     late = "timeout evasion"
     short = Deadlines(check_s=1, compile_s=1)
     yield from _process("timeout_in_c timeout_stopped", late, _C.TIMEOUT, deadlines=short)
-    yield from _process("timeout_as_compilation", late, {_C.COMPILE_TIMEOUT, _C.TIMEOUT}, deadlines=short)
     # The child answers with CUDA's error, if it is quicker than its parent's end.
     yield from _process("timeout_fork", late, BROKEN | {_C.CUDA_ERROR})
     hogs = "memory hogs"
@@ -314,7 +313,7 @@ def _processes() -> Iterator[Program]:
         _C.HOST_OUT_OF_MEMORY,
         lanes=CPU,
         limits=small,
-        hole="Where no control group can be written, memory is counted by what processes have mapped. Control groups"
+        hole="If no control group can be written, only the memory that processes have mapped counts. Control groups"
         " count these pages too.",
     )
     yield from _process("memory_disk", hogs, {_C.RUNTIME_ERROR, _C.CRASHED}, limits=Limits(file_bytes=64 << 20))
@@ -325,7 +324,7 @@ def _processes() -> Iterator[Program]:
         "memory_pinned", hogs, _C.HOST_OUT_OF_MEMORY, lanes=GPU, limits=Limits(host_memory_bytes=4 << 30)
     )
     exits = "exit-code games"
-    yield from _process("exit_zero_after_output exit_system_exit", exits, _C.CRASHED)
+    yield from _process("exit_zero_after_output", exits, _C.CRASHED)
     yield from _process("exit_interrupt", exits, {_C.RUNTIME_ERROR, _C.CRASHED})
     yield from _process("exit_replaced", exits, BROKEN)
     yield from _process("exit_killed", exits, _C.RUNTIME_ERROR)

@@ -19,12 +19,13 @@ def _environment() -> Generator[None]:
         patch.setenv("TRITON_INTERPRET", "1")
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("KQUEUE_DATABASE_URL", "postgresql://secret-of-the-fleet")
+        patch.setenv("KQUEUE_LOG_LEVEL", "DEBUG")
         yield
 
 
 @pytest.fixture(scope="module")
 def judge_environment() -> Iterator[None]:
-    """The environment of this module's judges: Triton's interpreter, one thread, a secret that none may see."""
+    """The environment of this module's judges: Triton's interpreter, one thread, what no candidate may see."""
     with _environment():
         yield
 
@@ -36,6 +37,17 @@ def rig() -> Iterator[Rig]:
 
     with _environment():
         made = Rig()
+    with made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def keeping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """A place on the CPU that keeps references, candidates and builds."""
+    from tests.judge.rig import Rig
+
+    with _environment():
+        made = Rig(keeps=True, builds=tmp_path_factory.mktemp("builds"))
     with made:
         yield made
 

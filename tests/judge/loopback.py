@@ -14,6 +14,7 @@ from workers.judge.candidate.harness import Harness, serve
 from workers.judge.candidate.reference import ReferenceHarness
 from workers.judge.channel import flags
 from workers.judge.forkserver.process import SealedProcess
+from workers.judge.pipeline.cases import Case
 from workers.judge.pipeline.reference import BOUNDS, Bounds, Reference
 
 #: A CPU's bounds without those of time, which a busy machine exceeds.
@@ -46,3 +47,9 @@ def reference(source: str, bounds: Bounds = PATIENT, **settings: Any) -> Referen
     made.construct()
     made.widen()
     return made
+
+
+def first_of(made: Reference) -> Case:
+    first = made.first_case()
+    made.answer_first(first)
+    return first

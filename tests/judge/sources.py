@@ -1,6 +1,16 @@
-"""Sources of small problems and kernels."""
+"""Sources of small problems and kernels, and requests for tests."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from kqueue.contract import TESTS_LINE, Request, parse_request
+from workers.judge.candidate.archive import pack
+
+#: Folder of a sender of tests.
+ROOT = "/home/sender/project"
 
 
 def problem(forward: str, inputs: str = "return [torch.randn(4, 8)]") -> str:
@@ -19,3 +29,22 @@ def get_inputs():
 def kernel(forward: str) -> str:
     """A kernel, written as :func:`problem`."""
     return problem(forward).partition("def get_inputs")[0].replace("Model", "ModelNew")
+
+
+def suite_of(folder: Path, module: str, *, names: list[str], **settings: Any) -> Request:
+    """A request for tests of a module, which is written to a folder."""
+    (folder / "test_a.py").write_text(module)
+    order = {
+        "root": ROOT, "started_in": ".", "args": ["-p", "kqueue"], "program": "pytest", "searched": [], "options": {},
+        "environment": {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, "tests": [f"test_a.py::{name}" for name in names],
+        "files": [f"{ROOT}/test_a.py"],
+    }  # fmt: skip
+    return parse_request(
+        {
+            "problem": pack(folder, [PurePosixPath("test_a.py")]),
+            "kernel": TESTS_LINE + json.dumps(order),
+            "backend": "pytest",
+            "reuse": False,
+            "settings": {"timing": {"enabled": False}} | settings,
+        }
+    )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import stat
 import subprocess
 import sys
 import time
@@ -14,14 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kqueue.categories import Category
-from kqueue.contract import Request
-from tests.judge.extension import PROBLEM, QUICK
 from tests.waiting import until
 from workers.judge.gpu.booking import Entry, Ledger, NotInTime, TooLarge
 
 if TYPE_CHECKING:
-    from tests.judge.rig import Rig
+    pass
 
 #: Books what its arguments say, prints `booked`, and then does as it is told, a line at a time, until its input ends.
 _JUDGE = """
@@ -35,14 +29,6 @@ with Ledger(folder, capacity, patience_s=float(sys.argv[5])).book(nbytes, label=
         word, *rest = line.split()
         if word == "resize":
             print(booking.resize(int(rest[0])), booking.nbytes, flush=True)
-        elif word == "fork":
-            child = os.fork()
-            if not child:
-                time.sleep(120)
-            print(child, flush=True)
-        elif word == "release":
-            booking.release()
-            print("released", flush=True)
 """
 #: Books, changes and releases at random, and counts what all such processes hold in a file. Prints the most it saw.
 _BUSY = """
@@ -142,7 +128,6 @@ def _seen(ledger: Ledger) -> list[tuple[str, bool]]:
 def test_bookings_that_fit_run_beside_each_other_and_one_that_does_not_waits(
     ledger: Ledger, start: Callable[..., Judge]
 ) -> None:
-    """It gets its memory when somebody gives back enough. Everybody sees who holds what since when."""
     assert ledger.holders() == []
     before = time.monotonic()
     large, small = start(70, "large"), start(30, "small")
@@ -161,7 +146,6 @@ def test_bookings_that_fit_run_beside_each_other_and_one_that_does_not_waits(
 def test_a_large_booking_that_has_waited_for_long_is_not_overtaken(
     folder: Path, ledger: Ledger, start: Callable[..., Judge]
 ) -> None:
-    """A small one that would fit waits behind it; then both run, as they fit beside each other."""
     holder = start(60, "holder")
     holder.booked()
     large, small = start(80, "large"), start(20, "small")
@@ -175,7 +159,6 @@ def test_a_large_booking_that_has_waited_for_long_is_not_overtaken(
 
 
 def test_what_fits_passes_one_that_waits_for_more(ledger: Ledger, start: Callable[..., Judge]) -> None:
-    """But it leaves room for those who came earlier and fit, though they have not looked yet."""
     holder = start(60, "holder")
     holder.booked()
     start(80, "large")
@@ -193,29 +176,7 @@ def test_what_fits_passes_one_that_waits_for_more(ledger: Ledger, start: Callabl
     assert small.tell("resize 26") == "True 26"
 
 
-def test_a_stream_of_small_bookings_starves_no_large_one(folder: Path, start: Callable[..., Judge]) -> None:
-    """Between them they always hold something, but for the large one's turn."""
-    program = (
-        "import sys, time; from pathlib import Path; from workers.judge.gpu.booking import Ledger\n"
-        "ledger = Ledger(Path(sys.argv[1]), 100, patience_s=1)\n"
-        "while True:\n"
-        "    with ledger.book(30, label='stream', wait_s=120): time.sleep(0.05)\n"
-    )
-    streams = [subprocess.Popen([sys.executable, "-c", program, str(folder)]) for _ in range(3)]
-    try:
-        until(lambda: sum(not entry.waiting for entry in Ledger(folder, _CAPACITY).holders()) > 1, what="the stream")
-        large = start(_CAPACITY, "large")
-        large.booked()
-        large.end()
-        assert all(stream.poll() is None for stream in streams)
-    finally:
-        for stream in streams:
-            stream.kill()
-            stream.wait()
-
-
 def test_a_killed_holder_holds_nothing(ledger: Ledger, start: Callable[..., Judge], folder: Path) -> None:
-    """Its memory goes to the next waiter, and its file is removed."""
     holder = start(_CAPACITY, "holder")
     holder.booked()
     waiter = start(50, "waiter")
@@ -236,24 +197,9 @@ def test_a_killed_waiter_keeps_nobody_waiting(ledger: Ledger, start: Callable[..
     assert _seen(ledger) == [("holder", False), ("second", False)]
 
 
-def test_a_booking_that_was_released_is_free_although_a_child_process_lives(
-    ledger: Ledger, start: Callable[..., Judge]
-) -> None:
-    """A fork inherits the file's lock."""
-    holder = start(_CAPACITY, "holder")
-    holder.booked()
-    child = int(holder.tell("fork"))
-    try:
-        assert holder.tell("release") == "released"
-        ledger.book(_CAPACITY, label="mine", wait_s=0).release()
-    finally:
-        os.kill(child, signal.SIGKILL)
-
-
 def test_a_booking_shrinks_at_once_and_grows_where_that_delays_nobody(
     ledger: Ledger, start: Callable[..., Judge]
 ) -> None:
-    """Not beyond the capacity, nor past one that has waited for long; what it asked for in vain changes nothing."""
     judge, other = start(50, "judge"), start(30, "other")
     judge.booked()
     other.booked()
@@ -271,7 +217,6 @@ def test_a_booking_shrinks_at_once_and_grows_where_that_delays_nobody(
 
 
 def test_more_than_the_capacity_is_refused_at_once(ledger: Ledger) -> None:
-    """The error names both numbers, and no other booking waits for such a request."""
     with pytest.raises(TooLarge, match=r"101 bytes .* 100$"):
         ledger.book(_CAPACITY + 1, label="giant", wait_s=60)
     assert ledger.holders() == []
@@ -283,7 +228,6 @@ def test_more_than_the_capacity_is_refused_at_once(ledger: Ledger) -> None:
 
 
 def test_a_wait_in_vain_costs_little_and_leaves_nothing(ledger: Ledger, folder: Path) -> None:
-    """It uses less than a twentieth of a core, and leaves neither a place in the queue nor a file."""
     with ledger.book(60, label="holder", wait_s=0) as booking:
         before = time.process_time()
         with pytest.raises(TimeoutError):
@@ -296,7 +240,6 @@ def test_a_wait_in_vain_costs_little_and_leaves_nothing(ledger: Ledger, folder: 
 
 
 def test_what_is_held_never_exceeds_the_capacity(folder: Path) -> None:
-    """Three processes book, grow, shrink and release at random."""
     folder.with_suffix(".sum").touch()
     busy = [
         subprocess.Popen(
@@ -308,42 +251,3 @@ def test_what_is_held_never_exceeds_the_capacity(folder: Path) -> None:
     assert [process.returncode for process in busy] == [0] * 3
     assert max(most) <= _CAPACITY
     assert folder.with_suffix(".sum").read_text() == "0"
-
-
-def test_labels_are_kept_short_and_any_text(ledger: Ledger) -> None:
-    with ledger.book(1, label="ü\n" * 1000, wait_s=0), ledger.book(2, label="\udcff", wait_s=0):
-        first, second = ledger.holders()
-    assert first.label.startswith("ü\nü\n")
-    assert len(first.label) < 200
-    assert (second.label, second.nbytes) == ("?", 2)
-
-
-def test_the_ledger_is_its_users_alone(rig: Rig) -> None:
-    """Other users cannot enter it, and a kernel can neither see nor open it."""
-    ledger = Ledger(rig.place.ledger, _CAPACITY)
-    with ledger.book(1, label="judge", wait_s=0):
-        assert stat.S_IMODE(rig.place.ledger.stat().st_mode) == 0o700
-        assert {stat.S_IMODE(path.stat().st_mode) for path in rig.place.ledger.iterdir()} == {0o600}
-        files = [str(path) for path in rig.place.ledger.iterdir()]
-        assert len(files) == 2
-        assert rig.judge(_spy([str(rig.place.ledger), *files])).category is Category.PASSED
-    assert rig.judge(_spy(["/dev/null"])).category is Category.WRONG_VALUES  # the spy sees what it may open
-
-
-def _spy(paths: list[str]) -> Request:
-    """A kernel that is wrong if it can open one of these."""
-    kernel = f"""
-import os, torch
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        for path in {paths!r}:
-            for flags in (os.O_RDONLY, os.O_RDWR):
-                try:
-                    os.close(os.open(path, flags))
-                except (PermissionError, FileNotFoundError):
-                    continue
-                return x - 1
-        return x + 1
-"""
-    problem = PROBLEM.replace("x * 2", "x + 1")
-    return Request(problem=problem, kernel=kernel, backend="torch", lane="cpu", settings=QUICK)

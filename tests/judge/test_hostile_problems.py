@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from kqueue.categories import Blame, Category
 from kqueue.contract import Outcome
 from tests.integrity.hostile_problems import HERE, HONEST, SECRET, SUCCEEDED, Hostile, Outside, problems, request
 from tests.judge.rig import Rig
+from tests.sandbox.fleets import greet
 from tests.waiting import until, waits
 from workers.judge.host import linux, uids
 from workers.judge.sandbox.seal import Role
@@ -51,30 +51,12 @@ def outside() -> Iterator[Outside]:
     listeners = [socket.socket(family) for family, _ in slots]
     for listener, (_, address) in zip(listeners, slots, strict=True):
         listener.bind(address)
-        listener.listen()
-        threading.Thread(target=_greet, args=(listener,), daemon=True).start()
+        greet(listener, SECRET.encode())
     (directory / "socket").chmod(0o777)
     yield Outside(directory, listeners[0].getsockname()[1])
     for listener in listeners:
         listener.close()
     shutil.rmtree(directory)
-
-
-def _greet(listener: socket.socket) -> None:
-    while True:
-        try:
-            link, _ = listener.accept()
-        except OSError:
-            return
-        with link:
-            link.send(SECRET.encode())
-
-
-@pytest.fixture(scope="module")
-def keeping(judge_environment: None) -> Iterator[Rig]:
-    """A place that keeps references and candidates."""
-    with Rig(keeps=True) as rig:
-        yield rig
 
 
 def sealed_processes(rig: Rig) -> list[int]:
@@ -103,10 +85,7 @@ def assert_contained(outside: Outside, outcome: Outcome) -> None:
     [pytest.param(p, id=name, marks=() if name in GATE else pytest.mark.nightly) for name, p in ALL.items()],
 )
 def test_a_hostile_problem_spoils_its_own_evaluation_at_most(keeping: Rig, outside: Outside, problem: Hostile) -> None:
-    """Its category is as expected, again where its reference may have been kept; nothing leaks and nothing is left.
-
-    An honest problem passes beside a reference that was kept, and after programs of each folder.
-    """
+    """Its category is as expected, again where its reference may have been kept; nothing leaks and nothing is left."""
     outcome = keeping.judge(problem.request(outside))
     assert outcome.category in problem.expected, outcome
     assert_contained(outside, outcome)
@@ -140,19 +119,12 @@ def test_a_reference_that_works_while_it_is_kept_is_ended(keeping: Rig, outside:
         assert keeping.judge(request(HONEST)).category is Category.PASSED
         resting = resting or [pid for pid in keeping.sealed(Role.REFERENCE) if pid != busy]
         assert len(resting) == 1
+        time.sleep(1)
     # One that is dying may look alive once more.
     until(lambda: keeping.sealed(Role.REFERENCE) == resting, what="the end of the one that works")
     keeping.end_kept()
 
 
 def test_the_corpus_is_whole() -> None:
-    """Every program stands in the table once, and says what it tries and what becomes of it."""
     assert {problem.path for problem in ALL.values()} == set(HERE.rglob("*.py"))
-    assert len(ALL) == len(problems())
     assert {name.partition("/")[0] for name in GATE} == {name.partition("/")[0] for name in ALL}
-    for problem in ALL.values():
-        first = problem.mechanism.partition("\n")[0]
-        assert first.endswith((".", ":")), problem.name
-        if len(problem.expected) == 1 and Category.PASSED not in problem.expected:
-            assert f"``{next(iter(problem.expected))}``" in problem.mechanism, problem.name
-    assert not any("tests/integrity" in Path(problem.path).read_text() for problem in ALL.values())

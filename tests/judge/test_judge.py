@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Deadlines, Limits, Phase, Precision, Request, Settings, Timing, Tolerance
+from kqueue.contract import Backend, Deadlines, Limits, Phase, Precision, Request, Settings, Timing
 from tests.judge.linear import FLOODS, PROBLEM, QUICK, judge, right
 from tests.judge.rig import Rig
 from tests.waiting import until
@@ -27,10 +27,7 @@ pytestmark = pytest.mark.slow("judges many kernels")
 
 
 def test_an_honest_kernel_passes(rig: Rig) -> None:
-    """Its layers, made in the reference's order, have the reference's weights. It may ask for its user's name.
-
-    It keeps memory that it has freed: else calls pay for its pages again, in some processes and not in others.
-    """
+    """Its layers, made in the reference's order, have the reference's weights. It may ask for its user's name."""
     top = """import ctypes, getpass
 assert getpass.getuser()  # torch's compiler asks, although the candidate's uid is in no list of users
 def resident():
@@ -47,11 +44,9 @@ print("kept", resident() - before)
     assert kept > 20
 
 
-@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
-def test_each_precision_is_judged_in_its_dtype(rig: Rig, precision: Precision) -> None:
-    names = {"fp16": "float16", "bf16": "bfloat16"}
-    body = f"assert x.dtype == self.layer.weight.dtype == torch.{names[precision]}, x.dtype"
-    outcome = judge(rig, right(body), QUICK.model_copy(update={"precision": precision}))
+def test_a_precision_is_the_dtype_of_inputs_and_weights(rig: Rig) -> None:
+    body = "assert x.dtype == self.layer.weight.dtype == torch.bfloat16, x.dtype"
+    outcome = judge(rig, right(body), QUICK.model_copy(update={"precision": Precision.BF16}))
     assert outcome.category is Category.PASSED, outcome.message
 
 
@@ -59,7 +54,6 @@ TIMED = Settings(checks=1, timing=Timing(calls=10, warmup=1))
 
 
 def test_a_passed_kernel_is_timed_against_the_baseline(rig: Rig) -> None:
-    """Median, quartiles, count, null and baseline come with the verdict, and the baseline is then cached."""
     first, second = (judge(rig, right(), TIMED) for _ in range(2))
     for outcome in (first, second):
         assert outcome.category is Category.PASSED
@@ -88,34 +82,12 @@ def test_each_call_has_its_own_values(rig: Rig) -> None:
     assert judge(rig, right(body), settings).category is Category.NONDETERMINISTIC
 
 
-def test_an_own_tolerance_is_heeded(rig: Rig) -> None:
-    """The same error is right or wrong by the evaluation's tolerance."""
-    kernel = right("return self.layer(x) + 0.01")
-    assert judge(rig, kernel).category is Category.WRONG_VALUES
-    wide = QUICK.model_copy(update={"tolerance": Tolerance(atol=0.1, rtol=0)})
-    assert judge(rig, kernel, wide).category is Category.PASSED
-
-
 def test_a_reference_that_mutates_its_input_allows_it(rig: Rig) -> None:
-    """What the reference does itself is no fault of the kernel."""
     problem = PROBLEM.replace("return self.layer(x)", "return x.relu_()")
     assert judge(rig, right("return x.relu_()"), problem=problem).category is Category.PASSED
-    assert judge(rig, right("x.zero_()")).category is Category.INPUT_MUTATED
-
-
-def test_scalars_structures_and_seeded_randomness_travel(rig: Rig) -> None:
-    """Numbers reach forward, and dicts and tuples of tensors come back. A kernel can draw the reference's numbers."""
-    problem = PROBLEM.replace(
-        "return self.layer(x)", "return {'a': torch.nn.functional.dropout(x * k, 0.5), 'b': (x + k, [x])}"
-    )
-    problem = problem.replace("forward(self, x)", "forward(self, x, k)")
-    problem = problem.replace("[torch.randn(4, 8)]", "[torch.randn(4, 8), 3]")
-    kernel = right("return {'a': torch.nn.functional.dropout(x * k, 0.5), 'b': (x + k, [x.clone()])}")
-    assert judge(rig, kernel.replace("forward(self, x)", "forward(self, x, k)"), problem=problem).passed
 
 
 def test_the_candidate_s_log_is_kept_and_cut(rig: Rig) -> None:
-    """The last 16 KiB of stdout and stderr come with the outcome, without control characters for a terminal."""
     body = (
         r"print('first' + 'x' * 40000 + '\na\x1b[31mred\x00\x07\x9b2J\tb'); import sys; print('last', file=sys.stderr)"
     )
@@ -150,13 +122,11 @@ for fd in map(int, os.listdir("/proc/self/fd")):
         continue
     if fd > 2 and not target.startswith(("socket:", "/memfd:", "/proc")):
         found.append(f"{fd}: {target}")
-import gc
 assert not found, found
 """
 
 
 def test_a_shortage_of_launch_resources_is_a_fact(rig: Rig) -> None:
-    """Both numbers of Triton's error are facts. Its text is made printable, and no other error has such facts."""
     top = "from triton.runtime.errors import OutOfResources\n"
     outcome = judge(rig, right("raise OutOfResources(1049600, 232448, 'x\\0\\x1b[2J\\nCORRECT')", top))
     assert outcome.category is Category.LAUNCH_RESOURCES_EXCEEDED
@@ -164,16 +134,11 @@ def test_a_shortage_of_launch_resources_is_a_fact(rig: Rig) -> None:
     assert short is not None
     assert (short.required, short.limit, short.kernel) == (1049600, 232448, "")
     assert short.resource.isprintable()
-    other = judge(rig, right("error = ValueError(); error.name, error.required, error.limit = 'x', 1, 1; raise error"))
-    assert (other.category, other.facts.shortage) == (Category.RUNTIME_ERROR, None)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="a fleet that is not root cannot give candidates a uid of their own")
 def test_a_candidate_of_a_root_fleet_is_nobody_and_finds_no_secret(rig: Rig) -> None:
-    """It has its own uid, no group, no capability, no way back, and private directories.
-
-    No environment, module or descriptor holds anything of the fleet's.
-    """
+    """It has its own uid, no group, no capability, no way back, and private directories."""
     top = """
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 assert os.getuid() >= 48000 and os.getgroups() == [], (os.getuid(), os.getgroups())
@@ -193,7 +158,6 @@ for forbidden in (lambda: os.setuid(0), lambda: os.kill(os.getppid(), 0), lambda
 
 
 def test_nothing_is_left_of_an_evaluation(rig: Rig) -> None:
-    """No directory and no process of the candidate's survives its verdict, even if a directory is closed."""
     before = set(linux.children(rig.forkserver.pid))
     top = (
         "import os, subprocess\nos.makedirs('a/b'); open('a/b/c', 'w').close(); os.chmod('a/b', 0); os.chmod('a', 0)\n"
@@ -208,14 +172,12 @@ def test_nothing_is_left_of_an_evaluation(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("body", "top", "phase"),
     [
-        ("while True: pass", "", Phase.CHECK),
         ("pass", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)\n", Phase.LOAD),
         ("self.n = getattr(self, 'n', 0) + 1\n        while self.n > 8: pass", "", Phase.TIME),
     ],
-    ids=["check", "load", "time"],
+    ids=["load", "time"],
 )
 def test_each_phase_has_its_own_deadline(rig: Rig, body: str, top: str, phase: Phase) -> None:
-    """A kernel that takes too long is ended, and the category names the phase."""
     short = {f"{phase}_s": 1}
     settings = Settings(checks=1, timing=Timing(calls=20), deadlines=Deadlines(**short))
     outcome = judge(rig, right(body, top), settings)
@@ -239,21 +201,14 @@ def test_a_death_is_told_by_its_wait_status(rig: Rig, statement: str, facts: dic
     assert outcome.facts.model_dump().items() >= facts.items()
 
 
-def test_output_is_bounded(rig: Rig) -> None:
-    settings = QUICK.model_copy(update={"limits": Limits(output_bytes=1 << 16)})
+def test_output_and_files_are_bounded(rig: Rig) -> None:
+    settings = QUICK.model_copy(update={"limits": Limits(output_bytes=1 << 16, scratch_bytes=64 << 20)})
     assert judge(rig, right("while True: print('x' * 1000)"), settings).category is Category.OUTPUT_LIMIT
-
-
-@pytest.mark.parametrize("body", FLOODS)
-def test_files_are_bounded_together(rig: Rig, body: str) -> None:
-    """Each may be small: too many, and too much in all, end the candidate."""
-    settings = QUICK.model_copy(update={"limits": Limits(scratch_bytes=64 << 20)})
-    outcome = judge(rig, right(body), settings)
+    outcome = judge(rig, right(FLOODS[1]), settings)
     assert (outcome.category, outcome.facts.reason) == (Category.OUTPUT_LIMIT, "scratch")
 
 
 def test_files_count_as_memory_where_they_lie_in_it(rig: Rig) -> None:
-    """They are in a file system of the candidate's own, which goes with it."""
     if rig.forkserver.isolation["mounts"] is not True:
         pytest.skip(f"mounts: {rig.forkserver.isolation['mounts']}")
     body = (
@@ -275,8 +230,6 @@ def test_memory_of_the_whole_tree_is_bounded(rig: Rig) -> None:
     "attack",
     [
         "channel.send(b'nonsense')",
-        pytest.param("channel.send(Reply(Answer.DONE, 99).pack())", marks=pytest.mark.nightly),
-        pytest.param("channel.send(Reply(Answer.DONE, 4).pack() + b'!')", marks=pytest.mark.nightly),
         "[channel.send(Reply(Answer.DONE, n).pack()) for n in range(40)]",
     ],
 )
@@ -300,26 +253,14 @@ def test_forged_replies_never_make_a_pass(rig: Rig, attack: str) -> None:
     ("problem", "category"),
     [
         (PROBLEM.replace("class Model(", "class Other("), Category.INVALID_PROBLEM),
-        (PROBLEM.replace("def get_inputs", "def other"), Category.INVALID_PROBLEM),
         (PROBLEM.replace("return self.layer(x)", "return None"), Category.INVALID_PROBLEM),
         (PROBLEM.replace("return self.layer(x)", "return x / 0 * 0"), Category.INVALID_PROBLEM),
-        (PROBLEM.replace("[torch.randn(4, 8)]", "torch.randn(4, 8)"), Category.INVALID_PROBLEM),
         (PROBLEM.replace("torch.randn(4, 8)", "object()"), Category.INVALID_PROBLEM),
-        (PROBLEM.replace("return [8]", "raise KeyError('x')"), Category.REFERENCE_ERROR),
         ("import nothing_like_this\n" + PROBLEM, Category.REFERENCE_ERROR),
     ],
 )
 def test_a_broken_problem_is_the_problem_s_fault(rig: Rig, problem: str, category: Category) -> None:
     assert judge(rig, right(), problem=problem).category is category
-
-
-def test_a_hanging_reference_is_ended_at_its_deadline(rig: Rig) -> None:
-    """Even one that never returns to the interpreter; the judge goes on and says so."""
-    problem = PROBLEM.replace("return self.layer(x)", "import ctypes; ctypes.CDLL(None).pause()")
-    settings = QUICK.model_copy(update={"deadlines": Deadlines(reference_s=1)})
-    outcome = judge(rig, right(), settings, problem)
-    assert (outcome.category, outcome.phase) == (Category.REFERENCE_TIMEOUT, Phase.REFERENCE)
-    assert judge(rig, right()).category is Category.PASSED
 
 
 def test_a_judge_waits_no_longer_than_all_deadlines_together(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,9 +275,8 @@ def test_a_judge_waits_no_longer_than_all_deadlines_together(rig: Rig, monkeypat
     assert judge(rig, right()).category is Category.PASSED
 
 
-@pytest.mark.parametrize("victim", ["judge", "seat"])
+@pytest.mark.parametrize("victim", ["judge", "judge supervisor"])
 def test_the_judge_s_death_takes_the_candidate_with_it(rig: Rig, victim: str) -> None:
-    """When a judge or its seat is killed, the fork server ends its candidate and forks the next one."""
     before = set(linux.children(os.getpid()))
     with ThreadPoolExecutor(1) as thread:
         outcome = thread.submit(judge, rig, right(top="import time; time.sleep(600)\n"))
@@ -348,35 +288,21 @@ def test_the_judge_s_death_takes_the_candidate_with_it(rig: Rig, victim: str) ->
     assert judge(rig, right()).category is Category.PASSED
 
 
-def test_many_bad_kernels_leave_the_fork_server_as_it_was(rig: Rig) -> None:
-    def descriptors() -> int:
-        return len(list(Path(f"/proc/{rig.forkserver.pid}/fd").iterdir()))
-
-    judge(rig, right("import os; os._exit(1)"))
-    before = descriptors()
-    for _ in range(5):
-        judge(rig, right("import os; os._exit(1)"))
-    until(lambda: linux.children(rig.forkserver.pid) == [])
-    assert descriptors() == before
-
-
 @pytest.mark.skipif(os.getuid() != 0, reason="a candidate with the fleet's uid may enter all that the fleet may")
 def test_a_seal_that_fails_is_the_fleet_s_fault(rig: Rig) -> None:
     """A candidate whose directory cannot be entered was never run: no kernel is blamed."""
     request = Request(problem=PROBLEM, kernel=right(), backend=Backend.TORCH, settings=QUICK)
     # It is private, and not below a directory that may be the candidate's own.
     with tempfile.TemporaryDirectory(dir="/run") as closed:
-        for _ in range(2):
-            outcome = rig.judge_at(replace(rig.slot, scratch=Path(closed)), request)
-            assert outcome.category is Category.JUDGE_ERROR
-            assert "could not be sealed: PermissionError" in outcome.message
-            # What that judge left is ended by its uid, which the next candidate has too.
-            following = judge(rig, right())
-            assert following.category is Category.PASSED, following.message
+        outcome = rig.judge_at(replace(rig.slot, scratch=Path(closed)), request)
+    assert outcome.category is Category.JUDGE_ERROR
+    assert "could not be sealed: PermissionError" in outcome.message
+    # What that judge left is ended by its uid, which the next candidate has too.
+    following = judge(rig, right())
+    assert following.category is Category.PASSED, following.message
 
 
 def test_a_worker_without_a_compiler_blames_no_kernel(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing program is the fleet's failure, never a compile error."""
     monkeypatch.setenv("CXX", "no-such-compiler")
     request = Request(problem=PROBLEM, kernel=right(), backend=Backend.CPP, settings=QUICK)
     outcome = rig.judge(request)
@@ -415,9 +341,6 @@ TRACED_BY_ITS_CHILD = """import ctypes, os, time
             time.sleep(1000)
         time.sleep(0.3)
         os._exit(1)"""
-SHARED_MEMORY = """import mmap
-        m = mmap.mmap(-1, 1 << 30)
-        for i in range(0, 1 << 30, 4096): m[i] = 1"""
 
 
 @pytest.mark.parametrize(
@@ -433,10 +356,8 @@ SHARED_MEMORY = """import mmap
         (STOP_EVERYBODY, "", Category.TIMEOUT),
         # Offspring that traced its parent would hide its death until the deadline: it may not.
         (TRACED_BY_ITS_CHILD, "", Category.CRASHED),
-        # Shared memory is memory.
-        (SHARED_MEMORY, "", Category.HOST_OUT_OF_MEMORY),
     ],
-    ids=["truncate", "close-channel", "deep-tree", "stop-everybody", "traced-by-its-child", "shared-memory"],
+    ids=["truncate", "close-channel", "deep-tree", "stop-everybody", "traced-by-its-child"],
 )
 def test_an_attack_on_the_fleet_is_the_kernel_s_own_failure(rig: Rig, body: str, top: str, category: Category) -> None:
     """What a kernel does to its keepers ends the kernel, never them: no retry, nobody else's blame."""
@@ -450,23 +371,19 @@ def test_an_attack_on_the_fleet_is_the_kernel_s_own_failure(rig: Rig, body: str,
 
 
 def test_a_kernel_cannot_make_the_reference_late(rig: Rig) -> None:
-    """None of the kernel's code runs while the reference is on the clock."""
     top = "import os\nfor _ in range(40):\n    if os.fork() == 0:\n        while True: pass\n"
     settings = QUICK.model_copy(update={"deadlines": Deadlines(reference_s=3, load_s=2, check_s=2)})
     assert judge(rig, right(top=top), settings).category in (Category.SANDBOX_VIOLATION, Category.TIMEOUT)
 
 
 def test_a_reference_that_fails_only_when_timed_is_the_problem_s_fault(rig: Rig) -> None:
-    """Whenever the reference fails, it is not the kernel's failure."""
     counted = "self.n = getattr(self, 'n', 0) + 1\n        assert self.n < 9\n        return self.layer(x)"
     problem = PROBLEM.replace("return self.layer(x)", counted)
     settings = Settings(checks=1, timing=Timing(calls=7, warmup=1))
     assert judge(rig, right(), settings, problem).category is Category.REFERENCE_ERROR
 
 
-def test_a_kernel_learns_neither_its_evaluation_nor_the_fleets_logging(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the frames below its own it can read no id and no attempt, and its libraries log as in any program."""
-    monkeypatch.setenv("KQUEUE_LOG_LEVEL", "DEBUG")
+def test_a_kernel_learns_neither_its_evaluation_nor_the_fleets_logging(rig: Rig) -> None:
     identity = uuid4()
     top = """import logging, sys
 logging.getLogger("library").debug("WORDY")
@@ -480,12 +397,11 @@ while frame:
 word = "'att" + "empt': "
 print("seen", len(seen), *[one for one in seen if word in one])
 """
-    with Rig() as rig:
-        judges = Judges(rig.forkserver)
-        judges.status_page.open(identity, 7)
-        request = Request(problem=PROBLEM, kernel=right(top=top), backend=Backend.TORCH, settings=QUICK)
-        outcome = judges.judge(request, rig.slot, rig.records)
-        judges.stop()
+    judges = Judges(rig.forkserver)
+    judges.status_page.open(identity, 7)
+    request = Request(problem=PROBLEM, kernel=right(top=top), backend=Backend.TORCH, settings=QUICK)
+    outcome = judges.judge(request, rig.slot, rig.records)
+    judges.leave()
     assert outcome.category is Category.PASSED, outcome.message
     assert "level 30 []" in outcome.log
     assert "WORDY" not in outcome.log

@@ -12,7 +12,7 @@ from triton.backends.nvidia import driver
 from triton.runtime import build
 
 from tests.waiting import until
-from workers.judge.forkserver.launchers import Launchers, named
+from workers.judge.forkserver.launchers import Launchers
 
 POINTERS = ["*fp32", "*bf16", "i32", "constexpr"]
 
@@ -49,7 +49,6 @@ def tell(launchers: Launchers, note: Path, told: Any) -> None:
 
 
 def test_what_a_candidate_has_launched_later_ones_find(triton: None, tmp_path: Path) -> None:
-    """Whatever the pointers point to; and beside the driver's library."""
     launchers = Launchers({"driver/utils.so": b"utils"})
     tell(launchers, tmp_path / "note", [POINTERS, ["fp64"], ["i64", "u1"]])
     made = {name: content.decode() for name, content in launchers.files.items()}
@@ -60,22 +59,7 @@ def test_what_a_candidate_has_launched_later_ones_find(triton: None, tmp_path: P
     }
 
 
-def test_few_are_kept(triton: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.judge.forkserver.launchers._MOST", 4)
-    launchers = Launchers({"driver/utils.so": b""})
-    tell(launchers, tmp_path / "note", [["i8"]])
-    for count in range(1, 8):
-        tell(launchers, tmp_path / "note", [["i8"], ["i32"] * count])
-    files = launchers.files
-    assert len(files) == 1 + 4
-    assert "i8/__triton_launcher.so" in files
-    assert "i32/__triton_launcher.so" not in files
-    tell(launchers, tmp_path / "note", [["i32"]])
-    assert "i32/__triton_launcher.so" in launchers.files
-
-
 def test_nothing_else_is_taken_from_a_candidate(triton: None, tmp_path: Path) -> None:
-    """A note that is no list of sequences of Triton's types is ignored."""
     launchers = Launchers({"driver/utils.so": b""})
     wrong: list[Any] = ["", "[" * 100_000, {"a": 1}, [["*fp32; }"]], [["int main"]], [[["i32"]]], [[1]], ["i32"]]
     for told in (*wrong, [["i32"] * 65], [["*" + "f" * 17]]):
@@ -84,7 +68,6 @@ def test_nothing_else_is_taken_from_a_candidate(triton: None, tmp_path: Path) ->
 
 
 def test_a_note_is_a_file_of_the_candidate_s_own(triton: None, tmp_path: Path) -> None:
-    """Links and pipes are not read, nor are others' files."""
     launchers = Launchers({"driver/utils.so": b""})
     real, link, twice, pipe = (tmp_path / name for name in ("real", "link", "twice", "pipe"))
     real.write_text(json.dumps([["i32"]]))
@@ -96,18 +79,3 @@ def test_a_note_is_a_file_of_the_candidate_s_own(triton: None, tmp_path: Path) -
     twice.hardlink_to(real)
     launchers.learn(real, os.getuid())
     assert not launchers.pids
-
-
-def test_a_triton_that_needs_none_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(driver, "make_launcher", raising=False)
-    note = tmp_path / "note"
-    note.write_text(json.dumps([["i32"]]))
-    for launchers in (Launchers({"driver/utils.so": b""}), Launchers({})):
-        launchers.learn(note, os.getuid())
-        assert not launchers.pids
-
-
-def test_one_candidate_names_few() -> None:
-    assert named([[f"i{8 << i % 4}"] * (1 + i // 4) for i in range(20)]) == named(
-        [[f"i{8 << i % 4}"] * (1 + i // 4) for i in range(8)]
-    )

@@ -24,7 +24,6 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("body", UNREADABLE)
 def test_an_exception_without_a_text_is_reported_as_itself(rig: Rig, body: str) -> None:
-    """The category and the type are the exception's, whatever its own code does."""
     outcome = judge(rig, right("raise E('x')", f"class E(Exception):\n    {body}\n"))
     assert (outcome.category, outcome.message) == (Category.RUNTIME_ERROR, UNREADABLE[body])
 
@@ -34,7 +33,7 @@ def test_the_memory_limit_is_named_whatever_fills_it(rig: Rig) -> None:
     if (groups := rig.forkserver.isolation["cgroup_memory"]) is not True:
         pytest.skip(f"cgroup_memory: {groups}")
     fill = "import os; fd = os.memfd_create('x'); [os.write(fd, bytes(1 << 20)) for _ in range(2048)]"
-    settings = QUICK.model_copy(update={"limits": Limits(host_memory_bytes=1 << 30)})
+    settings = QUICK.model_copy(update={"limits": Limits(host_memory_bytes=512 << 20)})
     outcome = judge(rig, right(fill), settings)
     assert outcome.category is Category.HOST_OUT_OF_MEMORY
-    assert outcome.message == f"the memory limit of {1 << 30} bytes was exceeded"
+    assert outcome.message == f"the memory limit of {512 << 20} bytes was exceeded"

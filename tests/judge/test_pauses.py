@@ -27,7 +27,6 @@ DEADLINE_S = 3.0
 
 @pytest.mark.slow("stops a fleet for longer than a deadline")
 def test_a_pause_of_all_is_charged_to_nobody(rig: Rig) -> None:
-    """All of the fleet stands still while a kernel sleeps, for longer than that may take."""
     settings = QUICK.model_copy(update={"checks": 1, "deadlines": Deadlines(check_s=DEADLINE_S)})
     others = set(linux.children(os.getpid()))
     with ThreadPoolExecutor(1) as thread:
@@ -45,7 +44,6 @@ def test_a_pause_of_all_is_charged_to_nobody(rig: Rig) -> None:
 
 
 def test_a_kernel_that_is_killed_from_outside_has_not_crashed(rig: Rig) -> None:
-    """An operator's SIGKILL ends the evaluation as the fleet's failure, which is tried again."""
     with ThreadPoolExecutor(1) as thread:
         outcome = thread.submit(judge, rig, right(ASLEEP.format(seconds=60)))
         until(lambda: asleep(rig))
@@ -74,7 +72,6 @@ def asleep(rig: Rig) -> list[Path]:
 
 
 def test_who_ends_by_sigkill_alone_has_crashed_unless_it_was_others() -> None:
-    """Where nothing keeps a process from killing itself, the try that has the device alone decides."""
     assert category(End.EXITED, alone=False) is Category.WORKER_LOST
     assert category(End.EXITED, alone=True) is Category.CRASHED
     assert category(End.EXITED, alone=True, phase=Phase.REFERENCE) is Category.REFERENCE_ERROR

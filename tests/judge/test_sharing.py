@@ -38,7 +38,6 @@ def judge(rig: Rig, source: str, settings: Settings = QUICK) -> Outcome:
 
 
 def test_only_the_timing_has_the_device_alone(rig: Rig) -> None:
-    """The checks before and after it are made while others' may be; a wrong kernel never has it alone."""
     outcome = judge(rig, KERNEL)
     assert outcome.category is Category.PASSED
     durations = outcome.evidence.durations_s
@@ -52,7 +51,6 @@ def test_only_the_timing_has_the_device_alone(rig: Rig) -> None:
 
 
 def test_one_whose_time_others_have_taken_is_checked_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends as it does with the device for itself."""
     check = Candidate.run
     calls: list[Case] = []
 
@@ -69,7 +67,6 @@ def test_one_whose_time_others_have_taken_is_checked_alone(rig: Rig, monkeypatch
 
 
 def test_one_that_never_ends_is_a_timeout(rig: Rig) -> None:
-    """With the device alone it had all of its time."""
     outcome = judge(rig, HANGING, QUICK.model_copy(update={"deadlines": Deadlines(check_s=1)}))
     assert (outcome.category, outcome.phase) == (Category.TIMEOUT, Phase.CHECK)
     assert "untimed_check" not in (outcome.evidence.durations_s or {})

@@ -23,19 +23,7 @@ def in_task_process(box: StatusPage, task_process: int, act: Callable[[], None] 
 
 
 def test_the_parent_learns_which_clerk_was_used_up() -> None:
-    """It stays so until another clerk has its place, and the parent itself stays as it was."""
-    box = StatusPage()
-    in_task_process(box, 0, box.use)
-    in_task_process(box, 1)
-    assert [box.used_up(task_process) for task_process in range(TASK_PROCESSES)] == [True, False]
-    in_task_process(box, 1, box.use)
-    in_task_process(box, 0)
-    assert [box.used_up(task_process) for task_process in range(TASK_PROCESSES)] == [False, True]
-    assert not box.used
-
-
-def test_closing_an_attempt_leaves_its_clerk_used_up() -> None:
-    """The record of an attempt and the clerk's end are two things."""
+    """It stays so until another clerk has its place, also when its attempt is closed."""
     box = StatusPage()
 
     def judge() -> None:
@@ -43,13 +31,17 @@ def test_closing_an_attempt_leaves_its_clerk_used_up() -> None:
         box.use()
         box.close()
 
+    in_task_process(box, 0, box.use)
+    in_task_process(box, 1)
+    assert [box.used_up(task_process) for task_process in range(TASK_PROCESSES)] == [True, False]
     in_task_process(box, 1, judge)
+    in_task_process(box, 0)
+    assert [box.used_up(task_process) for task_process in range(TASK_PROCESSES)] == [False, True]
     assert box.read() == []
-    assert box.used_up(1)
+    assert not box.used
 
 
 def test_a_clerk_that_died_is_told_of_beside_the_next_one() -> None:
-    """Each has its own record; forgetting the one, once or twice, leaves the other."""
     box = StatusPage()
     died, next_one = uuid4(), uuid4()
     in_task_process(box, 0, lambda: box.open(died, 3))
@@ -65,7 +57,6 @@ def test_a_clerk_that_died_is_told_of_beside_the_next_one() -> None:
 
 
 def test_a_judges_position_is_that_of_its_own_attempt() -> None:
-    """What a dying judge still writes says nothing of the evaluation that another clerk has begun."""
     box = StatusPage()
     died, next_one = uuid4(), uuid4()
     in_task_process(box, 0, lambda: box.open(died, 1))
@@ -79,7 +70,6 @@ def test_a_judges_position_is_that_of_its_own_attempt() -> None:
 
 
 def test_a_page_is_seen_by_whoever_has_its_descriptor() -> None:
-    """Another holder of the page reads the step, or the phase where there is none; nothing of an earlier attempt."""
     evaluation = uuid4()
     page = make_page()
     writer, reader = StatusPage(page), StatusPage(page)

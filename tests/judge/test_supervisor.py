@@ -48,7 +48,7 @@ def descriptors(pid: int) -> int:
 
 
 def test_one_judge_serves_many(judges: Judges) -> None:
-    """Whatever becomes of a kernel; and neither it nor its seat comes to hold more."""
+    """Whatever becomes of a kernel; and neither it, its seat nor the fork server comes to hold more."""
     kernels = {
         right(): Category.PASSED,
         right("import os; os._exit(1)"): Category.CRASHED,
@@ -57,12 +57,13 @@ def test_one_judge_serves_many(judges: Judges) -> None:
     }
     found = [judge(judges, kernel) for kernel in kernels]
     first, held = sitting(judges), descriptors(sitting(judges))
-    of_seat = descriptors(judges.pid)
+    of_seat, of_server = descriptors(judges.pid), descriptors(judges.forkserver.pid)
     found += [judge(judges, kernel) for kernel in kernels]
     assert found == list(kernels.values()) * 2
     assert sitting(judges) == first
     assert descriptors(first) <= held + 1
     until(lambda: descriptors(judges.pid) <= of_seat)
+    until(lambda: descriptors(judges.forkserver.pid) <= of_server)
 
 
 def test_who_asks_a_judge_that_leaves_gets_the_next_one(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +83,6 @@ def test_who_asks_a_judge_that_leaves_gets_the_next_one(rig: Rig, monkeypatch: p
 
 
 def test_a_judge_that_has_come_to_hold_more_makes_room(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it must not keep ends it, between two evaluations."""
     monkeypatch.setattr(supervisor, "_MORE_HOST_BYTES", -(1 << 40))
     standing = Judges(rig.forkserver)
     try:
@@ -108,7 +108,6 @@ def test_a_judge_whose_asker_failed_is_ended(judges: Judges) -> None:
 
 
 def test_a_judge_that_is_killed_while_it_waits_costs_nothing(judges: Judges) -> None:
-    """The seat forks another, at the latest when one is asked for."""
     killed = sitting(judges)
     os.kill(killed, signal.SIGKILL)
     until(lambda: killed not in linux.children(judges.pid))
@@ -116,7 +115,6 @@ def test_a_judge_that_is_killed_while_it_waits_costs_nothing(judges: Judges) -> 
 
 
 def test_who_asks_a_seat_that_is_gone_is_told(judges: Judges) -> None:
-    """It is the judges' failure, whether the question could be put or not."""
     os.kill(judges.pid, signal.SIGKILL)
     until(lambda: linux.is_zombie(judges.pid))
     with pytest.raises(JudgeDied):

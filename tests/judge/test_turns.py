@@ -38,7 +38,6 @@ class _Place:
 
 
 def test_the_device_is_had_alone_by_all_who_wait_for_that_and_then_shared_by_all_others(tmp_path: Path) -> None:
-    """Whoever shares it waits while anybody wants it alone, and gets it with all others then."""
     lock = tmp_path / "device.lock"
     alone = _Place(lock, fcntl.LOCK_EX)
     assert alone.has.wait(60)

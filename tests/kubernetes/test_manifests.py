@@ -104,21 +104,10 @@ def compose() -> dict[str, Object]:
 def test_objects_fit_kubernetes_schemas(version: str) -> None:
     """Every object that Kubernetes itself defines has the fields of its schema, and no others."""
     validate = pytest.importorskip("kubernetes_validate")
-    checked = 0
-    for thing in rendered():
-        if not thing["apiVersion"].startswith("keda.sh/"):
-            validate.validate(thing, version, strict=True)
-            checked += 1
-    assert checked > 20
-    [_, template, _] = next(pods())
-    misspelt = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "a"},
-        "spec": template["spec"] | {"hostname_": "a"},
-    }
-    with pytest.raises(validate.ValidationError):
-        validate.validate(misspelt, version, strict=True)
+    own = [thing for thing in rendered() if not thing["apiVersion"].startswith("keda.sh/")]
+    assert len(own) > 20
+    for thing in own:
+        validate.validate(thing, version, strict=True)
 
 
 def test_the_services_are_those_of_compose() -> None:
@@ -135,20 +124,6 @@ def test_the_services_are_those_of_compose() -> None:
     commands = {container["command"][-1] for _, template, container in pods() if component(template) == "worker"}
     [command] = commands
     assert command.endswith("exec " + " ".join(services["worker"]["command"]))
-
-
-def test_each_service_has_the_variables_that_compose_gives() -> None:
-    """The same names in the same service, so that nobody learns a second set of settings."""
-    services = compose()
-    # A store that outlasts pods is another's choice in compose.
-    of_kubernetes = {"worker": {"KQUEUE_BUILD_STORE"}, "http": set[str]()}
-    for name, template, container in pods():
-        service = component(template)
-        given = set(variables(container))
-        wanted = set(services[service]["environment"])
-        if name == "worker-cpu":
-            wanted -= {"NVIDIA_DRIVER_CAPABILITIES"}
-        assert given - of_kubernetes.get(service, set()) == wanted, name
 
 
 def test_each_service_knows_its_own_secrets_only() -> None:
@@ -256,19 +231,6 @@ def test_an_upgrade_rolls_pools_after_the_schema() -> None:
         assert spec["progressDeadlineSeconds"] >= template["spec"]["terminationGracePeriodSeconds"] + 600, name
 
 
-def test_pools_have_their_gpus() -> None:
-    """Pools of GPUs ask the device plugin for whole ones on nodes of their model; the pool of the CPU asks for none."""
-    found: dict[str, Any] = {}
-    for name, template, container in pods():
-        if component(template) == "worker":
-            found[name] = container["resources"]["limits"].get("nvidia.com/gpu")
-            settings = variables(container)
-            assert settings["KQUEUE_GPUS"] == ("all" if found[name] else "none"), name
-            assert (settings["KQUEUE_CPU_SLOTS"] == "0") is bool(found[name]), name
-            assert bool(template["spec"].get("nodeSelector")) is bool(found[name]), name
-    assert found == {"worker-h200": 8, "worker-a100": 1, "worker-cpu": None}
-
-
 def matches(selector: Object, labels: dict[str, str]) -> bool:
     """Whether a policy's selector takes a pod."""
     wanted = selector.get("matchLabels", {}).items() <= labels.items()
@@ -323,38 +285,20 @@ def test_each_selector_finds_its_pods() -> None:
 
 
 def test_pools_grow_with_what_waits() -> None:
-    """Each ScaledObject has KEDA's fields, scales a deployment whose replicas nobody else sets, and keeps a worker."""
-    validate = pytest.importorskip("kubernetes_validate")
+    """Each ScaledObject scales a deployment whose replicas nobody else sets, and keeps a worker."""
     deployments, logins = of_kind("Deployment"), of_kind("TriggerAuthentication")
     assert set(of_kind("ScaledObject")) == {"worker-h200", "worker-cpu"}
     for name, thing in of_kind("ScaledObject").items():
         spec = thing["spec"]
-        fields = {"scaleTargetRef", "pollingInterval", "minReplicaCount", "maxReplicaCount", "advanced", "triggers"}
-        assert set(spec) == fields
         assert spec["scaleTargetRef"] == {"name": name}
         assert "replicas" not in deployments[name]["spec"]
         assert 1 <= spec["minReplicaCount"] < spec["maxReplicaCount"]
         [trigger] = spec["triggers"]
-        assert set(trigger) == {"type", "metricType", "metadata", "authenticationRef"}
-        assert (trigger["type"], trigger["metricType"]) == ("postgresql", "AverageValue")
-        assert set(trigger["metadata"]) == {"query", "targetQueryValue"}
-        assert all(isinstance(value, str) for value in trigger["metadata"].values())
         login = logins[trigger["authenticationRef"]["name"]]["spec"]
         reference = {"parameter": "connection", "name": "kqueue-reader", "key": "KEDA_CONNECTION"}
         assert login == {"secretTargetRef": [reference]}
-        # KEDA hands this on to the autoscaler that it makes.
-        autoscaler = {
-            "apiVersion": "autoscaling/v2",
-            "kind": "HorizontalPodAutoscaler",
-            "metadata": {"name": name},
-            "spec": {
-                "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
-                "maxReplicas": spec["maxReplicaCount"],
-                **spec["advanced"]["horizontalPodAutoscalerConfig"],
-            },
-        }
-        validate.validate(autoscaler, VERSIONS[-1], strict=True)
-        assert autoscaler["spec"]["behavior"]["scaleDown"]["stabilizationWindowSeconds"] >= 600
+        behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+        assert behavior["scaleDown"]["stabilizationWindowSeconds"] >= 600
 
 
 def test_a_reader_may_ask_what_waits(engine: Engine, fields: Callable[..., dict[str, object]]) -> None:
@@ -368,15 +312,3 @@ def test_a_reader_may_ask_what_waits(engine: Engine, fields: Callable[..., dict[
             connection.execute(text(f"SET ROLE {roles.READER}"))
             counted[name] = connection.scalars(text(trigger["metadata"]["query"])).one()
     assert counted == {"worker-h200": 2, "worker-cpu": 2}
-
-
-def test_the_page_names_every_secret() -> None:
-    """docs/kubernetes.md has each secret and its keys, with whose rights they stand for."""
-    page = (ROOT / "docs" / "kubernetes.md").read_text()
-    rows = {
-        (row.split("|")[1].strip(" `"), key)
-        for row in page.splitlines()
-        if row.startswith("| `kqueue-")
-        for key in re.findall(r"`([A-Z_]+)`", row.split("|")[2])
-    }
-    assert rows == {*PASSWORDS, ("kqueue-reader", "KEDA_CONNECTION")}

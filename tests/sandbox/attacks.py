@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
-import importlib
 import mmap
 import multiprocessing
 import os
@@ -15,7 +14,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -240,16 +238,6 @@ def build_extension() -> int:
     return module.answer
 
 
-def compile_model() -> bool:
-    """``torch.compile``, of a source in its own directory as kernels are, with a compiler of its own."""
-    Path("doubled.py").write_text("def doubled(x):\n    return (x * 2 + 1).relu().sum()\n")
-    sys.path.insert(0, str(Path.cwd()))
-    module: Any = importlib.import_module("doubled")
-    x = torch.arange(100.0)
-    compiled: Any = torch.compile(module.doubled)
-    return bool(compiled(x) == (x * 2 + 1).sum())
-
-
 def own_children() -> bool:
     """Processes of its own, by a pipe, ended by a signal."""
     fork = multiprocessing.get_context("fork")
@@ -275,7 +263,7 @@ ALL: dict[str, Callable[..., Any]] = {
     for each in (
         call, connect, read, own_memory, read_by_symlink, hoard, litter, order_device, order_devices, read_memory,
         clone_with, old_system_call, x32_system_call, status, limits, fork_many, eat, leave_daemon, multiply, use_files,
-        compile_and_run, build_extension, compile_model, own_children, pool,
+        compile_and_run, build_extension, own_children, pool,
     )
 } | {
     "interpret_triton": triton_kernel.doubles,

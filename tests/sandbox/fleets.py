@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+
+def greet(listener: socket.socket, word: bytes) -> None:
+    """Send a word to all who connect, in a thread of its own."""
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                link, _ = listener.accept()
+                with link:
+                    link.sendall(word)
+
+    listener.listen()
+    threading.Thread(target=serve, daemon=True).start()
 
 
 @dataclass

@@ -15,14 +15,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.sandbox.fleets import Fleet
+from tests.sandbox.fleets import Fleet, greet
 from tests.waiting import until
 from workers.judge.sandbox import cgroups
 from workers.judge.sandbox.level import MEASURES, reached
@@ -57,21 +56,12 @@ def server(outside: Path) -> Iterator[tuple[str, str, str]]:
         for address in (path, "\0" + name[1:]):
             listener = stack.enter_context(socket.socket(socket.AF_UNIX))
             listener.bind(address)
-            listener.listen()
-            threading.Thread(target=_greet, args=(listener,), daemon=True).start()
+            greet(listener, b"hello")
         datagrams = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         datagrams.bind(box)
         for made in (path, box):
             Path(made).chmod(0o777)
         yield path, name, box
-
-
-def _greet(listener: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while True:
-            link, _ = listener.accept()
-            with link:
-                link.sendall(b"hello")
 
 
 def test_each_measure_is_named_once_and_reported(fleet: Fleet) -> None:
@@ -104,7 +94,6 @@ def test_files_out_of_reach_are_not_read(fleet: Fleet, outside: Path) -> None:
 
 
 def test_nothing_is_written_outside(fleet: Fleet, outside: Path) -> None:
-    """A shared directory is the process's own where the host allows mounts, and closed to it elsewhere."""
     fleet.require("files")
     for place in (Path("/tmp"), Path("/dev/shm"), Path("/var/tmp"), outside):
         path = place / f"kqueue-left-{os.getpid()}"
@@ -125,7 +114,6 @@ def test_nothing_is_written_outside(fleet: Fleet, outside: Path) -> None:
 
 
 def test_files_are_bounded_by_the_mount(ordinary_fleet: Fleet) -> None:
-    """In bytes, of files without a name too, and in files."""
     ordinary_fleet.require("mounts")
     for do, place in (("hoard", "."), ("hoard", "/dev/shm"), ("litter", "/tmp")):
         assert ordinary_fleet.do(do, place, files=16 << 20)["errno"] == "ENOSPC"
@@ -249,7 +237,6 @@ CALLS: list[tuple[str, list[Any]]] = [
 
 
 def test_the_filter_refuses(root_fleet: Fleet) -> None:
-    """Unsealed, the same calls are granted or fail for other reasons."""
     root_fleet.require("seccomp")
     for name, arguments in CALLS:
         assert root_fleet.do("call", name, *arguments)["errno"] == "EPERM", name
@@ -365,7 +352,6 @@ time.sleep(600)
 
 
 def test_what_a_killed_fork_server_leaves_goes_with_the_next(root_fleet: Fleet) -> None:
-    """And what a living one has is left alone."""
     root_fleet.require("cgroup_kill")
     holder = subprocess.Popen([sys.executable, "-c", _HOLDER], stdout=subprocess.PIPE, text=True)
     child = 0
@@ -406,9 +392,3 @@ def test_programs_and_extensions_are_compiled(fleet: Fleet) -> None:
     assert fleet.do("compile_and_run")["value"] == "hello"
     if fleet.name == "root":
         assert fleet.do("build_extension")["value"] == 42
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler")
-def test_torch_compile_works(root_fleet: Fleet) -> None:
-    assert root_fleet.do("compile_model")["value"] is True

@@ -18,7 +18,7 @@ from kqueue.cli import app
 from kqueue.client import Client
 from kqueue.errors import BrokerUnavailable
 from tests.fleet.told import fleets
-from tests.security.house import House, command_lines, running_flower, tables, user_lines
+from tests.security.house import House, command_lines, running_flower, tables
 from tests.waiting import until
 
 pytest.importorskip("flower")
@@ -195,13 +195,3 @@ def test_a_sweeper_is_a_worker(house: House) -> None:
     with pytest.raises(BrokerUnavailable, match="permissions"):
         broker.waiting(broker.make_app(house.services.config(**house.settings("producer"))), "cpu")
     house.refusals()
-
-
-def test_the_docs_tell_the_same() -> None:
-    """docs/security.md shows the rules that are tested here."""
-    from tests.security.house import ROOT
-
-    told = " ".join((ROOT / "docs" / "security.md").read_text().split())
-    for name, rules in user_lines().items():
-        shown = rules.replace("{password}", f"{name.upper()}_PASSWORD")
-        assert f"user {name} {shown}" in told, name

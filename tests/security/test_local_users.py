@@ -15,20 +15,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
-from uuid import uuid4
 
 import httpx
 import pytest
 from sqlalchemy import text
-from sqlalchemy.engine import make_url
 
 from kqueue import AccessRefused, ConfigError, RemoteClient
 from kqueue.config import FLEET_FILE, Config, load
 from kqueue.local.fleet import LocalFleet
-from kqueue.local.valkey import Valkey
-from kqueue.store import roles, tokens
+from kqueue.store import tokens
 from kqueue.store.engine import connect
-from tests.services import Server, starts_services, with_schema
+from tests.services import starts_services, with_schema
 
 #: A user of no right here, outside the candidates' range.
 STRANGER = 12345
@@ -268,38 +265,6 @@ def test_a_token_refused_for_its_scope(fleet: LocalFleet, open_folder: Path) -> 
     url = f"unix://{fleet.http_socket}"
     with RemoteClient(url, token=secret) as kq, pytest.raises(AccessRefused, match="scope submit"):
         kq.submit(problem="p", kernel="k", backend="torch", lane="cpu")
-
-
-@pytest.mark.nightly
-def test_a_login_without_the_right_to_make_tokens(
-    server: Server, valkey: Valkey, open_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The fleet starts all the same; its owner takes the socket."""
-    name, url = f"worker_{uuid4().hex[:8]}", server.clone()
-    engine = connect(url, application="tests", pool_size=1)
-    roles.login(engine, name, roles.WORKER, "secret")
-    login = make_url(url).set(username=name, password="secret").render_as_string(hide_password=False)
-    home = open_folder / "worker"
-    config = load(
-        home=home,
-        scratch=open_folder / "scratch",
-        database_url=login,
-        redis_url=valkey.url,
-        gpus="none",
-        cpu_slots=1,
-        http_port=0,
-    )
-    try:
-        with LocalFleet(config, http=True, durable=False):
-            assert json.loads((home / FLEET_FILE).read_text())["token"] is None
-            assert tokens.listing(engine) == []
-            monkeypatch.setenv("KQUEUE_HOME", str(home))
-            with RemoteClient() as kq:
-                assert kq.batch("nothing") == []
-    finally:
-        engine.dispose()
-        server.drop(url)
-        server.execute(f'DROP ROLE "{name}"')
 
 
 def test_the_switch_is_not_for_other_machines(open_folder: Path) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 import redis
 from sqlalchemy.engine import make_url
@@ -197,16 +196,6 @@ def _go_wrong(house: House, said: Said) -> None:
         command(house, said, "-m", "kqueue", "doctor", **other)
     refused = [what for what in said.by.values() if "password authentication failed" in what]
     assert refused, "the wrong password was not even tried"
-
-
-def test_the_search_would_find_a_secret(house: House) -> None:
-    """Passwords are asked for, and they carry the mark."""
-    for name in ("worker", "producer"):
-        url = make_url(house.logins[name])
-        assert MARK in (url.password or "")
-        assert MARK in house.guarded.url_of(name)
-        with pytest.raises(psycopg.OperationalError, match="password"):
-            psycopg.connect(url.set(drivername="postgresql", password="x").render_as_string(False))
 
 
 def test_no_secret_is_said_anywhere(said: Said) -> None:

@@ -24,13 +24,7 @@ class Door:
     def __init__(
         self, behind: Callable[[], socket.socket], certificate: trustme.LeafCert | None, *, postgres: bool
     ) -> None:
-        """Name the server behind; with no certificate the door has no TLS.
-
-        Args:
-            behind: connects to the server.
-            certificate: what is shown to clients.
-            postgres: whether clients ask for TLS first, as Postgres has it.
-        """
+        """Name the server behind; without a certificate there is no TLS, for which clients of Postgres ask first."""
         self._behind = behind
         self._postgres = postgres
         self._context: ssl.SSLContext | None = None

@@ -84,7 +84,7 @@ def set_environment(environment: MutableMapping[str, str], slot: SlotConfig, cor
     if slot.on_gpu:
         environment["CUDA_VISIBLE_DEVICES"] = slot.device
         # For judges alone, which use one stream. The driver creates contexts one after another, and most of a context's
-        # cost is its queues (docs/timing.md#what-contexts-cost).
+        # cost is its queues (docs/timing.md#cost-of-cuda-contexts).
         environment["CUDA_DEVICE_MAX_CONNECTIONS"] = environment["CUDA_DEVICE_MAX_COPY_CONNECTIONS"] = "1"
         environment.pop("TRITON_INTERPRET", None)
     else:

@@ -80,15 +80,15 @@ def main(requests: socket.socket, parent: int, status_page: StatusPage, forkserv
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
-        linux.set_name("kq-seat")
+        linux.set_name("kq-judge-super")
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number in (signal.SIGCHLD, signal.SIGALRM, signal.SIGUSR1):
             signal.signal(number, signal.SIG_DFL)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # it ends when its parent does, not before
         logs.configure_early(slot=forkserver.slot.name)
-        gc.collect()
         gc.freeze()
+        gc.enable()
         _JudgeSupervisor(requests, status_page, forkserver).run()
         status = 0
     except BaseException:  # noqa: BLE001 -- nothing may return into the parent's frames

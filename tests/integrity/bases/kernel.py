@@ -37,10 +37,9 @@ import triton
 import triton.language as tl
 from pathlib import Path
 from torch._subclasses.fake_tensor import FakeTensorMode
-from workers.judge.channel import flags
 from workers.judge.channel.buffers import Exports
 from workers.judge.channel.packets import send_with_fds
-from workers.judge.channel.protocol import Answer, Export, Place, Reply, TensorSpec, Where
+from workers.judge.channel.protocol import Answer, Export, Location, Reply, TensorSpec, Where
 
 
 class _Raw:
@@ -66,13 +65,9 @@ def answer(x):
 
 
 def call_number():
-    """The number of the timed call that the frames above are carrying out."""
-    frame = sys._getframe()
-    while frame is not None:
-        if "number" in frame.f_locals and type(frame.f_locals.get("self")).__name__ == "Harness":
-            return frame.f_locals["number"]
-        frame = frame.f_back
-    return None  # a checked call
+    """The number of the timed call that the frames above are carrying out; None for a checked one."""
+    found = (of["number"] for of in frames() if "number" in of and type(of.get("self")).__name__ == "Harness")
+    return next(found, None)
 
 
 def chain(x):
@@ -84,11 +79,9 @@ def chain(x):
 
 def channels():
     for fd in range(3, 256):
-        try:
+        with contextlib.suppress(OSError):
             if stat.S_ISSOCK(os.fstat(fd).st_mode):
                 yield fd
-        except OSError:
-            continue
 
 
 def cudart():
@@ -119,69 +112,52 @@ def gelu_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     tl.store(out_ptr + offsets, y, mask=mask)
 
 
+def frames():
+    """The local variables of the frames above, the nearest first."""
+    found, frame = [], sys._getframe(1)
+    while frame is not None:
+        found.append(frame.f_locals)
+        frame = frame.f_back
+    return found
+
+
 def harness():
     """The object that obeys the judge's orders, found on the stack."""
-    frame = sys._getframe()
-    while frame is not None:
-        candidate = frame.f_locals.get("self")
-        if type(candidate).__name__ == "Harness":
-            return candidate
-        frame = frame.f_back
-    raise RuntimeError("no harness on the stack")
+    return next(of["self"] for of in frames() if type(of.get("self")).__name__ == "Harness")
 
 
 def is_timed():
     """Whether the frames above carry out an order to make a timed call."""
-    frame = sys._getframe()
-    while frame is not None:
-        order = getattr(frame.f_locals.get("command"), "order", None)
-        if order is not None:
-            return order.name == "TIME"
-        frame = frame.f_back
-    return False
+    return order() == "TIME"
 
 
 def is_timed_or_enqueued():
     """Whether the frames above carry out an order to make a timed call, or to prepare one."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        order = getattr(frame.f_locals.get("command"), "order", None)
-        if order is not None:
-            return order.name.startswith(("TIME", "AHEAD"))
-        frame = frame.f_back
-    return False
+    return order().startswith(("TIME", "ENQUEUE"))
 
 
 def keepers():
     """The fork server, the worker above it, and the worker's other children: the judge among them."""
     server = os.getppid()
     pids = [server]
-    try:
+    with contextlib.suppress(OSError):
         worker = int(open(f"/proc/{server}/stat").read().rpartition(")")[2].split()[1])
         pids.append(worker)
         for task in os.listdir(f"/proc/{worker}/task"):
             pids += map(int, open(f"/proc/{worker}/task/{task}/children").read().split())
-    except OSError:
-        pass
     return [pid for pid in dict.fromkeys(pids) if pid > 1]
 
 
-def number(name):
-    """The call's number: those of before 2012 differ between architectures."""
-    x86 = {"add_key": 248, "keyctl": 250, "perf_event_open": 298, "bpf": 321, "userfaultfd": 323, "io_uring_setup": 425}
-    arm = {"add_key": 217, "keyctl": 219, "perf_event_open": 241, "bpf": 280, "userfaultfd": 282, "io_uring_setup": 425}
-    return (arm if platform.machine() == "aarch64" else x86)[name]
+def order():
+    """The name of the order that the frames above are carrying out."""
+    commands = (of.get("command") for of in frames())
+    return next((command.order.name for command in commands if hasattr(command, "order")), "")
 
 
 def orders():
-    """The numbers of the orders that the frames above are carrying out."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        number = getattr(frame.f_locals.get("command"), "sequence", None)
-        if number is not None:
-            yield number
-            return
-        frame = frame.f_back
+    """The number of the order that the frames above are carrying out, if there is one."""
+    commands = (of.get("command") for of in frames())
+    return [command.sequence for command in commands if hasattr(command, "sequence")][:1]
 
 
 def overwrite(function, code):
@@ -225,7 +201,7 @@ def slow_nulls(candidate, on_gpu):
     deliver = candidate.deliver
 
     def slowed(command, output):
-        if command.order.name.endswith("NULL"):
+        if command.order.name.endswith("OVERHEAD"):
             take(on_gpu, 10)
         return deliver(command, output)
 

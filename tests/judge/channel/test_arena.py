@@ -21,7 +21,6 @@ def both(nbytes: int) -> tuple[SharedTensor, Arena]:
 
 
 def test_the_judge_sees_what_was_kept_in_its_own_layout() -> None:
-    """Dtype, shape and strides are the tensor's; what is not dense, or empty, or too large, is not kept."""
     shared, arena = both(1 << 16)
     for tensor in (torch.randn(3, 5), torch.arange(7), torch.randn(4, 6).t(), torch.tensor(2.0, dtype=torch.float64)):
         kept = arena.keep(tensor)
@@ -37,7 +36,6 @@ def test_the_judge_sees_what_was_kept_in_its_own_layout() -> None:
 
 
 def test_no_place_beyond_the_arena_can_be_told() -> None:
-    """The judge looks at the place that it is told, whatever the other side says."""
     shared, _ = both(4096)
     spec = TensorSpec.of(torch.zeros(8))
     for offset in (4096 - 28, 4096, -4, 2, 1 << 40):
@@ -47,7 +45,6 @@ def test_no_place_beyond_the_arena_can_be_told() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 700), st.integers(0, 30)), max_size=60))
 def test_what_is_kept_at_the_same_time_never_overlaps_and_room_comes_back(steps: list[tuple[int, int]]) -> None:
-    """Each step keeps one tensor and lets go of another; at last all of it can be had at once."""
     shared, arena = both(16 * taken_by(1))
     held: list[tuple[torch.Tensor, torch.Tensor]] = []
     for number, (size, which) in enumerate(steps):

@@ -64,7 +64,6 @@ def test_a_reply_survives_the_way() -> None:
 
 
 def test_texts_are_cut_to_their_bounds() -> None:
-    """A long message neither breaks the record nor spills into the next field."""
     reply = Reply.unpack(Reply(Answer.RAISED, 1, exception="e" * 500, message="ä" * 5000).pack())
     assert len(reply.exception) == 128
     assert len(reply.message.encode()) <= 2050
@@ -72,14 +71,12 @@ def test_texts_are_cut_to_their_bounds() -> None:
 
 
 def test_a_tensor_of_too_many_dimensions_is_seen_as_such() -> None:
-    """More dimensions than travel cannot be mistaken for fewer."""
     spec = TensorSpec(torch.float32, (1,) * 12, "cpu")
     assert len(Reply.unpack(Reply(Answer.MISMATCH, 1, tensors=(spec,)).pack()).tensors[0].shape) == 12
 
 
 @given(st.binary(max_size=600), st.booleans())
 def test_no_bytes_do_more_than_be_refused(data: bytes, padded: bool) -> None:
-    """Whatever a candidate sends is a reply or a ProtocolError, nothing else."""
     head = Reply(Answer.DONE, 1).pack()[:4]
     with contextlib.suppress(ProtocolError):
         assert isinstance(Reply.unpack((head + data).ljust(SIZE, b"\xff") if padded else data), Reply)
@@ -105,7 +102,6 @@ def test_only_a_whole_packet_is_a_reply() -> None:
 
 
 def test_a_command_brings_its_payload_and_descriptors() -> None:
-    """Order, seed, payload and buffers arrive together."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     page = flags.create()
     with ours, theirs:
@@ -119,7 +115,6 @@ def test_a_command_brings_its_payload_and_descriptors() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_both_sides_see_the_same_tensor(dtype: torch.dtype) -> None:
-    """Each side reads what the other writes into a shared tensor, in every dtype and shape, with dense strides."""
     for shape in ((), (0,), (3,), (2, 3), (2, 0, 4)):
         like = torch.zeros(shape).to(dtype)
         shared = SharedTensor(like)
@@ -158,7 +153,6 @@ def test_apart_means_that_no_two_elements_share_memory(shape: tuple[int, ...], d
 def test_an_output_is_read_within_its_allocation_or_not_at_all(
     shape: tuple[int, ...], offset: int, stride: list[int], dtype: torch.dtype
 ) -> None:
-    """Whatever a candidate says of where an output lies, nothing outside is read."""
     flat = torch.zeros(2048, dtype=torch.uint8)
     try:
         view = view_within(
@@ -174,7 +168,6 @@ def test_an_output_is_read_within_its_allocation_or_not_at_all(
 
 
 def test_an_output_at_an_offset_is_the_one_that_lies_there() -> None:
-    """Transposed and shifted, it is read as the other side sees it."""
     whole = torch.arange(24, dtype=torch.float32)
     output = whole[4:16].view(3, 4).t()
     location = Location(Where.EXPORTED, offset=16, stride=output.stride())
@@ -191,7 +184,6 @@ def process_memory() -> Iterator[ProcessMemory]:
 
 
 def test_a_process_s_memory_is_read_as_it_is(process_memory: ProcessMemory) -> None:
-    """All of it is read, and an address that it does not have is refused."""
     for count in (1, 5_000, 1_000_003):
         there, here = torch.arange(count, dtype=torch.int32), torch.zeros(count, dtype=torch.int32)
         process_memory.read(there.data_ptr(), here)
@@ -202,7 +194,6 @@ def test_a_process_s_memory_is_read_as_it_is(process_memory: ProcessMemory) -> N
 
 
 def test_the_memory_of_a_process_that_has_ended_is_nobody_s() -> None:
-    """The descriptor outlives the process, and never comes to mean another."""
     there = torch.ones(4)
     reader, writer = socket.socketpair()
     child = os.fork()
@@ -224,7 +215,6 @@ def test_the_memory_of_a_process_that_has_ended_is_nobody_s() -> None:
     "read", [describe, take_apart, lambda values: put_together(*take_apart(values))], ids=["out", "in", "in and out"]
 )
 def test_what_has_been_read_keeps_no_tensor_alive(read: Callable[[Any], Any]) -> None:
-    """Memory is free as soon as the last one that needs it lets go, not when garbage is collected."""
     gc.disable()
     try:
         tensor = torch.zeros(4)

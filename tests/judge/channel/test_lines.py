@@ -11,7 +11,6 @@ from workers.judge.channel.lines import content
 
 
 def test_a_files_beginning_and_end(tmp_path: Path) -> None:
-    """Wherever its writer stands, and whatever bytes it holds."""
     file = tmp_path / "file"
     file.write_bytes(b"first\n" + b"x" * 100 + b"\nlast\xff")
     with file.open("rb") as opened:
@@ -23,7 +22,6 @@ def test_a_files_beginning_and_end(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(20)
 def test_nothing_of_what_is_no_file(tmp_path: Path) -> None:
-    """A pipe would be waited for; a file that is only written to cannot be read."""
     reads, writes = os.pipe()
     folder, written = os.open(tmp_path, os.O_RDONLY), os.open(tmp_path / "file", os.O_WRONLY | os.O_CREAT)
     try:

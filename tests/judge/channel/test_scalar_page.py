@@ -64,7 +64,6 @@ def test_values_survive_the_way(value: Any) -> None:
 
 
 def test_other_values_survive_too() -> None:
-    """Tensors of every dtype, shapes, slices, sets and what names dtypes and devices."""
     plain = [torch.Size((2, 3)), slice(1, None, 2), range(9), {1, 2}, frozenset("ab"), 1j, torch.float16]
     assert scalar_page.decode(scalar_page.encode(plain)) == plain
     assert scalar_page.decode(scalar_page.encode(torch.device("cpu"))) == torch.device("cpu")
@@ -78,7 +77,6 @@ def test_other_values_survive_too() -> None:
 
 @given(st.binary(max_size=200), st.sampled_from(["bare", "headed", "framed"]))
 def test_no_bytes_do_more_than_be_refused(data: bytes, how: str) -> None:
-    """Any bytes are values or a SheetError, with a head before them or not."""
     whole = {"bare": data, "headed": MAGIC + data, "framed": page(data[:100], data[100:])}[how]
     with contextlib.suppress(ScalarPageError):
         scalar_page.decode(whole)
@@ -105,13 +103,11 @@ def test_no_words_do_more_than_be_refused(told: Any, tensors: bytes) -> None:
     ],
 )
 def test_what_would_cost_much_is_refused(told: Any, tensors: int) -> None:
-    """A sheet takes neither more memory than it has nor time by the square of its size."""
     with pytest.raises(ScalarPageError):
         scalar_page.decode(page(json.dumps(told).encode(), bytes(tensors)))
 
 
 def test_text_that_is_no_sheet_s_is_refused() -> None:
-    """Too deep, too long a number, not UTF-8, empty, cut off."""
     for text in (b"[" * 100_000, b"[" + b"9" * 5000 + b"]", b"\xff\xfe", b"", b'{"is"', b"{}", b"NaN,"):
         with pytest.raises(ScalarPageError):
             scalar_page.decode(page(text))
@@ -119,7 +115,6 @@ def test_text_that_is_no_sheet_s_is_refused() -> None:
 
 @given(st.binary(max_size=200), st.integers(0, 4), st.booleans())
 def test_no_bytes_are_more_than_an_export(data: bytes, descriptors: int, headed: bool) -> None:
-    """Any bytes are an export of as many allocations as descriptors came with it, or a ProtocolError."""
     whole = (Export(0, 1, (1,), (0,)).pack()[:4] if headed else b"") + data
     with contextlib.suppress(ProtocolError):
         export = Export.unpack(whole, list(range(descriptors)))

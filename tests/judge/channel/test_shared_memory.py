@@ -59,55 +59,6 @@ def size_of(pointer):
 class Handle(ctypes.Structure):
     _fields_ = [("words", ctypes.c_uint32 * 16)]
 """
-_FORGE = (
-    _SEARCH
-    + """
-def opened(words):
-    pointer = ctypes.c_void_p()
-    runtime.cudaIpcOpenMemHandle.argtypes = [ctypes.c_void_p, Handle, ctypes.c_uint]
-    if runtime.cudaIpcOpenMemHandle(ctypes.byref(pointer), Handle((ctypes.c_uint32 * 16)(*words)), 1):
-        runtime.cudaGetLastError()
-        return False
-    found = holds_the_mark(pointer.value, size_of(pointer.value))
-    runtime.cudaIpcCloseMemHandle(pointer)
-    if found:
-        raise SystemError(f"ATTACK SUCCEEDED: the mark, by {words}")
-    return True
-
-def forge():
-    own = ctypes.c_void_p()
-    assert runtime.cudaMalloc(ctypes.byref(own), ctypes.c_size_t(4 << 20)) == 0
-    handle = Handle()
-    if runtime.cudaIpcGetMemHandle(ctypes.byref(handle), own):
-        runtime.cudaGetLastError()
-        return "no handle of its own memory"
-    genuine, many = list(handle.words), 0
-    steps = [sign * step for step in [*range(1, 65), *(1 << bit for bit in range(7, 32))] for sign in (1, -1)]
-    for place in range(16):
-        for step in steps:
-            words = list(genuine)
-            words[place] = (words[place] + step) % (1 << 32)
-            many += opened(words)
-    here = os.getpid()
-    pids = [os.getppid(), *range(here - 40, here + 40)]
-    clients = [(genuine[12] & 0xFFFFFF00) + low for low in range(0, 256)]
-    for pid in pids:
-        words = list(genuine)
-        words[2] = pid
-        many += opened(words)
-    for client in clients:
-        for word in [genuine[13], *((genuine[13] & 0xFFFFFF00) + low for low in range(0, 256, 1))]:
-            words = list(genuine)
-            words[12], words[13] = client, word
-            many += opened(words)
-    for pid in pids:
-        for client in clients:
-            words = list(genuine)
-            words[2], words[12] = pid, client
-            many += opened(words)
-    return f"{many} opened, none of them with the mark"
-"""
-)
 _REMAP = (
     _SEARCH
     + """
@@ -190,9 +141,8 @@ def judge(rig: Rig, kernel: str = "", problem: str = PROBLEM) -> Outcome:
     return rig.judge(Request(problem=problem, kernel=source, backend=Backend.TORCH, settings=settings))
 
 
-@pytest.mark.parametrize("attack", [_FORGE, _REMAP, _FINDS_ITS_OWN], ids=["ipc handle", "descriptors", "control"])
+@pytest.mark.parametrize("attack", [_REMAP, _FINDS_ITS_OWN], ids=["descriptors", "control"])
 def test_nothing_that_is_not_shared_can_be_opened(gpu_rig: Rig, attack: str) -> None:
-    """Every word of a legacy handle in steps, others' pids and clients, descriptors with other sizes and offsets."""
     outcome = judge(gpu_rig, attack)
     assert "ATTACK SUCCEEDED" not in outcome.model_dump_json()
     assert outcome.category is Category.PASSED, outcome
@@ -202,9 +152,8 @@ def test_nothing_that_is_not_shared_can_be_opened(gpu_rig: Rig, attack: str) -> 
 HOSTILE = {
     "illegal access": (
         "torch.empty(4, device='cuda')[torch.tensor([1 << 40], device='cuda')]; torch.cuda.synchronize()",
-        {Category.REFERENCE_ERROR},
+        Category.REFERENCE_ERROR,
     ),
-    "too much memory": ("held = [torch.empty(1 << 33, device='cuda') for _ in range(99)]", {Category.REFERENCE_ERROR}),
     "memory past torch": (
         (
             "import ctypes\n"
@@ -212,20 +161,18 @@ HOSTILE = {
             "        while rt.cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(1 << 28)) == 0: pass\n"
             "        torch.empty(1 << 32, device='cuda')"
         ),
-        {Category.REFERENCE_ERROR},
+        Category.REFERENCE_ERROR,
     ),
-    "endless kernel": ("torch.cuda._sleep(1 << 60); torch.cuda.synchronize()", {Category.REFERENCE_TIMEOUT}),
-    "endless and unwaited": ("torch.cuda._sleep(1 << 60)", {Category.REFERENCE_TIMEOUT}),
+    "endless kernel": ("torch.cuda._sleep(1 << 60)", Category.REFERENCE_TIMEOUT),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_problem_that_breaks_its_context_harms_nobody_else(gpu_rig: Rig, name: str) -> None:
-    """Its failure is its own, no GPU is doubted, and the next evaluation passes."""
     hostile, expected = HOSTILE[name]
     problem = PROBLEM.replace("        return self.mark", f"        {hostile}\n        return self.mark")
     outcome = judge(gpu_rig, problem=problem)
-    assert outcome.category in expected, outcome
+    assert outcome.category is expected, outcome
     assert gpu_rig.records.doubts == []
     assert judge(gpu_rig).category is Category.PASSED
 

@@ -61,7 +61,6 @@ except Exception:
 
 
 def test_a_builder_compiles_a_source_once(rig: Rig, folder: Path) -> None:
-    """The candidate runs no compiler, and a second evaluation no builder, even after a refusal that it handles."""
     source = kernel(top=REFUSED_OTHER, after=TELL)
     first, second = judge(rig, source), judge(rig, source)
     assert (where(first), where(second)) == (FROM_BUILDER, FROM_STORE), second
@@ -85,25 +84,7 @@ def test_a_builder_compiles_a_source_once(rig: Rig, folder: Path) -> None:
     until(lambda: not list(rig.slot.scratch.iterdir()))
 
 
-IN_TMP = """
-place = Path("/tmp/extensions/numbers")
-place.mkdir(parents=True)
-(place / "library.cpp").write_text(SOURCE)
-def build():
-    return cpp_extension.load("numbers", [str(place / "library.cpp")], ["-O0"], build_directory=str(place))
-"""
-
-
-def test_a_kernel_that_builds_in_tmp_has_a_tmp_of_its_own(rig: Rig) -> None:
-    """Published kernels build there, and fail if the folder exists or cannot be made."""
-    if rig.forkserver.isolation["mounts"] is not True:
-        pytest.skip(f"mounts: {rig.forkserver.isolation['mounts']}")
-    assert where(judge(rig, kernel(top=IN_TMP))) == FROM_BUILDER
-    assert not Path("/tmp/extensions/numbers").exists()
-
-
 def test_a_version_of_the_same_name_keeps_its_own_library(rig: Rig) -> None:
-    """torch numbers different libraries of one name, and each must be found again by its own name."""
     second = (
         "first = numbers; numbers = build(SOURCE.replace('(2)', '(3)').replace('PyInit_numbers', 'PyInit_numbers_v1'))"
     )
@@ -128,7 +109,6 @@ os.environ["CXX"] = str(Path("compiler").absolute())
 
 
 def test_a_compiler_s_refusal_is_final(rig: Rig) -> None:
-    """No candidate compiles a refused source, and a later evaluation reports the first one's category and log."""
     first, second = judge(rig, kernel(top=REFUSED)), judge(rig, kernel(top=REFUSED))
     assert (second.category, second.phase) == (Category.COMPILE_ERROR, Phase.LOAD)
     assert (second.phase, second.message, second.facts) == (first.phase, first.message, first.facts)
@@ -141,7 +121,6 @@ def test_a_compiler_s_refusal_is_final(rig: Rig) -> None:
 
 
 def test_a_refusal_for_want_of_resources_is_not_kept(rig: Rig, folder: Path) -> None:
-    """A compiler that was killed, found no room, or gives no reason may accept the source next time."""
     for said, lasting in (
         ("a.cpp:1:2: error: no", True),
         ("a.cpp:1:2: error: no\nc++: fatal error: Killed signal terminated program cc1plus", False),
@@ -159,7 +138,6 @@ def test_a_refusal_for_want_of_resources_is_not_kept(rig: Rig, folder: Path) -> 
 
 
 def test_a_builder_s_timeout_and_its_limits_are_not_kept(rig: Rig, folder: Path) -> None:
-    """The host may have caused the timeout. A builder at its limit loses the libraries that it made before, too."""
     settings = QUICK.model_copy(update={"deadlines": Deadlines(compile_s=1)})
     outcome = judge(rig, kernel(top=COMPILER.format(does="sleep 100")), settings)
     assert (outcome.category, outcome.phase) == (Category.COMPILE_TIMEOUT, Phase.COMPILE)
@@ -170,10 +148,6 @@ def test_a_builder_s_timeout_and_its_limits_are_not_kept(rig: Rig, folder: Path)
 
 
 def test_a_failure_of_the_builder_alone_is_left_to_the_candidate(rig: Rig) -> None:
-    """A module may need something that only the candidate has. Libraries made before the failure are kept.
-
-    A compiler of another thread that outlives such a failure is no daemon.
-    """
     outcome = judge(rig, kernel(top="if WHO == 'builder': raise RuntimeError('not here')", after=TELL))
     assert where(outcome) == (Category.PASSED, "candidate"), outcome
     assert "not here" in outcome.evidence.build.skipped
@@ -207,7 +181,6 @@ except Exception as error:
 
 
 def test_beside_a_gpu_only_the_candidate_s_compiler_refuses(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its flags may come from the GPU or from its absence. The very same request is compiled once all the same."""
     monkeypatch.setattr(build, "_architectures", lambda: "9.0+PTX")
     monkeypatch.setattr(build, "Build", _BuildBesideGpu)
     outcome = judge(rig, kernel(top="if WHO == 'builder': build(SOURCE + 'no c++ at all;')", after=TELL))
@@ -247,7 +220,6 @@ if WHO == "candidate":
 
 
 def test_the_candidate_cannot_write_where_the_libraries_lie(rig: Rig) -> None:
-    """They belong to the fleet, and the candidate may only read them."""
     if rig.slot.uid is None and rig.forkserver.isolation["files"] is not True:
         pytest.skip("without uid or Landlock nothing keeps it from its own libraries")
     outcome = judge(rig, kernel(after=WRITE))
@@ -258,7 +230,6 @@ def test_the_candidate_cannot_write_where_the_libraries_lie(rig: Rig) -> None:
 
 
 def test_a_builder_that_plants_a_library_harms_its_own_source_alone(rig: Rig) -> None:
-    """Another source never gets it, even one whose sources for the compiler are the same."""
     swap = 'if WHO == "builder": (made() / "numbers.so").write_bytes(other_library(7).read_bytes())'
     for slot in ("builder", "store"):
         assert where(judge(rig, kernel(top=OTHER, after=swap))) == (Category.WRONG_VALUES, slot)
@@ -286,7 +257,6 @@ else:
 
 
 def test_links_pipes_and_giants_of_a_builder_are_left_behind(rig: Rig, folder: Path) -> None:
-    """Only the honest library reaches the candidate and the store."""
     outcome = judge(rig, kernel(after=PLANT))
     assert outcome.category is Category.PASSED, outcome
     assert outcome.evidence.build.libraries == 1
@@ -307,19 +277,9 @@ if WHO == "builder" and os.fork() == 0:
 
 
 def test_a_daemon_of_the_builder_is_a_violation(rig: Rig, folder: Path) -> None:
-    """A process that would write after the builder's end is killed, and no library is kept."""
     outcome = judge(rig, kernel(after=LATE))
     assert (outcome.category, outcome.facts.leftovers) == (Category.SANDBOX_VIOLATION, 1)
     assert list(folder.iterdir()) == []
-
-
-def test_a_damaged_entry_is_built_again(rig: Rig, folder: Path) -> None:
-    first = judge(rig, kernel())
-    path = folder / first.evidence.build.key
-    data = path.read_bytes()
-    path.write_bytes(data[:-100] + bytes([data[-100] ^ 1]) + data[-99:])
-    assert where(judge(rig, kernel())) == FROM_BUILDER
-    assert where(judge(rig, kernel())) == FROM_STORE
 
 
 REACH = """
@@ -350,23 +310,15 @@ print(f"{{WHO}}: tried", flush=True)
 """
 
 
-@pytest.mark.parametrize("readable", [False, True])
-def test_no_sealed_process_reaches_the_store(
-    rig: Rig, folder: Path, readable: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither builder nor candidate reads, writes, lists or times an entry whose name it knows.
-
-    Their uids keep a store closed that lies where Landlock lets them read.
-    """
+def test_no_sealed_process_reaches_the_store(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    if rig.slot.uid is None:
+        pytest.skip("without a uid of their own such a folder is no store")
     with tempfile.TemporaryDirectory(dir=sys.prefix) as slot:
-        if readable:
-            if rig.slot.uid is None:
-                pytest.skip("without a uid of their own such a folder is no store")
-            folder = Path(slot, "builds")
-            Path(slot).chmod(0o755)
-            inside = replace(rig.slot, build_store=str(folder))
-            store = builds.open_store(inside, rig.forkserver.isolation, os.environ)
-            monkeypatch.setattr(rig.forkserver, "builds", store)
+        folder = Path(slot, "builds")
+        Path(slot).chmod(0o755)
+        inside = replace(rig.slot, build_store=str(folder))
+        store = builds.open_store(inside, rig.forkserver.isolation, os.environ)
+        monkeypatch.setattr(rig.forkserver, "builds", store)
         key = judge(rig, kernel()).evidence.build.key
 
         def entries() -> dict[str, tuple[int, bytes]]:
@@ -375,13 +327,10 @@ def test_no_sealed_process_reaches_the_store(
         before = entries()
         outcome = judge(rig, kernel(after=REACH.format(store=str(folder), key=key)))
         assert outcome.category is Category.PASSED, outcome
-        # Where the store lies in /tmp, the process makes a folder of that name in its own /tmp.
-        hidden = str(folder).startswith("/tmp/") and not readable
-        own = {"mkdir worked"} if hidden else {"mkdir worked", "parent worked"}
         for who in ("builder", "candidate"):
             lines = told(outcome, who)
             assert lines[-1] == "tried"
-            assert set(lines[:-1]) <= (own if rig.forkserver.isolation["mounts"] is True else set()), lines
+            assert set(lines[:-1]) <= {"mkdir worked", "parent worked"}, lines
         after = entries()
         assert {name: after[name] for name in before} == before
         assert len(after) == len(before) + 1
@@ -391,7 +340,6 @@ def test_no_sealed_process_reaches_the_store(
 
 
 def test_a_key_is_the_request_without_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other flags, sources or variables of compilers make another library."""
 
     def key(slot: str, content: str = "int a;", flags: tuple[str, ...] = ("-O2",), verbose: bool = False) -> str:
         scratch = tmp_path / slot
@@ -411,7 +359,6 @@ def test_a_key_is_the_request_without_its_directory(tmp_path: Path, monkeypatch:
 def test_beside_a_gpu_the_builder_names_it_and_admits_that_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """nvcc is told the architecture. A module that asks for the GPU itself is left to the candidate."""
     monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
     with libraries.Keeper(tmp_path, "9.0+PTX", lambda: None).installed():
         flags = libraries.builder()._get_cuda_arch_flags()
@@ -426,7 +373,6 @@ def test_beside_a_gpu_the_builder_names_it_and_admits_that_there_is_none(
 
 
 def test_a_shelf_is_filled_whole_or_not_at_all(tmp_path: Path) -> None:
-    """A partial entry would be taken for a library."""
     whole = [("a" * 64, "a.so", b"1"), ("b" * 64, shelf.REFUSED, b"2")]
     shelf.fill(tmp_path / "whole", whole)
     assert shelf.read(tmp_path / "whole") == whole
@@ -443,7 +389,6 @@ def test_a_shelf_is_filled_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_few_files_of_the_builder_s_own_are_taken(
     tmp_path: Path, made: int, owner: int, bound_bytes: int, taken: int
 ) -> None:
-    """Taking stops at the bounds, leaves no part of a file, and skips files of other owners."""
     for i in range(made):
         slot = tmp_path / "scratch" / shelf.MADE / f"{i:064x}"
         slot.mkdir(parents=True)

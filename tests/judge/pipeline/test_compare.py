@@ -70,7 +70,6 @@ def test_tolerances_follow_the_dtype() -> None:
 
 
 def test_a_problem_s_tolerance_does_not_make_everything_right() -> None:
-    """It counts where the settings give none, beside the comparison of all values together."""
     wide = Tolerance(atol=1.0, rtol=0.1)
     ref = torch.linspace(-0.5, 0.5, 100)
     case = Case(0, outputs=[ref], tolerance=wide)
@@ -82,7 +81,6 @@ def test_a_problem_s_tolerance_does_not_make_everything_right() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64])
 def test_equal_values_pass_and_a_wrong_one_is_named(dtype: torch.dtype) -> None:
-    """The first wrong place is told with what was expected and what was got."""
     ref = torch.arange(1, 13, dtype=torch.float32).to(dtype).reshape(3, 4)
     assert fault(ref.clone(), ref) is None
     out = ref.clone()
@@ -129,7 +127,6 @@ def test_tiny_large_scalar_and_empty_values_compare() -> None:
 def test_structure_goes_before_shape_before_dtype_before_device(
     structure: str, spec: TensorSpec, category: Category
 ) -> None:
-    """Of several differences the first in that order is the category."""
     reply = Reply(Answer.MISMATCH, 1, structure=structure, tensors=(spec,))
     with pytest.raises(EvaluationEnded) as caught:
         check_form(reply, "T", [torch.zeros(2)])
@@ -137,7 +134,6 @@ def test_structure_goes_before_shape_before_dtype_before_device(
 
 
 def test_arrangements_are_told_apart() -> None:
-    """Tuple, list, dict, subclass and nesting each look different."""
 
     class Fancy(torch.Tensor):
         pass
@@ -196,7 +192,6 @@ def test_products_in_any_order_are_right(order: Sum, dtype: torch.dtype, inner: 
 
 
 def test_long_sums_one_after_another_are_right() -> None:
-    """A naive sum of many values is a hundred times less precise than torch's and still right."""
     torch.manual_seed(1)
     for scale in (1.0, 100.0):
         x = torch.randn(64, 100_000) * scale
@@ -232,23 +227,12 @@ def test_what_is_nothing_but_rounding_errors_needs_not_be_the_same_ones() -> Non
 
 
 def test_values_that_are_nearly_constant_may_be_rounded_otherwise() -> None:
-    """Rows of a softmax sum to one, give or take a rounding."""
     torch.manual_seed(4)
     for dtype, precision in PRECISIONS.items():
         x = torch.randn(512, 128).to(dtype)
         ref = torch.softmax(x, 1).sum(1)
         assert fault(torch.ones_like(ref), ref, None, precision) is None
         assert fault(torch.softmax(x.flip(1), 1).flip(1).float().sum(1).to(dtype), ref, None, precision) is None
-
-
-def test_a_softmax_of_many_values_is_right_though_tiny() -> None:
-    """Tiny values are compared with each other, and right ones agree."""
-    torch.manual_seed(5)
-    x = torch.randn(2, 1 << 18)
-    ref, exact = torch.softmax(x, 1), torch.softmax(x.double(), 1)
-    out = x.exp() / x.exp().sum(1, keepdim=True)
-    assert fault(out, ref) is None
-    assert fault(out, ref, exact) is None
 
 
 # ---- wrong ones --------------------------------------------------------------------------------------------------
@@ -291,7 +275,6 @@ def tf32(x: torch.Tensor) -> torch.Tensor:
 def test_wrong_answers_to_a_product_fail(
     name: str, product: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 ) -> None:
-    """An excuse for cancellation is no excuse for these, however large the values."""
     a, b, ref, exact = product
     for scale in (1.0, 1e4):
         out = WRONG[name](a * scale, b, ref * scale)
@@ -305,7 +288,6 @@ def test_wrong_answers_to_a_product_fail(
 
 @pytest.mark.parametrize("error", [1.0, 0.01, 5e-4])
 def test_one_wrong_value_in_a_million_is_found(error: float) -> None:
-    """Every value counts, and the first wrong place is told."""
     torch.manual_seed(7)
     ref = torch.randn(1000, 1000)
     out = ref.clone()
@@ -328,7 +310,6 @@ def test_small_values_beside_large_ones_count() -> None:
 
 
 def test_tiny_references_want_their_own_values() -> None:
-    """Zeros, constants and the mean lie within the tolerance of each value, and are no answer."""
     torch.manual_seed(9)
     for value in (1e-6, 1e-3):
         ref = value * torch.randn(64, 64)
@@ -339,7 +320,6 @@ def test_tiny_references_want_their_own_values() -> None:
 
 
 def test_the_mean_of_nearly_constant_values_is_no_answer() -> None:
-    """Though it lies within the tolerance of each of them, and nearer to them than to zero."""
     torch.manual_seed(10)
     ref = 3 + 3e-5 * torch.randn(4096)
     mean = torch.full_like(ref, float(ref.mean()))
@@ -354,7 +334,6 @@ def test_the_mean_of_nearly_constant_values_is_no_answer() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_eight_bits_are_compared(dtype: torch.dtype) -> None:
-    """A rounding apart is right, another value is not."""
     torch.manual_seed(11)
     x = torch.randn(32, 32)
     ref = x.to(dtype)
@@ -365,7 +344,6 @@ def test_eight_bits_are_compared(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 def test_complex_values_are_compared_in_both_parts(dtype: torch.dtype) -> None:
-    """A wrong imaginary part is wrong, and its place has the part as the last index."""
     torch.manual_seed(12)
     ref = torch.randn(8, 8, dtype=dtype)
     exact = ref.to(torch.complex128)
@@ -388,7 +366,6 @@ def test_whole_numbers_and_booleans_must_be_equal(dtype: torch.dtype) -> None:
 
 
 def test_infinities_must_agree_and_do_not_hide_the_rest() -> None:
-    """Masked values count as equal, laundered ones do not, and what is finite is judged as ever."""
     torch.manual_seed(13)
     ref = torch.randn(64, 64).masked_fill(torch.ones(64, 64).triu(1).bool(), float("-inf"))
     assert fault(ref.clone(), ref) is None
@@ -404,7 +381,6 @@ def test_infinities_must_agree_and_do_not_hide_the_rest() -> None:
 
 
 def test_figures_tell_how_far_an_answer_was() -> None:
-    """Absolute, relative, by norm, and against the reference's own error."""
     ref = torch.tensor([1.0, 2.0, -4.0, 0.0])
     exact = ref.double() + torch.tensor([1e-6, 0.0, 0.0, 0.0])
     told = figures(ref + torch.tensor([4e-6, 0.0, 0.0, 0.0]), ref, exact)
@@ -437,18 +413,6 @@ def test_finite_values_have_the_same_figures_in_fewer_passes(dtype: torch.dtype,
             tensor[7] = before
 
 
-@pytest.mark.parametrize(("noise", "downgraded"), [(1e-7, True), (1e-4, False), (None, False)])
-def test_a_lower_precision_shows_without_exact_answers(noise: float | None, downgraded: bool) -> None:
-    """By what rounding errors of its inputs do to the reference, where that is known."""
-    torch.manual_seed(14)
-    ref = torch.randn(4096)
-    case = Case(0, outputs=[ref], noise=[noise] if noise else [])
-    told = check_values([ref + 2e-5 * torch.randn(4096)], case, Settings())
-    assert told["precision_downgrade"] is downgraded
-    assert told["error_ratio"] == (pytest.approx(2e-5 / noise, rel=0.1) if noise else None)
-    assert check_values([ref.double().float()], case, Settings())["precision_downgrade"] is False
-
-
 def test_figures_are_numbers_that_json_holds() -> None:
     ref = torch.tensor([1e-45, 0.0, -3e38, float("inf")])
     out = torch.tensor([3e38, 1.0, 3e38, float("nan")])
@@ -456,18 +420,6 @@ def test_figures_are_numbers_that_json_holds() -> None:
     numbers = [v for v in facts.model_dump().values() if isinstance(v, float)]
     assert numbers
     assert all(abs(number) < float("inf") for number in numbers)
-
-
-@pytest.mark.parametrize("lower", [tf32, lambda x: x.half().float(), lambda x: x.bfloat16().float()])  # pyright: ignore
-def test_a_lower_precision_within_the_tolerance_is_reported(lower: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Where values are small the tolerance lets TF32 pass; the ratio does not."""
-    torch.manual_seed(14)
-    a, b = torch.randn(128, 512) / 512, torch.randn(512, 64) / 5
-    ref, exact = a @ b, a.double() @ b.double()
-    told = figures(lower(a) @ lower(b), ref, exact)
-    assert told["precision_downgrade"] is True
-    assert told["error_ratio"] > 50
-    assert figures(one_by_one(a, b), ref, exact)["precision_downgrade"] is False
 
 
 def test_a_reference_of_low_precision_makes_no_downgrade() -> None:
@@ -493,15 +445,6 @@ def test_the_verdict_that_was_asked_for_decides_and_both_are_told() -> None:
     assert (told["strict_correct"], told["kernelbench_correct"]) == (True, False)
     facts = facts_of(fault(out, ref, comparison=Comparison.KERNELBENCH))
     assert (facts.strict_correct, facts.kernelbench_correct) == (True, False)
-
-
-def test_kernelbench_s_verdict_is_torch_allclose() -> None:
-    torch.manual_seed(17)
-    for size in (3e-5, 1e-4, 3e-4, 1e-3):
-        ref = torch.randn(20)
-        out = ref + size * torch.randn(20)
-        expected = torch.allclose(out, ref, rtol=1e-4, atol=1e-4)
-        assert (fault(out, ref, comparison=Comparison.KERNELBENCH) is None) == expected
 
 
 def test_a_variant_has_no_kernelbench_verdict_and_is_named() -> None:
@@ -538,7 +481,6 @@ def test_large_outputs_are_compared_part_by_part(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("shape", [(), (5,), (1000,), (3, 1), (40, 3), (2, 17, 33), (1, 100), (100, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex64])
 def test_wrong_values_are_mapped(shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The map is what counting each value by its place gives, whatever the parts that are compared at a time."""
     torch.manual_seed(20)
     ref = torch.full(shape, 3, dtype=dtype)
     wrong = torch.rand(shape) < torch.linspace(0, 1, ref.numel()).reshape(shape) ** 3
@@ -577,7 +519,6 @@ def test_a_wrong_output_that_cannot_be_mapped_is_wrong(monkeypatch: pytest.Monke
 
 
 def test_coarse_values_in_a_wider_type_are_compared_as_coarse_ones() -> None:
-    """An fp32 output of a bf16 model is as precise as bf16."""
     torch.manual_seed(19)
     x = torch.randn(64, 64).bfloat16()
     ref, out = torch.tanh(x).float(), torch.tanh(x.float())
@@ -585,27 +526,7 @@ def test_coarse_values_in_a_wider_type_are_compared_as_coarse_ones() -> None:
     assert fault(out, ref, None, Precision.FP32) is not None
 
 
-def test_merged_figures_are_the_worst_of_each() -> None:
-    """What is None anywhere does not count there."""
-    one = {"max_abs_error": 1.0, "error_ratio": None, "precision_downgrade": True, "kernelbench_correct": True}
-    two = {"max_abs_error": 2.0, "error_ratio": 3.0, "precision_downgrade": False, "kernelbench_correct": None}
-    three = {"max_abs_error": 0.5, "error_ratio": 2.0, "precision_downgrade": False, "kernelbench_correct": False}
-    assert merge_errors([one, two]) == two | {"precision_downgrade": True, "kernelbench_correct": True}
-    assert merge_errors([one, two, three])["kernelbench_correct"] is False
-    assert merge_errors([]) == {}
-
-
-def test_fp16_that_hides_in_the_tolerance_is_told() -> None:
-    """Errors of positive factors average out, and are still many times the reference's. Another order's are not."""
-    torch.manual_seed(0)
-    a, b = torch.rand(64, 512), torch.rand(512, 64)
-    exact, ref = a.double() @ b.double(), a @ b
-    assert figures(a.half().float() @ b.half().float(), ref, exact)["precision_downgrade"]
-    assert not figures(one_by_one(a, b), ref, exact)["precision_downgrade"]
-
-
 def test_where_tf32_is_allowed_a_kernel_may_be_more_precise_than_the_reference() -> None:
-    """Both are right, and neither is a lower precision than was asked for."""
     torch.manual_seed(0)
     exact = torch.randn(64, 64, dtype=torch.float64)
     coarse = (exact * (1 + 5e-4 * torch.randn(64, 64))).float()
@@ -652,3 +573,56 @@ def test_one_pass_on_a_gpu_finds_what_torch_s_operations_find_on_a_cpu() -> None
         for figure, value in expected.items():
             is_number = isinstance(value, float)
             assert found[figure] == (pytest.approx(value, rel=1e-9, nan_ok=True) if is_number else value), name
+
+
+@pytest.mark.parametrize(("noise", "downgraded"), [(1e-7, True), (1e-4, False), (None, False)])
+def test_a_lower_precision_shows_without_exact_answers(noise: float | None, downgraded: bool) -> None:
+    """By what rounding errors of its inputs do to the reference, where that is known."""
+    torch.manual_seed(14)
+    ref = torch.randn(4096)
+    case = Case(0, outputs=[ref], noise=[noise] if noise else [])
+    told = check_values([ref + 2e-5 * torch.randn(4096)], case, Settings())
+    assert told["precision_downgrade"] is downgraded
+    assert told["error_ratio"] == (pytest.approx(2e-5 / noise, rel=0.1) if noise else None)
+    assert check_values([ref.double().float()], case, Settings())["precision_downgrade"] is False
+
+
+@pytest.mark.parametrize("lower", [tf32, lambda x: x.half().float(), lambda x: x.bfloat16().float()])  # pyright: ignore
+def test_a_lower_precision_within_the_tolerance_is_reported(lower: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Where values are small the tolerance lets TF32 pass; the ratio does not."""
+    torch.manual_seed(14)
+    a, b = torch.randn(128, 512) / 512, torch.randn(512, 64) / 5
+    ref, exact = a @ b, a.double() @ b.double()
+    told = figures(lower(a) @ lower(b), ref, exact)
+    assert told["precision_downgrade"] is True
+    assert told["error_ratio"] > 50
+    assert figures(one_by_one(a, b), ref, exact)["precision_downgrade"] is False
+
+
+def test_kernelbench_s_verdict_is_torch_allclose() -> None:
+    torch.manual_seed(17)
+    for size in (3e-5, 1e-4, 3e-4, 1e-3):
+        ref = torch.randn(20)
+        out = ref + size * torch.randn(20)
+        expected = torch.allclose(out, ref, rtol=1e-4, atol=1e-4)
+        assert (fault(out, ref, comparison=Comparison.KERNELBENCH) is None) == expected
+
+
+def test_merged_figures_are_the_worst_of_each() -> None:
+    """What is None anywhere does not count there."""
+    one = {"max_abs_error": 1.0, "error_ratio": None, "precision_downgrade": True, "kernelbench_correct": True}
+    two = {"max_abs_error": 2.0, "error_ratio": 3.0, "precision_downgrade": False, "kernelbench_correct": None}
+    three = {"max_abs_error": 0.5, "error_ratio": 2.0, "precision_downgrade": False, "kernelbench_correct": False}
+    assert merge_errors([one, two]) == two | {"precision_downgrade": True, "kernelbench_correct": True}
+    assert merge_errors([one, two, three])["kernelbench_correct"] is False
+    assert merge_errors([]) == {}
+
+
+def test_a_softmax_of_many_values_is_right_though_tiny() -> None:
+    """Tiny values are compared with each other, and right ones agree."""
+    torch.manual_seed(5)
+    x = torch.randn(2, 1 << 18)
+    ref, exact = torch.softmax(x, 1), torch.softmax(x.double(), 1)
+    out = x.exp() / x.exp().sum(1, keepdim=True)
+    assert fault(out, ref) is None
+    assert fault(out, ref, exact) is None

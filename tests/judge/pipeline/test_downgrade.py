@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
@@ -56,7 +55,6 @@ def factors(*, positive: bool = False, scale: float = 1.0) -> tuple[torch.Tensor
 @pytest.mark.parametrize("positive", [False, True], ids=["signs", "positive"])
 @pytest.mark.parametrize("name", list(LOWER))
 def test_a_product_in_a_lower_precision_is_labelled(name: str, positive: bool, scale: float, known: bool) -> None:
-    """Whatever the sizes and signs, and whether the values are within the tolerance or not."""
     a, b = factors(positive=positive, scale=scale)
     exact = a.double() @ b.double()
     out = LOWER[name](a) @ LOWER[name](b)
@@ -64,21 +62,9 @@ def test_a_product_in_a_lower_precision_is_labelled(name: str, positive: bool, s
     assert not label(torch.stack([a @ half for half in b.split(64, 1)], 1).reshape(256, 128), a @ b, exact)
 
 
-@pytest.mark.parametrize("name", list(LOWER))
-@pytest.mark.parametrize("function", [torch.relu, torch.tanh, torch.exp, partial(torch.softmax, dim=-1)])
-def test_functions_in_a_lower_precision_are_labelled(
-    name: str, function: Callable[[torch.Tensor], torch.Tensor]
-) -> None:
-    """Values of many sizes, and exact zeros among them, hide nothing."""
-    torch.manual_seed(22)
-    x = torch.randn(64, 1024)
-    assert label(LOWER[name](function(LOWER[name](x))), function(x), function(x.double()))
-
-
 @pytest.mark.parametrize("layers", [3, 12])
 @pytest.mark.parametrize("name", ["tf32_rounded", "fp16", "bf16"])
 def test_layers_in_a_lower_precision_are_labelled(name: str, layers: int) -> None:
-    """The errors of layers add up."""
     torch.manual_seed(23)
     x = torch.randn(64, _WIDTH)
     weights = [torch.randn(_WIDTH, _WIDTH) / _WIDTH**0.5 for _ in range(layers)]
@@ -98,26 +84,15 @@ def test_layers_in_a_lower_precision_are_labelled(name: str, layers: int) -> Non
     ],
 )
 def test_fp8_in_the_place_of_16_bits_is_labelled(precision: Precision, kind: torch.dtype, lower: torch.dtype) -> None:
-    """Its error is many times that of 16 bits."""
     a, b = (x.to(kind).double() for x in factors(scale=0.1))
     out, ref = a.to(lower).float() @ b.to(lower).float(), (a @ b).to(kind)
     assert label(out.to(kind), ref, a @ b, precision=precision)
     assert not label(torch.zeros_like(ref), ref, a @ b, precision=precision)
 
 
-def _swapped(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a @ b.roll(1, 0)
-
-
 def _corner(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     out = a @ b
     out[-1, -1] = 0.0
-    return out
-
-
-def _tile(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    out = a @ b
-    out[:16, :4] *= 1.2
     return out
 
 
@@ -133,7 +108,7 @@ def _with(value: float) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
 #: Wrong products, and an offset and a factor of the sizes that fp16 and bf16 explain.
 FAULTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "zeros": lambda a, b: (a @ b).zero_(),
-    "swapped_weights": _swapped,
+    "swapped_weights": lambda a, b: a @ b.roll(1, 0),
     "transposed": lambda a, b: (b.T @ a.T).reshape(256, 128),
     "garbage": lambda a, b: torch.randn(256, 128) * 20,
     "negated": lambda a, b: -(a @ b),
@@ -144,7 +119,6 @@ FAULTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "inf": lambda a, b: torch.full((256, 128), torch.inf),
     "one_inf": _with(-torch.inf),
     "a_corner": _corner,
-    "a_tile": _tile,
     **{f"offset_{size:g}": lambda a, b, size=size: a @ b + size for size in (1e-3, 1e-2, 0.1, 1.0, 100.0)},
     **{f"factor_{size:g}": lambda a, b, size=size: a @ b * size for size in (1.0001, 1.001, 0.99, 1.1, 10.0)},
 }
@@ -153,23 +127,16 @@ FAULTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("known", [True, False], ids=["exact", "noise"])
 @pytest.mark.parametrize("name", list(FAULTS))
 def test_other_errors_are_not_labelled(name: str, known: bool) -> None:
-    """Nothing is said of a cause that is not known."""
     a, b = factors()
     out = FAULTS[name](a, b)
     assert label(out, a @ b, a.double() @ b.double() if known else None) is False
 
 
-def test_a_reference_that_is_not_finite_explains_nothing() -> None:
-    """A masked value is on both sides, and no error can be taken of it."""
-    a, b = factors()
-    ref, exact, out = a @ b, a.double() @ b.double(), LOWER["bf16"](a) @ LOWER["bf16"](b)
-    for tensor in (ref, exact, out):
-        tensor[0, 0] = -torch.inf
-    assert not label(out, ref, exact)
-
-
-def test_few_values_explain_nothing() -> None:
-    """An offset of one value is as likely as a rounding of it."""
+def test_few_values_and_infinite_ones_explain_nothing() -> None:
+    """An offset of one value is as likely as a rounding of it. A masked value is on both sides."""
     a, b = factors()
     ref, exact, out = a @ b, a.double() @ b.double(), LOWER["bf16"](a) @ LOWER["bf16"](b)
     assert not label(out[0, :3], ref[0, :3], exact[0, :3])
+    for tensor in (ref, exact, out):
+        tensor[0, 0] = -torch.inf
+    assert not label(out, ref, exact)

@@ -40,7 +40,6 @@ ATTENDED = "q, mask: torch.softmax((q @ q.T).masked_fill(~mask, -float('inf')), 
 
 @pytest.mark.parametrize(("source", "right"), [(ROPE, ROTATED), (ATTENTION, ATTENDED)], ids=["rope", "attention"])
 def test_a_kernel_may_rely_on_what_its_inputs_are_like(rig: Rig, source: str, right: str) -> None:
-    """Repeated halves, masks that let something through."""
     outcome = judge(rig, source, right)
     assert outcome.category is Category.PASSED, outcome.message
     assert outcome.evidence.checks is not None
@@ -48,29 +47,25 @@ def test_a_kernel_may_rely_on_what_its_inputs_are_like(rig: Rig, source: str, ri
 
 
 def test_arguments_may_be_nested(rig: Rig) -> None:
-    """Lists and dicts of tensors arrive as they are, integers, booleans and other floating dtypes as well."""
+    dropped = "torch.nn.functional.dropout(pair[0] * k, 0.5)"
     source = problem(
-        "pair, state, k: (pair[0] * k + state['mask'] + pair[1].sum(), state['w'][0] * 2)",
+        f"pair, state, k: ({dropped} + state['mask'] + pair[1].sum(), {{'a': (state['w'][0] * 2, [k * pair[0]])}})",
         "return [[torch.randn(4, 8), torch.randint(0, 9, (4,))],"
         " {'w': (torch.randn(8).half(), None), 'mask': torch.rand(4, 8) > 0.5}, 3]",
     )
     # What one call does to a list, the next does not see.
-    right = "pair, state, k: (pair[0] * k + state['mask'] + pair.pop().sum(), state['w'][0].half() * 2)"
+    right = (
+        f"pair, state, k: ({dropped} + state['mask'] + pair.pop().sum(),"
+        " {'a': (state['w'][0].half() * 2, [k * pair[0]])})"
+    )
     outcome = judge(rig, source, right)
     assert outcome.category is Category.PASSED, outcome.message
 
 
 def test_a_dict_of_inputs_is_keyword_arguments(rig: Rig) -> None:
-    """As ``model(**get_inputs())``; a kernel that mixes them up is wrong."""
     source = problem("*, a, b: a - b", "return {'b': torch.randn(4, 8), 'a': torch.randn(4, 8)}")
     assert judge(rig, source, "a, b: a - b").category is Category.PASSED
     assert judge(rig, source, "b, a: b - a").category is Category.WRONG_VALUES
-
-
-def test_a_kernel_may_not_rely_on_usual_values(rig: Rig) -> None:
-    outcome = judge(rig, ROPE, f"{ROTATED}.clamp(-10, 10)")
-    assert outcome.category is Category.WRONG_VALUES
-    assert outcome.facts.kind != "given"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +77,6 @@ def test_a_kernel_may_not_rely_on_usual_values(rig: Rig) -> None:
     ids=["close", "close-at-first"],
 )
 def test_both_verdicts_are_told_whichever_decides(rig: Rig, forward: str, close: bool) -> None:
-    """The first input, which is asked for twice, fails one verdict; the next may fail the other."""
     outcome = judge(rig, problem("x: x * 1e-6", "return [torch.randn(8, 8)]"), forward)
     assert outcome.category is Category.WRONG_VALUES
     assert outcome.facts.kernelbench_correct is True

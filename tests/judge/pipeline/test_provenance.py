@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from kqueue.categories import Category
 from kqueue.contract import Backend, Phase, Policy
+from kqueue.evidence import Provenance
 from workers.judge.channel import activities
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import provenance
@@ -87,20 +87,12 @@ OWN = {
 LIBRARY = [
     "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize128x64x8_stage3_warpsize2x2x1_ffma_aligna4_execute_kernel__5x_cublas",
     "nvjet_sm90_tst_128x64_64x8_1x2_h_bz_NNT",
-    "nvjet_sm90_tst_128x64_64x8_1x2_h_bz_bias_TNT",
     "cupy_exp__float32_float32",
     "void cub::CUB_300102_SM_750_800_860_890_900_1000_1200::detail::reduce::DeviceReduceKernel<cub::CUB_300102_SM_750_",
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >(",
     "void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, false, false>(float*, float const*)",
-    "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float, false>(int, float)",
-    "at::native::(anonymous namespace)::fill_reverse_indices_kernel(long*, int, at::cuda::detail::IntDivider<unsigned>",
-    "void at_cuda_detail::cub::detail::radix_sort::DeviceRadixSortOnesweepKernel<at_cuda_detail::cub::detail::radix::",
-    "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nchw_tilesize128x64x32_stage5_execute_kernel__5x_cudnn",
-    "void cudnn::engines_precompiled::nchwToNhwcKernel<float, float, float, false, true, (cudnnKernelDataType_t)2>(",
     "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1_cga1x1x1_kernel0_0",
     "triton_poi_fused_gelu_0",
-    "triton_red_fused_add_sum_1",
-    "ampere_sgemm_128x64_tn",
     "void gemmSN_TN_kernel<float, 128, 16, 2, 4, 4, 4, true>(cublasGemmSmallNParams<float>)",
     "_ZN2at6native29vectorized_elementwise_kernelILi4EEEvi",
 ]
@@ -108,16 +100,12 @@ LIBRARY = [
 
 def assess(rows: dict[str, int], source: str, backend: str = "cuda") -> dict[str, object]:
     result = provenance.assess([(name, ns, 1) for name, ns in rows.items()], source, Backend(backend))
-    assert json.loads(json.dumps(result)) == result
+    assert Provenance.model_validate(result).model_dump(mode="json") == result
     return result
 
 
 @pytest.mark.parametrize("source", OWN)
 def test_only_a_kernel_of_the_source_is_its_own(source: str) -> None:
-    """Triton functions, `__global__` functions however they look when run, and CuPy's kernels are found.
-
-    Kernels of torch, its compiler, cuBLAS, cuDNN and CuPy are never taken for the source's.
-    """
     for name in OWN[source]:
         result = assess({name: 1000}, source)
         assert (result["own_share"], result["own"], result["decoy"]) == (1.0, [name], False)
@@ -128,22 +116,12 @@ def test_only_a_kernel_of_the_source_is_its_own(source: str) -> None:
 
 
 def test_a_kernel_named_like_a_library_s_own_function_does_not_hide_the_library() -> None:
-    """A decoy that is called `vectorized_elementwise_kernel` gains nothing: torch's has a namespace."""
     source = "import triton\n@triton.jit\ndef vectorized_elementwise_kernel(x): ...\n"
     result = assess({"void at::native::vectorized_elementwise_kernel<4>(int)": 1000}, source, "triton")
     assert result["decoy"] is True
 
 
-def test_headers_that_the_source_compiles_are_its_own_work() -> None:
-    """A source that includes CUB or CUTLASS compiles their kernels itself."""
-    source = 'S = """\n#include <cub/cub.cuh>\n#include <cutlass/gemm/device/gemm.h>\n"""\n'
-    assert assess({"void cub::CUB_200700_SM_900::DeviceReduceKernel<float>(float*)": 9}, source)["own_share"] == 1.0
-    assert assess({"void cutlass::Kernel2<cutlass_80_simt_sgemm>(int)": 9}, source)["own_share"] == 1.0
-    assert assess({"void cutlass::Kernel2<cutlass_80_simt_sgemm>(int)": 9}, "S = 1")["decoy"] is True
-
-
 def test_shares_are_of_all_time_and_a_decoy_does_practically_nothing() -> None:
-    """Below one per cent of the time in kernels is a decoy; copies count for no one."""
     library = LIBRARY[0]
     half = assess({"add_kernel": 300, library: 500, "[memcpy]": 200}, TRITON, "triton")
     assert (half["own_share"], half["copies_share"], half["decoy"]) == (0.3, 0.2, False)
@@ -154,7 +132,6 @@ def test_shares_are_of_all_time_and_a_decoy_does_practically_nothing() -> None:
 
 
 def test_what_cannot_be_told_accuses_nobody() -> None:
-    """Nothing ran, only copies ran, a name made up by a macro: no decoy, and the record says so."""
     assert assess({}, TRITON, "triton")["decoy"] is False
     assert assess({}, TRITON, "triton")["why"] == "nothing ran on the GPU"
     assert assess({"[memcpy]": 100}, TRITON, "triton")["decoy"] is False
@@ -164,15 +141,7 @@ def test_what_cannot_be_told_accuses_nobody() -> None:
     assert rest["decoy"] is False
 
 
-def test_torch_and_cpp_are_never_decoys() -> None:
-    """A kernel that claims no GPU code of its own is reported, not accused."""
-    for backend in ("torch", "cpp"):
-        result = assess({LIBRARY[0]: 100}, "import torch", backend)
-        assert (result["own_share"], result["decoy"]) == (0.0, False)
-
-
 def test_only_a_policy_ends_a_decoy_s_evaluation() -> None:
-    """`reject` ends it as a reward hack of the check phase; `flag` and `allow` do not, nor does an unknown origin."""
     decoy = provenance.assess([(LIBRARY[0], 100, 1)], TRITON, Backend.TRITON)
     honest = provenance.assess([("add_kernel", 100, 1)], TRITON, Backend.TRITON)
     for policy in (Policy.ALLOW, Policy.FLAG):
@@ -186,52 +155,16 @@ def test_only_a_policy_ends_a_decoy_s_evaluation() -> None:
     assert outcome.facts.hack == "decoy"
 
 
-def test_own_kernels_of_the_gallery_are_found() -> None:
-    """Every kernel in the gallery that has GPU code of its own has a name that is found, and is no decoy by it."""
-    for path in EXAMPLES.rglob("*.py"):
-        source, backend = path.read_text(encoding="utf-8"), path.parent.name
-        names = provenance.own_kernels(provenance.nodes_of(source))
-        assert bool(names) == (backend in ("cuda", "triton", "cupy")), path
-        for name in names:
-            assert assess({name: 100}, source, backend)["own_share"] == 1.0, path
-
-
 @given(st.text(max_size=400))
 def test_any_source_has_an_answer(source: str) -> None:
-    """A source that is no Python, or nonsense, has no kernels of its own and raises nothing."""
     assess({"add_kernel": 10}, source)
-
-
-@given(st.text(alphabet="_global__launch_bounds<>(){},; \nvoid", max_size=300), st.text(max_size=60))
-def test_any_name_and_any_cpp_text_have_an_answer(code: str, name: str) -> None:
-    """C++ that no compiler would take, and names that no compiler would make, raise nothing."""
-    assess({name: 10, "_Z" + name: 10}, f"S = {'__global__' + code!r}")
 
 
 # The page through which a candidate tells it ---------------------------------------------------------
 
 
-_ROWS = st.lists(
-    st.tuples(
-        st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), max_size=80),
-        st.integers(0, 2**63),
-        st.integers(1, 2**32 - 1),
-    ),
-    max_size=50,
-)
-
-
-@given(_ROWS)
-def test_rows_come_through_the_page(rows: list[tuple[str, int, int]]) -> None:
-    """What fits is read as it was written."""
-    page = activities.encode(rows)
-    assert len(page) <= activities.SIZE
-    assert activities.decode(page.ljust(activities.SIZE, b"\0")) == rows
-
-
 @given(st.integers(0, 2000), st.integers(0, activities.MAX_NAME_BYTES + 50))
 def test_what_does_not_fit_is_summed(count: int, length: int) -> None:
-    """The page is never outgrown, and no nanosecond or launch is lost."""
     page = activities.encode([("k" * length, 10, 2)] * count)
     assert len(page) <= activities.SIZE
     rows = activities.decode(page)
@@ -241,7 +174,6 @@ def test_what_does_not_fit_is_summed(count: int, length: int) -> None:
 
 @given(st.binary(max_size=400))
 def test_any_bytes_are_rows_or_one_error(data: bytes) -> None:
-    """A candidate may write what it likes: printable, bounded rows come of it, or `NotRecorded`."""
     for page in (data, activities.encode([])[:8] + data, activities.encode([("k", 1, 1)] * 3)[:12] + data):
         try:
             rows = activities.decode(page)
@@ -252,7 +184,6 @@ def test_any_bytes_are_rows_or_one_error(data: bytes) -> None:
 
 
 def test_an_unwritten_page_and_a_failure_are_no_rows() -> None:
-    """Nothing written is not the same as nothing ran; a reason is passed on, without controls, to so many bytes."""
     with mmap.mmap(-1, activities.SIZE) as page:
         with pytest.raises(activities.NotRecorded, match="wrote nothing"):
             activities.decode(page)

@@ -37,7 +37,7 @@ def _judge(judges: Judges, kernel: str, problem: str = PROBLEM) -> Any:
     settings = Settings(policies=Policies(findings=Policy.REJECT))
     request = Request(problem=problem, kernel=kernel, backend=Backend.TORCH, settings=settings)
     backend: Any = _NoBackend()
-    return judges.judge(request, judges.forkserver.place, backend)
+    return judges.judge(request, judges.forkserver.slot, backend)
 
 
 @pytest.mark.parametrize(
@@ -51,13 +51,11 @@ def _judge(judges: Judges, kernel: str, problem: str = PROBLEM) -> Any:
     ],
 )
 def test_reading_uses_no_process_up(judges: Judges, kernel: str, problem: str, category: str) -> None:
-    """What sources alone decide asks for nothing, and leaves the process that has the judge judge as it was."""
     assert _judge(judges, kernel, problem).category == category
     assert not judges.status_page.used
 
 
 def test_judging_uses_the_process_up_before_it_begins(judges: Judges) -> None:
-    """What goes beyond reading needs a record first, and that is when a process is used up."""
     with pytest.raises(_Asked):
         _judge(judges, right())
     assert judges.status_page.used

@@ -14,6 +14,7 @@ import torch
 from kqueue.categories import Category
 from kqueue.contract import Measurement, Phase, Timing
 from tests.judge.loopback import Loopback, reference
+from tests.judge.sources import problem
 from workers.judge.candidate.harness import Harness
 from workers.judge.channel.protocol import Job, Opening, Order
 from workers.judge.ending import EvaluationEnded
@@ -33,7 +34,7 @@ CALLS = [1_000_000 + 1_000 * i for i in range(21)]
 
 def series(**changes: object) -> timing.Series:
     """Calls of 1 to 1.02 ms, nulls of about 0.3 ms, by a GPU's clock."""
-    fields: dict[str, object] = {"calls": CALLS, "nulls": [290_000, 300_000, 330_000], "yardsticks": [50_000] * 5}
+    fields: dict[str, object] = {"calls": CALLS, "overheads": [290_000, 300_000, 330_000], "yardsticks": [50_000] * 5}
     return timing.Series("gpu_clock", **(fields | changes))  # pyright: ignore[reportArgumentType]
 
 
@@ -67,27 +68,7 @@ def test_no_call_is_shorter_than_the_shortest_that_was_verified() -> None:
     assert honest == measured()
 
 
-def test_a_histogram_holds_every_call() -> None:
-    """Those that are far longer than most count in its last bin; calls that are all alike are one bin."""
-    taken = measured(calls=[1_000_000 + 1_000 * number for number in range(40)] + [90_000_000]).histogram
-    assert taken is not None
-    assert (len(taken.counts), sum(taken.counts)) == (20, 41)
-    assert taken.counts[0] > 0
-    assert taken.low_ms == pytest.approx(0.700)
-    assert taken.high_ms < 1.0
-    alike = measured(calls=[1_000_000] * 9).histogram
-    assert alike is not None
-    assert (alike.counts, alike.low_ms) == ((9,), alike.high_ms)
-
-
-DOUBLING = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2
-def get_inputs():
-    return [torch.randn(64)]
-"""
+DOUBLING = problem("x: x * 2", "return [torch.randn(64)]")
 
 
 def test_each_call_is_as_likely_to_be_kept_as_any_other() -> None:
@@ -118,7 +99,6 @@ STRIDED = DOUBLING.replace("return x * 2", "return (x.reshape(8, 8) + 1).t()")
 def test_what_disturbs_some_copies_changes_nothing_of_what_they_take_less(
     disturbed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the shortest counts, of the reference's outputs and of dense ones."""
     made = reference(STRIDED, checks=1)
     made.answer_first(made.first_case())
     stopwatch = timing.Stopwatch(made.exchange, made, GPU, 60.0, None, None, environment.Watch(CPU), 0)
@@ -138,14 +118,7 @@ def test_what_disturbs_some_copies_changes_nothing_of_what_they_take_less(
 
 
 #: Outputs of 1088 KiB, which is more than :func:`small_pieces` has kept of a call.
-LARGE = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x.repeat(17 << 8), x + 1
-def get_inputs():
-    return [torch.randn(64)]
-"""
+LARGE = problem("x: (x.repeat(17 << 8), x + 1)", "return [torch.randn(64)]")
 
 
 @pytest.fixture
@@ -190,7 +163,6 @@ def test_of_large_outputs_pieces_are_kept() -> None:
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("wrong", ["large[-(1 << 16) :] = 0", "small.zero_()"], ids=["a quarter", "the small one"])
 def test_a_wrong_piece_of_a_large_output_is_found(wrong: str) -> None:
-    """A kernel is found that is right while it is checked, and leaves a quarter out when it is timed."""
     body = f"""large, small = x.repeat(17 << 8), x + 1
         self.n = getattr(self, "n", 0) + 1
         if self.n > 1: {wrong}
@@ -203,21 +175,13 @@ def test_a_wrong_piece_of_a_large_output_is_found(wrong: str) -> None:
 
 
 #: It answers in quarters, more or less.
-COARSE = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return (x + 3e6) - 3e6
-def get_inputs():
-    return [10 * torch.randn(64, 64)]
-"""
+COARSE = problem("x: (x + 3e6) - 3e6", "return [10 * torch.randn(64, 64)]")
 
 
 @pytest.mark.parametrize(("problem", "exactly"), [(DOUBLING, False), (COARSE, True)], ids=["within", "excused"])
 def test_calls_are_verified_in_float64_only_where_one_needs_an_excuse(
     problem: str, exactly: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kernel that is nearer to the truth than the reference passes by the exact answers alone."""
     made = reference(problem, checks=1)
     sharpen = made.sharpen
     asked: list[Case] = []
@@ -232,24 +196,7 @@ def test_calls_are_verified_in_float64_only_where_one_needs_an_excuse(
     assert len(asked) == (3 if exactly else 0)
 
 
-def test_a_slow_reference_is_asked_once_for_each_call_that_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no time for float64: what was compared is compared again, and nothing is asked."""
-    made = reference(COARSE, bounds=replace(BOUNDS["cpu"], quick_s=0.0), checks=1)
-    order_each, asked = made.process.order_each, 0
-
-    def counted(order: Order, count: int, **arguments: Any) -> Any:
-        nonlocal asked
-        asked += count
-        return order_each(order, count, **arguments)
-
-    monkeypatch.setattr(made.process, "order_each", counted)
-    with pytest.raises(EvaluationEnded, match="right when checked, wrong when timed"):
-        verified(made, kernel_of(COARSE, "return x.clone()"))
-    assert asked == 1 + 3 + 2  # the first answer, those that were verified, and what confirms that one is wrong
-
-
 def test_a_measurement_says_how_it_was_taken() -> None:
-    """Basis, count, discarded calls, precision and the judge's own work stand beside the time."""
     taken = measured(discarded=7)
     assert (taken.basis, taken.count, taken.discarded, taken.yardstick_ms) == ("gpu_clock", 21, 7, 0.05)
     assert taken.precision == pytest.approx(0.004 / 0.710, rel=0.3)
@@ -259,10 +206,7 @@ def test_a_measurement_says_how_it_was_taken() -> None:
 
 
 def test_a_slowed_null_does_not_count() -> None:
-    """The smaller of its own and the reference's counts, that less what the judge's work has become faster by.
-
-    Where the reference's outputs take the judge longer to copy, its null counts as so much less.
-    """
+    """The smaller of its own and the reference's counts, that less what the judge's work has become faster by."""
     reference = measured()
     assert timing.overhead_of(series(overheads=[900_000] * 5), GPU, reference) == pytest.approx(300_000)
     assert timing.overhead_of(series(overheads=[250_000] * 5), GPU, reference) == 250_000
@@ -288,7 +232,6 @@ def get_inputs():
 
 
 def test_the_floor_counts_what_must_be_written_once() -> None:
-    """Neither views of inputs nor weights are written, and no memory twice."""
     for outputs, written in (
         ("x * 2", 4 << 10),
         ("(x * 2, x + 1)", 8 << 10),
@@ -306,7 +249,6 @@ def test_the_floor_counts_what_must_be_written_once() -> None:
 
 
 def test_faster_than_memory_is_refused_with_the_figures() -> None:
-    """Outputs of 400 MB are not written in a tenth of a millisecond at 4 TB/s."""
     known = {"bytes_in": 0, "bytes_out": 400 << 20, "bandwidth_gbs": 4000.0, "floor_ms": 0.105, "floor_out_ms": 0.105}
     slow = measured()
     speed_of_light.enforce(known, slow)
@@ -315,10 +257,16 @@ def test_faster_than_memory_is_refused_with_the_figures() -> None:
     assert raised.value.outcome.category is Category.REWARD_HACK
     assert raised.value.outcome.facts.hack == "faster_than_memory"
     assert raised.value.outcome.facts.floor_out_ms == 0.105
+    # Where the floor is below what a clock can tell, any time will do; where nothing is written, whatever it is.
+    tiny = {"bytes_in": 0, "bytes_out": 4096, "bandwidth_gbs": 4000.0, "floor_ms": 1e-6, "floor_out_ms": 1e-6}
+    nothing = tiny | {"bytes_out": 0, "floor_out_ms": 0.0}
+    speed_of_light.enforce(tiny, slow.model_copy(update={"median_ms": -0.0005}))
+    speed_of_light.enforce(nothing, slow.model_copy(update={"median_ms": -0.005}))
+    with pytest.raises(EvaluationEnded):
+        speed_of_light.enforce(tiny, slow.model_copy(update={"median_ms": -0.005}))
 
 
 def test_what_must_be_read_counts_only_where_a_time_is_too_short_for_all_inputs() -> None:
-    """Nobody asks what must be read where all could have been read, from the cache or from memory."""
     known = speed_of_light.floor(400 << 20, 4096, 4e12)
     slow, fast = measured().model_copy(update={"median_ms": 0.09}), measured().model_copy(update={"median_ms": 0.03})
     assert not speed_of_light.is_beyond(known, slow, 0)
@@ -338,11 +286,30 @@ def test_what_must_be_read_counts_only_where_a_time_is_too_short_for_all_inputs(
     assert facts.floor_needed_ms == pytest.approx(0.105, rel=0.01)
 
 
-def test_a_tiny_output_accuses_nobody() -> None:
-    """Where the floor is below what a clock can tell, any time will do; where nothing is written, whatever it is."""
-    known = {"bytes_in": 0, "bytes_out": 4096, "bandwidth_gbs": 4000.0, "floor_ms": 1e-6, "floor_out_ms": 1e-6}
-    speed_of_light.enforce(known, measured().model_copy(update={"median_ms": -0.0005}))
-    nothing = known | {"bytes_out": 0, "floor_out_ms": 0.0}
-    speed_of_light.enforce(nothing, measured().model_copy(update={"median_ms": -0.005}))
-    with pytest.raises(EvaluationEnded):
-        speed_of_light.enforce(known, measured().model_copy(update={"median_ms": -0.005}))
+def test_a_slow_reference_is_asked_once_for_each_call_that_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no time for float64: what was compared is compared again, and nothing is asked."""
+    made = reference(COARSE, bounds=replace(BOUNDS["cpu"], quick_s=0.0), checks=1)
+    order_each, asked = made.process.order_each, 0
+
+    def counted(order: Order, count: int, **arguments: Any) -> Any:
+        nonlocal asked
+        asked += count
+        return order_each(order, count, **arguments)
+
+    monkeypatch.setattr(made.process, "order_each", counted)
+    with pytest.raises(EvaluationEnded, match="right when checked, wrong when timed"):
+        verified(made, kernel_of(COARSE, "return x.clone()"))
+    assert asked == 1 + 3 + 2  # the first answer, those that were verified, and what confirms that one is wrong
+
+
+def test_a_histogram_holds_every_call() -> None:
+    """Those that are far longer than most count in its last bin; calls that are all alike are one bin."""
+    taken = measured(calls=[1_000_000 + 1_000 * number for number in range(40)] + [90_000_000]).histogram
+    assert taken is not None
+    assert (len(taken.counts), sum(taken.counts)) == (20, 41)
+    assert taken.counts[0] > 0
+    assert taken.low_ms == pytest.approx(0.700)
+    assert taken.high_ms < 1.0
+    alike = measured(calls=[1_000_000] * 9).histogram
+    assert alike is not None
+    assert (alike.counts, alike.low_ms) == ((9,), alike.high_ms)

@@ -1,11 +1,11 @@
-"""References that are kept: verdicts do not depend on it, and the policy of what is kept and for how long."""
+"""References that are kept and candidates that are made ahead: verdicts do not depend on it; what is kept how long."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 
 from kqueue.categories import Category
 from kqueue.contract import Backend, Deadlines, Limits, Outcome, Phase, Precision, Request, Settings, Timing
+from tests.judge import extension, linear
 from tests.judge.rig import Rig
 from tests.waiting import until
 from workers.judge.forkserver.control import End, Keep, Report
@@ -33,21 +34,9 @@ pytestmark = pytest.mark.slow("judges the same kernels many times")
 
 #: No memory of a reference that is left with this is ever wanted.
 NEVER_WANTED = Path("/nowhere/wanted")
-PROBLEM = """
-import torch
-class Model(torch.nn.Module):
-    def __init__(self, size):
-        super().__init__()
-        self.layer = torch.nn.Linear(size, size)
-    def forward(self, x):
-        return torch.nn.functional.gelu(self.layer(x))
-def get_inputs():
-    return [torch.randn(8, 16)]
-def get_init_inputs():
-    return [16]
-"""
-KERNEL = PROBLEM.partition("def get_inputs")[0].replace("Model", "ModelNew")
 RETURN = "return torch.nn.functional.gelu(self.layer(x))"
+PROBLEM = linear.PROBLEM.replace("return self.layer(x)", RETURN)
+KERNEL = PROBLEM.partition("def get_inputs")[0].replace("Model", "ModelNew")
 HANGING = KERNEL.replace(RETURN, "import time; open('here', 'w'); time.sleep(1000)")
 #: Kernels, and the categories in which they end with a new reference.
 KERNELS = {
@@ -70,12 +59,6 @@ PATIENT = QUICK.model_copy(update={"deadlines": Deadlines()})
 
 def request(kernel: str = KERNEL, problem: str = PROBLEM, settings: Settings = QUICK) -> Request:
     return Request(problem=problem, kernel=kernel, backend=Backend.TORCH, settings=settings)
-
-
-@pytest.fixture(scope="module")
-def keeping(judge_environment: None) -> Iterator[Rig]:
-    with Rig(keeps=True) as rig:
-        yield rig
 
 
 def uses(outcome: Outcome) -> int:
@@ -125,7 +108,6 @@ def reference(rig: Rig, name: str = "left") -> SealedProcess:
 
 
 def test_verdicts_do_not_depend_on_a_kept_reference(empty: Rig) -> None:
-    """On each later use of a reference a kernel ends as it does with a new one."""
     for use, (kernel, category) in enumerate([*KERNELS.items(), (KERNEL, Category.PASSED)], 1):
         outcome = empty.judge(request(kernel))
         assert (uses(outcome), outcome.category) == (use, category), outcome
@@ -137,7 +119,6 @@ def test_verdicts_do_not_depend_on_a_kept_reference(empty: Rig) -> None:
 
 
 def test_times_are_taken_with_a_kept_reference_too(empty: Rig) -> None:
-    """Kernel and baseline are timed, and the baseline of an earlier evaluation holds."""
     timed = QUICK.model_copy(update={"timing": Timing(calls=10, warmup=1)})
     for use in (1, 2):
         outcome = empty.judge(request(SLOW, settings=timed))
@@ -148,8 +129,14 @@ def test_times_are_taken_with_a_kept_reference_too(empty: Rig) -> None:
         assert outcome.baseline.median_ms < outcome.runtime.median_ms
 
 
+def test_a_kept_reference_s_time_counts_from_when_it_was_taken(empty: Rig) -> None:
+    burn = "import time\nbegun = time.thread_time()\nwhile time.thread_time() - begun < 1: pass\n"
+    first, second = (empty.judge(request(problem=PROBLEM + burn)) for _ in range(2))
+    assert uses(second) == 2
+    assert 0 < (second.evidence.cpu_s or {})["reference"] < (first.evidence.cpu_s or {})["reference"] - 0.5
+
+
 def test_other_settings_have_another_reference(empty: Rig) -> None:
-    """The key holds all settings that the process depends on, and no others."""
     for changes, use in (
         ({}, 1),
         ({"checks": 3}, 2),
@@ -162,7 +149,6 @@ def test_other_settings_have_another_reference(empty: Rig) -> None:
 
 
 def test_the_one_that_waits_longest_goes_first(empty: Rig) -> None:
-    """At most eight are kept, each in a process and under a uid of its own, and of others nothing is left."""
     for number in range(8):
         reference(empty, str(number)).leave(str(number), {}, NEVER_WANTED, seconds=600)
     until(lambda: len(sealed(empty)) == 8, what="eight references")
@@ -183,7 +169,7 @@ def test_the_one_that_waits_longest_goes_first(empty: Rig) -> None:
     ("problem", "category"),
     [
         (PROBLEM.replace("return torch.nn", "raise ValueError; return torch.nn"), Category.REFERENCE_ERROR),
-        (PROBLEM.replace("randn(8", "randn(int(torch.randint(1, 9999, ())) * 8"), Category.INVALID_PROBLEM),
+        (PROBLEM.replace("randn(4", "randn(int(torch.randint(1, 9999, ())) * 4"), Category.INVALID_PROBLEM),
     ],
 )
 def test_a_problem_that_failed_is_not_kept(empty: Rig, problem: str, category: Category) -> None:
@@ -213,7 +199,6 @@ def judges() -> list[int]:
 
 
 def test_after_the_fleet_s_failure_nothing_is_kept(empty: Rig) -> None:
-    """A killed judge leaves neither a new reference nor one that it has taken."""
     for _ in range(2):
         with killing(empty, Role.CANDIDATE, judges):
             assert empty.judge(request(HANGING, settings=PATIENT)).category is Category.WORKER_LOST
@@ -222,7 +207,6 @@ def test_after_the_fleet_s_failure_nothing_is_kept(empty: Rig) -> None:
 
 
 def test_a_reference_that_an_operator_kills_is_the_fleet_s_failure(empty: Rig) -> None:
-    """It ends as ``worker_lost``, which is tried again."""
     endless = "open('here', 'w'); import time; time.sleep(1000); return torch.nn"
     with killing(empty, Role.REFERENCE, lambda: sealed(empty)):
         outcome = empty.judge(request(problem=PROBLEM.replace("return torch.nn", endless)))
@@ -240,7 +224,6 @@ def test_one_that_died_while_it_was_kept_is_not_taken(empty: Rig) -> None:
 
 
 def test_one_that_answers_otherwise_is_replaced(empty: Rig) -> None:
-    """Its answer to an input of the evaluation before must have the same bits; the evidence says so."""
     problem = PROBLEM.replace(
         "        self.layer", "        Model.n = getattr(Model, 'n', 0) + 1\n        self.layer"
     ).replace("gelu(self.layer(x))", "gelu(self.layer(x)) * (1 if Model.n == 1 else 1.00001)")
@@ -252,12 +235,13 @@ def test_one_that_answers_otherwise_is_replaced(empty: Rig) -> None:
     assert uses(outcome) == 1
 
 
-def test_a_fork_server_takes_its_kept_reference_along(judge_environment: None) -> None:
+def test_a_fork_server_takes_all_that_it_keeps_along(judge_environment: None) -> None:
     with Rig(keeps=True) as rig:
         assert rig.judge(request()).passed
-        [pid] = sealed(rig)
+        until(lambda: len(rig.sealed(Role.REFERENCE, Role.CANDIDATE)) == 2, what="a reference and a candidate")
+        pids = rig.sealed(Role.REFERENCE, Role.CANDIDATE)
         os.kill(rig.forkserver.pid, signal.SIGKILL)
-        until(lambda: linux.is_zombie(pid), what="its end")
+        until(lambda: all(linux.is_zombie(pid) for pid in pids), what="their end")
 
 
 CASE = Case(1, drawn=2, inputs=[torch.zeros(64)], outputs=[torch.zeros(1)])
@@ -283,7 +267,6 @@ def outcome_of(category: Category) -> Outcome:
 
 
 def test_the_policy_in_one_place() -> None:
-    """Most uses, sizes, ends, and whose failure it was decide whether a reference is kept."""
     passed, wrong = outcome_of(Category.PASSED), outcome_of(Category.WRONG_VALUES)
     assert memo_of(passed) == warm.Memo(uses=1, drawn=2, seed=1, on_device=False, digest="digest", arena_bytes=0)
     assert memo_of(wrong, used=63) is not None
@@ -296,7 +279,6 @@ def test_the_policy_in_one_place() -> None:
 
 
 def test_a_reference_that_nobody_takes_is_ended(empty: Rig) -> None:
-    """After the time for which it was left, by the fork server's clock."""
     process = reference(empty)
     until(lambda: sealed(empty), what="the reference")
     process.leave("mine", {}, NEVER_WANTED, seconds=0.5)
@@ -305,7 +287,6 @@ def test_a_reference_that_nobody_takes_is_ended(empty: Rig) -> None:
 
 
 def test_references_whose_memory_is_wanted_are_ended(empty: Rig) -> None:
-    """Those that were left before, and of this device; the ledger of its memory tells the fork server."""
     ledger, left = Ledger(empty.slot.ledger, 1), booking.wanted_file(empty.slot.ledger)
     with ledger.book(1, label="large", wait_s=0):
         ledger.want_room()
@@ -322,7 +303,6 @@ def test_references_whose_memory_is_wanted_are_ended(empty: Rig) -> None:
 
 
 def test_a_process_that_was_left_can_be_taken_once(empty: Rig) -> None:
-    """A process is taken by its key alone, and a second time none is found."""
     reference(empty).leave("mine", {"a": 1}, NEVER_WANTED)
     assert empty.forkserver.take("other") is None
     found = empty.forkserver.take("mine")
@@ -334,3 +314,84 @@ def test_a_process_that_was_left_can_be_taken_once(empty: Rig) -> None:
     again = SealedProcess.taken(empty.forkserver, word.scratch, descriptors, Phase.REFERENCE, compile_s=60.0)
     assert again.stop().reason is End.STOPPED
     gone(empty)
+
+
+# Candidates that are made ahead -------------------------------------------------------------------------
+
+#: Tells in which process it runs, and which files it found there.
+TELLING = 'import os\nprint("ran in", os.getpid(), sorted(os.listdir()))\n' + KERNEL
+
+
+def ran_in(outcome: Outcome) -> int:
+    [line] = [line for line in outcome.log.splitlines() if line.startswith("ran in")]
+    return int(line.split()[2])
+
+
+def waiting(rig: Rig) -> int:
+    until(lambda: len(rig.sealed(Role.CANDIDATE)) == 1, what="a candidate that waits")
+    [pid] = rig.sealed(Role.CANDIDATE)
+    return pid
+
+
+@pytest.fixture
+def made(keeping: Rig) -> int:
+    """The candidate that an earlier evaluation had made."""
+    if os.getuid() != 0:
+        pytest.skip("a fleet that is not root keeps nothing")
+    if not keeping.sealed(Role.CANDIDATE):
+        assert keeping.judge(request()).passed
+    return waiting(keeping)
+
+
+@pytest.mark.parametrize(("body", "category"), [(RETURN, Category.PASSED), ("os._exit(3)", Category.CRASHED)])
+def test_each_serves_one_kernel_and_leaves_another(keeping: Rig, made: int, body: str, category: Category) -> None:
+    assert not (Path(f"/proc/{made}/cwd") / "kernel.py").exists()
+    outcome = keeping.judge(request(TELLING.replace(RETURN, body)))
+    assert (outcome.category, ran_in(outcome)) == (category, made)
+    assert "'kernel.py'" in outcome.log
+    following = waiting(keeping)
+    assert following != made
+    again = keeping.judge(request(TELLING.replace("gelu", "relu"), PROBLEM.replace("gelu", "relu")))
+    assert (again.category, ran_in(again)) == (Category.PASSED, following)
+
+
+def test_one_with_other_limits_is_not_taken(keeping: Rig, made: int) -> None:
+    outcome = keeping.judge(request(TELLING, settings=QUICK.model_copy(update={"limits": Limits(processes=100)})))
+    assert outcome.category is Category.PASSED
+    assert ran_in(outcome) != made
+    assert made not in keeping.sealed(Role.CANDIDATE)
+
+
+def test_after_the_problem_s_failure_none_is_made(keeping: Rig, made: int) -> None:
+    assert keeping.judge(request("def")).category is Category.SYNTAX_ERROR
+    assert keeping.sealed(Role.CANDIDATE) == [made]
+    outcome = keeping.judge(request(problem=PROBLEM.replace("gelu", "undefined")))
+    assert outcome.category is Category.REFERENCE_ERROR
+    until(lambda: not keeping.sealed(Role.CANDIDATE), what="its end")
+
+
+def test_one_that_was_killed_meanwhile_is_not_taken(keeping: Rig, made: int) -> None:
+    os.kill(made, signal.SIGKILL)
+    until(lambda: not keeping.sealed(Role.CANDIDATE), what="its end")
+    outcome = keeping.judge(request(TELLING))
+    assert outcome.category is Category.PASSED
+    assert ran_in(outcome) != made
+
+
+def test_it_makes_room_where_memory_is_wanted(keeping: Rig, made: int) -> None:
+    ledger = Ledger(keeping.slot.ledger, 1)
+    with ledger.book(1, label="large", wait_s=0):
+        ledger.want_room()
+    until(lambda: not keeping.sealed(Role.CANDIDATE), what="its end")
+
+
+@pytest.mark.usefixtures("made")
+def test_libraries_of_a_builder_reach_it(keeping: Rig) -> None:
+    assert extension.judge(keeping, extension.kernel()).category is Category.PASSED
+    for slot in ("builder", "store"):
+        pid = waiting(keeping)
+        outcome = extension.judge(keeping, extension.kernel(after="print('ran in', os.getpid(), WHO)"))
+        assert outcome.category is Category.PASSED, outcome
+        assert outcome.evidence.build is not None
+        assert outcome.evidence.build.where == slot
+        assert f"ran in {pid} candidate" in outcome.log

@@ -95,7 +95,7 @@ class _Kernel(Harness):
         except Exception:  # noqa: BLE001 -- one that makes its inputs on a CPU, by a generator there
             drawn = problem.get_inputs()
         arrangement, tensors = take_apart(drawn)
-        placed = [self.place(tensor).clone(memory_format=torch.contiguous_format) for tensor in tensors]
+        placed = [self.to_device(tensor).clone(memory_format=torch.contiguous_format) for tensor in tensors]
         return take_apart(initial)[0], put_together(arrangement, placed)
 
     def construct(self, initial: Any) -> None:

@@ -1,3 +1,0 @@
-"""Sleeps when it is imported, for ever: ``reference_timeout``."""
-
-time.sleep(1000)

@@ -1,0 +1,76 @@
+"""Honest kernels whose outputs or inputs look odd."""
+
+# fmt: off
+
+# %% copies_the_input
+"""Honest: a copy of the input where the reference returns the input itself.
+More work than the reference does, and as right."""
+def forward(self, x: torch.Tensor) -> torch.Tensor: return x.clone()
+
+# %% dense_output
+"""Honest: a dense output where the reference returns a strided one that is expensive to copy.
+Half of the work is left out, since only every second column is asked for. What is compared with it in time is the same
+kernel beside nulls that it slows."""
+def forward(self, x: torch.Tensor) -> torch.Tensor: return torch.tanh(x[:, ::2]).t().contiguous()
+
+# %% integer_inputs
+"""Honest: integer inputs, and a table of weights.
+Gathers rows and averages them."""
+class ModelNew(nn.Module):
+    def __init__(self, rows: int, features: int):
+        super().__init__()
+        self.table = nn.Embedding(rows, features)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor: return F.embedding_bag(ids, self.table.weight, mode="mean")
+
+# %% non_contiguous_output
+"""Honest: an output whose strides are not the reference's.
+Shape and values are right; the memory is in the order that suited the kernel."""
+def forward(self, x: torch.Tensor) -> torch.Tensor: return F.gelu(x.t().contiguous(), approximate="tanh").t()
+
+# %% outer_product
+"""Multiplies as the reference does, into an output of 10 MB.
+What the judge does with so large an output of each call must not differ from one call to the next. The times of
+programs that look for such a difference are compared with this one's."""
+def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor: return a[:, None] * b[None, :]
+
+# %% returns_the_input
+"""Honest: the input itself, like the reference.
+Only where the reference does so is this an answer."""
+def forward(self, x: torch.Tensor) -> torch.Tensor: return x
+
+# %% single_element
+"""Honest: the least possible work.
+A few microseconds at most: what is nearly the null must neither be refused nor called a cheat."""
+def forward(self, x: torch.Tensor) -> torch.Tensor: return x * x
+
+# %% static_output
+"""Honest: one output tensor, allocated once and returned at every call.
+It holds the right values whenever it is returned."""
+class ModelNew(nn.Module):
+    out = None
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if self.out is None:
+            self.out = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
+        return torch.mm(a, b, out=self.out)
+
+# %% two_outputs
+"""Honest: two outputs, one of them of integers.
+Values and places of the largest elements."""
+def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: return x.max(dim=1)[0], x.argmax(dim=1)
+
+# %% view_of_own_memory
+"""Honest: a view into the kernel's own larger buffer.
+The output begins in the middle of an allocation, with room between its rows."""
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    rows, columns = x.shape
+    buffer = torch.zeros(rows + 2, columns + 32, dtype=x.dtype, device=x.device)
+    view = buffer[1:-1, 16:-16]
+    view.copy_(F.gelu(x, approximate="tanh"))
+    return view
+
+# %% view_of_the_input
+"""Honest: a view of the input, like the reference.
+No work at all, rightly: the time may be zero."""
+def forward(self, x: torch.Tensor) -> torch.Tensor: return x.transpose(0, 1)

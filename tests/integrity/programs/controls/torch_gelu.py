@@ -1,4 +1,0 @@
-"""Honest: torch's own GELU.
-
-The plainest kernel there is.
-"""

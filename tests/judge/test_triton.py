@@ -1,0 +1,150 @@
+"""What is made of Triton without a GPU: its compiler and its autotuner are real, and the driver is made up."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from triton.backends import nvidia
+
+from workers.judge.candidate import shortage
+from workers.judge.forkserver import prewarm
+
+pytestmark = pytest.mark.slow("it compiles Triton kernels and a driver")
+
+#: Begins a program that launches on a made-up H200 the kernels of the file that its first argument names.
+_DRIVER = """
+import dataclasses, importlib.util, json, sys
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.driver import CudaDriver, CudaUtils
+from triton.compiler import ASTSource
+from triton.runtime.driver import driver
+from workers.judge.candidate import warm_up, shortage
+
+spec = importlib.util.spec_from_file_location("kernels", sys.argv[1])
+kernels = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(kernels)
+CudaDriver.__init__ = lambda self: None
+made = CudaDriver()
+made.utils, made.get_current_device, made.get_current_stream = CudaUtils(), lambda: 0, lambda device: 0
+made.get_current_target = lambda: GPUTarget("cuda", 90, 32)
+made.launcher_cls = lambda *_: None
+driver.set_active(made)
+"""
+
+
+def run(folder: Path, program: str, *arguments: str) -> str:
+    """Return what a program prints. Triton finds a driver that does nothing but tell of 32 KiB of shared memory."""
+    source = Path(nvidia.__file__).with_name("driver.c").read_text()
+    names = set(re.findall(r"\bcu[A-Z]\w+", source)) - {"cuDeviceGetAttribute"}
+    text = "".join(f"void {name}(void) {{}}\n" for name in sorted(names))
+    text += "int cuDeviceGetAttribute(int *value, int what, int device) { *value = 32768; return 0; }\n"
+    command = ["gcc", "-shared", "-fPIC", "-w", "-o", str(folder / "libcuda.so.1"), "-x", "c", "-"]
+    subprocess.run(command, input=text, text=True, check=True)
+    found = dict.fromkeys(("TRITON_LIBCUDA_PATH", "LD_LIBRARY_PATH"), str(folder)) | {"CUDA_VISIBLE_DEVICES": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env=os.environ | found | {"TRITON_CACHE_DIR": str(folder / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+_KERNELS = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def tile(a_ptr, out_ptr, SIZE: tl.constexpr, STEP: tl.constexpr):
+    tl.static_assert(SIZE > 16)
+    at = tl.arange(0, SIZE)
+    total = tl.dot(tl.load(a_ptr + at[:, None] * SIZE + at[None, :]), tl.load(a_ptr + at[:, None] + at[None, :] * SIZE))
+    tl.store(out_ptr + at[:, None] * SIZE + at[None, :], total)
+
+def configs(*sizes):
+    return triton.autotune([triton.Config({"SIZE": size, "STEP": 1}) for size in sizes], key=[])
+
+some = configs(16, 128, 32)(tile)
+none = configs(16, 128)(tile)
+"""
+#: Makes series of launches, and prints what each raised and the types of launches that were left out.
+_REHEARSE = """
+made.utils.load_binary = lambda *_: (1, 1, 32, 0, 1024)
+a = torch.zeros(256, 256)
+for launches in json.loads(sys.argv[2]):
+    launched, raised = [], []
+    with warm_up.launching_nothing(launched):
+        for name, options in launches:
+            try:
+                getattr(kernels, name)[(1,)](a, a, **options)
+            except Exception as error:
+                raised.append(type(error).__name__)
+    print(json.dumps([raised, launched]))
+"""
+
+
+#: Compiles the gallery's matmul, loads it as a launch does, and prints what the error says.
+_LACK = """
+types = {"a_ptr": "*fp32", "b_ptr": "*fp32", "c_ptr": "*fp32", "M": "i32", "N": "i32", "K": "i32"}
+tiles = {"BM": 128, "BN": 128, "BK": 128}
+source = ASTSource(kernels.matmul_kernel, types | dict.fromkeys(tiles, "constexpr"), constexprs=tiles)
+built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_stages": 4, "num_warps": 8})
+try:
+    built._init_handles()
+except Exception as error:
+    print(json.dumps([repr(error), dataclasses.asdict(shortage.of(error) or shortage.Shortage())]))
+"""
+
+
+def test_a_launch_is_compiled_and_left_out_and_tells_what_it_lacks(tmp_path: Path) -> None:
+    """Its types are noted. One that cannot be made raises what the real one would, but for an autotuner's choices."""
+    gallery = Path(__file__).parents[2] / "examples" / "kernels" / "bad" / "too_much_shared_memory_triton.py"
+    kernels = tmp_path / "kernels.py"
+    kernels.write_text(gallery.read_text() + _KERNELS)
+    types = ["*fp32", "*fp32", "constexpr", "constexpr"]
+    tiles = [("tile", {"SIZE": size, "STEP": 1}) for size in (32, 128, 16)]
+    launches = json.dumps([tiles, [("some", {})], [("none", {})]])
+    said = run(tmp_path, _DRIVER + _REHEARSE + _LACK, str(kernels), launches)
+    *rehearsed, (error, lacked) = map(json.loads, said.splitlines())
+    assert rehearsed == [[["OutOfResources", "CompileTimeAssertionFailure"], [types]], [[], [types]], [[], []]]
+    assert "OutOfResources" in error
+    assert lacked.pop("required") > 232448
+    assert lacked == {
+        "resource": "shared memory",
+        "limit": 32768,
+        "kernel": "matmul_kernel",
+        "settings": "BM=128, BN=128, BK=128, num_warps=8, num_stages=4, num_ctas=1",
+    }
+    for fields in ({}, {"name": "x", "required": "many", "limit": 1}, {"name": 1, "required": -1, "limit": 2**70}):
+        other = ValueError()
+        other.__dict__.update(fields)
+        assert shortage.of(other) is None
+
+
+#: Has Triton load its library, without a compiler to make another.
+_ENQUEUED = """
+import os, sys
+import triton.language
+from workers.judge.forkserver import prewarm
+prewarm.put(prewarm.prepare())
+os.environ["CC"] = "/bin/false"
+from triton.backends.nvidia.driver import CudaUtils
+from triton.runtime.cache import triton_key
+print(callable(CudaUtils().load_binary), triton_key.cache_info().currsize, len(os.listdir("/proc/self/task")))
+"""
+
+
+def test_a_candidate_finds_done_what_each_process_does_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's library is there, its own files are hashed, and no thread is left; without a GPU there is nothing."""
+    assert run(tmp_path, _ENQUEUED) == "True 1 1\n"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert prewarm.prepare() == {}

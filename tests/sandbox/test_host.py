@@ -1,0 +1,83 @@
+"""What Linux says of processes that end, whose want of memory a kill is, and whose a uid is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from workers.judge.host import linux, uids
+from workers.judge.sandbox import cgroups
+from workers.judge.sandbox.cgroups import Group, Groups, Lack
+
+#: Its first thread ends, as every program's may; another one goes on.
+_LEADERLESS = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(1000,)).start()
+print("ready", flush=True)
+ctypes.CDLL(None).syscall(60, 0)
+"""
+
+
+@contextmanager
+def started(program: str) -> Generator[int]:
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+        process.kill()
+
+
+def test_a_process_is_exiting_when_all_of_its_threads_are() -> None:
+    with started(_LEADERLESS) as pid:
+        while not linux.is_zombie(pid):
+            time.sleep(0.01)
+        assert not linux.is_exiting(pid)
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert linux.is_exiting(pid)
+    assert linux.is_exiting(pid)
+    assert not linux.is_exiting(os.getpid())
+
+
+def test_the_lack_of_an_outer_group_is_not_a_group_s_own() -> None:
+    """Linux counts a kill for the host's or an outer group's lack too; ``test_seal.py`` has a group's own."""
+    groups = Groups()
+    try:
+        if groups.measures["cgroup_memory"] is not True:
+            pytest.skip(f"no memory can be bounded here: {groups.measures['cgroup_memory']}")
+        outer = groups.group(128 << 20, 64)
+        assert outer is not None
+        for place in outer._places:
+            if place.kind == "v2":
+                cgroups._divide(place.directory)
+        group = Group(outer._places, "inner", 1 << 30, 64)
+        eat = [sys.executable, "-c", "x = b'y' * (256 << 20)"]
+        assert subprocess.run(eat, preexec_fn=group.join, check=False).returncode == -9
+        assert group.out_of_memory() is Lack.OTHERS
+        group.remove()
+        outer.remove()
+    finally:
+        groups.close()
+
+
+#: Beyond those of fleets, so that nobody's processes have it.
+FIRST = 63000
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's fleets have uids to give")
+def test_who_has_other_temporary_files_gets_another_uid(tmp_path: Path) -> None:
+    """As jobs of a cluster have: else each fleet would kill the other's candidates."""
+    mine = uids.hold(FIRST)
+    program = f"from workers.judge.host import uids; print(uids.hold({FIRST}).uid)"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True)
+    mine.release()
+    assert int(done.stdout) > mine.uid, done.stderr
