@@ -109,7 +109,8 @@ class Order(IntEnum):
     INITIAL = 15
     """Reference: call ``get_init_inputs()`` and write the return value to the scalar page."""
     TAKEN = 17
-    """Reference: write the size of the weights and the process's peak GPU memory to the scalar page, both in bytes."""
+    """Reference: write to the scalar page the weights' size and the process's peak GPU memory, both in bytes, and the
+    number of drawn values."""
     ALLOW = 18
     """Limit the process's GPU memory to this number of bytes from now on."""
     DRAW = 16
@@ -563,7 +564,7 @@ class Ask:
         slot: the set's number.
         seed: random seed of the forward.
         wide: use the model in float64.
-        nudge: maximum relative change of each input value before the call, or 0 for no change.
+        nudge: approximate relative change of each input value before the call, or 0 for no change.
         nudge_seed: random seed of these changes.
         afresh: free earlier answers to the set first.
     """
