@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
-#: Action if foreign processes use the GPU when a kernel is to be timed: wait until they stop, refuse to time it, or time
-#: it and label the result.
+#: Action if foreign processes use the GPU when a kernel is to be timed: wait until they stop, refuse to time it, or
+#: time it and label the result.
 Sharing = Literal["wait", "refuse", "label"]
 
 
