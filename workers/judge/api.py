@@ -42,8 +42,7 @@ class Judges:
     """A handle on a slot's judges, of which one runs at a time. The parent of the supervisor owns it.
 
     Attributes:
-        forkserver: the slot's fork server.
-        pid: the judge supervisor, a child of the process that created this handle.
+        pid: the judge supervisor's pid.
         status_page: the page to which the judge writes each phase.
     """
 
@@ -53,7 +52,7 @@ class Judges:
         """Fork the judge supervisor, which forks the first judge. No thread of this process must hold a lock.
 
         Args:
-            forkserver: the slot's fork server. It can still be starting.
+            forkserver: the slot's fork server, which can still be starting.
             status_page: a page that other processes also read, or None for a private one.
             without: descriptors that the supervisor closes.
         """
@@ -76,15 +75,10 @@ class Judges:
         theirs.close()
 
     def judge(self, request: Request, slot: SlotConfig, backend: JudgeBackend) -> Outcome:
-        """Judge one request. If the calling process is killed, the judge ends with all processes that it started.
+        """Judge one request in the fork server's slot. The backend is used in this process.
 
-        Args:
-            request: the request.
-            slot: the slot. Its device and uid are the fork server's.
-            backend: the judge backend, used in this process.
-
-        Returns:
-            the outcome, which is ``judge_error`` if the judge raised an exception.
+        If this process is killed, the judge ends with all processes that it started. If the judge raises an exception,
+        the outcome is ``judge_error``.
 
         Raises:
             JudgeDied: the judge or its supervisor died.
@@ -143,7 +137,7 @@ class Judges:
         return record.phase if record else None
 
     def wait_ready(self, minimum: str = "none") -> None:
-        """Wait until evaluations can be judged (:meth:`ForkServer.wait_ready`)."""
+        """Wait until requests can be judged (:meth:`ForkServer.wait_ready`)."""
         self.forkserver.wait_ready(minimum)
 
     @cached_property

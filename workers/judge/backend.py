@@ -42,15 +42,12 @@ class JudgeBackend(Protocol):
 
 
 class InMemoryBackend:
-    """A backend that keeps its data in this object.
-
-    Attributes:
-        baselines: times of references by the hashes of problem and environment, and the settings' key.
-        doubts: suspect GPUs with the reasons.
-    """
+    """A backend that keeps its data in this object."""
 
     def __init__(self) -> None:
+        #: Times of references by the hashes of problem and environment, and the settings' key.
         self.baselines: dict[tuple[str, str, str], Measurement] = {}
+        #: Suspect GPUs with the reasons.
         self.doubts: list[tuple[str, str]] = []
 
     def environment(self, facts: dict[str, Any]) -> str:

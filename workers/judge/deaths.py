@@ -20,11 +20,7 @@ _TRACEBACK_CHARACTERS: Final = 8000
 
 
 class JudgeDied(Exception):
-    """Raised where the judge died before it sent an outcome.
-
-    Attributes:
-        outcome: the outcome of the evaluation.
-    """
+    """Raised with the evaluation's outcome if the judge died before it sent one."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.message)
@@ -49,7 +45,7 @@ def explain(exitcode: int, phase: Phase | None, *, out_of_memory: bool = False) 
     """Return the outcome: ``worker_lost``, ``gpu_unhealthy`` or ``judge_error``.
 
     Args:
-        exitcode: the judge's exit status, or the negative number of the signal that ended it.
+        exitcode: the exit status, or the negative number of a signal.
         phase: the judge's last phase, or None before the first.
         out_of_memory: whether the host's out-of-memory killer ended a process while the judge ran.
     """

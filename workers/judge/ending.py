@@ -13,11 +13,9 @@ if TYPE_CHECKING:
 
 
 class EvaluationEnded(Exception):
-    """Raised once the outcome is known, so that only cleanup remains.
+    """Raised with the outcome once it is known, so that only cleanup remains.
 
-    Attributes:
-        outcome: the outcome.
-        reply: the sealed process's reply, if an exception in that process is the reason.
+    ``reply`` is the sealed process's reply if an exception in that process is the reason.
     """
 
     def __init__(

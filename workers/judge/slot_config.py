@@ -74,10 +74,7 @@ class SlotConfig:
 def set_environment(environment: MutableMapping[str, str], slot: SlotConfig, cores: int) -> None:
     """Set the variables that torch, Triton and CUDA read in a judge. Call this before torch is imported.
 
-    Args:
-        environment: the variables to change.
-        slot: the judge's slot.
-        cores: number of the host's cores, which the slots of a device share.
+    The slots of a device share the host's ``cores``.
     """
     # Makes torch query NVML instead of CUDA for GPUs. A process that has initialised CUDA cannot fork.
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"

@@ -68,13 +68,9 @@ _PREWARM_S: Final = 5.0
 
 
 def main(requests: socket.socket, parent: int, status_page: StatusPage, forkserver: ForkServer) -> NoReturn:
-    """Run a slot's judge supervisor, in a process freshly forked by ``parent``.
+    """Run a slot's judge supervisor in a new child of ``parent``, with which it ends.
 
-    Args:
-        requests: socket that receives conversations. Each is a packet with the judge's end of a socket.
-        parent: the process that forked this one. This process ends with it.
-        status_page: the judges' status page.
-        forkserver: the slot's fork server.
+    Each packet on ``requests`` is a conversation. Its descriptor is the judge's end of a socket.
     """
     status = 1
     try:
@@ -223,12 +219,7 @@ class _JudgeSupervisor:
 
 @dataclass(slots=True)
 class _Judge:
-    """The supervisor's state of the current judge.
-
-    Attributes:
-        channel: the socket between judge and supervisor.
-        dying: True once the judge was killed.
-    """
+    """The supervisor's state of the current judge. ``channel`` is the socket between both."""
 
     pid: int
     pidfd: int

@@ -54,7 +54,6 @@ class SharedTensor:
     """A tensor in a shared buffer, on the side that allocated it.
 
     Attributes:
-        tensor: the tensor, uninitialised.
         flat: the buffer as bytes.
         spec: the description that the other side needs to open the buffer.
         descriptor: the memory's descriptor, which is sent with the spec, or None once it is closed.
@@ -101,11 +100,7 @@ def form_of(tensor: torch.Tensor) -> BufferSpec:
 
 
 class OpenedBuffer:
-    """A tensor in a buffer that the other side allocated.
-
-    Attributes:
-        tensor: the tensor.
-    """
+    """A tensor in a buffer that the other side allocated."""
 
     def __init__(self, spec: BufferSpec, descriptor: int) -> None:
         """Map the buffer and close the descriptor."""
@@ -336,11 +331,7 @@ class ProcessMemory:
         """Copy a dense tensor's bytes.
 
         The pieces are read in random order. A process that reports completion too early cannot predict which piece it
-        must finish first.
-
-        Args:
-            address: address of the tensor in the process.
-            into: a dense tensor of the same layout.
+        must finish first. ``into`` is a dense tensor of the same layout.
 
         Raises:
             LocationError: the process has no such memory.

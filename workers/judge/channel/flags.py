@@ -54,15 +54,12 @@ def attach(descriptor: int) -> memoryview[int]:
 
 
 def wait(page: memoryview[int], flag: int, number: int, *, nap: bool, gone: Callable[[], bool] | None = None) -> None:
-    """Wait until ``flag`` equals ``number``.
+    """Wait until the word ``flag`` equals ``number``.
 
     Args:
-        page: the return value of :func:`attach`.
-        flag: index of the word.
-        number: number of the timed call.
         nap: sleep briefly during a longer wait. On a CPU two spinning processes would take the cores from the timed
             work. On a GPU a sleep would make the timing less precise.
-        gone: function called regularly. A return value of True ends the wait.
+        gone: function called regularly. The wait ends when it returns True.
     """
     turns = 0
     while page[flag] != number:

@@ -54,11 +54,7 @@ def close_all() -> None:
 
 
 class CudaCallError(RuntimeError):
-    """Raised where a call into CUDA fails.
-
-    Attributes:
-        error_code: CUDA's code.
-    """
+    """Raised where a call into CUDA fails. ``error_code`` is CUDA's code."""
 
     def __init__(self, call: str, code: int) -> None:
         super().__init__(f"{call} failed with CUDA error {code}")
@@ -131,12 +127,7 @@ def driver(name: str, *arguments: Any) -> None:
 
 
 class Mapping:
-    """A range of this process's GPU addresses, backed by one or more allocations.
-
-    Attributes:
-        pointer: the first address.
-        nbytes: the size of the range.
-    """
+    """A range of this process's GPU addresses, backed by one or more allocations. ``pointer`` is the first address."""
 
     def __init__(self, handles: Sequence[ctypes.c_uint64], sizes: Sequence[int], *, writable: bool) -> None:
         """Map allocations at consecutive addresses. Release ``handles``, even on failure.

@@ -17,18 +17,11 @@ _MOST_DESCRIPTORS: Final = 4
 class Lines:
     """The reader's end of the socket. The lines are untrusted.
 
-    Attributes:
-        descriptors: the received descriptors.
-        nbytes: number of bytes received.
-        ended: True once the sender has closed the socket.
+    ``ended`` is True once the sender has closed the socket.
     """
 
     def __init__(self, source: socket.socket, most: float = float("inf")) -> None:
-        """Take ownership of a socket.
-
-        Args:
-            most: maximum number of bytes to receive.
-        """
+        """Take ownership of a socket, and accept at most ``most`` bytes."""
         source.setblocking(False)
         self.descriptors: list[int] = []
         self.nbytes = 0
@@ -93,11 +86,8 @@ def say(words: int, line: bytes, descriptors: tuple[int, ...] = ()) -> None:
 def content(descriptor: int, most: int, *, at_end: bool = False) -> str:
     """Read the beginning or the end of the file that a received descriptor opens.
 
-    Return an empty text if it is not a regular file, because a read from anything else could block.
-
-    Args:
-        most: maximum number of bytes to read.
-        at_end: read the last bytes of the file instead of the first.
+    Return at most ``most`` bytes as text. Return an empty text for anything but a regular file, because a read from it
+    could block.
     """
     try:
         held = os.fstat(descriptor)

@@ -254,7 +254,6 @@ class Reply:
     """The reply to an order. Only a reference sets ``drew``, ``mutated`` and ``written_bytes``.
 
     Attributes:
-        answer: the end of the order.
         sequence: the order's number.
         tag: for ``RAISED``, the kind of exception.
         code: CUDA's error code, 0 for none.
@@ -385,7 +384,6 @@ class Export:
     On a CPU it is the process's whole memory, as one descriptor of size 0, announced once.
 
     Attributes:
-        run: the run's number.
         total: number of allocations in the whole run.
         sizes: sizes in bytes of the allocations in this record.
         descriptors: the allocations' descriptors, which the receiver closes.
@@ -476,7 +474,6 @@ class Job:
     """A source, and the settings with which a sealed process loads it and constructs its model.
 
     Attributes:
-        source: the module's source.
         entry: the class to construct: ``ModelNew``, or ``Model`` in a reference.
         dtype: the floating dtype to which weights and inputs of float32 or float64 are converted.
         seed: random seed, set before construction.
@@ -508,9 +505,7 @@ class BufferSpec:
 
     The memory's descriptor is sent with the message. Outputs are not shared, so their specs describe only the form.
 
-    Attributes:
-        nbytes: size of the tensor's memory in bytes.
-        device: ``cpu`` or ``cuda``.
+    ``device`` is ``cpu`` or ``cuda``.
     """
 
     nbytes: int
@@ -525,7 +520,6 @@ class Binding:
     """The shared buffers of the inputs or outputs, in order.
 
     Attributes:
-        buffers: one for each tensor.
         arguments: for inputs, the arrangement of ``forward``'s arguments (:mod:`workers.judge.channel.arguments`).
         structure: for outputs, the structure of the reference's output (:func:`describe`).
     """
@@ -585,7 +579,6 @@ class Examine:
         tool: a tool of compute-sanitizer, or ``ncu``.
         program: path of the tool's executable.
         device: ``cpu`` or ``cuda``.
-        job: the kernel's job.
         problem: the problem's source.
         seconds: time limit of the run.
     """
@@ -618,7 +611,6 @@ class Release:
     """Input sets to free.
 
     Attributes:
-        slots: the numbers of the sets.
         all: free every set, forget all announced memory, and return unused memory to the device. Memory of timed calls
             is kept.
     """

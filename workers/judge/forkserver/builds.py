@@ -19,7 +19,6 @@ def open_store(slot: SlotConfig, isolation: dict[str, Any], environment: Mapping
     folder. Landlock does so if the folder is outside of the readable paths.
 
     Args:
-        slot: the slot.
         isolation: report of the seal's measures on this host.
         environment: environment variables of sealed processes.
 

@@ -32,7 +32,6 @@ class Files:
         """Create the process's directories, which are empty and owned by the process's uid.
 
         Args:
-            profile: the process's uid and limits.
             covers: maker of the private file system, or None to use a directory.
 
         Raises:
@@ -79,8 +78,7 @@ class Files:
     def overfull(self, pids: Iterable[int]) -> bool:
         """Return whether the files exceed their limit. A directory is measured only at intervals.
 
-        Args:
-            pids: the processes that can hold unlinked files open.
+        ``pids`` are the processes that can hold unlinked files open.
         """
         if self.mount is not None:
             status = self._measure(self.mount)

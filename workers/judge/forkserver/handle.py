@@ -79,13 +79,7 @@ class ForkServer:
     """
 
     def __init__(self, slot: SlotConfig, pid: int, requests: socket.socket) -> None:
-        """Manage a fork server that this process has just started.
-
-        Args:
-            slot: the fork server's slot.
-            pid: the fork server's pid, a child of this process.
-            requests: this process's end of the request socket.
-        """
+        """Manage a fork server that this process has just started. ``requests`` is this end of its request socket."""
         self.slot = slot
         self.pid = pid
         self.isolation: dict[str, Any] = {}
@@ -95,10 +89,7 @@ class ForkServer:
         self._ended = False
 
     def wait_ready(self, minimum: str = "none") -> None:
-        """Wait until the fork server accepts requests.
-
-        Args:
-            minimum: the minimum :class:`workers.judge.sandbox.level.Level` of isolation.
+        """Wait until the fork server accepts requests, with at least a :class:`workers.judge.sandbox.level.Level`.
 
         Raises:
             ForkServerError: it exited, took longer than two minutes, cannot give candidates their uid, or this

@@ -75,9 +75,7 @@ class Launchers:
     def learn(self, note: Path, owner: int) -> None:
         """Compile the launchers that an ended candidate needed.
 
-        Args:
-            note: the candidate's file of types (:data:`workers.judge.candidate.harness.LAUNCHED`).
-            owner: the candidate's uid.
+        ``note`` is the candidate's file of types (:data:`workers.judge.candidate.harness.LAUNCHED`).
         """
         for types in named(_read(note, owner)):
             if types in self._compiled:

@@ -59,7 +59,6 @@ class SealedProcess:
 
     Attributes:
         ended: the fork server's report, once the process has ended.
-        flags: the page of flags.
         waited_s: seconds spent waiting for the process's replies, without pauses of the fleet.
         imports: the GPU memory that the process has shared.
         memory: the host memory of a process on a CPU, once the process has announced it.
@@ -71,8 +70,6 @@ class SealedProcess:
         """Fork the process, which then waits for orders.
 
         Args:
-            forkserver: the slot's fork server.
-            profile: the process's role and limits.
             compile_s: time limit in seconds for compilers in all its phases together.
 
         Raises:
@@ -129,10 +126,7 @@ class SealedProcess:
         """Return the handle on a process that was kept (:meth:`leave`).
 
         Args:
-            forkserver: the slot's fork server.
-            scratch: the process's directory.
             descriptors: the judge's ends of its channel and control socket, its page of flags, and on a CPU its memory.
-            phase: the process's current phase.
             compile_s: time limit in seconds for compilers in all further phases together.
             cpu_before_s: CPU time in seconds used so far, which does not count.
         """
@@ -303,10 +297,7 @@ class SealedProcess:
     def become(self, order: Order, payload: Any, descriptor: int) -> None:
         """Make the process become another program, which does not reply to orders. The phase's clock continues.
 
-        Args:
-            order: the order for this.
-            payload: the order's payload.
-            descriptor: socket on which the program sends its messages.
+        The program sends its messages on the socket ``descriptor``.
 
         Raises:
             EvaluationEnded: the program could not start.

@@ -745,12 +745,9 @@ def _become_sealed(
 
 
 def main(requests: socket.socket, parent: int, uid: int | None) -> NoReturn:
-    """Run a slot's fork server, in a process freshly started by ``parent`` after :func:`harness.preload`.
+    """Run a slot's fork server in a new child of ``parent``, with which it ends, after :func:`harness.preload`.
 
-    Args:
-        requests: the request socket.
-        parent: pid of the worker's process, with which this process ends.
-        uid: the slot's uid for sealed processes. Processes that an earlier user of the uid left are killed.
+    ``uid`` is the slot's uid for sealed processes. Processes that an earlier user of the uid left are killed.
     """
     os.setsid()
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
