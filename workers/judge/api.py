@@ -116,7 +116,8 @@ class Judges:
                 if "died" in message:
                     starved = linux.out_of_memory_kills() > killed_before
                     raise deaths.JudgeDied(deaths.explain(message["died"], self._phase(), out_of_memory=starved))
-                self.status_page.use()  # a judge that only makes static checks sends no queries
+                # A judge that only makes static checks sends no queries, so the task process is not used up.
+                self.status_page.use()
                 answered = answer(backend, message["asked"])
                 with suppress(ConnectionError):  # the judge has died, which the next line reports
                     _send(ours, answered=answered)

@@ -63,7 +63,7 @@ def explain(exitcode: int, phase: Phase | None, *, out_of_memory: bool = False) 
 
 
 def outcome_of(run: Callable[[], Outcome]) -> Outcome:
-    """Run a judge, and turn an exception into the outcome ``judge_error``.
+    """Return the outcome of ``run``, or ``judge_error`` if it raises an exception.
 
     Faults of candidates and problems are regular outcomes, so an exception is a fault of the judge.
 

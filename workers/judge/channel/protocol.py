@@ -188,7 +188,7 @@ class Where(IntEnum):
     """The memory that contains an output."""
 
     NOWHERE = 0
-    """None: the output could not be delivered, or it is empty."""
+    """No memory, because the output could not be delivered, or is empty."""
     OWN = 1
     """The process's host memory, where the output is dense. Used on a CPU."""
     INPUT = 2

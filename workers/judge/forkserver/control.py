@@ -104,7 +104,7 @@ class Compilers:
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """Begin of a phase, with its time limit in seconds. The time counts only while the process is working."""
+    """The beginning of a phase, with its time limit in seconds. The time counts only while the process is working."""
 
     phase: str
     seconds: float

@@ -32,7 +32,7 @@ class Files:
         """Create the process's directories, which are empty and owned by the process's uid.
 
         Args:
-            covers: maker of the private file system, or None to use a directory.
+            covers: the shared directories that the private file system hides, or None to use a directory.
 
         Raises:
             OSError: the host has no space for them.

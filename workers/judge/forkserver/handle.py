@@ -72,7 +72,7 @@ class ForkServerError(RuntimeError):
 
 
 class ForkServer:
-    """A handle of the fork server's parent. The judges that it forks inherit the handle.
+    """A handle on the fork server. The parent creates it, and judges inherit it.
 
     Attributes:
         about: fields for the fork server's log that identify the current evaluation.
@@ -89,7 +89,9 @@ class ForkServer:
         self._ended = False
 
     def wait_ready(self, minimum: str = "none") -> None:
-        """Wait until the fork server accepts requests, with at least a :class:`workers.judge.sandbox.level.Level`.
+        """Wait until the fork server accepts requests.
+
+        ``minimum`` is the required level of isolation (:class:`workers.judge.sandbox.level.Level`).
 
         Raises:
             ForkServerError: it exited, took longer than two minutes, cannot give candidates their uid, or this
