@@ -24,7 +24,7 @@ from typing import Any, Final
 #: The files that decide what a builder makes of a source, as its version.
 _BUILDER: Final = (
     *("judge/candidate/headers.py", "judge/candidate/libraries.py", "judge/candidate/harness.py"),
-    *("judge/trial/build.py", "judge/host/artifacts.py", "judge/host/toolchain.py"),
+    *("judge/pipeline/build.py", "judge/host/artifacts.py", "judge/host/toolchain.py"),
 )
 #: Variables of the builder's environment that differ between slots and change no library.
 _INCIDENTAL: Final = frozenset(
