@@ -16,10 +16,10 @@ class Device:
     """A GPU.
 
     Attributes:
-            index: NVML's index, in order of PCI bus. CUDA can count in another order, so workers get the UUID.
-            uuid: ``GPU-...``, the value for ``CUDA_VISIBLE_DEVICES``.
-            name: vendor's name, such as ``NVIDIA H200``.
-            memory_bytes: total memory of the GPU.
+        index: NVML's index, in order of PCI bus. CUDA can count in another order, so workers get the UUID.
+        uuid: ``GPU-...``, the value for ``CUDA_VISIBLE_DEVICES``.
+        name: vendor's name, such as ``NVIDIA H200``.
+        memory_bytes: total memory of the GPU.
     """
 
     index: int
@@ -59,7 +59,7 @@ def opened(uuid: str) -> Generator[Any]:
     """Open NVML and yield its handle for a GPU.
 
     Raises:
-            pynvml.NVMLError: the GPU does not exist or is lost.
+        pynvml.NVMLError: the GPU does not exist or is lost.
     """
     import pynvml
 
@@ -77,14 +77,14 @@ def choose(
     """Return the GPUs that a setting selects.
 
     Args:
-            wanted: ``all``, ``none``, or indices and UUIDs separated by commas.
-            found: the host's GPUs, from :func:`devices`.
-            visible: the fleet's own ``CUDA_VISIBLE_DEVICES``, or None. It limits ``all``, because other users can own
-                the rest of a shared host's GPUs.
-            setting: name of the setting, for messages.
+        wanted: ``all``, ``none``, or indices and UUIDs separated by commas.
+        found: the host's GPUs, from :func:`devices`.
+        visible: the fleet's own ``CUDA_VISIBLE_DEVICES``, or None. It limits ``all``, because other users can own
+            the rest of a shared host's GPUs.
+        setting: name of the setting, for messages.
 
-        Raises:
-            ConfigError: the host lacks a selected GPU.
+    Raises:
+        ConfigError: the host lacks a selected GPU.
     """
     if wanted == "none":
         return []

@@ -48,8 +48,8 @@ class Process:
     """A process with a context on a GPU.
 
     Attributes:
-            pid: NVML's pid of the process. In a container this pid can be missing, or belong to another process.
-            memory_bytes: its GPU memory, or None if NVML does not report it.
+        pid: NVML's pid of the process. In a container this pid can be missing, or belong to another process.
+        memory_bytes: its GPU memory, or None if NVML does not report it.
     """
 
     pid: int
