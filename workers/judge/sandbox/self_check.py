@@ -91,8 +91,8 @@ def _for_tools(means: seal.Means, measures: dict[str, bool | str]) -> seal.Means
     """Return the means for a program under a tool, or the reason why this host does not have them."""
     # The tool connects to the program through a socket, so local sockets can be connected. For safety, no path and no
     # name of another process's socket is visible. The driver names its threads in the program's own /proc entry, which
-    # is not the sealed process's entry, so all of /proc is open. For safety, its uid owns no other process, and Landlock
-    # protects the memory, files and environments of other processes.
+    # is not the sealed process's entry, so all of /proc is open. For safety, its uid owns no other process, and
+    # Landlock protects the memory, files and environments of other processes.
     lacking = {name: measures[name] for name in ("own_uid", "seccomp", "files", "mounts") if measures[name] is not True}
     if measures["scopes"] is not True and measures["network_namespace"] is not True:
         lacking["scopes"] = measures["scopes"]
