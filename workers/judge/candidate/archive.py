@@ -18,10 +18,9 @@ class NotAnArchive(Exception):
 
 
 def pack(root: Path, files: Iterable[PurePosixPath]) -> str:
-    """Return files packed as text.
+    """Return the files of a folder packed as text.
 
     Args:
-        root: the folder of the files.
         files: their relative paths. A link to a file outside the folder is replaced by that file. Broken links and
             links to folders outside are skipped.
 

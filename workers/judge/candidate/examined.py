@@ -53,9 +53,6 @@ def main(tool: str) -> None:
 
     Args:
         tool: name of the tool. Nsight Compute (``ncu``) profiles only the last call, so warm-up calls precede it.
-
-    Raises:
-        Exception: an exception of the problem or of the kernel.
     """
     Path(READY).touch()
     while not Path(GO).exists():

@@ -80,9 +80,7 @@ class Examiner(Harness):
     def _finish(self, command: Command) -> Reply:
         Path(examined.GO).touch()
         self._status = None
-        with contextlib.suppress(
-            subprocess.TimeoutExpired
-        ):  # the output so far counts, and the tool ends with this process
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the output so far counts
             self._status = self._tool.wait(max(self._left_s, 0.0))
         return self.done(command)
 
@@ -153,7 +151,7 @@ def findings(log: str) -> dict[str, Any]:
 
     Returns:
         ``errors``: number of errors, or None. ``findings``: one entry for each location in the code, with the details
-        of its first error. ``error``: why the program could not be examined, if the log has that.
+        of its first error. ``error``: reason why the program could not be examined, if the log has one.
     """
     errors: int | None = None
     error = ""
@@ -213,7 +211,7 @@ def _finding(title: str, details: list[str]) -> dict[str, Any]:
 # Nsight Compute ----------------------------------------------------------------------------------------
 
 _STALL: Final = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
-#: Stall reasons that are no waiting: the warp issued, or could have issued.
+#: Stall reasons without a wait: the warp issued, or could have issued.
 _AT_WORK: Final = frozenset({"selected", "not_selected"})
 #: Resources that limit the blocks on a multiprocessor, by the suffix of the counter's name.
 _LIMITS: Final = {"registers": "registers", "shared_mem": "shared memory", "warps": "warps", "blocks": "blocks"}
@@ -257,12 +255,11 @@ def profile(log: str, table: str) -> dict[str, Any]:
     """Parse Nsight Compute's output.
 
     Args:
-        log: log of the tool.
         table: raw counters as CSV, in base units.
 
     Returns:
         ``kernels``: the longest first, each with the ``place`` of its longest launch among all launches. ``peak_gbs``
-        and ``peak_gflops``: peaks of the GPU. ``error``: why there are no results.
+        and ``peak_gflops``: peaks of the GPU. ``error``: reason why there are no results.
     """
     messages = log.splitlines()
     if any(_DENIED in line for line in messages):
@@ -295,7 +292,6 @@ def lines(table: str, kernel: str) -> list[dict[str, Any]]:
 
     Args:
         table: CSV with a part for each source file and kernel, which lists the file's lines and their instructions.
-        kernel: name of the kernel.
 
     Returns:
         The first lines, with the fields of :class:`~kqueue.evidence.SourceLine`.

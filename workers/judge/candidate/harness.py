@@ -74,7 +74,7 @@ _TAGS: Final = {
 _OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
 #: Orders whose reply is sent before the work on the GPU ends.
 _ENQUEUED: Final = frozenset({Order.ENQUEUE, Order.ENQUEUE_OVERHEAD, Order.ENQUEUE_IN_TURN})
-#: Orders that the judge follows at once with another order.
+#: Orders after which the judge sends another order at once.
 _PROMPT: Final = _ENQUEUED | {Order.RUN}
 
 
@@ -140,7 +140,7 @@ class Instance:
         structure: arrangement of the reference's outputs (:func:`describe`).
         last: outputs of the last call.
         delivered: delivered output tensors, kept until the judge has read them.
-        dense: dense copies of the last call's other outputs on a CPU, by output number.
+        dense: dense copies of the last call's non-dense outputs on a CPU, by output number.
     """
 
     model: Any = None
@@ -381,11 +381,9 @@ class Harness:
             buffer.close()
 
     def _warm_up(self, command: Command) -> Reply:
-        """Call forward once with Triton's launches replaced by compilation.
-
-        A compile error or a lack of resources counts only before the first skipped launch. Later kernels can depend on
-        data that a skipped launch did not write, so only the real call decides.
-        """
+        """Call forward once with Triton's launches replaced by compilation."""
+        # A compile error or a lack of resources counts only before the first skipped launch. Later kernels can depend
+        # on data that a skipped launch did not write, so only the real call decides.
         self._flags[flags.COMPILING] = 1
         launched: list[list[Any]] = []
         compiling = contextlib.nullcontext() if self._job.compiled else warm_up.launching_nothing(launched)
@@ -554,12 +552,8 @@ class Harness:
 
     @contextlib.contextmanager
     def _compiler_watched(self, build: Callable[..., Any] | None = None) -> Generator[None]:
-        """Report while torch's extension builder works, and mark its exceptions as compile errors.
-
-        Args:
-            build: replacement for the builder's function. Without it, prebuilt libraries are imported and the rest
-                built.
-        """
+        """Report to the judge while torch's extension builder compiles, and mark its exceptions as compile errors."""
+        # ``build`` replaces the builder's function. Without it, prebuilt libraries are imported and the rest is built.
         builder = libraries.builder()
         original = builder._jit_compile
 

@@ -70,7 +70,7 @@ _ATEN: Final = (
     *("c10/core/InferenceMode.h", "c10/core/Layout.h", "c10/core/Storage.h", "c10/core/TensorOptions.h"),
     *("c10/util/Exception.h", "c10/util/irange.h"),
 )
-#: Headers that ``torch/python.h`` includes, except the bindings of C++ modules. They have all conversions of arguments.
+#: Headers that ``torch/python.h`` includes, except the bindings of C++ modules. They convert all arguments.
 _BINDINGS: Final = (
     *("torch/types.h", "torch/csrc/Device.h", "torch/csrc/Dtype.h", "torch/csrc/DynamicTypes.h"),
     *("torch/csrc/Exceptions.h", "torch/csrc/autograd/python_variable.h", "torch/csrc/python_headers.h"),
@@ -79,12 +79,9 @@ _BINDINGS: Final = (
 
 
 def try_fewer(build: Callable[..., Any], directory: str, *args: Any, **kwargs: Any) -> Any:
-    """Replace torch's ``_run_ninja_build``: run ninja with a build file that tries fewer headers first.
+    """Run torch's ``_run_ninja_build`` with a build file that tries fewer headers first.
 
-    Args:
-        build: torch's own function.
-        directory: folder of the ``build.ninja`` that torch wrote. A file of unexpected form stays unchanged.
-        args, kwargs: further arguments of torch's function.
+    ``build`` is torch's own function. A ``build.ninja`` of unexpected form in ``directory`` stays unchanged.
     """
     with contextlib.suppress(OSError, UnicodeError):
         _rewrite(Path(directory).absolute())

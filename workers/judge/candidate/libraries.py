@@ -75,9 +75,7 @@ def key(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     """Return a library's key: a hash of its name, flags, compiler variables and source contents.
 
     Args:
-        original: torch's ``_jit_compile``.
-        args: positional arguments of ``original``.
-        kwargs: keyword arguments of ``original``.
+        original, args, kwargs: torch's ``_jit_compile`` and its arguments.
         scratch: the process's own directory, which is left out of the hash because builder and candidate differ in it.
 
     Raises:
@@ -100,10 +98,7 @@ def prebuilt(
 
     Args:
         shelf: directory of compiled libraries, or an empty string.
-        original: torch's ``_jit_compile``.
-        args: positional arguments of ``original``.
-        kwargs: keyword arguments of ``original``.
-        scratch: the process's own directory.
+        original, args, kwargs: torch's ``_jit_compile`` and its arguments.
 
     Returns:
         Arguments for torch's ``_import_module_from_library``, or None if there is no such library.
@@ -150,13 +145,12 @@ def _precompile_nothing(*_: Any, **__: Any) -> None:
 
 
 class Keeper:
-    """Keeps the libraries that torch's builder compiles, in the builder's process."""
+    """Stores the libraries that torch's builder compiles, in the builder's process."""
 
     def __init__(self, scratch: Path, architectures: str, not_compiling: Callable[[], None]) -> None:
-        """Initialize the keeper.
+        """Initialize the keeper, which stores the libraries below the directory ``scratch``.
 
         Args:
-            scratch: the process's own directory, which gets the libraries.
             architectures: targets of nvcc if the kernel names none, or an empty string on a CPU slot.
             not_compiling: callback before the library's own code runs.
         """
@@ -171,7 +165,7 @@ class Keeper:
         self._lock = threading.Lock()
 
     def build(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Build a library with torch and keep the compiler's error if it fails."""
+        """Build a library with torch. If that fails, keep the compiler's error."""
         asked = inspect.signature(original).bind(*args, **kwargs).arguments
         nvcc_flags = [*(asked.get("extra_cuda_cflags") or ()), *(os.environ.get(name, "") for name in _NVCC_FLAGS)]
         if self._architectures and any("native" in flag for flag in nvcc_flags):

@@ -50,7 +50,6 @@ def kernels(call: Callable[[], object]) -> list[tuple[str, int, int]]:
 
     Raises:
         ProfileError: CUPTI is missing, fails, or does not record a known operation.
-        Exception: an exception of the call.
     """
     recorder = _recorder()
     recorder.start()

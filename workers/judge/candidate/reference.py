@@ -131,7 +131,7 @@ class ReferenceHarness(Harness):
         return self.done(command)
 
     def _draw(self, command: Command) -> Reply:
-        """Draw input sets under the judge's seeds."""
+        """Draw input sets with the judge's seeds."""
         order: Draw = command.payload
         self._drop(order.free)
         leaves: list[torch.Tensor] = []

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from workers.judge.channel.bits import checksum, extremes
 from workers.judge.channel.randomness import ANY_SIZE, AROUND, KINDS, NUDGED, POKED, REGIONS, set_seed
 
-#: Function that returns the tensors of one call of ``get_inputs()`` under a seed.
+#: Function that returns the tensors of one call of ``get_inputs()`` with a seed.
 Draw = Callable[[int], list[torch.Tensor]]
 
 #: torch's functions that draw from an interval, whose ends are significant. Below: all continuous distributions.
@@ -61,8 +61,8 @@ _APART: Final = 1 << 14
 _FEW: Final = 16
 #: Share of a draw around a position.
 _AROUND: Final = 1 / 256
-#: Number of values for the warm-up, enough for each kind to change some. Below: number of positions, because a GPU
-#: selects other code for many positions.
+#: Number of values for the warm-up, enough for each kind to change at least one. Below: number of positions, because
+#: a GPU selects other code for many positions.
 _WARMED_UP: Final = 2 * _APART * _FEW
 _MANY_POSITIONS: Final = 1 << 16
 #: Number of blocks, and the share of its variation that each block keeps.
@@ -85,7 +85,6 @@ class Variants:
 
         Args:
             draw: function that returns the inputs.
-            seed: seed of the inputs.
             other: another seed, for comparison.
             dtype: dtype of floating inputs in calls.
         """
@@ -290,7 +289,7 @@ def _sparse(
 
 
 def _few(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:
-    """Apply :func:`_sparse` with few far values in total. Return None for small tensors, where it has few anyway."""
+    """Apply :func:`_sparse` with few far values in total. Return None for small tensors, which get few anyway."""
     return _sparse(tensor, own, generator, most=_FEW) if tensor.numel() > _APART * _FEW else None
 
 
@@ -331,7 +330,7 @@ def _poked(tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, pos
 
 
 def _around(tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, position: int) -> torch.Tensor | None:  # noqa: ARG001
-    """Change the values around a position like the region in :func:`_region`."""
+    """Bring values around a position to the end of their range that is farther from them, in place."""
     length = max(1, int(tensor.numel() * _AROUND))
     begin = max(0, min(position - length // 2, tensor.numel() - length))
     _bring_to_an_end(tensor.view(-1)[begin : begin + length], own)

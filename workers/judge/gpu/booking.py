@@ -93,9 +93,7 @@ class Ledger:
         """Book memory. Wait until it is free and earlier bookings are served.
 
         Args:
-            nbytes: GPU memory in bytes.
             label: label for people: an evaluation's id, or a slot's name.
-            wait_s: maximum wait in seconds.
 
         Raises:
             TooLarge: ``nbytes`` is above the capacity.
@@ -154,7 +152,6 @@ class Booking:
         self._patience_s = patience_s
 
     def __enter__(self) -> Self:
-        """Return the booking."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -218,7 +215,7 @@ class _File:
     entry: Entry
 
     def write(self, entry: Entry) -> None:
-        """Change the booking. Only allowed under the lock of decisions, because deciding processes read it."""
+        """Change the booking. The caller must hold the ledger's lock, because decisions read the booking."""
         os.pwrite(self.descriptor, _to_bytes(entry), 0)
         self.entry = entry
 
@@ -234,7 +231,7 @@ class _File:
 
 @contextlib.contextmanager
 def _deciding(folder: Path) -> Generator[None]:
-    """Lock out decisions of other processes during the block, which takes a fraction of a millisecond."""
+    """Hold the ledger's lock during the block, which takes a fraction of a millisecond."""
     folder.mkdir(mode=0o700, exist_ok=True)
     descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -263,13 +260,8 @@ def _join(folder: Path, entry: Entry) -> _File:
 
 
 def _room(others: list[Entry], capacity: int, patience_s: float) -> int:
-    """Return the bytes that can still be booked, or -1 if a waiting booking must not be passed.
-
-    Args:
-        others: bookings that hold memory, and waiting bookings with priority, in order.
-        capacity: memory in bytes for all bookings together.
-        patience_s: time in seconds for which a booking that does not fit yet can be passed.
-    """
+    """Return the bytes that can still be booked, or -1 if a waiting booking must not be passed."""
+    # ``others`` are the bookings that hold memory, and the waiting bookings with priority, in order.
     room, now = capacity - _booked(others), time.monotonic()
     for other in others:
         if other.waiting and other.nbytes <= room:

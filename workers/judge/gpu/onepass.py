@@ -99,12 +99,7 @@ def _kernel(kind: int, device: int) -> Any:
 
 
 def _compiled(kind: int, major: int, minor: int) -> bytes:
-    """Compile the kernel for a dtype's number and a GPU.
-
-    Raises:
-        OSError: NVRTC is missing.
-        RuntimeError: NVRTC does not compile the kernel.
-    """
+    """Compile the kernel for a dtype's number and a GPU."""
     nvrtc: Any = loaded_library("nvrtc") or ctypes.CDLL(f"libnvrtc.so.{(torch.version.cuda or '').partition('.')[0]}")
     # No product is fused with a sum, so that the results equal the results of torch's operations.
     options = [f"--gpu-architecture=sm_{major}{minor}", f"-DKIND={kind}", "-fmad=false", "--std=c++17"]

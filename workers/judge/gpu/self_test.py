@@ -87,7 +87,7 @@ def _compare(test: str, expected: tuple[float, ...], results: tuple[torch.Tensor
 
 @contextlib.contextmanager
 def _untimed(lock: Path) -> Generator[None]:
-    """Hold the lock shared, so that the test disturbs no timing. After ``_LOCK_S`` seconds, do without it."""
+    """Hold the lock shared, so that the test disturbs no timing. Continue without it after ``_LOCK_S`` seconds."""
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + _LOCK_S
     try:

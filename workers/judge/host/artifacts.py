@@ -141,11 +141,7 @@ class _Folder(Protocol):
 
 
 class Store:
-    """The build store. Many processes and hosts can share a location.
-
-    Attributes:
-        fingerprint: hash of the host's build environment.
-    """
+    """The build store. Many processes and hosts can share a location."""
 
     def __init__(self, location: str, most_bytes: int, fingerprint: str) -> None:
         """Open a store.
@@ -167,7 +163,6 @@ class Store:
         """Return the key of a build.
 
         Args:
-            source: source of the kernel.
             flags: further settings of nvcc: its targets if the source names none, and whether it records source
                 lines. Empty on a CPU slot, where builds have other results.
         """
@@ -246,7 +241,6 @@ class _Local:
             raise PermissionError(f"{root} must belong to the fleet's user, and no other user can have access to it")
 
     def __del__(self) -> None:
-        """Close the folder."""
         with contextlib.suppress(AttributeError, OSError):
             os.close(self._root)
 

@@ -34,7 +34,6 @@ def room(lock: Path, *, alone: bool, patience_s: float = GPU_WAIT_S) -> Generato
     Args:
         lock: lock of the device. The room's files are next to it.
         alone: True for exclusive use, False for shared use.
-        patience_s: maximum wait in seconds.
 
     Raises:
         NoRoom: the wait exceeded ``patience_s``.
@@ -57,8 +56,8 @@ def _open(path: Path) -> Generator[int]:
         os.close(descriptor)
 
 
-def _take(descriptor: int, alone: bool, deadline: float) -> None:
-    kind = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+def _take(descriptor: int, exclusive: bool, deadline: float) -> None:
+    kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
     while True:
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -66,7 +65,7 @@ def _take(descriptor: int, alone: bool, deadline: float) -> None:
             if time.monotonic() >= deadline:
                 raise NoRoom(
                     "other evaluations did not release the device for a suspected kernel in time"
-                    if alone
+                    if exclusive
                     else "an exclusive evaluation of a suspected kernel did not release the device in time"
                 ) from None
             time.sleep(_LOOK_S)

@@ -156,13 +156,7 @@ def attach(mount: int, path: str) -> None:
 
 
 def read(file: str) -> str:
-    """Return the content of a small file of ``/proc`` or ``/sys``.
-
-    It needs less than half of :class:`Path`'s time, because it is called often.
-
-    Raises:
-        OSError: the file cannot be opened or read.
-    """
+    """Return the content of a small file of ``/proc`` or ``/sys``, in less than half of :class:`Path`'s time."""
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return b"".join(iter(lambda: os.read(descriptor, _CHUNK_BYTES), b"")).decode(errors="surrogateescape")
@@ -265,7 +259,7 @@ def living_of_uid(uid: int) -> list[int]:
 def start_removal(directory: Path) -> subprocess.Popen[bytes]:
     """Start the removal of a directory that a candidate filled, in a separate process.
 
-    The tree can be deeper than Python's recursion limit, so large that a wait is too long, and have directories without
+    The tree can be deeper than Python's recursion limit, take too long to wait for, and contain directories without
     permissions for us. Links are removed and not followed.
     """
     script = 'rm -rf -- "$1" 2>/dev/null || { chmod -R u+rwx -- "$1"; rm -rf -- "$1"; }'
@@ -278,11 +272,9 @@ def start_removal(directory: Path) -> subprocess.Popen[bytes]:
 
 
 def unlinked_bytes(pids: Iterable[int], directory: str) -> int:
-    """Return the disk space in bytes of deleted files that processes hold open.
+    """Return the bytes of deleted files that processes hold open on the file system of ``directory``.
 
-    Args:
-        pids: the processes. Processes that are gone or inaccessible count as holding no files.
-        directory: a directory on the file system that is counted.
+    Processes that are gone or inaccessible count as holding no files.
     """
     sizes: dict[int, int] = {}
     with contextlib.suppress(OSError):

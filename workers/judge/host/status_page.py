@@ -78,11 +78,7 @@ class StatusPage:
         return UUID(bytes=self._attempt[0]), self._attempt[1]
 
     def begin(self, task_process: int) -> None:
-        """Record that this process is a new task process, and clear the entry of its predecessor.
-
-        Args:
-            task_process: number of the task process, below :data:`TASK_PROCESSES`.
-        """
+        """Record that this process is the task process with this number, and clear the entry of its predecessor."""
         self._entry = task_process * _ENTRY_BYTES
         _USED.pack_into(self._page, self._entry + _ATTEMPT.size, 0)
 
@@ -115,7 +111,6 @@ class StatusPage:
         """Record that the judge enters a phase.
 
         Args:
-            phase: the phase.
             deadline: time at which it should end, in seconds of the monotonic clock, or 0 for none.
         """
         _POSITION.pack_into(self._page, _POSITION_AT, *self._attempt, _PHASES.index(phase), deadline)

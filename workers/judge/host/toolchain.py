@@ -41,18 +41,14 @@ _VERSION_S: Final = 20.0
 
 
 def program(name: str) -> str | None:
-    """Return the path of a program of the CUDA toolkit, found like nvcc in torch's extension builder, or None."""
+    """Return the path of a program of the CUDA toolkit or None, with the search order of torch's extension builder."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     candidates = ([f"{home}/bin/{name}"] if home else []) + [name, f"/usr/local/cuda/bin/{name}"]
     return next((path for name in candidates if (path := shutil.which(name))), None)
 
 
 def fingerprint(environment: Mapping[str, str]) -> str:
-    """Return a hash of the build environment of this host. This takes up to a second.
-
-    Args:
-        environment: environment variables of sealed processes.
-    """
+    """Return a hash of this host's tools and the sealed processes' environment variables, in up to a second."""
     # Each of the processes between the supervisor and this one prepends the interpreter's directory.
     path = os.pathsep.join(dict.fromkeys(environment.get("PATH", os.defpath).split(os.pathsep)))
     environment = {**environment, "PATH": path}

@@ -57,13 +57,7 @@ class Group:
     """One candidate's group: a directory in each hierarchy."""
 
     def __init__(self, places: list[_Hierarchy], name: str, memory_bytes: int, processes: int) -> None:
-        """Create an empty group.
-
-        Args:
-            places: the parent directories.
-            name: name of the group.
-            memory_bytes: memory limit.
-            processes: maximum number of processes and threads.
+        """Create an empty group below the directories of ``places``.
 
         Raises:
             OSError: Linux rejects the group or a limit.
@@ -152,10 +146,6 @@ class Groups:
 
     def group(self, memory_bytes: int, processes: int) -> Group | None:
         """Create a group for a candidate. Return None if the host permits no groups.
-
-        Args:
-            memory_bytes: memory limit.
-            processes: maximum number of processes and threads.
 
         Raises:
             OSError: Linux rejects the group or a limit.

@@ -1,4 +1,4 @@
-"""Landlock: a process gives up access to files, devices, TCP and other processes' signals, for itself and descendants.
+"""Landlock: irrevocable limits on files, devices, TCP and signals for a process and its descendants.
 
 The three system calls have the same numbers on every architecture. A ruleset omits features that an older kernel does
 not support (see :func:`abi`).

@@ -39,15 +39,7 @@ class Covers:
     kept: tuple[str, ...]
 
     def make(self, size: int, uid: int, gid: int) -> int:
-        """Create a file system.
-
-        Args:
-            size: maximum size in bytes of its files.
-            uid: uid of its owner.
-            gid: gid of its group.
-
-        Returns:
-            A descriptor of its root.
+        """Create a file system of ``size`` bytes, and return a descriptor of its root.
 
         Raises:
             OSError: the host does not allow it.
@@ -89,11 +81,7 @@ class Covers:
 
 
 def find(readable: Sequence[str]) -> Covers:
-    """Return the covers for this host.
-
-    Args:
-        readable: paths that sealed processes can read.
-    """
+    """Return the covers for this host, given the paths that sealed processes can read."""
     return _covers(dict.fromkeys(os.path.realpath(path) for path in _SHARED if Path(path).is_dir()), readable)
 
 
@@ -102,9 +90,6 @@ def find_all(readable: Sequence[str]) -> Covers:
 
     Landlock does not prevent a connection to a socket with a path. Only the system's directories, which contain no
     sockets, and the readable paths stay visible.
-
-    Args:
-        readable: paths that sealed processes can read.
     """
     top = [str(path) for path in sorted(Path("/").iterdir()) if path.is_dir() and not path.is_symlink()]
     return _covers([path for path in [*top, "/dev/shm"] if path not in {*_SYSTEM, *readable}], readable)  # noqa: S108

@@ -60,13 +60,7 @@ class Reach:
     gpu_nodes: tuple[str, ...]
 
     def allow(self, rules: Ruleset, own: Sequence[str], more: Sequence[str] = ()) -> None:
-        """Add these paths and the calling process's own to a ruleset.
-
-        Args:
-            rules: the ruleset.
-            own: private directories of the candidate.
-            more: further paths to read and execute.
-        """
+        """Add these paths, the writable directories ``own``, and the readable paths ``more`` to a ruleset."""
         for path in (*self.readable, *more):
             rules.allow(path, landlock.READ_AND_RUN)
         for path in self.nodes:
@@ -82,10 +76,7 @@ class Reach:
 
 
 def find(visible: str | None) -> tuple[Reach, bool | str]:
-    """Return the paths that candidates can reach.
-
-    Args:
-        visible: ``CUDA_VISIBLE_DEVICES`` of the candidates, or None.
+    """Return the paths that candidates with this ``CUDA_VISIBLE_DEVICES`` can reach.
 
     Returns:
         The paths, and True if they include the devices of at most one GPU, or else the reason.

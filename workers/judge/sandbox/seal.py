@@ -96,9 +96,6 @@ def apply(profile: Profile, means: Means, group: Group | None, parent: int, keep
     with its parent.
 
     Args:
-        profile: limits of the process.
-        means: the host's means for a seal.
-        group: control group of the process, or None.
         parent: pid of the process that forked it.
         keep: descriptors that stay open.
         mount: file system for its files, or None if the host does not allow one.
@@ -155,13 +152,7 @@ def become(uid: int) -> None:
 
 
 def restrict_files(means: Means, scratch: str, more: tuple[str, ...] = ()) -> None:
-    """Apply Landlock to the calling process.
-
-    Args:
-        means: the host's means, with the files that stay accessible.
-        scratch: the private directory, which stays writable.
-        more: further paths that stay readable.
-    """
+    """Apply Landlock to the calling process. ``scratch`` stays writable, and the paths ``more`` stay readable."""
     rules = landlock.Ruleset(means.landlock)
     covered = means.covers.directories if means.covers is not None else ()
     means.reach.allow(rules, (scratch, *covered), more)

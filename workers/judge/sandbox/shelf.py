@@ -40,7 +40,6 @@ def fill(shelf: Path, files: Iterable[tuple[str, str, bytes]]) -> None:
     """Create the directory and write an earlier build's files to it, completely or not at all.
 
     Args:
-        shelf: the directory.
         files: key, name and content of each library or compiler error.
 
     Raises:
@@ -90,8 +89,6 @@ def take(scratch: Path, shelf: Path, owner: int, most: int) -> None:
     user's file to the candidate.
 
     Args:
-        scratch: directory of the builder.
-        shelf: the directory from :func:`make`.
         owner: uid of the builder.
         most: maximum total size in bytes.
     """

@@ -30,7 +30,7 @@ def needed() -> list[Path]:
 
 
 def _toolkit() -> Path | None:
-    """Return CUDA's directory, found like in torch's extension builder. nvcc needs the programs and headers in it."""
+    """Return CUDA's directory, which nvcc needs, with the search order of torch's extension builder."""
     if home := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
         return Path(home)
     nvcc = shutil.which("nvcc")
