@@ -120,14 +120,14 @@ class ReferenceHarness(Harness):
             arguments = list(cast("list[Any]", arguments))
         else:
             raise ProblemError("get_init_inputs() must return a list, or a dict of keyword arguments")
-        self._write_page(arguments, "get_init_inputs()")
+        self._tell(arguments, "get_init_inputs()")
         return self.done(command)
 
     def _taken(self, command: Command) -> Reply:
         weights = sum(weight.nbytes for weight in _weights(self.own.model))
         peak = torch.cuda.max_memory_reserved() if self.on_gpu else 0
         drawn = self._variants.drawn if self._variants is not None else 0
-        self._write_page({"weights": weights, "peak": peak, "drawn": drawn}, "the problem")
+        self._tell({"weights": weights, "peak": peak, "drawn": drawn}, "the problem")
         return self.done(command)
 
     def _draw(self, command: Command) -> Reply:
@@ -151,7 +151,7 @@ class ReferenceHarness(Harness):
                     raise ProblemError("get_inputs() must return the same shapes, dtypes and scalars each time")
                 self._sets[slot] = _Set(seed, order.on_device, now, self._own(tensors))
                 leaves += self._sets[slot].inputs
-        self._write_page(self._form, "get_inputs()")
+        self._tell(self._form, "get_inputs()")
         self.settle()
         locations = tuple(self._held_at(leaf)[0] if self.can_locate(leaf) else Location() for leaf in leaves)
         specs = tuple(TensorSpec.of(leaf) for leaf in leaves)
@@ -412,7 +412,7 @@ class ReferenceHarness(Harness):
         state = torch.get_rng_state()
         return torch.cat((state, torch.cuda.get_rng_state())) if self.on_gpu else state
 
-    def _write_page(self, value: Any, function: str) -> None:
+    def _tell(self, value: Any, function: str) -> None:
         try:
             data = scalar_page.encode(value)
         except scalar_page.ScalarPageError as error:
