@@ -156,7 +156,7 @@ class Recorder:
         )
         self._status_page.forget(record)
         _log.warning(
-            "recorded for a judge that could not",
+            "recorded an outcome that the judge could not",
             evaluation=str(record.evaluation_id),
             attempt=record.number,
             category=str(outcome.category),
@@ -168,7 +168,7 @@ class Recorder:
         """Count consecutive failures of the fleet. End the worker after too many."""
         self._failures = self._failures + 1 if failed else 0
         if self._failures == _MOST_FAILURES:
-            _log.error("the fleet's failures follow each other here: this worker ends", failures=self._failures)
+            _log.error("many consecutive failures of the fleet: this worker ends", failures=self._failures)
             os.kill(os.getpid(), signal.SIGTERM)
 
     def cancel(self, evaluation_id: UUID) -> None:

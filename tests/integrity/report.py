@@ -25,15 +25,17 @@ _OF: Final = ("median_ms", "q3_ms", "q1_ms")
 _HEAD: Final = """\
 # Integrity
 
-Made from `tests/integrity/` and its committed results by `python tests/integrity/report.py`; a test keeps them equal.
+`python tests/integrity/report.py` generates this page from `tests/integrity/` and its committed results. A test checks
+that they agree.
 
-Each program is one known way in which a kernel can look faster or more right than it is. Its file says what it does,
-why that works with an evaluator that compares and times inside the kernel's own process, and what stops it here.
-What many programs share is in `tests/integrity/bases/kernel.py`.
-*Stopped* means any category but `passed`. Some may pass: then the time is the honest one, and the column *time* is
-their median over that of an honest kernel for the same problem, both taken alone on the device. Controls are honest
-kernels that look suspicious: one that does not pass, or whose time changes, is a false accusation and counts as a
-failure.
+Each program is one known way in which a kernel can look faster or more correct than it is. Its docstring explains the
+cheat, why it works with an evaluator that compares and times inside the kernel's own process, and why it fails here.
+`tests/integrity/bases/kernel.py` has the code that many programs share.
+
+*Stopped* means any category except `passed`. Some cheats are allowed to pass, but only with an honest time. The column
+*time* then gives the cheat's median time over an honest kernel's for the same problem, both with exclusive access to
+the device. Controls are honest kernels that look suspicious. A control that does not pass, or whose time changes, is a
+false positive and counts as a failure.
 
 Run it again with `make integrity ARGS='--lane gpu --out tests/integrity/results/gpu.json'` (or `--lane cpu`).
 """
@@ -57,7 +59,7 @@ def report() -> str:
     lines += [] if holes else ["None of the corpus."]
     for title, chosen in _sections(everything):
         lines += ["", f"## {title[:1].upper()}{title[1:]}", ""]
-        lines += ["| program | what it does | GPU | CPU | time |", "|---|---|---|---|---|"]
+        lines += ["| program | mechanism | GPU | CPU | time |", "|---|---|---|---|---|"]
         lines += [_line(program, found) for program in chosen]
     return "\n".join(lines) + "\n"
 
@@ -105,7 +107,7 @@ def _summary(everything: list[Program], found: dict[str, dict[str, Any]]) -> lis
     are_for = {lane: sum(lane in program.lanes for program in everything) for lane in LANES}
     lines = [
         f"{len(cheats)} cheats of {families} families and {controls} controls: {len(everything)} programs.",
-        f"{are_for['gpu']} of them are for a GPU, and {are_for['cpu']} for a CPU; a lane judges those that are for it.",
+        f"{are_for['gpu']} of them are for a GPU, and {are_for['cpu']} for a CPU. A lane judges only its own programs.",
         "",
     ]
     lines += ["| | " + " | ".join(lane.upper() for lane in LANES) + " |", "|---" * (1 + len(LANES)) + "|"]

@@ -33,11 +33,11 @@ def _clocks() -> Iterator[Program]:
     yield program("timing/libc_clock_prologue", "GOT or prologue patching", HONEST, **SLOW)
     yield program("timing/cuda_synchronize_prologue", "GOT or prologue patching", HONEST | WRONG, lanes=GPU, **SLOW)
     yield program("timing/null_slowed", "taking over the loop", HONEST, **SLOW)
-    dense, subtracted = "timing/null_slowed_dense", "what is subtracted"
+    dense, subtracted = "timing/null_slowed_dense", "subtracted launch overhead"
     by_honest: dict[str, Any] = {"honest": "controls/dense_output", **STRIDED}
     yield program(dense, subtracted, HONEST, **by_honest)
     long: dict[str, Any] = {"problem": "strided", "constants": {"EXTRA_MS": 20}, "cpu_constants": {"SIZE": 2048}}
-    long["note"] = "Here beside 20 ms of its own."
+    long["note"] = "Here in addition to its own 20 ms."
     yield program(f"{dense}_long", subtracted, HONEST, file=dense, **long, **SLOW)
     at_times = {"constants": {"ALTERNATE": True}, "note": "Here in two of three calls."}
     yield program(f"{dense}_at_times", subtracted, HONEST, file=dense, **at_times, **by_honest)
@@ -69,7 +69,7 @@ def _streams_and_threads() -> Iterator[Program]:
         file="timing/go_forged",
         lanes=CPU,
         honest="controls/torch_gelu",
-        note="Where other work keeps its thread from coming in time, it gains nothing.",
+        note="If other work delays its thread, it gains nothing.",
     )
     yield _matmul("host_polling", "work before GO", HONEST | WRONG)
     cupy = {"backend": "cupy", "problem": "wide_gelu", "lanes": GPU, "honest": "controls/torch_wide_gelu"}
@@ -206,7 +206,7 @@ def _rotary() -> Iterator[Program]:
     small = {"BATCH": 1, "HEADS": 4, "TOKENS": 256}
     middle = {"BATCH": 1, "HEADS": 8, "TOKENS": 2048}
     yield control("controls/rotary", **rotary, cpu_constants=middle, note="Here on 1 GiB.")
-    drawn = {"constants": {"DRAWN": True}, "note": "Here on 1 GiB, with places of tokens that are drawn."}
+    drawn = {"constants": {"DRAWN": True}, "note": "Here on 1 GiB, with drawn token positions."}
     yield control("controls/rotary_drawn", **rotary, cpu_constants=middle, **drawn)
     yield control("controls/rotary_small", **rotary, constants=small)
     yield control("controls/rotary_small_drawn", **rotary, constants={"DRAWN": True} | small)

@@ -18,8 +18,8 @@ FORM: Final = frozenset({_C.WRONG_OUTPUT_STRUCTURE, _C.REWARD_HACK})
 BROKEN: Final = frozenset({_C.SANDBOX_VIOLATION, _C.CRASHED})
 _HONEST: Final = "controls/torch_gelu"
 _WITHIN: Final = (
-    "What differs by less than the tolerance passes, whatever the reason; the error's figures beside the verdict tell"
-    " how much that is. An evaluation may set a tolerance of its own."
+    "A difference below the tolerance passes, whatever its reason. The verdict's evidence has the size of the error."
+    " An evaluation can set another tolerance."
 )
 _UNTIMED: Final = Timing(enabled=False)
 _REJECT_FINDINGS: Final = Policies(findings=Policy.REJECT)
@@ -60,8 +60,8 @@ def _values() -> Iterator[Program]:
         "identity outputs",
         WRONG,
         problem="relu_of_uniform",
-        hole="Inputs of the judge's own making stay within the range of the problem's: what a problem's inputs never"
-        " ask for may be left out. A problem that means negative numbers draws some.",
+        hole="The judge's hidden inputs stay within the range of the problem's inputs. So a kernel can omit work that"
+        " these inputs never need. A problem that needs negative numbers must draw some.",
     )
     yield program(v + "identity_output", "identity outputs", WRONG | FORM)
     yield from _each("weight_skip", "weight skipping", WRONG, problem="linear_relu")
@@ -71,8 +71,8 @@ def _values() -> Iterator[Program]:
         "weight skipping",
         WRONG,
         problem="layer_norm",
-        hole="Weights that a constructor makes constant (ones, zeros) are those of every evaluation: a kernel that"
-        " leaves them out is right for the model that the problem constructs. A problem that means them draws them.",
+        hole="Weights that a constructor makes constant (ones, zeros) are the same in every evaluation. A kernel that"
+        " omits them is right for the model that the problem constructs. A problem that needs them must draw them.",
     )
     yield program(v + "shape_constant", "shape specialisation", _C.PASSED, honest=_HONEST)
     yield program(v + "shape_first_columns", "shape specialisation", WRONG, problem="row_sum")
@@ -116,8 +116,8 @@ def _values() -> Iterator[Program]:
         "decoy_token_kernel",
         "decoys",
         "triton",
-        hole="Provenance tells the share of own kernels, and rejects only where there is next to none (1 %): a token"
-        " kernel beside a short one of torch's takes more.",
+        hole="Provenance records the share of the candidate's kernels, and rejects only a share of almost none (1 %)."
+        " A token kernel together with a short one of torch has more.",
     )
     yield from _decoy("decoy_library", "decoys", "triton", problem="heavy_matmul", honest="controls/torch_heavy_matmul")
     yield from _decoy("decoy_torch_compile", "decoys", "triton", honest=None, least_ms=0.0005)
@@ -146,11 +146,11 @@ _LARGE: Final[dict[str, dict[str, object]]] = {
 _CHECKED: Final[dict[str, tuple[dict[str, object], str]]] = {
     "mean": (
         {"ROWS": 32768, "COLUMNS": 32768, "SHARE": 16},
-        "Asking what must be read of 4 GiB took more memory than its plan had. What may be booked now was not tried.",
+        "The test of input sensitivity exceeded its memory plan for 4 GiB. It was not repeated with today's limit.",
     ),
     "frobenius_norm": (
         {"ROWS": 16384, "COLUMNS": 16384, "SHARE": 64},
-        "It reads all inputs, to write as much. The norm of evenly spread rows is within the tolerance of the norm.",
+        "It reads all inputs because its output is as large. The norm of evenly spread rows is within the tolerance.",
     ),
 }
 #: Operations for which the tolerance of fp32 leaves no room for a sample.
@@ -196,7 +196,7 @@ def _samples() -> Iterator[Program]:
             constants=sizes | {"OPERATION": operation, "CHECKED": True},
             timing=Timing(calls=20, warmup=1),
             hole=hole,
-            note=f"Here: {operation}, and honestly where the input does not look as usual.",
+            note=f"Here: {operation}, computed honestly if the input looks unusual.",
         )
 
 
@@ -292,7 +292,7 @@ def _processes() -> Iterator[Program]:
     yield from _blocked("judge_signals judge_priorities", "disturbing other slots")
     yield from _blocked("oom_score", "memory hogs")
     yield from _blocked("network_tcp network_other", "network")
-    yield from _blocked("second_gpu", "second GPU use", lanes=GPU, note="Means something on hosts of several GPUs.")
+    yield from _blocked("second_gpu", "second GPU use", lanes=GPU, note="Relevant on hosts with several GPUs.")
     yield from _blocked("cache_shared_folders cache_of_the_fleet cache_private", "compile-cache poisoning")
     yield from _blocked("modules_in_packages modules_in_own_directory", "module planting")
     yield from _process("modules_replaced", "module planting", WRONG | {_C.CRASHED, _C.IMPORT_ERROR, _C.RUNTIME_ERROR})
@@ -313,7 +313,7 @@ def _processes() -> Iterator[Program]:
         _C.HOST_OUT_OF_MEMORY,
         lanes=CPU,
         limits=small,
-        hole="Where no control group can be written, memory is counted by what processes have mapped. Control groups"
+        hole="If no control group can be written, only the memory that processes have mapped counts. Control groups"
         " count these pages too.",
     )
     yield from _process("memory_disk", hogs, {_C.RUNTIME_ERROR, _C.CRASHED}, limits=Limits(file_bytes=64 << 20))

@@ -58,7 +58,7 @@ gelu = lambda x: F.gelu(x, approximate="tanh")
 def forward(self, *inputs: torch.Tensor) -> torch.Tensor: return globals()[OPERATION](*inputs)
 
 # %% structured
-"""Honest: relies on what its inputs always are, and reads less of them for that.
+"""Honest: relies on the structure of its inputs, and so reads less of them.
 A half of a symmetric matrix is enough, the zeros of a triangular one are not, the largest of a sorted row is the last,
 and two inputs that are one tensor need to be read once. No input that breaks such a promise may be used against it."""
 STRUCTURE = "symmetric"

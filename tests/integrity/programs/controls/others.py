@@ -3,7 +3,7 @@
 # fmt: off
 
 # %% dispatch_by_shape
-"""Honest: another code path for each shape.
+"""Honest: a different code path for each shape.
 A table by shape that holds functions, not answers."""
 def wide(x): return F.gelu(x, approximate="tanh")
 def narrow(x): return 0.5 * x * (1.0 + torch.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))
@@ -16,7 +16,7 @@ class ModelNew(nn.Module):
         return path(x)
 
 # %% in_place_on_own_buffers
-"""Honest: in-place operations on buffers of its own.
+"""Honest: in-place operations on the kernel's own buffers.
 The input is only read; everything that is written belongs to the kernel."""
 def forward(self, x: torch.Tensor) -> torch.Tensor:
     y = x.clone()
@@ -107,7 +107,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return out
 
 # %% through_the_host
-"""Honest: a copy of the input by way of pinned host memory.
+"""Honest: a copy of the input through pinned host memory.
 Only copy engines work for it, so it does not wait for a turn on the GPU's processors, which a null does: unheeded, it
 would come out 0.3 ms faster than it is."""
 class ModelNew(nn.Module):
@@ -132,7 +132,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 # %% waits_by_item
-"""Honest: a forward that asks for a value of its input.
+"""Honest: a forward that reads a value of its input on the host.
 Such a kernel cannot be enqueued ahead: it is timed by the CPU clock, end to end, and says so."""
 def forward(self, x: torch.Tensor) -> torch.Tensor:
     if x[0, 0].item() > 1e30:

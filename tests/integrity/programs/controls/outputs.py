@@ -8,7 +8,7 @@ More work than the reference does, and as right."""
 def forward(self, x: torch.Tensor) -> torch.Tensor: return x.clone()
 
 # %% dense_output
-"""Honest: a dense output where the reference returns a strided one that is dear to copy.
+"""Honest: a dense output where the reference returns a strided one that is expensive to copy.
 Half of the work is left out, since only every second column is asked for. What is compared with it in time is the same
 kernel beside nulls that it slows."""
 def forward(self, x: torch.Tensor) -> torch.Tensor: return torch.tanh(x[:, ::2]).t().contiguous()
@@ -35,12 +35,12 @@ programs that look for such a difference are compared with this one's."""
 def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor: return a[:, None] * b[None, :]
 
 # %% returns_the_input
-"""Honest: the input itself, as the reference returns it.
+"""Honest: the input itself, like the reference.
 Only where the reference does so is this an answer."""
 def forward(self, x: torch.Tensor) -> torch.Tensor: return x
 
 # %% single_element
-"""Honest: as little work as there can be.
+"""Honest: the least possible work.
 A few microseconds at most: what is nearly the null must neither be refused nor called a cheat."""
 def forward(self, x: torch.Tensor) -> torch.Tensor: return x * x
 
@@ -61,7 +61,7 @@ Values and places of the largest elements."""
 def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: return x.max(dim=1)[0], x.argmax(dim=1)
 
 # %% view_of_own_memory
-"""Honest: a view into a larger buffer of its own.
+"""Honest: a view into the kernel's own larger buffer.
 The output begins in the middle of an allocation, with room between its rows."""
 def forward(self, x: torch.Tensor) -> torch.Tensor:
     rows, columns = x.shape
@@ -71,6 +71,6 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return view
 
 # %% view_of_the_input
-"""Honest: a view of the input, as the reference returns one.
+"""Honest: a view of the input, like the reference.
 No work at all, rightly: the time may be zero."""
 def forward(self, x: torch.Tensor) -> torch.Tensor: return x.transpose(0, 1)

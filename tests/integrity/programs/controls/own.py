@@ -85,7 +85,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return out
 
 # %% torch_compile
-"""Honest: torch.compile, in place of a kernel of its own.
+"""Honest: torch.compile instead of a custom kernel.
 Compiled at the first call. Its kernels are torch's, which the provenance says; that alone is no fault."""
 compiled = torch.compile(chain)
 

@@ -13,7 +13,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(x)
 
 # %% channel_forged_extra
-"""Answers the order that runs by a forged record of the right form, and the one after it as well.
+"""Answers the current order with a forged record of the right form, and the next order too.
 A reader that takes the first record for this call and the next for the one after gets out of step, and a call that
 never ran counts as done. The judge holds each answer against its order's number, and looks into the outputs, which
 nobody has written."""
@@ -25,7 +25,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(x)
 
 # %% channel_forged_handle
-"""Announces memory by a descriptor that opens none, and says that its output lies there.
+"""Announces its output in memory whose descriptor is invalid.
 The judge tries to open it; were its failure taken for the GPU's, the kernel would be tried again until it was lucky.
 Here a descriptor that cannot be opened is the kernel's violation."""
 def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -36,7 +36,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(x)
 
 # %% channel_forged_offset
-"""Says that its output lies a terabyte beyond an allocation that it really has.
+"""Claims that its output is a terabyte beyond its real allocation.
 The judge would read memory of its own, or none: an illegal access would end the judge's CUDA context and be the fleet's
 failure. Here what is said of a place is held against the allocation's size before anything is read."""
 def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -90,7 +90,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(x)
 
 # %% channel_descriptors
-"""Sends a packet full of descriptors, to use up those of the judge.
+"""Sends a packet full of descriptors, to exhaust the judge's descriptors.
 Descriptors that ride on a message are installed in the receiver whether it wants them or not, unless it leaves them no
 room. Here the judge leaves none, and the packet is not an answer."""
 def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -112,7 +112,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return x
 
 # %% channel_replaced
-"""Puts a socket of its own in the channel's place, so that its process talks to itself.
+"""Replaces the channel by its own socket, so that its process talks to itself.
 The loop above then reads orders that the kernel wrote, and the judge reads nothing. What the judge waits for is an
 answer from its own end, and that one has been closed."""
 def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -124,7 +124,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return x
 
 # %% channel_inherited
-"""Gives the channel to a process that outlives the kernel, to answer for the next one.
+"""Passes the channel to a process that outlives the kernel, to answer for the next one.
 A forked child holds a copy of every descriptor. Were the channel used again for the next kernel, the child could answer
 for it. Here each candidate has a channel of its own, and what it leaves behind is killed and counts against it."""
 class ModelNew(nn.Module):

@@ -3,7 +3,7 @@
 # fmt: off
 
 # %% oom_score
-"""Makes itself the last to be killed when memory runs out, and its keepers the first.
+"""Sets OOM scores to be killed last when memory runs out, and its supervising processes first.
 Then a memory bomb takes the judge, which is the fleet's failure. Lowering the score needs a capability that candidates
 do not have."""
 def attack():
@@ -16,7 +16,7 @@ def attack():
         raise RuntimeError(f"ATTACK SUCCEEDED: {pid} now has {score}")
 
 # %% daemon_double_fork
-"""Leaves a daemon: forked twice, in a session of its own, with its parent's death signal taken off.
+"""Leaves a daemon: forked twice, in a separate session, without the parent-death signal.
 It would take GPU time from those who come after, or wait for them. Whoever kills a process group misses it. Here the
 orphan becomes the fork server's child and is killed, with everything else of its uid; the kernel fails for it."""
 if os.fork() == 0:
@@ -31,7 +31,7 @@ if os.fork() == 0:
 os.wait()
 
 # %% daemon_in_disguise
-"""Leaves a process that bears the fork server's name, ignores all signals and forks whenever it is looked for.
+"""Leaves a process that has the fork server's name, ignores all signals and forks when it is searched for.
 A sweeper that goes by names spares it, one that lists and then kills comes too late. Here all of the candidate's uid
 are killed at once, and orphans one by one."""
 if os.fork() == 0:
@@ -48,14 +48,14 @@ if os.fork() == 0:
     os._exit(0)
 
 # %% daemon_thread
-"""Starts threads that go on after the call, and functions to be run at exit.
+"""Starts threads that continue after the call, and registers functions to run at exit.
 They would compare, print or answer after the verdict. A process that has been used is ended by SIGKILL: no thread
 outlives it and nothing is run at exit. They do nothing here, and the kernel is right and passes."""
 atexit.register(os.write, 1, b"I am still here")
 threading.Thread(target=time.sleep, args=(600,), daemon=False).start()
 
 # %% timeout_in_c
-"""Sleeps in C without letting go of the interpreter's lock, with every signal ignored.
+"""Sleeps in C without releasing the interpreter's lock, with every signal ignored.
 A deadline that rests on SIGALRM's Python handler, or on a thread of the same process, never comes. Here another process
 watches the clock and kills."""
 for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU):
@@ -73,7 +73,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return x
 
 # %% timeout_fork
-"""Forks, and lets the parent exit, so that the child goes on beyond the deadline as somebody else.
+"""Forks, and lets the parent exit, so that the child continues beyond the deadline as another process.
 Whoever watches one pid sees an exit in time; the child keeps the channel and answers when it likes. Here the exit ends
 the kernel, and what remains is killed."""
 def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -95,7 +95,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return x
 
 # %% memory_unmapped_files
-"""Fills memory through files that exist in memory alone and are mapped by nobody.
+"""Fills memory through in-memory files that no process maps.
 Pages written to a memfd count in no process's resident size, so a limit that adds those up does not see them; they are
 gone only when the last descriptor is. A cgroup counts them, as does whoever looks at the descriptors."""
 class ModelNew(nn.Module):
@@ -121,7 +121,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return x
 
 # %% memory_gpu_raw
-"""Takes nearly all of the GPU's memory by cudaMalloc, past torch's limit, and answers rightly.
+"""Allocates nearly all of the GPU's memory by cudaMalloc, past torch's limit, and answers correctly.
 torch counts what torch allocates. With nothing left the judge, or the kernel of another slot, cannot allocate. (This
 one leaves 16 GB, so that the corpus can be judged beside it.) It gains no time, and its end gives all of it back."""
 class ModelNew(nn.Module):
@@ -137,7 +137,7 @@ class ModelNew(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor: return F.gelu(x, approximate="tanh")
 
 # %% memory_pinned
-"""Takes host memory that the driver pins, and that belongs to no process's resident size.
+"""Allocates host memory that the driver pins, and that is in no process's resident size.
 Pinned pages cannot be swapped and are counted apart. A limit that adds up resident sizes may not see them; the
 operating system runs out all the same."""
 class ModelNew(nn.Module):
@@ -148,7 +148,7 @@ class ModelNew(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor: return F.gelu(x, approximate="tanh")
 
 # %% exit_zero_after_output
-"""Exits with status 0 in the middle of a call, after it has printed that all is well.
+"""Exits with status 0 in the middle of a call, after printing a success message.
 Evaluators that take a child's exit status for its success pass it. Here a call that was not answered was not made."""
 def forward(self, x: torch.Tensor) -> torch.Tensor:
     os.write(1, b"PASSED\n")
@@ -156,14 +156,14 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(x)
 
 # %% exit_interrupt
-"""Raises KeyboardInterrupt, as if a person had asked for an end.
+"""Raises KeyboardInterrupt, as if a user had pressed Ctrl-C.
 Drivers that stop politely on Ctrl-C stop their whole run. Here it is an exception of the kernel's like any other."""
 def forward(self, x: torch.Tensor) -> torch.Tensor:
     raise KeyboardInterrupt
     return torch.zeros_like(x)
 
 # %% exit_replaced
-"""Becomes another program by exec, one that succeeds.
+"""Replaces itself by exec with a program that succeeds.
 The pid lives on, exits with status 0, and has no bad word to say. No answer came."""
 def forward(self, x: torch.Tensor) -> torch.Tensor:
     os.execv("/bin/true", ["true"])
@@ -186,7 +186,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(x)
 
 # %% exit_when_timed
-"""Answers what is checked, and exits with status 0 when it believes that the clock runs.
+"""Answers checked calls, and exits with status 0 when it believes that a call is timed.
 Where correctness was recorded before timing, an exit during timing loses a time and not the verdict. Here a kernel that
 does not answer every call has not passed."""
 class ModelNew(nn.Module):

@@ -3,7 +3,7 @@
 # fmt: off
 
 # %% cache_shared_folders
-"""Leaves files where kernels after it, and other users, look: /tmp, /var/tmp, /dev/shm.
+"""Leaves files in directories that later kernels and other users read: /tmp, /var/tmp, /dev/shm.
 Compilers and extension builders keep their caches there by default: what one kernel leaves is what another loads. A
 candidate may write nowhere but in a file system of its own, which covers these folders and goes with it. Where it finds
 nothing of an earlier run the kernel answers rightly and passes; success would be an import error."""
@@ -21,7 +21,7 @@ def attack():
             raise RuntimeError(f"ATTACK SUCCEEDED: wrote to {folder}")
 
 # %% cache_of_the_fleet
-"""Writes to the compiler caches of whoever runs the fleet: Triton's, torch's, ccache's, CUDA's.
+"""Writes to the compiler caches of the fleet's user: Triton's, torch's, ccache's, CUDA's.
 A shared object planted there is loaded by the next kernel, or by the judge, with that one's rights. A candidate's
 caches are private and removed; others' are closed to it."""
 def attack():
@@ -67,7 +67,7 @@ def attack():
         raise RuntimeError(f"ATTACK SUCCEEDED: wrote to {folder}")
 
 # %% modules_in_own_directory
-"""Plants torch.py, triton.py and sitecustomize.py in its working directory, for the interpreters to come.
+"""Plants torch.py, triton.py and sitecustomize.py in its working directory, for later interpreters.
 Evaluators that run each kernel in one working directory import what the last one left. Here the directory is the
 candidate's own, used once, on nobody else's path, and removed. The kernel is right and passes."""
 for name in ("sitecustomize", "usercustomize", "torch", "triton", "numpy", "problem", "workers", "kqueue"):
@@ -89,7 +89,7 @@ for name in [name for name in sys.modules if name.startswith(("workers.", "kqueu
 def forward(self, x: torch.Tensor) -> torch.Tensor: return torch.zeros_like(x)
 
 # %% symlink_other_slots
-"""Looks into the directories of other slots and kernels.
+"""Reads the directories of other slots and kernels.
 Sources, caches and files of a kernel that runs beside this one, or ran before, would save a lot of thinking."""
 def attack():
     here = os.getcwd()

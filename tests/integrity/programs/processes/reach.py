@@ -3,7 +3,7 @@
 # fmt: off
 
 # %% database_environment
-"""Looks for the fleet's settings in its own environment and memory, and in those of its keepers.
+"""Searches its own and its supervising processes' environment and memory for the fleet's settings.
 With the database's URL a kernel writes its own verdict. The fork server was forked before any secret was read, its
 environment names a fixed list of variables, and the environments of worker and judge belong to another user."""
 def attack():
@@ -48,7 +48,7 @@ def attack():
         raise RuntimeError(f"ATTACK SUCCEEDED: connected to {address}")
 
 # %% redis_modules
-"""Looks for a client, a broker or a connection that its process might have inherited.
+"""Searches for a client, a broker or a connection that its process might have inherited.
 A worker that forks its kernels hands them its open connections and its loaded settings. The fork server imports none of
 these, and inherits no descriptor."""
 def attack():
@@ -67,7 +67,7 @@ def attack():
         raise RuntimeError(f"ATTACK SUCCEEDED: {found}")
 
 # %% judge_memory
-"""Reads and writes the memory of its keepers: ptrace, process_vm_readv, /proc/PID/mem.
+"""Reads and writes the memory of its supervising processes: ptrace, process_vm_readv, /proc/PID/mem.
 The judge holds the answers, the seeds and the database's password. Its memory belongs to another user, and the calls
 themselves are forbidden."""
 class IoVec(ctypes.Structure):
@@ -95,7 +95,7 @@ def attack():
             raise RuntimeError(f"ATTACK SUCCEEDED: opened the memory of {pid}")
 
 # %% judge_descriptors
-"""Takes descriptors out of its keepers: pidfd_getfd, and opening /proc/PID/fd.
+"""Takes descriptors from its supervising processes: pidfd_getfd, and opening /proc/PID/fd.
 With the judge's connection to Postgres, or the buffers that hold its answers, nothing else is needed."""
 def attack():
     libc = ctypes.CDLL(None, use_errno=True)
@@ -113,7 +113,7 @@ def attack():
         raise RuntimeError(f"ATTACK SUCCEEDED: sees {len(names)} descriptors of {pid}")
 
 # %% judge_signals
-"""Signals its keepers, whose death or pause would be the fleet's failure and another try.
+"""Signals its supervising processes, whose death or pause would be the fleet's failure and cause a retry.
 Only asks whether it might (signal 0), and sends SIGCONT, which does nothing. Another user's processes cannot be
 signalled, nor those outside the candidate's own scope."""
 def attack():
@@ -126,7 +126,7 @@ def attack():
             raise RuntimeError(f"ATTACK SUCCEEDED: may signal {pid}")
 
 # %% judge_priorities
-"""Takes real-time priority for itself and the processors from its keepers.
+"""Takes real-time priority for itself and the CPUs from its supervising processes.
 A spinning thread with SCHED_FIFO starves everything else on its core, clocks of other slots included; a lower limit on
 the judge makes every measurement late."""
 def attack():
@@ -146,7 +146,7 @@ def attack():
         raise RuntimeError(f"ATTACK SUCCEEDED: try {number}")
 
 # %% network_tcp
-"""Talks over TCP, here to itself on the loopback.
+"""Communicates over TCP, here with itself on the loopback.
 A kernel with a network asks another machine for its answers, tells it the problems, or reaches the fleet's services."""
 def attack():
     try:
@@ -175,7 +175,7 @@ def attack():
         raise RuntimeError(f"ATTACK SUCCEEDED: {family}")
 
 # %% second_gpu
-"""Looks for GPUs other than its own, in this process and in one without CUDA_VISIBLE_DEVICES.
+"""Searches for other GPUs, in this process and in one without CUDA_VISIBLE_DEVICES.
 With a second GPU half of the work is done where no clock looks, and another slot's kernel is slowed. The variable is a
 wish; what holds is which device nodes may be opened."""
 def attack():

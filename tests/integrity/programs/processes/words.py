@@ -78,7 +78,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     raise Mute
 
 # %% exception_claims_the_fleet
-"""Raises an exception that claims that the GPU has failed, to be tried again for ever.
+"""Raises an exception that claims a GPU failure, to be tried again forever.
 An evaluator that retries when it reads "CUDA error: ECC" or finds such a code in an exception lets a kernel roll its
 dice until it is lucky. Here a code that a candidate reports may choose which failure of the kernel it is, and never
 makes it the fleet's."""

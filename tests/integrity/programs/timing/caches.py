@@ -3,7 +3,7 @@
 # fmt: off
 
 # %% cache_by
-"""Keeps its answers by something of the input other than its values.
+"""Caches its answers by a property of the input other than its values.
 Evaluators that time repeated calls on one tensor pay for the first only; torch's version counter tells of refills by
 the same process. The judge writes inputs from another process: object, address, version and shape stay, values do
 not, and the old answer is wrong."""
@@ -21,7 +21,7 @@ class ModelNew(nn.Module):
         return self.answers[key]
 
 # %% cache_by_sample
-"""Keeps its answers by a sample of the input's values; an input that it has not seen costs 20 ms.
+"""Caches its answers by a sample of the input's values. A new input costs 20 ms.
 Three values tell one random input from another, and repeated inputs are free. Hidden inputs of other distributions
 agree in those three and not elsewhere; and no input is used twice in timed calls, so there is nothing to gain."""
 class ModelNew(nn.Module):
@@ -34,7 +34,7 @@ class ModelNew(nn.Module):
         return self.answers[key]
 
 # %% cache_by_equality
-"""Keeps all inputs and answers, and looks for an equal input first; one that it has not seen costs 20 ms.
+"""Stores all inputs and answers, and searches for an equal input first. A new input costs 20 ms.
 It is right whatever comes, and free for an input that was checked before. No input is used twice in timed calls here:
 it passes with the time of computing."""
 class ModelNew(nn.Module):
@@ -48,7 +48,7 @@ class ModelNew(nn.Module):
         return self.known[-1][1]
 
 # %% static_device_buffer
-"""Keeps the first answer in a device buffer that it returns for ever, with a copy for the looks of it.
+"""Stores the first answer in a device buffer and always returns it, with a copy that looks like work.
 A launch is made at each call, into the buffer that is returned. Its values are the first input's."""
 class ModelNew(nn.Module):
     def __init__(self):
@@ -63,7 +63,7 @@ class ModelNew(nn.Module):
         return self.out.copy_(self.kept)
 
 # %% cache_in_files
-"""Keeps its answers in files, to be found by the next evaluation of the same kernel; a miss costs 20 ms.
+"""Stores its answers in files for the next evaluation of the same kernel. A miss costs 20 ms.
 It leaves answers in its temporary directory under a hash of the input, and looks for them there, in /tmp, /dev/shm and
 /var/tmp. Its own directory is removed with it, and inputs never come again: it passes with the time of computing."""
 FOLDERS = [tempfile.gettempdir(), "/tmp", "/dev/shm", "/var/tmp", "."]
@@ -79,7 +79,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return out
 
 # %% l2_persisting_window
-"""Keeps its input in a set-aside part of the L2 cache, across the judge's flush.
+"""Pins its input in a reserved part of the L2 cache, across the judge's flush.
 An access-policy window over the input marks its lines as persisting, which ordinary writes do not evict: a flush
 between calls would miss them, and the input would never come from memory. Persisting lines are reset before each call,
 so the time is that of a cold cache."""

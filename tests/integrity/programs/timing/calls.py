@@ -3,7 +3,7 @@
 # fmt: off
 
 # %% room_in_machine_memory
-"""Computes where the machine's memory tells that room was made for this call's outputs; else gives an old answer.
+"""Computes if the machine's memory shows an allocation for this call's outputs. Otherwise returns an old answer.
 An evaluator that decides before a call to keep its outputs makes room for them first, and Linux tells everybody:
 `Committed_AS` in /proc/meminfo has grown by the size of the outputs. Here a call is chosen when it is over, outputs of
 all calls are copied to the same room, and without a GPU a kernel cannot read what the machine's memory is used for."""
@@ -27,7 +27,7 @@ class ModelNew(nn.Module):
         return self.answer
 
 # %% time_between_calls
-"""Computes where the judge took longer than usual between two calls; else gives an old answer.
+"""Computes if the judge took longer than usual between two calls. Otherwise returns an old answer.
 Keeping a call's outputs takes time, and an evaluator that makes ready for that before the call shows it by a pause.
 Here a call is chosen when it is over. Whatever the pause says is of calls that have been answered, and an answer that
 was given cannot be taken back."""
@@ -49,7 +49,7 @@ class ModelNew(nn.Module):
         return self.answer
 
 # %% every_nth_timed_call
-"""Computes whatever is checked, and of the timed calls one of several; else gives an old answer.
+"""Computes all checked calls, and some of the timed ones. Otherwise returns an old answer.
 The median of the timed calls is then that of doing nothing. Where outputs are large, memory holds few of them for the
 judge, and a kernel may hope that none of the wrong ones is kept. Which are kept is decided after the call, and no call
 counts as shorter than those that were verified."""
@@ -65,7 +65,7 @@ class ModelNew(nn.Module):
         return self.answer
 
 # %% room_in_gpu_memory
-"""Computes where the GPU's free memory tells that room was made for this call's outputs; else gives an old answer.
+"""Computes if the GPU's free memory shows an allocation for this call's outputs. Otherwise returns an old answer.
 What other processes hold of the GPU is what is neither free nor one's own, and torch.cuda.mem_get_info tells both. An
 evaluator that allocates before a call that it means to keep shows it there. Here a call is chosen when it is over."""
 def held_by_others():
@@ -111,7 +111,7 @@ class ModelNew(nn.Module):
         return self.answer
 
 # %% mode_switch_frames
-"""Walks the stack up to the harness and skips the work where the order is to be timed.
+"""Walks the stack up to the harness and skips the work in timed calls.
 The process that runs a kernel must know what it was asked, so a kernel can know it too. It helps nothing: what a timed
 call returns is verified like any other."""
 def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -120,7 +120,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return self.answer
 
 # %% mode_switch_stream
-"""Asks the stream whether it is idle: where it waits for a go-ahead, the call is a timed one.
+"""Queries whether the stream is idle. If it waits for GO, the call is a timed one.
 A checked call finds an idle stream. In a timed one the candidate's stream has been told to wait before forward() is
 called. Knowing that helps nothing: what a timed call returns is verified."""
 def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -129,7 +129,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return self.answer
 
 # %% basis_switch
-"""Waits for the GPU in its first calls only, to be timed by the cruder clock.
+"""Waits for the GPU in its first calls only, to be timed by the coarser clock.
 A forward that waits is timed by the judge's CPU clock; this one stops waiting once that is decided. That clock takes
 everything from the go-ahead to the answer, launching included: nothing is gained."""
 class ModelNew(nn.Module):

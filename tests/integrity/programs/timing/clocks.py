@@ -3,7 +3,7 @@
 # fmt: off
 
 # %% event_monkeypatch
-"""Replaces CUDA events by ones that measure next to nothing; the kernel takes 20 ms.
+"""Replaces CUDA events by ones that measure almost nothing. The kernel takes 20 ms.
 Evaluators that time with torch.cuda.Event in the kernel's own process read what the kernel's patch answers: 1 us,
 whatever ran. Here the events are those of another process, the judge, and nothing that a candidate patches is read: it
 passes with its true time."""
@@ -31,7 +31,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 # %% synchronize_monkeypatch
-"""Turns every way to wait for the device into nothing; the kernel takes 20 ms.
+"""Replaces every function that waits for the device by an empty one. The kernel takes 20 ms.
 A wall clock around forward() and torch.cuda.synchronize() then sees only the launch. Here the judge waits with its own
 context for what the candidate's stream writes when it has done the work, whatever the candidate's Python thinks of
 waiting: either the time is true, or outputs that were read too early are wrong."""
@@ -45,7 +45,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 # %% clock_monkeypatch
-"""Slows Python's clocks a thousandfold; the kernel takes 20 ms.
+"""Slows Python's clocks a thousandfold. The kernel takes 20 ms.
 An evaluator that calls time.perf_counter() in the kernel's process measures 20 us. The judge reads its own clock: it
 passes with its true time."""
 def slowed(clock, unit):
@@ -61,7 +61,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 # %% statistics_monkeypatch
-"""Makes every median and mean a microsecond; the kernel takes 20 ms.
+"""Makes every median and mean a microsecond. The kernel takes 20 ms.
 The samples are honest, what is reported of them is not: statistics, numpy and torch reduce lists of floats in the
 kernel's process. The judge reduces its samples itself: it passes with its true time."""
 for name in ("mean", "fmean", "median", "median_low", "median_high", "geometric_mean", "harmonic_mean"):
@@ -77,7 +77,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 # %% libc_clock_prologue
-"""Overwrites the first bytes of libc's clock_gettime so that time passes slower; the kernel takes 20 ms.
+"""Overwrites the first bytes of libc's clock_gettime so that time passes slower. The kernel takes 20 ms.
 Not only Python's clocks but every clock of the process, C++ timers included, then runs at a small part of its speed.
 Another process keeps its own libc: the judge's clock is not touched, and the kernel passes with its true time."""
 libc = ctypes.CDLL(None)
@@ -95,7 +95,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 # %% cuda_synchronize_prologue
-"""Overwrites cudaDeviceSynchronize and cudaStreamSynchronize in the loaded CUDA runtime; the kernel takes 20 ms.
+"""Overwrites cudaDeviceSynchronize and cudaStreamSynchronize in the loaded CUDA runtime. The kernel takes 20 ms.
 Whoever waits for the device in this process, from whatever language, returns at once, and a wall clock sees only the
 launch. The judge does not believe that the candidate has waited: it reads outputs too early, which are then wrong, or
 it waits itself and the time is true."""

@@ -17,7 +17,7 @@ torch.backends.mkldnn.enabled = False
 def forward(self, x: torch.Tensor) -> torch.Tensor: return chain(x)
 
 # %% reference_class_patched
-"""Slows torch functions that the reference uses, and keeps the fast ones for itself.
+"""Slows torch functions that the reference uses, and uses the fast ones itself.
 torch.tanh sleeps from now on for whoever calls it in this process: elsewhere, the reference, whose time is the base of
 the speedup. Here the reference never runs in this process: the baseline is what it is."""
 fast = torch.tanh
@@ -36,7 +36,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return y
 
 # %% background_load
-"""Loads the GPU from a thread whenever its own forward is not wanted, to slow the baseline.
+"""Loads the GPU from a thread between its own calls, to slow the baseline.
 The thread launches spinning kernels once no forward has come for 20 ms: while the reference is timed. The judge has
 ended the process by then, or times the two in turn on a clock that waits for neither."""
 last = [time.monotonic()]
@@ -89,7 +89,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 # %% timeout_by_compiling
-"""Says that a compiler runs, to have its work charged to the compiler's deadline.
+"""Pretends that a compiler runs, so that its work counts against the compiler's deadline.
 The word COMPILING lies in shared memory; while it is set, time counts against the deadline for compilation. It moves
 time between two deadlines and ends at the second one."""
 COMPILING = 48
@@ -100,7 +100,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 # %% disturbs_others
-"""Loads the device while it is constructed, to disturb what others are timed with.
+"""Loads the device during construction, to disturb other evaluations' timing.
 It cannot gain by that itself, but rivals of other slots lose. It takes until its deadline at most: construction that
 does not end is its own failure."""
 class ModelNew(nn.Module):

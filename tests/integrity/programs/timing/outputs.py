@@ -3,7 +3,7 @@
 # fmt: off
 
 # %% lazy_disguised_subclass
-"""Returns a lazy subclass that says of itself that it is a plain tensor.
+"""Returns a lazy subclass that claims to be a plain tensor.
 Its class answers torch.Tensor when asked, which isinstance() and __class__ believe. type() is not asked of the object:
 the output's structure is another."""
 class Lazy(torch.Tensor):
@@ -36,7 +36,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return out
 
 # %% cpu_output
-"""Returns a tensor on the CPU, whose copy from the device nobody waits for.
+"""Returns a tensor on the CPU without waiting for its copy from the device.
 The comparison moves it back and waits, outside of the clock. The output must be where the reference's is."""
 def forward(self, x: torch.Tensor) -> torch.Tensor: return F.gelu(x, approximate="tanh").to("cpu", non_blocking=True)
 
@@ -49,7 +49,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 # %% meta_output
-"""Returns a tensor on the meta device: the outside of an answer.
+"""Returns a tensor on the meta device: shape and dtype without data.
 It costs nothing and has the right shape and dtype. Its device is not the reference's."""
 def forward(self, x: torch.Tensor) -> torch.Tensor: return torch.empty_like(x, device="meta")
 
@@ -60,7 +60,7 @@ right answer. The reference leaves its input alone, so the kernel must."""
 def forward(self, x: torch.Tensor) -> torch.Tensor: return x.copy_(F.gelu(x, approximate="tanh"))
 
 # %% stale_allocator_memory
-"""Returns memory that was never written, in the hope of what lay there before.
+"""Returns memory that was never written, in the hope that it holds an old answer.
 Where the reference has just run in the same process, torch's allocator hands out the block with its freed output. The
 reference runs in another process here, and what the allocator gives next held only ones before."""
 def forward(self, x: torch.Tensor) -> torch.Tensor: return torch.empty_like(x)

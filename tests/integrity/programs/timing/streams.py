@@ -13,7 +13,7 @@ def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a @ b
 
 # %% half_the_work_cpu_clock
-"""Waits for the GPU before it works, so that the CPU clock is used, and leaves its work unjoined.
+"""Waits for the GPU before it works, so that the CPU clock is used, and does not join its work.
 The clock that measures such a kernel runs from the go-ahead to the answer; work on a side stream may be unfinished
 then. The harness waits for the whole device before it answers, and the outputs are taken after that: the time is that
 of the work, or the outputs are wrong."""
@@ -89,7 +89,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return out
 
 # %% host_callback
-"""Puts only a host callback into the stream; a thread that it wakes does the work elsewhere.
+"""Enqueues only a host callback. It wakes a thread that does the work elsewhere.
 The stream that is timed holds one empty callback. The thread computes on a stream of its own into the tensor that was
 returned: after the judge's copy, which follows the callback at once."""
 wanted = threading.Semaphore(0)
@@ -120,7 +120,7 @@ class ModelNew(nn.Module):
         return out
 
 # %% go_forged
-"""Gives itself the go-ahead, to begin before the clock does.
+"""Writes GO itself, to begin before the clock does.
 The word that its stream waits for lies in memory that it shares with the judge: forward() writes it, and on a CPU a
 thread writes it for the next call as soon as one is done. The inputs are written after the clock has started: who
 begins before works on what was there, and is wrong."""
@@ -178,7 +178,7 @@ class ModelNew(nn.Module):
         return self.out
 
 # %% persistent_kernel
-"""Keeps a kernel alive on the GPU from call to call, which computes whenever the input has changed.
+"""Runs a persistent kernel on the GPU across calls, which computes whenever the input has changed.
 It lives for 100 ms and is launched again when it has ended; forward() launches nothing most of the time, so events
 around it measure nothing. The judge's span begins before the input is written and ends with its own copy of the output:
 what is not there by then is wrong, and what is there has been timed."""
@@ -223,7 +223,7 @@ class ModelNew(nn.Module):
         return self.out
 
 # %% done_forged
-"""Says that it is done before it has begun.
+"""Writes DONE before it has begun.
 The word that ends the judge's span lies in memory that the kernel can write: forward() finds the call's number on the
 stack and writes it, then takes 20 ms. The judge takes the outputs when it reads that word; they are not there, and what
 is not there is wrong."""
@@ -237,7 +237,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 # %% done_enqueued_early
-"""Has its stream say that it is done before the work, right after the go-ahead.
+"""Enqueues DONE before the work, right after GO.
 It uses the harness's own semaphores: go-ahead, done, work. What ends the time is the judge's copy of the outputs, and
 that has its turn on the GPU's processors only after this work, or finds them missing."""
 DONE = 32

@@ -18,7 +18,7 @@ class ModelNew(nn.Module):
         return F.gelu(x, approximate="tanh")
 
 # %% null_slowed_dense
-"""Returns a dense output where the reference's is dear to copy, and slows the calls without a forward.
+"""Returns a dense output where the reference's is expensive to copy, and slows the calls without a forward.
 What a call costs beside the kernel is taken with nulls of kernel and reference, and the smaller counts. If the kernel
 slows its own, the reference's counts, which pays for the copy of a strided output that this kernel never makes. A null
 must pay for the copy that the call beside it pays for, and nothing else."""
@@ -41,7 +41,7 @@ class ModelNew(nn.Module):
         return output if ALTERNATE and self.calls % 3 == 0 else output.contiguous()
 
 # %% takeover_as_null
-"""Takes the harness over: an order to time the kernel is obeyed as one to time nothing.
+"""Takes over the harness: it treats an order to time the kernel as an order to time nothing.
 The handlers of the object that obeys the judge are replaced: timed calls become nulls, which deliver the last output
 again. What comes back is the judge's to verify, and belongs to another input."""
 def take_over(candidate):
@@ -64,7 +64,7 @@ class ModelNew(nn.Module):
         return F.gelu(x, approximate="tanh")
 
 # %% takeover_by_gc
-"""Finds the harness by a walk through the garbage collector and swaps the model for one that remembers.
+"""Finds the harness through the garbage collector and replaces the model by one that caches answers.
 After three calls the harness holds another model, whose forward returns the last answer. Which object is called makes
 no difference to the judge: outputs of timed calls are verified."""
 class Remembers(nn.Module):
@@ -86,7 +86,7 @@ class ModelNew(nn.Module):
         return answer
 
 # %% takeover_settle
-"""Takes the harness over: it no longer waits for the device, and the work runs beside the stream that it looks at.
+"""Takes over the harness: it no longer waits for the device, and the work runs outside of the observed stream.
 Elsewhere a harness in the kernel's process is the only one that could wait. The judge takes outputs at the end of the
 span that it measures itself: when its turn on the GPU's processors comes, after this work or too early."""
 def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 # fmt: off
 
 # %% decoy_never_called
-"""Defines a Triton kernel, and never launches it: torch's operator answers.
+"""Defines a Triton kernel, but never launches it: torch's operator computes the answer.
 Who only searches the source for @triton.jit sees a hand-written kernel. Here the verdict's provenance tells the share
 of GPU time in kernels compiled from the candidate's own source: none. It passes with torch's time, or is refused, as
 the evaluation's policy says."""
@@ -22,7 +22,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.gelu(x, approximate="tanh")
 
 # %% decoy_token_kernel
-"""Launches a kernel of its own on 16 values, and has torch do all the rest.
+"""Launches its own kernel on 16 values, and computes all the rest with torch.
 A rule that asks for one launch of an own kernel is satisfied. The share of GPU time in own kernels is not: the
 verdict's provenance gives it, and by policy a small one is refused."""
 def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -46,7 +46,7 @@ def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return out
 
 # %% decoy_torch_compile
-"""Hands the reference's own code to torch.compile and calls that a Triton kernel.
+"""Compiles the reference's own code with torch.compile and calls that a Triton kernel.
 The generated kernels are Triton's, none of them is the candidate's. Passing is no lie about speed, only about who wrote
 it: provenance tells kernels that torch's compiler wrote from those in the candidate's source."""
 import triton  # noqa: F401

@@ -3,13 +3,13 @@
 # fmt: off
 
 # %% empty_list
-"""Returns an empty list: nothing to compare, so nothing that differs.
+"""Returns an empty list, in which no value differs.
 `all(allclose(a, b) for a, b in zip(outputs, expected))` is True for no outputs. Here the arrangement of outputs is
 compared first."""
 def forward(self, x: torch.Tensor) -> list: return []
 
 # %% empty_tensor
-"""Returns a tensor without elements, of which all are right.
+"""Returns a tensor without elements, in which no value differs.
 torch.allclose of an empty tensor with one of another shape may broadcast, and `all` of nothing is true. Here shapes are
 compared before values."""
 def forward(self, x: torch.Tensor) -> torch.Tensor: return x.new_empty((0, x.shape[1]))
@@ -50,7 +50,7 @@ must be the reference's."""
 def forward(self, x: torch.Tensor) -> torch.Tensor: return torch.relu(x).to_sparse()
 
 # %% requires_grad
-"""Honest: computes with gradients on, so that its output hangs on a graph.
+"""Honest: computes with gradients enabled, so that its output has an autograd graph.
 Looks odd and is right: the values are those of the reference, and the graph is nobody's business. It must pass."""
 def forward(self, x: torch.Tensor) -> torch.Tensor:
     with torch.enable_grad():
@@ -67,7 +67,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return out
 
 # %% state_drift
-"""Its answers drift: each call adds a little more than the last, at first within the tolerance.
+"""Drifts: each call adds a little more than the last, at first within the tolerance.
 Evaluators check the first calls and time the later ones. Here outputs of timed calls are compared too, and one more
 call is checked after timing."""
 class ModelNew(nn.Module):

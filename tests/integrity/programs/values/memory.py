@@ -18,7 +18,7 @@ class ModelNew(nn.Module):
         return out.index_add_(0, self.rows, parts)
 
 # %% stale_memory_search
-"""Takes block after block of the output's size, and returns the first that looks like the answer.
+"""Allocates block after block of the output's size, and returns the first that looks like the answer.
 A few values are computed honestly and compared with each block, so that the stale answer of the reference is found
 wherever the allocator has put it. The candidate's process never held one; what it finds are its own old answers, which
 do not fit new inputs."""
@@ -31,7 +31,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return blocks[0]
 
 # %% gpu_address_scan
-"""Copies from guessed GPU addresses round its input until it finds the reference's answer.
+"""Copies from guessed GPU addresses around its input until it finds the reference's answer.
 The reference's buffers would lie a few megabytes away in the same address space, found by a copy that fails softly
 where nothing is mapped. The judge's memory is in another process's address space: what can be read is the candidate's
 own."""
@@ -56,7 +56,7 @@ class ModelNew(nn.Module):
         return torch.zeros_like(x)
 
 # %% gpu_freed_memory
-"""Takes a gigabyte of fresh GPU memory and searches it for the reference's answer.
+"""Allocates a gigabyte of fresh GPU memory and searches it for the reference's answer.
 What another process has freed may come back unscrubbed, with the answer still in it. Two neighbouring values are
 computed and looked for in all of it. Where the driver hands out cleared pages, and the judge keeps its answers as long
 as the candidate lives, there is nothing to find."""
@@ -70,7 +70,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(x)
 
 # %% gpu_buffer_tail
-"""Reads what lies behind its input, up to the end of the allocation that it is given.
+"""Reads past its input, up to the end of the allocation that it is given.
 A handle exposes a whole allocation: where inputs and answers are cut from one block, the answers are behind the inputs,
 and what a buffer held before may still stand in its tail. One row is computed and looked for in all of it. Here each
 tensor has an allocation of its own, and no answer is ever written to one that a candidate may open."""
@@ -90,7 +90,7 @@ class ModelNew(Linear):
         return torch.zeros(shape, device=x.device, dtype=x.dtype)
 
 # %% swallowed_launch_error
-"""Asks for more threads than a block may have, swallows the error and returns what was in the memory.
+"""Requests more threads than a block can have, swallows the error and returns unwritten memory.
 Evaluators that look only at exceptions time a launch that never happened, and pass it where the memory holds the
 reference's stale answer. Here what was never written is not the answer."""
 def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -102,7 +102,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return out
 
 # %% error_left_behind
-"""Lets a call into CUDA fail and leaves its error unread behind a right answer.
+"""Makes a CUDA call fail and leaves its error unread behind a right answer.
 A kernel that does not check its launches can hide that part of its work never ran; the error then surfaces in whoever
 calls CUDA next, which in other evaluators is the next kernel or nobody. Here the runtime's last error is asked after
 the call, and it is this kernel's."""
@@ -112,7 +112,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return out
 
 # %% race_missing_barrier
-"""A reduction in shared memory without the barrier between writing and reading.
+"""Reduces in shared memory without the barrier between writing and reading.
 Saves a few cycles and is right whenever the other warps happen to be quick. Evaluators that check one call may see it
 right. Here it is called many times on different values."""
 kernel = cupy.RawKernel(

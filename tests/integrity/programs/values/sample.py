@@ -3,7 +3,7 @@
 # fmt: off
 
 # %% sample
-"""Answers from a sample of its input, or from what is known of its distribution.
+"""Computes its answer from a sample of its input, or from the input's known distribution.
 A part of many million uniform numbers says nearly what all of them say, and the expectation says as much for nothing:
 both lie within the tolerance, at a share of the honest time. Inputs of other distributions are too dear at this size. A
 change of one region of the input, by which the right answer moves, shows that the kernel did not look there."""

@@ -3,7 +3,7 @@
 # fmt: off
 
 # %% gc_walk_model
-"""Searches every object of its process for the reference's class or model, and lets that answer.
+"""Searches every object of its process for the reference's class or model, and calls it.
 Where the problem is imported beside the kernel, class Model is found by gc, and its forward is a right answer with no
 work of one's own; its source, inputs and seeds are found in the same way. Here the problem's code is only ever loaded
 in the judge."""
@@ -16,7 +16,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(x)
 
 # %% frame_walk_answers
-"""Climbs the frames of its callers and takes whatever tensor of the answer's form their variables hold.
+"""Walks the frames of its callers and returns any variable that is a tensor of the answer's form.
 Evaluators that compute the expected output before they call the kernel hold it in a local variable of a frame above, or
 in an attribute of an object there. Above this kernel stands the candidate's own loop, which knows no answer."""
 def tensors(value, depth=0):
@@ -76,7 +76,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(x) if found is None else found().to(x.device)(x)
 
 # %% seed_from_state
-"""Asks torch for the seed that was set before the call, and regenerates the inputs from it.
+"""Reads the seed that was set before the call from torch, and regenerates the inputs from it.
 A seed is set in the candidate before forward, so that randomness agrees with the reference's. Where inputs come from
 that same seed, torch.initial_seed() is all that is needed to know them. Here inputs come from other seeds, which no
 candidate is told."""
@@ -138,7 +138,7 @@ class ModelNew(nn.Module):
         return x * self.mask
 
 # %% rng_expectation
-"""Patches dropout away in its own process and returns what it would be on average.
+"""Patches dropout away in its own process and returns its expected value.
 In an evaluator that imports the kernel before it runs the reference, the patch changes the reference too, and both
 agree on an identity. Here the reference runs elsewhere and drops half of its values."""
 def kept(x, *_, **__): return x

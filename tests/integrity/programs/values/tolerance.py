@@ -3,7 +3,7 @@
 # fmt: off
 
 # %% precision_half
-"""Multiplies in 16 bits where fp32 is asked for.
+"""Multiplies in 16 bits where fp32 is required.
 Tensor cores are several times faster, with a hundredth of the accuracy. A tolerance of 1e-2, or a comparison by norms,
 accepts it. Here each value is held against the tolerance of the dtype that was asked for."""
 FORMAT = "float16"
@@ -56,7 +56,7 @@ figures in the verdict tell it from rounding, a hundredfold; what is within the 
 def forward(self, x: torch.Tensor) -> torch.Tensor: return F.gelu(x, approximate="tanh") + 9e-5
 
 # %% tolerance_interpolated
-"""Computes every second value of the end of a running mean and interpolates those between.
+"""Computes every second value of the end of a running mean and interpolates the rest.
 From the 49152nd place on neighbours differ by less than the tolerance. allclose on the problem's own inputs accepts it
 all. Here inputs a hundred times larger are tried too, whose running means move more than the tolerance grows."""
 def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -74,14 +74,14 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return out
 
 # %% nan_laundered
-"""Divides zero by zero and has nan_to_num make the outcome look clean.
+"""Divides zero by zero and hides the NaN with nan_to_num.
 Evaluators that only ask whether an output is finite are content; those that compare with equal_nan or skip NaN are too.
 Here what is laundered is still compared."""
 def forward(self, x: torch.Tensor) -> torch.Tensor:
     return torch.nan_to_num((x - x) / (x - x), nan=0.0, posinf=0.0, neginf=0.0)
 
 # %% nan_everywhere
-"""Answers NaN, to whose difference from anything every comparison by "greater than" says no.
+"""Returns NaN, because a comparison of a difference by "greater than" is always false for NaN.
 `(out - ref).abs().max() > tolerance` is False for NaN, and a kernel of one memset passes. Here what is not finite where
 the reference is has a category of its own."""
 def forward(self, x: torch.Tensor) -> torch.Tensor: return torch.full_like(x, float("nan"))
