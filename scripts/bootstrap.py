@@ -97,11 +97,7 @@ def main(running: tuple[int | str, ...] = tuple(sys.version_info)) -> int:
 
 
 def environment(installer_of: Callable[[Path | None], Installer] | None = None) -> None:
-    """Create or update `.venv`.
-
-    Args:
-        installer_of: creates the installer for a wheelhouse. None for :class:`Installer`.
-    """
+    """Create or update `.venv`. ``installer_of`` replaces :class:`Installer` in tests."""
     policy = os.environ.get("KQUEUE_TORCH") or "auto"
     if policy not in {"auto", "cpu", "cuda", "skip"}:
         raise Failure(f"KQUEUE_TORCH is {policy}: use auto, cpu, cuda or skip")
@@ -384,11 +380,8 @@ def cpu_wheels(folders: list[str], python: str = f"{sys.version_info[0]}.{sys.ve
 def wheelhouse(python: str, out: Path, *, cpu: bool = False) -> None:
     """Collect all wheels, including kqueue's, for Linux x86-64 and Python ``python``.
 
-    Args:
-        python: the version of Python.
-        out: the folder for the wheels, which is replaced.
-        cpu: whether to include torch, triton and numpy, with a CPU build from pip's local folder or from PyTorch's
-            index. Otherwise the host must have them.
+    ``cpu`` includes torch, triton and numpy, with a CPU build from pip's local folder or from PyTorch's index.
+    Otherwise the host must have them.
     """
     if not re.fullmatch(r"3\.\d+", python) or int(python[2:]) < OLDEST[1]:
         raise Failure(f"PYTHON={python}: name a version from 3.11 on, such as `make wheelhouse PYTHON=3.12`")

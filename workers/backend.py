@@ -19,13 +19,7 @@ class StoredBackend:
     """
 
     def __init__(self, engine: Engine, attempt_id: int, conditions: str | None) -> None:
-        """Bind the backend to an attempt.
-
-        Args:
-            engine: the fleet's database.
-            attempt_id: the attempt's row.
-            conditions: :attr:`workers.judge.api.Judges.conditions`, or None if no verdict is to be reused.
-        """
+        """Bind the backend to an attempt. ``conditions`` is None if no verdict is to be reused."""
         self._engine = engine
         self._attempt_id = attempt_id
         self._conditions = conditions

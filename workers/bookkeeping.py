@@ -110,13 +110,7 @@ class Bookkeeping:
     """
 
     def __init__(self, config: Config, host: str, selector: selectors.BaseSelector) -> None:
-        """Configure the connections without opening them.
-
-        Args:
-            config: the fleet's settings.
-            host: this host's name.
-            selector: the supervisor's selector, which watches the connection for notifications.
-        """
+        """Configure the connections without opening them."""
         self._config = config
         self._host = host
         self.engine = store_engine.connect(config.require_database(), application="kqueue supervisor", pool_size=2)
@@ -231,7 +225,7 @@ class Bookkeeping:
 
         Args:
             worker_id: the row.
-            message: what happened to the worker.
+            message: the worker's end in words.
             handed_back: whether the supervisor killed it, so that its evaluation does not use up an attempt.
         """
         self._losses.append(_Loss(worker_id, message, handed_back))

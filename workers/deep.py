@@ -164,9 +164,6 @@ class _Case:
     """A kernel whose category is known.
 
     Attributes:
-        name: the check's name.
-        problem, kernel, backend: the request's main parts.
-        expected: the expected category.
         shown: the detail of a check that succeeds.
         timed: whether the kernel is timed too.
         deadlines: deadlines of phases in seconds.
@@ -216,11 +213,9 @@ def _cases(tools: Collection[str], *, on_gpu: bool) -> list[_Case]:
 
 
 def judged(config: Config, tools: Collection[str]) -> Iterator[Check]:
-    """Judge known kernels on each GPU that the settings select, or on the CPU where there is none.
+    """Judge known kernels on each GPU that the settings select, or else on the CPU.
 
-    Args:
-        config: the settings of workers.
-        tools: the installed ones of ``nvcc`` and ``ninja``.
+    ``tools`` names the installed ones of ``nvcc`` and ``ninja``.
     """
     selected = choose(config.gpus, devices(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     for device in selected or [None]:

@@ -43,9 +43,7 @@ _SEAL_S: Final = 90.0
 def examine(config: Config, *, deep: bool = False) -> Iterator[Check]:
     """Run every check of a worker's parts. On a host without torch, stop after the GPUs.
 
-    Args:
-        config: the settings.
-        deep: judge kernels of every backend on every GPU too (:mod:`workers.deep`), which takes minutes.
+    ``deep`` adds the judging of a kernel of every backend on every GPU (:mod:`workers.deep`), which takes minutes.
     """
     yield from _gpus(deep=deep)
     if importlib.util.find_spec("torch") is None:

@@ -96,9 +96,7 @@ class Supervisor:
         """Configure a supervisor without starting anything.
 
         Args:
-            config: the fleet's settings.
-            slots: the slots, from :func:`workers.plan.plan`.
-            gpus: the slots' GPUs.
+            config, slots, gpus: the settings, and the plan from :func:`workers.plan.plan`.
             program: the module that a worker process runs.
             self_test: the module that tests a GPU.
             patience_s: seconds for a worker to become ready.

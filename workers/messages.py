@@ -75,14 +75,10 @@ class Refused(Exception):
 
 
 def task(payload: Any, queue: str) -> dict[str, Any]:
-    """Build a new task message for Celery from the trusted parts of ``payload``.
-
-    Args:
-        payload: the message from the queue, decoded from JSON.
-        queue: the queue's name.
+    """Build a new task message for Celery from the trusted parts of ``payload``, a message decoded from JSON.
 
     Raises:
-        Refused: the message is not one of ours.
+        Refused: kqueue did not send the message.
     """
     headers, (args, kwargs, _embed) = _headers(payload), _body(payload, 3)
     if headers.get("task") != broker.EVALUATE:
@@ -109,11 +105,7 @@ def task(payload: Any, queue: str) -> dict[str, Any]:
 
 
 def order(payload: Any, queue: str) -> dict[str, Any]:
-    """Build a new order for Celery from the trusted parts of ``payload``.
-
-    Args:
-        payload: the published message, decoded from JSON.
-        queue: the worker's own mailbox.
+    """Build a new order for Celery from the trusted parts of ``payload``, a message decoded from JSON.
 
     Raises:
         Refused: workers do not obey this order.

@@ -115,9 +115,7 @@ class Monitor:
         """Configure a monitor without starting anything.
 
         Args:
-            engine: the database.
-            host: this host's name.
-            devices: the GPUs.
+            engine, host, devices: the database, this host's name, and its GPUs.
             locks: the lock file for exclusive use of each GPU, by UUID.
             ledgers: the folder in which each GPU's memory is booked, by UUID.
             self_test: the module that a test runs.

@@ -84,14 +84,7 @@ class WorkerProcess:
         return self.ready and not self.registered and self._link is not None
 
     def start(self, config: Config, *, program: str, host: str, cores: int) -> None:
-        """Start a worker process in the slot, whose directory must be empty.
-
-        Args:
-            config: the fleet's settings.
-            program: the module that the process runs.
-            host: this host's name.
-            cores: this host's number of cores.
-        """
+        """Start a worker process, which runs the module ``program``, in the slot, whose directory must be empty."""
         self.slot = slot = replace(self.slot, worker_id=uuid4())
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-m", program, "worker"]

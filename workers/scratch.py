@@ -21,11 +21,7 @@ class Scratch:
     """The allocator of slots' private directories and uids. It removes old directories in the background."""
 
     def __init__(self, root: Path) -> None:
-        """Configure the scratch without creating anything.
-
-        Args:
-            root: the setting ``scratch``.
-        """
+        """Configure the scratch below the setting ``scratch`` without creating anything."""
         self._root = root.absolute()
         #: Descriptors whose locks reserve the fleet's directory and uids.
         self._held: list[int] = []

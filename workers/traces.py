@@ -213,7 +213,7 @@ class Follower:
     """The sender of finished evaluations' traces, while it holds the lock.
 
     Args:
-        url: the fleet's database.
+        url: the database's URL.
         send: sends spans, and returns False if the collector refused them.
         since: monotonic time from which evaluations' ends count, at most :data:`KEPT` ago.
     """

@@ -106,8 +106,7 @@ class LocalFleet:
 
         Args:
             config: the fleet's settings.
-            flower: whether Flower is started too.
-            http: whether `kqueue serve` is started too.
+            flower, http: whether Flower, and `kqueue serve`, are started too.
             durable: whether the embedded database survives a power failure. False is for tests.
             fork: whether the supervisor, Flower and HTTP are forks of this process, which share its imports. Then this
                 process must only own the fleet, and have no other thread.

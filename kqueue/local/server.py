@@ -29,12 +29,7 @@ class Server(ABC):
     start_s: ClassVar[float] = 60.0
 
     def __init__(self, directory: Path, *, log: Path | None = None) -> None:
-        """Configure a server without starting it.
-
-        Args:
-            directory: the folder for data, log and lock, created if missing.
-            log: the server's log, by default ``directory/<kind>.log``.
-        """
+        """Configure a server without starting it. ``directory`` holds data, log and lock, and is created if missing."""
         self._directory = directory.expanduser().absolute()
         self._data = self._directory / "data"
         self._log = log or self._directory / f"{self.kind.lower()}.log"

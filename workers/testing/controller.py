@@ -93,12 +93,7 @@ class Host(Protocol):
     words: str
 
     def open(self, order: dict[str, Any], folder: Path) -> None:
-        """Prepare the run.
-
-        Args:
-            order: the fields of :class:`~workers.testing.groups.Order` that all processes share.
-            folder: the folder for files of processes.
-        """
+        """Prepare a run with the shared fields of :class:`~workers.testing.groups.Order` and a folder for files."""
         ...
 
     def has_room(self) -> bool:
@@ -123,13 +118,11 @@ class _Run:
     """The run of one group's tests, in one process after another until all have run.
 
     Attributes:
-        group: the tests that are left.
-        whole: all of the group's tests.
+        group, whole: the remaining tests, and all tests of the group.
         events: pending calls of pytest's hooks, with True for the beginning of a test.
         held: the last reports of the last test, held back until its process has continued or ended well.
         at: the test that runs, and its phase.
         finished: number of tests that the current process has finished.
-        failed: reports of failures.
         lost: the reason why pytest could run no test, or empty.
         renewed: whether the current process has handed the remaining tests to another process.
         ended: the last message of the current process.
@@ -153,11 +146,7 @@ class Controller:
     """The plugin that replaces pytest's own loop over the tests."""
 
     def __init__(self, config: pytest.Config, searched: list[str]) -> None:
-        """Configure the host that runs the tests.
-
-        Args:
-            config: pytest's configuration.
-            searched: ``sys.path`` before conftests and test modules changed it.
+        """Configure the host that runs the tests. ``searched`` is ``sys.path`` before test modules changed it.
 
         Raises:
             ConfigError: a setting or an option is invalid.

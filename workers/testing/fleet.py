@@ -75,9 +75,7 @@ class Fleet:
             slots: the limit on groups that are submitted and not finished.
             url: the URL of `kqueue serve`, or None for the environment's fleet.
             lane: the lane of the evaluations.
-            rootdir: pytest's root folder.
-            inifile: the file with pytest's settings, or None.
-            cwd: the folder in which pytest was started.
+            rootdir, inifile, cwd: pytest's root folder, its file of settings if any, and its working directory.
             timeout_s: limit on one test in seconds.
             sanitizing: whether failed tests are run again under compute-sanitizer.
 
@@ -202,14 +200,7 @@ class Evaluation:
     sources = ()
 
     def __init__(self, ticket: Ticket, root: Path, timeout_s: float, *, sanitized: bool) -> None:
-        """Begin to wait for a submitted evaluation.
-
-        Args:
-            ticket: the evaluation's ticket.
-            root: the repository's folder on this host.
-            timeout_s: limit on one test in seconds.
-            sanitized: whether it runs under compute-sanitizer.
-        """
+        """Begin to wait for a submitted evaluation of tests of the repository in the folder ``root``."""
         self.sanitized = sanitized
         self.findings = ""
         self.ticket = ticket

@@ -38,7 +38,7 @@ class Here:
 
         Args:
             slots: the limit on concurrent processes. By default one for each GPU, or half of the CPUs without GPUs.
-            cwd: the working directory of tests.
+            cwd: the tests' working directory.
             timeout_s: limit on one test in seconds, infinite for no limit.
             sanitizing: whether failed tests are run again under compute-sanitizer.
 

@@ -70,8 +70,7 @@ class Job:
         Args:
             group: the tests to run.
             order: the fields of :class:`Order` that all processes of the run share.
-            gpu: the UUID of its GPU, or None.
-            lock: the lock of its device.
+            gpu, lock: the UUID of its GPU, or None, and the lock of its device.
             folder: the folder for its files and caches. At its end only pytest's temporary directories remain.
             cwd: its working directory.
             timeout_s: limit on one test in seconds, infinite for no limit.

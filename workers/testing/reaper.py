@@ -30,13 +30,7 @@ _HEEDED: Final = frozenset({signal.SIGCHLD, END, ABORT})
 
 
 def main(parent: int, said: int, program: list[str]) -> None:
-    """Run a program to its end.
-
-    Args:
-        parent: the parent process's id, with which this process ends.
-        said: the descriptor for messages, which the program inherits.
-        program: the command.
-    """
+    """Run a program, which inherits the descriptor ``said``, to its end or the end of the process ``parent``."""
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEEDED)
     linux.prctl(linux.PR_SET_PDEATHSIG, END)

@@ -22,13 +22,7 @@ ROOT, STARTED_IN, ENVIRONMENT = "root", "started_in", "environment"
 
 
 def main(file: str, repository: str, said: str) -> int:
-    """Run the tests of an order, and return pytest's exit status.
-
-    Args:
-        file: the order's file.
-        repository: the folder of the repository's files.
-        said: the descriptor of the socket for messages.
-    """
+    """Run the tests of an order's file in a repository, report on the descriptor ``said``, return the exit status."""
     linux.set_name("kq-tests")
     order = json.loads(Path(file).read_text(encoding="utf-8"))
     root = order.pop(ROOT)
