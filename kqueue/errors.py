@@ -60,7 +60,7 @@ class LaneUnavailable(InvalidRequest):
 
 
 class IdempotencyConflict(InvalidRequest):
-    """An idempotency key was used again for another problem, kernel or lane, other settings, or without ``reuse``.
+    """An idempotency key was used again for another problem, kernel or lane, other settings, or to forbid reuse.
 
     Attributes:
         keys: the conflicting keys.
@@ -71,7 +71,7 @@ class IdempotencyConflict(InvalidRequest):
         names = ", ".join(repr(key) for key in sorted(self.keys))
         super().__init__(
             f"idempotency_key: {names} was used for another problem, kernel or lane, with other settings, or with "
-            "another value of reuse: use a new key"
+            "reuse allowed: use a new key"
         )
 
 
