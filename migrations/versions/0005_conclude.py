@@ -54,7 +54,7 @@ $$
 #: The comment of the table, before and after.
 _ENVIRONMENT: Final = (
     "What a number was taken on: identified by the hash of its facts.",
-    "A set of facts that times depend on, identified by its hash.",
+    "The facts on which times depend, identified by their hash.",
 )
 
 
