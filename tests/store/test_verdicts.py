@@ -122,12 +122,12 @@ class TestFinish:
         [line] = caplog.messages
         assert line == (
             f"too late for a verdict: evaluation {claimed.evaluation_id}, attempt 1, worker_lost by worker "
-            "('killed\\nby SIGKILL'); crashed by judge stands"
+            "('killed\\nby SIGKILL'). crashed by judge was recorded before"
         )
         cancelled = claim(submit())
         evaluations.cancel(engine, cancelled.evaluation_id)
         finish(engine, cancelled, PASSED)
-        assert "passed by judge ('fine'); cancelled by client stands" in caplog.messages[1]
+        assert "passed by judge ('fine'). cancelled by client was recorded before" in caplog.messages[1]
 
     def test_nothing_is_known_of_a_stranger(self, engine: Engine) -> None:
         """An outcome for an evaluation that does not exist is late."""
