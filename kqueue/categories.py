@@ -78,7 +78,6 @@ class CategoryInfo:
     """One row of the table.
 
     Attributes:
-        category: the category.
         blame: the party that is responsible.
         compiled, correctness: KernelBench's two results. None if a failure elsewhere leaves them unknown.
         reusable: True if the same kernel ends the same way again, so that the verdict can be reused.

@@ -60,11 +60,7 @@ class LaneUnavailable(InvalidRequest):
 
 
 class IdempotencyConflict(InvalidRequest):
-    """An idempotency key was used again for another problem, kernel or lane, other settings, or to forbid reuse.
-
-    Attributes:
-        keys: the conflicting keys.
-    """
+    """An idempotency key was used again for another problem, kernel or lane, other settings, or to forbid reuse."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self.keys = frozenset(keys)
@@ -76,11 +72,7 @@ class IdempotencyConflict(InvalidRequest):
 
 
 class UnknownProblem(InvalidRequest):
-    """No stored problem has the hash that the request names.
-
-    Attributes:
-        hashes: the unknown hashes.
-    """
+    """No stored problem has the hash that the request names."""
 
     def __init__(self, hashes: Iterable[str]) -> None:
         self.hashes = frozenset(hashes)

@@ -40,9 +40,7 @@ def put(
     """Cache a time. An existing one is kept, so that all speedups in an environment share one baseline.
 
     Args:
-        engine: the fleet's database.
         problem_hash, environment_hash, settings_key: the key of the time.
-        measurement: the time.
         replace: overwrite an existing time, because it is no longer valid.
     Raises:
         DatabaseUnavailable: Postgres cannot be used.

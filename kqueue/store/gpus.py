@@ -69,7 +69,6 @@ class GpuStatus:
 
     Attributes:
         uuid: ``GPU-...``.
-        host: the host's name.
         index: NVML's index on that host.
         name: the vendor's name.
         state: the state, which decides if it accepts evaluations.
@@ -150,8 +149,6 @@ def see_memory(
     """Record the reserved memory of a GPU, and the evaluations that wait for a reservation.
 
     Args:
-        engine: the database.
-        uuid: the GPU.
         booked_bytes: the sum of all reservations.
         capacity_bytes: the maximum of that sum. None if there are no reservations.
         waiting: label, requested bytes and seconds waited of each waiting evaluation, the next one first.
@@ -184,7 +181,6 @@ def resolve(engine: Engine, named: str, *, host: str) -> GpuStatus:
     """Return the GPU that an operator named.
 
     Args:
-        engine: the database.
         named: its index on ``host``, its UUID, or the beginning of its UUID.
         host: the host to which an index refers.
 
@@ -234,7 +230,6 @@ def suspect(connection: Connection, uuid: str, *, reason: str, failed: bool) -> 
     """Within the caller's transaction, request a self-test of a GPU from its supervisor.
 
     Args:
-        connection: the transaction.
         uuid: the GPU. Other devices are ignored.
         reason: the suspect GPU report, in one line.
         failed: True if a self-test failed, False for any other sign of a fault.
@@ -263,7 +258,6 @@ def reset(engine: Engine, uuid: str, *, reason: str, grace_s: float) -> bool:
     service is unchanged, because it can pass every self-test.
 
     Args:
-        engine: the database.
         uuid: the GPU, whatever its state.
         reason: the origin of the request, in one line.
         grace_s: seconds after which running evaluations are aborted and retried elsewhere.

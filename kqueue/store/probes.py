@@ -88,7 +88,6 @@ class Pause:
     Attributes:
         id: the pause's number.
         host, device: the device. ``device`` is a GPU's UUID, or ``cpu``.
-        finding, reason: the cause.
         probes: the evaluations that are evidence for it.
         doubted_since: time of the device's last good probe of that kind, UTC. None if there was none.
         paused_at, resumed_at: begin and end of the pause, UTC.
@@ -188,7 +187,6 @@ def step(engine: Engine, *, share: float, live_s: float) -> Step:
     Concurrent sweepers are safe: only one settles each probe, and each due probe is submitted once.
 
     Args:
-        engine: the database.
         share: number of probes for each judged evaluation. 0 submits none.
         live_s: seconds without a heartbeat for which a worker counts as alive.
     """
@@ -208,8 +206,6 @@ def submit(engine: Engine, lane: str, kind: ProbeKind | None = None) -> UUID:
     """Submit a probe now, due or not, and return its evaluation.
 
     Args:
-        engine: the database.
-        lane: the lane on which it waits.
         kind: its kind. None for a random kind.
     """
     with transaction(engine) as connection:
@@ -263,7 +259,6 @@ def record(engine: Engine, *, live_s: float, since: datetime | None = None) -> R
     """Return the results of probes.
 
     Args:
-        engine: the database.
         live_s: seconds without a heartbeat for which a worker counts as alive.
         since: begin of the period. None for the last day.
     """

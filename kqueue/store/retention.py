@@ -79,7 +79,6 @@ def prune(engine: Engine, *, retention_days: float | None, log_retention_days: f
     problems and environments are kept, except for probes. The results of probes are kept too.
 
     Args:
-        engine: the database.
         retention_days: days since the verdict after which evaluations are removed. None keeps them.
         log_retention_days: days since the verdict after which logs are emptied. None keeps them.
     """

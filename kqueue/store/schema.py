@@ -73,7 +73,6 @@ def checked(url: str, *, application: str, pool_size: int = 1) -> Generator[Engi
     """Check the schema of a database and yield an engine on it, whose connections are closed at the end.
 
     Args:
-        url: the database.
         application: name shown in ``pg_stat_activity``.
         pool_size: number of persistent connections.
 

@@ -152,9 +152,6 @@ def begin_step(
     """Record a step with its planned proposals in one transaction.
 
     Args:
-        engine: the database.
-        run_id: the run.
-        number: the step's number.
         planned: columns of each proposal, including ``number`` and ``parent``.
         digest: the text for the step's summariser.
     """

@@ -28,8 +28,6 @@ def read(kind: type[_T], rows: Iterable[Row[*tuple[Any, ...]]], **more: Any) -> 
     """Return rows as dataclasses. Columns have the fields' names, and text becomes the fields' enums.
 
     Args:
-        kind: the dataclass.
-        rows: the rows.
         more: values of fields without a column, the same for all rows.
     """
     reader = _reader(kind)

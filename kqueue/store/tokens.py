@@ -87,9 +87,7 @@ def create(
     """Create a token. Return it and its secret, which is not stored.
 
     Args:
-        engine: the database.
         name: the holder's name, for people.
-        scopes: the rights.
         expires_after: the time for which the token is valid. None for no limit.
         priority: the highest priority that its holder can request.
         weight: its share of the devices, relative to producers without a token, which have 1.
@@ -136,10 +134,7 @@ def renew(engine: Engine, token_id: UUID, name: str, scopes: Collection[Scope]) 
     A token without this id is created. A revoked or expired token becomes valid again.
 
     Args:
-        engine: the database.
-        token_id: the token's id.
         name: the holder's name, for people.
-        scopes: the rights.
     """
     secret = new_secret(PREFIX)
     columns = {"name": name, "digest": digest_of(secret), "scopes": [scope.value for scope in scopes]}

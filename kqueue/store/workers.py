@@ -90,9 +90,6 @@ class LiveWorker:
     Attributes:
         id: id of this start of the worker process.
         name: Celery's node name.
-        host: the host's name.
-        pid: the process id on that host.
-        lanes: the lanes that it serves.
         device: a GPU's UUID, or ``cpu``.
         busy_with: the evaluation that it executes now.
         busy_since: the time at which it began that, UTC.

@@ -54,7 +54,6 @@ class Claim:
     """An attempt that only the caller now executes.
 
     Attributes:
-        evaluation_id: the evaluation.
         attempt_id: the attempt's row.
         number: the attempt's number, from 1.
         lane: the lane to which it was submitted.
@@ -110,8 +109,6 @@ def claim(engine: Engine, evaluation_id: UUID, *, worker_id: UUID, lease_s: floa
     The message of an evaluation that stays queued is sent again.
 
     Args:
-        engine: the database.
-        evaluation_id: the evaluation.
         worker_id: a registered worker.
         lease_s: seconds without a heartbeat for which the attempt counts as alive, and a worker too.
     """
@@ -146,7 +143,6 @@ def set_environment(engine: Engine, attempt_id: int, facts: dict[str, Any], *, c
     """Record the environment of an attempt and the fingerprint of its worker. Return the environment's hash.
 
     Args:
-        engine: the database.
         attempt_id: the attempt's row.
         facts: the facts on which times depend, without any that change between attempts. ``device``, ``torch``,
             ``python`` and ``host`` are required. ``driver``, ``cuda``, ``triton`` and more are optional.

@@ -132,11 +132,6 @@ class Next:
     """An evaluation that is among the next of its lane.
 
     Attributes:
-        id: the evaluation.
-        priority: its priority.
-        producer: its producer.
-        submitted_at: the time of its submission.
-        attempts: the number of attempts so far.
         published: True if it has a message in Redis.
     """
 
@@ -171,7 +166,6 @@ class Shares:
 
     Attributes:
         used: the use by priority and producer.
-        weights: the weights that are not 1, by producer.
         mean_s: mean duration in seconds of an attempt of any producer.
     """
 
@@ -205,7 +199,6 @@ def upcoming(engine: Engine, slots: Mapping[str, int]) -> dict[str, list[Next]]:
     Lanes without waiting evaluations are omitted.
 
     Args:
-        engine: the database.
         slots: the number of live workers of each lane.
     """
     most = max(map(window, (0, *slots.values())))

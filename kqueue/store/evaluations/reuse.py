@@ -28,8 +28,6 @@ def answer(connection: Connection, ids: Collection[UUID], *, live_s: float) -> s
     Evaluations that forbid reuse, had an attempt, or are locked by another transaction are skipped.
 
     Args:
-        connection: the caller's transaction.
-        ids: the evaluations.
         live_s: seconds without a heartbeat for which a worker counts as alive.
     """
     if not ids:

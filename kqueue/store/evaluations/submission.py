@@ -92,7 +92,6 @@ def submit(
     same transaction (:mod:`kqueue.store.evaluations.reuse`).
 
     Args:
-        engine: the database.
         requests: the requests. Their lanes are already resolved, never ``auto``.
         slots: the number of live workers of each lane, if the caller sends messages. While fewer evaluations wait on a
             lane than its window holds, the new ones are marked as ``next`` and count as sent. None leaves all messages
@@ -197,7 +196,6 @@ def asks_for(request: Request, row: Row[*tuple[Any, ...]], *, any_lane: bool) ->
     Labels, batch, priority, producer and queue wait do not influence a verdict.
 
     Args:
-        request: the request.
         row: the evaluation's ``problem_hash``, ``kernel_hash``, ``lane``, ``settings`` and ``reuse``.
         any_lane: the request accepts any lane.
     """

@@ -81,10 +81,7 @@ def finish(
     Characters and numbers that Postgres refuses are replaced (:mod:`kqueue.store.clean`).
 
     Args:
-        engine: the database.
-        evaluation_id: the evaluation.
         number: the attempt's number, as claimed.
-        outcome: the outcome.
         written_by: the process that records it.
         retry_delay_s: seconds before a second try.
         handed_back: the attempt was aborted because its worker was asked to stop. It does not count as a try, and the
@@ -204,8 +201,6 @@ def lose_worker(
     Each has a separate transaction.
 
     Args:
-        engine: the database.
-        worker_id: the worker.
         evaluation_id: the only evaluation to end, if the worker itself lives. None for all.
         retry_delay_s: seconds before a second try.
         message: one line for people.

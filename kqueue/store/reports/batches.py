@@ -28,8 +28,6 @@ class KnownBatch:
     """A batch.
 
     Attributes:
-        name: its producer's name for it.
-        evaluations: the number of its evaluations.
         unfinished: the number of evaluations without a verdict.
         submitted_at, last_at: the first and the last submission, UTC.
     """
@@ -63,7 +61,6 @@ class BatchFault:
 
     Attributes:
         category, blame: the kind of failure and its blame.
-        number: the number of evaluations.
         evaluation_id, message: an example and its message.
     """
 
@@ -78,9 +75,7 @@ def known_batches(engine: Engine, *, beginning: str = "", limit: int = 50) -> li
     """Return batches, the latest submission first.
 
     Args:
-        engine: the database.
         beginning: the prefix of their names.
-        limit: maximum number of results.
     """
     # The rows' times are exact to a second, so some more batches are read.
     latest = (
@@ -153,8 +148,6 @@ def batch_faults(engine: Engine, batch: str, counts: Mapping[Category, int]) -> 
     """Return the kinds of failures in a batch, each with an example, the most frequent first.
 
     Args:
-        engine: the database.
-        batch: its name.
         counts: the number of verdicts of each category (:class:`BatchState`).
     """
     failed = [category for category in counts if category not in RIGHT]

@@ -78,7 +78,6 @@ class Placed:
     """A kernel on a leaderboard: its best measurement in a precision on a device model. Times are in milliseconds.
 
     Attributes:
-        kernel_hash, kernel_label, backend: the kernel.
         precision, device: the precision and the device model.
         runtime_ms, q1_ms, q3_ms: median and quartiles.
         baseline_ms: the median of the eager reference. None if not measured.
@@ -151,9 +150,7 @@ class Profiled:
     """The profile of a kernel by Nsight Compute.
 
     Attributes:
-        evaluation_id: its evaluation.
         name: the kernel's label, or a prefix of its hash, made unique within the list.
-        profile: the profile.
     """
 
     evaluation_id: UUID
@@ -212,10 +209,8 @@ def used_problems(
     """Return stored problems, the latest first.
 
     Args:
-        engine: the database.
         named: a part of a label from their evaluations, or a prefix of their hash.
         after: ``created_at`` and hash of the caller's last result, after which the list continues.
-        limit: maximum number of results.
     """
     last = (
         select(Evaluation.problem_label, Evaluation.kernel_hash, Evaluation.submitted_at)
@@ -282,10 +277,7 @@ def leaderboard(
     ``best_verdicts``. Reused verdicts do not count as measurements.
 
     Args:
-        engine: the database.
-        problem_hash: the problem.
         precision, backend, device: the only precision, backend and device model to list.
-        limit: maximum number of results.
     """
     mine, other, every = _measured("mine"), _measured("other"), _measured("every")
     wanted: list[ColumnElement[bool]] = [mine.summary.problem_hash == problem_hash]

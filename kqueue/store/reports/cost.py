@@ -72,11 +72,9 @@ def cost(engine: Engine, *, by: By, since: datetime | None, batch: str | None = 
     """Return the cost of evaluations with verdicts since a time, the highest first.
 
     Args:
-        engine: the database.
         by: the key by which costs are summed.
         since: the time. None for all stored evaluations.
         batch: the only batch to count.
-        limit: maximum number of rows.
     """
     wanted: list[ColumnElement[bool]] = [REAL]
     if since is not None:

@@ -66,7 +66,6 @@ class Crowd:
 
     Attributes:
         lane, priority, producer: their common lane, priority and producer.
-        queued: their number.
         since: the earliest time of submission, UTC.
     """
 
@@ -94,7 +93,6 @@ def outcomes(
     """Return the number of evaluations of each category that occurs, in the categories' order.
 
     Args:
-        engine: the database.
         since: earliest time of the verdict.
         problem_hash: the whole hash of the only problem to count.
         batch: the only batch to count.
@@ -134,7 +132,6 @@ class Fault:
 
     Attributes:
         category: the kind.
-        number: the number of attempts.
         last_at: the start of the last one, UTC.
         message: the message of the last one.
     """

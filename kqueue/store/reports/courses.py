@@ -27,7 +27,6 @@ class Try:
 
     Attributes:
         number: from 1.
-        worker, host: names.
         device: a GPU's UUID, or ``cpu``.
         started_at, ended_at: UTC. The attempt of a cancelled evaluation is open until its worker ends it.
         category, written_by: its outcome, and the process that recorded it. None while it is open.
@@ -54,15 +53,11 @@ class Course:
     """An evaluation with a verdict, from its submission on.
 
     Attributes:
-        evaluation_id: its id.
         traceparent: the producer's span (:mod:`kqueue.tracing`), or None.
-        lane, priority: its lane and priority.
-        backend: the kernel's language or library.
         submitted_at, finished_at: UTC.
         category, blame, written_by: the verdict, and the process that recorded it.
         reused: True if the verdict was reused from an equal evaluation.
         model: the GPU's or CPU's name. None if no judge recorded it.
-        tries: the attempts, in order.
     """
 
     evaluation_id: UUID

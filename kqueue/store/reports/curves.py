@@ -27,7 +27,6 @@ class Point:
     """A candidate of a problem.
 
     Attributes:
-        evaluation_id: its evaluation.
         at: the time of its verdict, UTC.
         speedup: the speedup over the baseline. None if it was not timed.
         blame: the verdict's blame, ``none`` if it passed.
@@ -56,7 +55,6 @@ def best_so_far(engine: Engine, problem_hash: str, *, limit: int = 20_000) -> li
     """Return the candidates of a problem in the order of their verdicts.
 
     Args:
-        engine: the database.
         problem_hash: the problem's whole hash.
         limit: maximum number of results, which are the latest.
     """

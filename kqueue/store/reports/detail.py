@@ -58,16 +58,12 @@ class Detail:
     """One evaluation in full.
 
     Attributes:
-        evaluation_id: its id.
-        state: its state.
         lane: the lane to which it was submitted.
-        backend: the kernel's language or library.
         problem_label, problem_hash, problem: name, SHA-256 and source of the reference.
         kernel_label, kernel_hash, kernel: name, SHA-256 and source of the candidate.
         settings: the submitted :class:`kqueue.Settings` in JSON.
         batch: the producer's name for the batch.
         submitted_at, expires_at: UTC.
-        attempts: the attempts, in order.
         verdict: the verdict. None while there is none.
     """
 

@@ -27,8 +27,6 @@ class Ended:
     """An evaluation with a verdict, without its large columns.
 
     Attributes:
-        evaluation_id: its id.
-        lane, priority: its lane and priority.
         category: the category of its verdict.
         written_by: the process that recorded the verdict.
         reused: True if the verdict was reused from an equal evaluation.
@@ -66,9 +64,7 @@ def finished(engine: Engine, *, after: tuple[datetime, UUID], limit: int) -> lis
     polls must therefore start some seconds before its last result, and skip known evaluations.
 
     Args:
-        engine: the database.
         after: a time and an id, after which the result begins.
-        limit: maximum number of results.
     """
     order = (Verdict.finished_at, Verdict.evaluation_id)
     query = select(Verdict.evaluation_id, Verdict.finished_at).order_by(*order).limit(limit)

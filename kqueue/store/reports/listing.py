@@ -132,9 +132,7 @@ def results(
     """Return finished evaluations, the latest first.
 
     Args:
-        engine: the database.
         since: earliest time of the verdict.
-        limit: maximum number of results.
         filters: conditions on the evaluations.
     """
     wanted = _wanted(filters)
@@ -154,10 +152,8 @@ def listing(
     """Return evaluations, the latest submission first.
 
     Args:
-        engine: the database.
         since: earliest time of submission.
         after: ``submitted_at`` and id of the caller's last result, after which the list continues.
-        limit: maximum number of results.
         filters: conditions on the evaluations.
     """
     wanted = _wanted(filters)
@@ -175,11 +171,8 @@ def finished_in(
     """Return the finished evaluations of a batch in the order of their ends.
 
     Args:
-        engine: the database.
-        batch: its name.
         since: earliest time of the verdict.
         after: ``finished_at`` and id of the caller's last result, after which the list continues.
-        limit: maximum number of results.
     """
     wanted: list[ColumnElement[bool]] = [Evaluation.batch == batch, _FINISHED]
     if since is not None:
@@ -197,7 +190,6 @@ def unfinished(engine: Engine, *, before: datetime | None = None, **filters: Unp
     """Return the evaluations without a verdict, the oldest first.
 
     Args:
-        engine: the database.
         before: latest time of submission.
         filters: conditions on the evaluations. At least 12 digits of a problem's hash are needed.
     """
@@ -222,11 +214,8 @@ def best(
     """Return the rows of the view ``best_verdicts``, the largest speedup first.
 
     Args:
-        engine: the database.
         problem: a problem's label, or a prefix of its hash.
-        precision: the precision.
         device: a device model's name, or a part of it.
-        limit: maximum number of results.
     """
     wanted: list[ColumnElement[bool]] = []
     columns = _BEST.c

@@ -45,8 +45,6 @@ def named(engine: Engine, word: str, *, among: Collection[Kind] = tuple(Kind)) -
     id. The first digits of hashes and ids suffice.
 
     Args:
-        engine: the database.
-        word: the word.
         among: the accepted kinds.
 
     Raises:

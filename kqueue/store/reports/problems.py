@@ -41,10 +41,8 @@ def problems(
     """Return stored problems, the latest first.
 
     Args:
-        engine: the database.
         problem: a label from one of its evaluations, or a prefix of its hash.
         after: ``created_at`` and hash of the caller's last result, after which the list continues.
-        limit: maximum number of results.
     """
     wanted: list[ColumnElement[bool]] = [REAL_PROBLEM]
     if problem is not None:

@@ -26,11 +26,8 @@ class Progress:
     """The progress of an evaluation. Times are UTC.
 
     Attributes:
-        evaluation_id: its id.
-        state: its state.
         problem_label, kernel_label: the labels from its request.
         device: the device of its last attempt: a GPU's UUID, or ``cpu``. None before the first.
-        submitted_at: the time of its submission.
         started_at: the start of its last attempt.
         finished_at: the time of its verdict.
         blame: the blame of its verdict.
@@ -127,7 +124,6 @@ class Earlier:
     """The last evaluation of a request whose idempotency keys have a common prefix.
 
     Attributes:
-        evaluation_id: its id.
         stands: True if a repeated request gets this evaluation, because it is open, or was answered recently without a
             failure of the fleet.
         same: False if it has other settings or another lane.
@@ -142,7 +138,6 @@ def earlier(engine: Engine, request: Request, *, family: str, within_s: float | 
     """Return the last evaluation of ``request``'s problem and kernel whose idempotency key begins with ``family``.
 
     Args:
-        engine: the database.
         request: the request that names problem and kernel.
         family: the prefix of the keys.
         within_s: seconds for which an answer stands. None for no limit.

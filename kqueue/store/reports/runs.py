@@ -67,9 +67,7 @@ def listed_runs(engine: Engine, *, named: str | None = None, limit: int = 50) ->
     """Return runs, the latest first.
 
     Args:
-        engine: the database.
         named: a part of their names.
-        limit: maximum number of results.
     """
     query = select(SearchRun).order_by(SearchRun.created_at.desc(), SearchRun.id).limit(limit)
     if named is not None:

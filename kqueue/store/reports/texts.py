@@ -95,10 +95,8 @@ def search(engine: Engine, asked: str, where: Where, *, limit: int = 20) -> list
     latest hits are found too. For kernels only the latest :data:`_KERNELS` are searched.
 
     Args:
-        engine: the database.
         asked: the words. Characters between words are ignored.
         where: the kind of texts.
-        limit: maximum number of results.
 
     Raises:
         InvalidRequest: the search is invalid (:func:`parse`), or took too long.

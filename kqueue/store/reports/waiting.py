@@ -94,8 +94,6 @@ def waiting(engine: Engine, evaluation_id: UUID, *, within_s: float, counted: in
     """Return the wait of an evaluation, or None if it does not wait.
 
     Args:
-        engine: the database.
-        evaluation_id: the evaluation.
         within_s: seconds without a heartbeat for which a worker counts as alive.
         counted: maximum number of counted evaluations of its lane.
 
