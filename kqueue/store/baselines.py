@@ -1,4 +1,7 @@
-"""Baselines: cached times of the references, by problem, environment and timing settings."""
+"""Baselines: cached times of the references, by problem, environment and timing settings.
+
+Every function is one transaction and raises :class:`~kqueue.errors.DatabaseUnavailable` if Postgres cannot be used.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,7 @@ from kqueue.store.models import Baseline
 
 
 def get(engine: Engine, problem_hash: str, environment_hash: str, settings_key: str) -> Measurement | None:
-    """Return the cached time, or None.
-
-    Raises:
-        DatabaseUnavailable: Postgres cannot be used.
-    """
+    """Return the cached time, or None."""
     with transaction(engine) as connection:
         measurement = connection.scalar(
             select(Baseline.measurement).where(
@@ -42,8 +41,6 @@ def put(
     Args:
         problem_hash, environment_hash, settings_key: the key of the time.
         replace: overwrite an existing time, because it is no longer valid.
-    Raises:
-        DatabaseUnavailable: Postgres cannot be used.
     """
     with transaction(engine) as connection:
         row = insert(Baseline).values(

@@ -536,8 +536,8 @@ def _submit_due(connection: Connection, share: float, live_s: float) -> tuple[UU
 
 
 def _interval(share: float) -> float:
-    """Return the random number, about ``1 / share``, of evaluations until the next probe, so that it is
-    unpredictable."""
+    """Return a random number of evaluations until the next probe, about ``1 / share``."""
+    # It is random so that no producer can predict a probe.
     return random.SystemRandom().uniform(0.5, 1.5) / share
 
 

@@ -273,10 +273,7 @@ def _contested(waiting: Iterable[Next]) -> bool:
 
 
 def _merged(waiting: Iterable[Next], shares: Shares, most: int) -> Iterator[Next]:
-    """Yield the evaluations of a lane in order, at most ``most`` without and ``most`` with earlier attempts.
-
-    Charges ``shares`` for each.
-    """
+    """Yield evaluations in order, at most ``most`` without and ``most`` with earlier attempts, and charge ``shares``."""
     queues: dict[Priority, dict[str, list[Next]]] = {priority: {} for priority in Priority}
     for one in waiting:
         queues[one.priority].setdefault(one.producer, []).append(one)

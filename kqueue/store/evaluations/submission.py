@@ -70,10 +70,7 @@ class Submitted:
 
 
 class _Removed(Exception):
-    """Retention removed a row that was found before. The next try writes it again.
-
-    For a problem or kernel Postgres reports this itself, by a violation of a foreign key.
-    """
+    """Retention removed an evaluation that was found before. The next try writes it again."""
 
 
 def submit(

@@ -63,10 +63,7 @@ class Waiting:
 
 @dataclass(slots=True)
 class _Work:
-    """A set of evaluations: their number, their expected seconds, and the variance of these.
-
-    ``more`` is True if the number is a lower bound.
-    """
+    """A set of evaluations: their number (with ``more`` a lower bound), expected seconds, and the variance of these."""
 
     number: float = 0.0
     seconds: float = 0.0
@@ -218,10 +215,8 @@ def _before(
     waiting: Mapping[tuple[Priority, str], int],
     most: int,
 ) -> _Work:
-    """Return the work before an evaluation.
-
-    ``own`` earlier evaluations have the same producer and priority. Numbers equal to ``most`` are lower bounds.
-    """
+    """Return the work before an evaluation, which includes ``own`` earlier ones of its producer and priority."""
+    # Numbers that are equal to `most` are lower bounds.
     mine = shares.of(priority, producer)
     same, other = _Work(), _Work()
     for (of, name), number in waiting.items():
