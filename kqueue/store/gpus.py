@@ -77,7 +77,7 @@ class GpuStatus:
         failures: number of consecutive failed self-tests.
         check_at: time of the next self-test, UTC. Until then a serving GPU accepts no evaluations either.
         due: True if the self-test is due now.
-        reset_at: the time at which its workers are killed for a reset, UTC. None if no reset was requested.
+        reset_at: latest time at which its workers are ended for a reset, UTC. None if no reset was requested.
         reset_due: True if they are to be ended now, because nothing runs on the GPU or the time has passed.
         facts: the last facts about it (:mod:`workers.judge.gpu.facts`).
         memory: the reservations last reported by its supervisor, or None.

@@ -273,7 +273,7 @@ class Gpu(Base):
     check_at: Mapped[datetime | None]
     """Time of the next self-test by its supervisor. Null if none is planned."""
     reset_at: Mapped[datetime | None]
-    """Time at which its workers are killed for a reset. Null if no reset was requested."""
+    """Latest time at which its workers are ended for a reset. Null if no reset was requested."""
     facts: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'::jsonb"))
     """Latest facts from NVML and the Linux kernel's log."""
     memory: Mapped[dict[str, Any] | None]
@@ -482,7 +482,7 @@ class Token(Base):
     priority: Mapped[str] = mapped_column(server_default="interactive")
     """The highest :class:`~kqueue.states.Priority` that its holder can request."""
     weight: Mapped[float] = mapped_column(server_default=text("1"))
-    """Its share of the devices, relative to producers without a token, which have 1."""
+    """Its share of the devices, relative to other producers, which have 1 by default."""
     budget_s: Mapped[float | None]
     """Slot seconds available in any window of ``budget_window_s`` seconds. Null for no limit."""
     budget_window_s: Mapped[float | None]

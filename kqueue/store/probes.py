@@ -51,7 +51,7 @@ _GOOD: Final = (Finding.AGREED, Finding.VOID)
 _REASON_CHARACTERS: Final = 300
 #: Default period of :func:`record`.
 _DAY: Final = timedelta(days=1)
-#: Maximum count of suspect verdicts of a pause. The list of them is complete.
+#: Maximum number of suspect verdicts that are counted for a pause. :func:`doubted` lists all.
 MOST_DOUBTED: Final = 10_000
 #: Key of the advisory lock with which only one sweeper settles and submits.
 _LOCK: Final = 0x6B71_7565_7565_0004
@@ -90,7 +90,7 @@ class Pause:
         host, device: the device. ``device`` is a GPU's UUID, or ``cpu``.
         probes: the evaluations that are evidence for it.
         doubted_since: time of the device's last good probe of that kind, UTC. None if there was none.
-        paused_at, resumed_at: begin and end of the pause, UTC.
+        paused_at, resumed_at: start and end of the pause, UTC.
         doubted: number of suspect verdicts, which the device reached on real evaluations since
             ``doubted_since``, at most :data:`MOST_DOUBTED`.
     """
@@ -231,7 +231,7 @@ def resume(engine: Engine, host: str) -> int:
 
 
 def pauses(engine: Engine, *, since: datetime | None = None) -> list[Pause]:
-    """Return the current pauses, and with ``since`` also the later ones that have ended, the latest first."""
+    """Return the current pauses, and with ``since`` also the ended ones that began later, the latest first."""
     now = ProbePause.resumed_at.is_(None)
     with transaction(engine) as connection:
         return _pauses(connection, now if since is None else or_(now, ProbePause.paused_at >= since))
@@ -260,7 +260,7 @@ def record(engine: Engine, *, live_s: float, since: datetime | None = None) -> R
 
     Args:
         live_s: seconds without a heartbeat for which a worker counts as alive.
-        since: begin of the period. None for the last day.
+        since: start of the period. None for the last day.
     """
     columns = (Probe.kind, Probe.finding, Probe.bias, Probe.lane, Probe.worker, Probe.host, Probe.device)
     with transaction(engine) as connection:
@@ -486,7 +486,7 @@ def _doubted(pause: Row[*tuple[Any, ...]], column: Any) -> Any:
 
 # Submission --------------------------------------------------------------------------------------------
 
-#: Statement that counts the judged verdicts of each lane since its last count. Verdicts that commit meanwhile are
+#: Statement that counts the judges' verdicts of each lane since its last execution. Verdicts that commit meanwhile are
 #: missed, which is harmless.
 _COUNT: Final = text("""
     WITH counted AS (

@@ -162,7 +162,7 @@ _GRANTED: Final = text("""
     CROSS JOIN LATERAL aclexplode(t.attacl) AS a JOIN pg_roles AS r ON r.oid = a.grantee
     WHERE c.relnamespace = current_schema()::regnamespace AND r.rolname = ANY(:roles)
     UNION ALL
-    -- A function is everybody's unless that was revoked, which a backup restored without privileges forgets.
+    -- PUBLIC can execute a function unless that was revoked. A backup restored without privileges loses the revocation.
     SELECT coalesce(r.rolname, 'public'), p.proname, a.privilege_type, ''
     FROM pg_proc AS p CROSS JOIN LATERAL aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) AS a
     LEFT JOIN pg_roles AS r ON r.oid = a.grantee

@@ -58,7 +58,7 @@ class Known:
 
     Attributes:
         priority: the highest priority that its holder can request.
-        weight: its share of the devices, relative to producers without a token, which have 1.
+        weight: its share of the devices, relative to other producers, which have 1 by default.
         budget: its budget, with the used part. None for no limit.
     """
 
@@ -90,7 +90,7 @@ def create(
         name: the holder's name, for people.
         expires_after: the time for which the token is valid. None for no limit.
         priority: the highest priority that its holder can request.
-        weight: its share of the devices, relative to producers without a token, which have 1.
+        weight: its share of the devices, relative to other producers, which have 1 by default.
         budget: its budget. None for no limit.
     """
     secret = new_secret(PREFIX)

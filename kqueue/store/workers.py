@@ -93,7 +93,7 @@ class LiveWorker:
         device: a GPU's UUID, or ``cpu``.
         busy_with: the evaluation that it executes now.
         busy_since: the time at which it began that, UTC.
-        step: its current step, named as in ``evidence.durations_s``, if it runs for more than a second.
+        step: its current step, named as in ``evidence.durations_s``, if the attempt has run for more than a second.
         paused: the reason why it accepts no evaluations, or None.
         waits_for: the process outside its fleet that holds its device while its evaluation waits.
         waits_since: the time since which it waits, UTC.

@@ -273,7 +273,7 @@ def _contested(waiting: Iterable[Next]) -> bool:
 
 
 def _merged(waiting: Iterable[Next], shares: Shares, most: int) -> Iterator[Next]:
-    """Yield evaluations in order, at most ``most`` without and ``most`` with earlier attempts, and charge ``shares``."""
+    """Yield at most ``most`` evaluations without and ``most`` with earlier attempts, in order. Charge ``shares``."""
     queues: dict[Priority, dict[str, list[Next]]] = {priority: {} for priority in Priority}
     for one in waiting:
         queues[one.priority].setdefault(one.producer, []).append(one)

@@ -117,7 +117,7 @@ def cancel(engine: Engine, evaluation_id: UUID) -> bool:
     A running attempt stays open until its worker ends it.
 
     Raises:
-        UnknownEvaluation: there is no such evaluation.
+        UnknownEvaluation: no evaluation has this id.
     """
     with transaction(engine) as connection:
         # A function of the database does this, because producers lack the right to write verdicts.
