@@ -794,7 +794,7 @@ class Evidence(Part):
     cpu_s: dict[str, float] | None = _ABSENT
     """CPU time in seconds of the evaluation's processes, with all their threads and children: of the ``judge``,
     ``reference``, ``candidate``, ``builder``, ``compiled`` (the reference under ``torch.compile``) and ``examined``.
-    The time of a reused reference process counts for this evaluation only."""
+    A reused reference process counts with its time in this evaluation only."""
     peak_bytes: int | None = _ABSENT
     """Maximum private memory in bytes of the candidate's process tree."""
     output_bytes: int | None = _ABSENT
