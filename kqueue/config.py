@@ -122,9 +122,9 @@ class Config(BaseSettings):
     retry_delay_s: float = Field(default=1.0, ge=0)
     """Seconds before the second attempt after a failure of the fleet. The delay doubles for each further attempt."""
     retention_days: float | None = Field(default=None, gt=0)
-    """Days after its verdict when an evaluation is removed with all its data. By default never."""
+    """Age in days, counted from the verdict, at which an evaluation is removed with all its data. By default never."""
     log_retention_days: float | None = Field(default=None, gt=0)
-    """Days after the verdict when logs and long evidence are removed. By default never."""
+    """Age in days, counted from the verdict, at which logs and long evidence are removed. By default never."""
     log_level: str = "INFO"
     """Minimum level of log lines: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
     log_json: bool = False

@@ -33,7 +33,7 @@ _SHORTEST_BEGINNING: Final = 3
 _SHOWN: Final = 100_000
 #: Maximum number of matching texts from which the latest are chosen.
 _LOOKED_AT: Final = 2000
-#: Number of the latest texts that are searched too if there are more matches.
+#: Number of the latest texts that are also searched if the matches exceed that number.
 _RECENT: Final = 100
 #: Number of the latest kernels, to which their search is limited.
 _KERNELS: Final = 5000

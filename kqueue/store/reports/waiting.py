@@ -188,7 +188,7 @@ _CROWD: Final = text("""
 def _crowd(
     connection: Connection, mine: Row[*tuple[Any, ...]], counted: int
 ) -> tuple[int, dict[tuple[Priority, str], int], int]:
-    """Return the number of earlier ones of the same producer and priority, the numbers by group, and their maximum."""
+    """Return how many evaluations of this producer and priority are earlier, the counts by group, and their maximum."""
     rows = connection.execute(_CROWD, {"lane": mine.lane, "counted": counted}).all()
     most = min((row.most for row in rows), default=counted)
     first = (
