@@ -21,22 +21,30 @@ from kqueue.evidence import (
 
 #: A value for each fact that some category needs.
 _FACTS: Final[dict[str, Any]] = {
-    "exception": "builtins.RuntimeError",
-    "cuda_code": 700,
+    "exception": "builtins.RuntimeError", "cuda_code": 700,
     "findings": [{"rule": "r", "severity": "cheat", "line": 1, "evidence": "e", "by": "kqueue", "meaning": "m"}],
-    "reason": "deadline",
-    "signal": "SIGSEGV",
-    "structure": "[T]",
-    "input": 0,
-    "output": 0,
-    "kind": "given",
-    "wrong": 1,
-    "of": 4,
-    "first": [{"index": [0], "expected": 1.0, "got": 2.0}],
-    "hack": "decoy",
-    "failed": 2,
+    "reason": "deadline", "signal": "SIGSEGV", "structure": "[T]", "input": 0, "output": 0, "kind": "given", "wrong": 1,
+    "of": 4, "first": [{"index": [0], "expected": 1.0, "got": 2.0}], "hack": "decoy", "failed": 2,
     "clocks": {"sm_mhz": 210.0},
-}
+}  # fmt: skip
+
+#: A problem for real judges, and a kernel whose `forward` has this body.
+RELU: Final = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+def get_inputs():
+    return [torch.randn(64, 64)]
+def get_init_inputs():
+    return []
+"""
+RELU_KERNEL: Final = """
+import time, torch
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        {}
+"""
 
 
 def ended(category: Category, **fields: Any) -> Outcome:

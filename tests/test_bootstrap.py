@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
-import os
 import shutil
 import subprocess
 import sys
@@ -33,43 +31,6 @@ def bootstrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> types.ModuleTy
     for variable in ("KQUEUE_TORCH", "KQUEUE_WHEELHOUSE", "UV_FIND_LINKS", "UV_DEFAULT_INDEX"):
         monkeypatch.delenv(variable, raising=False)
     return module
-
-
-#: Makes the environment under the interpreter that runs it, with a recorder.
-BY_ITSELF = """
-import importlib.util, json, sys
-spec = importlib.util.spec_from_file_location("bootstrap", sys.argv[1])
-bootstrap = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(bootstrap)
-class Recorder:
-    def install(self, *what):
-        print("ASKED", json.dumps(what))
-bootstrap.environment(lambda house: Recorder())
-"""
-
-
-def by_base_interpreter(bootstrap: types.ModuleType) -> tuple[str, list[list[str]]]:
-    """What the script says, and what it asks to be installed, outside of any virtual environment."""
-    command = [bootstrap.base_interpreter(), "-c", BY_ITSELF, bootstrap.__file__]
-    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-    lines = [line.removeprefix("ASKED ") for line in said.splitlines() if line.startswith("ASKED ")]
-    return said, [json.loads(line) for line in lines]
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "message"),
-    [
-        ("KQUEUE_TORCH", "rocm", "use auto, cpu, cuda or skip"),
-        ("KQUEUE_WHEELHOUSE", "/nowhere", "make wheelhouse"),
-    ],
-)
-def test_choices_that_cannot_work(variable: str, value: str, message: str) -> None:
-    """A wrong choice ends with one line that names the right ones."""
-    command = [sys.executable, str(SCRIPT)]
-    ended = subprocess.run(command, env=os.environ | {variable: value}, capture_output=True, text=True, check=False)
-    assert ended.returncode == 1
-    assert message in ended.stderr
-    assert "Traceback" not in ended.stderr
 
 
 def test_old_python_is_refused(bootstrap: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,37 +63,6 @@ def test_uv_gets_what_pip_is_configured_to(bootstrap: types.ModuleType, monkeypa
     assert settings["SSL_CERT_FILE"] == "/certificates.pem"
     monkeypatch.setenv("UV_FIND_LINKS", "/three")
     assert bootstrap.uv_settings()["UV_FIND_LINKS"] == "/three"
-
-
-@pytest.mark.nightly
-def test_an_interpreters_own_torch_is_kept(
-    bootstrap: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the interpreter has a torch that serves, the environment sees it and nothing of its stack is installed."""
-    site = subprocess.run(
-        [bootstrap.base_interpreter(), "-c", "import site; print(site.getusersitepackages())"],
-        env=dict(os.environ) | {"PYTHONUSERBASE": str(tmp_path / "base")},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
-    for stem in ("torch-2.11.0", "triton-3.6.0", "numpy-2.3.0"):
-        information = Path(site) / f"{stem}.dist-info"
-        information.mkdir(parents=True)
-        name, version = stem.split("-")
-        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    monkeypatch.setenv("PYTHONUSERBASE", str(tmp_path / "base"))
-    said, asked = by_base_interpreter(bootstrap)
-    assert "torch 2.11.0" in said
-    names = {bootstrap.name(word) for word in asked[0]}
-    assert "celery" in names
-    assert not names & {"torch", "triton", "numpy"}
-    assert "include-system-site-packages = true" in (tmp_path / ".venv" / "pyvenv.cfg").read_text()
-    # The second run finds nothing to do, and a changed choice does.
-    assert by_base_interpreter(bootstrap)[1] == []
-    monkeypatch.setenv("KQUEUE_TORCH", "skip")
-    assert len(by_base_interpreter(bootstrap)[1]) == 2
-    assert "include-system-site-packages = false" in (tmp_path / ".venv" / "pyvenv.cfg").read_text()
 
 
 @pytest.mark.nightly
@@ -170,12 +100,3 @@ def test_a_failed_installation_is_done_again(
     with pytest.raises(bootstrap.Failure):
         bootstrap.environment(lambda _house: types.SimpleNamespace(install=install))
     assert not bootstrap.KEY.exists()
-
-
-def test_wheelhouse_needs_a_version(bootstrap: types.ModuleType, tmp_path: Path) -> None:
-    """Something else than a supported version is refused before a folder is touched."""
-    (tmp_path / "out").mkdir()
-    for python in ("3.10", "3", "/usr/bin/python3", "2.7"):
-        with pytest.raises(bootstrap.Failure, match=r"PYTHON=3\.12"):
-            bootstrap.wheelhouse(python, tmp_path / "out")
-    assert (tmp_path / "out").is_dir()

@@ -99,45 +99,12 @@ def test_findings_in_words() -> None:
 
 
 def test_a_profile_in_words() -> None:
-    """What is not known is not said."""
     text = "\n".join(examinations.lines(Evidence(profile=PROFILE)))
     for told in (
-        "by Nsight Compute (3.0 s)",
-        "k: 0.5 ms, grid (2, 1, 1) of (128, 1, 1) threads",
-        "memory: 1e+09 bytes, 2000 GB/s, peak 4000 GB/s, 50% of it",
-        "compute: 500 GFLOP/s, peak 6e+04 GFLOP/s",
-        "18 registers a thread, 0 spills",
-        "warps wait for: long_scoreboard 75%",
-        "90% at kernel.py:16: v = tl.sin(v)\n",
-        "10% at cuda.cu:3",
-    ):
+        "by Nsight Compute (3.0 s)", "k: 0.5 ms, grid (2, 1, 1) of (128, 1, 1) threads",
+        "memory: 1e+09 bytes, 2000 GB/s, peak 4000 GB/s, 50% of it", "compute: 500 GFLOP/s, peak 6e+04 GFLOP/s",
+        "18 registers a thread, 0 spills", "warps wait for: long_scoreboard 75%",
+        "90% at kernel.py:16: v = tl.sin(v)\n", "10% at cuda.cu:3",
+    ):  # fmt: skip
         assert told in text, told
     assert "occupancy" not in text
-    bare = Profile(by="cupti", kernels=(KernelProfile(name="k", launches=2, duration_ms=0.5),), error="no", seconds=1)
-    assert list(examinations.lines(Evidence(profile=bare))) == [
-        "profile of one call, by CUPTI, without counters (1.0 s)",
-        "  no",
-        "  k: 0.5 ms, 2 launches",
-    ]
-    assert list(examinations.lines(Evidence(profile=Profile(by="ncu", error="there is no GPU", seconds=0)))) == [
-        "profile: there is no GPU"
-    ]
-
-
-def test_two_profiles_are_compared() -> None:
-    """In what is known of both."""
-    faster = COUNTED.model_copy(update={"duration_ms": 0.25, "spills": None})
-    other = PROFILE.model_copy(update={"kernels": (faster, faster.model_copy(update={"duration_ms": 0.125}))})
-    assert list(examinations.compared(PROFILE, other)) == [
-        "time on the GPU: 0.5 and 0.375 ms, 0.75x",
-        "launches: 1 and 2, 2x",
-        "memory traffic: 1e+09 and 2e+09 bytes, 2x",
-    ]
-
-
-def test_kernels_without_counters_stand_on_no_roofline() -> None:
-    bare = KernelProfile(name="copy", launches=1, duration_ms=1.0)
-    chart = examinations.roofline("t", {"mine": PROFILE.model_copy(update={"kernels": (COUNTED, bare)})})
-    assert (chart.peak_gbs, chart.peak_gflops) == (4000.0, 60_000.0)
-    assert [(spot.label, spot.flops_per_byte, spot.gflops) for spot in chart.spots] == [("k", 0.25, 500.0)]
-    assert not examinations.roofline("t", {"mine": Profile(by="cupti", kernels=(bare,), seconds=1)}).spots

@@ -26,7 +26,10 @@ _OWN: Final = (READY_VARIABLE, SETTINGS_VARIABLE)
 
 
 def main() -> NoReturn:
-    """Fork the fork server and the judge supervisor of the slot, then become its worker. Arguments: those of ``celery -A … ``."""
+    """Fork the slot's fork server and judge supervisor, then become its worker.
+
+    Arguments: those of ``celery -A … ``.
+    """
     # Garbage collection takes a tenth of the imports' time and finds nothing. Forks and workers.app enable it again.
     gc.disable()
     from workers.judge.candidate import harness  # torch: not for who only becomes a worker

@@ -10,15 +10,12 @@ from pathlib import Path
 import pytest
 
 from kqueue.local.fleet import LocalFleet
-from kqueue.web.app import create_app
 from tests.autopsy.tail import TAIL, TAIL_KERNEL, fails
 from tests.cli.command import Cli
 from tests.fleet.live import live_fleet
-from tests.http.standin import Served
 from tests.mcp.agents import over_stdio, told
 from tests.services import starts_services
 from tests.waiting import until
-from tests.web.visiting import OWN_FORM, visitor
 
 #: Fails on inputs of any size.
 OFF = TAIL_KERNEL.replace("out = x * 2", "out = x * 2 + 1")
@@ -64,28 +61,6 @@ def test_an_evaluation_of_the_fleet(fleet: LocalFleet, cli: Cli, tmp_path: Path)
         made = client.batch(f"autopsy-{identity}")
         assert made
         assert all(ticket.done() for ticket in made)
-
-
-def test_on_the_page(fleet: LocalFleet, tmp_path: Path) -> None:
-    """A button begins it, and the page ends with a program that shows the failure."""
-    address = f"/evaluations/{submitted(fleet, OFF)}/autopsy"
-    served = Served(fleet.config, make=create_app)
-    try:
-        with visitor(served, served.admin) as browser:
-            assert browser.post(address, headers=OWN_FORM).status_code == 303
-            until(lambda: "data-live" not in browser.get(address).text, 300, "the autopsy's end")
-            assert "elements: 12004 -&gt; 1\n" in browser.get(address).text
-            fails(browser.get(f"{address}/repro.py").text, tmp_path)
-    finally:
-        served.close()
-
-
-def test_a_kernel_in_a_file_that_passes(cli: Cli) -> None:
-    """The fleet judges it first. There is nothing to find, so the status is 1 and no file is written."""
-    right = cli.write("right.py", TAIL_KERNEL.replace("] = 0", "] += 0"))
-    done = cli("autopsy", "--problem", "tail.py", right.name, "--lane", "cpu", "--set", "timing.enabled=false")
-    assert (done.returncode, done.stdout) == (1, "no autopsy: the kernel passed: there is no failure to look into\n")
-    assert not (cli.directory / "repro.py").exists()
 
 
 def test_ctrl_c_tells_the_best_so_far_and_leaves_nothing(fleet: LocalFleet, cli: Cli) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import io
+import json
 import os
 import signal
 import subprocess
@@ -13,13 +14,14 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
 from sqlalchemy import Engine, text
 
 from kqueue.cli import main
-from kqueue.contract import Outcome
+from kqueue.contract import Outcome, Request
 from kqueue.store import evaluations
 
 PROBLEM = "class Model: ...\n"
@@ -66,6 +68,12 @@ class Cli:
         assert isinstance(status, int)
         return self._done(arguments, status, *(stream.buffer.getvalue() for stream in (out, err)))
 
+    def told(self, *arguments: str, status: int = 0, **changed: str) -> list[Any]:
+        """Run a command with `--json`, which must end with ``status``. Return its records."""
+        done = self(*arguments, "--json", **changed)
+        assert done.returncode == status, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
     def process(self, *arguments: str, stdin: bytes = b"", **changed: str) -> Done:
         """Run a command in its own process to its end. ``changed`` overrides the environment."""
         done = subprocess.run(
@@ -95,18 +103,31 @@ class Cli:
         return done
 
     def write(self, name: str, content: str | bytes) -> Path:
-        """Put a file into the directory."""
         path = self.directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         return path
 
 
+def submit(
+    engine: Engine, *labels: str, batch: str | None = None, problem: str = PROBLEM, problem_label: str = "relu"
+) -> list[UUID]:
+    """Submit a kernel for each label, as a client does: `t` is Triton's. Return the ids."""
+    requests = [
+        Request(
+            problem=problem, kernel=f"{KERNEL}# {label}\n", backend="triton" if label == "t" else "torch", lane="cpu",
+            problem_label=problem_label, kernel_label=label, batch=batch,
+        )
+        for label in labels
+    ]  # fmt: skip
+    return [done.evaluation_id for done in evaluations.submit(engine, requests)]
+
+
 #: Returns an evaluation's outcome, given its kernel's label.
 Judgement = Callable[[str], Outcome]
 
 
-def judge(engine: Engine, worker: UUID, judgement: Judgement) -> int:
+def judge(engine: Engine, worker: UUID, judgement: Judgement, conditions: str | None = None) -> int:
     """Claim all queued evaluations and record the outcomes by ``judgement``. Return how many were judged.
 
     One that its producer cancels meanwhile is passed over, as a worker does.
@@ -120,7 +141,7 @@ def judge(engine: Engine, worker: UUID, judgement: Judgement) -> int:
             continue
         judged += 1
         facts = {"device": "test device", "torch": "2.13", "python": "3.11", "host": "host"}
-        evaluations.set_environment(engine, claim.attempt_id, facts, conditions=None)
+        evaluations.set_environment(engine, claim.attempt_id, facts, conditions=conditions)
         outcome = judgement(claim.request.kernel_label or "")
         evaluations.finish(engine, identity, claim.number, outcome, written_by="judge", retry_delay_s=0)
     return judged

@@ -31,7 +31,6 @@ def test_an_evaluation_is_shrunk(cli: Cli, engine: Engine, worker: UUID, judging
 
 
 def test_what_cannot_be_looked_into(cli: Cli, worker: UUID) -> None:
-    """Each bad input has its message and status."""
     cli.write("tail.py", TAIL)
     cli.write("kernel.py", TAIL_KERNEL)
     for arguments, status, said in (

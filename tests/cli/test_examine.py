@@ -43,7 +43,6 @@ def gpu(engine: Engine) -> UUID:
 
 
 def known(engine: Engine, gpu: UUID, evidence: Evidence, label: str = "mine") -> str:
-    """An evaluation that passed with this evidence."""
     asked = Request(problem=PROBLEM, kernel=f"{KERNEL}# {label}\n", backend="triton", lane="gpu", kernel_label=label)
     [done] = evaluations.submit(engine, [asked])
     judge(engine, gpu, lambda _: passed(evidence=evidence))
@@ -51,7 +50,6 @@ def known(engine: Engine, gpu: UUID, evidence: Evidence, label: str = "mine") ->
 
 
 def sources(engine: Engine, batch: str) -> list[tuple[str, bool]]:
-    """Problem and timing of a batch's evaluations, in order."""
     query = (
         "SELECT p.source, e.settings->'timing'->'enabled' = 'false'::jsonb FROM evaluations e"
         " JOIN problems p ON p.hash = e.problem_hash WHERE e.batch = :batch ORDER BY e.submitted_at"
@@ -72,19 +70,6 @@ def test_an_evaluation_is_sanitised_by_the_fleet(
     assert ("Invalid __global__ read in \\x1b[31mk at kernel.py:8, 2 times" in done.stdout) == (FOUND in runs)
     assert ("sizes were made small" in done.stderr) == bool(runs)
     assert sources(engine, f"sanitize-{identity}") == [("SIZE = 128\nclass Model: ...\n", True)]
-
-
-def test_files_are_sanitised_too(cli: Cli, engine: Engine, gpu: UUID, judging: Callable[[Judgement], None]) -> None:
-    """With the tools that are named; for programs as one line."""
-    cli.write("problem.py", PROBLEM)
-    cli.write("kernel.py", KERNEL)
-    judging(lambda _: passed(evidence=Evidence(sanitized=(FOUND,))))
-    files = ("kernel.py", "--problem", "problem.py", "--backend", "triton", "--lane", "gpu")
-    done = cli("sanitize", *files, "--tool", "memcheck", "--whole", "--json")
-    assert done.returncode == 1, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["category"], told["small"]) == ("passed", False)
-    assert told["sanitized"] == [FOUND.model_dump(mode="json")]
 
 
 def test_a_profile_that_is_there_is_shown(cli: Cli, engine: Engine, gpu: UUID) -> None:

@@ -74,16 +74,3 @@ def test_the_status_tells_who_waits_for_memory(cli: Any, host: str, engine: Engi
     gpus.see_memory(engine, UUIDS[0], booked_bytes=0, capacity_bytes=None, waiting=())
     assert json.loads(cli("status", "--json").stdout)["gpu_memory"] == []
     assert "waiting for GPU memory" not in cli("status").stdout
-
-
-def test_what_names_no_gpu_ends_with_2_and_says_which_there_are(cli: Any, host: str) -> None:
-    """So does what names more than one."""
-    for named in (("7",), ("GPU-9",), ("GPU-",), ("0", "--host", "elsewhere")):
-        done = cli("gpu", "drain", *named)
-        assert (done.returncode, UUIDS[0] in done.stderr) == (2, True)
-
-
-def test_without_gpus_there_is_nothing_to_list(cli: Any) -> None:
-    """An empty table would tell less."""
-    assert cli("gpu", "list").stdout == "no fleet with a GPU is known\n"
-    assert cli("gpu", "list", "--json").stdout == ""

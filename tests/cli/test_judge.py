@@ -11,27 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import Cli
+from tests.samples import RELU, RELU_KERNEL
 from tests.waiting import alive, until
 from workers.judge.host import linux
 
 pytestmark = pytest.mark.slow("each command starts a judge")
 
-PROBLEM = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.relu(x)
-def get_inputs():
-    return [torch.randn(64, 64)]
-def get_init_inputs():
-    return []
-"""
-KERNEL = """
-import time, torch
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        {}
-"""
 QUICK = ("--device", "cpu", "--checks", "1", "--no-timing")
 
 
@@ -47,46 +32,26 @@ def cli() -> Iterator[Cli]:
             "KQUEUE_REDIS_URL": "redis://:secret@127.0.0.1:1/0",
         }
         ready = Cli(root, nowhere)
-        ready.write("relu.py", PROBLEM)
-        ready.write("right.py", KERNEL.format("return torch.clamp(x, min=0)"))
-        ready.write("wrong.py", KERNEL.format("print('trace \\x1b[31m'); return torch.relu(x) + 1"))
-        ready.write("endless.py", KERNEL.format("time.sleep(600)"))
+        ready.write("relu.py", RELU)
+        ready.write("right.py", RELU_KERNEL.format("return torch.clamp(x, min=0)"))
+        ready.write("wrong.py", RELU_KERNEL.format("print('trace \\x1b[31m'); return torch.relu(x) + 1"))
+        ready.write("endless.py", RELU_KERNEL.format("time.sleep(600)"))
         yield ready
 
 
 def below(pid: int) -> set[int]:
-    """Return all processes below one."""
     children = set(linux.children(pid))
     return children.union(*map(below, children))
 
 
-def test_one_right_kernel(cli: Cli) -> None:
-    """A right kernel ends with 0: the category, the times, and on stderr what they were taken on."""
-    done = cli("judge", "relu.py", "right.py", "--device", "cpu", "--checks", "1", "--calls", "5")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("passed")
-    # A busy CPU can hide the speedup.
-    assert all(word in done.stdout for word in ("runtime", "baseline", "basis cpu_clock"))
-    assert done.stderr.startswith("kqueue: judging on ")
-    assert "secret" not in done.stderr
-
-
-def test_one_wrong_kernel(cli: Cli) -> None:
-    """A wrong kernel ends with 1: its facts and the end of its log, without control characters."""
-    done = cli("judge", "relu.py", "wrong.py", *QUICK)
-    assert (done.returncode, done.stdout.startswith("wrong_values")) == (1, True)
-    assert all(word in done.stdout for word in ("max_abs_error", "trace"))
-    assert "\x1b" not in done.stdout
-
-
-@pytest.mark.nightly
-def test_many_kernels(cli: Cli) -> None:
-    """Each kernel has its row; a file that cannot be read is named, spoils no other, and makes the status 2."""
-    done = cli("judge", "relu.py", "right.py", "wrong.py", "gone.py", "--backend", "torch", *QUICK)
-    assert done.returncode == 2
+def test_right_and_wrong_kernels(cli: Cli) -> None:
+    """Each kernel has its row; one that is wrong makes the status 1; stderr says what they were judged on."""
+    done = cli("judge", "relu.py", "right.py", "wrong.py", "--device", "cpu", "--checks", "1", "--calls", "5")
+    assert done.returncode == 1, done.stderr
     rows = [line.split()[:2] for line in done.stdout.splitlines() if ".py" in line]
     assert rows == [["right.py", "passed"], ["wrong.py", "wrong_values"]]
-    assert "kqueue: gone.py: No such file or directory" in done.stderr.splitlines()
+    assert done.stderr.startswith("kqueue: judging on ")
+    assert "secret" not in done.stderr
 
 
 def test_json_lines_come_as_they_are_judged(cli: Cli) -> None:
@@ -134,18 +99,9 @@ def test_a_machine_that_cannot_judge(cli: Cli) -> None:
         assert (done.returncode, message in done.stderr) == (3, True)
 
 
-@pytest.mark.nightly
-def test_a_machine_without_a_compiler(cli: Cli) -> None:
-    """The command ends with 3 without a C++ compiler."""
-    done = cli("judge", "relu.py", "right.py", "wrong.py", "--backend", "cpp", *QUICK, CXX="no-such-compiler")
-    assert (done.returncode, "there is no C++ compiler" in done.stdout) == (3, True)
-
-
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly), signal.SIGKILL]
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["SIGINT", "SIGKILL"])
 def test_nothing_is_left_when_it_is_ended(cli: Cli, number: signal.Signals) -> None:
-    """Ctrl-C, SIGTERM and SIGKILL leave no process and no file of a kernel that runs."""
+    """Ctrl-C and SIGKILL leave no process and no file of a kernel that runs."""
     with cli.start("judge", "relu.py", "endless.py", *QUICK) as process:
         until(lambda: any(name(pid) == "kq-candidate" for pid in below(process.pid)), 120, "the candidate")
         started = below(process.pid)
@@ -157,7 +113,6 @@ def test_nothing_is_left_when_it_is_ended(cli: Cli, number: signal.Signals) -> N
 
 
 def name(pid: int) -> str:
-    """Return a process's name; empty if it is gone."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:

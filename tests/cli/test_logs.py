@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 from uuid import UUID, uuid4
 
 from sqlalchemy import Engine
 
 from kqueue.categories import Category
-from kqueue.contract import Phase, Request
+from kqueue.contract import Phase
 from kqueue.store import evaluations
-from tests.cli.command import KERNEL, PROBLEM, Cli, judge
+from tests.cli.command import Cli, judge, submit
 from tests.samples import ended, passed
 
 HOSTILE = "\x1b[2J\u202eevil"
 
 
-def submit(engine: Engine) -> UUID:
-    fields: dict[str, Any] = {"problem": PROBLEM, "kernel": KERNEL, "backend": "torch", "lane": "cpu"}
-    [done] = evaluations.submit(engine, [Request(**fields, kernel_label=HOSTILE)])
-    return done.evaluation_id
-
-
-def told(output: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in output.splitlines()]
-
-
 def test_rows_and_lines_in_order_of_time(cli: Cli, engine: Engine, worker: UUID) -> None:
     """Attempts with the phase in which they ended, verdict, kernel's log, and lines of the fleet's own files."""
-    identity = submit(engine)
+    [identity] = submit(engine, HOSTILE)
     claim = evaluations.claim(engine, identity, worker_id=worker, lease_s=30)
     assert claim is not None
     lost = ended(Category.WORKER_LOST, phase=Phase.TIME)
@@ -42,27 +31,18 @@ def test_rows_and_lines_in_order_of_time(cli: Cli, engine: Engine, worker: UUID)
     ]
     cli.write("home/logs/workers.log", "".join(json.dumps(line) + "\n" for line in lines))
     cli.write("home/logs/workers.log.1", f"2026-01-02T03:04:04Z before {identity}\n")
-    done = cli("logs", str(identity)[:8], "--json")
-    assert done.returncode == 0, done.stderr
-    known = told(done.stdout)
+    known = cli.told("logs", str(identity)[:8])
     assert [one["event"] for one in known] == [
-        f"2026-01-02T03:04:04Z before {identity}",
-        f"{HOSTILE} a clerk",
-        "submitted",
-        "attempt begins",
-        "attempt ended",
-        "attempt begins",
-        "attempt ended",
-        "verdict",
-        "the kernel's log",
-    ]
+        f"2026-01-02T03:04:04Z before {identity}", f"{HOSTILE} a clerk", "submitted", "attempt begins", "attempt ended",
+        "attempt begins", "attempt ended", "verdict", "the kernel's log",
+    ]  # fmt: skip
     assert known[0]["source"] == "workers.log.1"
     assert (known[4]["fields"]["phase"], known[4]["fields"]["written_by"]) == ("time", "worker")
     assert known[-1]["lines"] == ["hello", HOSTILE]
     for_people = cli("logs", str(identity)).stdout
     assert not set(for_people) & set("\x1b\u202e")
     assert "    hello\n" in for_people
-    assert len(told(cli("logs", str(identity), "--json", "--limit", "2").stdout)) == 2
+    assert len(cli.told("logs", str(identity), "--limit", "2")) == 2
 
 
 def test_lines_from_elsewhere(cli: Cli, engine: Engine, worker: UUID) -> None:
@@ -72,11 +52,9 @@ def test_lines_from_elsewhere(cli: Cli, engine: Engine, worker: UUID) -> None:
     cli.write("there.log", line)
     away = {"KQUEUE_DATABASE_URL": "postgresql+psycopg://nobody@127.0.0.1:1/x"}
     by_file = cli("logs", str(identity), "--file", "there.log", "--json", **away)
-    assert by_file.returncode == 0, by_file.stderr
     assert "only log files are read" in by_file.stderr
-    [found] = told(by_file.stdout)
-    assert found["source"] == "there.log"
+    assert json.loads(by_file.stdout)["source"] == "there.log"
     by_pipe = cli("logs", str(identity), "--file", "-", "--json", stdin=line.encode())
-    assert [one["source"] for one in told(by_pipe.stdout)] == ["stdin"]
+    assert json.loads(by_pipe.stdout)["source"] == "stdin"
     assert cli("logs", str(uuid4()), "--file", "there.log").returncode == 5
     assert cli("logs", str(identity), "--file", "missing.log").returncode == 2

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 from xml.etree import ElementTree
 
 import pytest
@@ -13,25 +12,12 @@ from sqlalchemy import Engine, event
 
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Request
-from kqueue.errors import InvalidRequest
-from kqueue.store import evaluations, reports, searches
-from tests.cli.command import Cli, judge
+from kqueue.store import reports, searches
+from tests.cli.command import PROBLEM, Cli, judge, submit
 from tests.samples import ended, measurement, passed
 from tests.store.steps import change
 
-PROBLEM = "class Model: ...  # drawn\n"
 OTHER = "class Model: ...  # another\n"
-
-
-def submit(engine: Engine, *labels: str, batch: str | None = None, problem: str = PROBLEM) -> list[UUID]:
-    requests = [
-        Request(
-            problem=problem, kernel=f"class ModelNew: ...  # {label}\n", backend="torch", lane="cpu",
-            problem_label="<relu>", kernel_label=label, batch=batch,
-        )
-        for label in labels
-    ]  # fmt: skip
-    return [done.evaluation_id for done in evaluations.submit(engine, requests)]
 
 
 def by_label(label: str) -> Outcome:
@@ -43,7 +29,7 @@ def by_label(label: str) -> Outcome:
 @pytest.fixture
 def known(engine: Engine, worker: UUID) -> list[UUID]:
     """Two problems in the batch `b`: one with kernels at 4x and 2x and a wrong one, the other with a wrong one."""
-    ids = submit(engine, "k-2", "k-4", "bad", batch="b")
+    ids = submit(engine, "k-2", "k-4", "bad", batch="b", problem_label="<relu>")
     ids += submit(engine, "bad-other", batch="b", problem=OTHER)
     judge(engine, worker, by_label)
     return ids
@@ -78,11 +64,8 @@ def test_every_kind_that_fits_is_drawn(cli: Cli, engine: Engine, known: list[UUI
     assert "right: 1 of 2" in words(Path(cli.directory, "b-fast-p.svg").read_bytes())
     assert "fast_2: 50%" in words(Path(cli.directory, "b-fast-p.svg").read_bytes())
 
-    png = cli("plot", str(known[0])[:8], "--out", "times.png", "--theme", "dark")
-    assert png.stdout == "times.png\n"
-    picture = Path(cli.directory, "times.png").read_bytes()
-    assert picture.startswith(b"\x89PNG")
-    assert struct.unpack(">I", picture[16:20]) == (8 * 144,)
+    assert cli("plot", str(known[0])[:8], "--out", "times.png", "--theme", "dark").stdout == "times.png\n"
+    assert Path(cli.directory, "times.png").read_bytes().startswith(b"\x89PNG")
     shown = words(cli("plot", str(known[0]), "--out", "-").stdout.encode())
     assert "2 ms, 100 calls" in shown
     assert "8 ms, 100 calls" in shown
@@ -120,22 +103,6 @@ def test_what_cannot_be_drawn_is_said(cli: Cli, engine: Engine, known: list[UUID
         assert (done.returncode, said in done.stderr, done.stdout) == (status, True, ""), done.stderr
     unset = cli("plot", "b", KQUEUE_DATABASE_URL="")
     assert (unset.returncode, "KQUEUE_DATABASE_URL" in unset.stderr) == (3, True)
-
-
-def test_names_are_whole_or_beginnings(engine: Engine, known: list[UUID]) -> None:
-    """First digits must be enough; only what is asked for counts; a batch is named in full."""
-    problem_hash = Request(problem=PROBLEM, kernel="k", backend="torch", lane="cpu").problem_hash
-    assert reports.named(engine, problem_hash[:6]).key == problem_hash
-    assert reports.named(engine, f"sha256:{problem_hash[:20]}").kind is reports.Kind.PROBLEM
-    assert reports.named(engine, str(known[1])).key == str(known[1])
-    assert reports.named(engine, "b") == reports.Named(reports.Kind.BATCH, "b")
-    for name in (problem_hash[:3], str(uuid4()), "B", "%", ""):
-        with pytest.raises(InvalidRequest, match="is no problem, batch, run or evaluation"):
-            reports.named(engine, name)
-    with pytest.raises(InvalidRequest, match="b is no evaluation: "):
-        reports.named(engine, "b", among=[reports.Kind.EVALUATION])
-    submit(engine, "k-9", batch=str(known[0])[:8])
-    assert reports.named(engine, str(known[0])[:8]).kind is reports.Kind.BATCH
 
 
 def test_curves_and_counts_ask_an_index(engine: Engine, known: list[UUID]) -> None:

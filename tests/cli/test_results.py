@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from kqueue.categories import Category
-from kqueue.contract import Outcome, Phase, Request
+from kqueue.contract import Outcome, Phase
 from kqueue.evidence import Evidence, Facts
-from kqueue.store import evaluations, workers
-from tests.cli.command import KERNEL, PROBLEM, Cli, Judgement, judge
+from kqueue.store import evaluations
+from tests.cli.command import PROBLEM, Cli, judge, submit
 from tests.samples import ended, measurement, passed
+from tests.store.steps import change
 
 #: What a candidate may print to fool whoever reads it: colours, a title, a bell, text turned around, markup.
 HOSTILE = "\x1b[2J\x1b]0;pwned\x07 [bold red]passed[/] \u202eevil\u202c \x9b31m"
-
-
-def submit(engine: Engine, *labels: str, batch: str | None = None) -> list[UUID]:
-    requests = [
-        Request(
-            problem=PROBLEM, kernel=f"{KERNEL}# {label}\n", backend="triton" if label == "t" else "torch", lane="cpu",
-            problem_label="relu", kernel_label=label, batch=batch,
-        )
-        for label in labels
-    ]  # fmt: skip
-    return [done.evaluation_id for done in evaluations.submit(engine, requests)]
 
 
 def hostile(_: str) -> Outcome:
@@ -44,20 +31,13 @@ def assert_harmless(output: str) -> None:
     assert not set(output) & set("\x1b\x07\x9b\u202e\u202c\x00\x08\r")
 
 
-def told(cli: Cli, *arguments: str) -> list[Any]:
-    """Return the records that a command prints as JSON lines."""
-    done = cli(*arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
 def test_status_shows_queue_workers_and_outcomes(cli: Cli, engine: Engine, worker: UUID) -> None:
     """Counts by lane and state, live workers with what they do, the last hour by blame and category."""
     submit(engine, "a", "b")
     judge(engine, worker, lambda label: passed() if label == "a" else hostile(label))
     running, _ = submit(engine, "c", "d")
     assert evaluations.claim(engine, running, worker_id=worker, lease_s=30) is not None
-    [record] = told(cli, "status")
+    [record] = cli.told("status")
     assert record["lanes"] == {"cpu": {"queued": 1, "running": 1, "done": 2, "workers": 1}}
     (live,) = record["workers"]
     assert (live["id"], live["device"], live["busy_with"]) == (str(worker), "cpu", str(running))
@@ -85,7 +65,7 @@ def test_show_tells_all_of_one_evaluation(cli: Cli, engine: Engine, worker: UUID
     for words in (str(identity), "relu", "cpu-0@here", "test device", "passed", "0.5 ms, quartiles 0.45 to 0.55"):
         assert words in done.stdout
     assert PROBLEM in done.stdout
-    [record] = told(cli, "show", str(identity))
+    [record] = cli.told("show", str(identity))
     assert {"problem", "kernel"}.isdisjoint(record)
     assert (record["evaluation_id"], record["state"]) == (str(identity), "done")
     assert record["attempts"][0]["category"] == "passed"
@@ -97,33 +77,22 @@ def test_findings_and_provenance_are_one_line_each(cli: Cli, engine: Engine, wor
     """`show` tells what was found, where, and whose kernels did the work, without JSON; `--json` has all of it."""
     found = {"rule": "patched_clock", "severity": "cheat", "line": 7, "by": "kqueue", "meaning": "replaces a clock"}
     found["evidence"] = "torch.cuda.Event = Quick"
-    opinion = found | {"rule": "lazy_tensor", "severity": "note", "line": None, "evidence": "", "by": "kernelguard"}
     origin = {
         "own_share": 0.25, "own": ["add_kernel"], "unclear_share": 0.0, "unclear": [], "copies_share": 0.0,
         "library": [{"name": f"nvjet_{number}" + "x" * 200, "share": 0.15} for number in range(5)], "decoy": True,
         "why": "25.0% kernels of its own source, 75.0% kernels of libraries", "basis": "the candidate's own profile",
     }  # fmt: skip
     (identity,) = submit(engine, "a")
-    facts = {"findings": [found, opinion], "provenance": origin, "checks": 7}
-    judge(engine, worker, lambda _: passed().model_copy(update={"evidence": facts}))
+    judge(engine, worker, lambda _: passed(evidence={"findings": [found], "provenance": origin, "checks": 7}))
     lines = cli("show", str(identity)).stdout.splitlines()
-    assert "cheat: patched_clock, line 7: replaces a clock: torch.cuda.Event = Quick" in lines
-    assert "note: lazy_tensor (kernelguard): replaces a clock" in lines
+    assert {"cheat: patched_clock, line 7: replaces a clock: torch.cuda.Event = Quick", "checks: 7"} <= {*lines}
     [line] = [line for line in lines if line.startswith("provenance")]
-    assert "decoy: 25.0% kernels of its own source" in line
-    assert "; own: add_kernel; library: nvjet_0" in line
-    assert line.endswith("and 2 more")
+    for words in ("decoy: 25.0% kernels of its own source", "; own: add_kernel; library: nvjet_0", "and 2 more"):
+        assert words in line
     assert len(line) < 400
-    assert "checks: 7" in lines
-    assert not any(line.startswith(("findings:", "provenance:")) for line in lines)
-    [record] = told(cli, "show", str(identity))
+    [record] = cli.told("show", str(identity))
     assert record["verdict"]["evidence"]["provenance"] == origin
-    assert record["verdict"]["evidence"]["findings"] == [found, opinion]
-    (identity,) = submit(engine, "rejected")  # its findings are its facts
-    judge(engine, worker, lambda _: ended(Category.REJECTED_BY_POLICY))
-    lines = cli("show", str(identity)).stdout.splitlines()
-    assert "cheat: r, line 1: m: e" in lines
-    assert "--- facts" not in lines
+    assert record["verdict"]["evidence"]["findings"] == [found]
 
 
 def test_what_a_candidate_printed_cannot_touch_the_terminal(cli: Cli, engine: Engine, worker: UUID) -> None:
@@ -162,7 +131,7 @@ def test_results_are_chosen_by_what_is_asked(cli: Cli, engine: Engine, worker: U
     judge(engine, worker, lambda label: hostile(label) if label == "b" else passed())
 
     def labels(*arguments: str) -> set[str]:
-        return {one["kernel_label"] for one in told(cli, "results", *arguments)}
+        return {one["kernel_label"] for one in cli.told("results", *arguments)}
 
     assert labels("--since", "2h") == {"a", "t", "b"}
     assert labels("--where", "blame=none", "--where", "backend=triton", "--problem", "relu") == {"t"}
@@ -223,106 +192,57 @@ def test_conditions_choose_what_is_cancelled(cli: Cli, engine: Engine, worker: U
 def test_what_waits_is_listed_and_explained(cli: Cli, engine: Engine, worker: UUID) -> None:
     """By `results --state`, `status` and `show`, with the producer, the place and the reason."""
     first, second = submit(engine, "a", "b")
-    listed = [(one["evaluation_id"], one["priority"]) for one in told(cli, "results", "--state", "queued")]
+    listed = [(one["evaluation_id"], one["priority"]) for one in cli.told("results", "--state", "queued")]
     assert listed == [(str(second), "batch"), (str(first), "batch")]
     assert "b" in cli("results", "--state", "queued", "--where", "lane=cpu").stdout
     assert cli("results", "--state", "running").stdout == "no running evaluation fits\n"
-    [crowd] = told(cli, "status")[0]["queued"]
+    [crowd] = cli.told("status")[0]["queued"]
     assert (crowd["lane"], crowd["priority"], crowd["queued"]) == ("cpu", "batch", 2)
-    waiting = told(cli, "show", str(second))[0]["waiting"]
+    waiting = cli.told("show", str(second))[0]["waiting"]
     assert (waiting["why"], waiting["ahead"]) == ("turn", 1)
     assert "1 comes before it" in cli("show", str(second)).stdout
 
 
-def test_whom_a_slot_waits_for_is_told(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """While it runs an evaluation, by `status`, `show` and `wait`: who has the device, and for how long."""
-    (identity,) = submit(engine, "a")
-    assert evaluations.claim(engine, identity, worker_id=worker, lease_s=60) is not None
-    holder = "process 812 (python -m workers.fleet)"
-    workers.wait_for_device(engine, {worker: holder})
-    [one] = told(cli, "status")[0]["workers"]
-    assert (one["busy_with"], one["waits_for"], one["waits_since"] is None) == (str(identity), holder, False)
-    assert all(words in cli("status").stdout for words in ("waiting for a device", holder))
-    waiting = told(cli, "show", str(identity))[0]["waiting"]
-    assert (waiting["why"], holder in waiting["message"]) == ("device", True)
-    assert holder in cli("show", str(identity)).stdout
-    assert holder in cli("wait", str(identity), "--timeout", "0").stderr
-    workers.wait_for_device(engine, {worker: None})
-    [one] = told(cli, "status")[0]["workers"]
-    assert (one["waits_for"], one["waits_since"]) == (None, None)
-    assert "waiting for a device" not in cli("status").stdout
-    assert told(cli, "show", str(identity))[0]["waiting"] is None
-
-
-def test_waiting_sees_a_failure_of_the_fleet(
-    cli: Cli, engine: Engine, worker: UUID, judging: Callable[[Judgement], None]
-) -> None:
-    """`submit --wait` ends with 1 when the fleet fails for good, and shows whose fault it was."""
-    judging(lambda _: Outcome(category=Category.JUDGE_ERROR, message="the judge broke"))
-    done = cli("submit", "-p", "relu.py", "mine.py", "-b", "torch", "--set", "max_attempts=1", "--wait")
-    assert done.returncode == 1
-    assert "judge_error" in done.stdout
-
-
 def test_costs_are_added_up(cli: Cli, engine: Engine, worker: UUID) -> None:
     """By batch, problem, lane, day or producer: attempts, seconds of slots and of devices, and waiting."""
-    first, second, third = submit(engine, "a", "b", batch="night") + submit(engine, "c")
-    held = passed(
-        evidence=Evidence(
-            durations_s={"alone_measure": 0.5, "alone_verify": 0.25, "check": 9.0},
-            cpu_s={"judge": 0.25, "reference": 1.0, "candidate": 2.0},
-        )
+    submit(engine, "a", "b", batch="night")
+    submit(engine, "c")
+    evidence = Evidence(
+        durations_s={"alone_measure": 0.5, "alone_verify": 0.25, "check": 9.0},
+        cpu_s={"judge": 0.25, "reference": 1.0, "candidate": 2.0},
     )
-    lost = ended(Category.WORKER_LOST)
-    for identity, outcome in ((first, held), (second, lost), (second, held), (third, ended(Category.WRONG_VALUES))):
-        claim = evaluations.claim(engine, identity, worker_id=worker, lease_s=30)
-        assert claim is not None
-        evaluations.finish(engine, identity, claim.number, outcome, written_by="judge", retry_delay_s=0)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE attempts SET started_at = started_at - interval '2 s'"))
-        connection.execute(text("UPDATE evaluations SET submitted_at = submitted_at - interval '10 s'"))
-
-    def cost(*options: str) -> dict[str, dict[str, float]]:
-        return {row["key"]: row for row in told(cli, "cost", *options)}
-
-    night = cost("--by", "batch")["night"]
-    assert (night["evaluations"], night["passed"], night["attempts"], night["reused"]) == (2, 2, 3, 0)
-    assert night["alone_s"] == pytest.approx(1.5)
-    assert night["cpu_s"] == pytest.approx(6.5)
-    assert 6 <= night["slot_s"] < 60
+    judge(engine, worker, lambda label: ended(Category.WRONG_VALUES) if label == "c" else passed(evidence=evidence))
+    change(engine, "UPDATE attempts SET started_at = started_at - interval '2 s'")
+    change(engine, "UPDATE evaluations SET submitted_at = submitted_at - interval '10 s'")
+    night, unknown = (row for key in ("night", "") for row in cli.told("cost", "--by", "batch") if row["key"] == key)
+    assert (night["evaluations"], night["passed"], night["attempts"], night["reused"]) == (2, 2, 2, 0)
+    assert (night["alone_s"], night["cpu_s"]) == (pytest.approx(1.5), pytest.approx(6.5))
+    assert 4 <= night["slot_s"] < 60
     assert 16 <= night["waited_s"] < 120
-    unknown = cost("--by", "batch")[""]
     assert (unknown["evaluations"], unknown["cpu_s"]) == (1, 0)
-    assert [row["evaluations"] for row in cost("--by", "problem").values()] == [3]
-    assert set(cost("--by", "problem")) == {"relu"}
-    assert set(cost("--by", "lane")) == {"cpu"}
-    assert len(cost("--by", "day")) == 1
-    assert set(cost()) == {""}
-    assert cost("--since", "2100-01-01") == {}
-    assert "no evaluation" in cli("cost", "--since", "2100-01-01").stdout
-    assert "night" in cli("cost", "--by", "batch").stdout
-    wrong = cli("cost", "--by", "colour")
-    assert (wrong.returncode, "producer, batch" in wrong.stderr) == (2, True)
+    for by, keys in (("problem", ["relu"]), ("lane", ["cpu"]), ("producer", [""])):
+        assert [row["key"] for row in cli.told("cost", "--by", by)] == keys
+    assert "no evaluation" in cli("cost", "--by", "day", "--since", "2100-01-01").stdout
+    assert cli("cost", "--by", "colour").returncode == 2
 
 
 def test_two_evaluations_are_compared(cli: Cli, engine: Engine, worker: UUID) -> None:
     """Their verdicts, who is faster and whether that is sure, and the lines that differ; hostile text is escaped."""
     slow, fast, near, wrong = submit(engine, "slow", f"fast {HOSTILE}", "near", "wrong")
-    times = {slow: 4.0, fast: 2.0, near: 3.95}
-    for identity in (slow, fast, near, wrong):
-        claim = evaluations.claim(engine, identity, worker_id=worker, lease_s=30)
-        assert claim is not None
-        facts = {"device": "test device", "torch": "2.13", "python": "3.11", "host": "host"}
-        evaluations.set_environment(engine, claim.attempt_id, facts, conditions=None)
-        found = passed(runtime=measurement(times[identity])) if identity in times else hostile("")
-        evaluations.finish(engine, identity, claim.number, found, written_by="judge", retry_delay_s=0)
+    times = {"slow": 4.0, "fast": 2.0, "near": 3.95}
+
+    def judgement(label: str) -> Outcome:
+        runtime_ms = times.get(label.split()[0])
+        return passed(runtime=measurement(runtime_ms)) if runtime_ms else hostile("")
+
+    judge(engine, worker, judgement)
     done = cli("diff", str(slow), str(fast))
     assert done.returncode == 0, done.stderr
     assert all(words in done.stdout for words in ("the second is 2x as fast as the first", "-# slow", "+# fast"))
     assert "\x1b" not in done.stdout
     assert "their quartiles overlap" in cli("diff", str(slow), str(near)).stdout
     assert "\x1b" not in cli("diff", str(slow), str(wrong)).stdout
-    [record] = told(cli, "diff", str(slow), str(fast))
+    [record] = cli.told("diff", str(slow), str(fast))
     assert record["first"]["verdict"]["category"] == "passed"
     assert "+# fast" in record["diff"]
     assert "the sources are the same" in cli("diff", str(slow), str(slow)).stdout

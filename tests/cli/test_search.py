@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, text
 from sqlalchemy.exc import IntegrityError
 
 from kqueue.categories import Category
 from kqueue.contract import Outcome
-from kqueue.store import searches
 from tests.cli.command import PROBLEM, Cli, Done, Judgement
 from tests.samples import ended, measurement
+from tests.store.steps import change
 from tests.waiting import until
 
 Judging = Callable[[Judgement], None]
@@ -27,7 +27,6 @@ SEARCH = ("search", "--problem", "relu.py", "--backend", "torch", "--gpu", "cpu"
 
 
 def number(label: str) -> int:
-    """The number of the proposal that a label names."""
     return int(label.rpartition("-")[2])
 
 
@@ -50,7 +49,6 @@ def as_told(*runtimes_ms: float) -> Judgement:
 
 
 def recorded(cli: Cli, count: int) -> tuple[str, str]:
-    """A folder of so many proposals, all different."""
     for n in range(1, count + 1):
         cli.write(f"kernels/{n:02}.py", f"class ModelNew: number = {n}\n")
     return "--recorded", "kernels"
@@ -72,23 +70,19 @@ def questions(cli: Cli) -> list[dict[str, Any]]:
 
 
 def search(cli: Cli, *arguments: str) -> Done:
-    """Run the search `a`, which must succeed."""
     done = cli(*SEARCH, "--run-name", "a", *arguments)
     assert done.returncode == 0, done.stderr
     return done
 
 
 def resume(cli: Cli, *arguments: str) -> dict[str, Any]:
-    """Resume the search `a`, and return its result."""
-    done = cli("search", "resume", "a", *arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    [result] = cli.told("search", "resume", "a", *arguments)
+    return result
 
 
 def shown(cli: Cli, name: str = "a") -> dict[str, Any]:
-    done = cli("search", "show", name, "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    [run] = cli.told("search", "show", name)
+    return run
 
 
 def held(judge: Judgement, since: Callable[[str], bool]) -> tuple[Judgement, threading.Event, threading.Event]:
@@ -139,14 +133,6 @@ def test_a_summariser_says_what_failed_and_what_helped(cli: Cli, judging: Judgin
     assert [step["summary"] for step in shown(cli, "a")["steps"]][0::3] == [None, last["summary"]]
 
 
-def test_the_net_leaves_a_region_that_brings_nothing(cli: Cli, judging: Judging) -> None:
-    """PS_epsNet goes to another region of kernels after a step in vain, where PS stays with the best."""
-    judging(as_told(8.0, 4.0, 5.0, 6.0))
-    for algorithm, parents in (("PS", [None, 0, 1, 1]), ("PS_epsNet", [None, 0, 1, 2])):
-        search(cli, *asker(cli), "--num-steps", "3", "--run-name", algorithm, "--algorithm", algorithm)
-        assert [one["parent"] for one in shown(cli, algorithm)["proposals"]] == parents
-
-
 def test_candidates_proposals_and_threads(cli: Cli, judging: Judging) -> None:
     """A step makes so many proposals from each of so many kernels, and ends early where too few were judged."""
     judging(as_told(8.0, 4.0, 5.0, 6.0, 0, 7.0, 3.0))
@@ -184,7 +170,7 @@ def test_a_search_goes_on_where_it_ended(
     cli: Cli, judging: Judging, engine: Engine, number_of_signal: signal.Signals, state: str
 ) -> None:
     """Killed while a kernel is judged, it asks for and submits nothing again; after Ctrl-C it says how to go on."""
-    judgement, waits, go_on = held(as_told(8.0, 4.0, 2.0, 3.0), lambda label: number(label) == 2)
+    judgement, waits, go_on = held(as_told(8.0, 4.0, 2.0, 3.0, 5.0), lambda label: number(label) == 2)
     judging(judgement)
     with cli.start(*SEARCH, *asker(cli), "--num-steps", "3", "--run-name", "a") as process:
         assert waits.wait(100)
@@ -200,17 +186,7 @@ def test_a_search_goes_on_where_it_ended(
     assert [one["number"] for one in questions(cli)] == [1, 2, 3]
     assert len(rows(engine, "SELECT 1 FROM evaluations")) == 4
     assert shown(cli)["state"] == "done"
-
-
-def test_a_finished_search_can_have_more_steps(cli: Cli, judging: Judging, engine: Engine) -> None:
-    """What is recorded is not done again, and the same kernel twice is judged once."""
-    judging(as_told(8.0, 4.0, 2.0))
-    cli.write("same.py", "print('class ModelNew: number = 1')\n")
-    one = ("--proposer", f"{sys.executable} same.py")
-    search(cli, *one, "--num-steps", "1")
-    resume(cli, *one)
-    assert resume(cli, *one, "--num-steps", "3")["proposals"] == 3
-    assert len(rows(engine, "SELECT 1 FROM evaluations")) == 2
+    assert resume(cli, *again, "--num-steps", "4")["proposals"] == 4  # one that is done can have more steps
 
 
 def test_one_process_at_a_time(cli: Cli, judging: Judging) -> None:
@@ -238,15 +214,14 @@ def test_a_changed_record_is_not_obeyed(cli: Cli, judging: Judging, engine: Engi
     search(cli, *recorded(cli, 2), "--num-steps", "1")
     cli.write("evil.py", "open('bad', 'w')\n")
     [(plan,)] = rows(engine, "SELECT plan FROM search_runs")
-    for change, says in (
+    for other, says in (
         ({"proposer": "command", "given": "touch bad"}, "--proposer 'touch bad'"),
         ({"proposer": "model", "given": "hf/https://evil.example"}, "--model hf/https://evil.example"),
         ({"given": "/secret"}, "--recorded /secret"),
         ({"url": "https://evil.example"}, "--url https://evil.example"),
         ({"metrics": ["evil:score"]}, "--metric evil:score"),
     ):
-        with engine.begin() as connection:
-            connection.execute(text("UPDATE search_runs SET plan = :new"), {"new": json.dumps(plan | change)})
+        change(engine, "UPDATE search_runs SET plan = :new", new=json.dumps(plan | other))
         for given in ((), recorded(cli, 2)):
             done = cli("search", "resume", "a", *given, "--num-steps", "2", KQUEUE_TOKEN="secret")
             assert done.returncode == 2, done.stderr
@@ -255,24 +230,6 @@ def test_a_changed_record_is_not_obeyed(cli: Cli, judging: Judging, engine: Engi
             assert says in done.stderr
     assert not Path(cli.directory, "bad").exists()
     assert len(shown(cli)["proposals"]) == 2
-
-
-def test_who_looks_does_not_refuse_a_run_to_who_wants_it(engine: Engine) -> None:
-    """Asking if a process has a run takes nothing: at that moment another one can have it."""
-    run = searches.create(engine, "a", {})
-    taken = list[bool]()
-
-    def take(_: object) -> None:
-        """Have the run while the first look at it still is in its transaction."""
-        if not taken:
-            taken.append(False)
-            with searches.alone(engine, run.id):
-                taken.append(searches.held(engine, run.id))
-
-    event.listen(engine, "commit", take)
-    assert not searches.held(engine, run.id)
-    assert taken == [False, True]
-    assert not searches.held(engine, run.id)
 
 
 def test_a_proposer_without_an_answer(cli: Cli, judging: Judging) -> None:
@@ -292,6 +249,19 @@ def test_a_proposer_without_an_answer(cli: Cli, judging: Judging) -> None:
     assert (first["scores"], first["error"]) == (None, f"{sys.executable} ended with 1: no idea")
     cli.write("well", "")
     assert resume(cli, *one)["best"][0]["number"] == 3
+
+
+def test_a_kernel_is_taken_from_an_answer(cli: Cli, judging: Judging) -> None:
+    """A proposal's feedback has the kernel's place in the answer; a bare source needs none."""
+    kernel = "class ModelNew: number = 1\n"
+    cli.write("kernels/1.py", f"<think>```python\nclass ModelNew: 1\n```</think>Here: ```python\n{kernel}```")
+    cli.write("kernels/2.py", kernel)
+    judging(as_told(8.0, 4.0, 4.0))
+    search(cli, "--recorded", "kernels", "--num-steps", "1", "--num-proposals", "2")
+    _, first, second = shown(cli)["proposals"]
+    assert first["kernel"] == second["kernel"] == kernel
+    assert "Taken from the answer: block 1 of 1 (python), lines 4-" in first["feedback"]
+    assert "Taken from the answer" not in second["feedback"]
 
 
 def test_an_answer_that_is_no_kernel_scores_nothing(cli: Cli, judging: Judging, engine: Engine) -> None:
@@ -348,7 +318,6 @@ REFUSED = [
 
 
 def test_bad_input_is_refused_before_anything_is_recorded(cli: Cli, engine: Engine) -> None:
-    """In one line that names the option."""
     recorded(cli, 1)
     cli.write("bad.py", "class Model(")
     for name in ("2_two.py", "10_ten.py"):
@@ -357,16 +326,6 @@ def test_bad_input_is_refused_before_anything_is_recorded(cli: Cli, engine: Engi
         done = cli("search", *arguments)
         assert (done.returncode, says in done.stderr) == (2, True), done.stderr
     assert rows(engine, "SELECT 1 FROM search_runs") == []
-
-
-def test_a_lane_and_a_name_that_cannot_be(cli: Cli, judging: Judging) -> None:
-    """A lane without workers and a name in use are refused."""
-    done = cli(*SEARCH, "--gpu", "L40S", *recorded(cli, 1))
-    assert (done.returncode, "gpu.l40s" in done.stderr) == (2, True)
-    judging(as_told(8.0, 4.0))
-    search(cli, *recorded(cli, 1))
-    again = cli(*SEARCH, *recorded(cli, 1), "--run-name", "a")
-    assert (again.returncode, "'a' is another search" in again.stderr) == (2, True)
 
 
 def test_a_metric_s_own_fault(cli: Cli, judging: Judging) -> None:
@@ -387,7 +346,9 @@ def test_searches_are_listed_compared_and_shown(cli: Cli, judging: Judging) -> N
     search(cli, *recorded(cli, 1))
     done = cli("search", "--task_idx", "1", "--level", "1", "--kernelbench", "bench", *SEARCH[3:], *recorded(cli, 2))
     assert done.returncode == 0, done.stderr
-    listed = [json.loads(line) for line in cli("search", "list", "--json").stdout.splitlines()]
+    again = cli(*SEARCH, *recorded(cli, 2), "--run-name", "a")
+    assert (again.returncode, "'a' is another search" in again.stderr) == (2, True)
+    listed = cli.told("search", "list")
     assert [one["plan"]["problem_label"] for one in listed] == ["10_ten", "relu"]
     assert [one["best"][0]["number"] for one in listed] == [2, 1]
     assert listed[0]["name"].startswith("10_ten-PS-")
@@ -406,56 +367,43 @@ def test_searches_are_listed_compared_and_shown(cli: Cli, judging: Judging) -> N
 def test_records_that_cannot_be_read(cli: Cli, judging: Judging, engine: Engine) -> None:
     """They are shown as such, beside the others; alone they are refused."""
     judging(as_told(8.0, 4.0))
-    for name in ("a", "b", "c", "d"):
+    for name in ("a", "b", "c"):
         search(cli, *recorded(cli, 1), "--run-name", name)
-    scores = "UPDATE search_proposals SET scores = :new FROM search_runs WHERE run_id = id AND name = :name"
-    with engine.begin() as connection:
-        plan = "UPDATE search_runs SET plan = :new WHERE name = :name"
-        connection.execute(text(plan), {"name": "a", "new": '{"problem": 1}'})
-        connection.execute(text(scores), {"name": "c", "new": "[1]"})
-        connection.execute(text(scores), {"name": "d", "new": '{"x": "y"}'})
-    for command in (("list",), ("compare", "d", "c", "b", "a", "--out", "all")):
-        done = cli("search", *command, "--json")
-        assert done.returncode == 0, done.stderr
-        states = [(one["name"], one["state"]) for one in map(json.loads, done.stdout.splitlines())]
-        assert states == [("d", "unreadable"), ("c", "unreadable"), ("b", "done"), ("a", "unreadable")]
-        for name in ("a", "c", "d"):
-            assert f"the record of the search {name} cannot be read" in done.stderr
+    scores = "UPDATE search_proposals SET scores = '[1]' FROM search_runs WHERE run_id = id AND name = 'c'"
+    change(engine, """UPDATE search_runs SET plan = '{"problem": 1}' WHERE name = 'a'""")
+    change(engine, scores)
+    for command in (("list",), ("compare", "c", "b", "a", "--out", "all")):
+        states = [(one["name"], one["state"]) for one in cli.told("search", *command)]
+        assert states == [("c", "unreadable"), ("b", "done"), ("a", "unreadable")]
         table = cli("search", *command)
-        assert table.returncode == 0, table.stderr
-        assert (table.stdout.count("unreadable"), "inverse_runtime 250" in table.stdout) == (3, True)
-    for name in ("a", "c", "d"):
+        assert (table.stdout.count("unreadable"), "inverse_runtime 250" in table.stdout) == (2, True), table.stderr
+    change(engine, scores.replace("'[1]'", """'{"x": "y"}'"""))
+    for name in ("a", "c"):
         refused = cli("search", "show", name)
         assert (refused.returncode, f"the record of the search {name} cannot be read" in refused.stderr) == (2, True)
 
 
-@pytest.mark.parametrize("name", ["x/../../evil", "", "a\n", ".a", "a" * 101, "\x1b[2J"])
-def test_the_database_refuses_names_that_are_none(engine: Engine, name: str) -> None:
-    """A name becomes part of a folder's."""
-    with pytest.raises(IntegrityError, match="ck_search_runs_name"), engine.begin() as connection:
-        connection.execute(
-            text("INSERT INTO search_runs (id, name, plan) VALUES (gen_random_uuid(), :name, '{}')"), {"name": name}
-        )
+def test_the_database_refuses_names_that_are_none(engine: Engine) -> None:
+    for name in ("x/../../evil", "", "a\n", ".a", "a" * 101, "\x1b[2J"):
+        with pytest.raises(IntegrityError, match="ck_search_runs_name"):
+            change(engine, "INSERT INTO search_runs (id, name, plan) VALUES (gen_random_uuid(), :n, '{}')", n=name)
 
 
-@pytest.mark.parametrize(
-    ("missing", "asked", "extra"),
-    [
-        ("matplotlib", ("--recorded", "kernels"), "plots"),
-        ("litellm", ("--model", "openai/x"), "search"),
-        pytest.param("wandb", ("--recorded", "kernels", "--use-wandb"), "search", marks=pytest.mark.nightly),
-    ],
-)
 def test_what_is_not_installed_is_named(
-    cli: Cli, engine: Engine, judging: Judging, missing: str, asked: tuple[str, ...], extra: str
+    cli: Cli, engine: Engine, judging: Judging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message names the extra. Only pictures can be missing without an error."""
     recorded(cli, 1)
-    cli.write(f"hidden/{missing}/__init__.py", "raise ImportError('hidden')\n")
     judging(as_told(8.0, 4.0))
-    done = cli.process(*SEARCH, *asked, "--run-name", "a", PYTHONPATH="hidden")
-    assert f"pip install 'kqueue[{extra}]'" in done.stderr
-    if missing == "matplotlib":
-        assert (done.returncode, Path(cli.directory, "search-a", "best.py").exists()) == (0, True)
-    else:
-        assert (done.returncode, rows(engine, "SELECT 1 FROM search_runs")) == (3, [])
+    tune = ("tune", "mine.py", "--problem", "relu.py", "--gpu", "cpu", "--grid", "BLOCK=8")
+    cli.write("mine.py", "BLOCK = 4\nclass ModelNew: ...\n")
+    for missing, words, extra, status in (
+        ("optuna", tune, "tune", 3),
+        ("litellm", (*SEARCH, "--model", "openai/x"), "search", 3),
+        ("matplotlib", (*SEARCH, "--recorded", "kernels", "--run-name", "a"), "plots", 0),
+    ):
+        assert rows(engine, "SELECT 1 FROM search_runs") == []
+        monkeypatch.setitem(sys.modules, missing, None)
+        done = cli(*words)
+        assert (done.returncode, f"pip install 'kqueue[{extra}]'" in done.stderr) == (status, True), done.stderr
+    assert Path(cli.directory, "search-a", "best.py").exists()

@@ -186,37 +186,29 @@ def test_a_client_without_torch(cli: Cli, tmp_path: Path) -> None:
     assert "secret" not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "secret"),
-    [
+def test_no_secret_is_told_wherever_it_comes_up(monkeypatch: Any) -> None:
+    """Whatever form a setting has; short passwords, which may be common words, are hidden in URLs only."""
+    for variable, value, secret in (
         ("KQUEUE_DATABASE_URL", "postgresql+psycopg://u:p[wordlong@127.0.0.1:1/db", "p[wordlong"),
         ("KQUEUE_DATABASE_URL", "postgresql://u:wh?at/is@127.0.0.1:1/db", "wh?at/is"),
         ("KQUEUE_DATABASE_URL", "postgresql://127.0.0.1:1/db?user=u&password=given-there", "given-there"),
         ("KQUEUE_REDIS_URL", "redis://:p%40sswordlong@127.0.0.1:1/0", "p@sswordlong"),
         ("KQUEUE_FLOWER_AUTH", "admin:of-the-window", "of-the-window"),
         ("KQUEUE_TOKEN", "kq_of-somebody", "kq_of-somebody"),
-    ],
-)
-def test_no_secret_is_told_wherever_it_comes_up(variable: str, value: str, secret: str, monkeypatch: Any) -> None:
-    """Whatever form a setting has; short passwords, which may be common words, are hidden in URLs only."""
-    monkeypatch.setenv(variable, value)
-    words = doctor._without_secrets(f"failed with {secret}, and kqueue up", load())
-    assert words == "failed with ***, and kqueue up"
-    monkeypatch.setenv("KQUEUE_DATABASE_URL", "postgresql://u:kqueue@127.0.0.1:1/db")
-    assert doctor._without_secrets("run `kqueue up`", load()) == "run `kqueue up`"
+        ("KQUEUE_DATABASE_URL", "postgresql://u:kqueue@127.0.0.1:1/db", "***"),
+    ):
+        monkeypatch.setenv(variable, value)
+        told = f"failed with {secret}, and kqueue up"
+        assert doctor._without_secrets(told, load()) == "failed with ***, and kqueue up"
 
 
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("postgresql+psycopg://user:pass@host/db", "postgresql+psycopg://***@host/db"),
+def test_addresses_are_shown_without_secrets() -> None:
+    """Whatever a password is made of, nothing of it is shown."""
+    for url, shown in (
         ("redis://:p@ss/w?rd#x@host:6379/0", "redis://***@host:6379/0"),
         ("redis://host/0", "redis://host/0"),
         ("postgresql://host/db?ssl=require&password=x&user=u", "postgresql://host/db?ssl=require&password=***&user=u"),
         ("redis+socket:///run/valkey.sock", "redis+socket:///run/valkey.sock"),
         ("secret", "(not a URL)"),
-    ],
-)
-def test_addresses_are_shown_without_secrets(url: str, shown: str) -> None:
-    """Whatever a password is made of, nothing of it is shown."""
-    assert redact(url) == shown
+    ):
+        assert redact(url) == shown

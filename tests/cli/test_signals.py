@@ -5,40 +5,25 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.command import Cli
-
-PROBLEM = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.relu(x)
-def get_inputs():
-    return [torch.randn(64, 64)]
-def get_init_inputs():
-    return []
-"""
-KERNEL = """
-import time, torch
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        {}
-"""
+from tests.cli.command import COMMAND, Cli
+from tests.samples import RELU, RELU_KERNEL
 
 
 @pytest.mark.slow("starts a judge")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)], ids=["SIGTERM", "SIGHUP"]
+)
 def test_verdicts_so_far_are_printed(tmp_path: Path, number: signal.Signals) -> None:
     """`kqueue judge` prints its table of the kernels that were judged, and exits with 130."""
     cli = Cli(tmp_path, {"KQUEUE_SCRATCH": str(tmp_path / "scratch")})
-    cli.write("relu.py", PROBLEM)
-    cli.write("a.py", KERNEL.format("return torch.relu(x) + 1"))
-    cli.write("b.py", KERNEL.format("time.sleep(600)"))
-    command = [sys.executable, "-m", "kqueue", "judge", "relu.py", "a.py", "b.py", "--device", "cpu", "--no-timing"]
+    cli.write("relu.py", RELU)
+    cli.write("a.py", RELU_KERNEL.format("return torch.relu(x) + 1"))
+    cli.write("b.py", RELU_KERNEL.format("time.sleep(600)"))
+    command = [*COMMAND, "judge", "relu.py", "a.py", "b.py", "--device", "cpu", "--no-timing"]
     terminal, theirs = os.openpty()
     with (
         os.fdopen(terminal, "rb", buffering=0) as bar,

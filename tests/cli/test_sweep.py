@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from kqueue import broker
 from kqueue.categories import Category
 from kqueue.config import Config
-from tests.cli.command import Cli, Judgement, judge
+from tests.cli.command import Cli, Judgement
 from tests.samples import ended, passed
 from tests.store.steps import change
 
@@ -29,13 +29,6 @@ def submitted(cli: Cli, *kernels: str, **environment: str) -> list[str]:
 
 class TestSweep:
     """One sweep, now."""
-
-    def test_a_quiet_fleet_needs_nothing(self, cli: Cli, worker: UUID) -> None:
-        """An idle fleet needs nothing, and pruning needs a setting."""
-        done = cli("sweep")
-        assert (done.returncode, done.stdout) == (0, "nothing to do\n")
-        done = cli("sweep", "--prune")
-        assert (done.returncode, "KQUEUE_RETENTION_DAYS" in done.stderr) == (3, True)
 
     def test_what_redis_lost_is_sent(self, cli: Cli, config: Config, engine: Engine, worker: UUID) -> None:
         """Everything queued, after Redis was emptied by hand."""
@@ -59,19 +52,6 @@ class TestSweep:
         assert done.returncode == 3
         assert all(words in done.stdout for words in ("evaluations expired: 1", "redis: Redis cannot be used"))
         assert json.loads(cli("show", identity, "--json").stdout)["verdict"]["category"] == "expired"
-
-    def test_old_evaluations_go_as_the_settings_say(self, cli: Cli, engine: Engine, worker: UUID) -> None:
-        """`--prune` does all of it at once."""
-        ids = submitted(cli, "a", "b", "c")
-        judge(engine, worker, lambda _: ended(Category.CRASHED, log="gone\n"))
-        change(engine, f"UPDATE verdicts SET finished_at = now() - interval '8 days' WHERE evaluation_id = '{ids[0]}'")
-        change(engine, f"UPDATE verdicts SET finished_at = now() - interval '2 days' WHERE evaluation_id = '{ids[1]}'")
-        done = cli("sweep", "--prune", KQUEUE_RETENTION_DAYS="7", KQUEUE_LOG_RETENTION_DAYS="1")
-        assert done.returncode == 0
-        assert set(done.stdout.splitlines()) == {"evaluations removed: 1", "kernels removed: 1", "logs emptied: 1"}
-        assert cli("show", ids[0]).returncode == 5
-        logs = [json.loads(cli("show", identity, "--json").stdout)["verdict"]["log"] for identity in ids[1:]]
-        assert logs == ["", "gone\n"]
 
 
 class TestWait:

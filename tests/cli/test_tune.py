@@ -21,6 +21,7 @@ from kqueue.states import SearchState
 from kqueue.store import searches
 from tests.cli.command import Cli, Done, Judgement
 from tests.samples import ended, measurement
+from tests.store.steps import change, count
 from tests.waiting import until
 
 Judging = Callable[[Judgement], None]
@@ -55,7 +56,6 @@ def by_block(engine: Engine) -> Callable[..., Judgement]:
 
 
 def tune(cli: Cli, *grid: str, status: int = 0, name: str = "a") -> Done:
-    """Run a tuning over a grid."""
     cli.write("kernel.py", KERNEL)
     done = cli(*TUNE, *(word for values in grid for word in ("--grid", values)), "--run-name", name)
     assert done.returncode == status, done.stderr
@@ -63,22 +63,12 @@ def tune(cli: Cli, *grid: str, status: int = 0, name: str = "a") -> Done:
 
 
 def resume(cli: Cli) -> dict[str, Any]:
-    """Resume the tuning `a`, and return its result."""
-    done = cli("search", "resume", "a", "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    [result] = cli.told("search", "resume", "a")
+    return result
 
 
-@pytest.fixture
-def count(engine: Engine) -> Callable[[str], int]:
-    """Count evaluations by a condition."""
-
-    def counted(what: str) -> int:
-        query = f"SELECT count(*) FROM evaluations LEFT JOIN verdicts ON id = evaluation_id WHERE {what}"
-        with engine.connect() as connection:
-            return connection.scalar(text(query)) or 0
-
-    return counted
+def known(engine: Engine, what: str) -> int:
+    return count(engine, "evaluations LEFT JOIN verdicts ON id = evaluation_id", what)
 
 
 def test_the_fastest_values_win(cli: Cli, judging: Judging, by_block: Callable[..., Judgement]) -> None:
@@ -112,21 +102,10 @@ def test_nothing_beats_the_original(cli: Cli, judging: Judging, by_block: Callab
     done = tune(cli, "BLOCK=8,16")
     assert "nothing beats the kernel as it was given (BLOCK=4, 2 (2 to 2) ms) beyond its spread" in done.stdout
     assert (cli.directory / "tune-a" / "best.py").read_text() == KERNEL
-    as_json = cli(*TUNE, "--grid", "BLOCK=8,16", "--run-name", "b", "--json", "--out", "b")
-    record = json.loads(as_json.stdout)
+    [record] = cli.told(*TUNE, "--grid", "BLOCK=8,16", "--run-name", "b", "--out", "b")
     assert record["winner"] == {"values": {"BLOCK": "4"}, "beats_original": False, "compared": True, "gain": 1.0}
     assert record["configurations"][0]["original"]
     assert record["files"][0] == "b/best.py"
-
-
-def test_few_right_kernels(cli: Cli, judging: Judging, by_block: Callable[..., Judgement]) -> None:
-    """The original wins where only it is right. Nothing is written where no kernel is right."""
-    judging(lambda label: by_block(b4=8.0 if label.startswith("one-") else 0, b8=0)(label))
-    said = "no other configuration is known to be right: the winner is the kernel as it was given (BLOCK=4)"
-    assert said in tune(cli, "BLOCK=8", name="one").stdout
-    assert (cli.directory / "tune-one" / "best.py").read_text() == KERNEL
-    assert "no right kernel was found" in tune(cli, "BLOCK=8", status=1, name="none").stdout
-    assert not (cli.directory / "tune-none" / "best.py").exists()
 
 
 def test_a_fleet_that_failed_is_asked_again(
@@ -142,56 +121,35 @@ def test_a_fleet_that_failed_is_asked_again(
     assert resume(cli)["winner"]["gain"] == 8.0
 
 
-@pytest.mark.parametrize("last", [pytest.param(False, marks=pytest.mark.nightly), True])
-def test_an_original_without_a_time(cli: Cli, judging: Judging, by_block: Callable[..., Judgement], last: bool) -> None:
-    """On the first rung or in the last comparison: status 3, nothing has won, and `resume` judges it again."""
-    busy = [True]
-
-    def judge(label: str) -> Outcome:
-        number = label.rpartition("-")[2]
-        # Of two configurations, 0 and 1, the first batch is; the last has two of each.
-        return ended(Category.PASSED) if busy[0] and number == ("4" if last else "0") else times(label)
-
-    times = by_block(b4=8.0, b8=4.0)
-    judging(judge)
-    failed = tune(cli, "BLOCK=8", status=3)
-    assert "unknown for the kernel as it was given, which ended as passed" in failed.stderr
-    assert "winner" not in failed.stdout
-    busy[0] = False
-    assert resume(cli)["winner"]["gain"] == 2.0
-
-
 def test_an_interrupted_run_leaves_nothing_and_goes_on(
-    cli: Cli, judging: Judging, by_block: Callable[..., Judgement], count: Callable[[str], int]
+    cli: Cli, judging: Judging, by_block: Callable[..., Judgement], engine: Engine
 ) -> None:
     """Ctrl-C cancels what waits; what is recorded is not judged again."""
     cli.write("kernel.py", KERNEL)
     with cli.start(*TUNE, "--grid", "BLOCK=8,16", "--run-name", "a") as process:
-        until(lambda: count("state = 'queued'") == 3, what="the first batch")
+        until(lambda: known(engine, "state = 'queued'") == 3, what="the first batch")
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=120)
     assert "go on with it: kqueue search resume a" in said
-    assert (count("state <> 'done'"), count("category = 'cancelled'")) == (0, 3)
+    assert (known(engine, "state <> 'done'"), known(engine, "category = 'cancelled'")) == (0, 3)
     judging(by_block(b4=8.0, b8=4.0, b16=2.0))
     refused = cli("search", "resume", "a", "--num-steps", "3")
     assert (refused.returncode, "a tuning run has neither" in refused.stderr) == (2, True)
     done = cli("search", "resume", "a", "--out", "found")
     assert done.returncode == 0, done.stderr
     assert Path(cli.directory, "found", "best.py").read_text() == KERNEL.replace("BLOCK = 4", "BLOCK = 16")
-    judged = count("category = 'passed'")
+    judged = known(engine, "category = 'passed'")
     assert cli("search", "resume", "a", "--out", "found").returncode == 0
-    assert count("category = 'passed'") == judged
+    assert known(engine, "category = 'passed'") == judged
     listed = cli("search", "list")
     assert re.search(r"a +done .* tune +Optuna", listed.stdout)
 
 
-def test_what_was_accepted_is_cancelled_if_the_rest_is_refused(
-    cli: Cli, worker: object, engine: Engine, count: Callable[[str], int]
-) -> None:
+def test_what_was_accepted_is_cancelled_if_the_rest_is_refused(cli: Cli, worker: object, engine: Engine) -> None:
     """A run whose second kernel is refused leaves the first one not waiting."""
     cli.write("kernel.py", KERNEL)
     with cli.start(*TUNE, "--grid", "BLOCK=8", "--run-name", "a") as process:
-        until(lambda: count("state = 'queued'") == 2, what="the first batch")
+        until(lambda: known(engine, "state = 'queued'") == 2, what="the first batch")
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=120)
     with engine.begin() as connection:
@@ -200,7 +158,7 @@ def test_what_was_accepted_is_cancelled_if_the_rest_is_refused(
         connection.execute(text("UPDATE search_proposals SET kernel = kernel || '# x' WHERE number = 1"))
     done = cli("search", "resume", "a")
     assert (done.returncode, "idempotency_key" in done.stderr) == (2, True), done.stderr
-    assert (count("true"), count("state <> 'done'")) == (3, 0)
+    assert (known(engine, "true"), known(engine, "state <> 'done'")) == (3, 0)
 
 
 def test_a_plan_that_changed_is_not_gone_on_with(engine: Engine) -> None:
@@ -226,38 +184,12 @@ def test_a_changed_record_is_not_obeyed(
     judging(by_block(b4=8.0, b8=4.0))
     tune(cli, "BLOCK=8")
     deep = {"metrics": ["speedup"], "kernel": f"{KERNEL}X = {'-' * 1500}1\n"}
-    for change, says in (
+    for other, says in (
         ({"url": "https://evil.example"}, "which says --url https://evil.example"),
-        ({"url": None, "metrics": ["evil:score"]}, "which says --metric evil:score"),
-        (deep, "cannot be read: the kernel cannot be tuned"),
+        ({"url": None} | deep, "cannot be read: the kernel cannot be tuned"),
         ({"kernel": KERNEL, "grid": [["OTHER", ["1"]]]}, "cannot be read: grid: OTHER is not in the kernel"),
     ):
-        with engine.begin() as connection:
-            connection.execute(text("UPDATE search_runs SET plan = plan || :new"), {"new": json.dumps(change)})
+        change(engine, "UPDATE search_runs SET plan = plan || CAST(:new AS jsonb)", new=json.dumps(other))
         done = cli("search", "resume", "a", KQUEUE_TOKEN="secret")
         assert (done.returncode, says in done.stderr) == (2, True), done.stderr
         assert cli("search", "list").returncode == 0
-
-
-def test_what_is_refused_records_nothing(cli: Cli, engine: Engine) -> None:
-    """Bad arguments are refused before a run is recorded."""
-    cli.write("kernel.py", KERNEL)
-    for arguments, status, says in (
-        (("--grid", "BLOCK=x,8"), 2, "grid: BLOCK is 4 in the kernel, and cannot be 'x'"),
-        (("--grid", "BLOCK=8", "--trials", "0"), 2, "--trials: "),
-        (("--grid", "BLOCK=8", "--url", "nonsense"), 3, "not one of HTTP"),
-        (("--grid", "BLOCK=8", "--set", "timing.enabled=false"), 2, "--metric inverse_runtime: needs times"),
-    ):
-        done = cli(*TUNE, *arguments)
-        assert (done.returncode, says in done.stderr) == (status, True), done.stderr
-    with engine.connect() as connection:
-        assert connection.scalar(text("SELECT count(*) FROM search_runs")) == 0
-
-
-def test_without_optuna(cli: Cli) -> None:
-    """The error says which extra to install, before anything is recorded."""
-    cli.write("kernel.py", KERNEL)
-    cli.write("hidden/optuna.py", "raise ImportError('no optuna here')\n")
-    done = cli.process(*TUNE, "--grid", "BLOCK=8", PYTHONPATH=str(cli.directory / "hidden"))
-    said = "tuning needs Optuna (no optuna here): pip install 'kqueue[tune]'"
-    assert (done.returncode, said in done.stderr) == (3, True)

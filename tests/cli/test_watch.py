@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import subprocess
-import sys
 from collections.abc import Callable
 from uuid import UUID
 
 from sqlalchemy import Engine
 
 from kqueue.categories import Category
-from kqueue.contract import Outcome, Request
-from kqueue.store import evaluations
-from tests.cli.command import Cli, Judgement, judge
+from kqueue.contract import Outcome
+from tests.cli.command import Cli, Judgement, judge, submit
 from tests.samples import ended, passed
 
 Judging = Callable[[Judgement], None]
-
-
-def submit(engine: Engine, *labels: str, batch: str | None = None) -> list[UUID]:
-    requests = [
-        Request(
-            problem="class Model: ...\n", kernel=f"class ModelNew: ...  # {label}\n", backend="torch", lane="cpu",
-            kernel_label=label, batch=batch,
-        )
-        for label in labels
-    ]  # fmt: skip
-    return [done.evaluation_id for done in evaluations.submit(engine, requests)]
 
 
 def by_label(label: str) -> Outcome:
@@ -61,39 +45,3 @@ def test_what_has_not_ended_is_said(cli: Cli, engine: Engine, worker: UUID) -> N
     assert "kqueue: 3 of 3 without a verdict after 0 s" in done.stderr
     record = json.loads(cli("watch", "b", "--timeout", "0", "--json").stdout)
     assert min(record["last_starts_in_s"], record["last_starts_error_s"]) >= 0
-
-
-def test_without_a_worker_the_reason_is_said(cli: Cli, engine: Engine) -> None:
-    """There is no estimate without a worker. An unknown name is refused."""
-    submit(engine, "a", batch="\x1b[2J[bold]b")
-    done = cli("watch", "\x1b[2J[bold]b", "--timeout", "0")
-    assert done.stdout == "0 of 1 have ended: 1 queued; no live worker serves the lane cpu\n"
-    assert "\x1b" not in done.stderr
-    done = cli("watch", "nobody")
-    assert (done.returncode, "nobody is no batch or evaluation" in done.stderr) == (2, True)
-
-
-def test_a_terminal_shows_a_bar(cli: Cli, engine: Engine, worker: UUID, judging: Judging) -> None:
-    """The bar goes to the terminal, and the outcome to stdout."""
-    submit(engine, "a", "b", batch="b")
-    ours, its = pty.openpty()
-    command = [sys.executable, "-m", "kqueue", "watch", "b"]
-    environment = {**os.environ, **cli.environment, "TERM": "xterm", "COLUMNS": "120"}
-    with subprocess.Popen(command, cwd=cli.directory, env=environment, stdout=subprocess.PIPE, stderr=its) as process:
-        os.close(its)
-        shown = b""
-        judged = False
-        try:
-            while found := os.read(ours, 4096):
-                shown += found
-                if not judged and b"0/2" in shown:
-                    judging(by_label)
-                    judged = True
-        except OSError:
-            pass  # the terminal is closed at its other end
-        assert process.stdout is not None
-        told = process.stdout.read().decode()
-    os.close(ours)
-    assert process.returncode == 0
-    assert told == "2 of 2 have ended: 2 passed\n"
-    assert "━".encode() in shown

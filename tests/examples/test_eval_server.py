@@ -41,11 +41,7 @@ def fleet() -> Iterator[LocalFleet]:
 SAID = {
     "first_script": ["passed: "],
     "eval_client": [
-        "healthy, 0 GPUs",
-        "right: compiled True, correct True",
-        "passed:",
-        "wrong_values:",
-        "crashed:",
+        "healthy, 0 GPUs", "right: compiled True, correct True", "passed:", "wrong_values:", "crashed:",
         "correct False, -1.0000 ms",
     ],
     "job_client": ["right: passed on cpu", "crashes: crashed on cpu"],
@@ -63,7 +59,7 @@ SAID = {
         "KernelGYM: crashes kernel",
         "send the header Content-Type: application/json",
     ],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SAID)

@@ -19,11 +19,8 @@ CPU_GOOD = [e for e in gallery.entries("cpu") if e.expected is Category.PASSED]
 #: No static policy and no detection of cheats decides a verdict yet.
 NOT_REACHED = {Category.REJECTED_BY_POLICY, Category.REWARD_HACK}
 GPU_ONLY = {
-    Category.ILLEGAL_MEMORY_ACCESS,
-    Category.CUDA_ERROR,
-    Category.LAUNCH_RESOURCES_EXCEEDED,
-    Category.GPU_OUT_OF_MEMORY,
-}
+    Category.ILLEGAL_MEMORY_ACCESS, Category.CUDA_ERROR, Category.LAUNCH_RESOURCES_EXCEEDED, Category.GPU_OUT_OF_MEMORY,
+}  # fmt: skip
 
 
 def test_every_category_of_candidate_and_problem_is_shown() -> None:

@@ -28,7 +28,6 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
 
 @pytest.fixture(scope="module")
 def start_fleet(services: Services) -> Iterator[Callable[..., Fleet]]:
-    """The function of :func:`fleets`."""
     with fleets(services) as start:
         yield start
 
@@ -39,7 +38,7 @@ def running_fleet(start_fleet: Callable[..., Fleet]) -> Callable[[], Fleet]:
     return renewing(start_fleet)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def fleet(running_fleet: Callable[[], Fleet]) -> Fleet:
-    """One worker, shared by the module's tests."""
+    """The module's fleet, some of whose tests may end it."""
     return running_fleet()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import re
 import signal
@@ -12,8 +11,6 @@ import sys
 import time
 from pathlib import Path
 from uuid import UUID
-
-from celery.worker.control import inspect_command
 
 if __name__ == "__main__":
     from workers import start
@@ -34,6 +31,8 @@ from workers.judge.host.exclusive import room
 from workers.judge.host.status_page import StatusPage
 from workers.judge.sandbox import cgroups
 
+#: The folder with the files that say what to do.
+JUDGES = Path(os.environ["JUDGES"])
 PASSED = Outcome(category=Category.PASSED, message="as told")
 WRONG = Outcome(
     category=Category.WRONG_VALUES,
@@ -93,7 +92,6 @@ def orphan(pid_file: str) -> None:
 
 
 def span(file: Path, seconds: float) -> Outcome:
-    """Say from when to when the device was used."""
     begun = time.monotonic()
     time.sleep(seconds)
     with file.open("a") as out:
@@ -102,7 +100,6 @@ def span(file: Path, seconds: float) -> Outcome:
 
 
 def wait_for(gate: Path) -> Outcome:
-    """Judge until somebody makes the file."""
     while not gate.exists():
         time.sleep(0.01)
     return PASSED
@@ -120,20 +117,16 @@ def read(file: Path, how: str, *argument: str) -> Outcome:
 def judge(action, arguments, number, place, status_page):
     match action:
         case "ok":
-            return PASSED
+            pass
         case "wrong":
             return WRONG
-        case "problem":
-            return Outcome(category=Category(arguments[0]), message="as told", phase=Phase.REFERENCE)
         case "sleep" | "sleep-once":
             time.sleep(float(arguments[0]) if action == "sleep" else 600 if number == 1 else 0)
-            return PASSED
         case "gate":
             return wait_for(Path(arguments[0]))
         case "unhealthy-once":
             if number == 1:
                 return Outcome(category=Category.GPU_UNHEALTHY, message="computed 6")
-            return PASSED
         case "hang-in-canary":
             status_page.enter(Phase.SELF_TEST, time.monotonic() + 0.5)
             sleep_holding_the_gil(600)
@@ -146,19 +139,23 @@ def judge(action, arguments, number, place, status_page):
             raise ZeroDivisionError("the judge's own mistake")
         case "orphan":
             orphan(arguments[0])
-            return PASSED
         case "write":
             Path(arguments[0]).write_text(str(os.getpid()))
             time.sleep(float(arguments[1]))
-            return PASSED
         case _:
             end(action, *arguments)
     return PASSED
 
 
+def once(word: str) -> bool:
+    file = JUDGES / word
+    if there := file.exists():
+        file.unlink()
+    return there
+
+
 def fail(at: str) -> None:
-    """Fail where a file says so."""
-    if (Path(os.environ["JUDGES"]) / f"fail-at-{at}").exists():
+    if (JUDGES / f"fail-at-{at}").exists():
         raise OSError(f"told to fail at {at}")
 
 
@@ -173,7 +170,7 @@ class StandIn:
 
     def __init__(self, slot) -> None:
         fail("start")
-        while (Path(os.environ["JUDGES"]) / "hang-at-start").exists():
+        while (JUDGES / "hang-at-start").exists():
             time.sleep(0.1)
         self._process = subprocess.Popen(["sleep", "infinity"])
         self.pid = self._process.pid
@@ -217,25 +214,16 @@ claimed: list[evaluations.Claim] = []
 
 
 def claim(engine, evaluation_id, **options):
-    before, after = Path(os.environ["JUDGES"]) / "die-before-claim", Path(os.environ["JUDGES"]) / "die-after-claim"
-    lost, stalls = (
-        Path(os.environ["JUDGES"]) / "lose-the-claims-answer",
-        Path(os.environ["JUDGES"]) / "stall-after-claim",
-    )
-    if before.exists():
-        before.unlink()
+    if once("die-before-claim"):
         os.kill(os.getpid(), signal.SIGKILL)
     mine = _claim(engine, evaluation_id, **options)
-    if after.exists() and mine is not None:
-        after.unlink()
-        os.kill(os.getpid(), signal.SIGKILL)
-    if stalls.exists() and mine is not None:
-        stalls.unlink()
-        time.sleep(600)
-    if lost.exists() and mine is not None:
-        lost.unlink()
-        raise DatabaseUnavailable("the connection broke in the moment of the commit")
     if mine is not None:
+        if once("die-after-claim"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if once("stall-after-claim"):
+            time.sleep(600)
+        if once("lose-the-claims-answer"):
+            raise DatabaseUnavailable("the connection broke in the moment of the commit")
         claimed.append(mine)
     return mine
 
@@ -254,12 +242,9 @@ _maintain = workers.pool._Pool.maintain_pool
 
 def maintain_pool(pool) -> None:
     """Leave dead children unseen while a file says so, as if they took long to die."""
-    if not (Path(os.environ["JUDGES"]) / "deaths-are-unseen").exists():
+    if not (JUDGES / "deaths-are-unseen").exists():
         _maintain(pool)
 
-
-if "JUDGES_TORCH" in os.environ:
-    import torch  # noqa: F401
 
 evaluations.claim = claim
 evaluations.warm_up = warm_up
@@ -278,17 +263,3 @@ def task(payload, queue):
 
 
 workers.messages.task = task
-
-
-@inspect_command()
-def probe(state) -> dict[str, object]:
-    """What a test asks the worker's parent about itself."""
-    torch = sys.modules.get("torch")
-    descriptors = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]  # noqa: PTH208
-    return {
-        "cuda_initialised": None if torch is None else torch.cuda.is_initialized(),
-        "nvidia": [path for path in descriptors if path.startswith("/dev/nvidia")],
-        "frozen": gc.get_freeze_count(),
-        "descriptors": sorted(descriptors),
-        "children": linux.children(os.getpid()),
-    }

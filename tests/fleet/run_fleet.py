@@ -1,4 +1,4 @@
-"""A supervisor whose workers run the application `judges`, or another module of this folder."""
+"""A supervisor whose workers run the application `judges`."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import sys
 
 from kqueue import logs
 from kqueue.config import load
+from workers import process
 from workers.fleet import Supervisor
 from workers.judge.gpu.devices import choose, devices
 from workers.plan import plan
 
 # A program that starts Python, which workers are started by.
 sys.executable = os.environ.get("JUDGES_PYTHON", sys.executable)
+process._LAST_BACKOFF_S = 0.5  # tests kill many workers
 config = load()
 logs.configure(config)
 gpus = choose(config.gpus, devices())
 canary = os.environ.get("JUDGES_CANARY", "workers.judge.gpu.self_test")
-program = os.environ.get("JUDGES_PROGRAM", "judges")
 patience_s = float(os.environ.get("JUDGES_PATIENCE_S", "600"))
-supervisor = Supervisor(config, plan(config, gpus, 2), gpus, program=program, canary=canary, patience_s=patience_s)
+supervisor = Supervisor(config, plan(config, gpus, 2), gpus, program="judges", canary=canary, patience_s=patience_s)
 supervisor.check_services()
 supervisor.run()
 sys.exit(0)

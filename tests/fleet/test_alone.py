@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,15 +10,6 @@ from pathlib import Path
 import pytest
 
 from workers.judge.host.exclusive import NoRoom, room
-
-
-def test_ordinary_evaluations_share(tmp_path: Path) -> None:
-    """Any number at once, and what they leave is free."""
-    lock = tmp_path / "cpu.lock"
-    with room(lock, alone=False), room(lock, alone=False, patience_s=0):
-        pass
-    with room(lock, alone=True, patience_s=0):
-        pass
 
 
 def test_a_suspect_shuts_everybody_out(tmp_path: Path) -> None:
@@ -62,22 +50,3 @@ def test_a_suspect_is_not_kept_waiting_by_those_who_come_later(tmp_path: Path) -
             over.set()
         for running in streams:
             running.result()
-
-
-@pytest.mark.parametrize("alone", [True, False])
-def test_the_dead_hold_nothing(tmp_path: Path, alone: bool) -> None:
-    """However a judge dies, its place is free."""
-    lock = tmp_path / "cpu.lock"
-    program = (
-        "import sys, time; from pathlib import Path; from workers.judge.host.exclusive import room\n"
-        f"with room(Path(sys.argv[1]), alone={alone}): print('in', flush=True); time.sleep(60)"
-    )
-    holder = subprocess.Popen([sys.executable, "-c", program, str(lock)], stdout=subprocess.PIPE)
-    assert holder.stdout is not None
-    with holder:
-        assert holder.stdout.readline() == b"in\n"
-        with pytest.raises(NoRoom), room(lock, alone=True, patience_s=0):
-            pass
-        holder.send_signal(signal.SIGKILL)
-    with room(lock, alone=True, patience_s=5):
-        pass

@@ -194,7 +194,6 @@ def test_a_revoked_queued_task_is_a_cancelled_evaluation(services: Any, fleet: A
 
 
 def test_a_cancelled_queued_evaluation_is_not_judged(services: Any, fleet: Any) -> None:
-    """Its message finds it done."""
     running = services.submit("sleep 0.5")
     services.started(running)
     queued = services.submit("ok")

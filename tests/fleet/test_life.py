@@ -13,19 +13,11 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import pytest
-
 from kqueue import Client
 from kqueue.store import evaluations
 from tests.chaos.rig import Whole
 from tests.store.steps import change
 from workers.judge.host import linux
-
-
-@pytest.fixture
-def fleet(running_fleet: Callable[[], Any]) -> Any:
-    """One worker, shared by the module's tests, some of which end it."""
-    return running_fleet()
 
 
 def _worker_pid(fleet: Any) -> int:
@@ -172,28 +164,3 @@ def test_nothing_outlives_a_killed_supervisor(services: Any, fleet: Any, running
     running_fleet()
     attempts = Whole(services)(running, attempts=2)
     assert [a.written_by for a in attempts] == ["sweeper", "judge"]
-
-
-@pytest.mark.timeout(120)
-def test_the_parent_imports_torch_and_never_touches_cuda(
-    services: Any, fleet: Any, start_fleet: Callable[..., Any]
-) -> None:
-    """Children inherit the imports; no CUDA, no device node, frozen garbage, no descriptor leaked by 10 tasks."""
-    fleet.stop()
-    mine = start_fleet(torch=True)
-    for identity in [services.submit("ok") for _ in range(2)]:
-        services.verdict(identity)
-
-    def probe() -> dict[str, Any]:
-        [answer] = services.app.control.inspect([mine.live()[0].name], timeout=5)._request("probe").values()
-        return answer
-
-    probe()  # The first answer opens connections of its own.
-    before = probe()
-    assert before["cuda_initialised"] is False
-    assert before["nvidia"] == []
-    assert before["frozen"] > 100_000
-    for identity in [services.submit("ok") for _ in range(10)]:
-        services.verdict(identity)
-    assert len(probe()["descriptors"]) <= len(before["descriptors"]) + 2
-    mine.stop()

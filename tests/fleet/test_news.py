@@ -12,7 +12,6 @@ from workers.bookkeeping import _News
 
 
 def heard(news: _News, selector: selectors.BaseSelector) -> bool:
-    """Whether something came."""
     for key, _ in selector.select(10):
         key.data.hear()
     was, news.fresh = news.fresh, False

@@ -13,7 +13,6 @@ CHILDREN = 2
 
 
 def _read(services: Any, file: Path, how: str = "well") -> Any:
-    """Have a source read, and return the verdict."""
     return services.verdict(services.submit(f"read {file} {how}"))
 
 

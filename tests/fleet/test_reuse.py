@@ -20,12 +20,6 @@ def running_fleet(start_fleet: Callable[..., Fleet]) -> Callable[[], Fleet]:
     return renewing(partial(start_fleet, reuse=True))
 
 
-@pytest.fixture
-def fleet(running_fleet: Callable[[], Fleet]) -> Fleet:
-    """One worker that reuses verdicts."""
-    return running_fleet()
-
-
 @pytest.mark.usefixtures("fleet")
 def test_an_equal_evaluation_takes_no_slot(services: Services) -> None:
     """It is answered at once, also while the only slot is busy, and no message is sent for it."""

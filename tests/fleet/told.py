@@ -90,11 +90,9 @@ class Services:
         )
 
     def redis(self) -> redis.Redis:
-        """Return a connection to Redis; the caller closes it."""
         return redis.Redis.from_url(self._addresses["redis_url"].replace("redis+socket://", "unix://"))
 
     def settled(self) -> None:
-        """Wait until no message of the lane `cpu` is queued."""
         with self.redis() as client:
             until(lambda: not client.exists("kqueue.cpu"), what="an empty queue")
 
@@ -117,7 +115,6 @@ class Services:
         return self.rows("SELECT * FROM attempts WHERE evaluation_id = :id ORDER BY number", id=evaluation_id)
 
     def started(self, evaluation_id: UUID) -> Any:
-        """Wait until an attempt runs."""
         return until(lambda: [a for a in self.attempts(evaluation_id) if a.ended_at is None], what="the attempt")[0]
 
 
@@ -131,7 +128,6 @@ class Fleet:
     environment: dict[str, str] = field(repr=False)
 
     def live(self) -> list[registry.LiveWorker]:
-        """This supervisor's registered workers."""
         mine = linux.children(self.process.pid)
         return [worker for worker in registry.live(self.services.engine, within_s=5) if worker.pid in mine]
 
@@ -157,8 +153,7 @@ def renewing(start: Callable[[], Fleet]) -> Callable[[], Fleet]:
 def fleets(services: Services) -> Iterator[Callable[..., Fleet]]:
     """Provide a function that starts a supervisor and waits until its workers are ready. All end with the block.
 
-    The judges are scripted (judges.py), or with `true` real, or real but for what the module `broken` of this folder
-    replaces. `prefix` is a command that runs a command, such as one
+    The judges are scripted (judges.py), or with `true` real. `prefix` is a command that runs a command, such as one
     that enters a namespace. `variables` are added to the environment.
     """
     started: list[Fleet] = []
@@ -167,14 +162,12 @@ def fleets(services: Services) -> Iterator[Callable[..., Fleet]]:
     def start(
         *,
         slots: int = 1,
-        torch: bool = False,
         true: bool = False,
-        broken: str = "",
         prefix: Sequence[str] = (),
         variables: Mapping[str, str] = MappingProxyType({}),
         **settings: Any,
     ) -> Fleet:
-        if (true or broken) and "scratch" not in settings:
+        if true and "scratch" not in settings:
             settings["scratch"] = Path(tempfile.mkdtemp(prefix="kqueue-scratch-"))
             settings["scratch"].chmod(0o711)  # pytest's folders are closed to candidates
             scratches.append(settings["scratch"])
@@ -185,10 +178,6 @@ def fleets(services: Services) -> Iterator[Callable[..., Fleet]]:
             program = [str(HERE / "run_fleet.py")]
             places = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
             environment |= {"PYTHONPATH": os.pathsep.join(places), "JUDGES": str(services.directory)}
-        if broken:
-            environment["JUDGES_PROGRAM"] = broken
-        if torch:
-            environment["JUDGES_TORCH"] = "1"
         environment |= variables
         log = services.directory / f"fleet-{uuid4().hex[:8]}.log"
         with log.open("wb") as out:

@@ -13,7 +13,6 @@ from tests.health.gpus import Gpus, Watcher
 
 @pytest.fixture(scope="module")
 def fake(tmp_path_factory: pytest.TempPathFactory) -> Gpus:
-    """Two GPUs of this module's fleet."""
     return Gpus(tmp_path_factory.mktemp("nvml"), 2)
 
 
@@ -32,5 +31,4 @@ def start_gpu_fleet(services: told.Services, fake: Gpus) -> Iterator[Callable[..
 
 @pytest.fixture
 def watcher(services: told.Services, fake: Gpus) -> Watcher:
-    """A watcher of this module's fleet."""
     return Watcher(services, fake)

@@ -26,13 +26,11 @@ class Gpus:
         self.write()
 
     def write(self) -> None:
-        """Write the state for the doubles."""
         fresh = self.directory / "state.new"
         fresh.write_text(json.dumps(self.state))
         fresh.replace(self.directory / "state.json")
 
     def say(self, number: int = 0, **facts: Any) -> None:
-        """Change NVML's facts about a GPU."""
         self.state["gpus"][number] |= facts
         self.write()
 
@@ -42,30 +40,19 @@ class Gpus:
         self.write()
 
     def xid(self, xid: int, number: int = 0) -> None:
-        """Make the driver report an Xid."""
         self.state["xids"].append([len(self.state["xids"]), self.uuids[number], xid])
         self.write()
 
     def tests(self) -> list[str]:
-        """Return the GPUs that were tested, in order."""
         log = self.directory / "tests.log"
         return log.read_text().split() if log.exists() else []
 
 
 def _fresh(uuid: str) -> dict[str, Any]:
     return {
-        "uuid": uuid,
-        "name": "NVIDIA H200",
-        "memory": [GIB, 140 * GIB],
-        "temperature": 35,
-        "clock": 1980,
-        "throttle": 0,
-        "ecc": [0, 2],
-        "rows": [0, 0, 0, 0],
-        "utilisation": 0,
-        "processes": [],
-        "working": [],
-    }
+        "uuid": uuid, "name": "NVIDIA H200", "memory": [GIB, 140 * GIB], "temperature": 35, "clock": 1980,
+        "throttle": 0, "ecc": [0, 2], "rows": [0, 0, 0, 0], "utilisation": 0, "processes": [], "working": [],
+    }  # fmt: skip
 
 
 class Watcher:
@@ -76,7 +63,6 @@ class Watcher:
         self._fake = fake
 
     def gpu(self, number: int = 0) -> gpus.GpuStatus:
-        """Return a GPU's row."""
         [known] = gpus.find(self._services.engine, uuids=[self._fake.uuids[number]])
         return known
 
@@ -85,7 +71,6 @@ class Watcher:
         return next(w.paused for w in fleet.live() if w.device == self._fake.uuids[number])
 
     def until_state(self, state: str, number: int = 0, timeout_s: float = 60) -> gpus.GpuStatus:
-        """Wait until a GPU is in a state, and not being tested."""
 
         def there() -> gpus.GpuStatus | None:
             known = self.gpu(number)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import signal
 import subprocess
 import sys
 import time
@@ -43,20 +41,14 @@ def fleet(running_fleet: Callable[[], Fleet], fake: Any, watcher: Any) -> Fleet:
 
 
 def _gpu(fleet: Any, *arguments: str) -> str:
-    """Return the output of `kqueue gpu`."""
-    return _kqueue(fleet, "gpu", *arguments)
-
-
-def _kqueue(fleet: Any, *arguments: str) -> str:
-    """Return the output of a command, which runs in this process."""
+    """Return the output of `kqueue gpu`, which runs in this process."""
     settings = {name: value for name, value in fleet.environment.items() if name.startswith("KQUEUE_")}
-    done = CliRunner().invoke(app, arguments, env=settings, catch_exceptions=False)
+    done = CliRunner().invoke(app, ["gpu", *arguments], env=settings, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output
 
 
 def _test_now(services: Any) -> None:
-    """Make postponed GPU tests due now."""
     change(services.engine, "UPDATE gpus SET check_at = now() WHERE check_at IS NOT NULL")
 
 
@@ -148,7 +140,6 @@ def test_errors_of_applications_are_noted_and_those_of_the_gpu_have_it_tested(
 
 
 def test_facts_are_in_the_row_and_those_that_there_are_not_are_left_out(fleet: Any, fake: Any, watcher: Any) -> None:
-    """The fake GPU knows no retired pages."""
     fake.say(0, temperature=77, throttle=0x8 | 0x40, processes=[[1, 5 << 30]])
     fleet.services.until(lambda: watcher.gpu().facts.get("temperature_c") == 77, what="the fact")
     facts = watcher.gpu().facts
@@ -177,28 +168,24 @@ def test_who_waits_for_memory_is_told_until_that_ends(services: Any, fleet: Any,
         services.until(lambda: label in [entry.label for entry in booking.entries(folder)], what="a booking")
         return judge
 
-    def told() -> list[Any]:
-        found = json.loads(_kqueue(fleet, "status", "--json"))["gpu_memory"]
-        return [(gpu["uuid"], gpu["booked_bytes"], [one["label"] for one in gpu["waiting"]]) for gpu in found]
+    def told() -> Any:
+        return (known := watcher.gpu(1).memory) and (known.booked_bytes >> 30, [one.label for one in known.waiting])
 
     judges: list[subprocess.Popen[bytes]] = []
     try:
         holder, first = book(60 << 30, "gpu1-0"), book(90 << 30, "first")
         book(10 << 30, "second")
-        services.until(lambda: (m := watcher.gpu(1).memory) and len(m.waiting) == 2, what="two who wait")
-        assert told() == [(fake.uuids[1], 60 << 30, ["first", "second"])]
+        services.until(lambda: told() == (60, ["first", "second"]), what="two who wait")
         assert watcher.gpu(1).memory.capacity_bytes == 100 << 30
-        assert "waiting for GPU memory" in _kqueue(fleet, "status")
         first.kill()
-        services.until(lambda: not watcher.gpu(1).memory.waiting, what="nobody who waits")
-        assert told() == [(fake.uuids[1], 70 << 30, [])]
+        services.until(lambda: told() == (70, []), what="nobody who waits")
         holder.kill()
-        services.until(lambda: watcher.gpu(1).memory.booked_bytes == 10 << 30, what="one booking")
+        services.until(lambda: told() == (10, []), what="one booking")
     finally:
         for judge in judges:
             judge.kill()
             judge.wait()
-    services.until(lambda: watcher.gpu(1).memory is None, what="no booking")
+    services.until(lambda: told() is None, what="no booking")
     assert watcher.gpu(0).memory is None
 
 
@@ -223,14 +210,3 @@ def test_a_hanging_test_in_the_judge_costs_neither_verdict_nor_slot(
     for number in (0, 1):
         watcher.until_state("serving", number)
     assert services.verdict(services.submit("ok", lane="gpu")).passed
-
-
-def test_drained_stays_drained_over_a_new_start(
-    services: Any, fleet: Any, running_fleet: Callable[[], Any], watcher: Any
-) -> None:
-    """Nobody who starts a fleet needs to know what an operator said before."""
-    _gpu(fleet, "drain", "1")
-    assert fleet.stop(signal.SIGTERM) == 0
-    assert watcher.paused(running_fleet(), 1) == "GPU 1 is drained"
-    assert services.verdict(services.submit("ok", lane="gpu")).passed
-    gpus.resume(services.engine, watcher.gpu(1).uuid)

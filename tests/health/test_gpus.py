@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -14,6 +13,7 @@ from kqueue.contract import Request
 from kqueue.errors import InvalidRequest
 from kqueue.store import evaluations, gpus, workers
 from tests.samples import ended
+from tests.store.steps import finish
 
 GPU = "GPU-11111111-aaaa"
 
@@ -28,7 +28,6 @@ def gpu(engine: Engine) -> str:
 
 @pytest.fixture
 def worker(engine: Engine, gpu: str) -> UUID:
-    """A worker of the GPU."""
     identity = uuid4()
     workers.register(engine, id=identity, name="gpu0-0@here", host="here", pid=1, lanes=["cpu"], device=gpu)
     return identity
@@ -46,11 +45,7 @@ def _paused(engine: Engine, worker: UUID) -> str | None:
 def _seconds_to_test(engine: Engine) -> float:
     with engine.connect() as connection:
         return float(
-            connection.execute(
-                text("SELECT extract(epoch FROM check_at - now()) FROM gpus WHERE uuid = :u"), {"u": GPU}
-            )
-            .scalars()
-            .one()
+            connection.scalar(text(f"SELECT extract(epoch FROM check_at - now()) FROM gpus WHERE uuid = '{GPU}'"))
         )
 
 
@@ -124,14 +119,7 @@ def test_an_evaluation_that_ends_as_gpu_unhealthy_has_its_gpu_tested(
         [submitted] = evaluations.submit(engine, [Request.model_validate(fields())])
         claim = evaluations.claim(engine, submitted.evaluation_id, worker_id=worker, lease_s=30)
         assert _state(engine).running == (submitted.evaluation_id,)
-        evaluations.finish(
-            engine,
-            submitted.evaluation_id,
-            claim.number,
-            ended(category, message="the canary answered 7"),
-            written_by="judge",
-            retry_delay_s=0,
-        )
+        finish(engine, claim, ended(category, message="the canary answered 7"))
         assert _state(engine).due is due
     known = _state(engine)
     assert (known.failures, known.reason, known.running) == (1, "the canary answered 7", ())
@@ -167,15 +155,6 @@ def test_memory_is_as_it_was_last_seen_booked(engine: Engine, gpu: str) -> None:
     assert _state(engine, "GPU-22222222-bbbb").memory is None
     gpus.see_memory(engine, gpu, booked_bytes=0, capacity_bytes=None, waiting=())
     assert _state(engine).memory is None
-
-
-def test_facts_are_kept_as_they_were_last_seen(engine: Engine, gpu: str) -> None:
-    """Whatever text the driver gives."""
-    facts: dict[str, Any] = {"temperature_c": 41, "processes": [{"name": "a\x00b"}]}
-    gpus.see(engine, {gpu: facts})
-    known = _state(engine)
-    assert known.facts["temperature_c"] == 41
-    assert "\x00" not in known.facts["processes"][0]["name"]
 
 
 # A reset: its workers end, it is tested, and it serves again or does not.

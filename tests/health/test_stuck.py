@@ -63,14 +63,7 @@ def running_fleet(start_fleet: Callable[..., Fleet]) -> Callable[[], Fleet]:
     return renewing(partial(start_fleet, slots=2))
 
 
-@pytest.fixture
-def fleet(running_fleet: Callable[[], Fleet]) -> Fleet:
-    """Two workers, shared by the module's tests."""
-    return running_fleet()
-
-
 def _judge(services: Any, tmp_path: Path, **options: Any) -> tuple[Any, int]:
-    """An evaluation that runs, and its judge's process."""
     file = tmp_path / uuid4().hex
     evaluation = services.submit(f"write {file} 120", **options)
     return evaluation, int(until(lambda: file.exists() and file.read_text(), what="the judge"))

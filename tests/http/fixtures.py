@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from fastapi import FastAPI
 from sqlalchemy import Engine
+from sqlalchemy.engine import make_url
 
 from kqueue.config import Config, load
 from kqueue.contract import Outcome
 from kqueue.http.app import create_app
 from kqueue.local.valkey import Valkey
-from kqueue.store import tokens
+from kqueue.store import roles, tokens
 from tests.http.standin import Served, end, worker_that_passes_all
 from tests.services import Server
 
-__all__ = ["application", "config", "database_url", "house", "judge", "judging", "serve", "served", "token"]
+__all__ = ["application", "config", "database_url", "house", "judge", "judging", "login", "serve", "served", "token"]
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +73,16 @@ def serve(application: Callable[..., FastAPI]) -> Iterator[Callable[..., Served]
 def served(house: Served, worker_id: UUID) -> Served:
     """The module's server with one live CPU worker, which does nothing by itself."""
     return house
+
+
+@pytest.fixture
+def login(server: Server, config: Config, engine: Engine) -> Iterator[str]:
+    """The URL of a login that is a member of the gateway's role, and of nothing else."""
+    name = f"gateway_{uuid4().hex[:8]}"
+    roles.login(engine, name, roles.GATEWAY, "secret")
+    yield make_url(config.require_database()).set(username=name, password="secret").render_as_string(False)
+    server.cut(config.require_database())
+    server.execute(f'DROP ROLE "{name}"')
 
 
 @pytest.fixture

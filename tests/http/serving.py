@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import signal
 import socket
@@ -89,16 +87,6 @@ def command(config: Config, *words: str) -> tuple[int, str, str]:
         return exit_status(done.exception), done.stdout, str(done.exception)
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
     return done.exit_code, done.stdout, done.stderr
-
-
-async def patient(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> httpx.Response:
-    """Post until a server answers that is not being stopped, as a client does that lives through its restart."""
-    while True:
-        with contextlib.suppress(httpx.TransportError):
-            answer = await http.post(path, json=body)
-            if answer.status_code != 503:
-                return answer
-        await asyncio.sleep(0.3)
 
 
 def problem_of(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:

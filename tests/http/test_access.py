@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -13,7 +15,9 @@ import pytest
 from sqlalchemy import Engine
 from structlog.testing import capture_logs
 
+from kqueue import RemoteClient
 from kqueue.config import Config
+from kqueue.http import OPEN_WARNING
 from kqueue.store import tokens
 from tests.http.serving import Served as Process
 from tests.http.standin import Served
@@ -25,9 +29,10 @@ SECRET = "kq_a-secret-that-nobody-may-see"
 
 @pytest.fixture(scope="module")
 def process(house: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """A server as a process, whose log is JSON."""
-    config = house.config.model_copy(update={"log_json": True})
-    with Process(config, tmp_path_factory.mktemp("access") / "http.log") as one:
+    """A server as a process that logs JSON, asks local users for no token, and has a socket."""
+    place = tmp_path_factory.mktemp("access")
+    settings = {"log_json": True, "http_tokens": "trust-local-users", "http_socket": place / "run" / "http.sock"}
+    with Process(house.config.model_copy(update=settings), place / "http.log") as one:
         yield one
 
 
@@ -120,3 +125,20 @@ def test_what_a_request_logs_has_its_id(process: Process, http: httpx.Client, en
     line_of(process, identity)
     mine = [one for one in records(process.log) if one.get("request") == identity and one["event"] != "request"]
     assert mine, "the warning of the failure"
+
+
+def test_it_says_where_it_listens_and_ends_when_told(process: Process, http: httpx.Client) -> None:
+    """It names both addresses and warns that local users need no token. SIGTERM ends it while one waits."""
+    path = process.log.parent / "run" / "http.sock"
+    log = process.log.read_text()
+    assert f"kqueue serves {process.url}\n" in log
+    assert f"kqueue serves unix://{path}: its owner needs no token" in log
+    assert OPEN_WARNING in log
+    assert httpx.get(f"{process.url}/v1/fleet").status_code == 200
+    with RemoteClient(f"unix://{path}") as kq, ThreadPoolExecutor(1) as pool:
+        ticket = kq.submit(**request_fields())
+        waiting = pool.submit(http.get, f"/v1/evaluations/{ticket.evaluation_id}/wait", params={"timeout": 300})
+        time.sleep(0.5)
+        assert process.stop() == 0
+        waiting.exception(60)
+    assert not path.exists()

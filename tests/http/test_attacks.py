@@ -26,24 +26,16 @@ from kqueue.http import server as servers
 from kqueue.store import tokens
 from tests.http.serving import problem_of
 from tests.http.standin import Served
+from tests.store.steps import count
 from tests.waiting import until
 
 JSON = {"Content-Type": "application/json"}
 
 #: Routes that read a body.
-BODIED = [
-    "/v1/evaluations",
-    "/v1/evaluations/batch",
-    "/v1/evaluations/each",
-    "/v1/evaluations/wait",
-    "/eval",
-    "/evaluate",
-    "/evaluate_sync",
-    "/evaluate/batch",
-    "/workflow/submit",
-]
-#: All of them; those in the gate are a form of the API's own and a drop-in.
-MOST = [path if path in BODIED[2::3] else pytest.param(path, marks=pytest.mark.nightly) for path in BODIED]
+BODIED = [f"/v1/evaluations{way}" for way in ("", "/batch", "/each", "/wait")]
+BODIED += ["/eval", "/evaluate", "/evaluate_sync", "/evaluate/batch", "/workflow/submit"]
+#: A form of the API's own and two drop-ins.
+SOME = BODIED[2::3]
 
 #: Ways to leave the end of a body in doubt.
 FRAMINGS = [
@@ -272,15 +264,6 @@ class TestConnections:
             until(lambda: httpx.get(f"{served.url}/health").status_code == 503, what="a refusal")
         until(lambda: httpx.get(f"{served.url}/health").status_code == 200, what="room")
 
-    def test_what_connections_inherit(self) -> None:
-        """No delay between the head and the body of an answer, and an end where the peer is gone."""
-        with servers.listen("127.0.0.1", 0) as listening:
-            listening.listen()
-            with socket.create_connection(listening.getsockname()), listening.accept()[0] as accepted:
-                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
-                assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
-
     def test_room_is_made(self) -> None:
         """The soft limit on files is raised to the hard one, and some files are left for the server itself."""
         limits = _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -305,10 +288,9 @@ class TestBodies:
             [slot] = each.json()["results"]
             assert slot["error"]["status"] == 422
             assert all(len(answer.content) < 6000 for answer in (alone, batch, each))
-        with engine.connect() as connection:
-            assert connection.scalar(text("SELECT count(*) FROM evaluations")) == 0
+        assert count(engine, "evaluations") == 0
 
-    @pytest.mark.parametrize("path", MOST)
+    @pytest.mark.parametrize("path", SOME)
     def test_bodies_that_are_none(self, http: httpx.Client, path: str) -> None:
         """Compressed, nested, endless numbers, no text: a 4xx from every route."""
         bodies = [
@@ -326,7 +308,7 @@ class TestBodies:
                 assert 400 <= answer.status_code < 500 or (each and answer.status_code == 200), answer.text
                 assert len(answer.content) < 6000
 
-    @pytest.mark.parametrize("path", MOST)
+    @pytest.mark.parametrize("path", SOME)
     def test_more_fields_than_anybody_means(self, http: httpx.Client, path: str) -> None:
         """They are counted, and not told one by one: that would take the server minutes and gigabytes."""
         flood = {f"field {number}": 0 for number in range(50_000)}
@@ -346,12 +328,6 @@ class TestBodies:
         answer = http.post("/v1/evaluations/batch", json={"entries": wrong})
         assert {error["field"].split(".")[2] for error in answer.json()["errors"]} == {"1"}
         problem_of(http.post("/v1/evaluations/each", json={"entries": [{}] * 1001}), 413, "too_large")
-
-    def test_a_name_twice(self, http: httpx.Client, fields) -> None:
-        """The last counts, as in JSON's readers in general; it is what is shown."""
-        body = f'{json.dumps(fields())[:-1]}, "kernel": "class ModelNew: last = 1"}}'
-        identity = http.post("/v1/evaluations", content=body, headers=JSON).json()["evaluation_id"]
-        assert http.get(f"/v1/evaluations/{identity}/artifacts/kernel.py").text == "class ModelNew: last = 1"
 
 
 def test_long_reading_keeps_nobody_from_the_rest(served: Served, token, engine: Engine, fields) -> None:
@@ -422,8 +398,7 @@ class TestOthers:
             answer = one.post(f"/v1/evaluations/{way}", json=body).json()
             [found] = answer.get("evaluations") or [slot["evaluation"] for slot in answer["results"]]
             assert found == {"evaluation_id": mine, "created": False}
-        with engine.connect() as connection:
-            assert connection.scalar(text("SELECT count(*) FROM evaluations")) == 2
+        assert count(engine, "evaluations") == 2
 
     def test_conflicts_tell_the_key_as_it_was_given(self, pair: Any, fields) -> None:
         """By itself, in a batch and in a place; nothing of the token is in it."""
@@ -446,26 +421,12 @@ class TestOthers:
         one, other = pair
         body = {"original_model_src": "class Model: ...", "custom_model_src": "class ModelNew: ...", "backend": "torch"}
         [first, _] = tokens.listing(engine)
-        wanted = kernelbench.request_of(
-            "class Model: ...",
-            "class ModelNew: ...",
-            backend="torch",
-            seed_num=42,
-            num_correct_trials=5,
-            num_perf_trials=100,
-            measure_performance=True,
-        )
+        asked_for = {"seed_num": 42, "num_correct_trials": 5, "num_perf_trials": 100, "measure_performance": True}
+        wanted = kernelbench.request_of("class Model: ...", "class ModelNew: ...", backend="torch", **asked_for)
         digest = hashlib.sha256(wanted.model_dump_json().encode()).hexdigest()[:32]
-        lenient = {"tolerance": {"atol": 1e30, "rtol": 1e30}}
-        planted = other.post(
-            "/v1/evaluations",
-            json=fields(
-                problem="class Model: ...",
-                kernel="class ModelNew: ...",
-                settings=lenient,
-                idempotency_key=f"same:{first.id}:{digest}:0",
-            ),
-        )
+        lenient = {"settings": {"tolerance": {"atol": 1e30, "rtol": 1e30}}}
+        same = fields(problem="class Model: ...", kernel="class ModelNew: ...", **lenient)
+        planted = other.post("/v1/evaluations", json=same | {"idempotency_key": f"same:{first.id}:{digest}:0"})
         assert planted.status_code == 201
 
         def recorded() -> Sequence[Any]:

@@ -120,66 +120,19 @@ def test_what_probes_took_out_of_service_stays_there(http, services, fake, watch
 
 
 @pytest.mark.nightly
-class TestMore:
-    def test_a_preferred_device_is_its_model(self, http: httpx.Client, services: Services, fake: Gpus) -> None:
-        """The evaluation goes to the model's lane, the result tells the GPU; one out of service is passed over."""
-        result = evaluate(http, "ok", preferred_device=1).json()
-        assert (result["metadata"]["lane"], result["metadata"]["preferred_device"]) == ("gpu.h200", 1)
-        assert result["metadata"]["device_id"] in (0, 1)
-        assert result["metadata"]["device"] == f"cuda:{result['metadata']['device_id']}"
-        gpus.drain(services.engine, fake.uuids[1], reason=None)
-        services.until(lambda: http.get("/health").json()["failing_gpu_devices"] == 1)
-        result = evaluate(http, "ok", preferred_device=1).json()
-        assert (result["metadata"]["lane"], result["metadata"]["device_id"]) == ("gpu", 0)
-        refused = evaluate(http, "ok", preferred_device=2)
-        assert refused.status_code == 400
-        assert "0 (NVIDIA H200" in refused.json()["detail"]
-
-    def test_faults_are_counted_by_device(self, http: httpx.Client, services: Services) -> None:
-        """The fleet's failures are faults; a kernel's are outcomes."""
-        before = http.get("/fault_statistics").json()
-        assert evaluate(http, "wrong").status_code == 200
-        assert evaluate(http, "raise").status_code == 503
-        after = http.get("/fault_statistics").json()
-        assert after["total_faults"] == before["total_faults"] + 3
-        assert sum(after["per_device_faults"].values()) == after["total_faults"]
-        assert sum(found.get("wrong_values", 0) for found in after["outcomes"].values()) >= 1
-
-    def test_a_gpu_that_does_not_pass_stays_out(self, http: httpx.Client, services: Services, fake: Gpus) -> None:
-        """The answer says so; it is back when a later test passes, which reset_devices asks for."""
-        fake.ends("fail")
-        answer = http.post("/reset_gpu/0", params={"grace_s": 0})
-        assert answer.status_code == 200
-        assert answer.json()["status"] == "quarantined"
-        assert "computed 7" in answer.json()["message"]
-        fake.ends("pass")
-        reset = http.post("/reset_devices", params={"wait_s": 120}).json()
-        assert [device["status"] for device in reset["devices"]] == ["healthy", "healthy"]
-
-    def test_a_reset_of_a_drained_gpu_leaves_it_drained(self, http, services, fake, watcher) -> None:
-        """It is tested, and the answer tells how that went; it is for an operator to return it."""
-        gpus.drain(services.engine, fake.uuids[0], reason="a new fan")
-        tests = len(fake.tests())
-        answer = http.post("/reset_gpu/0", params={"grace_s": 0}).json()
-        assert fake.tests()[tests:] == [fake.uuids[0]]
-        assert answer["status"] == watcher.gpu(0).state == "drained"
-        assert "it passed its test" in answer["message"]
-        assert "a new fan" in answer["error"]
-
-    def test_a_clean_up_tests_every_gpu_but_the_drained(self, http, services, fake) -> None:
-        """And sweeps: an attempt whose worker is gone is ended there and then."""
-        gpus.drain(services.engine, fake.uuids[0], reason=None)
-        tests = len(fake.tests())
-        found = http.post("/cleanup", params={"wait_s": 120}).json()
-        assert found["status"] == "cleanup completed"
-        assert set(fake.tests()[tests:]) == {fake.uuids[1]}
-        assert found["swept"]["broker_error"] is None
-        assert [device["status"] for device in found["devices"]] == ["error", "healthy"]
-
-    def test_whoever_asks_need_not_wait(self, http, services, fake, watcher) -> None:
-        """The fleet resets a GPU to the end when the client has gone."""
-        tests = len(fake.tests())
-        with pytest.raises(httpx.ReadTimeout):
-            http.post("/reset_gpu/1", params={"grace_s": 0}, timeout=0.5)
-        services.until(lambda: fake.tests()[tests:] == [fake.uuids[1]], 90, "the test")
-        watcher.until_state("serving", 1)
+def test_a_preferred_device_and_one_that_does_not_pass(http, services: Services, fake: Gpus) -> None:
+    """An evaluation goes to the lane of the GPU's model; one out of service is passed over, and back once it passes."""
+    result = evaluate(http, "ok", preferred_device=1).json()
+    assert (result["metadata"]["lane"], result["metadata"]["preferred_device"]) == ("gpu.h200", 1)
+    assert result["metadata"]["device"] == f"cuda:{result['metadata']['device_id']}"
+    refused = evaluate(http, "ok", preferred_device=2)
+    assert (refused.status_code, "0 (NVIDIA H200" in refused.json()["detail"]) == (400, True)
+    fake.ends("fail")
+    answer = http.post("/reset_gpu/1", params={"grace_s": 0})
+    assert (answer.status_code, answer.json()["status"]) == (200, "quarantined")
+    services.until(lambda: http.get("/health").json()["failing_gpu_devices"] == 1)
+    result = evaluate(http, "ok", preferred_device=1).json()
+    assert (result["metadata"]["lane"], result["metadata"]["device_id"]) == ("gpu", 0)
+    fake.ends("pass")
+    reset = http.post("/reset_devices", params={"wait_s": 120}).json()
+    assert [device["status"] for device in reset["devices"]] == ["healthy", "healthy"]

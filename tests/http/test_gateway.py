@@ -17,6 +17,7 @@ from sqlalchemy.engine import make_url
 from kqueue.config import Config
 from kqueue.store import evaluations, gpus, roles, tokens, workers
 from tests.http.standin import Served
+from tests.store.steps import change
 
 SOURCES = {"original_model_src": "class Model: ...", "custom_model_src": "class ModelNew: ...", "backend": "torch"}
 JOB = {"problem_id": 1, "sample_id": 0, "ref_arch_src": "class Model: ...", "backend": "torch"}
@@ -83,16 +84,6 @@ CALLS: dict[tuple[str, str], Call] = {
 
 
 @pytest.fixture
-def login(server: Any, config: Config, engine: Engine) -> Iterator[str]:
-    """The URL of a login that is a member of the gateway's role, and of nothing else."""
-    name = f"gateway_{uuid4().hex[:8]}"
-    roles.login(engine, name, roles.GATEWAY, "secret")
-    yield make_url(config.require_database()).set(username=name, password="secret").render_as_string(False)
-    server.cut(config.require_database())
-    server.execute(f'DROP ROLE "{name}"')
-
-
-@pytest.fixture
 def served(serve: Callable[[Config], Served], config: Config, login: str, worker_id: UUID) -> Served:
     """A server that has only that."""
     return serve(config.model_copy(update={"database_url": SecretStr(login)}))
@@ -117,8 +108,7 @@ def _a_gpu(engine: Engine, login: str) -> Iterator[None]:
                 gpus.test_after_reset(engine, uuid)
             elif gpu.due:
                 gpus.record_pass(engine, uuid)
-                with engine.begin() as connection:
-                    connection.execute(text("UPDATE workers SET paused = NULL"))
+                change(engine, "UPDATE workers SET paused = NULL")
 
     thread = threading.Thread(target=supervise)
     thread.start()
@@ -175,18 +165,15 @@ def test_what_the_server_leaves_to_others(served: Served, token, fields, engine:
         assert (verdict["category"], verdict["written_by"]) == ("cancelled", "client")
         identity = UUID(http.post("/v1/evaluations", json=fields(1)).json()["evaluation_id"])
         assert evaluations.claim(engine, identity, worker_id=worker_id, lease_s=3600) is not None
-        with engine.begin() as connection:
-            connection.execute(text("UPDATE attempts SET lease_until = now() - interval '1 hour'"))
+        change(engine, "UPDATE attempts SET lease_until = now() - interval '1 hour'")
         answer = http.post("/cleanup")
         assert (answer.status_code, answer.json()["swept"]) == (200, None), answer.text
         assert "left to the workers" in answer.json()["message"]
         assert http.get(f"/v1/evaluations/{identity}").json()["state"] == "running"
         right = f"INSERT (lane) ON evaluations {{}} {roles.GATEWAY}"
-        with engine.begin() as connection:
-            connection.execute(text(f"REVOKE {right.format('FROM')}"))
+        change(engine, f"REVOKE {right.format('FROM')}")
         answer = http.post("/v1/evaluations", json=fields(2))
-        with engine.begin() as connection:
-            connection.execute(text(f"GRANT {right.format('TO')}"))
+        change(engine, f"GRANT {right.format('TO')}")
         assert (answer.status_code, answer.json()["code"]) == (503, "database_unavailable")
         assert "permission" not in answer.text
 

@@ -61,15 +61,6 @@ def test_the_native_api_says_whose_verdict_it_is(http: httpx.Client, judged, fie
     assert first in http.get("/v1/batches/b/events").text
 
 
-def test_reuse_false_asks_for_a_judgement(http: httpx.Client, judged, fields, engine: Engine) -> None:
-    """It is queued; the same key without it is another request."""
-    judged(Request(**fields(reuse=False)))
-    answer = http.post("/v1/evaluations", json=fields(reuse=False, idempotency_key="k"))
-    assert [str(row.id) for row in queued(engine)] == [answer.json()["evaluation_id"]]
-    again = http.post("/v1/evaluations", json=fields(idempotency_key="k"))
-    assert again.json()["evaluation_id"] == answer.json()["evaluation_id"]
-
-
 def test_a_drop_in_reuses_and_another_key_does_not(http: httpx.Client, judged, engine: Engine) -> None:
     """`/eval` answers with the verdict of anybody's equal evaluation; a key of its own has it judged."""
     first = judged(kernelbench.request_of(*SOURCES, backend="torch", lane="cpu"))
@@ -82,17 +73,6 @@ def test_a_drop_in_reuses_and_another_key_does_not(http: httpx.Client, judged, e
         mine = judged(queued(engine)[0].id)
         metadata = fresh.result(60).json()["metadata"]
     assert (metadata["evaluation_id"], metadata["reused_from"]) == (str(mine), None)
-
-
-def test_a_job_that_is_reused_is_completed(http: httpx.Client, judged) -> None:
-    """It never started, and has its result."""
-    request = kernelbench.request_of(*SOURCES, backend="torch", lane="cpu", timeout_s=300)
-    first = judged(request)
-    body = {"problem_id": 1, "sample_id": 2, "ref_arch_src": SOURCES[0], "custom_cuda": SOURCES[1], "backend": "torch"}
-    job = http.post("/evaluate_sync", json=body).raise_for_status().json()
-    assert (job["status"], job["started_at"], job["device"]) == ("completed", None, None)
-    assert job["result"]["metadata"]["reused_from"] == str(first)
-    assert any(line["job_id"] == job["job_id"] for line in http.get("/jobs").json()["completed_jobs"])
 
 
 def test_a_refreshed_task_is_judged(http: httpx.Client, judged, engine: Engine) -> None:

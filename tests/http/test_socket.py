@@ -15,7 +15,6 @@ import pytest
 from kqueue import Client, ConfigError, RemoteClient
 from kqueue.config import Config
 from kqueue.http import server as servers
-from tests.http.serving import Served as Process
 from tests.http.serving import problem_of
 from tests.http.standin import Served
 
@@ -119,16 +118,3 @@ def test_the_clients_take_its_url(served: Served, config: Config, path: Path, ju
     for wrong in ("unix:relative", "unix://relative", "unix://"):
         with pytest.raises(ConfigError, match="KQUEUE_URL"):
             RemoteClient(wrong)
-
-
-def test_serve_says_where_it_listens(config: Config, worker_id: UUID, path: Path, tmp_path: Path) -> None:
-    """`kqueue serve` prints both addresses, and removes the socket when it stops."""
-    with Process(config.model_copy(update={"http_socket": path}), tmp_path / "log") as served:
-        assert f"kqueue serves {served.url}\n" in served.log.read_text()
-        assert f"kqueue serves unix://{path}: its owner needs no token" in served.log.read_text()
-        assert path.is_socket()
-        assert "warning" not in served.log.read_text(), "tokens are asked for elsewhere"
-        with RemoteClient(f"unix://{path}") as kq:
-            assert kq.batch("nothing") == []
-        assert served.stop() == 0
-    assert not path.exists()

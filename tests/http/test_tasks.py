@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from uuid import UUID
 
 import httpx
 import pytest
@@ -18,6 +17,7 @@ from kqueue.store import tokens
 from tests.http.serving import problem_of
 from tests.http.standin import Served
 from tests.samples import ended, passed
+from tests.store.steps import change
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(300)
@@ -25,24 +25,11 @@ pytestmark = pytest.mark.timeout(300)
 
 def task_body(number: int = 0, **changes: Any) -> dict[str, Any]:
     """A request as KernelGYM's client sends it, with all its fields; another ``number`` is another task."""
-    body: dict[str, Any] = {
-        "task_id": f"parallel_task_{number:06d}_ab12cd34",
-        "reference_code": "class Model: ...",
-        "kernel_code": f"class ModelNew: task = {number}",
-        "backend": "torch",
-        "num_correct_trials": 5,
-        "num_perf_trials": 100,
-        "timeout": 60,
-        "priority": "normal",
-        "entry_point": "Model",
-        "is_valid": None,
-        "verbose_errors": True,
-        "enable_profiling": True,
-        "detect_decoy_kernel": True,
-        "reference_backend": None,
-        "use_reference_cache": True,
-        "uuid": "7",
-    }
+    body: dict[str, Any] = {"task_id": f"parallel_task_{number:06d}_ab12cd34", "reference_code": "class Model: ..."}
+    body |= {"kernel_code": f"class ModelNew: task = {number}", "backend": "torch", "timeout": 60}
+    body |= {"num_correct_trials": 5, "num_perf_trials": 100, "priority": "normal", "entry_point": "Model"}
+    body |= {"is_valid": None, "verbose_errors": True, "enable_profiling": True, "detect_decoy_kernel": True}
+    body |= {"reference_backend": None, "use_reference_cache": True, "uuid": "7"}
     return body | changes
 
 
@@ -81,38 +68,31 @@ def test_a_task_that_waits(http: httpx.Client, judge: Callable[..., None], engin
     assert http.get(f"/results/{body['task_id']}").json()["correctness"] is True
 
 
-@pytest.mark.parametrize(
-    ("category", "status", "code", "compiled"),
-    [
-        (Category.WRONG_VALUES, "completed", "CORRECTNESS_ERROR", True),
-        *(
-            pytest.param(*case, marks=pytest.mark.nightly)
-            for case in (
-                (Category.COMPILE_ERROR, "completed", "COMPILATION_ERROR", False),
-                (Category.SYNTAX_ERROR, "completed", "SYNTAX_ERROR", False),
-                (Category.TIMEOUT, "completed", "TIMEOUT_ERROR", True),
-                (Category.CRASHED, "completed", "RUNTIME_ERROR", True),
-                (Category.REFERENCE_ERROR, "failed", "VALIDATION_ERROR", None),
-                (Category.CANCELLED, "cancelled", "SYSTEM_ERROR", None),
-            )
-        ),
-    ],
-)
-def test_how_a_task_ends(http, judge, engine, category, status, code, compiled) -> None:
+#: Status, code and what is known of the compilation, by the end of an evaluation.
+ENDS = {
+    Category.WRONG_VALUES: ("completed", "CORRECTNESS_ERROR", True),
+    Category.COMPILE_ERROR: ("completed", "COMPILATION_ERROR", False),
+    Category.SYNTAX_ERROR: ("completed", "SYNTAX_ERROR", False),
+    Category.TIMEOUT: ("completed", "TIMEOUT_ERROR", True),
+    Category.CRASHED: ("completed", "RUNTIME_ERROR", True),
+    Category.REFERENCE_ERROR: ("failed", "VALIDATION_ERROR", None),
+    Category.CANCELLED: ("cancelled", "SYSTEM_ERROR", None),
+}
+
+
+def test_how_a_task_ends(http, judge, engine) -> None:
     """What the kernel did is a result. Where nothing is known of it, nothing is said of it."""
-    task_id = task_body()["task_id"]
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(http.post, "/evaluate", json=task_body())
-        until(lambda: rows(engine), what="the task")
-        judge(rows(engine)[0].id, ended(category, message="so it went"))
-        answer = waiting.result(60).raise_for_status().json()
-    assert (answer["status"], answer["error_code"]) == (status, code)
-    assert (answer["compiled"], answer["correctness"]) == (compiled, None if compiled is None else False)
-    # Clients compare and format the numbers of completed tasks.
-    assert (answer["kernel_runtime"], answer["speedup"]) == ((None, None) if compiled is None else (-1.0, 0.0))
-    assert answer["error_message"] == f"{category}: so it went"
-    assert http.get(f"/status/{task_id}").json()["error_message"] == answer["error_message"]
-    assert http.get(f"/results/{task_id}").json() == answer
+    for number, (category, (status, code, compiled)) in enumerate(ENDS.items()):
+        body = task_body(number, timeout=0.1)
+        http.post("/evaluate", json=body).raise_for_status()
+        judge(rows(engine)[-1].id, ended(category, message="so it went"))
+        answer = http.get(f"/results/{body['task_id']}").raise_for_status().json()
+        assert (answer["status"], answer["error_code"]) == (status, code)
+        assert (answer["compiled"], answer["correctness"]) == (compiled, None if compiled is None else False)
+        # Clients compare and format the numbers of completed tasks.
+        assert (answer["kernel_runtime"], answer["speedup"]) == ((None, None) if compiled is None else (-1.0, 0.0))
+        assert answer["error_message"] == f"{category}: so it went"
+        assert http.get(f"/status/{body['task_id']}").json()["error_message"] == answer["error_message"]
 
 
 def test_the_fleets_failure_is_no_result(http: httpx.Client, judge: Callable[..., None], engine: Engine) -> None:
@@ -120,8 +100,7 @@ def test_the_fleets_failure_is_no_result(http: httpx.Client, judge: Callable[...
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(http.post, "/evaluate", json=task_body())
         until(lambda: rows(engine), what="the task")
-        with engine.begin() as connection:
-            connection.execute(text("UPDATE evaluations SET settings = jsonb_set(settings, '{max_attempts}', '1')"))
+        change(engine, "UPDATE evaluations SET settings = jsonb_set(settings, '{max_attempts}', '1')")
         judge(rows(engine)[0].id, ended(Category.WORKER_LOST, message="so it went"))
         problem_of(waiting.result(60), 503, "worker_lost")
         waiting = pool.submit(http.post, "/evaluate", json=task_body())
@@ -150,134 +129,63 @@ def test_a_request_that_is_neither(http: httpx.Client) -> None:
         assert "body.custom_cuda" in {error["field"] for error in problem["errors"]}
 
 
-@pytest.mark.nightly
-class TestMore:
-    def test_what_the_fields_become(self, http: httpx.Client, engine: Engine) -> None:
-        """Each known field is a setting; those that mean nothing here are passed over."""
-        body = task_body(
-            timeout=0.5,
-            num_correct_trials=3,
-            num_perf_trials=7,
-            num_warmup=2,
-            seed=9,
-            detect_decoy_kernel=False,
-            reference_backend="torch_compile",
-        )
-        http.post("/evaluate", json=body).raise_for_status()
-        http.post("/evaluate", json=body | {"task_id": "untimed", "run_performance": False}).raise_for_status()
-        timed, untimed = rows(engine, "settings, kernel_label")
-        settings = timed.settings
-        assert timed.kernel_label == body["task_id"]
-        assert (settings["checks"], settings["seed"], settings["timing"]["calls"]) == (3, 9, 7)
-        assert (settings["timing"]["warmup"], settings["timing"]["compiled_baseline"]) == (2, True)
-        assert (settings["policies"]["decoys"], settings["deadlines"]["check_s"]) == ("allow", 0.5)
-        assert (settings["timing"]["enabled"], untimed.settings["timing"]["enabled"]) == (True, False)
+def test_what_the_fields_become(http: httpx.Client, engine: Engine) -> None:
+    """Each known field is a setting, and the classes that a task names are judged; other fields mean nothing here."""
+    body = task_body(timeout=0.1, num_correct_trials=3, num_perf_trials=7, num_warmup=2, seed=9, run_performance=False)
+    body |= {"detect_decoy_kernel": False, "reference_backend": "torch_compile", "entry_point": "Softmax"}
+    body |= {"reference_code": "class Softmax: ...", "kernel_code": "class SoftmaxNew: ..."}
+    http.post("/evaluate", json=body).raise_for_status()
+    [row] = rows(engine, "settings, kernel_label")
+    settings = row.settings
+    assert row.kernel_label == body["task_id"]
+    assert (settings["checks"], settings["seed"], settings["timing"]["calls"]) == (3, 9, 7)
+    assert (settings["timing"]["warmup"], settings["timing"]["compiled_baseline"]) == (2, True)
+    assert (settings["policies"]["decoys"], settings["deadlines"]["check_s"]) == ("allow", 0.1)
+    assert settings["timing"]["enabled"] is False
+    with engine.connect() as connection:
+        problem = connection.scalars(text("SELECT source FROM problems")).one()
+        kernel = connection.scalars(text("SELECT source FROM kernels")).one()
+    assert problem == "class Softmax: ...\n\nModel = Softmax\n"
+    assert kernel == "class SoftmaxNew: ...\n\nModelNew = SoftmaxNew\n"
 
-    def test_priorities(self, http: httpx.Client, served: Served, engine: Engine) -> None:
-        """`high` is interactive where the token may ask for that; all else is batch work."""
-        given = (None, "low", "normal", "high")
-        for number, priority in enumerate(given):
-            http.post("/evaluate", json=task_body(number, timeout=0.1, priority=priority)).raise_for_status()
-        _, secret = tokens.create(engine, "b", [tokens.Scope.PROBLEMS], priority=Priority.BATCH)
-        with served.client(secret) as lowly:
-            lowly.post("/evaluate", json=task_body(9, timeout=0.1, priority="high")).raise_for_status()
-        assert [row.priority for row in rows(engine, "priority")] == ["batch", "batch", "batch", "interactive", "batch"]
 
-    def test_a_batch_of_tasks(self, http: httpx.Client, judging: None, engine: Engine) -> None:
-        """Each task has its result in its place, and is found by its id; a bad one spoils no other."""
-        tasks = [task_body(0), task_body(1, backend="tilelang"), task_body(2)]
-        answer = http.post("/evaluate/batch", json={"batch_id": "b", "tasks": tasks}).raise_for_status().json()
-        assert (answer["batch_id"], answer["batch_status"]) == ("b", "completed")
-        assert [answer[f"{which}_tasks"] for which in ("total", "completed", "failed")] == [3, 2, 1]
-        right, wrong, other = answer["results"]
-        assert [result["task_id"] for result in answer["results"]] == [task["task_id"] for task in tasks]
-        assert (right["correctness"], other["correctness"]) == (True, True)
-        assert (wrong["status"], wrong["error_code"], wrong["compiled"]) == ("failed", "VALIDATION_ERROR", None)
-        assert "cuda, triton, torch" in wrong["error_message"]
-        assert answer["submitted_at"] <= answer["completed_at"]
-        assert http.get(f"/results/{right['task_id']}").json() == right
-        assert len(rows(engine)) == 2
-        problem_of(http.post("/evaluate/batch", json={"batch_id": "b", "tasks": []}), 422, "invalid_request")
+def test_priorities(http: httpx.Client, served: Served, engine: Engine) -> None:
+    """`high` is interactive where the token may ask for that; all else is batch work."""
+    for number, priority in enumerate((None, "low", "normal", "high")):
+        http.post("/evaluate", json=task_body(number, timeout=0.1, priority=priority)).raise_for_status()
+    _, secret = tokens.create(engine, "b", [tokens.Scope.PROBLEMS], priority=Priority.BATCH)
+    with served.client(secret) as lowly:
+        lowly.post("/evaluate", json=task_body(9, timeout=0.1, priority="high")).raise_for_status()
+    assert [row.priority for row in rows(engine, "priority")] == ["batch", "batch", "batch", "interactive", "batch"]
 
-    def test_a_batch_that_takes_longer_than_its_client_waits(self, http: httpx.Client, judge, engine: Engine) -> None:
-        """Its answer has the results that are there; the same batch again waits for the same evaluations."""
-        body = {"batch_id": "b", "tasks": [task_body(0, timeout=0.2), task_body(1, timeout=0.2)]}
-        assert http.post("/evaluate/batch", json=body).json()["batch_status"] == "processing"
-        for row in rows(engine, "id"):
-            judge(row.id)
-        answer = http.post("/evaluate/batch", json=body).raise_for_status().json()
-        assert (answer["batch_status"], answer["completed_tasks"], len(rows(engine))) == ("completed", 2, 2)
 
-    def test_a_task_in_an_envelope(self, http: httpx.Client, judge: Callable[..., None], engine: Engine) -> None:
-        """Judged as by `/evaluate`; the envelope's id, workflow and wish to judge anew are the task's."""
-        body = {"task_id": "mine", "workflow": "kernelbench", "payload": task_body(timeout=0.2, task_id="theirs")}
-        waits = http.post("/workflow/submit", json=body).raise_for_status().json()
-        assert (waits["task_id"], waits["status"], waits["result"]) == ("mine", "pending", None)
-        judge(rows(engine)[0].id)
-        done = http.post("/workflow/submit", json=body).raise_for_status().json()
-        assert (done["status"], done["result"]) == ("completed", http.get("/results/mine").json())
-        assert done["completed_at"] == done["result"]["completed_at"]
-        assert len(rows(engine)) == 1
-        http.post("/workflow/submit", json=body | {"force_refresh": True}).raise_for_status()
-        assert len(rows(engine)) == 2
+def test_a_batch_and_an_envelope(http: httpx.Client, judging: None, engine: Engine) -> None:
+    """Each task of a batch has its result in its place, a bad one spoils no other; an envelope's id is the task's."""
+    tasks = [task_body(0), task_body(1, backend="tilelang"), task_body(2)]
+    answer = http.post("/evaluate/batch", json={"batch_id": "b", "tasks": tasks}).raise_for_status().json()
+    assert (answer["batch_id"], answer["batch_status"]) == ("b", "completed")
+    assert [answer[f"{which}_tasks"] for which in ("total", "completed", "failed")] == [3, 2, 1]
+    right, wrong, other = answer["results"]
+    assert [result["task_id"] for result in answer["results"]] == [task["task_id"] for task in tasks]
+    assert (right["correctness"], other["correctness"]) == (True, True)
+    assert (wrong["status"], wrong["error_code"], wrong["compiled"]) == ("failed", "VALIDATION_ERROR", None)
+    assert http.get(f"/results/{right['task_id']}").json() == right
+    body = {"task_id": "mine", "workflow": "kernelbench", "payload": task_body(3, task_id="theirs")}
+    done = http.post("/workflow/submit", json=body).raise_for_status().json()
+    assert (done["task_id"], done["status"]) == ("mine", "completed")
+    assert done["result"] == http.get("/results/mine").json()
+    assert len(rows(engine)) == 3
+    missing = {"task_id": "t", "payload": {"kernel_code": "k"}}
+    assert "reference_code" in problem_of(http.post("/workflow/submit", json=missing), 422, "invalid_request")["detail"]
 
-    def test_an_envelope_without_a_task(self, http: httpx.Client, engine: Engine) -> None:
-        """It is refused, and the error says what is missing."""
-        simple = {"workflow": "kernel_simple", "payload": {"task_id": "t", "kernel_code": "k"}}
-        for body, says in (
-            (simple, "kernels are judged against"),
-            ({"task_id": "t"}, "payload"),
-            ({"task_id": "t", "payload": {"kernel_code": "k"}}, "reference_code"),
-            ({"payload": {"reference_code": "r", "kernel_code": "k"}}, "task_id"),
-            ([], "payload"),
-        ):
-            assert says in problem_of(http.post("/workflow/submit", json=body), 422, "invalid_request")["detail"]
-        assert rows(engine) == []
 
-    def test_the_workers(self, http: httpx.Client, worker_id: UUID) -> None:
-        """By name, with what each does."""
-        [(name, worker)] = http.get("/workers/status").raise_for_status().json().items()
-        assert "@" in name
-        assert (worker["device"], worker["status"], worker["current_task"]) == ("cpu", "online", None)
-
-    def test_another_entry_point(self, http: httpx.Client, engine: Engine) -> None:
-        """The classes that a task names are those that are judged, on the lines where they are."""
-        body = task_body(
-            timeout=0.5, entry_point="Softmax", reference_code="class Softmax: ...", kernel_code="class SoftmaxNew: ..."
-        )
-        http.post("/evaluate", json=body).raise_for_status()
-        with engine.connect() as connection:
-            problem = connection.scalars(text("SELECT source FROM problems")).one()
-            kernel = connection.scalars(text("SELECT source FROM kernels")).one()
-        assert problem == "class Softmax: ...\n\nModel = Softmax\n"
-        assert kernel == "class SoftmaxNew: ...\n\nModelNew = SoftmaxNew\n"
-
-    def test_what_coverage_is_rewarded_by(self, http: httpx.Client, judge: Callable[..., None], engine: Engine) -> None:
-        """Numbers and times of a kernel's own kernels and of all are in the metadata, where they are known."""
-        provenance = Provenance(
-            own_share=0.75,
-            own=("mine",),
-            library=(LibraryKernel(name="cublas", share=0.25),),
-            unclear_share=0.0,
-            unclear=(),
-            copies_share=0.0,
-            decoy=False,
-            why="75.0% kernels of its own source",
-            basis="the candidate's own profile",
-        )
-        http.post("/evaluate", json=task_body(timeout=0.2)).raise_for_status()
-        judge(rows(engine)[0].id, passed(evidence=Evidence(provenance=provenance)))
-        metadata = http.get(f"/results/{task_body()['task_id']}").raise_for_status().json()["metadata"]
-        assert (metadata["num_custom_kernels"], metadata["num_total_kernels"]) == (1, 2)
-        times = [metadata[f"{of}_time_in_profiling_us"] for of in ("custom_kernel_cuda", "total_kernel_run")]
-        assert times == [375, 500]
-
-    def test_the_same_task_again(self, http: httpx.Client, judging: None, engine: Engine) -> None:
-        """It is one evaluation, unless it is to be judged anew, or its kernel or a setting is another."""
-        same = {http.post("/evaluate", json=task_body()).json()["metadata"]["evaluation_id"] for _ in range(2)}
-        assert len(same) == len(rows(engine)) == 1
-        others = [{"force_refresh": True}, {"kernel_code": "class ModelNew: other = 1"}, {"num_correct_trials": 2}]
-        for number, change in enumerate(others, 2):
-            answer = http.post("/evaluate", json=task_body(**change)).raise_for_status().json()
-            assert len(rows(engine)) == number
-            assert http.get(f"/results/{answer['task_id']}").json() == answer
+def test_what_coverage_is_rewarded_by(http: httpx.Client, judge: Callable[..., None], engine: Engine) -> None:
+    """Numbers and times of a kernel's own kernels and of all are in the metadata, where they are known."""
+    known: dict[str, Any] = {"own_share": 0.75, "own": ("mine",), "unclear_share": 0.0, "unclear": (), "decoy": False}
+    known |= {"library": (LibraryKernel(name="cublas", share=0.25),), "copies_share": 0.0, "why": "w", "basis": "b"}
+    http.post("/evaluate", json=task_body(timeout=0.1)).raise_for_status()
+    judge(rows(engine)[0].id, passed(evidence=Evidence(provenance=Provenance(**known))))
+    metadata = http.get(f"/results/{task_body()['task_id']}").raise_for_status().json()["metadata"]
+    assert (metadata["num_custom_kernels"], metadata["num_total_kernels"]) == (1, 2)
+    times = [metadata[f"{of}_time_in_profiling_us"] for of in ("custom_kernel_cuda", "total_kernel_run")]
+    assert times == [375, 500]

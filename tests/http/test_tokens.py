@@ -6,8 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
 from uuid import UUID, uuid4
 
 import httpx
@@ -15,26 +13,21 @@ import pytest
 from sqlalchemy import Engine, text
 
 from kqueue import (
-    AccessRefused,
     BudgetSpent,
     ConfigError,
-    InvalidRequest,
     RemoteClient,
     Request,
-    Ticket,
-    UnknownProblem,
 )
 from kqueue.config import Config, load
-from kqueue.http import OPEN_WARNING
 from kqueue.http.app import create_app
 from kqueue.states import Priority
 from kqueue.store import schema, tokens
 from kqueue.store.engine import connect
-from tests.http.serving import Served as Process
 from tests.http.serving import command, problem_of
 from tests.http.standin import Served, end
 from tests.samples import request_fields
 from tests.services import Server
+from tests.store.steps import change
 
 #: The least scope for each of some requests.
 NEEDS = [
@@ -101,8 +94,7 @@ class TestAccess:
             assert http.get("/v1/fleet").status_code == short.get("/v1/fleet").status_code == 200
             assert [known.name for known in tokens.revoke(engine, "a read one")] == ["a read one"]
             assert tokens.revoke(engine, "a read one") == []
-            with engine.begin() as connection:
-                connection.execute(text("UPDATE tokens SET expires_at = now() WHERE name = 'brief'"))
+            change(engine, "UPDATE tokens SET expires_at = now() WHERE name = 'brief'")
             for client in (http, short):
                 answer = client.get("/v1/fleet")
                 problem_of(answer, 401, "unauthenticated")
@@ -168,38 +160,8 @@ class TestProblems:
             identity = answer.json()["evaluation_id"]
             assert http.get(f"/v1/evaluations/{identity}/artifacts/problem.py").text == fields()["problem"]
 
-    def test_from_python(self, served: Served, token, fields) -> None:
-        """The clients raise what they raise elsewhere; a refused entry of a batch stands in its place."""
-        with RemoteClient(served.url, token=token("problems")) as owner:
-            owner.submit(**fields(0))
-        name = Request(**fields()).problem_name
-        with RemoteClient(served.url, token=token("submit")) as kq:
-            assert kq.submit(**fields(1, problem=name)).created
-            with pytest.raises(AccessRefused, match="scope problems"):
-                kq.submit(**fields(2, problem=NEW))
-            with pytest.raises(UnknownProblem) as caught:
-                kq.submit(**fields(2, problem=f"sha256:{'0' * 64}"))
-            assert caught.value.hashes == {"0" * 64}
-            slots = kq.submit_each([fields(3), fields(4, problem=NEW), fields(5, problem=f"sha256:{'0' * 64}")])
-        assert [type(slot) for slot in slots] == [Ticket, InvalidRequest, UnknownProblem]
-
 
 class TestTheSwitch:
-    def test_it_is_said_and_no_token_is(self, config: Config, worker_id: UUID, tmp_path: Path, token, fields) -> None:
-        """The server warns and lets this machine in. Its log has no token, good or bad, whatever the log's level."""
-        secret, wrong = token("problems"), "kq_" + "wrong" * 8
-        log = tmp_path / "log"
-        with Process(open_to_all(config).model_copy(update={"log_level": "DEBUG"}), log) as served:
-            assert OPEN_WARNING in log.read_text()
-            assert httpx.get(f"{served.url}/v1/fleet").status_code == 200
-            for bearer in (secret, wrong):
-                headers = {"Authorization": f"Bearer {bearer}"}
-                httpx.post(f"{served.url}/v1/evaluations", json=fields(), headers=headers)
-                httpx.post(f"{served.url}/v1/evaluations", content=b"{", headers=headers)
-        written = log.read_text()
-        assert "startup complete" in written
-        assert not any(one in written for one in (secret, wrong))
-
     def test_nothing_else_opens(self, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
         """Not on an address that other machines reach, and not by another value."""
         for address in ("0.0.0.0", "::", "192.0.2.1", "fleet.example"):
@@ -256,6 +218,10 @@ class TestKept:
         assert known is not None
         assert known.id == row.id
         assert tokens.find(engine, secret[:-1]) is None
+        [first] = tokens.listing(engine)
+        assert first.last_used_at is not None
+        tokens.find(engine, secret)
+        assert tokens.listing(engine) == [first], "its use is noted once a minute"
 
     def test_a_new_secret(self, engine: Engine) -> None:
         """The former one is refused at once; the token is one row, valid again however it had ended."""
@@ -269,24 +235,6 @@ class TestKept:
         assert found is not None
         assert (found.id, found.scopes, found.last_used_at) == (identity, (tokens.Scope.PROBLEMS,), None)
         assert len(tokens.listing(engine)) == 1
-
-    def test_when_it_was_used(self, engine: Engine, token) -> None:
-        """Noted, once a minute at most."""
-        secret = token("read")
-
-        def used() -> Any:
-            with engine.connect() as connection:
-                return connection.scalar(text("SELECT last_used_at FROM tokens"))
-
-        assert used() is None
-        tokens.find(engine, secret)
-        first = used()
-        tokens.find(engine, secret)
-        assert used() == first
-        with engine.begin() as connection:
-            connection.execute(text("UPDATE tokens SET last_used_at = now() - interval '61 seconds'"))
-        tokens.find(engine, secret)
-        assert used() > first
 
     def test_how_many_may_wait(self, serve, config: Config, worker_id, engine, token, judge, fields) -> None:
         """Counted for each token: 429 with Retry-After, until one has its verdict."""
@@ -354,8 +302,7 @@ def test_a_spent_budget(served: Served, config: Config, engine: Engine, worker_i
     with served.client(made["token"]) as http:
         accepted = http.post("/v1/evaluations", json=request_fields(1)).raise_for_status().json()
         assert end(engine, worker_id, UUID(accepted["evaluation_id"]))
-        with engine.begin() as connection:
-            connection.execute(text("UPDATE attempts SET started_at = now() - interval '900 s'"))
+        change(engine, "UPDATE attempts SET started_at = now() - interval '900 s'")
         answer = http.post("/v1/evaluations", json=request_fields(2))
         body = problem_of(answer, 429, "budget_spent")
         assert 3500 < int(answer.headers["retry-after"]) <= 3600

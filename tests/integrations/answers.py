@@ -41,10 +41,6 @@ _DRAFT: Final = DRAFT.rstrip("\n")
 _CUT: Final = DRAFT[: DRAFT.index("    def forward")].rstrip("\n")
 _BLOCK: Final = f"```python\n{_CODE}\n```"
 _DRAFTED: Final = f"```python\n{_DRAFT}\n```"
-_DIFF: Final = (
-    "```diff\n--- a/kernel.py\n+++ b/kernel.py\n@@ -10,7 +10,7 @@\n class ModelNew(nn.Module):\n"
-    "-    def forward(self, x):\n+    def forward(self, x: torch.Tensor):\n```"
-)
 _SHELL: Final = "```bash\npython -c 'from kernel import ModelNew; print(ModelNew())'\n```"
 _USAGE: Final = "```python\nm = ModelNew()\nprint(m(torch.ones(4)))\n```"
 _PROSE: Final = "It launches one thread per element.\n\n- Loads are coalesced.\n- Let's not forget the tail: `n % 256`."
@@ -59,47 +55,30 @@ ANSWERS: Final[dict[str, str]] = {
     # Fences as Markdown has them.
     "block": _BLOCK,
     "block between prose": f"Here it is.\n\n{_BLOCK}\n\n{_PROSE}",
-    "block without language": f"```\n{_CODE}\n```",
-    "py": f"```py\n{_CODE}\n```",
-    "Python3": f"``` Python3\n{_CODE}\n```",
     "cuda": f"```cuda\n{_CODE}\n```",
-    "triton": f"```triton\n{_CODE}\n```",
     "language and file": f"```python:kernel.py\n{_CODE}\n```",
     "language and title": f'```python title="kernel.py"\n{_CODE}\n```',
-    "language in braces": f"```{{.python .numberLines}}\n{_CODE}\n```",
     "tildes": f"~~~python\n{_CODE}\n~~~",
     "four backticks": f"````python\n{_CODE}\n````",
     "CRLF": f"Sure.\n\n{_BLOCK}\n\nDone.\n".replace("\n", "\r\n"),
     "byte-order mark": f"\ufeff{_BLOCK}",
-    "spaces behind fences": f"```python   \n{_CODE}\n```   \nDone.",
     # Fences as models write them.
     "opened behind text": f"Here is the kernel: ```python\n{_CODE}\n```",
-    "opened behind text with code in it": f"I replace `Model` by `ModelNew`: ```python\n{_CODE}\n```\n{_PROSE}",
-    "opened behind a heading": f"## Kernel ```python\n{_CODE}\n```",
     "opened behind </think>": f"<think>\nLoads dominate.\n</think>```python\n{_CODE}\n```",
-    "opened behind a tag": f"<answer>```python\n{_CODE}\n```</answer>",
-    "closed behind code": f"```python\n{_CODE}```",
     "closed behind code, then text": f"```python\n{_CODE}```\n\n{_PROSE}\n\n{_SHELL}",
     "closed behind code and before a tag": f"<answer>\n```python\n{_CODE}```</answer>",
     "closed before a token": f"```python\n{_CODE}\n```<|im_end|>",
-    "closed before text": f"```python\n{_CODE}\n``` That is all.\n\n{_PROSE}",
     "code behind the language": f"```python {_CODE}\n```",
     "never closed": f"Here:\n```python\n{_CODE}",
-    "never closed, then prose": f"Here:\n```python\n{_CODE}\n\n{_PROSE}",
     "never closed, then another": f"```python\n{_CUT}\n\nNo, better:\n\n```python\n{_CODE}\n```",
     "never opened": f"{_CODE}\n```\n\n{_PROSE}",
     "an opening fence closes": f"```python\n{_CODE}\n```python\n{_PROSE}",
     # Lists, quotes, tags, nesting.
     "in a list": f"1. The kernel:\n\n{_indented(_BLOCK, 3)}\n\n2. Done.",
-    "behind a list's mark": "- ```python\n" + _indented(f"{_CODE}\n```", 2),
     "in a list, code at the edge": f"1. The kernel:\n   ```python\n{_CODE}\n   ```\n2. Done.",
-    "in a list of a list": f"1. Steps\n   - The kernel:\n{_indented(_BLOCK, 6)}\n",
     "indented behind prose": f"The kernel is:\n{_indented(_BLOCK, 4)}\n{_PROSE}",
-    "indented by a tab": "The kernel:\n" + textwrap.indent(_BLOCK, "\t"),
     "only code indented": f"```python\n{_indented(_CODE, 4)}\n```",
     "in a quote": "Kernel:\n" + textwrap.indent(_BLOCK, "> ", lambda _: True),
-    "in tags": f"<answer>\n<code>\n{_BLOCK}\n</code>\n</answer>",
-    "in HTML": f"<details><summary>Kernel</summary>\n{_BLOCK}\n</details>",
     "in a longer fence": f"````markdown\n# Answer\n\n{_BLOCK}\n\n{_PROSE}\n````",
     "in a fence as long": f"```markdown\n# Answer\n\n{_BLOCK}\n```",
     # Reasoning.
@@ -112,7 +91,6 @@ ANSWERS: Final[dict[str, str]] = {
     "thinking": f"<thinking>\n{_DRAFTED}\n</thinking>\n{_BLOCK}",
     "reasoning": f"<reasoning>\n{_DRAFTED}\n</reasoning>\n<answer>\n{_BLOCK}\n</answer>",
     "tag without an end before the answer": f"<think>\n{_DRAFTED}\n<answer>\n{_BLOCK}\n</answer>",
-    "two sections": f"<think>a</think>\nFirst:\n{_DRAFTED}\n<think>\n{_BROKEN}\n</think>\n{_BLOCK}",
     "tag without an end behind the kernel": f"{_BLOCK}\n<think>\nCould it be faster?\n{_DRAFTED}",
     "reasoning behind a draft": (f"First:\n{_DRAFTED}\nHmm, <think>no:\n```python\n{_DRAFT}\n</think>\n{_BLOCK}"),
     "a word that is a tag": f"I leave out <think> here.\n{_BLOCK}",
@@ -122,8 +100,6 @@ ANSWERS: Final[dict[str, str]] = {
     "draft, then kernel": f"First:\n{_DRAFTED}\nFaster:\n{_BLOCK}",
     "kernel, then usage": f"{_BLOCK}\n\nUse it so:\n\n{_USAGE}",
     "kernel, then usage within a line": f"{_BLOCK}\n\nUse it so: ```python\nm = ModelNew()\n```",
-    "kernel, then a diff": f"{_BLOCK}\n\nThe change:\n\n{_DIFF}",
-    "kernel, then a shell's command": f"{_BLOCK}\n\nTry it:\n\n{_SHELL}",
     "kernel, then the reference": f"{_BLOCK}\n\nIt replaces:\n```python\nimport torch\nclass Model: 1\n```",
     "kernel, then a fragment": f"{_BLOCK}\n\nThe new part:\n```python\nclass ModelNew(nn.Module):\n    x = 1\n```",
     "kernel, then a sketch": (
@@ -133,18 +109,14 @@ ANSWERS: Final[dict[str, str]] = {
     "kernel, then a broken one": f"{_BLOCK}\n\nOr:\n```python\n{_BROKEN}```",
     # No fence.
     "source": KERNEL,
-    "source, CRLF": KERNEL.replace("\n", "\r\n"),
     "source between prose": f"Here is the kernel.\n\n{_CODE}\n\n{_PROSE}",
     "source in tags": f"<answer>\n{_CODE}\n</answer>",
-    "source in tags on its lines": f"<answer>{_CODE}</answer>",
     "source, then a token": f"{_CODE}<|im_end|>\n",
     "source, then usage in a block": f"{_CODE}\n\nUse it so:\n\n{_USAGE}",
     # JSON.
     "JSON": json.dumps({"thought": "class ModelNew is next", "code": KERNEL}),
-    "JSON with newlines": '{"kernel": "' + KERNEL.replace("\\", "\\\\").replace('"', '\\"') + '"}',
     "JSON in a block": f"```json\n{json.dumps({'files': [{'kernel.py': KERNEL}]}, indent=1)}\n```",
     "JSON of a block": json.dumps({"answer": f"<think>\n{_DRAFTED}\n</think>\n{_BLOCK}"}),
-    "call of a tool": f"<tool_call>\n{json.dumps({'name': 'submit', 'arguments': {'kernel': KERNEL}})}\n</tool_call>",
     "call of a tool, twice JSON": json.dumps({"name": "submit", "arguments": json.dumps({"kernel": KERNEL})}),
     "a JSON string": json.dumps(KERNEL),
 }
@@ -152,11 +124,8 @@ ANSWERS: Final[dict[str, str]] = {
 FENCED_ANSWERS: Final[dict[str, str]] = {
     "source": FENCED,
     "block": f"```python\n{FENCED}```",
-    "block between prose": f"Here:\n\n```python\n{FENCED}```\n\n{_PROSE}\n\n{_SHELL}",
     "never closed": f"Here:\n\n```python\n{FENCED}",
-    "four backticks": f"````python\n{FENCED}````",
     "closed behind code": f"Here: ```python\n{FENCED.rstrip()}```\n{_PROSE}",
     "behind a draft never closed": f"```python\n{_CUT}\n\nNo, better:\n\n```python\n{FENCED}```",
     "behind reasoning": f"<think>\n{_DRAFTED}\n</think>\n```python\n{FENCED}```",
-    "source between prose": f"Here is the kernel.\n\n{FENCED}\n\n{_PROSE}",
 }

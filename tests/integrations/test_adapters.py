@@ -110,12 +110,3 @@ def test_verifiers_scores_replies(verifiers: None, tmp_path: Path) -> None:
     assert asyncio.run(scored(scale, "")) == 0.0
     with pytest.raises(vf.TaskError, match="reference_error"):
         asyncio.run(scored(broken, RIGHT))
-
-
-def test_verifiers_without_problems(verifiers: None, tmp_path: Path) -> None:
-    """A folder without references is an error that names it."""
-    from kqueue import ConfigError
-    from kqueue.integrations.verifiers import KernelTaskset, KernelTasksetConfig
-
-    with pytest.raises(ConfigError, match=str(tmp_path)):
-        list(KernelTaskset(KernelTasksetConfig(problems=tmp_path)))

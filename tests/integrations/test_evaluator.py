@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kqueue import AsyncClient, EvaluationFailed, InvalidRequest, LaneUnavailable
+from kqueue import AsyncClient, InvalidRequest, LaneUnavailable
 from kqueue.config import Config
 from kqueue.errors import ConfigError
 from kqueue.integrations import modal_like
@@ -115,14 +115,6 @@ def test_a_batch_with_faults(config: Config) -> None:
     assert "seven" in slots[5]["error_message"]
 
 
-def test_the_first_exception_is_raised_where_so_configured(config: Config) -> None:
-    """Without `return_exceptions` a batch raises what stands first."""
-    entries = [entry(WRONG), entry(ref_code=BROKEN_REFERENCE), entry(backend="fortran")]
-    with pytest.raises(EvaluationFailed):
-        evaluated(config, lambda e: e.evaluate_batch(entries), return_exceptions=False)
-    assert evaluated(config, lambda e: e.evaluate_batch([])) == ([], [])
-
-
 def test_calls_of_one_window_go_out_together(config: Config) -> None:
     """Single calls are batched up to the batch size, unless batching is off."""
 
@@ -167,24 +159,6 @@ def test_one_evaluator_in_several_loops(config: Config) -> None:
     asyncio.run(get_modal_evaluator().close())
 
 
-@pytest.mark.usefixtures("shared")
-def test_the_processs_evaluator(config: Config) -> None:
-    """It is made once, keeps its place, and takes a new configuration."""
-    first = get_modal_evaluator()
-    assert first.config.gpu_type == "A100"
-    assert get_modal_evaluator(ON_CPU) is first
-    assert first.config == ON_CPU
-    # A training client sets a timeout before each evaluation, and nothing else.
-    get_modal_evaluator(ModalEvaluatorConfig(timeout=7))
-    assert (first.config.gpu_type, first.config.timeout) == ("cpu", 7)
-    get_modal_evaluator(ModalEvaluatorConfig(True, "A100"))
-    assert (first.config.gpu_type, first.config.timeout) == ("A100", 7)
-    other = ModalKernelEvaluator()
-    set_modal_evaluator(other)
-    assert get_modal_evaluator() is other
-    assert modal_like.ModalEvaluatorConfig().timeout == 120
-
-
 def test_a_gpu_that_no_worker_has(config: Config) -> None:
     """Without waiting it is a clear error that says what there is, and never a record of a bad kernel."""
     for ask in (
@@ -213,25 +187,6 @@ def test_waiting_for_a_gpu(config: Config, caplog: pytest.LogCaptureFixture) -> 
         evaluated(config, lambda e: e.evaluate_batch([entry()]), gpu_type="L40S", max_queue_wait_s=0.5)
     [warning] = [record.getMessage() for record in caplog.records if "wait for a worker" in record.getMessage()]
     assert all(words in warning for words in ("gpu.l40s", "KQUEUE_GPU_FALLBACK"))
-
-
-def test_workers_that_come_while_a_call_waits(config: Config) -> None:
-    """An evaluation for which there was no worker goes on when one is there."""
-
-    class ThenServed(CountingClient):
-        """A client of a fleet that serves the lane from the second question on."""
-
-        async def evaluate_batch(self, entries: Iterable[Any], **options: Any) -> Any:
-            if not self.batches:
-                return await super().evaluate_batch(entries, **options)
-            async with AsyncClient(config.model_copy(update={"gpu_fallback": "cpu"})) as served:
-                return await served.evaluate_batch(entries, **options)
-
-    async def use() -> dict[str, Any]:
-        async with ThenServed(config) as client:
-            return await ModalKernelEvaluator(ModalEvaluatorConfig(), client).evaluate_single(**entry(WRONG))
-
-    assert asyncio.run(use())["metadata"]["category"] == "wrong_values"
 
 
 def test_wrong_configurations_are_named(config: Config) -> None:

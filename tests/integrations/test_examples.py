@@ -15,41 +15,22 @@ pytestmark = pytest.mark.nightly
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_the_modal_like_evaluator(run_example: Run) -> None:
-    """A batch with faults, each in its place."""
-    done = run_example("modal_evaluator.py", "--gpu", "cpu")
+#: Examples, and what each prints.
+PRINTED = [
+    (["modal_evaluator.py", "--gpu", "cpu"], ["good: correct=True runtime_ms=", "empty: no result: InvalidRequest: "]),
+    (["local_evaluator.py"], ["compiled=True correctness=True"]),
+    (["trace_guide.py"], ["CORRECT", "score 0\nFAILED: wrong_shape"]),
+    (["agent.py"], ["+        return y * 2", ": syntax_error", ": runtime_error", ": passed"]),
+    (["rewards.py"], ["rewards: [1.0, 0.0, 0.0]", "turn 1: reward 0.0, over False\nFAILED", "turn 2: reward 1.0"]),
+]
+
+
+@pytest.mark.parametrize(("words", "printed"), PRINTED, ids=[words[0] for words, _ in PRINTED])
+def test_an_example(run_example: Run, words: list[str], printed: list[str]) -> None:
+    """It runs as its page tells, and each kernel has its result in its place."""
+    done = run_example(*words)
     assert done.returncode == 0, done.stderr
-    good, shape, no_kernel, empty = done.stdout.splitlines()
-    assert good.startswith("good: correct=True runtime_ms=")
-    assert shape.startswith("wrong shape: correct=False runtime_ms=None wrong_shape: ")
-    assert "entry_point_missing" in no_kernel
-    assert empty.startswith("empty: no result: InvalidRequest: kernel: ")
-
-
-def test_the_local_evaluator(run_example: Run) -> None:
-    """It uses the fleet that the settings name."""
-    done = run_example("local_evaluator.py")
-    assert done.returncode == 0, done.stderr
-    assert "compiled=True correctness=True" in done.stdout
-    assert "CORRECT" in done.stderr
-
-
-def test_the_guide_for_trace(run_example: Run) -> None:
-    """The reference as a kernel passes, another fails, each with its feedback."""
-    done = run_example("trace_guide.py")
-    assert done.returncode == 0, done.stderr
-    first, second = done.stdout.strip().split("\n\n")
-    assert "CORRECT" in first
-    assert second.startswith("score 0\nFAILED: wrong_shape")
-
-
-def test_rewards_and_turns(run_example: Run) -> None:
-    """A batch's rewards, and an episode of two turns."""
-    done = run_example("rewards.py")
-    assert done.returncode == 0, done.stderr
-    assert "rewards: [1.0, 0.0, 0.0]" in done.stdout
-    assert "turn 1: reward 0.0, over False\nFAILED" in done.stdout
-    assert "turn 2: reward 1.0, over True\nCORRECT" in done.stdout
+    assert all(text in done.stdout for text in printed), done.stdout
 
 
 def test_generations_of_the_gallery(run_example: Run, tmp_path: Path) -> None:

@@ -151,18 +151,6 @@ def test_an_interrupted_run_goes_on(kq: Client, folders: tuple[Path, Path]) -> N
     assert len(kq.batch(run.name)) == 4
 
 
-@pytest.mark.nightly
-def test_a_new_run_is_judged_anew(kq: Client, folders: tuple[Path, Path]) -> None:
-    """Who removes the results has everything judged again."""
-    _, run = folders
-    put(run, 1, 0, WRONG)
-    run = run.rename(run.with_name("anew"))
-    for times in (1, 2):
-        assert scores((folders[0], run))["evaluated"] == 1
-        assert len(kq.batch("anew")) == times
-        (run / "eval_results.json").unlink()
-
-
 def test_other_settings_get_results_of_their_own(kq: Client, folders: tuple[Path, Path]) -> None:
     """The same folder with other settings: never the first ones' results, but an error that names the difference."""
     _, run = folders

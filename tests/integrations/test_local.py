@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kqueue import EvaluationFailed, InvalidRequest, LaneUnavailable
+from kqueue import EvaluationFailed, InvalidRequest
 from kqueue.config import Config, load
 from kqueue.integrations.local import LocalKernelEvaluator
 from kqueue.integrations.modal_like import ModalEvaluatorConfig, ModalKernelEvaluator
 from kqueue.local.fleet import LocalFleet
 from tests.integrations.sources import BROKEN_REFERENCE, QUICK, REFERENCE, RIGHT, WRONG
-from tests.waiting import until
 
 
 @pytest.fixture
@@ -51,51 +47,9 @@ def test_a_fleet_that_is_up_is_used(fleet: LocalFleet, capsys: pytest.CaptureFix
     assert fleet.slots()
 
 
-def test_a_gpu_that_this_machine_lacks(fleet: LocalFleet) -> None:
-    """It is a clear error, before a kernel is evaluated for which a caller could take it."""
-    evaluator = LocalKernelEvaluator(gpu="L40S", config=load(home=fleet.config.home))
-    with pytest.raises(LaneUnavailable, match=r"gpu\.l40s.*KQUEUE_GPU_FALLBACK"), evaluator:
-        pass
-    with pytest.raises(LaneUnavailable):
-        evaluator.evaluate(REFERENCE, RIGHT)
-
-
-def test_the_fleets_fallback(fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another GPU's name is no error where the fleet names a lane in its place; the result says so."""
-    # A process has one connection to a fleet, with the settings of its first use.
-    program = f"""
-from kqueue.integrations.local import LocalKernelEvaluator
-with LocalKernelEvaluator(gpu="L40S", **{QUICK!r}) as evaluator:
-    metadata = evaluator.evaluate({REFERENCE!r}, {WRONG!r})["metadata"]
-print(metadata["category"], metadata["lane"], metadata["lane_asked"])
-"""
-    monkeypatch.setenv("KQUEUE_HOME", str(fleet.config.home))
-    monkeypatch.setenv("KQUEUE_GPU_FALLBACK", "cpu")
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
-    assert (done.returncode, done.stdout) == (0, "wrong_values cpu gpu.l40s\n"), done.stderr
-
-
 def is_up(config: Config) -> bool:
     """Whether a fleet runs in a home."""
     return load(home=config.home).database_url is not None
-
-
-@pytest.mark.nightly
-def test_it_brings_its_own_fleet(own_home: Config) -> None:
-    """Started where none is up, kept for threads, let go when idle, started again by the next evaluation."""
-    evaluator = LocalKernelEvaluator(gpu="cpu", idle_timeout=2.0, config=own_home, **QUICK)
-    assert not is_up(own_home)
-    with evaluator:
-        assert is_up(own_home)
-        # The thread that needs it first may end long before it.
-        with ThreadPoolExecutor(2) as pool:
-            results = list(pool.map(lambda _: evaluator.evaluate(REFERENCE, WRONG), range(2)))
-        assert [result["metadata"]["category"] for result in results] == ["wrong_values"] * 2
-        until(lambda: not is_up(own_home))
-        with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(evaluator.evaluate, REFERENCE, RIGHT).result()["correctness"] is True
-    evaluator.close()
-    assert not is_up(own_home)
 
 
 @pytest.mark.services

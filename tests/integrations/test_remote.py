@@ -6,19 +6,17 @@ import asyncio
 import functools
 import pickle
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kqueue import AsyncRemoteClient, LaneUnavailable, RemoteClient
-from kqueue.config import Config
 from kqueue.errors import AccessRefused
 from kqueue.integrations.modal_like import ModalEvaluatorConfig, ModalKernelEvaluator
 from kqueue.integrations.rl import KernelEnv, reward
 from kqueue.integrations.trace import KernelGuide
 from kqueue.local.fleet import LocalFleet
-from tests.http.serving import Served
+from tests.http.standin import Served
 from tests.integrations.sources import BROKEN_REFERENCE, QUICK, REFERENCE, RIGHT, WRONG
 from tests.services import starts_services
 
@@ -27,10 +25,11 @@ SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
 
 @pytest.fixture(scope="module")
 @starts_services
-def served(fleet: LocalFleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The fleet's server."""
-    with Served(fleet.config, tmp_path_factory.mktemp("serve") / "serve.log") as running:
-        yield running
+def served(fleet: LocalFleet) -> Iterator[Served]:
+    """A server before the fleet."""
+    running = Served(fleet.config)
+    yield running
+    running.close()
 
 
 @pytest.fixture
@@ -70,17 +69,6 @@ def test_over_http(url: str) -> None:
         env = KernelEnv([REFERENCE], client=client, **SETTINGS)
         env.reset()
         assert env.step(WRONG)[1] == 0.0
-
-
-@pytest.mark.nightly
-def test_the_servers_fallback(config: Config, tmp_path: Path) -> None:
-    """The fleet's fallback holds for clients over HTTP, which know nothing of it, for whatever they submit."""
-    fleet = config.model_copy(update={"gpu_fallback": "cpu"})
-    with Served(fleet, tmp_path / "fallback.log") as served, RemoteClient(served.url, token=served.admin) as client:
-        verdict = client.evaluate(problem=REFERENCE, kernel=WRONG, backend="torch", lane="gpu.a100")
-        with pytest.raises(LaneUnavailable):
-            client.submit(problem=REFERENCE, kernel=WRONG, backend="cuda", lane="gpu.a100")
-    assert (verdict.category, verdict.lane) == ("wrong_values", "cpu")
 
 
 def test_the_evaluators_own_connection(monkeypatch: pytest.MonkeyPatch, served: Served) -> None:

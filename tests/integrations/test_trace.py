@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from kqueue import Client, ConfigError, InvalidRequest, Verdict
+from kqueue import Client, InvalidRequest
 from kqueue.config import Config
 from kqueue.integrations import trace
 from kqueue.integrations.trace import KernelAgent, KernelGuide, starting_kernel
@@ -25,11 +24,6 @@ TASK = "Write it faster."
 def guide(**changes: Any) -> KernelGuide:
     """A guide on the `cpu` lane with the fewest calls."""
     return KernelGuide(**{"gpu": "cpu", "score": "correctness", **QUICK, **changes})
-
-
-def attempts(verdict: Verdict) -> float:
-    """A custom metric."""
-    return 10.0 * verdict.attempts
 
 
 def evaluations(kq: Client, run: str) -> int:
@@ -95,22 +89,6 @@ def test_what_is_known_of_nothing_is_tried_again(kq: Client) -> None:
     own.close()
 
 
-def test_a_custom_metric(config: Config) -> None:
-    """A function of the verdict; it is pickled with the guide."""
-    own = pickle.loads(pickle.dumps(guide(score=attempts)))
-    assert own.metric(TASK, WRONG, REFERENCE) == 10.0
-    own.close()
-
-
-def test_it_finds_another_fleet(fleet: Any) -> None:
-    """The client is made by what is given: nothing in the environment names the fleet here."""
-    own = guide(connect=functools.partial(Client, fleet.config))
-    assert own.metric(TASK, WRONG, REFERENCE) == 0.0
-    own.close()
-    with pytest.raises(ConfigError, match="no fleet found"):
-        guide().metric(TASK, WRONG, REFERENCE)
-
-
 def test_answers_without_a_kernel(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
     """Unusable answers score 0 without an evaluation, and `verbose` prints the feedback."""
     for answer in ("", None, "\n", "class ModelNew: '\0'", "# " + "x" * (1 << 20)):
@@ -126,24 +104,6 @@ def test_no_reference(config: Config) -> None:
             guide().get_feedback(TASK, RIGHT, info)
     with pytest.raises(InvalidRequest, match="problem"):
         guide().get_feedback(TASK, RIGHT, "")
-
-
-def test_policies_need_times() -> None:
-    """A policy that needs times is refused where none are taken."""
-    for untimed in ({"num_perf_trials": 0}, {"measure_performance": False}):
-        with pytest.raises(ConfigError, match="needs timing"):
-            guide(score="speedup", **untimed)
-    with pytest.raises(ConfigError, match="unknown policy"):
-        guide(score="fastest")
-
-
-def test_the_starting_kernel_is_right(config: Config) -> None:
-    """A kernel made of a reference passes."""
-    own = guide()
-    agent = KernelAgent(initial_kernel_code=REFERENCE)
-    answer = agent(TASK)
-    assert own.metric(TASK, getattr(answer, "data", answer), REFERENCE) == 1.0
-    own.close()
 
 
 def test_only_the_model_is_renamed() -> None:

@@ -29,33 +29,18 @@ from kqueue.local.process import command_line, running
 from kqueue.store import tokens
 from kqueue.store.engine import connect
 from tests.chaos.family import below, descriptors
+from tests.samples import RELU, RELU_KERNEL
 from tests.services import with_schema
 from tests.waiting import until
 from workers.judge.host import scratch
 
 pytestmark = pytest.mark.services
 
-PROBLEM = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x + 1
-def get_inputs():
-    return [torch.randn(64)]
-def get_init_inputs():
-    return []
-"""
-KERNEL = PROBLEM.replace("class Model", "class ModelNew")
-
 UP = "import sys; sys.argv[0] = 'kqueue'; from kqueue.cli import main; main()"
 
 
-def eventually_gone(pids: list[int]) -> list[str]:
-    """The command lines of those of ``pids`` that still run after a minute at most."""
-    deadline = time.monotonic() + 60
-    while (left := [pid for pid in pids if running(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return [f"{pid}: {Path(f'/proc/{pid}/cmdline').read_bytes()[:200]!r}" for pid in left]
+def until_gone(pids: list[int]) -> None:
+    until(lambda: not any(map(running, pids)), what="the end of all processes")
 
 
 @pytest.fixture
@@ -127,8 +112,9 @@ def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path, monkeypat
         assert any(line.startswith("the worker fleet is up") for line in said)
         assert not any("another fleet" in line for line in said)
         assert [slot.lanes for slot in fleet.slots()] == [("cpu",)]
+        kernel = RELU_KERNEL.format("return torch.relu(x)")
         with fleet.client() as kq:
-            verdict = kq.evaluate(problem=PROBLEM, kernel=KERNEL, backend="torch", lane="cpu")
+            verdict = kq.evaluate(problem=RELU, kernel=kernel, backend="torch", lane="cpu")
         assert verdict.category is Category.PASSED, f"{verdict.message}\n{verdict.log}"
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
@@ -149,7 +135,7 @@ def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path, monkeypat
         told, _ = second.communicate(timeout=60)
         assert (second.returncode, f"in use by process {os.getpid()}" in told) == (3, True), told
         assert load(home=home).database_url == fleet.config.database_url
-    assert eventually_gone(children) == []
+    until_gone(children)
     assert not (home / FLEET_FILE).exists()
     assert load(home=home).database_url is None
     assert "SIGKILL" not in (home / "logs" / "workers.log").read_text()
@@ -190,7 +176,7 @@ def test_lives_of_up(open_home: Path, signum: signal.Signals) -> None:
             process.kill()
             process.wait()
             process.stdout.close()
-        assert eventually_gone(children) == []
+        until_gone(children)
         assert load(home=home).database_url is None
         assert secrets[-1] not in said + "".join(log.read_text() for log in (home / "logs").iterdir())
     assert secrets[0] != secrets[1]
@@ -226,12 +212,10 @@ def outlive(process: subprocess.Popen[str], children: list[int]) -> None:
         [server] = [pid for pid in children if word in "".join(command_line(pid)).partition(" ")[0]]
         os.kill(server, signal.SIGKILL)
         read_until(process, f"{part} runs again")
-    for _ in range(3):
-        process.send_signal(signal.SIGSTOP)
-        time.sleep(0.7)
-        process.send_signal(signal.SIGCONT)
-        process.send_signal(signal.SIGHUP)
-        time.sleep(0.1)
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(0.7)
+    process.send_signal(signal.SIGCONT)
+    process.send_signal(signal.SIGHUP)
     assert process.stdout is not None
     process.stdout.close()  # its terminal
 
@@ -249,7 +233,7 @@ def test_up_is_interrupted_while_it_starts(open_home: Path) -> None:
     finally:
         process.kill()
         process.communicate()
-    assert eventually_gone(children) == []
+    until_gone(children)
     assert not (home / FLEET_FILE).exists()
 
 
@@ -285,13 +269,4 @@ def test_workers_that_cannot_start_show_their_log(tmp_path: Path) -> None:
     assert other != str(port)
     assert f"Flower takes the port {other}, as {port} is in use; KQUEUE_FLOWER_PORT or --flower-port" in said[0]
     assert said[1].startswith("another fleet of this user runs on this machine")
-    assert eventually_gone([pid for pid in below(os.getpid()) if pid not in before]) == []
-
-
-def test_flowers_port_in_use_is_named(tmp_path: Path) -> None:
-    """A port that somebody listens on is refused with the ways out, before anything is started."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        config = Config(home=tmp_path, gpus="none", cpu_slots=1, flower_port=taken.getsockname()[1])
-        with pytest.raises(LocalFleetError, match="--flower-port"):
-            LocalFleet(config, flower=True, durable=False).start()
-    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    until_gone([pid for pid in below(os.getpid()) if pid not in before])

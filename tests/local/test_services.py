@@ -19,6 +19,7 @@ from kqueue.local.postgres import Postgres
 from kqueue.local.process import running
 from kqueue.local.valkey import Valkey
 from tests.services import with_schema
+from tests.waiting import until
 
 pytestmark = pytest.mark.services
 
@@ -69,12 +70,8 @@ def processes_below(directory: Path) -> list[int]:
     return found
 
 
-def eventually_none_below(directory: Path) -> list[int]:
-    """What still runs below ``directory`` after a minute at most."""
-    deadline = time.monotonic() + 60
-    while (left := processes_below(directory)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return left
+def until_none_below(directory: Path) -> None:
+    until(lambda: not processes_below(directory), what="the end of all processes")
 
 
 @pytest.fixture
@@ -92,7 +89,7 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
     finally:
         process.kill()
         process.communicate()
-        assert eventually_none_below(tmp_path) == []
+        until_none_below(tmp_path)
 
 
 def test_postgres_keeps_its_data_and_leaves_no_process(tmp_path: Path) -> None:
@@ -224,7 +221,7 @@ def test_root_without_user_namespaces(tmp_path: Path, monkeypatch: pytest.Monkey
     assert processes_below(tmp_path / "owned") != []
     owner.kill()
     owner.communicate()
-    assert eventually_none_below(tmp_path) == []
+    until_none_below(tmp_path)
     monkeypatch.setenv("PATH", path)
     with Postgres(tmp_path / "pg", durable=False) as server:
         assert query(server.url, "select count(*) from kept") == [(0,)]

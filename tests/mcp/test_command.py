@@ -8,18 +8,16 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import anyio
 import httpx
 import pytest
 
-from kqueue.config import Config, load
+from kqueue.config import load
 from kqueue.mcp import door
-from tests.http.serving import Served as Process
 from tests.http.serving import command, problem_of
 from tests.http.standin import Served
-from tests.mcp.agents import COMMAND, Here, Http, over_http, over_stdio, refusal, told
+from tests.mcp.agents import COMMAND, Here, Http, over_http, told
 
 GIVEN = {"problem": "class Model: ...", "kernel": "class ModelNew: ...", "backend": "torch"}
 
@@ -58,25 +56,15 @@ def test_help_needs_no_sdk_and_the_tools_no_torch() -> None:
 
 
 @pytest.mark.slow("starts programs")
-@pytest.mark.parametrize(
-    ("address", "said"),
-    [
-        ("192.0.2.1:0", "cannot listen on 192.0.2.1:0"),
-        pytest.param("18189", "give HOST:PORT, such as 127.0.0.1:18189", marks=pytest.mark.nightly),
-        pytest.param("127.0.0.1:99999", "give HOST:PORT", marks=pytest.mark.nightly),
-    ],
-)
-def test_bad_addresses(address: str, said: str) -> None:
-    """One line that says what to give."""
-    done = run("--http", address, KQUEUE_URL="http://127.0.0.1:1")
-    assert (done.returncode, done.stdout) == (3, ""), done.stderr
-    assert said in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+def test_a_bad_address() -> None:
+    """One line says what cannot be."""
+    done = run("--http", "192.0.2.1:0", KQUEUE_URL="http://127.0.0.1:1")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1), done.stderr
+    assert "cannot listen on 192.0.2.1:0" in done.stderr
 
 
 @pytest.mark.slow("starts programs")
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
-def test_it_ends_when_it_is_told(number: int) -> None:
+def test_it_ends_when_it_is_told() -> None:
     """A signal ends the process on stdio at once, though nobody has closed its input."""
     with subprocess.Popen(
         COMMAND, env=os.environ | {"KQUEUE_URL": "http://127.0.0.1:1"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -90,8 +78,8 @@ def test_it_ends_when_it_is_told(number: int) -> None:
         process.stdin.write(hello.encode())
         process.stdin.flush()
         assert b'"kqueue"' in process.stdout.readline()
-        process.send_signal(number)
-        assert process.wait(60) == -number
+        process.terminate()
+        assert process.wait(60) == -signal.SIGTERM
 
 
 def test_the_http_server_ends_with_open_sessions(served: Served, token) -> None:
@@ -107,27 +95,6 @@ def test_the_http_server_ends_with_open_sessions(served: Served, token) -> None:
     with Http({"KQUEUE_URL": served.url}) as server:
         assert server.url.startswith("http://127.0.0.1:")
         assert asyncio.run(main(server)) == 0
-
-
-@pytest.mark.nightly
-def test_a_fleet_that_is_away_is_told_as_such(config: Config, worker_id, token, tmp_path: Path) -> None:
-    """The agent hears that it is not the kernel; the same session works when the fleet is back."""
-    served = Process(config, tmp_path / "serve.log")
-    environment = {"KQUEUE_URL": served.url, "KQUEUE_TOKEN": token()}
-
-    async def main() -> None:
-        async with over_stdio(environment) as client:
-            said = refusal(await client.call_tool("judge", GIVEN))
-            assert "cannot be reached" in said
-            assert "This says nothing about the kernel." in said
-            await asyncio.to_thread(served.start)
-            result = await client.call_tool("judge", GIVEN | {"timeout_s": 0})
-            assert told(result)["state"] == "queued"
-
-    try:
-        asyncio.run(main())
-    finally:
-        served.stop()
 
 
 @pytest.mark.anyio

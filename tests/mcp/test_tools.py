@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 from uuid import uuid4
 
@@ -18,7 +17,7 @@ from kqueue.evidence import Evidence, KernelProfile, Profile, Sanitized, Sanitiz
 from kqueue.mcp.files import PAGE_CHARS
 from kqueue.mcp.words import FEEDBACK_CHARS, LINE_CHARS
 from kqueue.store import workers
-from tests.mcp.agents import Here, over_http, quoted, refusal, text_of, told
+from tests.mcp.agents import quoted, refusal, text_of, told
 from tests.samples import ended, measurement, passed
 
 pytestmark = pytest.mark.anyio
@@ -59,42 +58,15 @@ async def test_from_a_kernel_to_its_report(client: Client, judge, queued) -> Non
         tasks.start_soon(finish)
         result = await client.call_tool("judge", asked(timeout_s=60), progress_callback=progress)
     found = told(result)
-    assert found | {"report": "", "evaluation_id": ""} == {
-        "evaluation_id": "",
-        "state": "done",
-        "category": "passed",
-        "blame": "none",
-        "passed": True,
-        "runtime_ms": 0.5,
-        "baseline_ms": 1.0,
-        "speedup": 2.0,
-        "reused_from": None,
-        "report": "",
-    }
+    known = {"state": "done", "category": "passed", "blame": "none", "passed": True, "runtime_ms": 0.5}
+    known |= {"baseline_ms": 1.0, "speedup": 2.0, "reused_from": None}
+    assert found == known | {name: found[name] for name in ("report", "evaluation_id")}
     assert found["report"] == text_of(result)
     assert text_of(result).startswith("PASSED: passed, to blame: none, runtime 0.5 ms, reference 1 ms, speedup 2x\n")
     assert "Its log has 6 characters" in text_of(result)
     assert heard[0][1] == 60
     assert "0 of 1 done." in (heard[0][2] or "")
     assert "waits: it is the next on the lane cpu, which has 1 slot" in (heard[0][2] or "")
-
-
-async def test_a_place_in_the_queue_is_told(client: Client, queued) -> None:
-    """Who waits hears how many come before it; what has no verdict in time goes on."""
-    heard: list[str] = []
-
-    async def progress(_seconds: float, _of: float | None, message: str | None) -> None:
-        heard.append(message or "")
-
-    for number in range(3):
-        await client.call_tool("judge", asked(f"class ModelNew: n = {number}"))
-    result = await client.call_tool("judge", asked("class ModelNew: last = 1"), progress_callback=progress)
-    assert any("3 come before it" in message for message in heard), heard
-    assert told(result)["state"] == "queued"
-    assert told(result)["passed"] is None
-    assert "3 come before it" in quoted(text_of(result))
-    assert f"call `wait` with {told(result)['evaluation_id']}" in text_of(result)
-    assert len(queued()) == 4
 
 
 async def test_several_kernels(client: Client, judge) -> None:
@@ -329,20 +301,6 @@ async def test_errors_tell_an_agent_what_to_do(client: Client, queued) -> None:
         assert said in refusal(await client.call_tool(tool, given))
     assert queued() == []
     assert "wrong_values (to blame: candidate)" in text_of(await client.call_tool("explain", {}))
-
-
-async def test_every_category_is_explained(here: Here, token) -> None:
-    """Its meaning, who is to blame, what to do, and the facts that a verdict of it always has."""
-    async with over_http(here.url, token("read")) as client:
-        for category in Category:
-            said = text_of(await client.call_tool("explain", {"category": category.value}))
-            assert category.info.meaning in said
-            assert f"To blame: {category.blame}." in said
-        said = text_of(await client.call_tool("explain", {"category": "wrong_values"}))
-        assert "- first: The first wrong values." in said
-        assert len(text_of(await client.call_tool("explain", {})).splitlines()) == len(Category)
-        [content] = (await client.read_resource("kqueue://settings")).contents
-        assert "precision" in json.loads(content.text)["properties"]  # type: ignore[union-attr]
 
 
 async def test_before_a_verdict(client: Client) -> None:

@@ -1,12 +1,9 @@
-"""Probes on real fleets with real judges: an honest one goes on, a broken one is paused within minutes."""
+"""Probes on real fleets: an honest one goes on, a broken one is paused."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,26 +14,11 @@ from kqueue.categories import Category
 from kqueue.contract import Settings
 from kqueue.states import Finding, ProbeKind
 from kqueue.store import evaluations, probes
+from tests.cli.command import Cli
 from tests.fleet.told import Fleet, Services
+from tests.samples import RELU, RELU_KERNEL
 
 pytestmark = pytest.mark.timeout(400)
-
-PROBLEM = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.relu(x)
-def get_inputs():
-    return [torch.randn(64)]
-def get_init_inputs():
-    return []
-"""
-KERNEL = """
-import torch
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        return x.clamp(min=0)
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -49,26 +31,20 @@ def _none_of_others(services: Services) -> None:
 
 
 def submit(services: Services) -> Any:
-    """Somebody's evaluation."""
     settings = Settings.model_validate({"checks": 1, "timing": {"enabled": False}})
-    return services.submit(KERNEL, problem=PROBLEM, settings=settings)
+    return services.submit(RELU_KERNEL.format("return x.clamp(min=0)"), problem=RELU, settings=settings)
 
 
 def found(services: Services, **values: Any) -> list[Any]:
-    """The probes that were settled, the latest first."""
     where = " AND ".join(["finding IS NOT NULL", *(f"{name} = :{name}" for name in values)])
     return services.rows(f"SELECT * FROM probes WHERE {where} ORDER BY settled_at DESC", **values)
 
 
 def told(fleet: Fleet, *arguments: str) -> Any:
-    """What a command of `kqueue` says in JSON."""
-    command = [sys.executable, "-m", "kqueue", *arguments, "--json"]
-    done = subprocess.run(command, env=fleet.environment, capture_output=True, text=True, check=True, timeout=120)
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return Cli(fleet.services.directory, fleet.environment).told(*arguments)
 
 
 def paused(fleet: Fleet) -> list[str]:
-    """Why this fleet's workers pause."""
     return [worker.paused for worker in fleet.live() if worker.paused]
 
 
@@ -102,36 +78,25 @@ def test_an_honest_fleet_agrees(services: Services, start_fleet: Callable[..., F
     fleet.stop(signal.SIGTERM)
 
 
-@pytest.mark.nightly
-def test_a_fleet_that_compares_nothing_is_paused(services: Services, start_fleet: Callable[..., Fleet]) -> None:
-    """By the first cheat that passes; what it judged since is named; an operator lets it go on."""
-    doubted = submit(services)
-    fleet = start_fleet(broken="compares_nothing", probe_share=0.5)
+def test_a_fleet_that_judges_wrongly_is_paused(services: Services, start_fleet: Callable[..., Fleet]) -> None:
+    """By the second spin without a time, which the fleet submits by itself. An operator lets it go on.
+
+    The scripted judge passes what it does not understand, and times nothing.
+    """
+    fleet = start_fleet(probe_share=0.5)
+    doubted = services.submit("ok")
     assert services.verdict(doubted).passed
-    probes.submit(services.engine, "cpu", ProbeKind.CHEAT)
+    first = probes.submit(services.engine, "cpu", ProbeKind.SPIN)
     [reason] = services.until(lambda: paused(fleet), 180, "the pause")
-    assert "a cheat passed" in reason
+    rows = found(services, finding=Finding.CLOCK_UNEVEN)
+    assert [(row.confirms, row.evaluation_id == first) for row in rows] == [(True, False), (False, True)]
     [record] = told(fleet, "status")
     [pause] = record["probes"]["pauses"]
-    assert (pause["finding"], pause["device"]) == ("cheat_accepted", "cpu")
-    assert str(doubted) in {row["evaluation_id"] for row in told(fleet, "probe", "doubted", str(pause["id"]))}
-    waits = submit(services)
+    assert (pause["finding"], pause["device"], pause["reason"]) == ("clock_uneven", "cpu", reason)
+    assert [row["evaluation_id"] for row in told(fleet, "probe", "doubted", str(pause["id"]))] == [str(doubted)]
+    waits = services.submit("ok")
     services.until(lambda: "worker pauses" in fleet.log.read_text(), what="the log")
     assert services.attempts(waits) == []
     assert told(fleet, "probe", "resume", pause["host"]) == [{"host": pause["host"], "resumed": 1}]
     assert services.verdict(waits).passed
-    fleet.stop(signal.SIGTERM)
-
-
-def test_a_fleet_whose_clock_is_skewed_is_paused(services: Services, start_fleet: Callable[..., Fleet]) -> None:
-    """By the second spin that is timed at less than it took, which the fleet submits by itself."""
-    fleet = start_fleet(broken="halves_times", probe_share=0.5)
-    first = probes.submit(services.engine, "cpu", ProbeKind.SPIN)
-    [reason] = services.until(lambda: paused(fleet), 240, "the pause")
-    assert "a spin of" in reason
-    rows = [row for row in found(services, finding=Finding.CLOCK_SHORT) if row.worker in reason]
-    assert [row.confirms for row in rows] == [True, False]
-    assert rows[-1].evaluation_id == first
-    assert all(row.bias == pytest.approx(-0.5, abs=0.2) for row in rows)
-    probes.resume(services.engine, os.uname().nodename)
     fleet.stop(signal.SIGTERM)

@@ -19,7 +19,6 @@ LANES = ("cpu", "gpu", "gpu.h200")
 
 
 def verdict(category: Category = Category.PASSED, **times: Measurement | None) -> Verdict:
-    """A verdict of this category on some evaluation."""
     outcome = passed(**times) if category is Category.PASSED else ended(category)
     now = datetime.now(UTC)
     fields: dict[str, Any] = {"submitted_at": now, "finished_at": now, "attempts": 1, "lane": "cpu"}
@@ -29,7 +28,6 @@ def verdict(category: Category = Category.PASSED, **times: Measurement | None) -
 
 
 def finding(kind: ProbeKind, known: Verdict, spin_ms: float | None = None) -> Finding:
-    """What the verdict shows."""
     return probes.judge(known, kind=kind, spin_ms=spin_ms).finding
 
 
@@ -57,7 +55,6 @@ def test_what_is_drawn_can_be_asked_for(lane: str, kind: ProbeKind) -> None:
 
 
 def test_all_kinds_and_ideas_are_drawn() -> None:
-    """None is forgotten."""
     drawn = [probes.draw("cpu") for _ in range(600)]
     assert {probe.kind for probe in drawn} == set(ProbeKind)
     assert {probe.idea for probe in drawn if probe.kind is ProbeKind.CHEAT} == set(probes._CHEATS)
@@ -107,15 +104,11 @@ def test_a_clock_of_a_cpu_has_wide_bounds(
 @pytest.mark.parametrize(
     ("median_ms", "shows"),
     [
-        (2.0, Finding.AGREED),
-        (2.05, Finding.AGREED),
-        (1.8, Finding.CLOCK_SHORT),
-        (2.4, Finding.CLOCK_LONG),
+        (2.0, Finding.AGREED), (2.05, Finding.AGREED), (1.8, Finding.CLOCK_SHORT), (2.4, Finding.CLOCK_LONG),
         (4.0, Finding.CLOCK_LONG),
     ],
-)
+)  # fmt: skip
 def test_a_clock_of_a_gpu_has_narrow_bounds(median_ms: float, shows: Finding) -> None:
-    """The median is what a spin took."""
     times = {"runtime": taken(median_ms, median_ms, "gpu_clock"), "baseline": taken(0.01, 0.01, "gpu_clock")}
     known = probes.judge(verdict(**times), kind=ProbeKind.SPIN, spin_ms=2.0)
     assert known.finding is shows

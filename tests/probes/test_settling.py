@@ -52,7 +52,6 @@ def work(engine: Engine, fields: Callable[..., Any], judge: Callable[..., None])
 
 
 def step(engine: Engine, share: float = 0.5) -> probes.Step:
-    """What a sweeper does."""
     return probes.step(engine, share=share, live_s=LIVE_S)
 
 
@@ -60,11 +59,6 @@ def judged(engine: Engine, judge: Callable[..., None], kind: ProbeKind, outcome:
     """Have a probe of this kind come to an outcome, and look at it."""
     judge(probes.submit(engine, "cpu", kind), outcome, **by)
     return step(engine, share=0)
-
-
-def test_none_comes_when_nobody_works(engine: Engine, worker_id: UUID) -> None:
-    """However often one looks."""
-    assert [step(engine) for _ in range(3)] == [probes.Step()] * 3
 
 
 def test_they_come_among_the_work(engine: Engine, worker_id: UUID, work: Callable[[int], list[UUID]]) -> None:
@@ -80,7 +74,6 @@ def test_they_come_among_the_work(engine: Engine, worker_id: UUID, work: Callabl
 
 
 def test_two_sweepers_submit_one(engine: Engine, worker_id: UUID, work: Callable[[int], list[UUID]]) -> None:
-    """And settle one once, and pause once."""
     step(engine)
     work(3)
     steps = together(8, lambda _: step(engine))
@@ -224,7 +217,6 @@ def test_no_report_counts_them(engine: Engine, judge: Callable[..., None], worke
 
 
 def test_what_was_removed_shows_nothing(engine: Engine, worker_id: UUID) -> None:
-    """And leaves the lane free for the next one."""
     identity = probes.submit(engine, "cpu", ProbeKind.HONEST)
     change(engine, "DELETE FROM evaluations WHERE id = :id", id=identity)
     assert [one.finding for one in step(engine).settled] == [Finding.VOID]

@@ -19,6 +19,5 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / ".adapters"))
 @pytest.fixture(scope="session")
 @starts_services
 def live() -> Iterator[LocalFleet]:
-    """The fleet."""
     with live_fleet() as running:
         yield running

@@ -67,7 +67,6 @@ def test_a_kernel_from_which_nothing_new_comes_is_left_alone(algorithm: Algorith
 
 
 def lines(*changed: int) -> str:
-    """A source of eight lines, some of them changed."""
     return "\n".join(f"line {n}{' changed' if n in changed else ''}" for n in range(8))
 
 

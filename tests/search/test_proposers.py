@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kqueue.errors import ProposerFailed
-from kqueue.search.proposers import Command, Question, Recorded
+from kqueue.search.proposers import Command, Question
 from tests.waiting import alive, until
 
 QUESTION = Question("run", 1, 1, "p", "torch", "k", {"speedup": 1.0}, "f", None, "prompt")
@@ -23,7 +23,6 @@ def python(code: str) -> str:
 
 
 def test_a_command_reads_json_and_writes_a_kernel() -> None:
-    """All fields of the question are there."""
     code = "import json, sys; q = json.load(sys.stdin); print(q['kernel'], q['scores'], q['summary'], len(q))"
     assert Command(python(code), answer_s=60).propose(QUESTION) == "k {'speedup': 1.0} None 10\n"
 
@@ -33,7 +32,6 @@ def test_a_command_reads_json_and_writes_a_kernel() -> None:
 
 
 def test_a_command_without_an_answer() -> None:
-    """The message says which command, and why."""
     for command, says in (
         (python("raise SystemExit('out of ideas')"), "ended with 1: out of ideas"),
         (python("pass"), "wrote nothing to stdout"),
@@ -43,17 +41,6 @@ def test_a_command_without_an_answer() -> None:
     ):
         with pytest.raises(ProposerFailed, match=says):
             Command(command, answer_s=0.5 if "sleep" in command else 60).propose(QUESTION)
-
-
-def test_a_folder_that_shrank(tmp_path: Path) -> None:
-    """A proposal whose file is gone since its step was planned has no answer, and is told what to do."""
-    (tmp_path / "1.py").write_text("one")
-    (tmp_path / "2.py").write_text("two")
-    folder = Recorded(tmp_path)
-    assert folder.propose(replace(QUESTION, number=2)) == "two"
-    (tmp_path / "2.py").unlink()
-    with pytest.raises(ProposerFailed, match=r"now holds 1 .*none for proposal 2; put back"):
-        Recorded(tmp_path).propose(replace(QUESTION, number=2))
 
 
 def test_closing_kills_the_command_and_what_it_started(tmp_path: Path) -> None:

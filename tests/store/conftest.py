@@ -13,7 +13,7 @@ from kqueue.contract import Outcome, Request
 from kqueue.store import evaluations
 from kqueue.store.evaluations import Claim
 from tests.samples import ended, measurement
-from tests.store.steps import ENVIRONMENT
+from tests.store.steps import ENVIRONMENT, change
 
 
 @pytest.fixture
@@ -60,3 +60,18 @@ def judged(conclude: Callable[..., UUID]) -> Callable[..., UUID]:
         return conclude(ended(category, message=str(category), log=log, **times), number, **changes)
 
     return one
+
+
+@pytest.fixture
+def enqueue(engine: Engine, fields) -> Callable[..., list[UUID]]:
+    """Submits some evaluations of a producer and returns their ids."""
+
+    def some(count: int = 1, producer: str = "", priority: str = "batch", **changes: object) -> list[UUID]:
+        submitted = evaluations.submit(engine, [Request(**fields(n, **changes)) for n in range(count)])
+        ids = [s.evaluation_id for s in submitted]
+        # A request cannot name a token as its producer.
+        statement = "UPDATE evaluations SET producer = :producer, priority = :priority WHERE id = ANY(:ids)"
+        change(engine, statement, producer=producer, priority=priority, ids=ids)
+        return ids
+
+    return some

@@ -11,30 +11,12 @@ from sqlalchemy import Engine, text
 
 from kqueue.categories import Category
 from kqueue.contract import Outcome
-from kqueue.evidence import Measurement
 from kqueue.store import evaluations
 from kqueue.store.evaluations import Claim, Recorded
 
 PASSED = Outcome(category=Category.PASSED, message="fine")
 LOST = Outcome(category=Category.JUDGE_ERROR, message="the judge failed")
 ENVIRONMENT = {"device": "cpu", "torch": "2.13", "python": "3.11", "host": "here", "cores": 2}
-
-
-def measured(median_ms: float) -> Measurement:
-    """A time taken with this median."""
-    return Measurement(
-        basis="cpu_clock",
-        count=5,
-        median_ms=median_ms,
-        q1_ms=1,
-        q3_ms=1,
-        mean_ms=1,
-        std_ms=0,
-        min_ms=1,
-        max_ms=1,
-        null_ms=0.1,
-        cold_l2=False,
-    )
 
 
 def together(count: int, act: Callable[[int], Any]) -> list[Any]:
@@ -64,3 +46,10 @@ def change(engine: Engine, statement: str, **values: object) -> None:
 def finish(engine: Engine, claimed: Claim, outcome: Outcome, by: str = "judge") -> Recorded:
     """End a claimed attempt, a retry being due at once."""
     return evaluations.finish(engine, claimed.evaluation_id, claimed.number, outcome, written_by=by, retry_delay_s=0)
+
+
+def used(engine: Engine, producer: str, seconds: float, ended: float = 1, priority: str = "batch") -> None:
+    """Have a producer's evaluations have used a CPU for so many seconds, each for as long as the others."""
+    columns = "(producer, resource, priority, seconds, squares, ended)"
+    statement = f"INSERT INTO shares {columns} VALUES (:who, 'cpu', :priority, :s, :s * :s / :n, :n)"
+    change(engine, statement, who=producer, priority=priority, s=float(seconds), n=float(ended))

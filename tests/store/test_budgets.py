@@ -15,7 +15,7 @@ from kqueue.store import budgets, evaluations, reports, tokens
 from kqueue.store.budgets import Budget
 from kqueue.store.evaluations import Submitted
 from tests.samples import passed, request_fields
-from tests.store.steps import change
+from tests.store.steps import change, count
 
 
 def token(engine: Engine, seconds: float = 100, *, then: Spent = Spent.REFUSE) -> UUID:
@@ -90,8 +90,7 @@ def test_a_spent_budget_refuses_what_is_new(engine: Engine, worker_id: UUID) -> 
     # There is some left when the first attempt has left the window.
     assert 2800 <= error.retry_after_s <= 3000
     assert "100 s" in str(error)
-    with engine.connect() as connection:
-        assert connection.scalar(text("SELECT count(*) FROM evaluations")) == 3
+    assert count(engine, "evaluations") == 3
     again = submit(engine, mine, 1, idempotency_key="early")
     assert (again.evaluation_id, again.created) == (early.evaluation_id, False)
     assert submit(engine, None, 6).created
@@ -150,5 +149,4 @@ def test_submitters_at_once(engine: Engine, worker_id: UUID) -> None:
             return False
 
         assert all(pool.map(refused, range(40, 80)))
-    with engine.connect() as connection:
-        assert connection.scalar(text("SELECT count(*) FROM evaluations")) == 40
+    assert count(engine, "evaluations") == 40

@@ -12,7 +12,8 @@ from kqueue.contract import Request
 from kqueue.errors import SchemaMismatch
 from kqueue.store import baselines, evaluations, gpus, workers
 from kqueue.store.evaluations import Recorded
-from tests.store.steps import ENVIRONMENT, LOST, PASSED, change, count, finish, measured
+from tests.samples import measurement
+from tests.store.steps import ENVIRONMENT, LOST, PASSED, change, count, finish
 
 
 class TestClaim:
@@ -170,9 +171,9 @@ def test_the_first_baseline_stays(engine: Engine, submit, claim) -> None:
     environment = evaluations.set_environment(engine, claimed.attempt_id, ENVIRONMENT, conditions="")
     key = (claimed.request.problem_hash, environment, "fp32")
     assert baselines.get(engine, *key) is None
-    baselines.put(engine, *key, measured(1.0))
-    baselines.put(engine, *key, measured(2.0))
-    assert baselines.get(engine, *key) == measured(1.0)
+    baselines.put(engine, *key, measurement(1.0))
+    baselines.put(engine, *key, measurement(2.0))
+    assert baselines.get(engine, *key) == measurement(1.0)
 
 
 def test_equal_environments_are_one_row(engine: Engine, submit, claim) -> None:

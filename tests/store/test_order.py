@@ -12,43 +12,12 @@ from kqueue.contract import Request
 from kqueue.states import Priority
 from kqueue.store import evaluations
 from kqueue.store.evaluations import order
-from tests.store.steps import LOST, PASSED, change, count, finish
-
-
-@pytest.fixture
-def enqueue(engine: Engine, fields):
-    """Submits some evaluations of a producer and returns their ids."""
-
-    def some(count: int = 1, producer: str = "", priority: str = "batch", **changes: object) -> list[UUID]:
-        submitted = evaluations.submit(engine, [Request(**fields(n, **changes)) for n in range(count)])
-        ids = [s.evaluation_id for s in submitted]
-        change(
-            engine,
-            "UPDATE evaluations SET producer = :producer, priority = :priority WHERE id = ANY(:ids)",
-            producer=producer,
-            priority=priority,
-            ids=ids,
-        )
-        return ids
-
-    return some
+from tests.store.steps import LOST, PASSED, change, count, finish, used
 
 
 def nexts(engine: Engine, slots: int = 0, lane: str = "cpu") -> list[UUID]:
     """The ids of a lane's next evaluations."""
     return [one.id for one in evaluations.upcoming(engine, {lane: slots}).get(lane, [])]
-
-
-def used(engine: Engine, producer: str, seconds: float, priority: str = "batch", ended: float = 1) -> None:
-    """Let a producer have used a CPU for some seconds."""
-    change(
-        engine,
-        "INSERT INTO shares (producer, resource, priority, seconds, ended) VALUES (:who, 'cpu', :priority, :s, :n)",
-        who=producer,
-        priority=priority,
-        s=seconds,
-        n=ended,
-    )
 
 
 def test_the_oldest_first(engine: Engine, enqueue) -> None:
@@ -146,8 +115,8 @@ def test_interactive_comes_first_and_batch_moves(engine: Engine, enqueue) -> Non
     """Whoever's it is. Batch keeps a tenth of the time."""
     batch = enqueue(50, "a")
     interactive = enqueue(50, "a", Priority.INTERACTIVE)
-    used(engine, "a", 100, "interactive", ended=100)
-    used(engine, "a", 20, "batch", ended=20)
+    used(engine, "a", 100, 100, "interactive")
+    used(engine, "a", 20, 20)
     assert nexts(engine)[:5] == interactive[:5]
     change(engine, "UPDATE shares SET seconds = 5, ended = 5 WHERE priority = 'batch'")
     window = nexts(engine, 20)

@@ -10,15 +10,15 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import Engine, text
 
-from kqueue.categories import Blame, Category
-from kqueue.contract import Backend, Request, Settings
-from kqueue.errors import InvalidRequest, UnknownProblem
-from kqueue.store import baselines, evaluations, reports, retention, schema, searches
+from kqueue.categories import Category
+from kqueue.contract import Backend, Request
+from kqueue.errors import UnknownProblem
+from kqueue.store import evaluations, reports, retention, schema
 from kqueue.store.engine import connect, together, transaction
-from kqueue.store.reports import batches, boards, runs, texts
+from kqueue.store.reports import batches, boards, texts
 from kqueue.store.reports.texts import Where
 from tests.samples import ended
-from tests.store.steps import change, measured
+from tests.store.steps import change
 
 Judge = Callable[..., UUID]
 
@@ -65,70 +65,6 @@ def test_records_are_what_was_faster_than_all_before(engine: Engine, judged: Jud
     change(engine, f"UPDATE verdicts SET finished_at = '2026-01-01', speedup = 1 WHERE {timed}")
     [record] = boards.records(engine, problem_hash)
     assert record.evaluation_id == min(given)
-
-
-def test_filters_of_the_leaderboard(engine: Engine, judged: Judge, problem_hash: str) -> None:
-    """A precision, a device or a backend leaves others out; a kernel has a line for each precision."""
-    judged(Category.PASSED, 1, 2)
-    judged(Category.PASSED, 1, 3, settings=Settings(precision="bf16"))
-    judged(Category.PASSED, 2, 4, backend="cpp")
-    assert len(boards.leaderboard(engine, problem_hash)) == 3
-    assert [line.runtime_ms for line in boards.leaderboard(engine, problem_hash, precision="bf16")] == [3]
-    assert [line.runtime_ms for line in boards.leaderboard(engine, problem_hash, backend=Backend.CPP)] == [4]
-    assert boards.leaderboard(engine, problem_hash, device="another") == []
-    assert len(boards.leaderboard(engine, problem_hash, device="cpu")) == 3
-
-
-def test_baselines_of_a_problem(engine: Engine, judged: Judge, problem_hash: str) -> None:
-    """Cached times with what they were taken on."""
-    judged(Category.PASSED, 2)
-    assert boards.baselines_of(engine, problem_hash) == []
-    with engine.connect() as connection:
-        environment = connection.scalars(text("SELECT hash FROM environments")).one()
-    baselines.put(engine, problem_hash, environment, "v1 cpu_clock eager", measured(7))
-    [known] = boards.baselines_of(engine, problem_hash)
-    assert (known.device, known.host, known.settings_key, known.median_ms) == ("cpu", "here", "v1 cpu_clock eager", 7)
-
-
-def test_problems_and_their_use(engine: Engine, judged: Judge, problem_hash: str) -> None:
-    """The latest first, with kernels, last use and label; found by a part of the label or the hash's beginning."""
-    for number in (1, 2, 2):
-        judged(Category.PASSED, number, problem_label="old")
-    judged(Category.PASSED, 2, problem_label="soft_max 10%")
-    judged(Category.PASSED, 1, problem="class Model: other", problem_label="relu")
-    change(engine, "UPDATE problems SET created_at = now() - interval '1 day' WHERE hash = :h", h=problem_hash)
-    other, mine = boards.used_problems(engine)
-    assert (mine.problem_hash, mine.problem_label, mine.evaluations, mine.kernels) == (
-        problem_hash,
-        "soft_max 10%",
-        4,
-        2,
-    )
-    assert mine.used_at is not None
-    assert (other.problem_label, other.kernels) == ("relu", 1)
-    for named in ("SOFT_MAX", "10%", problem_hash[:8]):
-        assert boards.used_problems(engine, named=named) == [mine]
-    assert boards.used_problems(engine, named="old") == boards.used_problems(engine, named="soft%max") == []
-    assert boards.used_problems(engine, after=(other.created_at, other.problem_hash)) == [mine]
-    assert boards.used_problems(engine, limit=1) == [other]
-    for table in ("verdicts", "attempts", "evaluations"):
-        change(engine, f"DELETE FROM {table}")
-    for known in boards.used_problems(engine):  # they stay in the list, without a label
-        assert (known.problem_label, known.used_at, known.evaluations, known.kernels) == (None, None, 0, 0)
-
-
-def test_batches(engine: Engine, judged: Judge, fields) -> None:
-    """Those with the latest submission first, each with its numbers; by the beginning of the name."""
-    judged(Category.PASSED, 1, batch="step 1")
-    judged(Category.PASSED, 2, batch="step 2")
-    judged(Category.PASSED, 3)
-    evaluations.submit(engine, [Request(**fields(4, batch="step 1"))])
-    found = batches.known_batches(engine)
-    assert [(one.name, one.evaluations, one.unfinished) for one in found] == [("step 1", 2, 1), ("step 2", 1, 0)]
-    assert found[0].submitted_at < found[1].last_at < found[0].last_at
-    assert [one.name for one in batches.known_batches(engine, beginning="step 2")] == ["step 2"]
-    assert [one.name for one in batches.known_batches(engine, limit=1)] == ["step 1"]
-    assert batches.known_batches(engine, beginning="%") == batches.known_batches(engine, beginning="z") == []
 
 
 def test_of_many_batches_the_latest_are_found(engine: Engine, fields) -> None:
@@ -236,24 +172,6 @@ def _apart(engine: Engine) -> list[tuple[Any, ...]]:
     return _rows(engine, f"(TABLE summaries EXCEPT ({_TOLD})) UNION ALL (({_TOLD}) EXCEPT TABLE summaries)")
 
 
-def test_the_best_and_the_faults_of_a_batch(engine: Engine, judged: Judge) -> None:
-    """Times by speedup; each way to fail with its number and an example; no other batch's."""
-    judged(Category.PASSED, 1, 5, batch="b")
-    best = judged(Category.PASSED, 2, 2, batch="b")
-    judged(Category.PASSED, 3, batch="b")
-    crashed = {judged(Category.CRASHED, number, batch="b") for number in (4, 5)}
-    judged(Category.REFERENCE_ERROR, 6, batch="b")
-    judged(Category.TIMEOUT, 7, batch="other")
-    first, second = batches.best_of_batch(engine, "b")
-    assert (first.evaluation_id, first.speedup, second.speedup) == (best, 5, 2)
-    state = reports.batch_state(engine, "b")
-    often, once = batches.batch_faults(engine, "b", state.categories)
-    assert (often.category, often.blame, often.number) == (Category.CRASHED, Blame.CANDIDATE, 2)
-    assert often.evaluation_id in crashed
-    assert (once.category, once.blame) == (Category.REFERENCE_ERROR, Blame.PROBLEM)
-    assert batches.batch_faults(engine, "b", {Category.PASSED: 3}) == []
-
-
 def test_what_is_read_together_is_one_transaction(engine: Engine, database_url: str) -> None:
     """In one thread and of one database; whatever was raised in it, the next transaction is its own again."""
     other = connect(database_url, application="tests", pool_size=1)
@@ -276,29 +194,6 @@ def test_what_is_read_together_is_one_transaction(engine: Engine, database_url: 
         other.dispose()
 
 
-def test_runs_without_their_long_texts(engine: Engine) -> None:
-    """A run's line has what its plan says, and its numbers; a proposal in full has its texts."""
-    run = searches.create(engine, "one", {"algorithm": "PS", "problem_label": "relu", "backend": "triton"})
-    searches.create(engine, "another_1", {"algorithm": "tune"})
-    searches.begin_step(engine, run.id, 0, [{"number": 0, "kernel": "k0"}], None)
-    searches.begin_step(engine, run.id, 1, [{"number": 1, "parent": 0, "prompt": "go"}], None)
-    change(engine, "UPDATE search_proposals SET category = 'passed', speedup = 1.5 + number")
-    [found] = runs.listed_runs(engine, named="ON")
-    assert (found.name, found.algorithm, found.problem_label, found.backend) == ("one", "PS", "relu", "triton")
-    assert (found.proposals, found.passed, found.speedup) == (2, 2, 2.5)
-    assert [one.name for one in runs.listed_runs(engine)] == ["another_1", "one"]
-    assert [one.name for one in runs.listed_runs(engine, named="r_1")] == ["another_1"]
-    assert runs.listed_runs(engine, named="r%1") == []
-    assert [(line.number, line.step, line.parent) for line in runs.proposal_lines(engine, run.id)] == [
-        (0, 0, None),
-        (1, 1, 0),
-    ]
-    full = runs.proposal(engine, run.id, 1)
-    assert full.prompt == "go"
-    assert runs.proposal(engine, run.id, 2) is None
-    assert runs.proposal(engine, uuid4(), 1) is None
-
-
 class TestWords:
     """Search for words in sources and logs."""
 
@@ -318,52 +213,6 @@ class TestWords:
             assert self.names(engine, asked) == [], asked
         [hit] = texts.search(engine, "tl.load", Where.KERNELS)
         assert (hit.label, hit.evaluation_id, hit.text) == ("mine", identity, kernel)
-
-    def test_problems_and_logs(self, engine: Engine, judged: Judge, problem_hash: str) -> None:
-        """Each is searched for itself; the latest log comes first."""
-        first = judged(Category.CRASHED, 1, log="RuntimeError: CUDA error 700")
-        last = judged(Category.CRASHED, 2, log="CUDA error: 719")
-        assert self.names(engine, "cuda error", Where.LOGS) == [str(last), str(first)]
-        assert self.names(engine, "700", Where.LOGS) == [str(first)]
-        assert self.names(engine, "Model", Where.PROBLEMS) == [problem_hash]
-        assert self.names(engine, "cuda", Where.KERNELS) == self.names(engine, "cuda", Where.PROBLEMS) == []
-
-    def test_what_retention_removes_is_not_found(self, engine: Engine, judged: Judge) -> None:
-        """An emptied log, and a kernel that is gone."""
-        judged(Category.CRASHED, 1, log="peculiar")
-        change(engine, "UPDATE verdicts SET finished_at = now() - interval '9 days'")
-        retention.prune(engine, retention_days=None, log_retention_days=5)
-        assert self.names(engine, "peculiar", Where.LOGS) == []
-        assert len(self.names(engine, "ModelNew")) == 1
-        retention.prune(engine, retention_days=5, log_retention_days=5)
-        assert self.names(engine, "ModelNew") == []
-
-    def test_what_cannot_be_looked_for(self, engine: Engine) -> None:
-        """No word, too many, or a beginning of half the alphabet; whatever else is written, it is words."""
-        for asked in ("", "  ", "()&|!:*<->", "a " * 11, "ab*"):
-            with pytest.raises(InvalidRequest, match="search"):
-                texts.search(engine, asked, Where.KERNELS)
-        for asked in ("'; DROP TABLE x", "a\\'b", "a:b & !c <-> d", "x" * 5000, "ünï 漢字", "a\0b"):
-            assert texts.search(engine, asked, Where.LOGS) == texts.search(engine, asked, Where.KERNELS) == [], asked
-
-    def test_words_that_very_many_texts_have(
-        self, engine: Engine, judged: Judge, fields, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Not all are looked at, but the latest are: they come first. Of kernels, no others are."""
-        kernels = [f"class ModelNew: same{number} words" for number in range(3)]
-        for kernel in kernels:
-            judged(Category.PASSED, kernel=kernel)
-        hashes = [Request(**fields(kernel=kernel)).kernel_hash for kernel in kernels]
-        assert self.names(engine, "words same*") == hashes[::-1]
-        monkeypatch.setattr(texts, "_KERNELS", 2)
-        assert self.names(engine, "words") == hashes[:0:-1]
-        monkeypatch.setattr(texts, "_LOOKED_AT", 3)
-        ids = [str(judged(Category.CRASHED, number, log="the same words")) for number in range(8)]
-        assert self.names(engine, "words", Where.LOGS) == ids[::-1]
-        monkeypatch.setattr(texts, "_RECENT", 1)
-        found = self.names(engine, "words", Where.LOGS)
-        assert found[0] == ids[-1]
-        assert len(found) in {3, 4}
 
     def test_a_source_may_be_of_any_kind(self, engine: Engine, judged: Judge, fields) -> None:
         """A source of many different or very long words is submitted as any other; its beginning is found."""

@@ -42,17 +42,11 @@ def race(*racers: Callable[[], Any]) -> list[Any]:
 
 def facts(engine: Engine, identity: UUID) -> tuple[str, int, int, int]:
     """State, verdicts, open attempts and all attempts of an evaluation."""
+    attempts = "SELECT count(*) FROM attempts WHERE evaluation_id = e.id"
+    verdicts = "SELECT count(*) FROM verdicts WHERE evaluation_id = e.id"
+    query = f"SELECT state, ({verdicts}), ({attempts} AND ended_at IS NULL), ({attempts}) FROM evaluations AS e"
     with engine.connect() as connection:
-        return tuple(
-            connection.execute(
-                text(
-                    "SELECT state, (SELECT count(*) FROM verdicts WHERE evaluation_id = e.id), "
-                    "(SELECT count(*) FROM attempts WHERE evaluation_id = e.id AND ended_at IS NULL), "
-                    "(SELECT count(*) FROM attempts WHERE evaluation_id = e.id) FROM evaluations AS e WHERE id = :id"
-                ),
-                {"id": identity},
-            ).one()
-        )
+        return tuple(connection.execute(text(f"{query} WHERE id = :id"), {"id": identity}).one())
 
 
 class Racers:

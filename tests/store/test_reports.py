@@ -85,21 +85,6 @@ def test_results_and_their_filters(engine: Engine, judged) -> None:
     assert (passed.speedup, passed.device, passed.blame, passed.correctness) == (2.0, "cpu", Blame.NONE, True)
 
 
-def test_counts(engine: Engine, judged, fields) -> None:
-    """States by lane, and outcomes in the table's order."""
-    judged(Category.CRASHED, 1)
-    judged(Category.PASSED, 2, batch="b")
-    judged(Category.PASSED, 3)
-    evaluations.submit(engine, [Request(**fields(4, lane="gpu"))])
-    assert reports.states(engine) == {
-        "cpu": {"queued": 0, "running": 0, "done": 3},
-        "gpu": {"queued": 1, "running": 0, "done": 0},
-    }
-    assert list(reports.outcomes(engine).items()) == [(Category.PASSED, 2), (Category.CRASHED, 1)]
-    assert reports.outcomes(engine, batch="b") == {Category.PASSED: 1}
-    assert reports.outcomes(engine, since=datetime.now(UTC) + timedelta(hours=1)) == {}
-
-
 class TestViews:
     """The documented views answer without joins by hand."""
 

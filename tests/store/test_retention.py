@@ -17,8 +17,8 @@ from kqueue.evidence import Evidence
 from kqueue.store import baselines, evaluations, workers
 from kqueue.store.retention import Pruned, prune
 from kqueue.sweeper import sweep
-from tests.samples import ended
-from tests.store.steps import change, count, measured
+from tests.samples import ended, measurement
+from tests.store.steps import change, count
 
 OUTCOME = ended(
     Category.CRASHED, message="it died", log="a long story\n", evidence=Evidence(checks=5, traceback="x" * 1001)
@@ -64,18 +64,9 @@ def test_a_problem_with_a_baseline_stays(engine: Engine, judged, fields) -> None
     request = Request(**fields())
     with engine.connect() as connection:
         environment = connection.scalars(text("SELECT hash FROM environments")).one()
-    baselines.put(engine, request.problem_hash, environment, "key", measured(1.0))
+    baselines.put(engine, request.problem_hash, environment, "key", measurement(1.0))
     assert prune(engine, retention_days=7, log_retention_days=None) == Pruned(evaluations=1, kernels=1)
     assert count(engine, "problems") == count(engine, "baselines") == 1
-
-
-def test_an_idempotency_key_goes_with_its_evaluation(engine: Engine, judged, fields) -> None:
-    """Given again it makes a new one."""
-    first = judged(8, idempotency_key="k")
-    prune(engine, retention_days=7, log_retention_days=None)
-    [again] = evaluations.submit(engine, [Request(**fields(idempotency_key="k"))])
-    assert again.created
-    assert again.evaluation_id != first
 
 
 def test_old_logs_are_emptied_once_and_the_verdict_stays(engine: Engine, judged) -> None:

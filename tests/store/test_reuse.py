@@ -12,8 +12,8 @@ from kqueue.categories import CATEGORIES, Blame, Category
 from kqueue.contract import Outcome, Request
 from kqueue.errors import IdempotencyConflict
 from kqueue.evidence import Drift, Evidence, Stranger
-from kqueue.states import EvaluationState, Writer
-from kqueue.store import evaluations, gpus, reports, retention, workers
+from kqueue.states import Writer
+from kqueue.store import evaluations, gpus, retention, workers
 from kqueue.store.evaluations import Submitted
 from kqueue.store.evaluations.reuse import reusable
 from kqueue.store.listener import Listener
@@ -318,18 +318,6 @@ class TestHonesty:
         assert retention.prune(engine, retention_days=None, log_retention_days=8).logs == 1
         assert not fleet.reuses()
 
-    def test_a_reused_verdict_is_no_second_measurement(self, engine: Engine, fleet: Fleet) -> None:
-        """The leaderboard knows the one that was measured; lists say which were reused, and on what."""
-        first = fleet.judged(fleet.worker())
-        again = fleet.submit().evaluation_id
-        assert [best.evaluation_id for best in reports.best(engine)] == [first]
-        listed = {one.evaluation_id: one for one in reports.results(engine)}
-        assert {identity: one.reused_from for identity, one in listed.items()} == {first: None, again: first}
-        assert listed[again].device == listed[first].device == "cpu"
-        assert listed[again].runtime_ms == listed[first].runtime_ms
-        overview = f"id = '{again}' AND device = 'cpu' AND reused_from = '{first}' AND worker IS NULL"
-        assert count(engine, "evaluation_overview", overview) == 1
-
 
 class TestOthers:
     """What reads, keeps and removes evaluations copes with those that have no attempt."""
@@ -348,20 +336,6 @@ class TestOthers:
         assert retention.prune(engine, retention_days=None, log_retention_days=8).logs == 1
         assert evaluations.verdict(engine, again).log == ""
         assert retention.prune(engine, retention_days=8, log_retention_days=None).evaluations == 1
-
-    def test_a_copy_is_done_like_others(self, engine: Engine, fleet: Fleet) -> None:
-        """It is shown in full and as progress, and can neither be cancelled nor claimed."""
-        worker = fleet.worker()
-        first = fleet.judged(worker)
-        again = fleet.submit(batch="b").evaluation_id
-        detail = reports.show(engine, again)
-        assert (detail.state, detail.attempts, detail.verdict.reused_from) == (EvaluationState.DONE, (), first)
-        progress = reports.progress(engine, again)
-        assert (progress.state, progress.device, progress.started_at) == (EvaluationState.DONE, None, None)
-        state = reports.batch_state(engine, "b")
-        assert (state.done, state.categories) == (1, {Category.PASSED: 1})
-        assert not evaluations.cancel(engine, again)
-        assert evaluations.claim(engine, again, worker_id=worker, lease_s=LIVE_S) is None
 
     def test_a_key_gives_the_same_evaluation(self, fleet: Fleet) -> None:
         """Reused or not; but a key of what may be reused is not one of what may not."""

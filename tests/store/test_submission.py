@@ -25,16 +25,6 @@ class TestSubmit:
         assert [s.message.label.split()[0] for s in submitted] == [f"problem=p{n}" for n in range(6)]
         assert all(s.created and s.message.lane == "cpu" for s in submitted)
 
-    def test_the_label_is_one_line_without_the_source(self, engine: Engine, fields) -> None:
-        """What Flower shows names problem, kernel, backend and lane, and never a source."""
-        request = Request(**fields(kernel_label="my\nkernel"))
-        label = evaluations.submit(engine, [request])[0].message.label
-        assert label == f"problem={request.problem_hash[:12]} kernel=my kernel backend=torch lane=cpu"
-
-    def test_nothing_is_submitted_for_nothing(self, engine: Engine) -> None:
-        """An empty list is no error."""
-        assert evaluations.submit(engine, []) == []
-
     def test_a_known_key_gives_the_same_evaluation(self, engine: Engine, fields) -> None:
         """Before and within one batch, only the first submission under a key creates."""
         request = Request(**fields(idempotency_key="k"))

@@ -198,18 +198,6 @@ def test_dead_messages_go(engine: Engine, app: Celery, fields, worker_id: UUID) 
     assert length(app) == 0
 
 
-def test_a_queue_of_an_earlier_version_is_cut(engine: Engine, app: Celery, fields) -> None:
-    """It held all messages: the window of the next is left, and a look sends what was among those that were cut."""
-    ids = submit(engine, fields, 300)
-    messages = evaluations.publish(engine, ids)
-    broker.publish(app, sorted(messages, key=lambda message: ids.index(message.evaluation_id), reverse=True))
-    assert length(app) == 300
-    for _ in range(2):
-        sweep(engine, app, retry_delay_s=1)
-        look_again(app)
-    assert in_order(app) == ids[: evaluations.window(0)]
-
-
 def test_whose_turn_it_is_changes(engine: Engine, app: Celery, fields) -> None:
     """A message that is in Redis already gives way to one whose turn comes first."""
     ids = submit(engine, fields, 30)

@@ -14,7 +14,8 @@ from kqueue.contract import Request
 from kqueue.errors import DatabaseUnavailable, SchemaMismatch
 from kqueue.store import baselines, evaluations, workers
 from kqueue.store.engine import connect
-from tests.store.steps import ENVIRONMENT, PASSED, change, measured
+from tests.samples import measurement
+from tests.store.steps import ENVIRONMENT, PASSED, change
 
 
 def calls(identity: UUID) -> Sequence[Callable[[Engine], object]]:
@@ -38,7 +39,7 @@ def calls(identity: UUID) -> Sequence[Callable[[Engine], object]]:
         lambda e: workers.stop(e, identity),
         lambda e: workers.live(e, within_s=1),
         lambda e: baselines.get(e, "", "", ""),
-        lambda e: baselines.put(e, "", "", "", measured(1.0)),
+        lambda e: baselines.put(e, "", "", "", measurement(1.0)),
     ]
 
 

@@ -8,40 +8,16 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import Engine, event, text
 
-from kqueue.contract import Request
 from kqueue.errors import UnknownEvaluation
 from kqueue.store import evaluations, reports
 from kqueue.store.reports import Why
-from tests.store.steps import LOST, change, count, finish
+from tests.store.steps import LOST, change, finish, used
 
 
 @pytest.fixture
 def why(engine: Engine):
     """Asks why an evaluation waits."""
     return lambda identity: reports.waiting(engine, identity, within_s=90)
-
-
-@pytest.fixture
-def enqueue(engine: Engine, fields):
-    """Submits some evaluations and returns their ids."""
-
-    def some(number: int, **changes: object) -> list[UUID]:
-        submitted = evaluations.submit(engine, [Request(**fields(n, **changes)) for n in range(number)])
-        return [s.evaluation_id for s in submitted]
-
-    return some
-
-
-def used(engine: Engine, producer: str, seconds: float, ended: float) -> None:
-    """Let a producer's batch work have used a CPU, each evaluation for as long as the others."""
-    change(
-        engine,
-        "INSERT INTO shares (producer, resource, priority, seconds, squares, ended) "
-        "VALUES (:who, 'cpu', 'batch', :s, :s * :s / :n, :n)",
-        who=producer,
-        s=float(seconds),
-        n=float(ended),
-    )
 
 
 def test_what_is_in_the_way(engine: Engine, enqueue, claim, why, worker_id: UUID) -> None:
@@ -102,13 +78,6 @@ def test_one_that_is_claimed_meanwhile_waits_no_more(engine: Engine, enqueue, cl
     assert why(queued) is None
 
 
-def test_what_takes_various_times_is_less_certain(engine: Engine, enqueue, why, worker_id: UUID) -> None:
-    """The error grows with their spread."""
-    used(engine, "a", 200, 100)
-    change(engine, "UPDATE shares SET squares = 800")
-    assert why(enqueue(17, producer="a")[16]).error_s == pytest.approx((16 * 4 + 16**2 * 4 / 100) ** 0.5, rel=0.01)
-
-
 def test_the_place_agrees_with_the_order(engine: Engine, enqueue, why, worker_id: UUID) -> None:
     """Of several producers and priorities, each at its place among the next."""
     used(engine, "a", 300, 100)
@@ -143,21 +112,6 @@ def test_of_very_many_it_counts_a_part(engine: Engine, enqueue, worker_id: UUID)
     assert last.starts_in_s == pytest.approx(80)
     assert "at least 40 come before it" in last.message
     assert "in 80 s at the earliest" in last.message
-
-
-def test_many_are_cancelled_at_once(engine: Engine, enqueue, claim) -> None:
-    """Each has its verdict; those that have one keep it, and those that run are told."""
-    ids = enqueue(300, producer="a")
-    others = enqueue(3, producer="b")
-    claim(ids[0])
-    evaluations.cancel(engine, ids[1])
-    mine = reports.unfinished(engine, producer="a")[:250]
-    assert mine == [ids[0], *ids[2:251]]
-    cancelled, running = evaluations.cancel_all(engine, ids)
-    assert (cancelled, running) == (set(ids) - {ids[1]}, {ids[0]})
-    assert count(engine, "verdicts", "category = 'cancelled' AND written_by = 'client'") == 300
-    assert reports.unfinished(engine) == others
-    assert [(c.producer, c.queued) for c in reports.crowds(engine)] == [("b", 3)]
 
 
 def test_a_label_chooses_no_strangers_problems(engine: Engine, enqueue) -> None:

@@ -16,8 +16,6 @@ from tests.cli.command import Cli
 #: Most seconds for a command. Nothing here depends on how long one takes, and the host may be busy.
 LIMIT_S = 300
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "pytest"
-
 CONFTEST = """
 import pytest
 
@@ -101,13 +99,11 @@ def test_last(): pass
 
 
 def write_two(cli: Cli) -> None:
-    """Write a project with two modules."""
     for name, source in {"conftest": CONFTEST, "test_first": FIRST, "test_second": SECOND}.items():
         cli.write(f"{name}.py", source)
 
 
 def plain(cli: Cli, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest as it is."""
     return subprocess.run(
         [sys.executable, "-P", "-m", "pytest", *arguments], cwd=cli.directory, env={**os.environ, **cli.environment},
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, check=False,
@@ -153,7 +149,6 @@ def cases(file: Path) -> list[str]:
 
 @contextmanager
 def running(cli: Cli, *options: str) -> Generator[subprocess.Popen[str]]:
-    """The command, while it runs."""
     process = subprocess.Popen(
         [sys.executable, "-m", "kqueue", "pytest", *options], cwd=cli.directory,
         env={**os.environ, **cli.environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

@@ -9,7 +9,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,10 +18,8 @@ from tests.cli.command import Cli, Done
 from tests.testing.projects import (
     ALIVE,
     DYING,
-    EXAMPLES,
     LIMIT_S,
     body,
-    cases,
     dead,
     plain,
     results,
@@ -68,9 +65,8 @@ def test_what_is_printed_is_what_pytest_prints(cli: Cli, options: str) -> None:
     compare(cli, *shlex.split(options))
 
 
-@pytest.mark.parametrize("isolate", [pytest.param("test", marks=pytest.mark.nightly), "class"])
-def test_a_class_or_a_test_can_have_a_process_of_its_own(cli: Cli, isolate: str) -> None:
-    """What is told of each test stays what pytest tells; nothing is shared beyond the class or the test."""
+def test_a_class_can_have_a_process_of_its_own(cli: Cli) -> None:
+    """What is told of each test stays what pytest tells; nothing is shared beyond the class."""
     module = """
 import os
 seen = set()
@@ -81,21 +77,11 @@ class TestThree:
     def test_four(self): assert "three" in seen
 """
     cli.write("test_a.py", module)
-    done = cli.process("pytest", "-v", f"--isolate={isolate}")
+    done = cli.process("pytest", "-v", "--isolate=class")
     told = dict(re.findall(r"^test_a.py::(\S+) (\w+) +\[", done.stdout, re.MULTILINE))
-    failed = {"test": "TestThree::test_four", "class": "test_two"}[isolate]
-    assert {name for name, word in told.items() if word == "FAILED"} == {failed}
+    assert {name for name, word in told.items() if word == "FAILED"} == {"test_two"}
     assert len(told) == 4
     assert "1 failed, 3 passed" in done.stdout
-
-
-def test_junit_s_xml_is_pytest_s_own(cli: Cli) -> None:
-    """The terminal report and the JUnit file are pytest's own."""
-    write_two(cli)
-    isolated = cli.process("pytest", "-rA", "--junitxml", "isolated.xml", "--slots", "1")
-    assert body(isolated.stdout) == body(plain(cli, "-rA").stdout)
-    plain(cli, "--junitxml", "plain.xml")
-    assert cases(cli.directory / "isolated.xml") == cases(cli.directory / "plain.xml")
 
 
 @pytest.mark.nightly
@@ -110,15 +96,7 @@ def test_what_failed_last_is_run_alone(cli: Cli) -> None:
 
 
 @pytest.mark.nightly
-def test_a_module_that_cannot_be_imported_is_a_collection_error(cli: Cli) -> None:
-    """Status and words are pytest's."""
-    cli.write("test_bad.py", "import not_installed\n")
-    cli.write("test_good.py", "def test_a(): pass\n")
-    compare(cli, "--continue-on-collection-errors")
-
-
-@pytest.mark.nightly
-def test_a_module_that_is_only_right_beside_another_is_an_error(cli: Cli) -> None:
+def test_a_module_that_cannot_be_imported_alone_is_an_error(cli: Cli) -> None:
     """What a module takes from one that was imported before it is not there in a process of its own."""
     cli.write("test_a.py", "import builtins\nbuiltins.shared = 1\ndef test_a(): pass\n")
     cli.write("test_b.py", "shared\ndef test_b(): pass\n")
@@ -156,21 +134,6 @@ def test_a_test_that_takes_too_long_is_ended(cli: Cli) -> None:
         assert "in test_hangs" in done.stdout
 
 
-@pytest.mark.nightly
-def test_the_examples_break_together_and_not_alone(cli: Cli) -> None:
-    """Together, one module fails for another and the process dies unnamed; alone, only the one that dies is named."""
-    shutil.copytree(EXAMPLES, cli.directory, dirs_exist_ok=True)
-    together = plain(cli)
-    assert together.returncode == -signal.SIGABRT
-    assert "FAILED test_b_sums.py" in together.stdout
-    assert "test_c_unloads.py ........" in together.stdout
-    done = cli.process("pytest")
-    assert done.returncode == 1
-    assert "10 passed, 1 skipped, 1 error" in done.stdout
-    assert "ERROR test_c_unloads.py::test_step[7]" in done.stdout
-    assert "a module's table was overwritten" in done.stdout
-
-
 WAITING = """
 import os, subprocess, time, pytest
 
@@ -187,11 +150,7 @@ def test_waits(resource):
 """
 
 
-@pytest.mark.parametrize(
-    "number",
-    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly), signal.SIGKILL],
-    ids=lambda number: number.name,
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
 def test_nothing_outlives_the_command(cli: Cli, number: signal.Signals) -> None:
     """Ctrl-C tears fixtures down and reports; whatever ends the command ends its tests and what they started."""
     cli.write("test_waits.py", WAITING)
@@ -209,59 +168,13 @@ def test_nothing_outlives_the_command(cli: Cli, number: signal.Signals) -> None:
 
 
 @pytest.mark.nightly
-def test_much_output_is_no_trouble(cli: Cli) -> None:
-    """A report of many megabytes and output beside pytest's capture pass; of the latter the end is kept."""
-    cli.write(
-        "test_much.py",
-        "import os, sys\n"
-        "def test_captured():\n    sys.stdout.write('x' * 5_000_000); assert 0\n"
-        "def test_beside(capfd):\n"
-        "    with capfd.disabled():\n        os.write(1, b'y' * 1_000_000 + b'the end')\n"
-        "    os._exit(1)\n",
-    )
-    done = cli.process("pytest", "--show-capture=no")
-    assert "2 failed" in done.stdout
-    assert "yyythe end" in done.stdout
-    assert len(done.stdout) < 100_000
-
-
-@pytest.mark.nightly
-def test_output_is_passed_on_where_pytest_captures_none(cli: Cli) -> None:
-    """`-s` shows what tests print while they print it."""
-    cli.write("test_prints.py", "def test_a(): print('from the test')\n")
-    assert "from the test" in cli.process("pytest", "-s").stdout
-
-
-@pytest.mark.nightly
 def test_a_test_can_end_the_run(cli: Cli) -> None:
     """By `pytest.exit()`, with its reason and status."""
-    cli.write("test_a.py", "import pytest\ndef test_a(): pytest.exit('enough', 9)\ndef test_b(): pass\n")
-    done = cli.process("pytest")
-    assert (done.returncode, "Exit: enough" in done.stdout) == (9, True)
-
-
-@pytest.mark.nightly
-def test_other_ways_to_end_the_run(cli: Cli) -> None:
-    """`session.shouldstop`, `session.shouldfail` and KeyboardInterrupt end the run."""
-    for field, status in (("shouldstop", 2), ("shouldfail", 1)):
-        cli.write("test_a.py", f"def test_a(request): request.session.{field} = 'halt'\ndef test_b(): pass\n")
-        assert compare(cli, "--maxfail=2").returncode == status
-    cli.write(
-        "test_a.py",
-        "import pytest, time\n"
-        "@pytest.fixture\n"
-        "def resource():\n    yield\n    time.sleep(2)\n    open('torn_down', 'w').close()\n"
-        "def test_a(resource): raise KeyboardInterrupt\n"
-        "def test_b(resource): assert 0\n"
-        "def test_c(): open('ran', 'w').close()\n",
-    )
-    assert cli.process("pytest", "-x", "-k", "test_b or test_c").returncode == 1
-    (cli.directory / "torn_down").unlink()
-    done = cli.process("pytest", "--slots", "1")
-    assert done.returncode == 2
-    assert all(words in done.stdout for words in ("test_a.py:7: KeyboardInterrupt", "no tests ran"))
-    assert (cli.directory / "torn_down").exists()
-    assert not (cli.directory / "ran").exists()
+    source = "import pytest\ndef test_a(): print('from the test'); pytest.exit('enough', 9)\ndef test_b(): pass\n"
+    cli.write("test_a.py", source)
+    done = cli.process("pytest", "-s")
+    assert done.returncode == 9
+    assert all(words in done.stdout for words in ("Exit: enough", "from the test"))
 
 
 def test_a_process_of_tests_has_files_and_settings_of_its_own(cli: Cli) -> None:
@@ -385,26 +298,6 @@ def test_a_test_that_breaks_its_cuda_context_is_named(cli: Cli) -> None:
     assert "left the CUDA context of its process broken: CUDA_ERROR_ILLEGAL_ADDRESS (700)" in found["test_overrun"]
 
 
-@pytest.mark.nightly
-@pytest.mark.usefixtures("driver")
-def test_a_cuda_error_at_unloading_is_told_of_the_module(cli: Cli) -> None:
-    """What only shows when a module lets go of what it has compiled is the module's error, after its last test."""
-    cli.write(
-        "test_a.py",
-        "import ctypes\ncuda = ctypes.CDLL('./libcuda.so.1')\n"
-        "class Compiled:\n"
-        "    def __del__(self, cuda=cuda): cuda.write_out_of_bounds()\n"
-        "compiled = Compiled()\n"
-        "def test_one(): pass\n"
-        "def test_two(): pass\n",
-    )
-    cli.write("test_b.py", "def test_other(): pass\n")
-    done = cli.process("pytest")
-    assert done.returncode == 1
-    assert "3 passed, 1 error" in done.stdout
-    assert "after the last test of module test_a.py its process is left with a broken CUDA context" in done.stdout
-
-
 SANITIZER = """#!/bin/sh
 while [ "$1" != --log-file ]; do shift; done
 echo "========= Invalid __global__ write of size 4 bytes" > "$2"
@@ -477,13 +370,3 @@ def test_the_plugin_is_all_that_the_command_needs(cli: Cli) -> None:
     cli.write("test_a.py", "import os\ndef test_a(): os._exit(0)\ndef test_b(): pass\n")
     done = plain(cli)
     assert (done.returncode, "1 failed, 1 passed" in done.stdout) == (1, True)
-
-
-def test_without_pytest_the_command_says_what_to_install() -> None:
-    """The error names the extra."""
-    code = (
-        "import sys; sys.modules['pytest'] = None; sys.argv = ['kqueue', 'pytest']; from kqueue.cli import main; main()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert done.returncode == 3
-    assert "pip install 'kqueue[pytest]'" in done.stderr

@@ -13,7 +13,6 @@ from workers.testing import repository
 
 
 def write(root: Path, *names: str) -> None:
-    """Make files."""
     for name in names:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -21,17 +20,14 @@ def write(root: Path, *names: str) -> None:
 
 
 def git(folder: Path, *words: str) -> None:
-    """Run Git."""
     subprocess.run(["git", "-C", folder, *words], check=True, capture_output=True)
 
 
 def names(folder: Path) -> list[str]:
-    """What lies in a folder."""
     return sorted(each.name for each in folder.iterdir())
 
 
 def travelled(root: Path, tmp_path: Path) -> Path:
-    """The folder as a host has it."""
     there = tmp_path / "there"
     unpack(repository.packed(root), there)
     return there
@@ -44,13 +40,8 @@ def test_links_are_kept(tmp_path: Path, known: bool) -> None:
     write(root, "data/a.txt")
     write(tmp_path, "outside.txt", "away/b.txt")
     links = {
-        "folder": "data",
-        "file": "data/a.txt",
-        "out": "../outside.txt",
-        "away": "../away",
-        "loop": "loop",
-        "x": "y",
-    }
+        "folder": "data", "file": "data/a.txt", "out": "../outside.txt", "away": "../away", "loop": "loop", "x": "y",
+    }  # fmt: skip
     for name, target in links.items():
         (root / name).symlink_to(target)
     if known:
@@ -79,14 +70,6 @@ def test_a_repository_within_has_its_own_word(tmp_path: Path, known: bool) -> No
     assert names(there / "inner") == [".github", ".gitignore", "b.txt"]
     assert not (there / "venv").exists()
     assert (there / "a.txt").exists()
-
-
-def test_all_may_be_ignored(tmp_path: Path) -> None:
-    """Then nothing travels."""
-    write(tmp_path / "project", "secret")
-    git(tmp_path, "init", "-q", "project")
-    (tmp_path / "project/.git/info/exclude").write_text("*\n")
-    assert names(travelled(tmp_path / "project", tmp_path)) == []
 
 
 @pytest.mark.parametrize("broken", ["refused", "missing"])

@@ -48,7 +48,7 @@ def test_the_last_end_with_a_status_counts() -> None:
 
 
 LATE = {"category": "timeout", "phase": "check", "message": "the check phase did not end within its deadline"}
-TOGETHER = "the tests of one process may take 720 s together, imports and collection included"
+TOGETHER = "the tests of one process can take 720 s together, imports and collection included"
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,13 @@ def test_a_log_names_the_folder_here() -> None:
         assert fleet.here(log, root) == expected
 
 
-@pytest.mark.parametrize("piece", ["/", "/a", "a", "/" + "0" * 32, "a/" * 5 + " "])
-def test_a_log_is_read_in_time_that_grows_with_it(piece: str) -> None:
+def test_a_log_is_read_in_time_that_grows_with_it() -> None:
     """A host may send as much as a log holds, of whatever takes longest."""
-    log = (piece * (48 << 10))[: 48 << 10]
-    began = time.process_time()
-    assert fleet.here(log, Path("/x")) == log
-    assert time.process_time() - began < 2
+    for piece in ("/", "/a", "a", "/" + "0" * 32, "a/" * 5 + " "):
+        log = (piece * (48 << 10))[: 48 << 10]
+        began = time.process_time()
+        assert fleet.here(log, Path("/x")) == log
+        assert time.process_time() - began < 2
 
 
 def test_what_a_host_says_commands_no_terminal() -> None:

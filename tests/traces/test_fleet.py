@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -154,27 +152,6 @@ def test_without_the_extra_the_fleet_says_what_to_install(config, monkeypatch, c
 
 @pytest.mark.nightly
 class TestMore:
-    def test_traces_of_the_last_moment_are_sent(
-        self, services: Services, start: Callable[..., Fleet], taking: Collector
-    ) -> None:
-        """A fleet that ends tells of what it has just judged, also by a process that has only begun to start.
-
-        Its process is started again when it dies.
-        """
-        fleet = start(variables=taking.variables())
-        [first] = services.until(lambda: sender(fleet), what="the process")
-        os.kill(first, 9)
-        [second] = services.until(lambda: [pid for pid in sender(fleet) if pid != first], what="another one")
-        os.kill(second, signal.SIGSTOP)
-        running = services.submit("sleep 1")
-        services.started(running)
-        goes_on = threading.Timer(3, os.kill, (second, signal.SIGCONT))
-        goes_on.start()
-        assert fleet.stop(15) == 0
-        goes_on.join()
-        assert services.verdict(running).passed
-        assert [span.name for span in taking.of(running)] == ["evaluation", "queue", "attempt 1"]
-
     def test_a_collector_that_does_not_answer_changes_nothing(
         self, services: Services, start: Callable[..., Fleet]
     ) -> None:
@@ -192,20 +169,3 @@ class TestMore:
                 assert fleet.stop(15) == 0
                 assert time.monotonic() - began < 60
                 assert not services.alive(waits)
-
-    def test_a_collector_that_is_not_there_is_told_once(self, services: Services, start: Callable[..., Fleet]) -> None:
-        """The log says what is wrong, and not at each try."""
-        with socket.create_server(("127.0.0.1", 0)) as nobody:
-            port = nobody.getsockname()[1]
-        fleet = start(variables={ENDPOINTS[1]: f"http://127.0.0.1:{port}", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"})
-        assert services.verdict(services.submit("ok")).passed
-        services.until(lambda: "traces cannot be sent now" in fleet.log.read_text(), what="the line")
-        time.sleep(8)  # it tries again after five
-        assert fleet.log.read_text().count("traces cannot be sent now") == 1
-        assert fleet.stop(15) == 0
-
-    def test_without_a_setting_nothing_is_started(self, services: Services, start: Callable[..., Fleet]) -> None:
-        """No process, whatever is installed."""
-        fleet = start()
-        assert services.verdict(services.submit("ok")).passed
-        assert sender(fleet) == []

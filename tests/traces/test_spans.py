@@ -32,31 +32,13 @@ def attempt(number: int, begin: float, end: float | None, category: Category | N
     return Try(number, "cpu-0@here", "here", "cpu", at(begin), None if end is None else at(end), category, **fields)
 
 
-COURSE = Course(
-    evaluation_id=UUID(int=7),
-    traceparent=PARENT,
-    lane="cpu",
-    priority=Priority.BATCH,
-    backend=Backend.TORCH,
-    submitted_at=at(0),
-    finished_at=at(6),
-    category=Category.PASSED,
-    blame=Blame.NONE,
-    written_by=Writer.JUDGE,
-    reused=False,
-    model="a CPU",
-    tries=(
-        attempt(1, 1, 2, Category.WORKER_LOST, written_by=Writer.WORKER),
-        attempt(
-            2,
-            3,
-            6,
-            Category.PASSED,
-            begun_s={"check": 1, "reference": 0.25, "time": 2.5, "cut off": 0.1},
-            durations_s={"reference": 0.5, "check": 1.25, "time": 9.0},
-        ),
-    ),
-)
+_SECOND: dict[str, Any] = {"begun_s": {"check": 1, "reference": 0.25, "time": 2.5, "cut off": 0.1}}
+_SECOND |= {"durations_s": {"reference": 0.5, "check": 1.25, "time": 9.0}}
+_KNOWN: dict[str, Any] = {"evaluation_id": UUID(int=7), "traceparent": PARENT, "lane": "cpu", "model": "a CPU"}
+_KNOWN |= {"priority": Priority.BATCH, "backend": Backend.TORCH, "submitted_at": at(0), "finished_at": at(6)}
+_KNOWN |= {"category": Category.PASSED, "blame": Blame.NONE, "written_by": Writer.JUDGE, "reused": False}
+_FIRST = attempt(1, 1, 2, Category.WORKER_LOST, written_by=Writer.WORKER)
+COURSE = Course(**_KNOWN, tries=(_FIRST, attempt(2, 3, 6, Category.PASSED, **_SECOND)))
 
 
 def told(course: Course) -> list[Span]:
@@ -91,28 +73,15 @@ def test_an_evaluation_of_two_attempts() -> None:
 def test_what_the_spans_say() -> None:
     """The verdict, the places, and an error only where the fleet failed."""
     root, _, lost, _, passed, *_ = spans = told(COURSE)
+    told_of_all = {"evaluation.id": str(COURSE.evaluation_id), "category": "passed", "blame": "none", "lane": "cpu"}
+    told_of_all |= {"priority": "batch", "backend": "torch", "device": "a CPU", "reused": False, "attempts": 2}
+    told_of_all |= {"recorded_by": "judge"}
     assert root.attributes == {
-        "kqueue.evaluation.id": str(COURSE.evaluation_id),
-        "kqueue.category": "passed",
-        "kqueue.blame": "none",
-        "kqueue.lane": "cpu",
-        "kqueue.priority": "batch",
-        "kqueue.backend": "torch",
-        "kqueue.device": "a CPU",
-        "kqueue.reused": False,
-        "kqueue.attempts": 2,
-        "kqueue.recorded_by": "judge",
+        f"kqueue.{name}": value for name, value in (told_of_all | {"recorded_by": "judge"}).items()
     }
-    assert lost.attributes == {
-        "kqueue.attempt.number": 1,
-        "kqueue.worker": "cpu-0@here",
-        "host.name": "here",
-        "kqueue.device.id": "cpu",
-        "kqueue.category": "worker_lost",
-        "kqueue.blame": "fleet",
-        "kqueue.recorded_by": "worker",
-        "kqueue.handed_back": False,
-    }
+    told_of_one = {"attempt.number": 1, "worker": "cpu-0@here", "device.id": "cpu", "category": "worker_lost"}
+    told_of_one |= {"blame": "fleet", "recorded_by": "worker", "handed_back": False}
+    assert lost.attributes == {f"kqueue.{name}": value for name, value in told_of_one.items()} | {"host.name": "here"}
     assert [span.name for span in spans if span.status == ERROR] == ["attempt 1"]
     assert passed.attributes["kqueue.category"] == "passed"
     given_up = told(replace(COURSE, category=Category.WORKER_LOST, blame=Blame.FLEET, tries=COURSE.tries[:1]))

@@ -107,7 +107,6 @@ def test_macros_of_strings_with_escapes() -> None:
 
 
 def test_line_ends_stay() -> None:
-    """Of whatever kind they are."""
     source = 'B = 1\r\nC = """\r\n#define D 2\r\n"""\r\nclass ModelNew: ...\r\n'
     after = Tunable(source, ["B", "D"]).kernel({"B": "3", "D": "4"})
     assert after == source.replace("B = 1", "B = 3").replace("D 2", "D 4")
@@ -158,14 +157,11 @@ def test_a_source_in_which_a_name_cannot_be_changed(source: str, says: str) -> N
 @pytest.mark.parametrize(
     "hostile",
     [
-        repr('\\"' * 100_000),
-        repr("'x\\" * 100_000),
-        repr("/* \\" * 100_000),
-        'f"' + "{1}{{" * 20_000 + '"',
+        repr('\\"' * 100_000), repr("'x\\" * 100_000), repr("/* \\" * 100_000), 'f"' + "{1}{{" * 20_000 + '"',
         repr("-D" + "-DA=" * 100_000),
     ],
     ids=["quotes", "single-quotes", "comments", "placeholders", "options"],
-)
+)  # fmt: skip
 def test_large_hostile_sources(hostile: str) -> None:
     """Looking for macros ends: it takes time in proportion to the source."""
     source = f"A = 1\nB = {hostile}\n"
@@ -193,14 +189,12 @@ def test_names_of_one_place() -> None:
 
 
 def test_places_are_those_of_the_text() -> None:
-    """Not those of the encoding that it names."""
     source = "# -*- coding: latin-1 -*-\nX = 'éé'; A = 64\n"
     assert Tunable(source, ["A"]).kernel({"A": "2"}) == source.replace("64", "2")
 
 
 @pytest.mark.parametrize("option", ["-DBLOCK=64 -O3 -DW=4", "-O3  -DW=4 -DBLOCK=64", "-DBLOCK=64", "-D BLOCK=64"])
 def test_options_are_words(option: str) -> None:
-    """The others of a string stay."""
     source = f"flags = [{option!r}]\n"
     found = Tunable(source, ["BLOCK"])
     assert found.kernel({"BLOCK": "128"}) == source.replace("64", "128")

@@ -15,24 +15,15 @@ from sqlalchemy import Engine
 
 from kqueue.categories import Category
 from kqueue.store import workers
-from tests.autopsy.tail import TAIL
 from tests.http.standin import Served, submit
 from tests.samples import ended, examined, request_fields
-from tests.waiting import until
-from tests.web.reading import end_all_wrong, found_wrong, judged, search, took
+from tests.web.reading import judged, search, took
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 _CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-_FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
+_FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+_FLAGS += ["--disable-component-update", "--disable-sync"]
 _AXE = Path(__file__).parent / "axe" / "axe.min.js"
 #: Milliseconds that anything may take on a busy machine.
 _PATIENCE_MS = 120_000
@@ -119,23 +110,9 @@ def addresses(served: Served, engine: Engine, judge: Callable[..., None]) -> lis
     workers.register(engine, id=uuid4(), name="gpu-0@here", host="here", pid=1, lanes=["gpu"], device="GPU-0")
     judged(served, judge, examined("relu"), lane="gpu", settings={"examine": {"profile": True}})
     problem = hashlib.sha256(str(request_fields()["problem"]).encode()).hexdigest()
-    lists = [
-        "/problems",
-        f"/problems/{problem}",
-        "/batches",
-        "/batches/step%2F1",
-        "/runs",
-        "/cost?by=producer",
-        "/search?q=ModelNew",
-    ]
-    return [
-        *lists,
-        f"/runs/{one.id}",
-        f"/runs/{one.id}/{other.id}",
-        f"/compare/{good}/{bad}",
-        f"/evaluations/{bad}/autopsy",
-        f"/evaluations/{good}/autopsy",
-    ]
+    lists = ["problems", f"problems/{problem}", "batches", "batches/step%2F1", "runs", "cost?by=producer"]
+    lists += ["search?q=ModelNew", f"runs/{one.id}", f"runs/{one.id}/{other.id}", f"compare/{good}/{bad}"]
+    return [f"/{address}" for address in (*lists, f"evaluations/{bad}/autopsy", f"evaluations/{good}/autopsy")]
 
 
 def _violations(tab: Any) -> list[Any]:
@@ -185,58 +162,3 @@ class TestMore:
         for address in addresses:
             assert tab.goto(address).status == 200, address
             assert _violations(tab) == [], address
-
-    def test_every_link_and_button_is_reached_by_keyboard(self, visit, token, addresses) -> None:
-        """Each gets the focus once on a way through the page, and shows that it has it."""
-        tab = _log_in(visit(), token("problems"))
-        for address in addresses:
-            tab.goto(address)
-            wanted = tab.evaluate(
-                "[...document.querySelectorAll("
-                "'a[href], button, input:not([type=hidden]), select, summary, [tabindex=\"0\"]')]"
-                ".filter(one => one.checkVisibility()).map((one, at) => one.dataset.at = String(at))"
-            )
-            reached: list[str] = []
-            while True:
-                tab.keyboard.press("Tab")
-                at, outline = tab.evaluate(
-                    "[document.activeElement.dataset.at, getComputedStyle(document.activeElement).outlineStyle]"
-                )
-                if at is None or at in reached:
-                    break
-                assert outline != "none", (address, at)
-                reached.append(at)
-            assert set(wanted) <= set(reached), address
-
-    def test_an_autopsy_is_begun_by_keyboard_and_followed(
-        self, visit, served: Served, token, judge, engine, worker_id
-    ) -> None:
-        identity = judged(served, judge, found_wrong(), problem=TAIL)
-        tab = _log_in(visit(), token("problems"))
-        tab.goto(f"/evaluations/{identity}")
-        tab.get_by_role("button", name="Autopsy").focus()
-        tab.keyboard.press("Enter")
-        tab.wait_for_url("**/autopsy")
-        tab.get_by_text("live", exact=True).wait_for()
-        tab.get_by_text("It takes a minute at most").wait_for()
-
-        def over() -> bool:
-            end_all_wrong(engine, worker_id)
-            return tab.locator("h2", has_text="What was found").count() == 1
-
-        until(over, what="the autopsy's end")
-        assert tab.locator("h2", has_text="repro.py").count() == 1
-        assert _violations(tab) == []
-
-    def test_no_page_scrolls_sideways_on_a_phone(self, visit, served: Served, token, judge, addresses) -> None:
-        with served.client() as api:
-            body = {"problem": "class Model: ...", "backend": "torch", "lane": "cpu", "kernel_label": "k" * 200}
-            answer = api.post("/v1/evaluations", json={**body, "kernel": f"class ModelNew: x = '{'x' * 3000}'"})
-            right = submit(api, 1)
-        judge(right, examined("k" * 200))
-        identity = UUID(answer.raise_for_status().json()["evaluation_id"])
-        judge(identity, ended(Category.WRONG_VALUES, message="m" * 3000, log="l" * 3000))
-        tab = _log_in(visit(viewport={"width": 375, "height": 700}), token("submit"))
-        for address in ("/", "/evaluations", f"/evaluations/{identity}", f"/evaluations/{right}", *addresses):
-            tab.goto(address)
-            assert tab.evaluate("document.documentElement.scrollWidth") <= 375, address

@@ -21,6 +21,7 @@ from kqueue.store.models import Probe, ProbePause
 from kqueue.web import now
 from tests.http.standin import Served, submit
 from tests.samples import examined, passed, request_fields
+from tests.store.steps import change
 from tests.waiting import until
 from tests.web.reading import HOSTILE, Elements, check, shown
 from tests.web.visiting import OWN_FORM, stranger
@@ -213,25 +214,13 @@ def test_a_kernel_is_examined(served: Served, browser: httpx.Client, judge, engi
     assert [(len(one["sanitize"]), one["profile"]) for one in asked[-2:]] == [(4, False), (0, True)]
 
 
-def test_two_kernels_are_compared(served: Served, browser: httpx.Client) -> None:
-    problem = "class Model: number = 1"
-    one = put(served, problem=problem, kernel="class ModelNew: a = 1\n", kernel_label="one")
-    other = put(served, problem=problem, kernel="class ModelNew: a = '<b>'\n", kernel_label="other")
-    stranger_s = put(served, problem="class Model: number = 2")
-    answer = browser.get(f"/evaluations/{one}", params={"against": str(other)})
-    assert '<span class="removed">-class ModelNew: a = 1</span>' in answer.text
-    assert "<b>" not in answer.text
-    assert browser.get(f"/evaluations/{one}", params={"against": str(stranger_s)}).status_code == 422
-
-
 def test_what_others_wrote_is_shown_and_does_nothing(served: Served, browser: httpx.Client, judge, engine) -> None:
     named = {"problem_label": HOSTILE, "kernel_label": HOSTILE, "batch": HOSTILE, "producer": HOSTILE}
     source = f"class ModelNew:\n    x = '''{HOSTILE}'''\n# </pre></div></main>{HOSTILE}\n# {'y' * 900_000}\n"
     identity = put(served, **named, kernel=source)
     waits = put(served, **named)
     judge(identity, _wrong(message=HOSTILE, log=HOSTILE + "z" * 1_000_000))
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE workers SET name = :name, paused = :name"), {"name": HOSTILE})
+    change(engine, "UPDATE workers SET name = :name, paused = :name", name=HOSTILE)
     until(lambda: "egnp" in browser.get("/").text, 60, "the worker's name on the page")
     for address in ("/", "/evaluations", f"/evaluations/{identity}", f"/evaluations/{waits}"):
         page = shown(browser, address)
@@ -259,8 +248,7 @@ def test_news_end_with_the_session(browser: httpx.Client, engine: Engine, served
     with browser.stream("GET", "/live/now") as answer:
         lines = answer.iter_lines()
         assert next(line for line in lines if line == "event: html")
-        with engine.begin() as connection:
-            connection.execute(text("DELETE FROM sessions"))
+        change(engine, "DELETE FROM sessions")
         with served.client() as api:
             submit(api, 7)
         assert not any("event: html" in line for line in lines), "it ends, and says nothing of what came after"

@@ -11,7 +11,6 @@ from uuid import UUID, uuid4
 
 import httpx
 import pytest
-from sqlalchemy import Engine
 
 from kqueue import charts
 from kqueue.categories import Category
@@ -19,7 +18,6 @@ from kqueue.charts import Theme
 from kqueue.contract import Outcome, Request
 from kqueue.evidence import Evidence, Profile
 from kqueue.store import workers
-from kqueue.store.reports import boards
 from kqueue.web import export, pictures, problems
 from tests.http.standin import Served, end
 from tests.samples import ended, examined, passed, request_fields
@@ -175,17 +173,6 @@ def test_sources_of_too_many_lines_are_not_compared_here(served: Served, browser
         assert 'class="added"' not in page
 
 
-@pytest.mark.nightly
-def test_a_megabyte_is_not_too_long_by_itself(served: Served, browser: httpx.Client, judge: Judge) -> None:
-    """Lines count."""
-    lines = "".join(f"    value = value + {number % 50} * other\n" for number in range(30_000))
-    long = judged(served, judge, took(0.5), kernel=f"class ModelNew:\n{lines}")
-    longer = judged(served, judge, took(0.5), kernel=f"class ModelNew:\n{lines}    value = 1\nclass ModelNew: short")
-    page = shown(browser, f"/compare/{long}/{longer}")
-    assert "kqueue diff" not in page
-    assert page.count('class="added"') == 3  # with the head
-
-
 def test_a_chart_waits_for_few_others(served, browser, judge, monkeypatch, problem_hash) -> None:
     """Where too many wait the answer says when to ask again; a chart that was drawn leaves its place to another."""
     judged(served, judge, took(0.5))
@@ -221,17 +208,6 @@ def test_a_chart_is_drawn_once_for_what_it_shows(served, browser, judge, monkeyp
     for chart, number in zip([*some, *some[::-1]], (4, 5, 5, 6), strict=True):
         few.picture(chart, Theme.LIGHT)
         assert len(drawings) == number
-
-
-def test_a_kernel_stands_by_its_best_evaluation(served: Served, judge: Judge, engine: Engine) -> None:
-    """The fastest measurement, or the last evaluation where there is none."""
-    kernel = "class ModelNew: again"
-    kernel_hash = Request.model_validate(request_fields(kernel=kernel)).kernel_hash
-    failed = judged(served, judge, ended(Category.CRASHED), kernel=kernel)
-    assert boards.evaluation_of(engine, kernel_hash) == failed
-    best = judged(served, judge, took(0.25), kernel=kernel)
-    judged(served, judge, took(0.5), kernel=kernel)
-    assert boards.evaluation_of(engine, kernel_hash) == best
 
 
 def test_what_others_wrote_is_text(served: Served, browser: httpx.Client, judge: Judge) -> None:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 from urllib.parse import quote
 from uuid import UUID, uuid4
 
 import httpx
-import pytest
 from pydantic import SecretStr
 from sqlalchemy import Engine, text
-from sqlalchemy.engine import make_url
 from structlog.testing import capture_logs
 
 from kqueue.config import Config
-from kqueue.store import roles, sessions, tokens
+from kqueue.store import sessions, tokens
 from tests.http.serving import command
 from tests.http.standin import Served
+from tests.store.steps import change, count
 from tests.waiting import until
 from tests.web.visiting import OWN_FORM, enter, stranger, visitor
 
@@ -56,8 +54,7 @@ def test_a_token_lets_in_until_it_is_revoked(served: Served, token: Callable[[st
         [known] = tokens.listing(engine)[-1:]
         tokens.revoke(engine, str(known.id))
         assert client.get("/evaluations").status_code == 303
-    with engine.connect() as connection:
-        assert connection.scalar(text("SELECT count(*) FROM sessions")) == 0
+    assert count(engine, "sessions") == 0
 
 
 def test_requests_for_pages_have_a_name_in_the_log(served: Served, token: Callable[[str], str]) -> None:
@@ -114,8 +111,7 @@ def test_a_session_that_was_set_before_is_not_taken_over(served: Served, token: 
 
 
 def test_a_session_ends(served: Served, browser: httpx.Client, engine: Engine, token: Callable[[str], str]) -> None:
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE sessions SET ends_at = now()"))
+    change(engine, "UPDATE sessions SET ends_at = now()")
     assert browser.get("/evaluations").status_code == 303
     with visitor(served, token("read")), engine.connect() as connection:
         assert connection.scalar(text("SELECT count(*) FROM sessions")) == 1, "those that ended are removed"
@@ -175,8 +171,7 @@ def test_a_link_grows_old_and_is_no_session(served: Served, engine: Engine) -> N
     with stranger(served) as client:
         name = f"kqueue_{httpx.URL(served.url).port}"
         assert client.get("/evaluations", headers={"Cookie": f"{name}={secret}"}).status_code == 303
-        with engine.begin() as connection:
-            connection.execute(text("UPDATE sessions SET ends_at = now()"))
+        change(engine, "UPDATE sessions SET ends_at = now()")
         assert client.get("/login", params={"link": secret}).status_code == 403
 
 
@@ -200,16 +195,6 @@ def test_local_users_who_are_trusted_need_no_login(serve: Callable[[Config], Ser
         assert client.get("/evaluations").status_code == 200
         assert client.get("/evaluations", headers={"Host": "evil.example"}).status_code == 403
         assert client.get("/evaluations", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
-
-
-@pytest.fixture
-def login(server: Any, config: Config, engine: Engine) -> Iterator[str]:
-    """The URL of a login that is a member of the gateway's role, and of nothing else."""
-    name = f"gateway_{uuid4().hex[:8]}"
-    roles.login(engine, name, roles.GATEWAY, "secret")
-    yield make_url(config.require_database()).set(username=name, password="secret").render_as_string(False)
-    server.cut(config.require_database())
-    server.execute(f'DROP ROLE "{name}"')
 
 
 def test_the_server_s_own_role_is_enough(serve, config: Config, login: str, token, engine: Engine, queued) -> None:

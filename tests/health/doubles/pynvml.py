@@ -9,6 +9,7 @@ import importlib.machinery
 import importlib.util
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,16 +43,25 @@ def _of(handle: str, name: str) -> Any:
     return gpu[name]
 
 
-def nvmlInit() -> None:
-    pass
+def _fact(name: str) -> Callable[..., Any]:
+    """Make a function that returns this of a GPU, whatever else it is given."""
+    return lambda handle, *_: _of(handle, name)
 
 
-def nvmlShutdown() -> None:
-    pass
+def _always(value: Any) -> Callable[..., Any]:
+    return lambda *_: value
 
 
-def nvmlSystemGetDriverVersion() -> str:
-    return "0.0"
+nvmlInit = nvmlShutdown = nvmlDeviceRegisterEvents = _always(None)
+nvmlSystemGetDriverVersion = _always("0.0")
+nvmlEventSetCreate = _always("events")
+nvmlDeviceGetGraphicsRunningProcesses = _always([])
+nvmlDeviceGetName = _fact("name")
+nvmlDeviceGetTemperature = _fact("temperature")
+nvmlDeviceGetClockInfo = _fact("clock")
+nvmlDeviceGetCurrentClocksEventReasons = _fact("throttle")
+nvmlDeviceGetRemappedRows = _fact("rows")
+nvmlDeviceGetRetiredPages = _fact("pages")
 
 
 def nvmlDeviceGetCount() -> int:
@@ -70,37 +80,13 @@ def nvmlDeviceGetUUID(handle: str) -> str:
     return handle
 
 
-def nvmlDeviceGetName(handle: str) -> str:
-    return _of(handle, "name")
-
-
 def nvmlDeviceGetMemoryInfo(handle: str) -> Any:
     used, total = _of(handle, "memory")
     return SimpleNamespace(used=used, total=total, free=total - used)
 
 
-def nvmlDeviceGetTemperature(handle: str, _sensor: int) -> int:
-    return _of(handle, "temperature")
-
-
-def nvmlDeviceGetClockInfo(handle: str, _which: int) -> int:
-    return _of(handle, "clock")
-
-
-def nvmlDeviceGetCurrentClocksEventReasons(handle: str) -> int:
-    return _of(handle, "throttle")
-
-
 def nvmlDeviceGetTotalEccErrors(handle: str, _kind: int, counter: int) -> int:
     return _of(handle, "ecc")[counter]
-
-
-def nvmlDeviceGetRemappedRows(handle: str) -> tuple[int, int, int, int]:
-    return tuple(_of(handle, "rows"))
-
-
-def nvmlDeviceGetRetiredPages(handle: str, _cause: int) -> list[int]:
-    return _of(handle, "pages")
 
 
 def nvmlDeviceGetUtilizationRates(handle: str) -> Any:
@@ -109,10 +95,6 @@ def nvmlDeviceGetUtilizationRates(handle: str) -> Any:
 
 def nvmlDeviceGetComputeRunningProcesses(handle: str) -> list[Any]:
     return [SimpleNamespace(pid=pid, usedGpuMemory=held) for pid, held in _of(handle, "processes")]
-
-
-def nvmlDeviceGetGraphicsRunningProcesses(_handle: str) -> list[Any]:
-    return []
 
 
 def nvmlDeviceGetProcessUtilization(handle: str, _since: int) -> list[Any]:
@@ -124,14 +106,6 @@ def nvmlDeviceGetProcessUtilization(handle: str, _since: int) -> list[Any]:
 
 def nvmlDeviceGetPciInfo(handle: str) -> Any:
     return SimpleNamespace(domain=0, bus=0x3B + _state()["gpus"].index(_gpu(handle)), device=0)
-
-
-def nvmlEventSetCreate() -> str:
-    return "events"
-
-
-def nvmlDeviceRegisterEvents(_handle: str, _kinds: int, _events: str) -> None:
-    pass
 
 
 def nvmlEventSetWait_v2(_events: str, _milliseconds: int) -> Any:
