@@ -147,7 +147,7 @@ def upgrade() -> None:
         sa.Column("heartbeat_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.Column("stopped_at", sa.DateTime(timezone=True), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_workers")),
-        comment="A slot's worker process: one row for each life of it.",
+        comment="A slot's worker process, one row for each start.",
     )
     op.create_index(
         "ix_workers_alive", "workers", ["heartbeat_at"], unique=False, postgresql_where=sa.text("stopped_at IS NULL")

@@ -30,7 +30,7 @@ def upgrade() -> None:
         sa.Column("seen_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.CheckConstraint("state IN ('serving', 'drained', 'quarantined')", name=op.f("ck_gpus_state")),
         sa.PrimaryKeyConstraint("uuid", name=op.f("pk_gpus")),
-        comment="A GPU that some host's fleet uses, and whether it may be given evaluations.",
+        comment="A GPU that a host's fleet uses, and its state.",
     )
     op.add_column("workers", sa.Column("paused", sa.Text(), nullable=True))
     op.add_column("attempts", sa.Column("handed_back", sa.Boolean(), server_default=sa.text("false"), nullable=False))

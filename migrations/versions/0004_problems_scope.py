@@ -15,7 +15,7 @@ def upgrade() -> None:
     op.execute("UPDATE tokens SET scopes = array_replace(scopes, 'submit', 'problems')")
     op.create_table_comment(
         "tokens",
-        "A credential for the HTTP server, and what its holder may do.",
+        "A credential for the HTTP server, and the rights of its holder.",
         existing_comment="What lets somebody use the HTTP door, and for what.",
     )
 
@@ -27,5 +27,5 @@ def downgrade() -> None:
     op.create_table_comment(
         "tokens",
         "What lets somebody use the HTTP door, and for what.",
-        existing_comment="A credential for the HTTP server, and what its holder may do.",
+        existing_comment="A credential for the HTTP server, and the rights of its holder.",
     )

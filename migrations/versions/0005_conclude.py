@@ -54,7 +54,7 @@ $$
 #: The table's comment before and after this migration.
 _ENVIRONMENT: Final = (
     "What a number was taken on: identified by the hash of its facts.",
-    "A set of facts that times depend on, identified by its hash.",
+    "The facts on which times depend, identified by their hash.",
 )
 
 

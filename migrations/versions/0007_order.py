@@ -48,7 +48,7 @@ def upgrade() -> None:
         sa.Column("ended", sa.Double(), server_default=sa.text("0"), nullable=False),
         sa.Column("at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_shares")),
-        comment="What a producer's attempts have used of late, which decides whose turn it is.",
+        comment="A producer's recent use of the devices, which decides the order of evaluations.",
     )
     op.add_column("tokens", sa.Column("priority", sa.Text(), server_default="interactive", nullable=False))
     op.add_column("tokens", sa.Column("weight", sa.Double(), server_default=sa.text("1"), nullable=False))

@@ -82,7 +82,7 @@ def upgrade() -> None:
             name=op.f("ck_probes_finding"),
         ),
         sa.PrimaryKeyConstraint("evaluation_id", name=op.f("pk_probes")),
-        comment="A probe of the fleet's own judge: an evaluation whose outcome is known, and what it came to.",
+        comment="A probe of the fleet's own judge: an evaluation with a known outcome, and its result.",
     )
     op.create_index("ix_probes_settled_at", "probes", ["settled_at"])
     op.create_index("ix_probes_open", "probes", ["lane"], postgresql_where=sa.text("settled_at IS NULL"))
@@ -93,7 +93,7 @@ def upgrade() -> None:
         sa.Column("due_after", sa.Double(), nullable=False),
         sa.Column("looked_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.PrimaryKeyConstraint("lane", name=op.f("pk_probe_lanes")),
-        comment="How many evaluations a lane has ended since its last probe.",
+        comment="The number of evaluations of a lane since its last probe.",
     )
     op.create_table(
         "probe_pauses",

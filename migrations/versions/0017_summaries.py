@@ -82,14 +82,14 @@ def upgrade() -> None:
             ondelete="CASCADE",
         ),
         sa.PrimaryKeyConstraint("evaluation_id", name=op.f("pk_summaries")),
-        comment="What pages add up and sort of a verdict: a narrow row for each, but for those of probes.",
+        comment="The columns of a verdict by which pages sum and sort, one narrow row each, without probes.",
     )
     op.create_table(
         "batches",
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("last_at", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_batches")),
-        comment="A batch, and when its last evaluation was submitted, within a second.",
+        comment="A batch, and the time of its last submission within a second.",
     )
     schema = _schema()
     op.execute(_conclude().replace(_WRITES.format(schema=schema), _SUMMARISES.format(schema=schema)))
