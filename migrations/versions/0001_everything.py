@@ -116,7 +116,7 @@ def upgrade() -> None:
         sa.Column("facts", postgresql.JSONB(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.PrimaryKeyConstraint("hash", name=op.f("pk_environments")),
-        comment="What a number was taken on: identified by the hash of its facts.",
+        comment="Facts on which times depend, identified by their hash.",
     )
     op.create_table(
         "kernels",

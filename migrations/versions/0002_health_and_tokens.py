@@ -46,7 +46,7 @@ def upgrade() -> None:
         sa.Column("last_used_at", sa.DateTime(timezone=True), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_tokens")),
         sa.UniqueConstraint("digest", name=op.f("uq_tokens_digest")),
-        comment="What lets somebody use the HTTP door, and for what.",
+        comment="A credential for HTTP, and its scopes.",
     )
     op.add_column("evaluations", sa.Column("token_id", sa.Uuid(), nullable=True))
     op.create_foreign_key(op.f("fk_evaluations_token_id_tokens"), "evaluations", "tokens", ["token_id"], ["id"])

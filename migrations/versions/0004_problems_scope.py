@@ -16,7 +16,7 @@ def upgrade() -> None:
     op.create_table_comment(
         "tokens",
         "A credential for the HTTP server, and the rights of its holder.",
-        existing_comment="What lets somebody use the HTTP door, and for what.",
+        existing_comment="A credential for HTTP, and its scopes.",
     )
 
 
@@ -26,6 +26,6 @@ def downgrade() -> None:
     op.execute("UPDATE tokens SET scopes = array_replace(scopes, 'problems', 'submit')")
     op.create_table_comment(
         "tokens",
-        "What lets somebody use the HTTP door, and for what.",
+        "A credential for HTTP, and its scopes.",
         existing_comment="A credential for the HTTP server, and the rights of its holder.",
     )

@@ -53,7 +53,7 @@ $$
 """
 #: The table's comment before and after this migration.
 _ENVIRONMENT: Final = (
-    "What a number was taken on: identified by the hash of its facts.",
+    "Facts on which times depend, identified by their hash.",
     "The facts on which times depend, identified by their hash.",
 )
 
