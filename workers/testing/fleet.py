@@ -21,7 +21,7 @@ from kqueue.client import Client
 from kqueue.client.remote import RemoteClient
 from kqueue.contract import TESTS_LINE, Backend, Phase, Verdict, parse_request
 from kqueue.errors import ConfigError, KqueueError, UnknownProblem
-from workers.testing import claims, repository, sanitizer, sealed
+from workers.testing import claims, groups, repository, sanitizer
 from workers.testing.groups import Group, named
 from workers.testing.job import without_frames
 
@@ -120,9 +120,9 @@ class Fleet:
             "renew_bytes": _RENEW_BYTES,
             "said_bytes": _SAID_BYTES,
             "stacks_s": self._timeout_s,
-            sealed.ROOT: str(self._root),
-            sealed.STARTED_IN: str(self._cwd.relative_to(self._root)),
-            sealed.ENVIRONMENT: {name: os.environ[name] for name in _CARRIED if name in os.environ},
+            groups.ROOT: str(self._root),
+            groups.STARTED_IN: str(self._cwd.relative_to(self._root)),
+            groups.ENVIRONMENT: {name: os.environ[name] for name in _CARRIED if name in os.environ},
         }
 
     def has_room(self) -> bool:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import pytest
 
 Isolate = Literal["module", "class", "test"]
+#: Keys of an order in addition to the fields of :class:`Order`: the repository's folder on the sender's host, the
+#: relative folder in which pytest was started, and environment variables.
+ROOT, STARTED_IN, ENVIRONMENT = "root", "started_in", "environment"
 
 
 @dataclass(slots=True)
@@ -95,3 +99,19 @@ def grouped(items: Iterable[pytest.Item], isolate: Isolate) -> list[Group]:
             key = (item.path, number)
         groups.setdefault(key, Group(inner.nodeid if inner is not None else item.nodeid)).items.append(item)
     return list(groups.values())
+
+
+def moved(value: Any, there: str, here: str) -> Any:
+    """Return a value with the folder ``there`` replaced by ``here`` in all texts, also within options and test names.
+
+    A longer path with the same components does not match: ``/app`` is not replaced in ``backend/app``.
+    """
+    match value:
+        case str():
+            return re.sub(rf"(?<![\w./]){re.escape(there)}(?![\w.-])", lambda _: here, value)
+        case dict():
+            return {name: moved(inner, there, here) for name, inner in cast("dict[str, Any]", value).items()}
+        case list():
+            return [moved(inner, there, here) for inner in cast("list[Any]", value)]
+        case _:
+            return value

@@ -7,18 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from pathlib import Path
-from typing import Any, cast
 
 from workers.judge.host import linux
 from workers.testing import child
-from workers.testing.groups import Order
-
-#: Keys of an order in addition to the fields of :class:`Order`: the repository's folder on the sender's host, the
-#: relative folder in which pytest was started, and environment variables.
-ROOT, STARTED_IN, ENVIRONMENT = "root", "started_in", "environment"
+from workers.testing.groups import ENVIRONMENT, ROOT, STARTED_IN, Order, moved
 
 
 def main(file: str, repository: str, said: str) -> int:
@@ -35,19 +29,3 @@ def main(file: str, repository: str, said: str) -> int:
     order["searched"] = [path for path in order["searched"] if Path(path).is_dir()] + sys.path
     order["paths"] = (repository, root)
     return child.main(Order(**order, basetemp=str(Path(file).with_name("pytest")), locks=[]), int(said))
-
-
-def moved(value: Any, there: str, here: str) -> Any:
-    """Return a value with the folder ``there`` replaced by ``here`` in all texts, also within options and test names.
-
-    A longer path with the same components does not match: ``/app`` is not replaced in ``backend/app``.
-    """
-    match value:
-        case str():
-            return re.sub(rf"(?<![\w./]){re.escape(there)}(?![\w.-])", lambda _: here, value)
-        case dict():
-            return {name: moved(inner, there, here) for name, inner in cast("dict[str, Any]", value).items()}
-        case list():
-            return [moved(inner, there, here) for inner in cast("list[Any]", value)]
-        case _:
-            return value
