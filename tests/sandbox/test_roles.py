@@ -337,7 +337,7 @@ def test_the_attacks_work_where_nothing_is_sealed(cast: Cast) -> None:
 @pytest.mark.parametrize("role", ["judge", "fork server", *SEALED])
 def test_a_role_holds_what_the_table_says(cast: Cast, role: str) -> None:
     """Its whole memory, and its environment in it, is searched; a judge's in tests/security/test_memory.py."""
-    cells = {what: cell for what, cell in table("what it holds")[role].items() if what in MARKS}
+    cells = {what: cell for what, cell in table("process")[role].items() if what in MARKS}
     if role == "judge":
         assert cells == {what: "no" if what == "credentials" else "yes" for what in MARKS}
         return

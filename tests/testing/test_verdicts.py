@@ -48,7 +48,7 @@ def test_the_last_end_with_a_status_counts() -> None:
 
 
 LATE = {"category": "timeout", "phase": "check", "message": "the check phase did not end within its deadline"}
-TOGETHER = "the tests of one process may take 720 s together, imports and collection included"
+TOGETHER = "the tests of one process can take 720 s together, imports and collection included"
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""The trusted side: the reference, the inputs, the comparison, the clock, and what they come to."""
+"""The trusted judge: it controls the sealed processes, compares outputs, measures times and decides outcomes."""

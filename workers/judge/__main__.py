@@ -1,12 +1,13 @@
-"""``python -m workers.judge``: judge for another process, which starts this one and talks to it over pipes.
+"""``python -m workers.judge``: judge requests of the parent process, which arrive over pipes.
 
-:class:`kqueue.judging.LocalJudge` is the other side. Each message is a JSON object on a line of its own. The first line
-of input is a :class:`~kqueue.judging.Start`. The first line of output is ``{"ready": ...}``, a
-:class:`~kqueue.judging.Machine`. Then each line of input is a :class:`~kqueue.contract.Request`, and each is answered
-in turn by ``{"outcome": ..., "doubts": [...]}``. If this machine cannot judge, the answer is ``{"error": ...}``, and
-the process ends with status 1.
+:class:`kqueue.judging.LocalJudge` is the parent's side. Each message is one line with a JSON object. The first line of
+input is a :class:`~kqueue.judging.Start`. The first line of output is ``{"ready": ...}`` with a
+:class:`~kqueue.judging.Machine`. Each further line of input is a :class:`~kqueue.contract.Request`, and each is
+answered in turn by ``{"outcome": ..., "doubts": [...]}``. If this machine cannot judge, the answer is
+``{"error": ...}``, and the process exits with status 1.
 
-The process ends when its input ends, on SIGTERM and SIGINT, and when its parent dies. It leaves no process and no file.
+The process exits when its input ends, on SIGTERM and SIGINT, and when its parent dies. It ends all its child processes
+and removes all its files.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from workers.judge.slot_config import SlotConfig, set_environment
 if TYPE_CHECKING:
     from workers.judge.api import Judges
 
-#: Seconds that killed processes may take to die, and files to be removed, at the end.
+#: Time limit in seconds at the end for killed processes to exit, and for the removal of files.
 _CLEANUP_S: Final = 10.0
-#: Seconds between two looks at whether this process was told to end.
-_LOOK_S: Final = 0.5
+#: Seconds between two checks for a request to exit.
+_CHECK_S: Final = 0.5
 
 
 def main() -> int:
@@ -56,21 +57,20 @@ def main() -> int:
         if importlib.util.find_spec("torch") is None:
             raise JudgeUnavailable(f"torch is not installed for {sys.executable}: pip install 'kqueue[worker]'")
         with _Service(start, ending) as service, ending:
-            _tell(answers, {"ready": service.machine.model_dump(mode="json")})
+            _send(answers, {"ready": service.machine.model_dump(mode="json")})
             for line in requests:
-                _tell(answers, service.judge(Request.model_validate_json(line)))
+                _send(answers, service.judge(Request.model_validate_json(line)))
     except (KqueueError, handle.ForkServerError, OSError) as error:
         with contextlib.suppress(OSError):  # the parent is gone
-            _tell(answers, {"error": str(error)})
+            _send(answers, {"error": str(error)})
         return 1
     return 0
 
 
 class _Service:
-    """A judge at a place of its own, with its fork server. Use it as a context manager."""
+    """A judge in a new slot, with its fork server. Use it as a context manager."""
 
     def __init__(self, start: Start, ending: _Ending) -> None:
-        """Configure it without starting anything."""
         self._start = start
         self._ending = ending
         self._stack = ExitStack()
@@ -80,22 +80,22 @@ class _Service:
         self.machine: Machine
 
     def __enter__(self) -> Self:
-        """Start the fork server, and load the judge beside it.
+        """Start the fork server, and load the judge at the same time.
 
         Raises:
             ConfigError: there is no such device, or the scratch directory belongs to another user.
-            KqueueError: this machine lacks what a judge needs.
-            ForkServerError: the fork server does not start, or candidates cannot be isolated as far as required.
+            KqueueError: this machine does not meet a judge's requirements.
+            ForkServerError: the fork server does not start, or candidates cannot be isolated to the required level.
         """
         with ExitStack() as stack:
-            # A process that outlives its parent becomes a child of this one.
+            # Orphaned descendants become children of this process, so that it can end them.
             linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
             self._slot = stack.enter_context(_open_slot(self._start))
             stack.callback(_kill_children)
             set_environment(os.environ, self._slot, len(os.sched_getaffinity(0)))
             forkserver = handle.start(self._slot)
             stack.callback(forkserver.stop)
-            stack.callback(self._ending.hold)  # the first to be called: nothing interrupts the others
+            stack.callback(self._ending.hold)  # is called first, so that no signal interrupts the other callbacks
             with self._ending:
                 self._load()
             self._judges = api.Judges(forkserver)
@@ -112,7 +112,7 @@ class _Service:
         self._stack.close()
 
     def judge(self, request: Request) -> dict[str, Any]:
-        """Judge a request, again if the machine failed, and return the answer to the parent."""
+        """Judge a request, with further attempts if the machine fails, and return the answer to the parent."""
         outcome = self._attempt(request)
         for _ in range(1, request.settings.max_attempts):
             if not outcome.category.info.retried:
@@ -125,7 +125,7 @@ class _Service:
     def _attempt(self, request: Request) -> Outcome:
         if not self._judges.alive():
             self._judges.stop()
-            linux.sweep(set())  # what a seat leaves that is killed becomes this process's child
+            linux.sweep(set())  # the children of a killed judge supervisor are now this process's children
             self._judges = api.Judges(handle.start(self._slot))
             self._judges.wait_ready(self._start.isolation)
         try:
@@ -134,11 +134,7 @@ class _Service:
             return died.outcome
 
     def _load(self) -> None:
-        """Import the judge, and torch with it, before anything is forked.
-
-        Raises:
-            ConfigError: the device is a GPU, and torch has no CUDA.
-        """
+        """Import the judge and torch before any fork. Raise ConfigError for a GPU if torch is built without CUDA."""
         import torch
 
         from workers.judge import supervisor
@@ -162,18 +158,14 @@ class _Service:
 
 @contextmanager
 def _open_slot(start: Start) -> Generator[SlotConfig]:
-    """Give the judge a device, a private directory and a uid for candidates, until the block ends.
-
-    Raises:
-        ConfigError: there is no such device, or the scratch directory belongs to another user.
-    """
+    """Reserve a device, a private directory and a uid for candidates during the block."""
     device = _device(start)
     root = Path(start.scratch)
     scratch.prepare(root)
     directory, lock = scratch.reserve(root, "judge")
     uid = uids.hold(start.candidate_uid) if os.geteuid() == 0 else None
     try:
-        _empty(directory)  # an earlier judge was killed here
+        _empty(directory)  # an earlier judge that was killed can have left files
         yield SlotConfig(
             name=directory.name,
             number=0,
@@ -196,17 +188,13 @@ def _open_slot(start: Start) -> Generator[SlotConfig]:
 
 
 def _device(start: Start) -> str:
-    """Return a GPU's UUID, or ``cpu``.
-
-    Raises:
-        ConfigError: the device that was asked for is not there.
-    """
+    """Return a GPU's UUID, or ``cpu``. Raise ConfigError if there is no such device."""
     if start.device == "cpu":
         return "cpu"
-    found = devices()
+    available = devices()
     if start.device is not None:
-        return choose(start.device, found, setting="device")[0].uuid
-    gpus = choose(start.gpus, found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return choose(start.device, available, setting="device")[0].uuid
+    gpus = choose(start.gpus, available, os.environ.get("CUDA_VISIBLE_DEVICES"))
     return gpus[0].uuid if gpus else "cpu"
 
 
@@ -216,7 +204,7 @@ def _empty(directory: Path) -> None:
 
 
 def _take_pipes() -> tuple[IO[bytes], IO[bytes]]:
-    """Move the pipes to the parent away from standard input and output, where child processes would inherit them."""
+    """Move the parent's pipes away from standard input and output, because child processes inherit these."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123
         os.dup2(nothing.fileno(), 0)
@@ -224,57 +212,58 @@ def _take_pipes() -> tuple[IO[bytes], IO[bytes]]:
     return requests, answers
 
 
-def _tell(answers: IO[bytes], message: dict[str, Any]) -> None:
+def _send(answers: IO[bytes], message: dict[str, Any]) -> None:
     answers.write(json.dumps(message).encode() + b"\n")
     answers.flush()
 
 
 class _Ending:
-    """Ends this process when it is told to, and when its parent is gone: only in ``with`` blocks, so that it cleans up.
+    """Exits this process on SIGTERM and SIGINT and when its parent dies, but only in ``with`` blocks.
 
-    In a block it raises :class:`SystemExit` at once, and again until the block is left: Python discards exceptions in
-    some places, such as a fork's callbacks. Outside it waits for the next block.
+    In a block it raises :class:`SystemExit` at once, and repeatedly until the block ends, because Python discards
+    exceptions in some places, such as a fork's callbacks. Outside a block the exit is delayed until the next block, so
+    that cleanup is complete.
 
     In a block a timer interrupts every system call twice a second. A signal that comes just before a call blocks does
-    not wake it, and Python runs no handler until something does.
+    not wake it, and Python runs no handler until the call returns.
     """
 
     def __init__(self, parent: int) -> None:
-        """Listen from now on to signals and for the death of ``parent``."""
+        """Install the signal handlers, and request a signal for the death of ``parent``."""
         self._parent = parent
         self._interruptible = False
         self._status: int | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._told)
-        signal.signal(signal.SIGUSR1, self._look)
-        signal.signal(signal.SIGALRM, self._again)
+            signal.signal(number, self._request)
+        signal.signal(signal.SIGUSR1, self._check_parent)
+        signal.signal(signal.SIGALRM, self._repeat)
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGUSR1)
-        self._look(signal.SIGUSR1, None)  # it may have died before
+        self._check_parent(signal.SIGUSR1, None)  # the parent can have died before
 
     def __enter__(self) -> None:
         self._interruptible = True
-        signal.setitimer(signal.ITIMER_REAL, _LOOK_S, _LOOK_S)
+        signal.setitimer(signal.ITIMER_REAL, _CHECK_S, _CHECK_S)
         self._end()
 
     def __exit__(self, *_: object) -> None:
         self.hold()
 
     def hold(self) -> None:
-        """Raise nothing until the next block. A block that could not be entered needs this."""
+        """Raise nothing until the next block. Call this also after a block whose entry raised."""
         self._interruptible = False
         signal.setitimer(signal.ITIMER_REAL, 0)
 
-    def _told(self, number: int, _frame: object) -> None:
+    def _request(self, number: int, _frame: object) -> None:
         if self._status is None:
             self._status = 128 + number
             self._end()
 
-    def _look(self, number: int, frame: object) -> None:
-        # The kernel also sends this when the thread that started this process ends, and others of the parent go on.
+    def _check_parent(self, number: int, frame: object) -> None:
+        # Linux also sends this signal when only the parent's thread that started this process ends.
         if os.getppid() != self._parent:
-            self._told(number, frame)
+            self._request(number, frame)
 
-    def _again(self, _number: int, _frame: object) -> None:
+    def _repeat(self, _number: int, _frame: object) -> None:
         self._end()
 
     def _end(self) -> None:
@@ -283,7 +272,7 @@ class _Ending:
 
 
 def _kill_children() -> None:
-    """Kill what is left, within a bounded time, and remove the control groups of a fork server that was killed."""
+    """Kill remaining child processes within a bounded time, and remove the control groups of a killed fork server."""
     deadline = time.monotonic() + _CLEANUP_S
     while not linux.sweep(set()) and time.monotonic() < deadline:
         time.sleep(0.01)

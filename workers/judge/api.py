@@ -1,8 +1,8 @@
-"""The judge as a library: a request in, an outcome out, with no service at all.
+"""The judge as a library, without Redis, Celery or Postgres: it takes a request and returns an outcome.
 
-A place has one judge at a time. It is a process of its own (:mod:`workers.judge.supervisor`) that serves one evaluation
-after another, so that its CUDA context and its kernels are there before a request is. It holds no secret, runs nothing
-foreign, and asks whoever gave the request for all that is kept elsewhere.
+A slot has one judge at a time. It is a separate process (:mod:`workers.judge.supervisor`) that serves one evaluation
+after another, so that its CUDA context and its kernels are loaded before a request comes. It has no secrets and runs no
+foreign code. It sends backend queries to the process that sent the request.
 """
 
 from __future__ import annotations
@@ -32,30 +32,29 @@ from workers.judge.host import linux, toolchain
 from workers.judge.host.status_page import StatusPage
 from workers.judge.slot_config import SlotConfig
 
-#: How long the seat may take to end, in seconds.
+#: Seconds after which a judge supervisor that does not exit is killed.
 _STOP_S: Final = 5.0
-#: How long a seat may take to die that has closed its sockets, in seconds.
+#: Seconds to wait for the exit of a judge supervisor or fork server that has closed its sockets.
 _DYING_S: Final = 1.0
 
 
 class Judges:
-    """A place's judges, one at a time: the handle that the parent of their seat holds, and its children inherit.
+    """A handle on a slot's judges, of which one runs at a time. The parent of the supervisor owns it.
 
     Attributes:
-        forkserver: the place's.
-        pid: the seat, a child of the process that made this.
-        status_page: told of each phase by the judge.
+        pid: the judge supervisor's pid.
+        status_page: the page to which the judge writes each phase.
     """
 
     def __init__(
         self, forkserver: ForkServer, status_page: StatusPage | None = None, *, without: Sequence[int] = ()
     ) -> None:
-        """Fork the seat, which forks the first judge. No thread of this process may hold a lock.
+        """Fork the judge supervisor, which forks the first judge. No thread of this process must hold a lock.
 
         Args:
-            forkserver: the place's; it need not be ready yet.
-            status_page: one that others read too; None for one of its own.
-            without: descriptors that the seat must not have.
+            forkserver: the slot's fork server, which can still be starting.
+            status_page: a page that other processes also read, or None for a private one.
+            without: descriptors that the supervisor closes.
         """
         from workers.judge import supervisor
 
@@ -63,9 +62,9 @@ class Judges:
         self.status_page = status_page or StatusPage()
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ended = False
-        #: How many evaluations have begun that no worker has claimed.
+        #: Number of evaluations started here that no worker has claimed.
         self._begun = 0
-        #: Whether the seat did not answer; it may be dying still.
+        #: True once the supervisor did not answer. It can still be exiting.
         self._gone = False
         parent = os.getpid()
         self.pid = os.fork()
@@ -76,22 +75,17 @@ class Judges:
         theirs.close()
 
     def judge(self, request: Request, slot: SlotConfig, backend: JudgeBackend) -> Outcome:
-        """Judge one request. Whoever calls this may be killed: the judge ends then, and all that it had started.
+        """Judge one request in the fork server's slot. The backend is used in this process.
 
-        Args:
-            request: what to judge.
-            slot: where. Its device and uid are the fork server's.
-            backend: where environments, baselines and doubts about a GPU are kept; used in this process.
-
-        Returns:
-            the outcome; of a judge that raised too.
+        If this process is killed, the judge ends with all processes that it started. If the judge raises an exception,
+        the outcome is ``judge_error``.
 
         Raises:
-            JudgeDied: the judge died, or its seat.
-            Exception: the records failed; the judge was ended.
+            JudgeDied: the judge or its supervisor died.
+            Exception: the backend failed, and the judge was ended.
         """
         begins = self.status_page.attempt[1] == 0
-        if begins:  # else its worker has recorded what it has claimed
+        if begins:  # otherwise the worker has written the attempt that it claimed
             self._begun += 1
             self.status_page.open(UUID(int=0), self._begun)
         try:
@@ -104,7 +98,7 @@ class Judges:
         killed_before = linux.out_of_memory_kills()
         builds = self.forkserver.builds
         evaluation_id, number = self.status_page.attempt
-        asked = {
+        call = {
             "attempt": [str(evaluation_id), number],
             "request": request.model_dump(mode="json"),
             "slot": slot.as_json(),
@@ -112,73 +106,74 @@ class Judges:
             "builds": builds.as_json() if builds else None,
         }
         ours, theirs = socket.socketpair()
-        with ours, ours.makefile("rb") as heard:
-            with theirs, suppress(ConnectionError):  # the seat is gone, which shows below
+        with ours, ours.makefile("rb") as replies:
+            with theirs, suppress(ConnectionError):  # the supervisor has exited, which is detected below
                 send_with_fds(self._requests, b"judge", [theirs.fileno()])
-            for line in _lines(ours, heard, asked):
-                told = json.loads(line)
-                if "outcome" in told:
-                    return Outcome.model_validate(told["outcome"])
-                if "died" in told:
+            for line in _lines(ours, replies, call):
+                message = json.loads(line)
+                if "outcome" in message:
+                    return Outcome.model_validate(message["outcome"])
+                if "died" in message:
                     starved = linux.out_of_memory_kills() > killed_before
-                    raise deaths.JudgeDied(deaths.explain(told["died"], self._phase(), out_of_memory=starved))
-                self.status_page.use()  # what is settled by reading needs no records
-                answered = answer(backend, told["asked"])
-                with suppress(ConnectionError):  # it has died, and how is told next
-                    _tell(ours, answered=answered)
+                    raise deaths.JudgeDied(deaths.explain(message["died"], self._phase(), out_of_memory=starved))
+                # A judge that only makes static checks sends no queries, so the task process is not used up.
+                self.status_page.use()
+                answered = answer(backend, message["asked"])
+                with suppress(ConnectionError):  # the judge has died, which the next line reports
+                    _send(ours, answered=answered)
         self._gone = self._ends()
         who = "the process that forks judges is gone, and the judge with it" if self._gone else "the judge ended"
         raise deaths.JudgeDied(Outcome(category=Category.WORKER_LOST, message=who, phase=self._phase()))
 
     def _ends(self) -> bool:
-        """Return whether the seat has ended, or does so within a moment: a large process takes some time to die."""
+        """Return whether the supervisor or fork server exits within a moment: a large process takes time to exit."""
         deadline = time.monotonic() + _DYING_S
         while self.work() and time.monotonic() < deadline:
             time.sleep(0.005)
         return not self.work()
 
     def _phase(self) -> Phase | None:
-        """Return the phase that the judge was last in; None before the first."""
+        """Return the judge's last phase, or None before the first."""
         record = self.status_page.find(self.status_page.attempt[0])
         return record.phase if record else None
 
     def wait_ready(self, minimum: str = "none") -> None:
-        """Wait until evaluations can be judged, as :meth:`ForkServer.wait_ready`."""
+        """Wait until requests can be judged (:meth:`ForkServer.wait_ready`)."""
         self.forkserver.wait_ready(minimum)
 
     @cached_property
     def conditions(self) -> str:
-        """The hash of what a verdict depends on here beside what is asked for and its environment.
+        """Hash of the seal, the toolchain, and the code of the judge and of ``kqueue``.
 
-        It is the seal, the toolchain, and the judge's own code with what it takes from beside it. It takes up to a
-        second, and is the same for as long as these judges live.
+        Together with the request and its environment, these determine a verdict. Computing the hash takes up to a
+        second, and it is constant for the lifetime of this handle.
         """
         builds = self.forkserver.builds
         code = (*Path(__file__).parent.rglob("*.py"), *Path(kqueue.__file__).parent.glob("*.py"))
-        known = [
+        facts = [
             self.forkserver.isolation,
             builds.fingerprint if builds else toolchain.fingerprint(clean_environment(os.environ)),
             [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(code)],
         ]
-        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def alive(self) -> bool:
-        """Return True if judges can be had. Only the seat's parent may ask."""
+        """Return True if requests can be judged. Only for the supervisor's parent."""
         if not self._ended:
             self._ended = os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
         return not self._ended and not self._gone and self.forkserver.alive()
 
     def work(self) -> bool:
-        """Return True if seat and fork server run. Any process may ask."""
+        """Return True if supervisor and fork server run. For any process."""
         return not self._gone and not linux.is_zombie(self.pid) and not linux.is_zombie(self.forkserver.pid)
 
     def stop(self) -> None:
-        """End seat, judge and fork server, within a bounded time. Only their parent may ask."""
+        """End supervisor, judge and fork server within a bounded time. Only for their parent."""
         self.leave()
         self.forkserver.stop()
 
     def leave(self) -> None:
-        """End the seat and its judge, and leave the fork server to its owner. Only the seat's parent may ask."""
+        """End the supervisor and its judge, but not the fork server. Only for the supervisor's parent."""
         self._requests.close()
         deadline = time.monotonic() + _STOP_S
         while not self._ended:
@@ -189,17 +184,17 @@ class Judges:
             time.sleep(0.002)
 
 
-#: The judges that this process started, if it is a slot's worker.
+#: Handle on the judges of this process, if it is a slot's worker.
 started: Judges | None = None
 
 
-def _lines(conversation: socket.socket, heard: BufferedReader, asked: dict[str, Any]) -> Iterator[bytes]:
-    """Ask, and yield what is said until the other side is gone."""
-    with suppress(ConnectionError):  # it has died, and how may have been told
-        _tell(conversation, **asked)
+def _lines(conversation: socket.socket, replies: BufferedReader, call: dict[str, Any]) -> Iterator[bytes]:
+    """Send the request, and yield the lines of the answer until the other side closes the socket."""
+    with suppress(ConnectionError):  # the judge has died, and the supervisor can have reported it already
+        _send(conversation, **call)
     while True:
         try:
-            line = heard.readline()
+            line = replies.readline()
         except ConnectionError:
             return
         if not line:
@@ -207,6 +202,6 @@ def _lines(conversation: socket.socket, heard: BufferedReader, asked: dict[str, 
         yield line
 
 
-def _tell(conversation: socket.socket, **words: Any) -> None:
-    # Without a buffer, which would be written once more when it is closed, to whoever has died meanwhile.
-    conversation.sendall(json.dumps(words).encode() + b"\n")
+def _send(conversation: socket.socket, **message: Any) -> None:
+    # Not through a buffered file: closing it would flush again, and fail if the judge has died meanwhile.
+    conversation.sendall(json.dumps(message).encode() + b"\n")

@@ -1,7 +1,7 @@
-"""What the judge asks of others: where numbers are kept that outlast an evaluation.
+"""The judge backend: the store of environments, baselines and suspect GPU reports, which outlive an evaluation.
 
-The Celery worker answers from Postgres (:mod:`workers.backend`), ``kqueue judge`` and the tests from memory. The judge
-asks in a process of its own (:class:`RemoteBackend`), which holds neither.
+Celery workers use Postgres (:mod:`workers.backend`). ``kqueue judge`` and the tests use memory. A judge process sends
+its queries to the process that owns the backend (:class:`RemoteBackend`).
 """
 
 from __future__ import annotations
@@ -15,111 +15,98 @@ from kqueue.contract import Measurement
 
 
 class JudgeBackend(Protocol):
-    """The records of one evaluation's judge."""
+    """The interface of the backend of one evaluation."""
 
     def environment(self, facts: dict[str, Any]) -> str:
-        """Note what the evaluation runs on.
+        """Store the evaluation's environment, and return its hash.
 
         Args:
-            facts: what numbers depend on and nothing that changes between evaluations: device, versions, host.
-
-        Returns:
-            the environment's hash.
+            facts: all facts on which measurements depend: device, versions and host. They must not change between
+                evaluations.
         """
         ...
 
     def baseline(self, problem_hash: str, environment_hash: str, settings_key: str) -> Measurement | None:
-        """Return the time of a reference that is known; None where there is none."""
+        """Return the stored time of a reference, or None if there is none."""
         ...
 
     def keep_baseline(
         self, problem_hash: str, environment_hash: str, settings_key: str, measurement: Measurement, *, replace: bool
     ) -> None:
-        """Keep the time of a reference. The first one stays, unless it is to be replaced."""
+        """Store the time of a reference. Without ``replace`` an existing time is kept."""
         ...
 
     def doubt(self, device: str, reason: str) -> None:
-        """Say that a GPU may be unfit, so that it is tested before it is used again."""
+        """Report a suspect GPU, so that it is tested before it is used again."""
         ...
 
 
 class InMemoryBackend:
-    """Records that live as long as this object.
-
-    Attributes:
-        baselines: times of references by problem, environment and settings.
-        doubts: GPUs that may be unfit, with the reasons.
-    """
+    """A backend that keeps its data in this object."""
 
     def __init__(self) -> None:
+        #: Times of references by the hashes of problem and environment, and the settings' key.
         self.baselines: dict[tuple[str, str, str], Measurement] = {}
+        #: Suspect GPUs with the reasons.
         self.doubts: list[tuple[str, str]] = []
 
     def environment(self, facts: dict[str, Any]) -> str:
-        """As :meth:`JudgeBackend.environment`."""
         return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
     def baseline(self, problem_hash: str, environment_hash: str, settings_key: str) -> Measurement | None:
-        """As :meth:`JudgeBackend.baseline`."""
         return self.baselines.get((problem_hash, environment_hash, settings_key))
 
     def keep_baseline(
         self, problem_hash: str, environment_hash: str, settings_key: str, measurement: Measurement, *, replace: bool
     ) -> None:
-        """As :meth:`JudgeBackend.keep_baseline`."""
         key = (problem_hash, environment_hash, settings_key)
         if replace or key not in self.baselines:
             self.baselines[key] = measurement
 
     def doubt(self, device: str, reason: str) -> None:
-        """As :meth:`JudgeBackend.doubt`."""
         self.doubts.append((device, reason))
 
 
 class RemoteBackend:
-    """The records of a judge that asks another process for them; :func:`answer` is that one's side."""
+    """A backend that queries another process, which answers by :func:`answer`."""
 
     def __init__(self, ask: Callable[[list[Any]], Any]) -> None:
-        """Ask by a function that takes a question and returns its answer, both of which have a JSON form."""
+        """Use a function that sends a query and returns its answer. Both have a JSON form."""
         self._ask = ask
 
     def environment(self, facts: dict[str, Any]) -> str:
-        """As :meth:`JudgeBackend.environment`."""
         return self._ask(["environment", facts])
 
     def baseline(self, problem_hash: str, environment_hash: str, settings_key: str) -> Measurement | None:
-        """As :meth:`JudgeBackend.baseline`."""
-        known = self._ask(["baseline", problem_hash, environment_hash, settings_key])
-        return None if known is None else Measurement.model_validate(known)
+        stored = self._ask(["baseline", problem_hash, environment_hash, settings_key])
+        return None if stored is None else Measurement.model_validate(stored)
 
     def keep_baseline(
         self, problem_hash: str, environment_hash: str, settings_key: str, measurement: Measurement, *, replace: bool
     ) -> None:
-        """As :meth:`JudgeBackend.keep_baseline`."""
         key = (problem_hash, environment_hash, settings_key)
         self._ask(["keep_baseline", *key, measurement.model_dump(mode="json"), replace])
 
     def doubt(self, device: str, reason: str) -> None:
-        """As :meth:`JudgeBackend.doubt`."""
         self._ask(["doubt", device, reason])
 
 
 def answer(backend: JudgeBackend, question: list[Any]) -> Any:
-    """Answer a question of :class:`RemoteBackend` from records.
+    """Answer a query of :class:`RemoteBackend` from another backend.
 
     Raises:
-        ValueError: there is no such question.
+        ValueError: the query is not supported.
     """
     match question:
         case ["environment", facts]:
             return backend.environment(facts)
         case ["baseline", *key]:
-            known = backend.baseline(*key)
-            return None if known is None else known.model_dump(mode="json")
+            stored = backend.baseline(*key)
+            return None if stored is None else stored.model_dump(mode="json")
         case ["keep_baseline", problem, environment, settings, measurement, replace]:
             kept = Measurement.model_validate(measurement)
             return backend.keep_baseline(problem, environment, settings, kept, replace=replace)
         case ["doubt", device, reason]:
             return backend.doubt(device, reason)
         case _:
-            raise ValueError(f"no record is asked for so: {question[:1]}")
+            raise ValueError(f"not a query of the judge backend: {question[:1]}")

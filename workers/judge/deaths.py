@@ -1,6 +1,6 @@
-"""The outcome of an evaluation whose judge raised, or died before it could tell.
+"""The outcome of an evaluation whose judge raised an exception, or died before it sent an outcome.
 
-Nothing foreign runs in a judge, so its failure says nothing of the kernel or the problem: it is the fleet's.
+No foreign code runs in a judge, so its failure is the fleet's fault and not the kernel's or the problem's.
 """
 
 from __future__ import annotations
@@ -14,17 +14,13 @@ from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase
 from kqueue.evidence import Evidence, Facts
 
-#: Signals that nothing in a judge sends to itself: an operator, a supervisor or the kernel did.
+#: Signals that a judge never sends to itself. They come from an operator, a supervisor or the Linux kernel.
 _FROM_OUTSIDE: Final = {-s for s in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)}
 _TRACEBACK_CHARACTERS: Final = 8000
 
 
 class JudgeDied(Exception):
-    """The judge died before it could tell.
-
-    Attributes:
-        outcome: what becomes of the evaluation.
-    """
+    """Raised with the evaluation's outcome if the judge died before it sent one."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.message)
@@ -49,9 +45,9 @@ def explain(exitcode: int, phase: Phase | None, *, out_of_memory: bool = False) 
     """Return the outcome: ``worker_lost``, ``gpu_unhealthy`` or ``judge_error``.
 
     Args:
-        exitcode: the judge's exit status, or the negative number of the signal that ended it.
-        phase: the phase that it was in; None before the first.
-        out_of_memory: whether the host's out-of-memory killer struck while it ran.
+        exitcode: the exit status, or the negative number of a signal.
+        phase: the judge's last phase, or None before the first.
+        out_of_memory: whether the host's out-of-memory killer ended a process while the judge ran.
     """
     how = describe(exitcode)
     facts: dict[str, Any] = {"exit_status": exitcode} if exitcode >= 0 else {"signal": how.rpartition(" ")[2]}
@@ -67,10 +63,12 @@ def explain(exitcode: int, phase: Phase | None, *, out_of_memory: bool = False) 
 
 
 def outcome_of(run: Callable[[], Outcome]) -> Outcome:
-    """Run a judge; make what it raises an outcome. Faults of candidates and problems are outcomes: this one is ours.
+    """Return the outcome of ``run``, or ``judge_error`` if it raises an exception.
+
+    Faults of candidates and problems are regular outcomes, so an exception is a fault of the judge.
 
     Raises:
-        JudgeDied: it died.
+        JudgeDied: the judge died.
     """
     try:
         return run()

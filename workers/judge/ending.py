@@ -1,4 +1,4 @@
-"""How the course of an evaluation is broken off: by raising its outcome."""
+"""The exception that ends an evaluation early with its outcome."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ if TYPE_CHECKING:
 
 
 class EvaluationEnded(Exception):
-    """The outcome is known; nothing is left to do but to clean up.
+    """Raised with the outcome once it is known, so that only cleanup remains.
 
-    Attributes:
-        outcome: the outcome.
-        reply: what the sealed process answered, where an exception in it is the reason.
+    ``reply`` is the sealed process's reply if an exception in that process is the reason.
     """
 
     def __init__(

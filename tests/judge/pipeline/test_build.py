@@ -376,7 +376,7 @@ def test_a_shelf_is_filled_whole_or_not_at_all(tmp_path: Path) -> None:
     whole = [("a" * 64, "a.so", b"1"), ("b" * 64, shelf.REFUSED, b"2")]
     shelf.fill(tmp_path / "whole", whole)
     assert shelf.read(tmp_path / "whole") == whole
-    with pytest.raises(ValueError, match="is no library"):
+    with pytest.raises(ValueError, match="is not a library"):
         shelf.fill(tmp_path / "broken", [*whole, ("c" * 64, "c.txt", b"3")])
     assert shelf.read(tmp_path / "broken") == []
 

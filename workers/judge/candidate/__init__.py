@@ -1,5 +1,5 @@
-"""The untrusted side: the process that loads a kernel and runs it when told.
+"""The untrusted side of the judge: the sealed process that loads and runs a candidate's kernel.
 
-Nothing here is trusted once a candidate has been loaded into it. It holds no credential, no reference
-output, no seed of an input, no clock that counts, and no way to a verdict but through the judge.
+Nothing in this process is trusted after a candidate was loaded. The process holds no credentials, no reference outputs,
+no input seeds and no clock that counts. Only the judge decides the verdict.
 """

@@ -1,7 +1,7 @@
-"""The program that a tool watches: a kernel with its problem, from its import to one call.
+"""The program that runs under a profiler or sanitizer: import a kernel and its problem, then make one call.
 
-:mod:`workers.judge.candidate.examiner` starts it below a tool, in the sealed process that both share. Nothing is
-compared or timed here, and it answers nobody: only what the tool sees counts.
+:mod:`workers.judge.candidate.examiner` starts the tool, which starts this program in the same sealed process. The
+program compares and times nothing and sends no replies. Only the tool's output counts.
 """
 
 from __future__ import annotations
@@ -24,38 +24,35 @@ from workers.judge.channel.arguments import put_together, take_apart
 from workers.judge.channel.protocol import Command, Examine, Job, Order
 from workers.judge.channel.randomness import set_seed
 
-#: The names of the files that :mod:`workers.judge.candidate.examiner` writes for it.
+#: Names of the files that :mod:`workers.judge.candidate.examiner` writes for the program.
 PROBLEM: Final = "problem.py"
 JOB: Final = "job.json"
-#: The file by which the program says that it is ready, and the one for which it waits then.
+#: File that the program creates when it is ready, and the file that it then waits for.
 READY: Final = "ready"
 GO: Final = "go"
-#: Seconds between two looks for it.
+#: Interval in seconds at which the program checks for the second file.
 _LOOK_S: Final = 0.005
-#: Calls before the one that is profiled: they compile, choose and fill caches of the libraries.
+#: Number of calls before the profiled call. In them libraries compile, select algorithms and fill caches.
 _WARMUP: Final = 2
 
 
 def task_from(text: str) -> tuple[str, Job]:
-    """Return the device and the job that :func:`task_to` has written."""
+    """Return the device and the job that :func:`task_to` encoded."""
     device, fields = json.loads(text)
     return device, Job(**fields | {"dtype": getattr(torch, fields["dtype"])})
 
 
 def task_to(asked: Examine) -> str:
-    """Return as JSON what the program must know of an order."""
+    """Return as JSON the part of an order that the program needs."""
     fields = asdict(asked.job) | {"dtype": str(asked.job.dtype).removeprefix("torch.")}
     return json.dumps([asked.device, fields])
 
 
 def main(tool: str) -> None:
-    """Import the problem and the kernel in the working directory when told to, and make one call.
+    """Import the problem and the kernel from the working directory, and call the model once.
 
     Args:
-        tool: what watches. For Nsight Compute there are some calls before, and it looks at the last one alone.
-
-    Raises:
-        Exception: whatever the two raise.
+        tool: name of the tool. Nsight Compute (``ncu``) profiles only the last call, so warm-up calls precede it.
     """
     Path(READY).touch()
     while not Path(GO).exists():
@@ -75,24 +72,24 @@ def main(tool: str) -> None:
 
 
 class _Kernel(Harness):
-    """A candidate's harness that obeys nobody."""
+    """A candidate's harness that takes no orders."""
 
     def begin(self, device: str, job: Job) -> None:
-        """Open the device, and get ready for the job."""
+        """Open the device and prepare the job."""
         self.device = device
         self.take_job(job)
         if self.on_gpu:
             torch.cuda.init()
 
     def arguments_of(self, problem: Any) -> tuple[Any, tuple[list[Any], dict[str, Any]]]:
-        """Return the constructor's arguments, and those of a call, each tensor in an allocation of its own."""
+        """Return the constructor's arguments and the arguments of a call, with each tensor in a separate allocation."""
         torch.manual_seed(self._job.seed)
         initial = problem.get_init_inputs() if callable(getattr(problem, "get_init_inputs", None)) else []
         set_seed(self._job.seed)
         try:
             with torch.device(self.device):
                 drawn = problem.get_inputs()
-        except Exception:  # noqa: BLE001 -- one that makes its inputs on a CPU, by a generator there
+        except Exception:  # noqa: BLE001 -- the problem needs a CPU generator
             drawn = problem.get_inputs()
         arrangement, tensors = take_apart(drawn)
         placed = [self.to_device(tensor).clone(memory_format=torch.contiguous_format) for tensor in tensors]
@@ -105,7 +102,7 @@ class _Kernel(Harness):
 
     @contextlib.contextmanager
     def looked_at(self) -> Generator[None]:
-        """Have a profiler look at the block alone."""
+        """Restrict profiling to the ``with`` block."""
         if not self.on_gpu:
             yield
             return
@@ -115,7 +112,7 @@ class _Kernel(Harness):
         cudart.cudaProfilerStop()
 
     def call(self, positional: list[Any], keywords: dict[str, Any]) -> None:
-        """Call the model, and wait for the device."""
+        """Call the model and wait for the device."""
         set_seed(self._job.seed)
         with self._compiler_watched():
             self.own.model(*positional, **keywords)

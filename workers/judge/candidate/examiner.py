@@ -1,7 +1,7 @@
-"""The harness of an examination: run a kernel and its problem under a tool, and read what the tool says.
+"""The harness of an examination: run a kernel and its problem under a tool, and parse the tool's output.
 
-All of it happens in one sealed process and its children, where foreign code runs too: what comes out is a claim. It is
-put into one form here, as the judge reads no file of a sealed process.
+All of it runs in one sealed process and its children, where foreign code also runs. So the result is not trusted. It is
+converted to JSON here, because the judge reads no file of a sealed process.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from workers.judge.channel import reports
 from workers.judge.channel.protocol import Command, Examine, Order, Reply
 
 _LOG: Final = "tool.log"
-#: What Nsight Compute has counted, and the name under which it is told to keep that.
+#: Base name of Nsight Compute's report, and its file.
 _COUNTED: Final = "counted"
 _COUNTED_FILE: Final = "counted.ncu-rep"
-#: Seconds between two looks whether the program is ready.
+#: Interval in seconds at which the harness checks whether the program is ready.
 _LOOK_S: Final = 0.01
-#: How long reading one table of what was counted may take, in seconds.
+#: Time limit in seconds for the export of one table from the report.
 _READ_S: Final = 10.0
-#: The most of a log or a table that is read, in bytes.
+#: Maximum size in bytes of a log or a table. The rest is ignored.
 _LOG_BYTES: Final = 8 << 20
-#: How many errors compute-sanitizer tells one by one.
+#: Maximum number of errors that compute-sanitizer prints.
 _MOST_ERRORS: Final = 2000
-#: How many launches of the profiled call Nsight Compute looks at; each is run about 20 times.
+#: Maximum number of launches that Nsight Compute profiles. Each is replayed about 20 times.
 _MOST_LAUNCHES: Final = 200
-#: Nsight Compute's sections: what it counts. It knows for each GPU which counters they need.
+#: Sections of Nsight Compute's report. The tool selects the counters that each GPU needs for them.
 _SECTIONS: Final = (
     *("LaunchStats", "Occupancy", "SpeedOfLight", "SpeedOfLight_RooflineChart"),
     *("MemoryWorkloadAnalysis", "WarpStateStats", "InstructionStats", "ComputeWorkloadAnalysis", "SourceCounters"),
 )
-#: Kernels whose lines are told, and how many of each.
+#: Number of kernels that are reported with source lines, and number of lines of each.
 _KERNELS_WITH_LINES: Final = 3
 _LINES: Final = 5
 
 
 class Examiner(Harness):
-    """One run under a tool. It has no device of its own."""
+    """One run under a tool. The harness itself uses no device."""
 
     def __init__(self, page: memoryview[int], directory: Path | None = None) -> None:
         super().__init__(page, directory)
@@ -63,7 +63,7 @@ class Examiner(Harness):
 
     @property
     def on_gpu(self) -> bool:
-        """False: only the program below the tool opens the device."""
+        """Return False: only the program below the tool opens the device."""
         return False
 
     def _start(self, command: Command) -> Reply:
@@ -74,35 +74,35 @@ class Examiner(Harness):
         self._tool = _start(self._asked)
         while not Path(examined.READY).exists() and self._tool.poll() is None and time.monotonic() < until:
             time.sleep(_LOOK_S)
-        self._left_s = until - time.monotonic()  # waiting for the device is not the tool's time
+        self._left_s = until - time.monotonic()  # waiting for the device does not count
         return self.done(command)
 
     def _finish(self, command: Command) -> Reply:
         Path(examined.GO).touch()
         self._status = None
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it ends with this process; what it has told counts
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the output so far counts
             self._status = self._tool.wait(max(self._left_s, 0.0))
         return self.done(command)
 
     def _report(self, command: Command) -> Reply:
         [memory] = command.descriptors
-        told = _profiled(self._asked.program) if self._asked.tool == "ncu" else findings(_log())
+        report = _profiled(self._asked.program) if self._asked.tool == "ncu" else findings(_log())
         if self._status is None:
-            told["error"] = f"it did not end within {self._asked.seconds:.0f} s"
-        elif self._status and not (told.get("findings") or told.get("error")):  # what was found may well have ended it
-            told["error"] = f"the kernel under the tool ended with status {self._status}"
-        reports.write(memory, json.dumps(told))
+            report["error"] = f"it did not end within {self._asked.seconds:.0f} s"
+        elif self._status and not (report.get("findings") or report.get("error")):  # a finding can cause that status
+            report["error"] = f"the kernel under the tool ended with status {self._status}"
+        reports.write(memory, json.dumps(report))
         return self.done(command)
 
 
 def _start(asked: Examine) -> subprocess.Popen[bytes]:
-    """Start the tool, with the program below it."""
+    """Start the tool, which starts the program."""
     tool = [
         *(asked.program, "--log-file", _LOG, "--target-processes", "application-only"),
         *(_PROFILER if asked.tool == "ncu" else _SANITIZER),
         *([] if asked.tool == "ncu" else ["--tool", asked.tool]),
     ]
-    # Each tensor in an allocation of its own: else what lies beyond it would be another's, and allowed.
+    # Each tensor gets a separate allocation. Otherwise an access beyond a tensor would hit another tensor unnoticed.
     own = {} if asked.tool == "ncu" else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     environment = {**os.environ, **own, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     program = started.words("workers.judge.candidate.examined", asked.tool)
@@ -115,7 +115,7 @@ _SANITIZER: Final = (
 )
 _PROFILER: Final = (
     *("--export", _COUNTED, "--force-overwrite", "--profile-from-start", "off"),
-    # The clocks stay as they are: a GPU's settings are its owner's.
+    # The clocks stay as they are, because the GPU's owner controls its settings.
     *("--clock-control", "none", "--launch-count", str(_MOST_LAUNCHES)),
     *(word for section in _SECTIONS for word in ("--section", section)),
 )
@@ -142,35 +142,35 @@ _NEAREST: Final = re.compile(
 )
 _SIZE: Final = re.compile(r"\bof size (\d+) bytes")
 _SUMMARY: Final = re.compile(r"^(?:ERROR SUMMARY: ([\d,]+) errors?|RACECHECK SUMMARY: ([\d,]+) hazards? displayed)")
-#: An error of the CUDA runtime, which follows from another finding where there is one.
+#: Prefix of an error of the CUDA runtime, which follows from another finding if there is one.
 _FOLLOWS: Final = "Program hit "
 
 
 def findings(log: str) -> dict[str, Any]:
-    """Read a log of compute-sanitizer.
+    """Parse a log of compute-sanitizer.
 
     Returns:
-        ``errors``, how many it counts, or None; ``findings``, each a place in the code with what was first told of it;
-        ``error``, why the program could not be watched, where that is said.
+        ``errors``: number of errors, or None. ``findings``: one entry for each location in the code, with the details
+        of its first error. ``error``: reason why the program could not be examined, if the log has one.
     """
     errors: int | None = None
     error = ""
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    by_location: dict[tuple[Any, ...], dict[str, Any]] = {}
     for title, details in _blocks(log):
         if match := _SUMMARY.match(title):
             errors = int((match[1] or match[2]).replace(",", "")) if errors is None else errors
         elif details or _AT.search(title) or title.startswith(_FOLLOWS):
             one = _finding(title, details)
             key = one["kind"], one["kernel"], one["file"], one["line"]
-            found.setdefault(key, one)["count"] += 1
+            by_location.setdefault(key, one)["count"] += 1
         elif "terminated before first instrumented" in title:
             error = title
-    first = [one for one in found.values() if not one["kind"].startswith(_FOLLOWS)]
-    return {"errors": errors, "findings": first or list(found.values()), "error": error}
+    first = [one for one in by_location.values() if not one["kind"].startswith(_FOLLOWS)]
+    return {"errors": errors, "findings": first or list(by_location.values()), "error": error}
 
 
 def _blocks(log: str) -> Iterable[tuple[str, list[str]]]:
-    """Yield the parts of a log: the first line of each, and those that are indented below it."""
+    """Yield the blocks of a log: the first line of each, and the indented lines below it."""
     title, details = "", list[str]()
     for line in log.splitlines():
         match = _PREFIX.match(line)
@@ -211,32 +211,32 @@ def _finding(title: str, details: list[str]) -> dict[str, Any]:
 # Nsight Compute ----------------------------------------------------------------------------------------
 
 _STALL: Final = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
-#: What is no waiting: a warp that was chosen, or could have been.
+#: Stall reasons without a wait: the warp issued, or could have issued.
 _AT_WORK: Final = frozenset({"selected", "not_selected"})
-#: What may keep more blocks from a multiprocessor, by the end of the counter's name.
+#: Resources that limit the blocks on a multiprocessor, by the suffix of the counter's name.
 _LIMITS: Final = {"registers": "registers", "shared_mem": "shared memory", "warps": "warps", "blocks": "blocks"}
 _DENIED: Final = "ERR_NVGPUCTRPERM"
-#: The column of the page of sources that counts how often a warp was seen.
+#: Column of the source page with the number of warp samples.
 _SAMPLES: Final = "# Samples"
-#: What stands beside a launch's counters: its place among all launches.
+#: Key of a launch's position among all launches.
 _PLACE: Final = "place"
-#: The most characters of a line that are told.
+#: Maximum number of characters of a reported source line.
 _TEXT: Final = 200
 
 
 def _profiled(program: str) -> dict[str, Any]:
-    """Return what Nsight Compute has counted, with the lines of the longest kernels."""
-    told = profile(_log(), _table(program, "--page", "raw", "--print-units", "base"))
-    for rank, kernel in enumerate(told["kernels"]):
+    """Return Nsight Compute's results, with source lines of the longest kernels."""
+    report = profile(_log(), _table(program, "--page", "raw", "--print-units", "base"))
+    for rank, kernel in enumerate(report["kernels"]):
         longest = ("--launch-skip", str(kernel.pop(_PLACE)), "--launch-count", "1")
         if rank < _KERNELS_WITH_LINES:
             table = _table(program, "--page", "source", "--print-source", "cuda,sass", *longest)
             kernel["lines"] = lines(table, kernel["name"])
-    return told
+    return report
 
 
 def _table(program: str, *options: str) -> str:
-    """Return a table of what was counted, in CSV; as much of it as comes in time and is not too long."""
+    """Export a table of the report as CSV, cut at the limits of time and size."""
     command = [program, "--import", _COUNTED_FILE, "--csv", *options]
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -252,23 +252,22 @@ def _table(program: str, *options: str) -> str:
 
 
 def profile(log: str, table: str) -> dict[str, Any]:
-    """Read what Nsight Compute says.
+    """Parse Nsight Compute's output.
 
     Args:
-        log: its log.
-        table: the raw counters in CSV, in base units.
+        table: raw counters as CSV, in base units.
 
     Returns:
-        ``kernels``, the longest first, each with the ``place`` of its longest launch among all; ``peak_gbs`` and
-        ``peak_gflops``; ``error``, why there is nothing.
+        ``kernels``: the longest first, each with the ``place`` of its longest launch among all launches. ``peak_gbs``
+        and ``peak_gflops``: peaks of the GPU. ``error``: reason why there are no results.
     """
-    said = log.splitlines()
-    if any(_DENIED in line for line in said):
-        return {"kernels": [], "error": "this user may not read the GPU's counters (ERR_NVGPUCTRPERM)"}
+    messages = log.splitlines()
+    if any(_DENIED in line for line in messages):
+        return {"kernels": [], "error": "this user is not allowed to read the GPU's counters (ERR_NVGPUCTRPERM)"}
     rows = list(csv.reader(line for line in table.splitlines() if line.startswith('"')))
     if len(rows) < 3:
-        told = [line.removeprefix("==ERROR== ") for line in said if line.startswith("==ERROR==")]
-        return {"kernels": [], "error": told[0] if told else "the call launched no kernel"}
+        errors = [line.removeprefix("==ERROR== ") for line in messages if line.startswith("==ERROR==")]
+        return {"kernels": [], "error": errors[0] if errors else "the call launched no kernel"}
     launches = [dict(zip(rows[0], row, strict=False)) | {_PLACE: str(place)} for place, row in enumerate(rows[2:])]
     by_name: dict[str, list[Mapping[str, str]]] = {}
     for launch in launches:
@@ -289,26 +288,25 @@ def profile(log: str, table: str) -> dict[str, Any]:
 
 
 def lines(table: str, kernel: str) -> list[dict[str, Any]]:
-    """Read at which lines of a kernel's sources warps were seen, by Nsight Compute's page of sources in CSV.
+    """Return the lines of a kernel's sources with the most warp samples, from Nsight Compute's source page.
 
     Args:
-        table: parts of lines and their instructions: the lines of one file that are in one kernel.
-        kernel: the kernel's name.
+        table: CSV with a part for each source file and kernel, which lists the file's lines and their instructions.
 
     Returns:
-        the first lines, as :class:`~kqueue.evidence.SourceLine` has them.
+        The first lines, with the fields of :class:`~kqueue.evidence.SourceLine`.
     """
     seen: Counter[tuple[str, int]] = Counter()
-    path, ours, after = "", False, 0
+    path, is_kernel, after = "", False, 0
     for row in csv.reader(line for line in table.splitlines() if line.startswith('"')):
         if row[0] == "File Path":
             path = row[-1]
         elif row[0] == "Function Name":
-            ours = row[-1] == kernel
+            is_kernel = row[-1] == kernel
         elif row[0] == "Line No":
-            # A source's quotes are not escaped, which may move what stands behind it: counted from the end it stays.
+            # Quotes in a source are not escaped, which can shift later columns. So columns are counted from the end.
             after = len(row) - row.index(_SAMPLES) if _SAMPLES in row else 0
-        elif ours and after and len(row) > after and row[0].isdecimal() and row[-after].isdecimal():
+        elif is_kernel and after and len(row) > after and row[0].isdecimal() and row[-after].isdecimal():
             seen[path, int(row[0])] += int(row[-after])
     total = seen.total()
     return [
@@ -319,12 +317,10 @@ def lines(table: str, kernel: str) -> list[dict[str, Any]]:
 
 
 def _line(path: Path, number: int) -> str | None:
-    """Return a line of a source; None where there is no such file any more.
-
-    A builder's own folder is gone, but torch writes the sources here too before it finds what was built.
-    """
+    """Return a line of a source, or None if the file is gone."""
+    # A builder's folder is gone, but torch also writes the sources here before it looks for a prebuilt library.
     if not path.exists():
-        alike = (found for found in sorted(Path.cwd().rglob(path.name)) if found.parent.name == path.parent.name)
+        alike = (file for file in sorted(Path.cwd().rglob(path.name)) if file.parent.name == path.parent.name)
         path = next(alike, path)
     try:
         with path.open(encoding="utf-8", errors="replace") as stream:
@@ -362,13 +358,13 @@ def _kernel(name: str, launches: list[Mapping[str, str]]) -> dict[str, Any]:
 
 
 def _gflops(launch: Mapping[str, str]) -> float | None:
-    """Return the operations that were done, in 10^9 a second: counted per cycle of all processors together."""
+    """Return the executed operations in 10^9 per second, from counters per cycle of all multiprocessors together."""
     cycles = _number(launch, "smsp__cycles_elapsed.avg.per_second")
     weights = {"fadd": 1, "fmul": 1, "ffma": 2, "dadd": 1, "dmul": 1, "dfma": 2}
     name = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum.per_cycle_elapsed"
     counts = {op: _number(launch, name.format(op)) for op in weights}
-    known = [weights[op] * count for op, count in counts.items() if count is not None]
-    return sum(known) * cycles / 1e9 if known and cycles is not None else None
+    executed = [weights[op] * count for op, count in counts.items() if count is not None]
+    return sum(executed) * cycles / 1e9 if executed and cycles is not None else None
 
 
 def _stalls(launch: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -380,25 +376,25 @@ def _stalls(launch: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _limit(launch: Mapping[str, str]) -> str | None:
-    blocks = {what: _number(launch, f"launch__occupancy_limit_{name}") for name, what in _LIMITS.items()}
-    known = {what: number for what, number in blocks.items() if number is not None}
-    return min(known, key=known.__getitem__) if known else None
+    blocks = {resource: _number(launch, f"launch__occupancy_limit_{name}") for name, resource in _LIMITS.items()}
+    limits = {resource: number for resource, number in blocks.items() if number is not None}
+    return min(limits, key=limits.__getitem__) if limits else None
 
 
 def _shared(launch: Mapping[str, str]) -> int | None:
     parts = [_whole(launch, f"launch__shared_mem_per_block_{kind}") for kind in ("static", "dynamic")]
-    known = [part for part in parts if part is not None]
-    return sum(known) if known else None
+    sizes = [part for part in parts if part is not None]
+    return sum(sizes) if sizes else None
 
 
 def _dimensions(launch: Mapping[str, str], name: str) -> list[int] | None:
     numbers = [_whole(launch, f"launch__{name}_{axis}") for axis in "xyz"]
-    known = [number for number in numbers if number is not None]
-    return known if len(known) == 3 else None
+    sizes = [number for number in numbers if number is not None]
+    return sizes if len(sizes) == 3 else None
 
 
 def _product(launch: Mapping[str, str], *factors: str | int) -> float | None:
-    """Return a product of counters and numbers, in 10^9."""
+    """Return a product of counters and numbers, in units of 10^9."""
     product = 1e-9
     for factor in factors:
         value = factor if isinstance(factor, int) else _number(launch, factor)

@@ -1,7 +1,7 @@
-"""The main loop of a sealed process: obey the judge's orders, answer each once.
+"""The main loop of a sealed process: carry out the judge's orders and reply to each once.
 
-Foreign code runs in this process, so the judge believes nothing that it says: it decides from the buffers, the
-process's end and CUDA's codes.
+Foreign code runs in this process, so the judge does not trust the replies. It decides from the buffers, the exit of the
+process and CUDA's error codes.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ from workers.judge.channel.protocol import (
 from workers.judge.channel.randomness import set_seed
 from workers.judge.channel.semaphores import Semaphores
 
-#: The name under which the kernel's module is imported.
+#: Import name of the kernel's module.
 MODULE: Final = "kernel"
-#: The file in which a candidate notes the types of arguments of the Triton kernels that it launches: a list of lists.
+#: File in which a candidate lists the argument types of each Triton kernel that it launches, as JSON.
 LAUNCHED: Final = "launched"
 
-#: Exception types that say what happened, by qualified name: their packages may not be installed.
+#: Tags of known exceptions, by qualified name because their packages can be missing.
 _TAGS: Final = {
     "triton.compiler.errors.CompilationError": Tag.COMPILE,
     "triton.compiler.errors.CompileTimeAssertionFailure": Tag.COMPILE,
@@ -72,29 +72,29 @@ _TAGS: Final = {
     "workers.judge.candidate.harness.ProblemError": Tag.PROBLEM,
 }
 _OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
-#: Orders that are answered ahead of their end.
+#: Orders whose reply is sent before the work on the GPU ends.
 _ENQUEUED: Final = frozenset({Order.ENQUEUE, Order.ENQUEUE_OVERHEAD, Order.ENQUEUE_IN_TURN})
-#: Orders behind which another one follows at once.
+#: Orders after which the judge sends another order at once.
 _PROMPT: Final = _ENQUEUED | {Order.RUN}
 
 
 class EntryPointError(Exception):
-    """The module does not define the class that was asked for."""
+    """The source does not define the required class."""
 
 
 class ProblemError(Exception):
-    """A problem does not have a problem's form; the message says what to change."""
+    """A problem has the wrong form. The message states the necessary change."""
 
 
 class _CompileError(Exception):
-    """Stands for an exception that a compiler's failure raised; the original is its cause."""
+    """Wrapper of an exception that a compiler's failure raised. The original exception is its cause."""
 
 
 def preload() -> None:
-    """Import what most candidates import, without touching the GPU. Called before anything is forked.
+    """Import the packages that most candidates import, without use of the GPU. Called before the first fork.
 
-    torch's extension builder asks for GPUs when it is imported, and the library that answers keeps descriptors open
-    which a forked and sealed candidate does not have: there are none to find meanwhile.
+    torch's extension builder looks for GPUs when it is imported, and NVML then keeps descriptors open that a sealed
+    candidate does not have. So GPUs are hidden during the import.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -112,7 +112,7 @@ def preload() -> None:
 
 
 def serve(channel: socket.socket, page: memoryview[int], kind: Callable[[memoryview[int]], Harness]) -> None:
-    """Obey orders until the judge is gone."""
+    """Carry out orders until the judge closes the channel."""
     obeying = kind(page)
     while (command := receive_command(channel)) is not None:
         replies = obeying.obey(command)
@@ -130,17 +130,17 @@ def serve(channel: socket.socket, page: memoryview[int], kind: Callable[[memoryv
 
 @dataclass(slots=True)
 class Instance:
-    """One model, and what its calls read and write.
+    """One model, with the inputs and outputs of its calls.
 
     Attributes:
-        model: the module that is called.
-        arrangement: of ``forward``'s arguments.
-        inputs: the shared inputs that calls use.
-        input_memory: beginning and size, in bytes, of each input of the last call.
-        structure: the arrangement of the reference's outputs (:func:`describe`).
-        last: the outputs of the last call.
-        delivered: the tensors among them as they were delivered; they must live until the judge has read them.
-        dense: on a CPU, copies of those of the last call that do not lie densely, by number.
+        model: module that is called.
+        arrangement: arrangement of ``forward``'s arguments.
+        inputs: shared inputs of calls.
+        input_memory: address and size in bytes of each input of the last call.
+        structure: arrangement of the reference's outputs (:func:`describe`).
+        last: outputs of the last call.
+        delivered: delivered output tensors, kept until the judge has read them.
+        dense: dense copies of the last call's non-dense outputs on a CPU, by output number.
     """
 
     model: Any = None
@@ -153,12 +153,12 @@ class Instance:
     dense: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
 
     def forget(self) -> None:
-        """Let go of the last call's outputs, which the judge has read: the next ones may take their memory."""
+        """Drop the last call's outputs, which the judge has read, so that the next call can reuse their memory."""
         self.last, self.delivered = None, []
         self.dense.clear()
 
     def input_of(self, leaf: torch.Tensor) -> int | None:
-        """Return the number of the last call's input whose memory a tensor begins in; None if it is none's."""
+        """Return the number of the input whose memory contains a tensor's first byte, or None."""
         at = leaf.data_ptr()
         for number, (begin, nbytes) in enumerate(self.input_memory):
             if begin <= at < begin + nbytes:
@@ -166,7 +166,7 @@ class Instance:
         return None
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
-        """Return the positional and keyword arguments of one call. What it does to lists and dicts, no other sees."""
+        """Return the positional and keyword arguments of one call, with new lists and dicts for each call."""
         return put_together(self.arrangement, [opened.tensor for opened in self.inputs])
 
 
@@ -174,15 +174,15 @@ class Harness:
     """One model, from its source to its calls.
 
     Attributes:
-        holds_sets: True if memory that was announced must stay so, until the judge lets go of it.
+        holds_sets: True if announced memory must stay valid until the judge releases it.
         device: ``cpu`` or ``cuda``.
-        is_serial: True if no source names what uses several streams: the device is open with one queue of work.
+        is_serial: True if no source names an API for several streams. The device then has one queue.
     """
 
     holds_sets = False
 
     def __init__(self, page: memoryview[int], directory: Path | None = None) -> None:
-        """Hold a page of flags; the source goes to the working directory, or to ``directory``."""
+        """Initialize the harness. The source is written to ``directory`` or the working directory."""
         self._flags = page
         self._path = (directory or Path.cwd()) / f"{MODULE}.py"
         self.device = "cpu"
@@ -212,24 +212,24 @@ class Harness:
         }
 
     def obey(self, command: Command) -> list[Reply]:
-        """Carry out an order; whatever the foreign code raises becomes an answer."""
+        """Carry out an order. An exception of foreign code becomes a reply."""
         try:
             replies = self.orders[command.order](command)
-        except BaseException as error:  # noqa: BLE001 -- the kernel may raise anything, SystemExit too
+        except BaseException as error:  # noqa: BLE001 -- the kernel can raise anything, SystemExit too
             return [self.failed(command, error)]
         return replies if isinstance(replies, list) else [replies]
 
     def settle_after(self, command: Command) -> Reply | None:
-        """Wait for the end of a call that was answered ahead of it; return the answer if it fails after all."""
+        """Wait for a call whose reply was sent before its end. Return a second reply if the call fails."""
         try:
             self.settle()
-        except Exception as error:  # noqa: BLE001 -- whatever the device has to say
+        except Exception as error:  # noqa: BLE001 -- any error of the device
             return self.failed(command, error)
         return None
 
     @property
     def on_gpu(self) -> bool:
-        """True if the model runs on a GPU."""
+        """Return whether the model runs on a GPU."""
         return self.device == "cuda"
 
     def _open(self, command: Command) -> Reply:
@@ -251,9 +251,9 @@ class Harness:
         return self.done(command)
 
     def take_job(self, job: Job) -> None:
-        """Get ready for a job; none of its source runs yet."""
+        """Prepare a job without running its source."""
         self._job = job
-        # A file, because Triton and tracebacks read sources from files.
+        # Written to a file, because Triton and tracebacks read sources from files.
         self._path.write_text(job.source, encoding="utf-8")
         if job.device_asserts:
             _have_triton_assert()
@@ -263,7 +263,7 @@ class Harness:
             self.set_tf32()
 
     def set_tf32(self) -> None:
-        """Let torch use TF32 for products and convolutions of fp32 values, or not."""
+        """Allow or forbid TF32 for matrix products and convolutions of fp32 values."""
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self._job.tf32
 
     def _allow(self, command: Command) -> Reply:
@@ -279,10 +279,10 @@ class Harness:
         return self.done(command)
 
     def take_module(self, module: Any) -> None:
-        """Find in the imported source what will be called.
+        """Take the required class from the imported module.
 
         Raises:
-            EntryPointError: it is not there.
+            EntryPointError: the module does not define the class.
         """
         entry = getattr(module, self._job.entry, None)
         if not (isinstance(entry, type) and issubclass(entry, torch.nn.Module)):
@@ -292,9 +292,9 @@ class Harness:
             _have_cupy_use_torch(sys.modules["cupy"])
 
     def _build(self, command: Command) -> Reply:
-        """Import the source for the libraries that it has compiled; nothing else of it is used."""
+        """Import the source only for the libraries that it compiles."""
         self.take_job(command.payload)
-        keeper = libraries.Keeper(self._path.parent, self._job.architectures, lambda: self._say_compiling(False))
+        keeper = libraries.Keeper(self._path.parent, self._job.architectures, lambda: self._report_compiling(False))
         with keeper.installed(), self._compiler_watched(keeper.build):
             self._import_source()
         return self.done(command)
@@ -320,7 +320,7 @@ class Harness:
         return self.done(command)
 
     def to_device(self, value: Any) -> Any:
-        """Return an argument with its tensors on the device, those of the declared dtype in the precision asked for."""
+        """Return an argument with its tensors on the device, in the dtypes of :meth:`dtype_of`."""
         if isinstance(value, torch.Tensor):
             return value.detach().to(device=self.device, dtype=self.dtype_of(value))
         if type(value) in (list, tuple):
@@ -330,15 +330,16 @@ class Harness:
         return value
 
     def dtype_of(self, tensor: torch.Tensor) -> torch.dtype:
-        """Return the dtype of a weight or input: a source that names another than float32 means it.
+        """Return the dtype of a weight or input on the device.
 
-        Not so float64, which is what Python's and numpy's numbers are.
+        float32 becomes the job's precision. float64 does too, because Python's and numpy's numbers have it by default.
+        The source chose any other dtype on purpose, so it stays.
         """
         declared = tensor.dtype is torch.float32 or (tensor.dtype is torch.float64 and not self._job.keeps_float64)
         return self._job.dtype if declared else tensor.dtype
 
     def _model_to_device(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return the model on the device, its weights as :meth:`to_device` makes arguments."""
+        """Return the model on the device, with its weights in the dtypes of :meth:`dtype_of`."""
         weights = [*model.parameters(), *model.buffers()]
         if all(self.dtype_of(w) is self._job.dtype for w in weights if w.is_floating_point() or w.is_complex()):
             return model.to(device=self.device, dtype=self._job.dtype)
@@ -364,7 +365,7 @@ class Harness:
         binding: Binding = command.payload
         own = self.own
         own.structure = binding.structure
-        # What forward allocates next may lie where this has been: what it does not write then shows.
+        # The next allocations of forward can reuse this memory, so elements that it does not write become visible.
         for spec in binding.buffers:
             torch.full((spec.nbytes,), 0xFF, dtype=torch.uint8, device=self.device)
         return self.done(command)
@@ -374,17 +375,15 @@ class Harness:
         return [OpenedBuffer(spec, fd) for spec, fd in zip(specs, command.descriptors, strict=True)]
 
     def unbind(self, buffers: list[OpenedBuffer]) -> None:
-        """Unmap buffers; work on them is waited for."""
+        """Wait for work on buffers, then unmap them."""
         self.settle()
         for buffer in buffers:
             buffer.close()
 
     def _warm_up(self, command: Command) -> Reply:
-        """Call forward once with Triton's launches turned into compilation.
-
-        That it does not compile, or asks for more than the device has, counts for the first launch alone: what comes
-        behind one that was left out may have seen garbage, and the real call will tell.
-        """
+        """Call forward once with Triton's launches replaced by compilation."""
+        # A compile error or a lack of resources counts only before the first skipped launch. Later kernels can depend
+        # on data that a skipped launch did not write, so only the real call decides.
         self._flags[flags.COMPILING] = 1
         launched: list[list[Any]] = []
         compiling = contextlib.nullcontext() if self._job.compiled else warm_up.launching_nothing(launched)
@@ -393,7 +392,7 @@ class Harness:
                 positional, keywords = self.own.arguments()
                 self.own.model(*positional, **keywords)
                 self.settle()
-        except Exception as error:  # noqa: BLE001 -- on garbage anything may be raised
+        except Exception as error:  # noqa: BLE001 -- unwritten data can cause any exception
             if not launched and _tag(error) in (Tag.COMPILE, Tag.RESOURCES):
                 return self.failed(command, error)
         finally:
@@ -438,7 +437,7 @@ class Harness:
         return reply
 
     def _profile(self, command: Command) -> Reply:
-        """Have CUPTI record a few calls. What comes of it is evidence and no more: a failure is written down too."""
+        """Record a few calls with CUPTI. The result is only evidence, so a failure is recorded too."""
         [memory] = command.descriptors
         positional, keywords = self.own.arguments()
         try:
@@ -450,24 +449,22 @@ class Harness:
         return self.done(command)
 
     def _forward(self, command: Command) -> Callable[[], Any]:
-        """What a timed call runs: the model, or for a null all that a call costs but its forward.
-
-        Two processes take turns on a GPU's processors: a call that launched nothing would not wait for its
-        turn. So a null launches an empty kernel, and where it is asked for a call does so too.
-        """
+        """Return the function that a timed call runs: the model, or a no-op for the launch overhead."""
+        # Two processes share a GPU by time slices, and a call without launches would not wait for its slice. So a
+        # launch overhead launches an empty kernel. So does a call that is compared with such a launch overhead.
         model, last, (positional, keywords) = self.own.model, None, self.own.arguments()
-        null = command.order in (Order.TIME_OVERHEAD, Order.ENQUEUE_OVERHEAD)
-        if null:
+        is_overhead = command.order in (Order.TIME_OVERHEAD, Order.ENQUEUE_OVERHEAD)
+        if is_overhead:
             last = self.own.last
         else:
             self.own.forget()
-        forward = (lambda: last) if null else (lambda: model(*positional, **keywords))
+        forward = (lambda: last) if is_overhead else (lambda: model(*positional, **keywords))
         if command.order is Order.ENQUEUE or not self.on_gpu:
             return forward
         return lambda: (self._empty.zero_(), forward())[1]
 
     def deliver(self, command: Command, output: Any) -> Reply:
-        """Hand outputs of the reference's form over; describe any others."""
+        """Deliver outputs of the reference's structure. Describe outputs of another structure."""
         own = self.own
         structure, leaves = describe(output)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)][:MAX_TENSORS]
@@ -483,10 +480,7 @@ class Harness:
         return Reply(Answer.DONE, command.sequence, structure=structure, tensors=specs, locations=locations)
 
     def _locate_output(self, own: Instance, i: int, leaf: torch.Tensor) -> Location:
-        """Return where an output lies. What the judge could not read there is copied, at the kernel's cost.
-
-        On a CPU a null delivers the copy of the call before: it pays for what the judge copies, and no more.
-        """
+        """Return an output's location. An output that the judge cannot read there is copied at the kernel's cost."""
         if not self.can_locate(leaf):
             return Location()
         leaf = leaf.detach().resolve_conj().resolve_neg()
@@ -494,6 +488,7 @@ class Harness:
         if number is not None and is_apart(leaf.shape, leaf.stride()):
             offset = leaf.data_ptr() - own.input_memory[number][0]
             return Location(Where.INPUT, number, offset=offset, stride=leaf.stride())
+        # A launch overhead reuses the dense copies of the call before, so that it does not include their cost.
         if not self.on_gpu and not is_dense(leaf.shape, leaf.stride()):
             if i not in own.dense:
                 own.dense[i] = leaf.clone(memory_format=torch.contiguous_format)
@@ -503,12 +498,12 @@ class Harness:
         return location
 
     def can_locate(self, leaf: torch.Tensor) -> bool:
-        """Return whether a tensor can be handed over at all: its device and its form."""
-        known = leaf.device.type == self.device and leaf.numel() > 0 and leaf.dim() <= MAX_DIMS
-        return known and TensorSpec.of(leaf).dtype is not None
+        """Return whether the judge can read a tensor of this device and form."""
+        has_form = leaf.device.type == self.device and leaf.numel() > 0 and leaf.dim() <= MAX_DIMS
+        return has_form and TensorSpec.of(leaf).dtype is not None
 
     def locate(self, leaf: torch.Tensor) -> tuple[Location, torch.Tensor]:
-        """Return where a tensor of this process lies, and the tensor that lies there: a copy, where it must be one."""
+        """Return the location of a tensor in this process, and the tensor there, which is a copy where necessary."""
         if not self.on_gpu:
             if not is_dense(leaf.shape, leaf.stride()):
                 leaf = leaf.clone(memory_format=torch.contiguous_format)
@@ -520,22 +515,22 @@ class Harness:
         return self.exports.location(leaf), leaf
 
     def settle(self) -> None:
-        """Wait for the device, and raise what it has to say about launches that nobody checked."""
+        """Wait for the device, and raise the errors of launches that the kernel did not check."""
         self.see_launches()
         if self.on_gpu:
             torch.cuda.synchronize()
 
     def see_launches(self) -> None:
-        """Raise what the device has to say about launches that nobody checked, so far."""
+        """Raise the errors so far of launches that the kernel did not check."""
         if self.on_gpu and (code := cudart().cudaGetLastError()):
             raise UncheckedLaunchError(code)
 
     def done(self, command: Command) -> Reply:
-        """Return the reply to an order that has nothing to tell."""
+        """Return the reply to an order without results."""
         return Reply(Answer.DONE, command.sequence)
 
     def failed(self, command: Command, error: BaseException) -> Reply:
-        """Print an exception that ended an order, and return the reply that tells of it."""
+        """Print an exception that ended an order, and return the reply that reports it."""
         traceback.print_exception(error)
         tag, code = _tag(error), _cuda_code(error)
         if code == 0 and self.on_gpu and tag in (Tag.OTHER, Tag.CUDA):
@@ -557,28 +552,24 @@ class Harness:
 
     @contextlib.contextmanager
     def _compiler_watched(self, build: Callable[..., Any] | None = None) -> Generator[None]:
-        """While torch's extension builder works, say so, and mark what it raises.
-
-        Args:
-            build: takes the builder's function and its arguments in its place; without, what was built before is
-                imported, and the rest built.
-        """
+        """Report to the judge while torch's extension builder compiles, and mark its exceptions as compile errors."""
+        # ``build`` replaces the builder's function. Without it, prebuilt libraries are imported and the rest is built.
         builder = libraries.builder()
         original = builder._jit_compile
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             try:
                 if build is not None:
-                    self._say_compiling(True)
+                    self._report_compiling(True)
                     return build(original, args, kwargs)
-                if found := libraries.prebuilt(self._job.built, original, args, kwargs, self._path.parent):
-                    return builder._import_module_from_library(*found)
-                self._say_compiling(True)
+                if library := libraries.prebuilt(self._job.built, original, args, kwargs, self._path.parent):
+                    return builder._import_module_from_library(*library)
+                self._report_compiling(True)
                 return original(*args, **kwargs)
             except Exception as error:
                 raise _CompileError(_text(error)) from error
             finally:
-                self._say_compiling(False)
+                self._report_compiling(False)
 
         builder._jit_compile = watched
         try:
@@ -587,12 +578,12 @@ class Harness:
         finally:
             builder._jit_compile = original
 
-    def _say_compiling(self, compiling: bool) -> None:
+    def _report_compiling(self, compiling: bool) -> None:
         self._flags[flags.COMPILING] = compiling
 
 
 class UncheckedLaunchError(RuntimeError):
-    """A launch failed and the kernel did not look; ``error_code`` is CUDA's code."""
+    """A launch failed and the kernel did not check its result. ``error_code`` is CUDA's code."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"a kernel launch failed with CUDA error {code} and its result was not checked")
@@ -604,7 +595,7 @@ def _qualified(kind: type) -> str:
 
 
 def _text(error: BaseException) -> str:
-    """Return an exception's text. It is foreign code that makes it, and can raise another exception."""
+    """Return an exception's text. Foreign code makes the text, and can raise another exception."""
     try:
         return str(error)
     except BaseException as fault:  # noqa: BLE001
@@ -625,7 +616,7 @@ def _tag(error: BaseException) -> Tag:
 
 
 def _cuda_code(error: BaseException) -> int:
-    """CUDA's code as torch's, CuPy's and our own exceptions carry it; 0 for none."""
+    """Return the CUDA error code that an exception of torch, CuPy or this project carries, or 0."""
     for name in ("error_code", "status"):
         try:
             code = getattr(error, name, None)
@@ -637,7 +628,7 @@ def _cuda_code(error: BaseException) -> int:
 
 
 def _context_code() -> int:
-    """The error that has ended this process's CUDA context, asked of the driver; 0 if it is well."""
+    """Return the error that ended this process's CUDA context, or 0."""
     try:
         driver("cuCtxSynchronize")
     except CudaCallError as error:
@@ -648,8 +639,8 @@ def _context_code() -> int:
 
 
 def _have_triton_assert() -> None:
-    """Have Triton, and its interpreter, check assertions. Its variable was read when it was imported."""
-    with contextlib.suppress(ImportError):  # then there are no kernels of its either
+    """Enable assertions in Triton and its interpreter. Their environment variable was already read at import."""
+    with contextlib.suppress(ImportError):  # then there are no Triton kernels
         from triton import knobs
         from triton.runtime.interpreter import interpreter_builder as builder
 
@@ -658,7 +649,7 @@ def _have_triton_assert() -> None:
 
 
 def _have_cupy_use_torch(cupy: Any) -> None:
-    """Have CuPy take its memory from torch, whose memory the judge can map: its own would have to be copied."""
+    """Make CuPy allocate from torch, whose memory the judge can map. CuPy's own memory would need copies."""
 
     def allocate(nbytes: int, device: int) -> int:
         return torch.cuda.caching_allocator_alloc(nbytes, device, cupy.cuda.get_current_stream().ptr)
@@ -666,5 +657,5 @@ def _have_cupy_use_torch(cupy: Any) -> None:
     def free(pointer: int, device: int) -> None:  # noqa: ARG001
         torch.cuda.caching_allocator_delete(pointer)
 
-    with contextlib.suppress(AttributeError):  # something else of that name
+    with contextlib.suppress(AttributeError):  # another module of that name
         cupy.cuda.set_allocator(cupy.cuda.PythonFunctionAllocator(allocate, free).malloc)

@@ -1,12 +1,13 @@
-"""Fewer of torch's headers for the compilers of an extension; all of them where those do not suffice.
+"""Compile extensions with a small part of torch's headers, and with all of them where the small part fails.
 
-Nearly all of the time that a small extension takes goes into torch's headers, which declare 3000 operators, the C++
-frontend and the JIT. So each source is compiled with a few of them first. If that fails for any reason, ninja runs the
-command that torch has written, and only that command's output is shown.
+Torch's headers take nearly all of the compile time of a small extension: they declare 3000 operators, the C++ frontend
+and the JIT. So each source is first compiled with a few of them. If that fails for any reason, ninja runs torch's
+original command and shows only its output.
 
-A source that compiles with fewer headers must mean the same with all of them. Operators and headers that it names come
-with those few (:func:`_operators`); the standard library's headers all do, as they add overloads (``abs``). A source
-that could mean something else without failing is compiled with all headers (:data:`_ASKS`). Flags stay as they are.
+A source that compiles with fewer headers must have the same meaning with all of them. So the small part includes the
+operators and headers that the source names (:func:`_operators`) and all of the standard library's headers, because
+those add overloads (``abs``). A source whose meaning could change without an error is compiled with all headers
+(:data:`_ASKS`). Compiler flags stay the same.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-#: Runs a compiler with fewer headers, then as torch has written, if need be: the folder that is searched first and
-#: torch's own macro for headers of operators are all that differs.
+#: Script that runs a compiler with fewer headers, and with torch's own command if that fails. The first command adds
+#: only a folder that is searched first, and torch's macro for per-operator headers.
 _TRY: Final = """#!/bin/sh
 if "$@" -DAT_PER_OPERATOR_HEADERS '-I{folder}' >'{folder}/log' 2>&1; then
     cat '{folder}/log'
@@ -30,10 +31,10 @@ fi
 _RULE: Final = re.compile(r"^rule (compile|cuda_compile)\n((?:  .*\n)+)", re.MULTILINE)
 _COMMAND: Final = re.compile(r"^  command = (?=\$cxx |\$nvcc )", re.MULTILINE)
 _EDGE: Final = re.compile(r"^build ([^\s:$]+): (compile|cuda_compile) ([^\s$]+)$", re.MULTILINE)
-#: Other places of headers than torch's. What lies there may use all of them.
+#: Flags that add other folders of headers, whose files can use all of torch's headers.
 _OTHER_PLACES: Final = re.compile(r"^(?:cflags|cuda_cflags|post_cflags|cuda_post_cflags) = .*(?<!\S)-I", re.MULTILINE)
-#: What in a source may ask which headers there are: names that are put together, conditions on torch's macros, and
-#: registrations, for which few headers do not suffice anyway.
+#: Source text that can test which headers are included: pasted tokens, conditions on torch's macros, and concepts. It
+#: also matches registrations of operators, for which few headers do not suffice.
 _ASKS: Final = re.compile(
     r"##|\bTORCH_LIBRARY|\b(?:TORCH_STABLE_ONLY|TORCH_TARGET_VERSION|AT_PER_OPERATOR_HEADERS)\b"
     r"|^[ \t]*#[ \t]*(?:el)?if(?:n?def)?\b.*(?:TORCH|AT_|ATEN|C10|PYBIND)|\brequires\b|\b__has_include",
@@ -42,13 +43,13 @@ _ASKS: Final = re.compile(
 _PYTHON: Final = re.compile(r"\bpy(?:bind11)?::|\bPYBIND11_|\bTHP|\bPy[A-Z_]")
 _OWN_HEADER: Final = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 _WORD: Final = re.compile(r"[A-Za-z_]\w*")
-#: Ends of names that an operator's header declares beside the operator.
+#: Suffixes of the further functions in an operator's header.
 _VARIANT: Final = re.compile(r"(?:_outf?|_symint|_)+$")
 
-#: Ends of names of headers that declare something else than an operator's functions.
+#: Suffixes of the names of headers that declare no operator functions.
 _NO_OPERATOR: Final = ("_ops", "_native", "_meta", "_dispatch")
 
-#: All of the standard library that torch's headers include.
+#: All standard headers that torch's headers include.
 _STANDARD: Final = (
     *("algorithm", "array", "atomic", "bitset", "cassert", "cctype", "cerrno", "chrono", "climits", "clocale", "cmath"),
     *("complex", "condition_variable", "cstdarg", "cstddef", "cstdint", "cstdio", "cstdlib", "cstring", "ctime"),
@@ -60,7 +61,7 @@ _STANDARD: Final = (
     *("assert.h", "ctype.h", "errno.h", "inttypes.h", "limits.h", "locale.h", "math.h", "stdint.h", "stdio.h"),
     *("stdlib.h", "string.h", "time.h", "wchar.h"),
 )
-#: What ``ATen/ATen.h`` includes, but for the operators and the JIT's values.
+#: Headers that ``ATen/ATen.h`` includes, except the operators' headers and the JIT's values.
 _ATEN: Final = (
     *("ATen/Context.h", "ATen/Device.h", "ATen/DeviceGuard.h", "ATen/DimVector.h", "ATen/Dispatch.h"),
     *("ATen/Formatting.h", "ATen/Parallel.h", "ATen/ScalarOps.h", "ATen/Tensor.h", "ATen/TensorGeometry.h"),
@@ -69,7 +70,7 @@ _ATEN: Final = (
     *("c10/core/InferenceMode.h", "c10/core/Layout.h", "c10/core/Storage.h", "c10/core/TensorOptions.h"),
     *("c10/util/Exception.h", "c10/util/irange.h"),
 )
-#: What ``torch/python.h`` includes, but for bindings of C++ modules. All conversions of arguments are there.
+#: Headers that ``torch/python.h`` includes, except the bindings of C++ modules. They convert all arguments.
 _BINDINGS: Final = (
     *("torch/types.h", "torch/csrc/Device.h", "torch/csrc/Dtype.h", "torch/csrc/DynamicTypes.h"),
     *("torch/csrc/Exceptions.h", "torch/csrc/autograd/python_variable.h", "torch/csrc/python_headers.h"),
@@ -78,12 +79,9 @@ _BINDINGS: Final = (
 
 
 def try_fewer(build: Callable[..., Any], directory: str, *args: Any, **kwargs: Any) -> Any:
-    """Stand in for torch's ``_run_ninja_build``: let ninja try each source with fewer headers first.
+    """Run torch's ``_run_ninja_build`` with a build file that tries fewer headers first.
 
-    Args:
-        build: torch's own function.
-        directory: where torch has written ``build.ninja``. A file that looks otherwise than expected is left alone.
-        args, kwargs: further arguments of torch's function.
+    ``build`` is torch's own function. A ``build.ninja`` of unexpected form in ``directory`` stays unchanged.
     """
     with contextlib.suppress(OSError, UnicodeError):
         _rewrite(Path(directory).absolute())
@@ -107,12 +105,12 @@ def _rewrite(directory: Path) -> None:
         return f"{rule[0]}\nrule {rule[1]}_with_few\n{body}" if changed == 1 else rule[0]
 
     rewritten = _RULE.sub(tried, text)
-    known = set(re.findall(r"^rule (\w+)_with_few$", rewritten, re.MULTILINE))
-    file.write_text(_EDGE.sub(lambda edge: few(edge) if edge[2] in known else edge[0], rewritten))
+    rules = set(re.findall(r"^rule (\w+)_with_few$", rewritten, re.MULTILINE))
+    file.write_text(_EDGE.sub(lambda edge: few(edge) if edge[2] in rules else edge[0], rewritten))
 
 
 def _write_headers(folder: Path, source: Path) -> bool:
-    """Write the headers that stand in for torch's largest ones; return False if the source needs those."""
+    """Write replacements for torch's largest headers. Return False if the source needs the originals."""
     text = source.read_text()
     if (
         "'" in str(folder)
@@ -136,7 +134,7 @@ def _write_headers(folder: Path, source: Path) -> bool:
 
 
 def _operators(text: str) -> list[str]:
-    """Return the operators whose names are in a source, however they are meant."""
+    """Return the operators whose names occur in a source, in any meaning."""
     return sorted({word for name in _WORD.findall(text) for word in (name, _VARIANT.sub("", name))} & _all_operators())
 
 

@@ -1,8 +1,9 @@
 """Record with CUPTI which kernels a call runs on the GPU, and for how long.
 
-The recording happens in the candidate's process, where the kernel's code can forge it: it is a label, never evidence
-of innocence. CUPTI's activity records are read directly, which takes 22 ms to start; torch's profiler takes 3.5 s
-(H200, torch 2.11). Record only after all timing: until the process ends, each later launch takes about 1 us more.
+The recording runs in the candidate's process, where the kernel's code can forge it. So it is only a label, never proof
+of innocence. CUPTI's activity records are read directly, which takes 22 ms to start. Torch's profiler takes 3.5 s
+(H200, torch 2.11). Record only after all timing, because each later launch takes about 1 us more until the process
+ends.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ import torch
 from workers.judge.channel.activities import MAX_NAME_BYTES
 from workers.judge.channel.gpu_memory import cudart
 
-# From cupti_activity.h. The three structures start alike in CUPTI 11 to 13; new fields are appended.
+# From cupti_activity.h. The three structures begin with the same fields in CUPTI 11 to 13, which append new fields.
 _MEMCPY, _MEMSET, _CONCURRENT_KERNEL = 1, 2, 10
 _KINDS: Final = {_MEMCPY: "[memcpy]", _MEMSET: "[memset]", _CONCURRENT_KERNEL: ""}
 _TIMES: Final = struct.Struct("=I12xQQ")  # kind, start and end in ns
 _NAME_AT: Final = 104  # `const char *name` of a kernel's record
 _FORCED: Final = 1  # CUPTI_ACTIVITY_FLAG_FLUSH_FORCED
 
-#: Sizes. A record takes about 220 bytes. CUPTI drops records that do not fit into the buffers.
+#: Buffers of 1 MiB. A record takes about 220 bytes, and CUPTI drops records that do not fit.
 _BUFFER_BYTES: Final = 1 << 20
 _BUFFERS: Final = 8
-#: Repeat the call so often, or for so long, because another process's time slice can lengthen a kernel.
+#: Limits in calls and in seconds for repeating the call, because another process's time slice can lengthen a kernel.
 _CALLS: Final = 5
 _ENOUGH_S: Final = 0.02
 
 
 class ProfileError(Exception):
-    """The GPU's activities could not be recorded here."""
+    """The GPU's activities could not be recorded."""
 
 
 def kernels(call: Callable[[], object]) -> list[tuple[str, int, int]]:
@@ -44,12 +45,11 @@ def kernels(call: Callable[[], object]) -> list[tuple[str, int, int]]:
     The call is made up to 5 times, and each name's shortest total counts.
 
     Returns:
-        name, nanoseconds and launches of each kernel, the most expensive first. Names are demangled. The driver's
-        copies and fills are ``[memcpy]`` and ``[memset]``.
+        Name, nanoseconds and launches of each kernel, the most expensive first. Names are demangled. The driver's
+        copies and fills have the names ``[memcpy]`` and ``[memset]``.
 
     Raises:
-        ProfileError: CUPTI is missing, refuses, or does not see what runs.
-        Exception: whatever the call raises.
+        ProfileError: CUPTI is missing, fails, or does not record a known operation.
     """
     recorder = _recorder()
     recorder.start()
@@ -87,7 +87,7 @@ class _Recorder:
 
     def __init__(self) -> None:
         self._cupti = _library()
-        # Allocated ahead, because callbacks come from the launching thread, whatever locks it holds.
+        # Allocated in advance, because CUPTI calls back from the launching thread, which can hold locks.
         self._buffers = {
             ctypes.addressof(buffer): buffer
             for buffer in (ctypes.create_string_buffer(_BUFFER_BYTES) for _ in range(_BUFFERS))
@@ -106,12 +106,12 @@ class _Recorder:
             self._cupti.cuptiActivityDisable(kind)
         torch.cuda.synchronize()
         self._cupti.cuptiActivityFlushAll(_FORCED)
-        # CUPTI may still use the buffers that it has not returned.
+        # CUPTI can still use the buffers that it has not returned.
         self._free += [address for address, _ in self._full]
         self._full.clear()
 
     def prove(self) -> None:
-        """Check that CUPTI records a fill of our own, so that an empty record means that nothing ran."""
+        """Check that CUPTI records a fill of our own, so that an empty record proves that no kernel ran."""
         mark = torch.empty(64, dtype=torch.uint8, device="cuda")
         cudart().cudaMemset(ctypes.c_void_p(mark.data_ptr()), 0, ctypes.c_size_t(64))
         torch.cuda.synchronize()
@@ -119,9 +119,9 @@ class _Recorder:
             raise ProfileError("CUPTI does not record what runs on the GPU")
 
     def take(self) -> list[tuple[bytes, int]]:
-        """Return name and nanoseconds of everything that ended since the last take, as far as the buffers hold it."""
+        """Return name and nanoseconds of every activity since the last call, as far as the buffers hold it."""
         self._do("cuptiActivityFlushAll", _FORCED)
-        found: list[tuple[bytes, int]] = []
+        activities: list[tuple[bytes, int]] = []
         record = ctypes.c_void_p()
         full, self._full = self._full, []
         for address, size in full:
@@ -133,9 +133,9 @@ class _Recorder:
                 assert at is not None
                 kind, start, end = _TIMES.unpack(ctypes.string_at(at, _TIMES.size))
                 if kind in _KINDS and end > start:
-                    found.append((_KINDS[kind].encode() or _name(at), end - start))
+                    activities.append((_KINDS[kind].encode() or _name(at), end - start))
             self._free.append(address)
-        return found
+        return activities
 
     def _request(self, buffer: Any, size: Any, records: Any) -> None:
         records[0] = 0
@@ -169,14 +169,14 @@ def _recorder() -> _Recorder:
 @cache
 def _library() -> Any:
     """Return the CUPTI that torch has loaded, or one on the loader's path."""
-    with open("/proc/self/maps") as maps:  # noqa: PTH123 -- not a file that pathlib can map
+    with open("/proc/self/maps") as maps:  # noqa: PTH123 -- a file of the kernel
         loaded = {line.split(maxsplit=5)[-1].strip() for line in maps if "/libcupti.so" in line}
     for name in (*loaded, "libcupti.so.13", "libcupti.so.12", "libcupti.so"):
         try:
             return ctypes.CDLL(name)
         except OSError:
             continue
-    raise ProfileError("there is no libcupti here")
+    raise ProfileError("no libcupti was found")
 
 
 @cache

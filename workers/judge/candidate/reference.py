@@ -1,4 +1,4 @@
-"""The harness of a reference: a problem's source, which draws inputs and answers them.
+"""The harness of a reference: it loads a problem's source, draws inputs, and computes the reference outputs.
 
 Source of the problem's form: KernelBench (``class Model``, ``get_inputs()``, ``get_init_inputs()``).
 """
@@ -42,23 +42,23 @@ from workers.judge.channel.protocol import (
 from workers.judge.channel.randomness import set_seed
 from workers.judge.host import linux
 
-#: What torch may keep of a GPU's memory for later, in bytes: others need some too.
+#: Unused GPU memory in bytes that torch can cache during an evaluation. The candidate needs memory too.
 _CACHED_BYTES: Final = 1 << 30
-#: What torch may keep of it while the process waits for another evaluation, in bytes: to take memory anew costs time.
+#: Unused GPU memory in bytes that torch can cache between evaluations, because allocating it again costs time.
 _RESTING_BYTES: Final = 128 << 20
-#: Inputs up to this size, in bytes all together, are held as copies: the problem may use its own again.
+#: Total size in bytes up to which inputs are copied, because the problem can reuse its own tensors.
 _COPIED_BYTES: Final = 64 << 20
 
 
 @dataclass(slots=True)
 class _Set:
-    """An input set that the judge has not let go of.
+    """An input set that the judge has not released.
 
     Attributes:
-        seed, on_device: how it was drawn.
-        arrangement: of ``forward``'s arguments.
-        inputs: the tensors among them.
-        answers: what was handed over of the answers to it; it must live until the judge has read it.
+        seed, on_device: parameters of the draw.
+        arrangement: arrangement of ``forward``'s arguments.
+        inputs: tensors among the arguments.
+        answers: outputs for this set that the judge has not read yet.
     """
 
     seed: int
@@ -69,7 +69,7 @@ class _Set:
 
 
 class ReferenceHarness(Harness):
-    """One problem, from its source to its answers."""
+    """The harness of one problem."""
 
     holds_sets = True
 
@@ -82,11 +82,11 @@ class ReferenceHarness(Harness):
         self._form: Any = None
         self._variants: variants.Variants | None = None
         self._arena: Arena | None = None
-        #: Whether a forward has changed its inputs: it gets copies from then on.
+        #: True if forward changed its inputs once. From then on it gets copies.
         self._mutates = False
         self._has_answered = False
         self._has_warmed_up = False
-        #: The model in float64 on inputs in float64.
+        #: Copy of the model in float64, for inputs in float64.
         self._wide = Instance()
         self.orders |= {
             Order.INITIAL: self._initial,
@@ -100,7 +100,7 @@ class ReferenceHarness(Harness):
         }
 
     def take_module(self, module: Any) -> None:
-        """Find the functions of a problem beside its model."""
+        """Take the problem's model and its functions from the imported module."""
         if not isinstance(getattr(module, "Model", None), type) or not issubclass(module.Model, torch.nn.Module):
             raise ProblemError("the problem defines no class Model derived from torch.nn.Module")
         super().take_module(module)
@@ -131,7 +131,7 @@ class ReferenceHarness(Harness):
         return self.done(command)
 
     def _draw(self, command: Command) -> Reply:
-        """Draw input sets. Seeds of all generators are the judge's; ``numpy`` counts only where it is used."""
+        """Draw input sets with the judge's seeds."""
         order: Draw = command.payload
         self._drop(order.free)
         leaves: list[torch.Tensor] = []
@@ -158,7 +158,7 @@ class ReferenceHarness(Harness):
         return Reply(Answer.DONE, command.sequence, tensors=specs, locations=locations)
 
     def _warm_up(self, command: Command) -> Reply:
-        """Load what making variants of large inputs needs, once."""
+        """Load once the GPU code that variants of large inputs need."""
         if not self._has_warmed_up:
             variants.warm_up(self.device, self._job.dtype)
             self.settle()
@@ -166,7 +166,7 @@ class ReferenceHarness(Harness):
         return self.done(command)
 
     def _own(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return inputs as calls get them: dense, each with memory of its own."""
+        """Return inputs in the form for calls: dense, each in separate memory."""
         few = sum(tensor.nbytes for tensor in tensors) <= _COPIED_BYTES
         seen: set[int] = set()
         owned: list[torch.Tensor] = []
@@ -183,7 +183,7 @@ class ReferenceHarness(Harness):
         return owned
 
     def _vary(self, seed: int, order: Draw) -> list[torch.Tensor] | None:
-        """Make a variant of the inputs of a seed; None where there is none. What fails was not written for it."""
+        """Make a variant of the inputs of a seed, or return None if the problem's code does not support it."""
         try:
             if self._variants is None or self._variants.seed != seed:
                 self._variants = variants.Variants(
@@ -194,13 +194,13 @@ class ReferenceHarness(Harness):
                 return None
             made = self._own(made)
             self.settle()
-        except Exception:  # noqa: BLE001 -- the problem's code may raise anything
+        except Exception:  # noqa: BLE001 -- the problem can raise anything
             traceback.print_exc()
             return None
         return made
 
     def _inputs(self, seed: int, *, on_device: bool) -> tuple[Any, list[torch.Tensor]]:
-        """Return the arrangement of a call's arguments, and the tensors among them as calls get them."""
+        """Return the arrangement of a call's arguments, and the tensors among them on the device."""
         set_seed(seed)
         random.seed(seed)
         if "numpy" in sys.modules:
@@ -210,14 +210,14 @@ class ReferenceHarness(Harness):
         try:
             arrangement, tensors = take_apart(values)
         except ArgumentsError as error:
-            raise ProblemError(f"{FORM}; it returned {error}") from None
+            raise ProblemError(f"{FORM}. It returned {error}") from None
         if len(tensors) > MAX_TENSORS or any(t.dim() > MAX_DIMS or t.layout is not torch.strided for t in tensors):
             raise ProblemError(f"at most {MAX_TENSORS} dense input tensors of {MAX_DIMS} dimensions and known dtypes")
         return arrangement, [self.to_device(tensor) for tensor in tensors]
 
     def _construct(self, command: Command) -> Reply:
         reply = super()._construct(command)
-        self.set_tf32()  # the evaluation's settings say, not the problem
+        self.set_tf32()  # the evaluation's setting overrides the problem's
         return reply
 
     def _release(self, command: Command) -> Reply:
@@ -250,7 +250,7 @@ class ReferenceHarness(Harness):
             self._arena = None
 
     def _held_at(self, leaf: torch.Tensor) -> tuple[Location, torch.Tensor]:
-        """Return where what the judge is to see of a tensor lies, and that: in the arena, where it finds room."""
+        """Return a tensor's location and the tensor there, which is a copy in the arena if the arena has room."""
         if self._arena is not None and is_apart(leaf.shape, leaf.stride()):
             location = self._arena.location(leaf)
             if location is None and (kept := self._arena.keep(leaf)) is not None:
@@ -265,11 +265,8 @@ class ReferenceHarness(Harness):
                 self._arena.let_go(tensor)
 
     def _answer(self, command: Command) -> list[Reply]:
-        """Answer questions about inputs that are held.
-
-        The device is waited for when all of them are asked: each wait is for a turn on its processors, where others
-        use it too. Only a problem that may use several streams is waited for before its answer is copied.
-        """
+        # Wait for the device once, after all calls: each wait is for a time slice, which other processes use too.
+        # A problem that uses several streams needs another wait before its output is copied (see _call).
         asks: tuple[Ask, ...] = command.payload
         try:
             replies = [self._answer_one(command, ask) for ask in asks]
@@ -278,12 +275,12 @@ class ReferenceHarness(Harness):
                 held_now = torch.cuda.memory_stats_as_nested_dict()
                 if _total(held_now, "reserved_bytes") - _total(held_now, "allocated_bytes") > _CACHED_BYTES:
                     torch.cuda.empty_cache()
-        except BaseException as error:  # noqa: BLE001 -- whatever the device has to say, or the problem has made of it
+        except BaseException as error:  # noqa: BLE001 -- an error of the device or of the problem
             return [self.failed(command, error)] * len(asks)
         return replies
 
     def _answer_one(self, command: Command, ask: Ask) -> Reply:
-        """One call on inputs that are held; tells whether it drew random numbers, and changes inputs."""
+        """Call the model on held inputs, and return where its outputs are."""
         held = self._sets[ask.slot]
         if ask.afresh:
             self._forget(held.answers)
@@ -294,14 +291,14 @@ class ReferenceHarness(Harness):
             else:
                 output, drew = self._call_looking(ask, held)
             return self._hand_over(command, ask, held, output, drew=drew)
-        except BaseException as error:  # noqa: BLE001 -- the problem may raise anything, SystemExit too
+        except BaseException as error:  # noqa: BLE001 -- the problem can raise anything, SystemExit too
             return self.failed(command, error)
 
     def _call_looking(self, ask: Ask, held: _Set) -> tuple[Any, bool]:
-        """Call the model, and see whether it changes its inputs: if so it gets copies, from then on."""
+        """Call the model. If it changes its inputs, call it again with copies, and use copies from then on."""
         given = [tensor.clone() for tensor in held.inputs] if self._mutates else held.inputs
         versions = [tensor._version for tensor in given]
-        # Its first call is looked at in earnest: what is written behind torch's back changes no version.
+        # Compare all values on the first call, because writes that bypass torch change no version counter.
         few = sum(tensor.nbytes for tensor in given) <= _COPIED_BYTES
         before = [tensor.clone() for tensor in given] if few and not self._has_answered else given
         output, drew = self._call(ask, held, given)
@@ -319,7 +316,7 @@ class ReferenceHarness(Harness):
         return [(moved(t, ask.nudge) if ask.nudge else t).to(widened(t.dtype)) for t in inputs]
 
     def _call(self, ask: Ask, held: _Set, tensors: list[torch.Tensor]) -> tuple[Any, bool]:
-        """Return the model's output, and whether random numbers were drawn for it."""
+        """Return the model's output, and whether the call drew random numbers."""
         own = self._instance(ask)
         own.input_memory = [(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
         positional, keywords = put_together(held.arrangement, tensors)
@@ -334,18 +331,18 @@ class ReferenceHarness(Harness):
             return output, not torch.equal(before, self._random_state())
 
     def _instance(self, ask: Ask) -> Instance:
-        """Return the model that a question is for."""
+        """Return the model in the precision that the question needs."""
         return self._wide if ask.wide else self.own
 
     def _restore(self, held: _Set) -> None:
-        """Draw inputs anew that a call has changed."""
+        """Draw inputs again that a call changed."""
         with torch.no_grad():
             _, again = self._inputs(held.seed, on_device=held.on_device)
             for tensor, drawn in zip(held.inputs, again, strict=True):
                 tensor.copy_(drawn)
 
     def _hand_over(self, command: Command, ask: Ask, held: _Set, output: Any, *, drew: bool) -> Reply:
-        """Say where an answer lies, whatever its form."""
+        """Return the reply with the locations of an output's tensors, whatever its structure."""
         own = self._instance(ask)
         structure, leaves = describe(output)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)][:MAX_TENSORS]
@@ -357,7 +354,7 @@ class ReferenceHarness(Harness):
             number = own.input_of(leaf)
             location, there = self._held_at(leaf.detach().resolve_conj().resolve_neg())
             if not any(there.data_ptr() == tensor.data_ptr() for tensor in held.inputs):
-                held.answers.append(there)  # else it is an input, and lives as long
+                held.answers.append(there)  # an input is held already
             locations.append(replace(location, index=0 if number is None else number + 1))
         return Reply(
             Answer.DONE,
@@ -371,7 +368,7 @@ class ReferenceHarness(Harness):
         )
 
     def _written(self, output: Any) -> int:
-        """Return the bytes of outputs that are neither inputs nor weights, each memory counted once."""
+        """Return the total bytes of outputs that are neither inputs nor weights. Shared memory counts once."""
         kept = {tensor.untyped_storage().data_ptr() for tensor in _weights(self.own.model)}
         kept |= {begin for begin, _ in self.own.input_memory}
         sizes: dict[int, int] = {}
@@ -383,7 +380,7 @@ class ReferenceHarness(Harness):
         return sum(sizes.values())
 
     def _widen(self, command: Command) -> Reply:
-        """Copy the model and make all its numbers float64, those that are plain attributes too."""
+        """Copy the model with all its tensors in float64, including tensors in plain attributes."""
         with torch.no_grad():
             wide = copy.deepcopy(self.own.model).double()
             for module in wide.modules():
@@ -395,7 +392,7 @@ class ReferenceHarness(Harness):
         return self.done(command)
 
     def _rest(self, command: Command) -> Reply:
-        """Forget the evaluation: its buffers, its model, its last tensors."""
+        """Drop the evaluation's buffers, models and tensors."""
         self._sets, self._form, self._variants = {}, None, None
         self._mutates = self._has_answered = False
         for instance in (self.own, self._wide):
@@ -411,20 +408,22 @@ class ReferenceHarness(Harness):
         return self.done(command)
 
     def _random_state(self) -> torch.Tensor:
-        """Return what changes when a call draws random numbers."""
+        """Return the state of the generators, which changes when a call draws random numbers."""
         state = torch.get_rng_state()
         return torch.cat((state, torch.cuda.get_rng_state())) if self.on_gpu else state
 
-    def _tell(self, value: Any, what: str) -> None:
+    def _tell(self, value: Any, function: str) -> None:
         try:
             data = scalar_page.encode(value)
         except scalar_page.ScalarPageError as error:
-            raise ProblemError(f"{what} returned {error}; numbers, strings, tensors and their lists travel") from None
+            raise ProblemError(
+                f"{function} returned {error}. Only numbers, strings, tensors and their lists are supported"
+            ) from None
         self._scalar_page[: len(data)] = data
 
 
 def moved(tensor: torch.Tensor, rounding: float) -> torch.Tensor:
-    """Return floating values in float64, each changed by about ``rounding``, within the range that they have."""
+    """Return floating values in float64, each changed by about ``rounding`` but within the range of the tensor."""
     if not tensor.is_floating_point() or not tensor.numel():
         return tensor
     wide = tensor.double()
@@ -457,7 +456,7 @@ def _tensors(output: Any) -> list[torch.Tensor]:
 
 @contextlib.contextmanager
 def _default_dtype(dtype: torch.dtype) -> Any:
-    """Have torch make numbers of this dtype meanwhile."""
+    """Set torch's default dtype inside the ``with`` block."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

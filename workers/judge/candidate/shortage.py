@@ -1,4 +1,4 @@
-"""What Triton says of a launch for which a GPU lacks something: how much it asked for, and which launch it was."""
+"""Details of a Triton launch that exceeds a GPU resource: the required amount, the limit, and the kernel's settings."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any, Final
 
 from workers.judge.channel.protocol import Shortage
 
-#: What decides how much a launch needs, beside its constants.
+#: Compile options that, together with the constants, decide how many resources a launch needs.
 _OPTIONS: Final = ("num_warps", "num_stages", "num_ctas")
 
 
 def of(error: BaseException) -> Shortage | None:
-    """Return what ``triton.runtime.errors.OutOfResources`` says; None if it says something else than it used to.
+    """Return the details of an ``OutOfResources`` error of Triton, or None if its attributes are not as expected.
 
-    Triton raises it in a method of the compiled kernel, which knows its name, options and constants. Foreign code runs
-    in this process and may have made all of it up.
+    A method of the compiled kernel raises the error, and that object has the kernel's name, options and constants.
+    Foreign code runs in this process and can forge all of them.
     """
     try:
         short = Shortage(str(error.name), int(error.required), int(error.limit))  # type: ignore[attr-defined]
-    except Exception:  # noqa: BLE001 -- a kernel may raise what it likes under that name
+    except Exception:  # noqa: BLE001 -- a kernel can raise any object under that name
         return None
     if not 0 <= short.required < 1 << 63 > short.limit >= 0:
         return None
@@ -27,18 +27,18 @@ def of(error: BaseException) -> Shortage | None:
         try:
             settings = ", ".join(f"{name}={value}" for name, value in (*_constants(kernel), *_options(kernel)))
             return Shortage(short.resource, short.required, short.limit, str(kernel.metadata.name), settings)
-        except Exception:  # noqa: BLE001, S112 -- another version of Triton, or no kernel of its at all
+        except Exception:  # noqa: BLE001, S112 -- another version of Triton, or not a Triton kernel
             continue
     return short
 
 
 def _selves(error: BaseException) -> Iterator[Any]:
-    """Yield the objects whose methods an error came through, the last one first."""
+    """Yield each ``self`` of an error's traceback, innermost frame first."""
     frames: list[Any] = []
-    place = error.__traceback__
-    while place is not None:
-        frames.append(place.tb_frame)
-        place = place.tb_next
+    entry = error.__traceback__
+    while entry is not None:
+        frames.append(entry.tb_frame)
+        entry = entry.tb_next
     for frame in reversed(frames):
         if (own := frame.f_locals.get("self")) is not None:
             yield own
@@ -46,10 +46,10 @@ def _selves(error: BaseException) -> Iterator[Any]:
 
 def _constants(kernel: Any) -> Iterator[tuple[str, Any]]:
     names = kernel.src.fn.arg_names
-    for place, value in kernel.src.constants.items():
-        # A key is the place of an argument, and of what is in it where that is a tuple. None is no one's choice.
-        if len(place) == 1 and isinstance(value, (bool, int, float, str)):
-            yield names[place[0]], value
+    for path, value in kernel.src.constants.items():
+        # A key is the position of an argument, followed by positions within it if it is a tuple. None is not a setting.
+        if len(path) == 1 and isinstance(value, (bool, int, float, str)):
+            yield names[path[0]], value
 
 
 def _options(kernel: Any) -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""A Python program of ours in a sealed process, by a fresh interpreter."""
+"""Command lines for Python programs of the project that run in a sealed process, in a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-#: The folder that our packages lie in may not be listed, so that nothing there is found by name.
+#: Bootstrap script. It imports packages by path, because the sealed process cannot list the folder that contains them.
 _PROGRAM: Final = """
 import sys
 from importlib import import_module
@@ -22,10 +22,10 @@ sys.exit(import_module(module).main(*sys.argv[1:]))
 
 
 def words(module: str, *arguments: str) -> list[str]:
-    """Return the words of the program that calls ``main`` of a module; what that returns is its exit status."""
+    """Return the command line of a program that runs ``main`` of a module and exits with its result."""
     return [sys.executable, "-P", "-c", _PROGRAM, str(Path(__file__).parents[3]), module, *arguments]
 
 
 def watching(sanitizer: str, log: str) -> list[str]:
-    """Return the words before a program's with which compute-sanitizer watches it, and writes to a file."""
+    """Return the prefix of a command line that runs a program under compute-sanitizer with a log file."""
     return [sanitizer, "--tool", "memcheck", "--log-file", log]

@@ -1,7 +1,7 @@
-"""The harness of a repository's tests: unpack the files, and become the program that runs them.
+"""The harness of a repository's tests: unpack the files, then replace this process by the program that runs them.
 
-The sealed process itself becomes that program. So the seal and its own ``/proc`` are those that kernels have, and the
-fork server, which watches and ends it, tells how the tests' process ended.
+The sealed process itself becomes that program, so tests get the same seal and private ``/proc`` as kernels. The fork
+server, which supervises the process, reports how it ended.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from workers.judge.candidate.harness import Harness, ProblemError
 from workers.judge.channel import lines
 from workers.judge.channel.protocol import Command, Order, Reply, Testing
 
-#: The program's module; the folder of the repository and the file of the order in its working directory.
+#: Module of the program. Below it: the repository's folder and the order's file, both in the working directory.
 _PROGRAM: Final = "workers.testing.sealed"
 REPOSITORY: Final = "repository"
 ORDER: Final = "order.json"
-#: What compute-sanitizer writes. The judge reads it by a descriptor, which comes before all others.
+#: Output file of compute-sanitizer. The judge reads it through a descriptor, which is sent before all other messages.
 _LOG: Final = "tool.log"
-#: What kernels have in their environment and tests would not expect: how torch takes memory, and what it asks for GPUs.
+#: Variables that only kernels need: the settings of torch's allocator and of its check for GPUs.
 _NOT_THEIRS: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NVML_BASED_CUDA_CHECK")
 
 
 class Tester(Harness):
-    """Tests of one repository."""
+    """The harness that runs a repository's tests."""
 
     def __init__(self, page: memoryview[int], directory: Path | None = None) -> None:
         super().__init__(page, directory)
@@ -36,17 +36,13 @@ class Tester(Harness):
 
     @property
     def on_gpu(self) -> bool:
-        """False: only the program opens the device."""
+        """Return False: only the program opens the device."""
         return False
 
     def _become(self, command: Command) -> Reply:
-        """Become the program; what is returned was never reached.
-
-        Raises:
-            ProblemError: the archive is none.
-        """
+        """Replace this process by the program."""
         asked: Testing = command.payload
-        [said] = command.descriptors
+        [report_fd] = command.descriptors
         try:
             archive.unpack(asked.archive, Path(REPOSITORY))
         except archive.NotAnArchive as error:
@@ -57,10 +53,10 @@ class Tester(Harness):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the fork server ignores it
         sys.stdout.flush()
         sys.stderr.flush()
-        program = started.words(_PROGRAM, str(Path.cwd() / ORDER), str(Path.cwd() / REPOSITORY), str(said))
+        program = started.words(_PROGRAM, str(Path.cwd() / ORDER), str(Path.cwd() / REPOSITORY), str(report_fd))
         if asked.sanitizer:
             log = str(Path.cwd() / _LOG)
-            lines.say(said, b"", (os.open(log, os.O_RDWR | os.O_CREAT, 0o600),))
+            lines.say(report_fd, b"", (os.open(log, os.O_RDWR | os.O_CREAT, 0o600),))
             program = [*started.watching(asked.sanitizer, log), *program]
-        os.set_inheritable(said, True)
-        os.execv(program[0], program)  # noqa: S606 -- the seal stays; the channel closes, which tells the judge
+        os.set_inheritable(report_fd, True)
+        os.execv(program[0], program)  # noqa: S606 -- the seal stays, and the closed channel informs the judge

@@ -1,8 +1,8 @@
-"""Hidden inputs: a problem's own ``get_inputs()``, run on other random numbers than it asks for.
+"""Hidden inputs: a problem's own ``get_inputs()``, called with changed random numbers.
 
-A kernel may rely on what its problem's inputs are like: positive, sorted, symmetric, with rows that sum to one, one
-input a part of another. So nothing is done to finished inputs. What ``get_inputs()`` draws is changed at the moment
-when it is drawn, and what it makes of that has its properties by construction.
+A kernel can rely on properties of its problem's inputs: positive, sorted, symmetric, with rows that sum to one, or one
+input as a part of another. So finished inputs are never changed. Instead, each draw inside ``get_inputs()`` is changed
+when it happens, and the inputs computed from it have the properties by construction.
 
 The reference decides the rest of a problem's domain: :meth:`workers.judge.pipeline.reference.Reference.answer`.
 """
@@ -22,10 +22,10 @@ from torch.overrides import TorchFunctionMode
 from workers.judge.channel.bits import checksum, extremes
 from workers.judge.channel.randomness import ANY_SIZE, AROUND, KINDS, NUDGED, POKED, REGIONS, set_seed
 
-#: Gives the tensors of one call of ``get_inputs()`` under a seed.
+#: Function that returns the tensors of one call of ``get_inputs()`` with a seed.
 Draw = Callable[[int], list[torch.Tensor]]
 
-#: torch's functions that draw from an interval, whose ends are meant; and from any continuous distribution.
+#: torch's functions that draw from an interval, whose ends are significant. Below: all continuous distributions.
 _UNIFORM: Final[frozenset[Any]] = frozenset(
     {torch.rand, torch.rand_like, torch.Tensor.uniform_, torch.nn.init.uniform_, torch.nn.init.kaiming_uniform_}
 )
@@ -42,30 +42,30 @@ _CONTINUOUS: Final[frozenset[Any]] = _UNIFORM | frozenset(
         torch.nn.init.kaiming_normal_,
     }
 )
-#: The most draws of one call that are looked at one by one.
+#: Maximum number of draws in one call. A call with more draws has no variants.
 _MOST_DRAWS: Final = 32
-#: Values to look at at a time.
+#: Number of values that are processed at a time.
 _PIECE: Final = 1 << 24
-#: Values by which two draws are told apart.
+#: Number of leading values that are compared to decide whether two draws differ.
 _SHOWN: Final = 16
 _SCALE: Final = 100.0
-#: Factor for values that are uniform or never leave [-1, 1]: their meaning may forbid larger ones.
+#: Factor for values that are uniform or stay within [-1, 1], because larger values might be invalid for them.
 _SHRINK: Final = 1 / 128
 _INTEGER: Final = 3
-#: Share of the values to replace by special ones.
+#: Share of the values that are replaced by special values.
 _SPECIAL: Final = 1 / 64
-#: How close the values of a sparse draw are to its rest, and of how many values one is far from it.
+#: Factor that brings the values of a sparse draw close to one value. Below: one of this many values stays far from it.
 _NEAR: Final = 2**-14
 _APART: Final = 1 << 14
-#: How many values in all are far from it, at most, where there are few.
+#: Maximum number of far values in a sparse draw with few of them.
 _FEW: Final = 16
-#: The share of a draw that lies around a number.
+#: Share of a draw around a position.
 _AROUND: Final = 1 / 256
-#: The values that are rehearsed with: enough for each kind of variant to change some. And places among many more, for
-#: what a GPU chooses where there are many.
+#: Number of values for the warm-up, enough for each kind to change at least one. Below: number of positions, because
+#: a GPU selects other code for many positions.
 _WARMED_UP: Final = 2 * _APART * _FEW
 _MANY_POSITIONS: Final = 1 << 16
-#: How many blocks there are, and how much of its own variation is left to each.
+#: Number of blocks, and the share of its variation that each block keeps.
 _BLOCKS: Final = 9
 _PULLED: Final = 1 / 8
 
@@ -73,28 +73,26 @@ _PULLED: Final = 1 / 8
 class Variants:
     """The variants of one input set.
 
-    Some draws are left alone: those that do not change with the seed, which make tables and not data; and those that
-    decide over inputs of whole values, such as masks, indices and lengths. A kernel may rely on how much a mask lets
-    through.
+    Some draws stay unchanged. Draws that do not depend on the seed make tables rather than data. Draws that determine
+    inputs of whole numbers make masks, indices and lengths, and a kernel can rely on the density of a mask.
 
     Attributes:
-        seed: what the input set is drawn under.
+        seed: seed of the input set.
     """
 
     def __init__(self, draw: Draw, seed: int, other: int, dtype: torch.dtype) -> None:
-        """Find out which draws may be changed.
+        """Determine which draws can be changed.
 
         Args:
-            draw: gives the inputs.
-            seed: what they are drawn under.
-            other: another seed.
-            dtype: of floating inputs, as calls get them.
+            draw: function that returns the inputs.
+            other: another seed, for comparison.
+            dtype: dtype of floating inputs in calls.
         """
         self._draw = draw
         self.seed = seed
         self._makers = {**_MAKERS, NUDGED: partial(_nudged, rounding=torch.finfo(dtype).eps)}
         first, second = _Draws(), _Draws()
-        # One after the other: large inputs fit once.
+        # Draw one set after the other, because large inputs fit only once.
         with first:
             tensors = draw(seed)
         self._finite = [_is_finite(tensor) for tensor in tensors]
@@ -104,7 +102,7 @@ class Variants:
             tensors = draw(other)
         whole = [i for i in sums if i < len(tensors) and checksum(tensors[i]) != sums[i]]
         del tensors
-        #: How many numbers each draw has; the draws that may be changed, by their number within one call.
+        #: Number of values of each draw, and the numbers of the draws that can be changed.
         self._sizes = first.sizes
         self._free: frozenset[int] = frozenset()
         if len(first.shown) != len(second.shown) or len(first.shown) > _MOST_DRAWS:
@@ -121,15 +119,15 @@ class Variants:
 
     @property
     def drawn(self) -> int:
-        """How many numbers may be changed."""
+        """Return how many values can be changed."""
         return sum(self._sizes[number] for number in self._free)
 
     def make(self, kind: str, position: int = 0) -> list[torch.Tensor] | None:
-        """Return the inputs of a kind; None where it changes nothing, or makes values infinite that were not.
+        """Return the inputs of a kind, or None if nothing changes or if finite values become infinite.
 
         Args:
-            kind: of :mod:`~workers.judge.channel.randomness`.
-            position: of a number, for kinds that have one: any, counted round.
+            kind: kind of :mod:`~workers.judge.channel.randomness`.
+            position: position of a value, for kinds that change one. It wraps around.
         """
         if not self._free:
             return None
@@ -142,21 +140,21 @@ class Variants:
         return made
 
     def _at(self, make: Callable[..., torch.Tensor | None], position: int) -> list[torch.Tensor] | None:
-        """Draw inputs with the one draw changed that has the number at a place."""
+        """Draw inputs with a change of the draw that contains a position."""
         for number in sorted(self._free):
             if position < self._sizes[number]:
                 return self._changed(partial(make, position=position), frozenset({number}))
             position -= self._sizes[number]
-        raise AssertionError("a place beyond all numbers")
+        raise AssertionError("the position is beyond all values")
 
     def _changed(self, make: _Maker, chosen: frozenset[int]) -> list[torch.Tensor] | None:
-        """Draw inputs with the chosen draws changed; None if none was."""
+        """Draw inputs with the chosen draws changed, or return None if none changed."""
 
         def change(number: int, drawn: torch.Tensor, is_uniform: bool) -> torch.Tensor | None:
             own = _range(drawn, is_uniform) if number in chosen else None
             if own is None:
                 return None
-            # A generator apart, so that all that is drawn afterwards is what it would be.
+            # A separate generator leaves the later draws unchanged.
             generator = torch.Generator(device=drawn.device)
             generator.manual_seed((self.seed + 1 + number) % 2**63)
             return make(drawn, own, generator)
@@ -167,7 +165,7 @@ class Variants:
 
 
 def warm_up(device: torch.device | str, dtype: torch.dtype) -> None:
-    """Make the variants of large inputs from a few values: what that needs on a GPU is loaded when it is first used."""
+    """Make variants of a few values, so that a GPU loads the code for large inputs in advance."""
 
     def draw(seed: int) -> list[torch.Tensor]:
         set_seed(seed)
@@ -181,18 +179,18 @@ def warm_up(device: torch.device | str, dtype: torch.dtype) -> None:
 
 
 class _Draws(TorchFunctionMode):
-    """Sees each draw of continuous random numbers meanwhile, and may change it.
+    """Records each draw of continuous random numbers inside the ``with`` block, and can change it.
 
-    A mode below torch's functions would see more, and import torch's compiler, which takes seconds.
+    A mode below torch's functions would see more draws, but it imports torch's compiler, which takes seconds.
 
     Attributes:
-        shown: the first values of each draw, as they were drawn.
-        sizes: how many values each has.
+        shown: first values of each draw before a change.
+        sizes: number of values of each draw.
         changed: True if a draw was changed.
     """
 
     def __init__(self, change: Callable[[int, torch.Tensor, bool], torch.Tensor | None] | None = None) -> None:
-        """Take what is made of a draw, by its number and whether it is a uniform one; None leaves it alone."""
+        """Initialize the mode. ``change`` gets number, values and uniformity of a draw, and returns None to keep it."""
         super().__init__()
         self._change = change
         self.shown: list[torch.Tensor] = []
@@ -200,7 +198,7 @@ class _Draws(TorchFunctionMode):
         self.changed = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function of torch."""
+        """Call a function of torch, and record or change its draw."""
         out = func(*args, **(kwargs or {}))
         if func in _CONTINUOUS and out.is_floating_point():
             new = self._change(len(self.shown), out, func in _UNIFORM) if self._change is not None else None
@@ -214,19 +212,19 @@ class _Draws(TorchFunctionMode):
         return out
 
 
-# What is made of a draw --------------------------------------------------------------------------------
+# Changes of a draw --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """The smallest and the largest value of one draw, and whether a variant must not leave that range."""
+    """Minimum and maximum of one draw, and whether a variant must stay in that range."""
 
     low: float
     high: float
     bounded: bool
 
 
-#: Makes of a draw another, or the same changed in place; None where it cannot.
+#: Function that returns a changed draw, possibly changed in place, or None if it cannot change the draw.
 _Maker = Callable[[torch.Tensor, _Range, torch.Generator], torch.Tensor | None]
 
 
@@ -239,13 +237,13 @@ def _scaled(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> to
 
 
 def _uniform(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:
-    """Draw uniformly from the range that was seen."""
+    """Draw uniformly from the draw's own range."""
     drawn = torch.empty_like(tensor).uniform_(generator=generator)
     return (drawn * (own.high - own.low) + own.low).clamp(own.low, own.high)
 
 
 def _integers(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:
-    """Draw small whole numbers: sums of their products are exact in any order."""
+    """Draw small whole numbers, because sums of their products are exact in any order."""
     low, high = math.ceil(max(own.low, -_INTEGER)), math.floor(min(own.high, _INTEGER))
     if low >= high:
         return None
@@ -267,7 +265,7 @@ def _adversarial(tensor: torch.Tensor, own: _Range, generator: torch.Generator) 
     values = torch.tensor(specials, dtype=tensor.dtype, device=tensor.device)
     flat = tensor.reshape(-1).clone()
     chosen = torch.randint(len(specials), positions.shape, device=tensor.device, generator=generator)
-    chosen += values[chosen] == flat[positions]  # an extreme may stand there: another value then
+    chosen += values[chosen] == flat[positions]  # use another value if the same one is already there
     flat[positions] = values[chosen % len(specials)]
     return flat.view(tensor.shape)
 
@@ -275,16 +273,14 @@ def _adversarial(tensor: torch.Tensor, own: _Range, generator: torch.Generator) 
 def _sparse(
     tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, most: int = sys.maxsize
 ) -> torch.Tensor | None:
-    """Bring all values close to one end of their range, or to zero, but a few at random places, in place.
-
-    Sums and norms are carried by those few then: an answer from a sample of the values is wrong. A sample of many may
-    hold its share of them by chance, but not where there are so few at most that it holds none or too many.
-    """
+    """Bring all but a few values close to zero or to one end of their range, in place."""
+    # The few values dominate sums and norms, so an estimate from a sample is wrong. A large sample can contain its
+    # share of many far values by chance. With few of them, it contains none or too many.
     rest = 0.0 if own.low <= 0 <= own.high else own.low
     if rest:
         tensor.sub_(rest).mul_(_NEAR).add_(rest)
     else:
-        tensor.mul_(_NEAR)  # one pass over what may be gigabytes
+        tensor.mul_(_NEAR)  # one pass, because it can be gigabytes
     positions = _positions(tensor, min(most, max(1, tensor.numel() // _APART)), generator)
     far = torch.empty(positions.shape, device=tensor.device).uniform_(0.75, 1, generator=generator)
     end = own.high if own.high - rest >= rest - own.low else own.low
@@ -293,15 +289,13 @@ def _sparse(
 
 
 def _few(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:
-    """Do as :func:`_sparse` with a few values in all; small tensors have no more of them anyway."""
+    """Apply :func:`_sparse` with few far values in total. Return None for small tensors, which get few anyway."""
     return _sparse(tensor, own, generator, most=_FEW) if tensor.numel() > _APART * _FEW else None
 
 
 def _blocks(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:
-    """Bring values to the lower or the upper end of their range, in blocks of random sizes, in place.
-
-    A part of the values says nothing of the others then.
-    """
+    """Bring values to the lower or the upper end of their range, in blocks of random sizes, in place."""
+    # No part of the values then represents the rest.
     flat = tensor.view(-1)
     cuts = torch.randint(flat.numel() + 1, (_BLOCKS - 1,), device=tensor.device, generator=generator).sort().values
     begin = 0
@@ -313,7 +307,7 @@ def _blocks(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> to
 
 
 def _nudged(tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, rounding: float) -> torch.Tensor | None:
-    """Move all values by about a rounding error, as a share of each, in place."""
+    """Multiply each value by about one plus a rounding error, in place."""
     for piece in tensor.view(-1).split(_PIECE):
         moves = torch.empty_like(piece).normal_(generator=generator)
         piece.mul_(moves.mul_(rounding).add_(1)).clamp_(own.low, own.high)
@@ -321,10 +315,8 @@ def _nudged(tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, ro
 
 
 def _region(tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, share: float) -> torch.Tensor | None:
-    """Bring values to the end of their range that is farther from them, in one region at a random place, in place.
-
-    All others stay as they were: a sample of the values hardly ever tells.
-    """
+    """Bring values in one random region to the end of their range that is farther from them, in place."""
+    # All other values stay, so a sample of the values hardly ever shows the change.
     length = max(1, int(tensor.numel() * share))
     begin = int(torch.randint(tensor.numel() - length + 1, (1,), device=tensor.device, generator=generator))
     _bring_to_an_end(tensor.view(-1)[begin : begin + length], own)
@@ -338,7 +330,7 @@ def _poked(tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, pos
 
 
 def _around(tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, position: int) -> torch.Tensor | None:  # noqa: ARG001
-    """Do with the values around a place what :func:`_region` does with those of a region."""
+    """Bring values around a position to the end of their range that is farther from them, in place."""
     length = max(1, int(tensor.numel() * _AROUND))
     begin = max(0, min(position - length // 2, tensor.numel() - length))
     _bring_to_an_end(tensor.view(-1)[begin : begin + length], own)
@@ -364,17 +356,17 @@ _AT_A_POSITION: Final[dict[str, Callable[..., torch.Tensor | None]]] = {POKED: _
 
 
 def _positions(tensor: torch.Tensor, most: int, generator: torch.Generator) -> torch.Tensor:
-    """Choose places in a tensor, each once: of two values for one place a GPU would take now one, now the other."""
+    """Return distinct random positions in a tensor, because a GPU writes duplicates in any order."""
     return torch.randint(tensor.numel(), (most,), device=tensor.device, generator=generator).unique()
 
 
 def _fits(tensor: torch.Tensor, own: _Range, factor: float) -> bool:
-    """True if the values times ``factor`` are far from overflow."""
+    """Return whether the values times ``factor`` are far from overflow."""
     return factor * max(abs(own.low), abs(own.high)) < torch.finfo(tensor.dtype).max / 64
 
 
 def _range(tensor: torch.Tensor, is_uniform: bool) -> _Range | None:
-    """Return the range of what was drawn; None where there is none."""
+    """Return the range of a draw, or None if it is empty or not finite."""
     if tensor.numel() < 2:
         return None
     low, high = torch.stack(tensor.aminmax()).tolist()
@@ -384,7 +376,7 @@ def _range(tensor: torch.Tensor, is_uniform: bool) -> _Range | None:
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
-    """True if all values are whole, or infinite as in a mask."""
+    """Return whether all values are whole, or infinite as in a mask."""
     if not tensor.is_floating_point():
         return not tensor.is_complex()
     return all(torch.equal(piece, piece.round()) for piece in _pieces(tensor))
@@ -399,6 +391,6 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 
 
 def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Give a tensor's values in pieces, which take little memory to look at."""
+    """Yield a tensor's values in pieces, which need little memory to process."""
     for piece in tensor.reshape(-1).split(_PIECE):
         yield piece.float() if piece.dtype.itemsize == 1 else piece

@@ -1,4 +1,4 @@
-"""A first call of a model in which Triton compiles everything and launches nothing."""
+"""A first call of a model in which Triton compiles every kernel and launches none."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 @contextlib.contextmanager
 def launching_nothing(launched: list[list[Any]]) -> Generator[None]:
-    """Turn every launch of a Triton kernel into its compilation.
+    """Replace every launch of a Triton kernel by its compilation.
 
-    What an autotuner may choose from is compiled one by one. A choice that does not compile, or that asks for more than
-    the device has, is left out, as the autotuner leaves it out.
+    An autotuner's configurations are compiled one by one. A configuration that does not compile or needs too many
+    resources is skipped, because the autotuner also skips it.
 
     Args:
-        launched: takes the types of the arguments of each launch that was left out.
+        launched: list that receives the argument types of each skipped launch.
     """
     from triton.compiler.errors import CompileTimeAssertionFailure
     from triton.runtime.autotuner import Autotuner
@@ -32,7 +32,7 @@ def launching_nothing(launched: list[list[Any]]) -> Generator[None]:
             kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
             load = getattr(kernel, "_init_handles", None)
             if load is not None:
-                load()  # onto the device, which the first launch would do else
+                load()  # load onto the device, because the first launch would
         except (CompileTimeAssertionFailure, OutOfResources, PTXASError):
             if not tuning:
                 raise

@@ -1,4 +1,4 @@
-"""The only door between the judge and a candidate: fixed messages and shared buffers.
+"""The only connection between the judge and a sealed process: fixed messages and shared buffers.
 
-Nothing that a candidate sends is unpickled or parsed as anything but numbers and bounded text.
+The judge never unpickles a candidate's data. It parses the data only as numbers and text of bounded length.
 """

@@ -1,6 +1,6 @@
 """A candidate's report of what a call ran on the GPU, in a page of shared memory that the judge creates.
 
-The candidate writes the page once; the judge copies it before it reads. The content is a claim. The reader accepts any
+The candidate writes the page once. The judge copies it before reading. The content is untrusted: the reader accepts any
 bytes, and returns rows or raises one error.
 """
 
@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from mmap import mmap
 from typing import Final, NamedTuple
 
-#: Size of the page.
+#: Size of the page in bytes.
 SIZE: Final = 16 << 10
-#: Length to which a kernel's name is cut. The name itself comes before its template arguments.
+#: Length in bytes to which a kernel's name is cut. A name precedes its template arguments.
 MAX_NAME_BYTES: Final = 300
-#: Name of the row that sums up everything that did not fit.
+#: Name of the row with the totals of all rows that did not fit.
 REST: Final = "[rest]"
 
 _MAGIC: Final = 0x6B714143  # "kqAC"
@@ -24,11 +24,11 @@ _ROW: Final = struct.Struct("<QIH")  # nanoseconds, launches, bytes of the name 
 
 
 class NotRecorded(Exception):
-    """There are no activities. The message has the reason, perhaps in the candidate's words."""
+    """Raised where there are no activities. The message gives the reason, and can be text of the candidate."""
 
 
 class Activity(NamedTuple):
-    """All launches of one kernel in one call, or all copies (``[memcpy]``) or all fills (``[memset]``)."""
+    """All launches of one kernel in one call, all copies (``[memcpy]``) or all fills (``[memset]``)."""
 
     name: str
     ns: int
@@ -36,7 +36,7 @@ class Activity(NamedTuple):
 
 
 def encode(rows: Iterable[tuple[str, int, int]]) -> bytes:
-    """Return the page's content. Rows that do not fit are summed up in one row.
+    """Return the page's content. Rows that do not fit are combined into one row.
 
     Args:
         rows: name, nanoseconds and launches of each kernel, the most expensive first.
@@ -61,7 +61,7 @@ def encode_failure(reason: str) -> bytes:
 
 
 def decode(page: bytes | bytearray | memoryview | mmap) -> list[Activity]:
-    """Read the rows of an untrusted page. It is copied first, because the candidate may still change it.
+    """Read the rows of an untrusted page. Copy it first, because the candidate can still change it.
 
     Raises:
         NotRecorded: the candidate reports a failure, or the page is malformed.

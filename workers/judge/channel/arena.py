@@ -1,7 +1,7 @@
-"""Memory of the judge's in which a reference keeps small inputs and answers.
+"""GPU memory of the judge in which a reference stores small inputs and answers.
 
-What a process allocates on a GPU the judge can read only when it has mapped it, allocation by allocation. The driver
-does so for all processes of a host one after the other, as it creates their contexts. An arena is mapped once.
+The judge can read a process's GPU memory only after mapping each allocation. The driver serialises mapping between all
+processes of a host, just as it serialises the creation of contexts. An arena is mapped once.
 """
 
 from __future__ import annotations
@@ -13,28 +13,29 @@ import torch
 from workers.judge.channel.buffers import OpenedBuffer, is_dense
 from workers.judge.channel.protocol import Location, Where
 
-#: Tensors begin at multiples of this many bytes, as torch's own do.
+#: Alignment of tensors in bytes, the same as in torch's allocator.
 _ALIGNMENT: Final = 512
 
 
 def taken_by(nbytes: int) -> int:
-    """Return the bytes that a tensor of ``nbytes`` takes in an arena."""
+    """Return the number of bytes that a tensor of ``nbytes`` takes in an arena."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 class Arena:
-    """An arena on the side that fills it."""
+    """Allocates tensors in an arena, in the process that fills it."""
 
     def __init__(self, buffer: OpenedBuffer) -> None:
-        """Take the arena's memory, as bytes, all of which is free; :meth:`close` gives it back."""
+        """Take ownership of an empty buffer of bytes."""
         self._buffer = buffer
         self._flat = buffer.tensor
-        #: Beginning and end of what is free, in order; sizes of what is taken, by the beginning.
+        #: Begin and end of each free range, in order.
         self._free = [(0, self._flat.numel())]
+        #: Sizes of the used ranges by their begin.
         self._taken: dict[int, int] = {}
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return a copy of a tensor in the arena, in the same layout; None where it is not dense, or finds no room."""
+        """Copy a tensor into the arena in the same layout. Return None if it is not dense or does not fit."""
         if not tensor.numel() or not is_dense(tensor.shape, tensor.stride()):
             return None
         size = taken_by(tensor.nbytes)
@@ -47,14 +48,14 @@ class Arena:
         return None
 
     def location(self, tensor: torch.Tensor) -> Location | None:
-        """Return where in the arena a tensor begins; None if it does not."""
+        """Return the location of a tensor in the arena, or None if it is not in the arena."""
         offset = tensor.data_ptr() - self._flat.data_ptr()
         if not tensor.numel() or not 0 <= offset < self._flat.numel():
             return None
         return Location(Where.ARENA, offset=offset, stride=tensor.stride())
 
     def let_go(self, tensor: torch.Tensor) -> None:
-        """Let the memory of what :meth:`keep` has returned be taken again; any other tensor is passed over."""
+        """Free the memory of a tensor that :meth:`keep` returned. Ignore any other tensor."""
         begin = tensor.data_ptr() - self._flat.data_ptr()
         if (size := self._taken.pop(begin, 0)) == 0:
             return
@@ -66,5 +67,5 @@ class Arena:
         self._free = joined
 
     def close(self) -> None:
-        """Unmap it. Nothing may use what lies in it any more, nor work on it be under way."""
+        """Unmap the arena. No tensor in it must be used afterwards, and no GPU work on it must be pending."""
         self._buffer.close()

@@ -1,7 +1,7 @@
-"""The arguments of a call: tensors in lists, tuples and dicts, beside plain values.
+"""The arguments of a call: tensors and plain values in lists, tuples and dicts.
 
-They travel in two parts: their arrangement, in which :data:`LEAF` stands for each tensor, and the tensors in the order
-of the leaves. An arrangement is a list of positional arguments or a dict of keyword arguments.
+They are sent in two parts. The arrangement is a list of positional arguments or a dict of keyword arguments, with
+:data:`LEAF` in place of each tensor. The tensors follow in the order of the leaves.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ import torch
 
 
 class Leaf(Enum):
-    """The place of a tensor in an arrangement."""
+    """The marker of a tensor in an arrangement."""
 
     TENSOR = "tensor"
 
 
 LEAF: Final = Leaf.TENSOR
-#: What ``get_inputs()`` must return, for messages.
+#: Form that ``get_inputs()`` must return, for messages.
 FORM: Final = (
-    "get_inputs() must return a list of tensors, numbers, strings, None, and lists, tuples and dicts of them;"
+    "get_inputs() must return a list of tensors, numbers, strings, None, and lists, tuples and dicts of them,"
     " or a dict of such keyword arguments"
 )
-#: Plain values.
+#: Types of plain values.
 _PLAIN: Final = (int, float, bool, str, type(None))
 _MOST_DEPTH: Final = 8
 
 
 class ArgumentsError(ValueError):
-    """The values cannot be a call's arguments; the message says why."""
+    """Raised where values cannot be a call's arguments. The message gives the reason."""
 
 
 def take_apart(arguments: Any) -> tuple[Any, list[torch.Tensor]]:
-    """Return the arrangement of arguments, and the tensors in it.
+    """Split arguments into their arrangement and their tensors.
 
     Raises:
-        ArgumentsError: they hold something else.
+        ArgumentsError: the arguments contain an unsupported value.
     """
     if not isinstance(arguments, (list, tuple, dict)):
         raise ArgumentsError("no list, tuple or dict")
@@ -50,7 +50,8 @@ def take_apart(arguments: Any) -> tuple[Any, list[torch.Tensor]]:
 
 
 def _without_tensors(value: Any, depth: int, tensors: list[torch.Tensor]) -> Any:
-    # No function within another: one that calls itself would keep the tensors alive until garbage is collected.
+    # Not a nested function: a recursive closure is a reference cycle, and would keep the tensors alive until garbage
+    # collection.
     kind = type(value)
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         tensors.append(value)
@@ -65,10 +66,10 @@ def _without_tensors(value: Any, depth: int, tensors: list[torch.Tensor]) -> Any
 
 
 def check(arrangement: Any) -> int:
-    """Return the number of leaves of an arrangement that may be anything.
+    """Validate an untrusted arrangement, and return its number of leaves.
 
     Raises:
-        ArgumentsError: it is none.
+        ArgumentsError: the value is not an arrangement.
     """
     if type(arrangement) not in (list, dict):
         raise ArgumentsError(f"a value of the type {type(arrangement).__name__} for all arguments")
@@ -93,7 +94,7 @@ def _leaves(value: Any, depth: int) -> int:
 
 
 def put_together(arrangement: Any, tensors: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
-    """Return the positional and keyword arguments of one call, in lists and dicts of its own."""
+    """Return the positional and keyword arguments of one call, in new lists and dicts."""
     left = iter(tensors)
     made = _with_tensors(arrangement, left)
     return ([], made) if isinstance(made, dict) else (made, {})

@@ -1,13 +1,12 @@
-"""Buffers that the judge shares with a sealed process, each an allocation of its own, each named by a descriptor.
+"""Buffers that the judge shares with a sealed process. Each is a separate allocation with a file descriptor.
 
-On a CPU a buffer is a memfd, on a GPU an allocation of CUDA's virtual memory management
-(:mod:`workers.judge.channel.gpu_memory`). A descriptor opens that one allocation and nothing else.
+On a CPU a buffer is a memfd. On a GPU it is an allocation of CUDA's virtual memory management
+(:mod:`workers.judge.channel.gpu_memory`). A descriptor opens one allocation and nothing else.
 
-The judge shares the inputs. Outputs stay where the process has them, and the judge copies them itself. A candidate
-that wrote into the judge's memory could leave out a copy that an honest one is timed with. On a GPU the process exports
-the allocations that outputs lie in (:class:`Exports`) and the judge maps those (:class:`Imports`); what the judge has
-mapped stays readable when the process frees it, fails or dies. On a CPU the judge reads the process's memory
-(:class:`ProcessMemory`).
+The judge shares the inputs. Outputs stay in the process's memory, and the judge copies them. If candidates wrote into
+the judge's memory, one could skip a copy that is part of an honest candidate's time. On a GPU the process exports the
+allocations of its outputs (:class:`Exports`) and the judge maps them (:class:`Imports`). Mapped memory stays readable
+after the process frees it, fails or dies. On a CPU the judge reads the process's memory (:class:`ProcessMemory`).
 """
 
 from __future__ import annotations
@@ -28,16 +27,18 @@ from workers.judge.channel.flags import memory
 from workers.judge.channel.gpu_memory import CudaCallError, Mapping
 from workers.judge.channel.protocol import MAX_EXPORTED, BufferSpec, Export, Location, ProtocolError, TensorSpec, Where
 
-#: Runs that a process announces before it starts over, and how many the judge takes; one call has 32 at most.
+#: Number of announced runs after which a process starts over. One call has 32 at most.
 _MANY_RUNS: Final = 16
+#: Maximum number of runs that the judge accepts.
 _MOST_RUNS: Final = 512
-#: In how many pieces a tensor is read from a process's memory, and the least of a piece, in bytes.
+#: Number of pieces in which a tensor is read from a process's memory.
 _PIECES: Final = 64
+#: Minimum size of a piece in bytes.
 _LEAST_PIECE: Final = 16 << 10
 
 
 class _DeviceMemory:
-    """Raw device memory as torch can adopt it; kept alive by the tensor that views it."""
+    """Raw device memory with the interface from which torch makes a tensor."""
 
     def __init__(self, pointer: int, nbytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -53,19 +54,18 @@ class SharedTensor:
     """A tensor in a shared buffer, on the side that allocated it.
 
     Attributes:
-        tensor: the tensor, uninitialised.
-        flat: the bytes that it lies in.
-        spec: what the other side needs to open it.
-        descriptor: the memory's descriptor, to send beside the spec; None once it is closed.
+        flat: the buffer as bytes.
+        spec: the description that the other side needs to open the buffer.
+        descriptor: the memory's descriptor, which is sent with the spec, or None once it is closed.
     """
 
     def __init__(self, like: torch.Tensor) -> None:
         """Allocate room for a tensor of ``like``'s dtype, shape, strides and device type.
 
-        Strides are kept where they describe a dense tensor; any other layout becomes contiguous.
+        The strides of a dense tensor are kept. Any other layout becomes contiguous.
 
         Raises:
-            CudaCallError: the device has no such memory left.
+            CudaCallError: the device has not enough free memory.
         """
         model = torch.empty_like(like, device="meta", memory_format=torch.preserve_format)
         nbytes = max(model.numel() * model.element_size(), 1)
@@ -82,32 +82,28 @@ class SharedTensor:
         self.tensor = _view(flat, self.spec)
 
     def close(self) -> None:
-        """Forget the memory's descriptor, once the other side has it."""
+        """Close the memory's descriptor, once the other side has received it."""
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
 
     def free(self) -> None:
-        """Give the memory back. Nothing may use the tensor any more, nor work on it be under way."""
+        """Free the memory. The tensor must not be used afterwards, and no GPU work on it must be pending."""
         self.close()
         if self._mapping is not None:
             self._mapping.close()
 
 
 def form_of(tensor: torch.Tensor) -> BufferSpec:
-    """Return a tensor's form, for the side that brings the memory itself."""
+    """Return a tensor's spec, for a side that uses its own memory."""
     return BufferSpec(tensor.nbytes, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device.type)
 
 
 class OpenedBuffer:
-    """A tensor in a buffer that the other side allocated.
-
-    Attributes:
-        tensor: the tensor.
-    """
+    """A tensor in a buffer that the other side allocated."""
 
     def __init__(self, spec: BufferSpec, descriptor: int) -> None:
-        """Map the buffer; the descriptor is closed."""
+        """Map the buffer and close the descriptor."""
         self._mapping: Mapping | None = None
         if spec.device == "cpu":
             flat = _map(descriptor, spec.nbytes)
@@ -118,58 +114,59 @@ class OpenedBuffer:
         self.tensor = _view(flat, spec)
 
     def close(self) -> None:
-        """Unmap it. Nothing may use the tensor any more, nor work on it be under way."""
+        """Unmap the buffer. The tensor must not be used afterwards, and no GPU work on it must be pending."""
         if self._mapping is not None:
             self._mapping.close()
 
 
-#: So many allocations are asked for one by one each time.
+#: Maximum number of allocations of a run that are all checked each time. Of a longer run only both ends are checked.
 _LONG: Final = 4
-#: Allocations one behind the other, by address and serial number.
+#: Consecutive allocations, by address and serial number.
 _Run = tuple[tuple[int, int], ...]
 
 
 class Exports:
-    """The GPU allocations that this process has told the judge of.
+    """The GPU allocations that this process has announced to the judge.
 
-    Torch's memory is of many allocations, and the driver must be asked of each where it is: 5 ms for 300 of them. So
-    what was found is used again while torch has neither taken memory of the device nor given any back.
+    Torch's memory consists of many allocations, and each needs a query to the driver: 5 ms for 300 of them. Results are
+    therefore cached until torch allocates device memory or frees some.
     """
 
     def __init__(self) -> None:
         self._runs: dict[_Run, int] = {}
-        #: Records that must reach the judge before a reply that refers to them.
+        #: Records that must be sent before a reply that refers to them.
         self._pending: list[Export] = []
-        #: The runs that ranges of addresses were found to lie in, and what torch had taken and given back until then.
-        self._found: dict[tuple[int, int], _Run] = {}
-        self._found_after = (0, 0)
-        #: What it had when all runs were seen to be where they were.
-        self._seen_after = (0, 0)
+        #: Cached runs by ranges of addresses.
+        self._cached: dict[tuple[int, int], _Run] = {}
+        #: Bytes that torch had allocated and freed when the cache was filled.
+        self._cached_at = (0, 0)
+        #: Bytes that torch had allocated and freed when all runs were last checked.
+        self._checked_at = (0, 0)
 
     def begin(self) -> None:
-        """Begin with the outputs of a call: start over where there are many runs, or where memory was given back.
+        """Prepare for the outputs of a call. Start over if there are many runs, or if memory of one was freed.
 
-        The judge holds on to what it was told of; a run that is numbered 0 again tells it to let go of the others.
+        The judge keeps announced memory mapped. When a run is numbered 0 again, the judge unmaps all earlier runs.
         """
-        seen_after = self._seen_after
+        checked_at = self._checked_at
         if any(len(run) > _LONG for run in self._runs):
-            self._seen_after = _taken_and_given()
-        long = _LONG if seen_after == self._seen_after else math.inf
+            self._checked_at = _allocated_and_freed()
+        long = _LONG if checked_at == self._checked_at else math.inf
         if len(self._runs) >= _MANY_RUNS or not all(
             _is_alive(_ends(run) if len(run) > long else run) for run in self._runs
         ):
             self.forget()
 
     def forget(self) -> None:
-        """Announce everything anew from now on."""
+        """Forget all runs, so that each is announced again when it is used."""
         self._runs.clear()
-        self._found.clear()
+        self._cached.clear()
 
     def location(self, tensor: torch.Tensor) -> Location:
-        """Return where a tensor on the GPU lies; what the judge does not know of is announced by :meth:`pending`.
+        """Return the location of a tensor on the GPU. New memory is announced by :meth:`pending`.
 
         Raises:
-            CudaCallError: its memory cannot be shared: it comes from ``cudaMalloc``, for instance.
+            CudaCallError: the memory cannot be shared, for example because ``cudaMalloc`` allocated it.
         """
         begin = tensor.data_ptr()
         extent = 1 + sum(step * (size - 1) for step, size in zip(tensor.stride(), tensor.shape, strict=True))
@@ -180,10 +177,10 @@ class Exports:
         return Location(Where.EXPORTED, run=number, offset=begin - run[0][0], stride=tensor.stride())
 
     def _run_of(self, begin: int, end: int) -> _Run:
-        """Return the allocations that a range of addresses lies in."""
-        known = self._found.get((begin, end))
-        if known is not None and _taken_and_given() == self._found_after and _is_alive(_ends(known)):
-            return known
+        """Return the allocations that contain a range of addresses."""
+        cached = self._cached.get((begin, end))
+        if cached is not None and _allocated_and_freed() == self._cached_at and _is_alive(_ends(cached)):
+            return cached
         allocations: list[tuple[int, int]] = []
         at = begin
         while at < end:
@@ -192,18 +189,18 @@ class Exports:
             at = base + size
         run = tuple(allocations)
         if len(run) > _LONG:
-            if (now := _taken_and_given()) != self._found_after:
-                self._found, self._found_after = {}, now
-            self._found[begin, end] = run
+            if (now := _allocated_and_freed()) != self._cached_at:
+                self._cached, self._cached_at = {}, now
+            self._cached[begin, end] = run
         return run
 
     def announce_memory(self) -> None:
-        """Announce all of this process's memory, for a device whose outputs lie there."""
+        """Announce this process's whole host memory, which contains the outputs on a CPU."""
         descriptor = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
         self._pending.append(Export(0, 1, (0,), (descriptor,)))
 
     def pending(self) -> list[Export]:
-        """Return what must be sent before the next reply. The caller closes the descriptors."""
+        """Return the records that must be sent before the next reply. The caller closes their descriptors."""
         pending, self._pending = self._pending, []
         return pending
 
@@ -224,19 +221,19 @@ class Exports:
         return number
 
 
-def _taken_and_given() -> tuple[int, int]:
-    """Return what torch has taken of the device's memory and given back so far, in bytes."""
+def _allocated_and_freed() -> tuple[int, int]:
+    """Return the number of bytes of device memory that torch has allocated and freed so far."""
     reserved = torch.cuda.memory_stats_as_nested_dict()["reserved_bytes"]["all"]
     return reserved["allocated"], reserved["freed"]
 
 
 def _ends(run: _Run) -> _Run:
-    """Return the first and the last allocation: they tell of most changes of memory that is not torch's."""
+    """Return the first and the last allocation. Checking these detects most changes of memory outside torch."""
     return run[:1] + run[-1:]
 
 
 def _is_alive(run: _Run) -> bool:
-    """Return whether allocations are still where they were."""
+    """Return whether all allocations still exist."""
     try:
         return all(gpu_memory.serial_of(base) == serial for base, serial in run)
     except CudaCallError:
@@ -244,11 +241,11 @@ def _is_alive(run: _Run) -> bool:
 
 
 class LocationError(ValueError):
-    """Where an output is said to lie there cannot be one."""
+    """Raised where a claimed location cannot contain the output."""
 
 
 class Imports:
-    """Memory of a sealed process that the judge has mapped, to read outputs from it."""
+    """GPU memory of a sealed process from which the judge reads outputs."""
 
     def __init__(self) -> None:
         self._handles: dict[int, list[ctypes.c_uint64]] = {}
@@ -256,14 +253,14 @@ class Imports:
         self._mapped: dict[int, tuple[Mapping, torch.Tensor]] = {}
 
     def __len__(self) -> int:
-        """Return how many runs are known."""
+        """Return the number of announced runs."""
         return len(self._handles) + len(self._mapped)
 
     def add(self, export: Export) -> None:
-        """Take a part of a run; its descriptors are closed.
+        """Import a part of a run, and close its descriptors.
 
         Raises:
-            ProtocolError: the run cannot be what is announced.
+            ProtocolError: the announcement is impossible.
         """
         if export.run == 0 and not 0 < len(self._handles.get(0, ())) < export.total:
             self.close()
@@ -272,7 +269,7 @@ class Imports:
         sizes = self._sizes.setdefault(export.run, [])
         try:
             if len(self) > _MOST_RUNS or len(handles) + len(export.descriptors) > export.total:
-                raise ProtocolError("more memory was announced than there can be")
+                raise ProtocolError("more memory was announced than is allowed")
             for descriptor, size in zip(export.descriptors, export.sizes, strict=True):
                 handles.append(gpu_memory.import_handle(descriptor))
                 sizes.append(size)
@@ -283,17 +280,17 @@ class Imports:
                 os.close(descriptor)
 
     def view(self, location: Location, spec: TensorSpec) -> torch.Tensor:
-        """Return the tensor at a place of the other side's.
+        """Return the tensor at a location of the sealed process.
 
         Raises:
-            LocationError: there is no such memory, or the tensor would not lie within it.
+            LocationError: the memory was not announced, or the tensor would exceed it.
         """
         if location.run not in self._mapped:
             self._mapped[location.run] = self._map(location.run)
         return view_within(self._mapped[location.run][1], location, spec)
 
     def close(self) -> None:
-        """Let go of all; what is still being read from it is waited for. Views that were taken are gone then."""
+        """Unmap all memory after pending GPU work. Earlier views become invalid."""
         gpu_memory.let_go(self)
         if self._mapped:
             torch.cuda.synchronize()
@@ -301,8 +298,8 @@ class Imports:
             mapping.close()
         for handle in itertools.chain.from_iterable(self._handles.values()):
             gpu_memory.release(handle)
-        for known in (self._mapped, self._handles, self._sizes):
-            known.clear()
+        for entries in (self._mapped, self._handles, self._sizes):
+            entries.clear()
 
     def _map(self, run: int) -> tuple[Mapping, torch.Tensor]:
         handles = self._handles.pop(run, None)
@@ -316,15 +313,14 @@ class Imports:
 
 
 class ProcessMemory:
-    """A sealed process's memory, which the judge may only read.
+    """A sealed process's host memory, which the judge can only read.
 
     The process opens its own ``/proc/self/mem`` before any foreign code runs in it, and sends the descriptor. So the
-    judge needs no rights over the process, in any fleet. The descriptor stands for this memory alone: unlike a process
-    id it never comes to mean another process.
+    judge needs no privileges over the process. Unlike a process id, the descriptor can never refer to another process.
     """
 
     def __init__(self, descriptor: int) -> None:
-        """Take the descriptor, which :meth:`close` closes."""
+        """Take ownership of the descriptor."""
         self.descriptor = descriptor
 
     def close(self) -> None:
@@ -334,16 +330,12 @@ class ProcessMemory:
     def read(self, address: int, into: torch.Tensor) -> None:
         """Copy a dense tensor's bytes.
 
-        The pieces come in random order. A process that said too early that it was done would have to be ahead of
-        whichever piece comes first.
-
-        Args:
-            address: where they begin.
-            into: a dense tensor of the same layout.
+        The pieces are read in random order. A process that reports completion too early cannot predict which piece it
+        must finish first. ``into`` is a dense tensor of the same layout.
 
         Raises:
             LocationError: the process has no such memory.
-            EOFError: it has ended.
+            EOFError: the process has ended.
         """
         nbytes = into.nbytes
         if address < 0 or address + nbytes >= 1 << 63:
@@ -365,7 +357,7 @@ class ProcessMemory:
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Return whether such a tensor, which is not empty, fills its memory without gaps and without lying over itself."""
+    """Return whether a non-empty tensor of this layout fills its memory without gaps and without overlap."""
     return (
         len(stride) == len(shape)
         and min(stride, default=0) >= 0
@@ -375,25 +367,25 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def view_within(flat: torch.Tensor, location: Location, spec: TensorSpec) -> torch.Tensor:
-    """The tensor that is said to lie at an offset of ``flat``, a tensor of bytes.
+    """Return the tensor at a claimed location in ``flat``, a tensor of bytes.
 
     Raises:
-        LocationError: it would reach beyond, lie over itself, or has an impossible layout.
+        LocationError: the tensor would exceed ``flat``, overlap itself, or has an impossible layout.
     """
     dtype, stride = spec.dtype, location.stride
     if dtype is None or len(stride) != len(spec.shape) or min(stride, default=0) < 0:
         raise LocationError("an output of an impossible layout")
     if not is_apart(spec.shape, stride):
-        raise LocationError("an output that lies over itself")
+        raise LocationError("an output that overlaps itself")
     extent = 1 + sum(step * (size - 1) for step, size in zip(stride, spec.shape, strict=True))
     end = location.offset + extent * dtype.itemsize
     if location.offset < 0 or location.offset % dtype.itemsize or end > flat.numel():
-        raise LocationError("an output beyond the memory that it is said to lie in")
+        raise LocationError("an output beyond the end of its claimed memory")
     return flat[location.offset : end].view(dtype).as_strided(spec.shape, stride)
 
 
 def is_apart(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether no two elements of such a tensor share memory: each step passes over all that lies within it."""
+    """Return whether no two elements overlap: each stride exceeds the extent of all dimensions with smaller strides."""
     extent = 1
     for step, size in sorted(zip(stride, shape, strict=True)):
         if size != 1 and step < extent:

@@ -1,8 +1,8 @@
 """The page of flags that the judge, one sealed process and the fork server share.
 
-It holds counters, each on a cache line of its own. CPUs read and write them, and so do CUDA streams
-(:mod:`workers.judge.channel.semaphores`). The sealed process may write anything here. READY and DONE are its claims,
-which the judge checks by the outputs. COMPILING moves time from one of its deadlines to another.
+It has one counter in each cache line. CPUs read and write the counters, and so do CUDA streams
+(:mod:`workers.judge.channel.semaphores`). The sealed process can write any value to the page. READY and DONE are its
+claims, which the judge checks by the outputs. COMPILING moves time from one of its deadlines to another.
 """
 
 from __future__ import annotations
@@ -14,30 +14,34 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-#: The number of the timed call that the judge has given the go-ahead for.
+#: Word with the number of the timed call that the judge lets start.
 GO: Final = 0
-#: The number of the timed call that the candidate stands ready for.
+#: Word with the number of the timed call that the candidate is ready for.
 READY: Final = 16
-#: The number of the timed call that the candidate has finished.
+#: Word with the number of the timed call that the candidate has finished.
 DONE: Final = 32
-#: 1 while a compiler runs for the candidate.
+#: Word that is 1 while a compiler runs for the candidate.
 COMPILING: Final = 48
 
 _SIZE: Final = mmap.PAGESIZE
-#: Turns of the waiting loop between looks at anything else (about 1 ms).
+#: Iterations of the wait loop between two calls of ``gone`` (about 1 ms).
 _LOOK: Final = 1 << 14
-#: Turns after which a wait that may sleep does (about 0.3 ms), and for how long, in seconds.
+#: Iterations after which a wait with ``nap`` begins to sleep (about 0.3 ms).
 _SPIN: Final = 1 << 12
+#: Duration in seconds of one sleep.
 _NAP_S: Final = 50e-6
 
 
 def create() -> int:
-    """Make a page; return its descriptor."""
+    """Create a page and return its descriptor."""
     return memory("kqueue-flags", _SIZE)
 
 
 def memory(name: str, nbytes: int) -> int:
-    """Return a descriptor of shared memory whose size is sealed: touching a page that is gone would kill a process."""
+    """Create shared memory and return its descriptor.
+
+    The size is sealed, because access to a page that another process truncated would kill the reader by SIGBUS.
+    """
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, nbytes)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
@@ -45,20 +49,17 @@ def memory(name: str, nbytes: int) -> int:
 
 
 def attach(descriptor: int) -> memoryview[int]:
-    """Map the page: a view of 64-bit words, indexed by the constants above."""
+    """Map the page and return a view of its 64-bit words, indexed by the constants above."""
     return memoryview(mmap.mmap(descriptor, _SIZE)).cast("Q")
 
 
 def wait(page: memoryview[int], flag: int, number: int, *, nap: bool, gone: Callable[[], bool] | None = None) -> None:
-    """Wait until ``flag`` shows ``number``.
+    """Wait until the word ``flag`` equals ``number``.
 
     Args:
-        page: what :func:`attach` gave.
-        flag: which.
-        number: the call's.
-        nap: sleep for moments when it takes longer. On a CPU two spinning processes would take the cores from the
-            work itself; on a GPU a nap would blur the clock.
-        gone: asked now and then; True ends the wait.
+        nap: sleep briefly during a longer wait. On a CPU two spinning processes would take the cores from the timed
+            work. On a GPU a sleep would make the timing less precise.
+        gone: function called regularly. The wait ends when it returns True.
     """
     turns = 0
     while page[flag] != number:

@@ -1,9 +1,9 @@
 """GPU memory that two processes share by file descriptor.
 
-CUDA's virtual memory management makes an allocation, hands out a POSIX descriptor for it, and maps it wherever the
-descriptor arrives. A descriptor names one allocation and cannot be forged: a process maps what was sent to it over a
-socket, and nothing else. (A legacy CUDA IPC handle is 64 bytes that name a process and an object; a process that edits
-them opens what others have exported.)
+CUDA's virtual memory management exports an allocation as a POSIX file descriptor, and the receiving process maps it. A
+descriptor names one allocation and cannot be forged: a process can map only the allocations that were sent to it over a
+socket. A legacy CUDA IPC handle is 64 bytes that name a process and an object. By editing them, a process could open
+other exported allocations.
 
 Source: CUDA Driver API, "Virtual Memory Management".
 """
@@ -22,15 +22,15 @@ _DESCRIPTOR: Final = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 _READ: Final = 1  # CU_MEM_ACCESS_FLAGS_PROT_READ
 _READ_WRITE: Final = 3  # CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 _BUFFER_ID: Final = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID
-#: Allocations are multiples of this many bytes.
+#: Granularity of allocations in bytes.
 _GRANULARITY: Final = 2 << 20
 
 
 class Held(Protocol):
-    """What this process holds and torch does not know of."""
+    """A CUDA resource of this process that torch does not manage."""
 
     def close(self) -> None:
-        """Give it back, if it was not given back yet."""
+        """Release the resource. Do nothing if it is released already."""
         ...
 
 
@@ -38,27 +38,23 @@ _held: set[Held] = set()
 
 
 def hold(held: Held) -> None:
-    """Have :func:`close_all` close this, unless :func:`let_go` comes first."""
+    """Register a resource that :func:`close_all` closes, until :func:`let_go` removes it."""
     _held.add(held)
 
 
 def let_go(held: Held) -> None:
-    """Forget what was closed."""
+    """Remove a closed resource from the register."""
     _held.discard(held)
 
 
 def close_all() -> None:
-    """Give back all that this process has mapped, imported or registered. Nothing may use it any more."""
+    """Release everything that this process has mapped, imported or registered. No GPU work must use it any more."""
     for held in list(_held):
         held.close()
 
 
 class CudaCallError(RuntimeError):
-    """A call into CUDA failed.
-
-    Attributes:
-        error_code: CUDA's code.
-    """
+    """Raised where a call into CUDA fails. ``error_code`` is CUDA's code."""
 
     def __init__(self, call: str, code: int) -> None:
         super().__init__(f"{call} failed with CUDA error {code}")
@@ -85,7 +81,7 @@ class _Access(ctypes.Structure):
 
 @cache
 def cudart() -> Any:
-    """Return the CUDA runtime that torch has loaded; another copy would keep error states of its own."""
+    """Return the CUDA runtime library that torch has loaded. Another copy would have a separate error state."""
     runtime = loaded_library("cudart")
     if runtime is None:
         raise RuntimeError("torch has not loaded libcudart; is this a CUDA build of torch?")
@@ -93,7 +89,7 @@ def cudart() -> Any:
 
 
 def loaded_library(name: str) -> Any:
-    """Return a library that this process has loaded, by its name without ``lib``; None if it has not."""
+    """Return a library that this process has loaded, by its name without ``lib``. Return None if it is not loaded."""
     with open("/proc/self/maps") as maps:  # noqa: PTH123 -- not a file that pathlib can map
         for line in maps:
             path = line.split(maxsplit=5)[-1].strip()
@@ -108,10 +104,10 @@ def _libcuda() -> Any:
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Call into the CUDA runtime.
+    """Call a function of the CUDA runtime.
 
     Raises:
-        CudaCallError: it answered an error, which is not left behind for others to find.
+        CudaCallError: it returned an error. The runtime's last error is cleared, so that later checks do not see it.
     """
     code = getattr(cudart(), name)(*arguments)
     if code:
@@ -120,10 +116,10 @@ def call(name: str, *arguments: Any) -> None:
 
 
 def driver(name: str, *arguments: Any) -> None:
-    """Call into the CUDA driver.
+    """Call a function of the CUDA driver.
 
     Raises:
-        CudaCallError: it answered an error.
+        CudaCallError: it returned an error.
     """
     code = getattr(_libcuda(), name)(*arguments)
     if code:
@@ -131,15 +127,10 @@ def driver(name: str, *arguments: Any) -> None:
 
 
 class Mapping:
-    """A range of this process's GPU addresses, backed by one or more allocations.
-
-    Attributes:
-        pointer: the first address.
-        nbytes: the size of the range.
-    """
+    """A range of this process's GPU addresses, backed by one or more allocations. ``pointer`` is the first address."""
 
     def __init__(self, handles: Sequence[ctypes.c_uint64], sizes: Sequence[int], *, writable: bool) -> None:
-        """Map allocations one behind the other. Takes over ``handles``, also where it fails.
+        """Map allocations at consecutive addresses. Release ``handles``, even on failure.
 
         Raises:
             CudaCallError: a size is not the allocation's, or no addresses or memory are left.
@@ -175,11 +166,11 @@ class Mapping:
             self.close()
             raise
         finally:
-            for handle in handles:  # the mapping keeps the memory
+            for handle in handles:  # the mapping keeps the memory alive
                 driver("cuMemRelease", handle)
 
     def close(self) -> None:
-        """Give the range back. Nothing may use it any more."""
+        """Unmap the range. No GPU work must use it any more."""
         let_go(self)
         at, sizes, self._sizes = self.pointer, self._sizes, []
         for size in sizes:
@@ -191,10 +182,10 @@ class Mapping:
 
 
 def allocate(nbytes: int) -> tuple[Mapping, int]:
-    """Allocate memory of its own; return its mapping here and the descriptor that opens it elsewhere.
+    """Create an allocation. Return its mapping and a descriptor with which another process can open it.
 
     Raises:
-        CudaCallError: the device has no such memory left.
+        CudaCallError: the device has not enough free memory.
     """
     size = _rounded(nbytes)
     properties = _Properties(_PINNED, _DESCRIPTOR, _Location(_ON_DEVICE, 0))
@@ -209,10 +200,10 @@ def allocate(nbytes: int) -> tuple[Mapping, int]:
 
 
 def import_handle(descriptor: int) -> ctypes.c_uint64:
-    """Return the allocation that a descriptor opens. The descriptor stays the caller's.
+    """Return the allocation that a descriptor names. The caller keeps the descriptor and must close it.
 
     Raises:
-        CudaCallError: it opens none.
+        CudaCallError: the descriptor names no allocation.
     """
     handle = ctypes.c_uint64()
     driver("cuMemImportFromShareableHandle", ctypes.byref(handle), ctypes.c_void_p(descriptor), _DESCRIPTOR)
@@ -220,15 +211,15 @@ def import_handle(descriptor: int) -> ctypes.c_uint64:
 
 
 def release(handle: ctypes.c_uint64) -> None:
-    """Let go of an allocation that was imported and not mapped."""
+    """Release an allocation that was imported and not mapped."""
     driver("cuMemRelease", handle)
 
 
 def open_descriptor(descriptor: int, nbytes: int) -> Mapping:
-    """Map an allocation of :func:`allocate` of another process, and close its descriptor.
+    """Map an allocation that another process made by :func:`allocate`, and close its descriptor.
 
     Raises:
-        CudaCallError: the descriptor opens no allocation of that size.
+        CudaCallError: the descriptor names no allocation of that size.
     """
     try:
         handle = import_handle(descriptor)
@@ -242,24 +233,24 @@ def _rounded(nbytes: int) -> int:
 
 
 def range_of(pointer: int) -> tuple[int, int]:
-    """Return beginning and size of the allocation that an address lies in."""
+    """Return the base address and the size of the allocation that contains an address."""
     base, size = ctypes.c_uint64(), ctypes.c_size_t()
     driver("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(pointer))
     return base.value, size.value
 
 
 def serial_of(base: int) -> int:
-    """Return a number that tells allocations apart that this process had at the same address."""
+    """Return the allocation's buffer ID, which differs between successive allocations at the same address."""
     serial = ctypes.c_uint64()
     driver("cuPointerGetAttribute", ctypes.byref(serial), _BUFFER_ID, ctypes.c_uint64(base))
     return serial.value
 
 
 def export(base: int) -> int:
-    """Return a descriptor of the allocation that begins at an address of this process.
+    """Return a descriptor of the allocation with the given base address.
 
     Raises:
-        CudaCallError: it cannot be shared so: ``cudaMalloc`` made it, for instance.
+        CudaCallError: it cannot be exported, for example because ``cudaMalloc`` made it.
     """
     handle = ctypes.c_uint64()
     driver("cuMemRetainAllocationHandle", ctypes.byref(handle), ctypes.c_void_p(base))

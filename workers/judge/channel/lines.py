@@ -1,4 +1,4 @@
-"""Lines that a process says on a stream socket, and descriptors that it sends beside them. Loads no torch."""
+"""Lines of text, with file descriptors, over a stream socket. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -8,27 +8,20 @@ import stat
 from collections.abc import Iterator
 from typing import Final
 
-#: How much is read at once, in bytes, and the most descriptors that are kept.
+#: Size in bytes of one read.
 _READ_BYTES: Final = 1 << 20
+#: Maximum number of received descriptors. Further ones are closed.
 _MOST_DESCRIPTORS: Final = 4
 
 
 class Lines:
-    """The reader's end. What comes is a claim.
+    """The reader's end of the socket. The lines are untrusted.
 
-    Attributes:
-        descriptors: those that were sent.
-        nbytes: how much was said.
-        ended: True once nobody can say anything more.
+    ``ended`` is True once the sender has closed the socket.
     """
 
     def __init__(self, source: socket.socket, most: float = float("inf")) -> None:
-        """Read from a socket, which this closes in the end.
-
-        Args:
-            source: the socket.
-            most: how many bytes are listened to.
-        """
+        """Take ownership of a socket, and accept at most ``most`` bytes."""
         source.setblocking(False)
         self.descriptors: list[int] = []
         self.nbytes = 0
@@ -38,16 +31,16 @@ class Lines:
         self._rest = b""
 
     def fileno(self) -> int:
-        """Return the socket's descriptor."""
+        """Return the socket's descriptor, for select and poll."""
         return self._source.fileno()
 
     @property
     def too_many(self) -> bool:
-        """True if more was said than is listened to."""
+        """True if the sender exceeded the maximum number of bytes."""
         return self.nbytes > self._most
 
     def read(self) -> Iterator[bytes]:
-        """Yield the whole lines that were said and not yielded before, without waiting."""
+        """Yield the complete lines that arrived since the last call, without waiting."""
         while not self.too_many:
             try:
                 data, descriptors, _, _ = socket.recv_fds(
@@ -77,10 +70,10 @@ class Lines:
 
 
 def say(words: int, line: bytes, descriptors: tuple[int, ...] = ()) -> None:
-    """Say a line on the descriptor of a socket, with others beside it; wait until there is room.
+    """Send a line, with descriptors, on the socket whose descriptor is ``words``. Wait until there is room.
 
     Raises:
-        OSError: nobody listens.
+        OSError: the reader has closed its end.
     """
     left = memoryview(line + b"\n")
     if descriptors:
@@ -91,20 +84,16 @@ def say(words: int, line: bytes, descriptors: tuple[int, ...] = ()) -> None:
 
 
 def content(descriptor: int, most: int, *, at_end: bool = False) -> str:
-    """Return the beginning or the end of the file behind a descriptor that was sent; nothing of what is no file.
+    """Read the beginning or the end of the file that a received descriptor opens.
 
-    To read something else could mean to wait for it.
-
-    Args:
-        descriptor: the descriptor.
-        most: how many bytes are read.
-        at_end: whether the end is wanted.
+    Return at most ``most`` bytes as text. Return an empty text for anything but a regular file, because a read from it
+    could block.
     """
     try:
         held = os.fstat(descriptor)
         if not stat.S_ISREG(held.st_mode):
             return ""
         data = os.pread(descriptor, most, max(0, held.st_size - most) if at_end else 0)
-    except OSError:  # such as one that cannot be read
+    except OSError:  # for example, it is open only for writing
         return ""
     return data.decode(errors="replace")

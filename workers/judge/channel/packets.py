@@ -1,4 +1,4 @@
-"""Packets with descriptors beside them, over a Unix socket that keeps packets apart. Loads no torch."""
+"""Packets with file descriptors over a Unix ``SOCK_SEQPACKET`` socket. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-#: How long a packet that is expected at once is looked for before it is waited for, in seconds.
+#: Time in seconds for which :func:`wait_briefly` polls.
 _BRIEFLY_S: Final = 1e-3
 
 
 def send_with_fds(channel: socket.socket, data: bytes, fds: Sequence[int]) -> None:
-    """Send one packet and descriptors beside it."""
+    """Send one packet with descriptors."""
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     channel.sendmsg([data], ancillary)
 
 
 def receive_with_fds(channel: socket.socket, size: int) -> tuple[bytes, list[int]]:
-    """Receive one packet of at most ``size`` bytes and the descriptors beside it."""
+    """Receive one packet of at most ``size`` bytes and its descriptors."""
     fds = array.array("i")
     data, ancillary, _, _ = channel.recvmsg(size, socket.CMSG_SPACE(253 * fds.itemsize), socket.MSG_CMSG_CLOEXEC)
     for level, kind, content in ancillary:
@@ -30,9 +30,10 @@ def receive_with_fds(channel: socket.socket, size: int) -> tuple[bytes, list[int
 
 
 def wait_briefly(*channels: socket.socket) -> None:
-    """Look whether sockets can be read until one can or a moment has passed: who sleeps is woken late.
+    """Poll without sleeping until a socket is readable or a millisecond has passed.
 
-    For calls that are checked or timed on a device: it keeps a core busy, and of small ones there is one at a time.
+    A sleeping process would wake too late for short calls. Polling keeps a core busy, so it is only for calls that are
+    checked or timed on a device.
     """
     poll = select.poll()
     for channel in channels:

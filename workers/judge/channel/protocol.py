@@ -1,11 +1,11 @@
 """Messages between the judge and a sealed process, over a ``SOCK_SEQPACKET`` socket.
 
-The judge sends commands: a fixed header, and file descriptors beside it. A larger payload (the job, the buffers)
-travels as a pickle in a memfd; only the judge writes one, and only the sealed process opens one.
+The judge sends commands: a fixed header with file descriptors. A larger payload (the job, the buffers) is sent as a
+pickle in a memfd. Only the judge writes such a pickle, and only the sealed process loads it.
 
 The sealed process, a candidate or a reference, sends two kinds of records. A reply has a fixed size. An export
 announces memory of the process, with the descriptors that open it. The judge checks every number and length against
-its bound before it uses it; where an output lies is a claim until the judge has opened that memory itself
+its bound before use. The location of an output is a claim until the judge has opened that memory
 (:mod:`workers.judge.channel.buffers`).
 """
 
@@ -24,29 +24,30 @@ import torch
 
 from workers.judge.channel.packets import receive_with_fds, send_with_fds
 
-#: The most tensors that an output may hold.
+#: Maximum number of tensors in an output.
 MAX_TENSORS: Final = 32
-#: The most dimensions that a tensor may have.
+#: Maximum number of dimensions of a tensor.
 MAX_DIMS: Final = 8
 
-#: The longest description of an output's arrangement (:func:`describe`), in bytes.
+#: Maximum length in bytes of the description of an output's structure (:func:`describe`).
 MAX_STRUCTURE_BYTES: Final = 1024
 
 _MAGIC: Final = 0x6B71_0001
 _EXPORT_MAGIC: Final = 0x6B71_0002
 _COMMAND = struct.Struct("=IIQq?")
-#: What is short, how much of it was asked for and there is, the kernel's name, its constants and options.
+#: Resource, amount required, amount available, the kernel's name, its constants and options.
 _SHORTAGE = struct.Struct("=32sQQ64s256s")
 _REPLY_HEAD = struct.Struct(f"=IIQqqQBB{MAX_STRUCTURE_BYTES}s128s2048s{_SHORTAGE.size}sI")
 _TENSOR = struct.Struct("=BBH8qBBQq8q")
 _REPLY_BYTES: Final = _REPLY_HEAD.size + MAX_TENSORS * _TENSOR.size
-#: Magic, the run's number, its allocations in all and in this record; their sizes follow.
+#: Magic, the run's number, number of allocations in the run and in this record. The sizes follow.
 _EXPORT_HEAD = struct.Struct("=IQII")
-#: The most allocations that one record announces (a packet carries at most 253 descriptors), and that a run has.
+#: Maximum number of allocations in one record. A packet carries at most 253 descriptors.
 MAX_EXPORTED: Final = 240
+#: Maximum number of allocations in a run.
 MAX_RUN: Final = 1 << 14
 
-#: Dtypes by their number in a message; 255 is any other.
+#: Dtypes by their number in a message. The number 255 stands for any other dtype.
 DTYPES: Final[tuple[torch.dtype, ...]] = (
     torch.float32,
     torch.float16,
@@ -67,89 +68,90 @@ _OTHER: Final = 255
 
 
 class ProtocolError(Exception):
-    """The other side sent something that is not a message."""
+    """Raised where the other side sent something that is not a valid message."""
 
 
 class Order(IntEnum):
-    """The orders of the judge."""
+    """The judge's orders. Those marked "reference" or "builder" are only for these roles."""
 
     OPEN = 9
-    """Open the device. Carries an :class:`Opening`. On a CPU the process announces its memory, before the reply."""
+    """Open the device as an :class:`Opening` says. On a CPU the process announces its memory before the reply."""
     LOAD = 1
-    """Take the job (:class:`Job`) and import its source."""
+    """Receive the job (:class:`Job`) and import its source."""
     CONSTRUCT = 2
     """Construct the model and move it to the device."""
     BIND_INPUTS = 3
-    """Open the shared inputs."""
+    """Map the shared inputs."""
     WARM_UP = 4
-    """Compile what the first call would compile, launching nothing. In a reference: load what variants of large inputs
-    need."""
+    """Compile the kernels of the first call without launching them. Reference: load the operations that variants of
+    large inputs need."""
     BIND_OUTPUTS = 5
-    """Know the outputs' form."""
+    """Receive the outputs' form."""
     RUN = 6
-    """Call forward on the shared inputs. The reply says where the outputs lie."""
+    """Call forward on the shared inputs. The reply has the locations of the outputs."""
     TIME = 7
-    """Make one timed call: get ready, wait for GO in the shared flags, then do as RUN; on a GPU with an empty kernel
-    before the forward."""
+    """Make one timed call: write READY, wait for GO in the shared flags, then continue as in RUN. On a GPU an empty
+    kernel precedes the forward."""
     TIME_OVERHEAD = 8
-    """As TIME without a forward: deliver the last outputs again."""
+    """Make a timed call without a forward: deliver the last outputs again."""
     ENQUEUE = 10
     """Enqueue one timed call on a GPU: the stream waits for GO, runs the forward and writes DONE. The reply comes as
     soon as all is enqueued."""
     ENQUEUE_OVERHEAD = 11
-    """As AHEAD with an empty kernel instead of a forward."""
+    """Enqueue a timed call with an empty kernel instead of a forward."""
     ENQUEUE_IN_TURN = 14
-    """As AHEAD with an empty kernel before the forward."""
+    """Enqueue a timed call with an empty kernel before the forward."""
     PROFILE = 12
-    """Make one call under a profiler; the names of the kernels that ran go to the memory beside the order."""
+    """Make one call under a profiler. Write the names of the executed kernels to the shared memory sent with the
+    order."""
     BUILD = 13
-    """In a builder: take the job, import its source, and keep the libraries that it has compiled."""
+    """Builder: receive the job, import its source, and store the libraries that it compiled."""
     INITIAL = 15
-    """In a reference: call ``get_init_inputs()`` and write what it returns to the sheet."""
+    """Reference: call ``get_init_inputs()`` and write the return value to the scalar page."""
     TAKEN = 17
-    """In a reference: tell on the sheet the bytes of the weights, and the most that the process has taken of the GPU's
-    memory."""
+    """Reference: write to the scalar page the weights' size and the process's peak GPU memory, both in bytes, and the
+    number of drawn values."""
     ALLOW = 18
-    """Take so many bytes of the GPU's memory at most from now on."""
+    """Limit the process's GPU memory to this number of bytes from now on."""
     DRAW = 16
-    """In a reference: call ``get_inputs()`` for each input set of the payload (:class:`Draw`), and hold what it
-    returns. The reply says where the tensors lie, one set behind the other; their arrangement stands on the sheet. A
-    variant that cannot be made is a mismatch."""
+    """Reference: call ``get_inputs()`` for each input set of the payload (:class:`Draw`), and store the return values.
+    The reply has the locations of the tensors, set by set. Their arrangement is on the scalar page. The answer is a
+    mismatch if a variant cannot be made."""
     RELEASE = 21
-    """In a reference: let go of input sets and of the answers to them (:class:`Release`)."""
+    """Reference: free input sets and the answers to them (:class:`Release`)."""
     WIDEN = 19
-    """In a reference: make a copy of the model in float64, of which questions may be asked then."""
+    """Reference: make a copy of the model in float64. Later questions can use it."""
     ANSWER = 27
-    """In a reference: answer the questions of the payload (a tuple of :class:`Ask`), each with a reply that says where
-    the outputs lie."""
+    """Reference: answer the questions of the payload (a tuple of :class:`Ask`). Each reply has the locations of the
+    outputs."""
     EXAMINE = 22
-    """Start a program for the kernel and its problem, under a tool (:class:`Examine`). It waits before it opens the
-    device."""
+    """Start a program for the kernel and its problem under a tool (:class:`Examine`). The program pauses before it
+    opens the device."""
     FINISH = 23
-    """Let that program go on, and wait for its end."""
+    """Resume that program, and wait for its end."""
     REPORT = 25
-    """Write what the tool has said to the memory beside the order."""
+    """Write the tool's output to the shared memory sent with the order."""
     TEST = 26
-    """Become a program that runs tests of a repository (:class:`Testing`) and says on the socket beside the order what
-    happens. No order is obeyed any more."""
+    """Become a program that runs tests of a repository (:class:`Testing`) and reports events on the socket sent with
+    the order. The process obeys no further orders."""
     ARENA = 24
-    """In a reference: keep what it holds in this memory of the judge's, where there is room."""
+    """Reference: store inputs and answers in this memory of the judge, as far as they fit."""
     REST = 20
-    """In a reference: give memory back that is not in use; it may serve another evaluation later."""
+    """Reference: free unused memory. The process can serve another evaluation later."""
 
 
 class Answer(IntEnum):
-    """How an order ended."""
+    """The end of an order."""
 
     DONE = 1
     RAISED = 2
-    """An exception ended it; see :class:`Tag`."""
+    """An exception ended the order (:class:`Tag`)."""
     MISMATCH = 3
-    """The outputs do not have the reference's structure, shapes, dtypes or devices; they are described."""
+    """The outputs differ from the reference's in structure, shapes, dtypes or devices. The reply describes them."""
 
 
 class Tag(IntEnum):
-    """The kind of exception that ended an order, by its type and by CUDA's error code."""
+    """The kind of exception that ended an order, from its type and CUDA's error code."""
 
     OTHER = 0
     ENTRY_POINT = 1
@@ -160,14 +162,14 @@ class Tag(IntEnum):
     CUDA = 6
     EXIT = 7
     PROBLEM = 8
-    """The problem does not have the form that a problem must have."""
+    """The problem does not have the required form."""
     FILES = 9
-    """There was no room for a file."""
+    """There was no disk space for a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """The form of a tensor: dtype (None for one that the protocol does not know), shape and device type."""
+    """The form of a tensor: dtype (None for one that the protocol does not support), shape and device type."""
 
     dtype: torch.dtype | None
     shape: tuple[int, ...]
@@ -175,7 +177,7 @@ class TensorSpec:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorSpec:
-        """The spec of ``tensor``."""
+        """Return the spec of ``tensor``."""
         return cls(tensor.dtype if tensor.dtype in DTYPES else None, tuple(tensor.shape), tensor.device.type)
 
 
@@ -183,31 +185,31 @@ _DEVICES: Final = ("cpu", "cuda", "meta")
 
 
 class Where(IntEnum):
-    """In whose memory an output lies."""
+    """The memory that contains an output."""
 
     NOWHERE = 0
-    """It could not be delivered, or it is empty."""
+    """No memory, because the output could not be delivered, or is empty."""
     OWN = 1
-    """It lies densely at an address of the process's own memory: on a CPU."""
+    """The process's host memory, where the output is dense. Used on a CPU."""
     INPUT = 2
-    """It is a view of a shared input."""
+    """A shared input, of which the output is a view."""
     EXPORTED = 3
-    """It lies in a run of allocations that the process has announced (:class:`Export`): on a GPU."""
+    """A run of allocations that the process has announced (:class:`Export`). Used on a GPU."""
     ARENA = 4
-    """It lies in the arena that the judge shares with a reference."""
+    """The arena that the judge shares with a reference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where an output lies, as the candidate says.
+    """The location of an output. From a candidate it is a claim.
 
     Attributes:
-        where: in whose memory.
-        index: the shared input's number, for ``INPUT``; of a reference's other outputs 1 plus the number of the input
-            whose memory it is, else 0.
-        run: the number of the run of allocations, for ``EXPORTED``.
-        offset: bytes from the run's (or the input tensor's, or the arena's) beginning; the address, for ``OWN``.
-        stride: in elements.
+        where: the memory.
+        index: for ``INPUT``, the shared input's number. For other outputs of a reference, 1 plus the number of the
+            input whose memory the output shares, else 0.
+        run: for ``EXPORTED``, the number of the run of allocations.
+        offset: bytes from the beginning of the run, the input tensor or the arena. For ``OWN``, the address.
+        stride: strides in elements.
     """
 
     where: Where = Where.NOWHERE
@@ -219,14 +221,14 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """A launch that asked a GPU for more than it has.
+    """A launch that needs more of a resource than the GPU has.
 
     Attributes:
-        resource: what is short, such as ``shared memory``; empty for no shortage.
-        required: how much the launch asks for.
-        limit: how much there is.
-        kernel: the kernel's name; empty if unknown.
-        settings: its constants and options, such as ``BLOCK=128, num_warps=8``.
+        resource: the resource, such as ``shared memory``. Empty for no shortage.
+        required: the amount that the launch needs.
+        limit: the amount that the GPU has.
+        kernel: the kernel's name. Empty if unknown.
+        settings: the kernel's constants and options, such as ``BLOCK=128, num_warps=8``.
     """
 
     resource: str = ""
@@ -236,35 +238,34 @@ class Shortage:
     settings: str = ""
 
     def pack(self) -> bytes:
-        """The part of a record."""
-        words = _fit(self.resource, 32), _fit(self.kernel, 64), _fit(self.settings, 256)
-        return _SHORTAGE.pack(words[0], self.required, self.limit, *words[1:])
+        """Return the binary form, which is part of a reply."""
+        texts = _fit(self.resource, 32), _fit(self.kernel, 64), _fit(self.settings, 256)
+        return _SHORTAGE.pack(texts[0], self.required, self.limit, *texts[1:])
 
     @classmethod
     def unpack(cls, data: bytes) -> Shortage:
-        """Read it. Whatever stands there can be read."""
+        """Parse the binary form. Any bytes of the right size are valid."""
         resource, required, limit, kernel, settings = _SHORTAGE.unpack(data)
         return cls(_text(resource), required, limit, _text(kernel), _text(settings))
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to an order.
+    """The reply to an order. Only a reference sets ``drew``, ``mutated`` and ``written_bytes``.
 
     Attributes:
-        answer: how the order ended.
         sequence: the order's number.
-        tag: the kind of exception, for ``RAISED``.
+        tag: for ``RAISED``, the kind of exception.
         code: CUDA's error code, 0 for none.
-        structure: the output's arrangement, such as ``(T,T)``; see :func:`describe`.
+        structure: the output's structure, such as ``(T,T)`` (:func:`describe`).
         exception: qualified name of the exception's type.
-        message: its text. For people only: nothing is decided by it.
-        tensors: the outputs' specs; after ``DRAW`` the inputs'.
-        locations: where they lie, in the same order.
-        drew: whether the call drew random numbers; only a reference says so.
-        mutated: whether the call changes its inputs; only a reference says so.
-        written_bytes: bytes of the outputs that are neither inputs nor weights; only a reference says so.
-        shortage: what a launch lacked, for the tag ``RESOURCES`` where it is known.
+        message: the exception's text. It is only shown, and no decision depends on it.
+        tensors: the specs of the outputs, or of the inputs after ``DRAW``.
+        locations: the tensors' locations, in the same order.
+        drew: whether the call drew random numbers.
+        mutated: whether the call changes its inputs.
+        written_bytes: size in bytes of the outputs that are neither inputs nor weights.
+        shortage: for the tag ``RESOURCES``, the missing resource, if known.
     """
 
     answer: Answer
@@ -282,7 +283,7 @@ class Reply:
     shortage: Shortage = Shortage()
 
     def pack(self) -> bytes:
-        """The record as it travels."""
+        """Return the binary form."""
         head = _REPLY_HEAD.pack(
             _MAGIC,
             self.answer,
@@ -304,10 +305,10 @@ class Reply:
 
     @classmethod
     def unpack(cls, data: bytes) -> Reply:
-        """Read a record that cannot be trusted.
+        """Parse an untrusted record.
 
         Raises:
-            ProtocolError: it is not one.
+            ProtocolError: the record is malformed.
         """
         if len(data) != _REPLY_BYTES:
             raise ProtocolError(f"a reply of {len(data)} bytes instead of {_REPLY_BYTES}")
@@ -315,7 +316,7 @@ class Reply:
             _REPLY_HEAD.unpack_from(data)
         )
         if magic != _MAGIC or count > MAX_TENSORS or drew > 1 or mutated > 1:
-            raise ProtocolError("a reply with a wrong head")
+            raise ProtocolError("a reply with a malformed header")
         try:
             tensors = [_unpack_tensor(data, _REPLY_HEAD.size + i * _TENSOR.size) for i in range(count)]
             return cls(
@@ -348,7 +349,7 @@ def _text(data: bytes) -> str:
 def _pack_tensor(spec: TensorSpec, location: Location) -> bytes:
     dtype = DTYPES.index(spec.dtype) if spec.dtype is not None else _OTHER
     device = _DEVICES.index(spec.device) if spec.device in _DEVICES else _OTHER
-    # A tensor of more dimensions than travel is told by its true count, beyond MAX_DIMS.
+    # Of a tensor with too many dimensions only MAX_DIMS sizes are sent, with the true number of dimensions.
     shape, stride = (((*numbers[:MAX_DIMS],) + (0,) * MAX_DIMS)[:MAX_DIMS] for numbers in (spec.shape, location.stride))
     return _TENSOR.pack(
         dtype,
@@ -378,15 +379,14 @@ def _unpack_tensor(data: bytes, offset: int) -> tuple[TensorSpec, Location]:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """Memory that the process announces: a run of GPU allocations, at addresses one behind the other, or part of one.
+    """Memory that the process announces: a run of GPU allocations at consecutive addresses, or part of one.
 
-    On a CPU it is the process's whole memory, one descriptor of size 0, announced once.
+    On a CPU it is the process's whole memory, as one descriptor of size 0, announced once.
 
     Attributes:
-        run: the run's number.
-        total: how many allocations the whole run has.
-        sizes: of the allocations in this record, in bytes.
-        descriptors: what opens them. The receiver closes them.
+        total: number of allocations in the whole run.
+        sizes: sizes in bytes of the allocations in this record.
+        descriptors: the allocations' descriptors, which the receiver closes.
     """
 
     run: int
@@ -395,47 +395,48 @@ class Export:
     descriptors: tuple[int, ...]
 
     def pack(self) -> bytes:
-        """Return the record as it travels; the descriptors travel beside it."""
+        """Return the binary form. The descriptors are sent separately in the same packet."""
         head = _EXPORT_HEAD.pack(_EXPORT_MAGIC, self.run, self.total, len(self.sizes))
         return head + struct.pack(f"={len(self.sizes)}Q", *self.sizes)
 
     @classmethod
     def unpack(cls, data: bytes, descriptors: list[int]) -> Export:
-        """Read a record that cannot be trusted.
+        """Parse an untrusted record.
 
         Raises:
-            ProtocolError: it is not one.
+            ProtocolError: the record is malformed.
         """
         if len(data) < _EXPORT_HEAD.size:
-            raise ProtocolError("an export that is cut off")
+            raise ProtocolError("a truncated export")
         magic, run, total, count = _EXPORT_HEAD.unpack_from(data)
         if magic != _EXPORT_MAGIC or not 0 < count <= min(total, MAX_EXPORTED) or total > MAX_RUN:
-            raise ProtocolError("an export with a wrong head")
+            raise ProtocolError("an export with a malformed header")
         if len(data) != _EXPORT_HEAD.size + 8 * count or len(descriptors) != count:
-            raise ProtocolError("an export that does not hold what it announces")
+            raise ProtocolError("an export whose number of allocations does not match its header")
         return cls(run, total, struct.unpack_from(f"={count}Q", data, _EXPORT_HEAD.size), tuple(descriptors))
 
 
 def widened(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the float64 reference's counterpart: float64, complex128, or the dtype itself."""
+    """Return the dtype that replaces a dtype in the float64 reference: float64, complex128, or the dtype itself."""
     if dtype.is_complex:
         return torch.complex128
     return torch.float64 if dtype.is_floating_point else dtype
 
 
 def describe(value: Any) -> tuple[str, list[Any]]:
-    """The arrangement of an output and its leaves in order.
+    """Return the structure of an output as text, and its leaves in order.
 
-    ``T`` is a dense tensor (exactly :class:`torch.Tensor` or :class:`torch.nn.Parameter`, without attributes of
-    its own that stand for a tensor's), ``(…)`` a tuple,
-    ``[…]`` a list, ``{key:…}`` a dict with string keys in its own order, ``?Type`` anything else.
+    ``T`` is a dense tensor, exactly :class:`torch.Tensor` or :class:`torch.nn.Parameter`, without instance attributes
+    that hide a tensor's attributes. ``(…)`` is a tuple, ``[…]`` a list, ``{key:…}`` a dict with string keys in
+    insertion order, and ``?Type`` any other value.
     """
     leaves: list[Any] = []
     return _described(value, 0, leaves), leaves
 
 
 def _described(node: Any, depth: int, leaves: list[Any]) -> str:
-    # No function within another: one that calls itself would keep the leaves alive until garbage is collected.
+    # Not a nested function: a recursive closure is a reference cycle, and would keep the leaves alive until garbage
+    # collection.
     kind = type(node)
     if (kind is torch.Tensor or kind is torch.nn.Parameter) and _is_plain(node):
         leaves.append(node)
@@ -455,12 +456,12 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How a sealed process opens its device, before it knows any source.
+    """The settings with which a sealed process opens its device, before it receives any source.
 
     Attributes:
         device: ``cpu`` or ``cuda``.
-        queues: how many hardware queues to open the device with; 0 for as many as the driver makes.
-        launch_blocking: let each launch wait for its kernel's end.
+        queues: number of hardware queues, or 0 for the driver's default.
+        launch_blocking: make each launch wait for its kernel's end.
     """
 
     device: str
@@ -470,20 +471,19 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a sealed process must know to load a source and construct its model.
+    """A source, and the settings with which a sealed process loads it and constructs its model.
 
     Attributes:
-        source: the module's source.
         entry: the class to construct: ``ModelNew``, or ``Model`` in a reference.
-        dtype: the floating dtype of weights and inputs that are float32 or float64.
-        seed: set before construction.
-        device_asserts: have Triton check its kernels' assertions.
-        lines: have nvcc note which line of a source each instruction comes from.
-        keeps_float64: leave what is float64 as it is.
-        tf32: let products and convolutions of fp32 values use TF32.
+        dtype: the floating dtype to which weights and inputs of float32 or float64 are converted.
+        seed: random seed, set before construction.
+        device_asserts: make Triton check its kernels' assertions.
+        lines: make nvcc record the source line of each instruction.
+        keeps_float64: do not convert float64 tensors.
+        tf32: allow TF32 in products and convolutions of fp32 values.
         compiled: run the model under ``torch.compile``.
-        built: where libraries lie that were compiled before; empty for none.
-        architectures: of GPUs, for a builder to compile for; empty where there is none.
+        built: path of precompiled libraries. Empty for none.
+        architectures: GPU architectures for which a builder compiles. Empty for none.
     """
 
     source: str
@@ -501,14 +501,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class BufferSpec:
-    """A shared buffer and the tensor that lives in it.
+    """A shared buffer and its tensor.
 
-    The memory's descriptor travels beside the message. Outputs are not shared: of them only the form counts.
+    The memory's descriptor is sent with the message. Outputs are not shared, so their specs describe only the form.
 
-    Attributes:
-        nbytes: size of the tensor's memory.
-        dtype, shape, stride: of the tensor.
-        device: ``cpu`` or ``cuda``.
+    ``device`` is ``cpu`` or ``cuda``.
     """
 
     nbytes: int
@@ -523,9 +520,8 @@ class Binding:
     """The shared buffers of the inputs or outputs, in order.
 
     Attributes:
-        buffers: one for each tensor.
-        arguments: for inputs: the arrangement of ``forward``'s arguments (:mod:`workers.judge.channel.arguments`).
-        structure: for outputs: the arrangement that the reference returns.
+        arguments: for inputs, the arrangement of ``forward``'s arguments (:mod:`workers.judge.channel.arguments`).
+        structure: for outputs, the structure of the reference's output (:func:`describe`).
     """
 
     buffers: tuple[BufferSpec, ...]
@@ -535,16 +531,15 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Inputs to draw.
+    """Input sets to draw.
 
     Attributes:
-        slots: the numbers under which the sets are held.
-        seeds: one for each input set.
-        on_device: whether tensors are made on the device, unless the problem says where.
-        kind: of the numbers that inputs are drawn from, of :mod:`~workers.judge.channel.randomness`; empty for the
-            problem's own.
-        free: sets to let go of first.
-        position: for kinds that have one: a number's, counted over all that may be changed and begun anew at the end.
+        slots: the numbers under which the sets are stored.
+        seeds: one random seed for each input set.
+        on_device: whether tensors are created on the device by default.
+        kind: kind of values, from :mod:`~workers.judge.channel.randomness`. Empty for the problem's own values.
+        free: sets to free first.
+        position: for kinds that change one value, its index among all changeable values, modulo their number.
     """
 
     slots: tuple[int, ...]
@@ -557,15 +552,15 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A question to a reference: its answer to a set of inputs that it holds.
+    """A question to a reference: its output for a stored input set.
 
     Attributes:
         slot: the set's number.
-        seed: the forward's.
-        wide: ask the model in float64.
-        nudge: how far each value is moved before, as a share; 0 for not at all.
-        nudge_seed: what it is moved by.
-        afresh: let go of earlier answers to the set before.
+        seed: random seed of the forward.
+        wide: use the model in float64.
+        nudge: approximate relative change of each input value before the call, or 0 for no change.
+        nudge_seed: random seed of these changes.
+        afresh: free earlier answers to the set first.
     """
 
     slot: int
@@ -581,12 +576,11 @@ class Examine:
     """A run under a tool of the CUDA toolkit.
 
     Attributes:
-        tool: of compute-sanitizer, or ``ncu``.
-        program: where it is.
+        tool: a tool of compute-sanitizer, or ``ncu``.
+        program: path of the tool's executable.
         device: ``cpu`` or ``cuda``.
-        job: the kernel's.
         problem: the problem's source.
-        seconds: how long the run may take.
+        seconds: time limit of the run.
     """
 
     tool: str
@@ -603,8 +597,8 @@ class Testing:
 
     Attributes:
         archive: the repository's files (:mod:`workers.judge.candidate.archive`).
-        order: which tests, and how: JSON, for the program that runs them (:mod:`workers.testing.sealed`).
-        sanitizer: where compute-sanitizer is, which is to watch the program; empty for no such.
+        order: the tests and their options, as JSON for the program that runs them (:mod:`workers.testing.sealed`).
+        sanitizer: path of the compute-sanitizer under which the tests run. Empty to run without it.
     """
 
     archive: str
@@ -614,12 +608,11 @@ class Testing:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Sets of inputs to let go of.
+    """Input sets to free.
 
     Attributes:
-        slots: their numbers.
-        all: let go of every set, forget all memory that was announced, and give back what is not in use. What timed
-            calls use stays.
+        all: free every set, forget all announced memory, and return unused memory to the device. Memory of timed calls
+            is kept.
     """
 
     slots: tuple[int, ...] = ()
@@ -646,10 +639,10 @@ def send_command(
     payload: Any = None,
     fds: tuple[int, ...] = (),
 ) -> None:
-    """Send an order, ``payload`` as a pickle in a memfd of its own, ``fds`` beside it.
+    """Send an order with ``fds``, and with ``payload`` as a pickle in a memfd.
 
     Raises:
-        OSError: the candidate is gone.
+        OSError: the sealed process has closed the channel.
     """
     attached = list(fds)
     memory = -1
@@ -668,7 +661,7 @@ def send_command(
 
 
 def receive_command(channel: socket.socket) -> Command | None:
-    """Wait for an order; None when the judge has gone. Runs in the candidate."""
+    """Wait for an order, in the sealed process. Return None when the judge has closed the channel."""
     data, fds = receive_with_fds(channel, _COMMAND.size)
     if not data:
         return None
@@ -683,12 +676,12 @@ def receive_command(channel: socket.socket) -> Command | None:
 
 
 def receive_record(channel: socket.socket) -> Reply | Export | None:
-    """Wait for a reply or an export; None when the other side has gone.
+    """Wait for a reply or an export. Return None when the sealed process has closed the channel.
 
     Raises:
-        ProtocolError: it sent something else.
+        ProtocolError: the process sent something else.
     """
-    # One byte more than a reply, so that a longer packet is seen as such instead of being cut to fit.
+    # One byte more than a reply, so that a longer packet is detected instead of truncated to a valid size.
     try:
         data, fds = receive_with_fds(channel, _REPLY_BYTES + 1)
     except ConnectionResetError:
@@ -700,5 +693,5 @@ def receive_record(channel: socket.socket) -> Reply | Export | None:
             return export
         return Reply.unpack(data) if data else None
     finally:
-        for descriptor in fds:  # nobody asked for them
+        for descriptor in fds:  # a reply carries none
             os.close(descriptor)

@@ -1,6 +1,7 @@
-"""Random numbers: seeds in microseconds, the same way on both sides, and kinds of draws.
+"""Seeds of the random generators, the same in judge and sealed process, and kinds of input draws.
 
-``torch.manual_seed`` also checks for absent accelerators, which takes longer than a kernel.
+Seeding takes microseconds here. ``torch.manual_seed`` also checks for absent accelerators, which takes longer than a
+kernel.
 """
 
 from __future__ import annotations
@@ -9,16 +10,18 @@ from typing import Final
 
 import torch
 
-#: The kinds of numbers that inputs may be drawn from in the place of a problem's own, and those among them that leave
-#: neither the range of its own numbers nor need more memory: for inputs of any size.
+#: Kinds of values that replace a problem's own inputs of any size. They stay in the range of the problem's own values
+#: and need no additional memory.
 ANY_SIZE: Final = ("sparse", "few", "blocks")
+#: Other kinds of values that replace a problem's own inputs.
 KINDS: Final = ("scaled", "uniform", "integers", "adversarial")
-#: The kind that moves each number by a rounding error.
+#: Kind that changes each value by a rounding error.
 NUDGED: Final = "nudged"
-#: The kinds that change the numbers of one region, of this share of them all.
+#: Kinds that change the values of one region, with the region's share of all values.
 REGIONS: Final = {"region_4096": 1 / 4096, "region_256": 1 / 256, "region_16": 1 / 16}
-#: The kinds that change one number at a place that is given, and the numbers around it.
+#: Kind that changes one value at a given position.
 POKED: Final = "poked"
+#: Kind that changes the values around a given position.
 AROUND: Final = "around"
 
 

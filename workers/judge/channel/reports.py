@@ -1,6 +1,6 @@
-"""What a sealed process tells in a text of its own, in shared memory that the judge creates.
+"""Reports of a sealed process as JSON text in shared memory that the judge creates.
 
-The content is a claim: the reader accepts any bytes, and returns JSON or raises one error.
+The content is untrusted: the reader accepts any bytes, and returns JSON or raises one error.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import json
 import os
 from typing import Any, Final, cast
 
-#: Size of the memory, in bytes; a longer text is no report.
+#: Size of the memory in bytes, and maximum length of a report.
 SIZE: Final = 1 << 20
 
 
 class NotReported(Exception):
-    """There is no report that can be read."""
+    """Raised where there is no readable report."""
 
 
 def write(memory: int, text: str) -> None:
-    """Write a text to the memory behind a descriptor; one that is too long is left out."""
+    """Write a text to the memory of a descriptor. Write nothing if the text is too long."""
     data = text.encode()
     if len(data) <= SIZE:
         os.pwrite(memory, data, 0)
@@ -28,13 +28,13 @@ def read(memory: int) -> dict[str, Any]:
     """Read an untrusted text.
 
     Raises:
-        NotReported: it is no JSON object.
+        NotReported: the text is not a JSON object.
     """
     data = os.pread(memory, SIZE, 0).rstrip(b"\0")
     try:
-        told = json.loads(data)
+        report = json.loads(data)
     except (ValueError, RecursionError):
-        raise NotReported("the process wrote no report that can be read") from None
-    if not isinstance(told, dict):
-        raise NotReported("the process wrote no report that can be read")
-    return cast("dict[str, Any]", told)
+        raise NotReported("the process wrote no readable report") from None
+    if not isinstance(report, dict):
+        raise NotReported("the process wrote no readable report")
+    return cast("dict[str, Any]", report)

@@ -1,8 +1,8 @@
-"""The sheet: a page of shared memory on which a reference tells values that are no tensors of a call.
+"""The scalar page: shared memory in which a reference reports Python values.
 
-A problem's ``get_init_inputs()`` and the arrangement of its ``get_inputs()`` are Python values. The reference writes
-them in a small JSON form, the judge copies the page and decodes it. Whatever stands there, the decoder makes plain
-values of it or raises one error; it never calls anything that the writer names.
+These are the values of ``get_init_inputs()`` and the arrangement of ``get_inputs()``. The reference writes them as
+JSON, and the judge copies the page and decodes it. For any content, the decoder returns plain values or raises one
+error. It never calls a function that the writer names.
 """
 
 from __future__ import annotations
@@ -18,31 +18,32 @@ import torch
 from workers.judge.channel.arguments import LEAF
 from workers.judge.channel.protocol import DTYPES
 
-#: Bytes of a sheet. Only what is written takes memory.
+#: Size of a scalar page in bytes. Only written pages of the host take memory.
 SIZE: Final = 64 << 20
-#: The text, in bytes; tensors come behind it.
+#: Maximum length of the text in bytes. The tensors' bytes follow the text.
 _MOST_TEXT: Final = 1 << 20
 _HEAD: Final = struct.Struct("=IQQ")  # magic, bytes of text, bytes of tensors
 _MAGIC: Final = 0x6B71_5348
 _DTYPES: Final = {str(dtype): dtype for dtype in DTYPES}
 _MOST_DEPTH: Final = 32
-#: Items of one set or dict: a writer can choose items that all collide, which takes time by the square of their number.
+#: Maximum number of items of one set or dict. The writer can choose items whose hashes collide, and then building the
+#: set takes quadratic time.
 _MOST_HASHED: Final = 1024
 
 
 class ScalarPageError(ValueError):
-    """The values cannot be told or read; the message says why."""
+    """Raised where values cannot be encoded or decoded. The message gives the reason."""
 
 
 def encode(value: Any) -> bytes:
-    """Return a sheet's content.
+    """Return the content of a scalar page.
 
     Args:
         value: None, bool, int, float, complex, str, bytes, :class:`torch.dtype`, :class:`torch.device`,
             :class:`torch.Size`, slice, range, :data:`LEAF` and dense tensors, in lists, tuples, sets and dicts.
 
     Raises:
-        ScalarPageError: it holds something else, or too much.
+        ScalarPageError: the value contains an unsupported type, or is too large.
     """
     tensors = io.BytesIO()
     text = json.dumps(_encode(value, tensors, 0)).encode()
@@ -52,24 +53,24 @@ def encode(value: Any) -> bytes:
 
 
 def decode(page: bytes | mmap) -> Any:
-    """Return the values of a sheet that may hold anything. It is copied first, as its writer may still change it.
+    """Decode an untrusted scalar page. Copy it first, because its writer can still change it.
 
     Raises:
-        ScalarPageError: it cannot be read.
+        ScalarPageError: the content is malformed.
     """
     head = bytes(page[: _HEAD.size])
     if len(head) < _HEAD.size:
-        raise ScalarPageError("the sheet is too short")
+        raise ScalarPageError("the scalar page is too short")
     magic, text_bytes, tensor_bytes = _HEAD.unpack(head)
     if magic != _MAGIC or text_bytes > _MOST_TEXT or text_bytes + tensor_bytes > SIZE - _HEAD.size:
-        raise ScalarPageError("nothing that can be read stands on the sheet")
+        raise ScalarPageError("the header of the scalar page is malformed")
     content = bytes(page[_HEAD.size : _HEAD.size + text_bytes + tensor_bytes])
     try:
         return _Decoder(content[text_bytes:]).decode(json.loads(content[:text_bytes]), 0)
     except ScalarPageError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, RuntimeError, OverflowError) as error:
-        raise ScalarPageError(f"what stands on the sheet cannot be read: {type(error).__name__}") from None
+        raise ScalarPageError(f"the content of the scalar page is malformed: {type(error).__name__}") from None
 
 
 def _encode(value: Any, tensors: io.BytesIO, depth: int) -> Any:
@@ -108,28 +109,28 @@ def _encode_tensor(tensor: torch.Tensor, tensors: io.BytesIO) -> Any:
     dense = tensor.detach().cpu().contiguous()
     if tensors.tell() + dense.nbytes > SIZE:
         raise ScalarPageError(f"tensors of more than {SIZE} bytes")
-    told = {"is": "tensor", "dtype": str(tensor.dtype), "shape": list(tensor.shape), "at": tensors.tell()}
+    encoded = {"is": "tensor", "dtype": str(tensor.dtype), "shape": list(tensor.shape), "at": tensors.tell()}
     if dense.numel():
         tensors.write(dense.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return told
+    return encoded
 
 
 class _Decoder:
-    """Makes values of a sheet's text, and of the bytes of its tensors: each byte belongs to one tensor."""
+    """Decodes the values of a scalar page from its parsed text and its tensors' bytes."""
 
     def __init__(self, tensors: bytes) -> None:
         self._tensors = tensors
         self._read = 0
 
-    def decode(self, told: Any, depth: int) -> Any:
-        """Return the value that a part of the text tells; raises :class:`ScalarPageError` or what nonsense raises."""
+    def decode(self, encoded: Any, depth: int) -> Any:
+        """Decode one value. Malformed input can raise other exceptions than :class:`ScalarPageError`."""
         if depth > _MOST_DEPTH:
             raise ScalarPageError("values that are nested too deeply")
-        if told is None or isinstance(told, (bool, int, float, str)):
-            return told
-        if isinstance(told, list):
-            return self._items(told, depth)
-        kind, of = told["is"], told.get("of")
+        if encoded is None or isinstance(encoded, (bool, int, float, str)):
+            return encoded
+        if isinstance(encoded, list):
+            return self._items(encoded, depth)
+        kind, of = encoded["is"], encoded.get("of")
         if kind in ("tuple", "size"):
             return (tuple if kind == "tuple" else torch.Size)(self._items(of, depth))
         if kind in ("set", "frozenset"):
@@ -149,25 +150,25 @@ class _Decoder:
         if kind == "device":
             return torch.device(str(of)[:16])
         if kind in ("leaf", "tensor"):
-            return LEAF if kind == "leaf" else self._tensor(told)
+            return LEAF if kind == "leaf" else self._tensor(encoded)
         raise ScalarPageError("a value of an unknown kind")
 
-    def _items(self, told: Any, depth: int) -> list[Any]:
-        return [self.decode(item, depth + 1) for item in cast("list[Any]", told)]
+    def _items(self, encoded: Any, depth: int) -> list[Any]:
+        return [self.decode(item, depth + 1) for item in cast("list[Any]", encoded)]
 
-    def _tensor(self, told: Any) -> torch.Tensor:
-        """Read the next tensor. None may lie over another, so that a few bytes cannot become many gigabytes."""
-        dtype, shape, at = _DTYPES[told["dtype"]], [int(size) for size in told["shape"]], int(told["at"])
+    def _tensor(self, encoded: Any) -> torch.Tensor:
+        """Read the next tensor. Tensors must not overlap, so that a few bytes cannot become many gigabytes."""
+        dtype, shape, at = _DTYPES[encoded["dtype"]], [int(size) for size in encoded["shape"]], int(encoded["at"])
         if len(shape) > 64 or min(shape, default=0) < 0:
             raise ScalarPageError("a tensor of an impossible shape")
         if at != self._read:
-            raise ScalarPageError("a tensor that does not lie behind the one before")
+            raise ScalarPageError("a tensor that does not begin where the previous one ends")
         count = 1
         for size in shape:
             count *= size
         end = at + count * dtype.itemsize
         if end > len(self._tensors):
-            raise ScalarPageError("a tensor beyond what was written")
+            raise ScalarPageError("a tensor beyond the end of the written bytes")
         self._read = end
         if not count:
             return torch.empty(shape, dtype=dtype)

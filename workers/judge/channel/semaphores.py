@@ -1,6 +1,6 @@
-"""The page of flags as CUDA streams see it: stream memory operations on pinned host memory.
+"""Access of CUDA streams to the page of flags, by stream memory operations on pinned host memory.
 
-A stream that waits for a word uses no processor of the GPU. A stream writes a word after all work that it was given
+A stream that waits for a word occupies no multiprocessor. A stream writes a word after all work that was enqueued
 before. Both sides of the channel register the same page, each in its own CUDA context.
 """
 
@@ -14,19 +14,19 @@ from workers.judge.channel.gpu_memory import call, driver, hold, let_go
 
 _MAPPED = 2  # cudaHostRegisterMapped
 _AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
-_WORD = 8  # bytes between two of the page's words
+_WORD = 8  # bytes of a word of the page
 
 
 class Semaphores:
-    """A page of flags, registered with this process's context."""
+    """A page of flags that is registered in this process's CUDA context."""
 
     def __init__(self, page: memoryview[int]) -> None:
         """Register the page.
 
         Raises:
-            CudaCallError: the driver refuses.
+            CudaCallError: CUDA cannot register it.
         """
-        self._page = page  # which must stay mapped for as long as it is registered
+        self._page = page  # keeps the page mapped while it is registered
         memory: Any = page.obj
         self._host = host = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
         call("cudaHostRegister", host, ctypes.c_size_t(mmap.PAGESIZE), _MAPPED)
@@ -37,20 +37,20 @@ class Semaphores:
         self._address = pointer.value or 0
 
     def close(self) -> None:
-        """Unregister the page. No stream may use it any more."""
+        """Unregister the page. No stream must have pending operations on it."""
         let_go(self)
         if self._is_open:
             self._is_open = False
             call("cudaHostUnregister", self._host)
 
     def wait(self, stream: int, flag: int, number: int) -> None:
-        """Have a stream wait until ``flag`` shows ``number`` or more."""
+        """Enqueue a wait until ``flag`` is at least ``number``."""
         driver("cuStreamWaitValue32_v2", *self._arguments(stream, flag, number), _AT_LEAST)
 
     def write(self, stream: int, flag: int, number: int) -> None:
-        """Have a stream set ``flag`` to ``number`` after all its earlier work."""
+        """Enqueue a write of ``number`` to ``flag``. It runs after all earlier work of the stream."""
         driver("cuStreamWriteValue32_v2", *self._arguments(stream, flag, number), 0)
 
     def _arguments(self, stream: int, flag: int, number: int) -> tuple[Any, ...]:
-        # The low half of the word: numbers of calls fit there.
+        # A 32-bit operation covers the low half of the word, which suffices for numbers of calls.
         return ctypes.c_void_p(stream), ctypes.c_uint64(self._address + _WORD * flag), ctypes.c_uint32(number)

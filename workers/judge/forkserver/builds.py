@@ -1,4 +1,4 @@
-"""Whether a place keeps builds: only where no sealed process can reach them."""
+"""The store of builds of a slot. It is used only if no sealed process can access it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from workers.judge.slot_config import SlotConfig
 
 
 def open_store(slot: SlotConfig, isolation: dict[str, Any], environment: Mapping[str, str]) -> Store | None:
-    """Return the store of builds that the place's judges open; None without one.
+    """Open the store of builds for the slot's judges. Return None if the slot has none, or if access is not prevented.
 
-    The seal must keep it closed: by a uid of the candidates' own, as a folder is its owner's alone, or by Landlock, and
-    then a folder must lie outside of all that sealed processes may read.
+    The seal must prevent access by sealed processes. A separate uid does so, because only its owner can open the
+    folder. Landlock does so if the folder is outside of the readable paths.
 
     Args:
-        slot: the place.
-        isolation: what the seal of this host holds.
-        environment: what sealed processes see.
+        isolation: report of the seal's measures on this host.
+        environment: environment variables of sealed processes.
 
     Raises:
         ConfigError: no library for the store's location is installed.

@@ -1,9 +1,9 @@
-"""The words between the judge and the fork server. Both are trusted; each word is a record with a JSON form.
+"""The messages between the judge and the fork server. Both are trusted. Each message is a record with a JSON form.
 
-The judge asks on the fork server's request socket, with descriptors beside the word: :class:`Spawn`, :class:`Keep`,
-:class:`Take`. Of each sealed process there is a control socket, on which the judge sends :class:`Compilers`,
-:class:`Enter`, :class:`Turn`, :class:`Count`, :class:`Stop` and :class:`Closed`. What comes back on it is
-:class:`Counted` and, last, a :class:`Report`.
+The judge sends :class:`Spawn`, :class:`Keep` and :class:`Take`, with descriptors, on the fork server's request socket.
+Each sealed process has a control socket, on which the judge sends :class:`Compilers`, :class:`Enter`, :class:`Turn`,
+:class:`Count`, :class:`Stop` and :class:`Closed`. The fork server replies on it with :class:`Counted`. Its last message
+is a :class:`Report`.
 """
 
 from __future__ import annotations
@@ -17,38 +17,40 @@ from workers.judge.sandbox.seal import Profile, Role
 
 
 class End(StrEnum):
-    """Why a sealed process ended."""
+    """The reason for a sealed process's end."""
 
     STOPPED = "stopped"
-    """The judge said so, or was gone."""
+    """The judge stopped it, or the judge was gone."""
     DEADLINE = "deadline"
-    """Its time in a phase, or for compilers, was up."""
+    """It exceeded a phase's deadline, or the time for compilers."""
     MEMORY = "memory"
-    """It took more of the host's memory than it may."""
+    """It exceeded its limit of host memory."""
     OUTPUT = "output"
-    """It wrote more to stdout and stderr than it may."""
+    """It exceeded its limit of bytes on stdout and stderr."""
     SCRATCH = "scratch"
-    """Its files were too many or too large."""
+    """It exceeded its limit of the number or size of files."""
     CLOSED = "closed"
-    """It closed its channel and lived on."""
+    """It closed its channel and did not exit."""
     EXITED = "exited"
-    """It ended by itself; the wait status tells how. An end by SIGKILL may also be somebody else's doing."""
+    """It exited, or a signal ended it. The wait status has the details. A SIGKILL can be from outside."""
     KILLED = "killed"
-    """Somebody else ended it, or a part of it: Linux, as the host had no memory left, or an operator."""
+    """Linux or an operator killed the process or one of its children, for example because the host had no memory."""
     STUCK = "stuck"
-    """It could not be ended."""
+    """It did not exit after SIGKILL."""
     UNSEALED = "unsealed"
-    """Its seal failed, and nothing foreign ran in it."""
+    """Its seal failed, and no foreign code ran in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    """Fork a sealed process. Beside it: the process's end of the channel, the fork server's of the control socket, the
-    page of flags.
+    """Request to fork a sealed process.
+
+    Its descriptors are the process's end of the channel, the fork server's end of the control socket, and the page of
+    flags.
 
     Attributes:
-        profile: its limits.
-        about: whose evaluation it is for, as the fork server's log tells it.
+        profile: the process's role and limits.
+        about: fields for the fork server's log that identify the evaluation.
     """
 
     profile: Profile
@@ -57,16 +59,18 @@ class Spawn:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Keep a process for a later evaluation. Beside it: the judge's ends of its channel and control socket, the page
-    of flags.
+    """Request to keep a process for a later evaluation.
+
+    Its descriptors are the judge's ends of the channel and control socket, the page of flags, and on a CPU the
+    process's memory.
 
     Attributes:
-        scratch: its private directory, which tells it from others.
-        key: what it serves (:mod:`workers.judge.pipeline.warm`).
-        memo: what its next judge must know.
-        wanted: a file that changes when the memory that it holds is wanted, which ends it.
-        seconds: how long it is kept where nobody takes it.
-        cpu_s: the CPU time that it had used when it was handed over, in seconds; the fork server sets it.
+        scratch: the process's private directory, which identifies it.
+        key: key of the process's purpose (:mod:`workers.judge.pipeline.warm`).
+        memo: data for its next judge.
+        wanted: path of a file that changes when another process needs the memory. The kept process is then ended.
+        seconds: time after which an unused process is ended.
+        cpu_s: CPU time in seconds at the handover to the next judge, set by the fork server.
     """
 
     scratch: str
@@ -79,13 +83,12 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Hand over the process that is kept under a key.
+    """Request for the process that is kept under a key.
 
-    Beside it: a socket for the answer, :class:`Keep` with its descriptors, or nothing but its end.
+    Its descriptor is a socket for the answer: a :class:`Keep` with descriptors, or end of file if there is no process.
 
     Attributes:
-        key: what it serves.
-        about: as for :class:`Spawn`.
+        about: fields for the fork server's log that identify the evaluation.
     """
 
     key: str
@@ -94,14 +97,14 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Compilers:
-    """Compilers may take so long from now on, in all phases together."""
+    """Time limit in seconds for compilers from now on, for all phases together."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """A phase begins, with its deadline in seconds; the time counts while it is the process's turn."""
+    """The beginning of a phase, with its time limit in seconds. The time counts only while the process is working."""
 
     phase: str
     seconds: float
@@ -109,49 +112,49 @@ class Enter:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Say whether the process is at work, and its time runs."""
+    """Start or stop of the process's clock. The clock runs while the process is working."""
 
     running: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Tell what the process has used of CPUs."""
+    """Request for the CPU time of the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The CPU time that a process and all that it has started have used, in seconds."""
+    """CPU time in seconds of a process and all its descendants."""
 
     cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the process and report."""
+    """Request to end the process and report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The process has closed its channel: report how it ends."""
+    """Notice that the process has closed its channel. The fork server waits for its end and reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a sealed process ended.
+    """The end of a sealed process.
 
     Attributes:
-        reason: why.
-        phase: the phase it was in.
-        status: its wait status; None if it could not be reaped.
-        leftovers: processes that were alive after it had ended.
-        peak_bytes: the most private memory that its process tree was seen to have.
-        output_bytes: all that it wrote to stdout and stderr.
-        log: the last of that; the reason why its seal failed, where it did.
-        scratch_bytes: what its files took in the end.
-        robbed: True if Linux has ended a process of it for want of memory although it had not reached its own limit.
-        cpu_s: the CPU time that it and all that it has started have used, in seconds.
-        limit_bytes: the limit that it reached, of memory, output or files; 0 where it reached none.
+        reason: the reason.
+        phase: the process's last phase.
+        status: its wait status, or None if it could not be reaped.
+        leftovers: number of its child processes that were alive after its end.
+        peak_bytes: maximum observed private memory of its process tree.
+        output_bytes: number of bytes written to stdout and stderr.
+        log: the end of that output. If the seal failed, the reason.
+        scratch_bytes: final size of its files.
+        robbed: True if Linux's out-of-memory killer ended one of its processes, although it was below its own limit.
+        cpu_s: CPU time in seconds of the process and all its descendants.
+        limit_bytes: the exceeded limit of memory, output or files, or 0 if none was exceeded.
     """
 
     reason: End
@@ -177,16 +180,16 @@ _KINDS: Final = {
 }
 
 
-def pack(word: Request | Word | Answer) -> bytes:
-    """Return a word as it travels."""
-    return json.dumps([type(word).__name__, asdict(word)]).encode()
+def pack(message: Request | Word | Answer) -> bytes:
+    """Return the JSON form of a message."""
+    return json.dumps([type(message).__name__, asdict(message)]).encode()
 
 
 def unpack(data: bytes, kind: type[_Any] | tuple[type[_Any], ...]) -> _Any:
-    """Read a word of one of some kinds.
+    """Parse a message of one of the given kinds.
 
     Raises:
-        ValueError: it is another word.
+        ValueError: the message is of another kind.
     """
     name, fields = json.loads(data)
     if name == Spawn.__name__:
@@ -194,7 +197,7 @@ def unpack(data: bytes, kind: type[_Any] | tuple[type[_Any], ...]) -> _Any:
         fields["profile"] = Profile(**profile | {"role": Role(profile["role"])})
     elif name == Report.__name__:
         fields["reason"] = End(fields["reason"])
-    word: Any = _KINDS[name](**fields)
-    if not isinstance(word, kind):
-        raise ValueError(f"{name} is not expected here")
-    return word
+    message: Any = _KINDS[name](**fields)
+    if not isinstance(message, kind):
+        raise ValueError(f"unexpected message {name}")
+    return message

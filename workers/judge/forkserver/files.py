@@ -1,4 +1,4 @@
-"""The files of one sealed process, as the fork server sees them."""
+"""The files of one sealed process, which the fork server creates, measures and removes."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from workers.judge.host import linux
 from workers.judge.sandbox import mounts, seal, shelf
 from workers.judge.sandbox.seal import Profile, Role
 
-#: The least time between looks at files in a directory, in seconds, and how many times as long as one look takes.
+#: Minimum seconds between two measurements of a directory.
 _WATCH: Final = 0.5
+#: Minimum time between two measurements, in multiples of the duration of one.
 _WATCH_SHARE: Final = 20
 
 
 class Files:
-    """They lie in a file system of the process's own, where the host allows one; else in a directory, and are weighed.
+    """The files of a sealed process, in a private file system if the host allows one, else in a measured directory.
 
     Attributes:
-        bytes: how many bytes they took when they were last looked at.
+        bytes: size of the files at the last measurement.
         mount: a descriptor of the file system, or None.
     """
 
     def __init__(self, profile: Profile, covers: mounts.Covers | None) -> None:
-        """Make the process's directories, empty, and its own. Nobody else has been in them.
+        """Create the process's directories, which are empty and owned by the process's uid.
 
         Args:
-            profile: whose they are, and what they may take.
-            covers: what the file system covers; None for a directory.
+            covers: the shared directories that the private file system hides, or None to use a directory.
 
         Raises:
-            OSError: the host has no room for them.
+            OSError: the host has no space for them.
         """
         self.bytes = 0
         self.mount: int | None = None
@@ -45,7 +45,7 @@ class Files:
         Path(profile.scratch).mkdir(mode=0o700)
         try:
             if covers is not None:
-                # They count as memory, and so never take more than that.
+                # The file system is in memory, so the limit of memory applies too.
                 self.mount = covers.make(min(profile.scratch_bytes, profile.host_memory_bytes), *owner)
             else:
                 os.chown(profile.scratch, *owner)
@@ -61,7 +61,7 @@ class Files:
 
     @property
     def root(self) -> Path:
-        """The directory in which the fork server finds them."""
+        """The directory through which the fork server accesses the files."""
         return Path(self._profile.scratch if self.mount is None else f"/proc/self/fd/{self.mount}")
 
     @property
@@ -69,45 +69,44 @@ class Files:
         return self._profile.built is not None and self._profile.role is not Role.BUILDER
 
     def memory_bytes(self) -> int:
-        """Return how many bytes of the host's memory they take."""
+        """Return how many bytes of host memory the files take."""
         if self.mount is None:
             return 0
         self._measure(self.mount)
         return self.bytes
 
     def overfull(self, pids: Iterable[int]) -> bool:
-        """Return whether they fill what they may take, as far as it is time to look.
+        """Return whether the files exceed their limit. A directory is measured only at intervals.
 
-        Args:
-            pids: the processes that may hold files without a name.
+        ``pids`` are the processes that can hold unlinked files open.
         """
         if self.mount is not None:
-            held = self._measure(self.mount)
-            return held.f_bfree == 0 or held.f_ffree == 0
+            status = self._measure(self.mount)
+            return status.f_bfree == 0 or status.f_ffree == 0
         begun = time.monotonic()
         if begun < self._look_at:
             return False
         count = self.weigh(pids)
-        took = time.monotonic() - begun
-        self._look_at = begun + took + max(_WATCH, _WATCH_SHARE * took)
+        duration = time.monotonic() - begun
+        self._look_at = begun + duration + max(_WATCH, _WATCH_SHARE * duration)
         return count > mounts.FILES or self.bytes > self._profile.scratch_bytes
 
     def weigh(self, pids: Iterable[int]) -> int:
-        """Note how many bytes they take; return how many there are."""
+        """Measure the files' size and return their number."""
         if self.mount is not None:
-            held = self._measure(self.mount)
-            return held.f_files - held.f_ffree
-        count, taken = _below(self._profile.scratch)
-        self.bytes = taken + linux.unlinked_bytes(pids, self._profile.scratch)
+            status = self._measure(self.mount)
+            return status.f_files - status.f_ffree
+        count, size = _usage(self._profile.scratch)
+        self.bytes = size + linux.unlinked_bytes(pids, self._profile.scratch)
         return count
 
     def _measure(self, mount: int) -> os.statvfs_result:
-        held = os.fstatvfs(mount)
-        self.bytes = (held.f_blocks - held.f_bfree) * held.f_frsize
-        return held
+        status = os.fstatvfs(mount)
+        self.bytes = (status.f_blocks - status.f_bfree) * status.f_frsize
+        return status
 
     def release(self) -> list[Path]:
-        """Let go of them when the process has ended. Return the directories that are left to be removed."""
+        """Close the file system after the process's end. Return the directories that the caller must remove."""
         left = [Path(self._profile.built or "")] if self._has_shelf else []
         if self.mount is None:
             return [*left, Path(self._profile.scratch)]
@@ -117,24 +116,22 @@ class Files:
         return left
 
 
-def _below(directory: str) -> tuple[int, int]:
-    """Return how many files and directories there are below one, and the bytes that they take.
-
-    It counts to just above the most. So many are taken to be in a directory that cannot be read: its owner closed it,
-    or its path is too long.
-    """
-    count, taken, todo = 0, 0, [directory]
+def _usage(directory: str) -> tuple[int, int]:
+    """Return the number and the total size in bytes of the files and directories below a directory."""
+    # Counting stops just above the limit. An unreadable directory also counts as above the limit: its owner removed the
+    # permission, or its path is too long.
+    count, size, todo = 0, 0, [directory]
     while todo and count <= mounts.FILES:
         try:
             with os.scandir(todo.pop()) as entries:
                 for entry in itertools.islice(entries, mounts.FILES + 1 - count):
                     count += 1
-                    with contextlib.suppress(FileNotFoundError):  # it is gone again
-                        taken += entry.stat(follow_symlinks=False).st_blocks * 512
+                    with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
+                        size += entry.stat(follow_symlinks=False).st_blocks * 512
                         if entry.is_dir(follow_symlinks=False):
                             todo.append(entry.path)
         except FileNotFoundError:
             continue
         except OSError:
-            return mounts.FILES + 1, taken
-    return count, taken
+            return mounts.FILES + 1, size
+    return count, size

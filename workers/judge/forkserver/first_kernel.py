@@ -1,6 +1,6 @@
-"""A Triton kernel that is compiled before all others, and never runs."""
+"""A Triton kernel that the fork server compiles first, to initialise the compiler. It never runs."""
 
-# Triton reads annotations as types of its own.
+# Triton interprets annotations as its types.
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false
 
 import triton
@@ -16,6 +16,6 @@ def normalise(x, y, columns, BLOCK: tl.constexpr):  # noqa: N803 -- Triton's con
     tl.store(y + row * columns + i, values / tl.sum(values, 0), mask=i < columns)
 
 
-#: Types and values of its arguments.
+#: Types of the kernel's arguments, and values of its constants.
 SIGNATURE = {"x": "*fp32", "y": "*fp32", "columns": "i32", "BLOCK": "constexpr"}
 CONSTANTS = {"BLOCK": 1024}

@@ -1,4 +1,4 @@
-"""A handle on the fork server: how to start it, and how to ask it for sealed processes."""
+"""The handle on the fork server. It starts the fork server and requests sealed processes from it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from workers.judge.sandbox import level
 from workers.judge.sandbox.seal import Profile
 from workers.judge.slot_config import SlotConfig
 
-#: Variables of the worker's environment that a fork server, and so every sealed process, may see.
+#: Variables of the worker's environment that the fork server, and so every sealed process, inherits.
 _PASSED: Final = (
     "CUDA_DEVICE_ORDER",
     "CUDA_VISIBLE_DEVICES",
@@ -47,43 +47,39 @@ _PASSED: Final = (
     "TZ",
 )
 _SET: Final = {
-    # Lets torch ask NVML instead of CUDA whether there is a GPU: a parent that touched CUDA cannot fork.
+    # Makes torch query NVML instead of CUDA for a GPU. A process that has initialised CUDA cannot fork.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-    # Memory that torch maps itself can be shared by descriptor (workers.judge.channel.gpu_memory). It does so in pieces
-    # of 20 MiB if it is not told otherwise, of which some gigabytes are hundreds, each mapped, sent and mapped again.
+    # Expandable segments can be shared by descriptor (workers.judge.channel.gpu_memory). Segments of the default size,
+    # 20 MiB, would be hundreds for some gigabytes, and each must be mapped in both processes.
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,large_segment_size_mb:64",
     # A pool of compiler processes would outlive the forward that started it.
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
-    # A uid of its own is in no list of users, and torch's compiler asks for the user's name.
+    # A candidate's uid has no entry in the list of users, and torch's compiler needs a user name.
     "USER": "candidate",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONUNBUFFERED": "1",
 }
+#: Time limit in seconds for the fork server's start.
 _START_S: Final = 120.0
+#: Seconds after which a fork server that does not exit is killed.
 _STOP_S: Final = 5.0
-#: How long the fork server may take to hand over what it keeps, in seconds.
+#: Time limit in seconds for the fork server's answer about a kept process.
 _TAKE_S: Final = 30.0
 
 
 class ForkServerError(RuntimeError):
-    """The fork server did not start, or is gone."""
+    """Raised where the fork server did not start, has exited, or does not answer."""
 
 
 class ForkServer:
-    """A handle that the fork server's parent holds, and that the judges which it forks inherit.
+    """A handle on the fork server. The parent creates it, and judges inherit it.
 
     Attributes:
-        about: whose evaluation is judged now: fields for the fork server's log.
+        about: fields for the fork server's log that identify the current evaluation.
     """
 
     def __init__(self, slot: SlotConfig, pid: int, requests: socket.socket) -> None:
-        """Hold on to a fork server that this process has just started.
-
-        Args:
-            slot: whose it is.
-            pid: its process, a child of this one.
-            requests: this side of the socket that it serves.
-        """
+        """Manage a fork server that this process has just started. ``requests`` is this end of its request socket."""
         self.slot = slot
         self.pid = pid
         self.isolation: dict[str, Any] = {}
@@ -93,19 +89,18 @@ class ForkServer:
         self._ended = False
 
     def wait_ready(self, minimum: str = "none") -> None:
-        """Wait until candidates can be had.
+        """Wait until the fork server accepts requests.
 
-        Args:
-            minimum: the least of :class:`workers.judge.sandbox.level.Level` that will do.
+        ``minimum`` is the required level of isolation (:class:`workers.judge.sandbox.level.Level`).
 
         Raises:
-            ForkServerError: it ended, took longer than two minutes, cannot give candidates their uid, or this
-                host cannot shut them in as far as ``minimum``.
+            ForkServerError: it exited, took longer than two minutes, cannot give candidates their uid, or this
+                host does not support the isolation level ``minimum``.
         """
         readable, _, _ = select.select([self._requests], [], [], _START_S)
         data = self._requests.recv(65536) if readable else b""
         if not data:
-            raise ForkServerError("the fork server did not start; its last words stand in the worker's log")
+            raise ForkServerError("the fork server did not start (the worker's log has its last messages)")
         self.isolation = json.loads(data)
         if self.slot.uid is not None and self.isolation["own_uid"] is not True:
             self.stop()
@@ -116,19 +111,19 @@ class ForkServer:
         if lacking := level.lacking(self.isolation, level.Level(minimum)):
             self.stop()
             raise ForkServerError(
-                f"KQUEUE_ISOLATION={minimum} cannot be had here, only {self.isolation['level']}. Missing: "
+                f"KQUEUE_ISOLATION={minimum} is not supported here, only {self.isolation['level']}. Missing: "
                 + ". ".join(f"{name} ({why})" for name, why in lacking.items())
             )
         self.builds = builds.open_store(self.slot, self.isolation, clean_environment(os.environ))
 
     def alive(self) -> bool:
-        """Return True if it runs. Only its parent may ask."""
+        """Return True if the fork server runs. Only for its parent."""
         if not self._ended:
             self._ended = os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
         return not self._ended
 
     def stop(self) -> None:
-        """End it and every candidate of it, within a bounded time. Only its parent may ask."""
+        """End the fork server and its sealed processes within a bounded time. Only for its parent."""
         self._requests.close()
         deadline = time.monotonic() + _STOP_S
         while self.alive() and time.monotonic() < deadline + _STOP_S:
@@ -137,52 +132,52 @@ class ForkServer:
             time.sleep(0.01)
 
     def kill(self) -> None:
-        """End one that does not answer: its candidates die with it, and its parent sees to another."""
+        """Kill a fork server that does not answer. Its sealed processes die too, and its parent starts another one."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def spawn(self, profile: Profile, channel: int, control_end: int, page: int) -> None:
-        """Have a sealed process forked. The three descriptors are its; close them afterwards.
+        """Request a new sealed process. The caller closes the three descriptors afterwards.
 
         Raises:
             ForkServerError: the fork server is gone.
         """
-        self._ask(Spawn(profile, self.about), [channel, control_end, page])
+        self._send(Spawn(profile, self.about), [channel, control_end, page])
 
-    def keep(self, word: Keep, descriptors: Sequence[int]) -> None:
-        """Have a process kept for a later evaluation; close the descriptors afterwards.
+    def keep(self, request: Keep, descriptors: Sequence[int]) -> None:
+        """Keep a process for a later evaluation. The caller closes the descriptors afterwards.
 
         Raises:
             ForkServerError: the fork server is gone.
         """
-        self._ask(word, descriptors)
+        self._send(request, descriptors)
 
     def take(self, key: str) -> tuple[Keep, list[int]] | None:
-        """Return the process that is kept under a key, and its descriptors; None where there is none.
+        """Return the process that is kept under a key, and its descriptors. Return None if there is none.
 
         Raises:
             ForkServerError: the fork server is gone.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
-            self._ask(Take(key, self.about), [theirs.fileno()])
+            self._send(Take(key, self.about), [theirs.fileno()])
             theirs.close()
             ours.settimeout(_TAKE_S)
             try:
                 data, descriptors = receive_with_fds(ours, 65536)
             except TimeoutError:
                 self.kill()
-                raise ForkServerError("the fork server did not say whether it keeps a process") from None
+                raise ForkServerError("the fork server did not answer a request for a kept process") from None
         return (control.unpack(data, Keep), descriptors) if data else None
 
-    def _ask(self, word: control.Request, descriptors: Sequence[int]) -> None:
+    def _send(self, request: control.Request, descriptors: Sequence[int]) -> None:
         try:
-            send_with_fds(self._requests, control.pack(word), descriptors)
+            send_with_fds(self._requests, control.pack(request), descriptors)
         except OSError as error:
             raise ForkServerError(f"the fork server is gone: {error}") from error
 
 
-#: Becomes the fork server, in an interpreter of its own: socket, parent's pid, uid or 0.
+#: Program of the fork server. Its arguments are the socket's descriptor, the parent's pid, and the uid or 0.
 _PROGRAM: Final = """
 import socket, sys
 from workers.judge.candidate import harness
@@ -193,9 +188,9 @@ server.main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.ar
 
 
 def start(slot: SlotConfig) -> ForkServer:
-    """Start a fork server in an interpreter of its own, as this process may hold anything; it is not waited for.
+    """Start a fork server without waiting until it is ready.
 
-    It dies with the thread that calls this.
+    It runs in a new interpreter, because this process can hold secrets. It dies with the calling thread.
     """
     prepare_scratch(slot)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -211,14 +206,14 @@ def start(slot: SlotConfig) -> ForkServer:
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of a worker's environment that its fork server, and so every sealed process, may see."""
-    # The interpreter's own directory first: ninja and other tools installed beside it must be found.
+    """Return the environment of the fork server, and so of every sealed process."""
+    # The interpreter's directory comes first, because tools such as ninja are installed there.
     path = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
     return {name: environment[name] for name in _PASSED if name in environment} | _SET | {"PATH": path}
 
 
 def prepare_scratch(slot: SlotConfig) -> None:
-    """Make the place's directory, which sealed processes may only traverse."""
+    """Create the slot's directory. Sealed processes can only traverse it."""
     slot.scratch.mkdir(parents=True, exist_ok=True)
     slot.scratch.parent.chmod(0o711)
     slot.scratch.chmod(0o711)

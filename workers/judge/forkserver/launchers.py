@@ -1,9 +1,9 @@
-"""The libraries by which Triton launches kernels, compiled once for each sequence of argument types.
+"""The launcher libraries with which Triton launches kernels, compiled once for each sequence of argument types.
 
-Triton up to 3.6 compiles such a library in every process, in 0.2 seconds; later ones have one for all kernels. Its
-source depends on the types of the kernel's arguments and on nothing else. So a candidate notes the types. When it has
-ended, the fork server has Triton write the source from these types, and compiles it for later candidates. Of what the
-candidate says only names of types are used, and only those that Triton has.
+Triton up to 3.6 compiles such a library in every process, which takes 0.2 seconds. Later versions have one launcher for
+all kernels. The source depends only on the types of the kernel's arguments. A candidate writes these types to a file.
+After its end, the fork server generates the source from the types by Triton, and compiles it for later candidates. It
+uses only type names from the candidate's file, and only those that Triton defines.
 """
 
 from __future__ import annotations
@@ -24,21 +24,26 @@ from typing import Any, Final, NoReturn, cast
 from workers.judge.forkserver.prewarm import cached_in
 from workers.judge.host import linux
 
-#: The most libraries that are kept, sequences that wait, sequences that one candidate may name, and types in one.
+#: Maximum number of stored libraries.
 _MOST: Final = 32
+#: Maximum number of sequences that wait for compilation.
 _MOST_WAITING: Final = 16
+#: Maximum number of sequences that one candidate can request.
 _MOST_NAMED: Final = 8
+#: Maximum number of types in a sequence.
 _MOST_TYPES: Final = 64
+#: Maximum number of bytes read from a candidate's file.
 _NOTE_BYTES: Final = 64 << 10
-#: The most sequences that are remembered as tried.
+#: Maximum number of sequences that are remembered as tried.
 _MOST_TRIED: Final = 4096
-#: Types of Triton's that are no pointers, and the one that stands for all pointers: launching does not tell them apart.
+#: Triton's types other than pointers.
 _SCALARS: Final = frozenset(
     ("constexpr", "i1", "i8", "i16", "i32", "i64", "u1", "u8", "u16", "u32", "u64", "fp16", "bf16", "fp32", "fp64")
 )
 _POINTER: Final = re.compile(r"\*[a-z0-9]{1,16}")
+#: Type that replaces every pointer type, because a launcher is the same for all of them.
 _ANY_POINTER: Final = "*i8"
-#: How much less than others the compiler may have of the CPU.
+#: Nice value of the compiler process, so that it does not delay other processes.
 _NICE: Final = 10
 _ALL_DESCRIPTORS: Final = 1 << 20
 
@@ -46,12 +51,12 @@ _Types = tuple[str, ...]
 
 
 class Launchers:
-    """What candidates find in their caches: the driver's library, and those that launch kernels."""
+    """The files for candidates' caches: the driver library and the launcher libraries."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
-        """Begin with files by their places in a cache (:func:`workers.judge.forkserver.prewarm.prepare`)."""
+        """Start with files by their paths in a cache (:func:`workers.judge.forkserver.prewarm.prepare`)."""
         self._first = files
-        self._made: dict[_Types, dict[str, bytes]] = {}
+        self._compiled: dict[_Types, dict[str, bytes]] = {}
         self._waiting: deque[_Types] = deque(maxlen=_MOST_WAITING)
         self._tried: set[_Types] = set()
         self._compiler: tuple[int, _Types, str] | None = None
@@ -59,24 +64,22 @@ class Launchers:
 
     @property
     def files(self) -> dict[str, bytes]:
-        """The files, by their places in a cache."""
-        return self._first | {name: content for made in self._made.values() for name, content in made.items()}
+        """The files by their paths in a cache."""
+        return self._first | {name: content for files in self._compiled.values() for name, content in files.items()}
 
     @property
     def pids(self) -> set[int]:
-        """The processes that compile."""
+        """The compiler processes."""
         return set() if self._compiler is None else {self._compiler[0]}
 
     def learn(self, note: Path, owner: int) -> None:
-        """Compile what a candidate that has ended would have liked to find.
+        """Compile the launchers that an ended candidate needed.
 
-        Args:
-            note: where it has noted types (:data:`workers.judge.candidate.harness.LAUNCHED`).
-            owner: its uid.
+        ``note`` is the candidate's file of types (:data:`workers.judge.candidate.harness.LAUNCHED`).
         """
         for types in named(_read(note, owner)):
-            if types in self._made:
-                self._made[types] = self._made.pop(types)  # the one that was used last goes last
+            if types in self._compiled:
+                self._compiled[types] = self._compiled.pop(types)  # moves the last used one to the end
             elif types not in self._tried and self._are_needed:
                 if len(self._tried) >= _MOST_TRIED:
                     self._tried.clear()
@@ -85,9 +88,9 @@ class Launchers:
         self.look()
 
     def look(self) -> None:
-        """Take what a compiler has made, and begin with the next. To be called when a child has ended.
+        """Collect the result of a compiler that has exited, and start the next. Call this when a child has exited.
 
-        Where the host has no room or no process for it, candidates compile for themselves.
+        If the host has no disk space or cannot fork, candidates compile the launcher themselves.
         """
         if self._compiler is not None:
             pid, types, cache = self._compiler
@@ -95,20 +98,20 @@ class Launchers:
                 return
             self._compiler = None
             with contextlib.suppress(OSError):
-                self._take(types, Path(cache))
+                self._collect(types, Path(cache))
             shutil.rmtree(cache, ignore_errors=True)
         if self._waiting:
             with contextlib.suppress(OSError):
                 self._begin(self._waiting.popleft())
 
-    def _take(self, types: _Types, cache: Path) -> None:
-        made = {str(path.relative_to(cache)): path.read_bytes() for path in cache.rglob("*.so")}
-        if made:
-            self._made[types] = made
-        while len(self._made) > _MOST:
-            forgotten = next(iter(self._made))
-            del self._made[forgotten]
-            self._tried.discard(forgotten)
+    def _collect(self, types: _Types, cache: Path) -> None:
+        files = {str(path.relative_to(cache)): path.read_bytes() for path in cache.rglob("*.so")}
+        if files:
+            self._compiled[types] = files
+        while len(self._compiled) > _MOST:
+            oldest = next(iter(self._compiled))
+            del self._compiled[oldest]
+            self._tried.discard(oldest)
 
     def _begin(self, types: _Types) -> None:
         cache = tempfile.mkdtemp()
@@ -122,40 +125,41 @@ class Launchers:
         self._compiler = pid, types, cache
 
 
-def named(told: Any) -> list[_Types]:
-    """Return the sequences of types in what a candidate has noted, whatever that is."""
-    if not isinstance(told, list):
+def named(note: Any) -> list[_Types]:
+    """Return the valid sequences of types in the untrusted content of a candidate's file."""
+    if not isinstance(note, list):
         return []
     sequences: list[_Types] = []
-    for sequence in cast("list[Any]", told)[:_MOST_NAMED]:
+    for sequence in cast("list[Any]", note)[:_MOST_NAMED]:
         if not isinstance(sequence, list) or len(cast("list[Any]", sequence)) > _MOST_TYPES:
             continue
-        types = [_known(name) for name in cast("list[Any]", sequence)]
+        types = [_type_of(name) for name in cast("list[Any]", sequence)]
         if all(types):
             sequences.append(tuple(types))
     return sequences
 
 
-def _known(name: Any) -> str:
+def _type_of(name: Any) -> str:
+    """Return the type with a name as a launcher distinguishes it, or an empty text for an invalid name."""
     if not isinstance(name, str):
         return ""
     return _ANY_POINTER if _POINTER.fullmatch(name) else name if name in _SCALARS else ""
 
 
 def _read(note: Path, owner: int) -> Any:
-    """Return what a candidate has noted; None if that cannot be read."""
+    """Return the content of a candidate's file, or None if it cannot be read."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         # Do not follow links or wait for pipes.
         descriptor = os.open(note, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            if stat.S_ISREG(found.st_mode) and found.st_uid == owner and found.st_nlink == 1:
+            status = os.fstat(descriptor)
+            if stat.S_ISREG(status.st_mode) and status.st_uid == owner and status.st_nlink == 1:
                 return json.loads(file.read(_NOTE_BYTES))
     return None
 
 
 def source(types: _Types) -> str:
-    """Return the source of the library that launches kernels with arguments of these types."""
+    """Return the source of the launcher library for arguments of these types."""
     return _driver().make_launcher({}, dict(enumerate(types)), None)
 
 
@@ -164,13 +168,13 @@ def _driver() -> Any:
 
 
 def _compile(types: _Types, cache: str) -> NoReturn:
-    """In the child: compile into a cache, as Triton does when it launches a kernel; or fail."""
+    """Compile into a cache in the child process, in the same way as Triton at a launch, and exit."""
     try:
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
-        os.closerange(3, _ALL_DESCRIPTORS)  # others wait for some of them to be closed
+        devnull = os.open(os.devnull, os.O_RDWR)
+        os.dup2(devnull, 1)
+        os.dup2(devnull, 2)
+        os.closerange(3, _ALL_DESCRIPTORS)  # other processes wait until some of these are closed
         os.nice(_NICE)
         driver = _driver()
         build: Any = importlib.import_module("triton.runtime.build")

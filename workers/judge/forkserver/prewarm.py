@@ -1,8 +1,8 @@
-"""What Triton does once in every process that compiles a kernel, done ahead of all candidates in their fork server.
+"""Initialisation of Triton's compiler in the fork server, so that candidates inherit it.
 
-At its first compilation it hashes all its own files, asks the assembler for its version, and loads and sets up what
-compiles. A forked process finds that done. And it compiles a library for talking to the driver, the same for all
-kernels, if there is none in its cache: so it is put into each candidate's own cache.
+At its first compilation in a process, Triton hashes all its files, queries the assembler's version, and initialises the
+compiler. A forked process inherits the result. Triton also compiles a driver library, the same for all kernels, unless
+its cache has one. That library is copied into each candidate's cache.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import Final, NoReturn
 
 #: The variable that names Triton's cache.
 _CACHE: Final = "TRITON_CACHE_DIR"
-#: How long compiling the library may take, in seconds.
+#: Time limit in seconds for the compilation of the driver library.
 _COMPILE_S: Final = 60.0
-#: A GPU that all assemblers know: its kind, its compute capability, and the threads of a warp.
+#: A GPU that all assemblers support: backend, compute capability, and threads of a warp.
 _ANY_GPU: Final = ("cuda", 80, 32)
 
 
 def prepare() -> dict[str, bytes]:
-    """Have Triton do in this process what it does once in each. No GPU is touched.
+    """Initialise Triton in this process without using a GPU.
 
     Returns:
-        files that candidates need in their caches, by their places there. Without a GPU, without Triton or a compiler
-        there are none: candidates then do all of it themselves, or fail at that.
+        files for candidates' caches, by their paths in a cache. There are none without a GPU, Triton or a compiler.
+        Candidates then compile the library themselves, or fail.
     """
     if not os.environ.get("CUDA_VISIBLE_DEVICES"):
         return {}
@@ -43,17 +43,17 @@ def prepare() -> dict[str, bytes]:
 
 
 def put(files: dict[str, bytes]) -> None:
-    """Put what :func:`prepare` has returned into this process's cache, if that has room for it."""
+    """Write the files of :func:`prepare` into this process's cache. Stop if the disk is full."""
     with contextlib.suppress(OSError):
         for name, content in files.items():
-            place = Path(os.environ[_CACHE], name)
-            place.parent.mkdir(parents=True)
-            place.write_bytes(content)
+            path = Path(os.environ[_CACHE], name)
+            path.parent.mkdir(parents=True)
+            path.write_bytes(content)
 
 
 @contextlib.contextmanager
 def cached_in(cache: str) -> Generator[None]:
-    """Have Triton use another cache during the block."""
+    """Make Triton use another cache during the block."""
     before = os.environ.get(_CACHE)
     os.environ[_CACHE] = cache
     try:
@@ -75,26 +75,26 @@ def _compile_first_kernel() -> None:
 
 
 def _driver_library(cache: str) -> dict[str, bytes]:
-    """Have the library compiled in a child, as it is loaded then, and with it the driver."""
-    known = set(Path(cache).rglob("*.so"))
+    """Compile the library in a child process, because Triton then also loads it and the driver."""
+    before = set(Path(cache).rglob("*.so"))
     pid = os.fork()
     if pid == 0:
         _load_driver_library()
     deadline = time.monotonic() + _COMPILE_S
     while not os.waitpid(pid, os.WNOHANG)[0]:
         if time.monotonic() > deadline:
-            os.kill(pid, signal.SIGKILL)  # what it started is killed as an orphan
+            os.kill(pid, signal.SIGKILL)  # its children become orphans, which the fork server kills
         time.sleep(0.01)
-    made = set(Path(cache).rglob("*.so")) - known
-    return {str(path.relative_to(cache)): path.read_bytes() for path in made}
+    compiled = set(Path(cache).rglob("*.so")) - before
+    return {str(path.relative_to(cache)): path.read_bytes() for path in compiled}
 
 
 def _load_driver_library() -> NoReturn:
-    """In the child: end, with the library in the cache or without."""
+    """Compile and load the library in the child process, and exit. Errors are ignored."""
     try:
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
+        devnull = os.open(os.devnull, os.O_RDWR)
+        os.dup2(devnull, 1)
+        os.dup2(devnull, 2)
         importlib.import_module("triton.backends.nvidia.driver").CudaUtils()
     finally:
         os._exit(0)

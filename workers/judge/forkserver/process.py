@@ -1,4 +1,4 @@
-"""The judge's handle on a sealed process: a candidate, a reference or a builder."""
+"""The judge's handle on a sealed process, such as a candidate, a reference or a builder."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from workers.judge.forkserver.handle import ForkServer, ForkServerError
 from workers.judge.host import pauses
 from workers.judge.sandbox.seal import Profile
 
-#: Seconds beyond a deadline after which the fork server itself is taken to have failed.
+#: Seconds after a deadline at which the fork server itself counts as failed.
 _GRACE_S: Final = 30.0
-#: Seconds between two looks at the clock while a process is waited for.
+#: Maximum seconds of one poll while waiting for a process. Pauses of the fleet are measured between polls.
 _LOOK_S: Final = 0.25
-#: CUDA's codes that say a launch asked for too much: invalid value (too much dynamic shared memory),
+#: CUDA's error codes for a launch that needs too many resources: invalid value (too much dynamic shared memory),
 #: invalid configuration (too many threads), launch out of resources (registers).
 _TOO_MUCH: Final = frozenset({1, 9, 701})
 _ILLEGAL_ADDRESS: Final = 700
@@ -55,25 +55,22 @@ _REASONS: Final = {
 class SealedProcess:
     """One sealed process, from its fork to its report.
 
-    Every order either returns the process's reply or raises :class:`EvaluationEnded` with what became of it.
+    Every order either returns the process's reply or raises :class:`EvaluationEnded` with the outcome.
 
     Attributes:
-        ended: the fork server's report, once the process is gone.
-        flags: the page of flags.
-        waited_s: seconds that its replies were waited for, pauses of the fleet left out.
-        imports: what the process has shared of its memory on a GPU.
-        memory: what it has of memory on a CPU, where it runs there and has said so.
-        cpu_s: seconds of CPUs that it and all that it has started have used since this judge has it, by what trusted
-            code has counted; known once it has ended or is kept.
+        ended: the fork server's report, once the process has ended.
+        waited_s: seconds spent waiting for the process's replies, without pauses of the fleet.
+        imports: the GPU memory that the process has shared.
+        memory: the host memory of a process on a CPU, once the process has announced it.
+        cpu_s: CPU time in seconds of the process and all its descendants under this judge, measured by trusted code.
+            Set by :meth:`count_cpu` and at the end.
     """
 
     def __init__(self, forkserver: ForkServer, profile: Profile, compile_s: float) -> None:
-        """Have the process forked; it waits for orders.
+        """Fork the process, which then waits for orders.
 
         Args:
-            forkserver: the slot's.
-            profile: its role and bounds.
-            compile_s: what compilers may take in all its phases together, in seconds.
+            compile_s: time limit in seconds for compilers in all its phases together.
 
         Raises:
             ForkServerError: the fork server is gone.
@@ -113,7 +110,7 @@ class SealedProcess:
         self._seconds = 0.0
         self._compile_s = compile_s
         self._cpu_before_s = 0.0
-        self._tell(Compilers(compile_s))
+        self._notify(Compilers(compile_s))
 
     @classmethod
     def taken(
@@ -126,15 +123,12 @@ class SealedProcess:
         compile_s: float,
         cpu_before_s: float = 0.0,
     ) -> Self:
-        """Go on with a process that was left (:meth:`leave`).
+        """Return the handle on a process that was kept (:meth:`leave`).
 
         Args:
-            forkserver: the slot's.
-            scratch: the process's directory.
             descriptors: the judge's ends of its channel and control socket, its page of flags, and on a CPU its memory.
-            phase: the phase that it is in.
-            compile_s: as for a new one.
-            cpu_before_s: the CPU time that it had used by then, in seconds, which does not count.
+            compile_s: time limit in seconds for compilers in all further phases together.
+            cpu_before_s: CPU time in seconds used so far, which does not count.
         """
         process = cls.__new__(cls)
         channel, control_end, page, *memory = descriptors
@@ -144,17 +138,11 @@ class SealedProcess:
         process._phase = phase
         process._cpu_before_s = cpu_before_s
         for flag in (flags.GO, flags.READY, flags.DONE, flags.COMPILING):
-            process.flags[flag] = 0  # numbers of calls begin anew
+            process.flags[flag] = 0  # numbers of calls start at 0 again
         return process
 
     def leave(self, key: str, memo: dict[str, Any], wanted: Path, *, seconds: float = 60.0) -> None:
-        """Leave the process to a later evaluation.
-
-        Args:
-            key: what it serves.
-            memo: what its judge must know.
-            wanted: a file that changes when the memory that the process holds is wanted, which ends it.
-            seconds: how long it is kept where nobody takes it.
+        """Keep the process for a later evaluation, and close this handle. See :class:`Keep` for the arguments.
 
         Raises:
             ForkServerError: the fork server is gone.
@@ -167,7 +155,7 @@ class SealedProcess:
         self.close()
 
     def close(self) -> None:
-        """Forget the descriptors. The fork server ends a process that nobody holds."""
+        """Close the descriptors. The fork server ends a process without a judge's handle."""
         self._channel.close()
         self._control.close()
         os.close(self._page)
@@ -176,46 +164,46 @@ class SealedProcess:
 
     @cached_property
     def semaphores(self) -> Semaphores:
-        """The page of flags as the judge's streams see it.
+        """Access of the judge's streams to the page of flags.
 
         Raises:
-            CudaCallError: the driver refuses.
+            CudaCallError: CUDA cannot register the page.
         """
         return Semaphores(self.flags)
 
     def share_flags(self) -> None:
-        """Have the judge's streams see the page of flags now, and not at the first timed call."""
+        """Register the page of flags with CUDA now instead of at the first timed call."""
         _ = self.semaphores
 
     @property
     def phase(self) -> Phase:
-        """The phase that the process is in."""
+        """The process's current phase."""
         return self._phase
 
     def enter(self, phase: Phase, seconds: float) -> None:
         """Begin a phase. Its clock runs between :meth:`start_clock` and :meth:`stop_clock`."""
         self._phase, self._seconds = phase, seconds
-        self._tell(Enter(str(phase), seconds))
+        self._notify(Enter(str(phase), seconds))
 
     def charge_compilers(self, seconds: float) -> None:
-        """Take from what compilers may use: another process has compiled for this one."""
+        """Subtract the compile time of another process that compiled for this one."""
         self.allow_compilers(max(self._compile_s - seconds, 0.0))
 
     def allow_compilers(self, seconds: float) -> None:
-        """Let compilers take so long from now on."""
+        """Set the remaining time for compilers."""
         self._compile_s = seconds
-        self._tell(Compilers(seconds))
+        self._notify(Compilers(seconds))
 
     def start_clock(self) -> None:
-        """Start the phase's clock: the process is at work, and the fork server ends it at the deadline."""
-        self._tell(Turn(True))
+        """Start the phase's clock, because the process is working. The fork server ends it at the deadline."""
+        self._notify(Turn(True))
 
     def stop_clock(self) -> None:
-        """Stop the phase's clock: the judge is at work, and the process waits."""
-        self._tell(Turn(False))
+        """Stop the phase's clock, because the judge is working and the process waits."""
+        self._notify(Turn(False))
 
     def order(self, order: Order, *, promptly: bool = False, **arguments: Any) -> Reply:
-        """Give an order, on the phase's clock, and wait for its reply; ``promptly`` looks out for it at first."""
+        """Send an order on the phase's clock and wait for its reply. With ``promptly``, poll briefly at first."""
         self.start_clock()
         sequence = self.send(order, **arguments)
         if promptly:
@@ -225,14 +213,14 @@ class SealedProcess:
         return reply
 
     def order_each(self, order: Order, count: int, **arguments: Any) -> list[Reply | EvaluationEnded]:
-        """Give an order that has ``count`` replies, on the phase's clock, and wait for them.
+        """Send an order that has ``count`` replies, on the phase's clock, and wait for them.
 
         Returns:
-            the replies, or what became of each where the process lives on.
+            each reply, or the exception with its outcome if the process still runs.
 
         Raises:
             EvaluationEnded: the process has ended.
-            ForkServerError: as :meth:`receive`.
+            ForkServerError: the fork server failed (:meth:`receive`).
         """
         self.start_clock()
         sequence = self.send(order, **arguments)
@@ -248,7 +236,7 @@ class SealedProcess:
         return replies
 
     def send(self, order: Order, *, seed: int = 0, payload: Any = None, fds: tuple[int, ...] = ()) -> int:
-        """Give an order without waiting; return its number."""
+        """Send an order without waiting for its reply, and return its number."""
         sequence = next(self._sequence)
         try:
             send_command(self._channel, order, sequence, seed=seed, payload=payload, fds=fds)
@@ -260,8 +248,8 @@ class SealedProcess:
         """Wait for the reply to an order.
 
         Raises:
-            EvaluationEnded: the process raised, died, was ended, or answered nonsense.
-            ForkServerError: nobody ended it although its time was up.
+            EvaluationEnded: the process raised an exception, died, was ended, or sent an invalid reply.
+            ForkServerError: the fork server did not end the process at its deadline.
         """
         allowed = self._seconds + self._compile_s + _GRACE_S
         ready, waited = _await(allowed, self._channel, self._control)
@@ -282,7 +270,7 @@ class SealedProcess:
         if reply is None:
             raise self.died()
         if reply.answer is Answer.RAISED:
-            # Also of the order before: what was enqueued ahead fails after it was answered.
+            # It can be from an earlier order, because work that was enqueued in advance fails after the reply.
             raise self._raised(reply)
         if reply.sequence != sequence:
             self.stop()
@@ -292,13 +280,8 @@ class SealedProcess:
         return reply
 
     def _take(self, export: Export) -> None:
-        """Take memory that the process announces.
-
-        On a CPU it does so before foreign code runs in it: only then it is known what the descriptor opens.
-
-        Raises:
-            ProtocolError: it cannot be what is announced.
-        """
+        """Accept memory that the process announces. Raise ProtocolError if the announcement is invalid."""
+        # On a CPU the process announces its memory before foreign code runs in it. Only then the descriptor is trusted.
         if self._phase is Phase.PREPARE:
             if self.memory is not None:
                 self.memory.close()
@@ -309,18 +292,16 @@ class SealedProcess:
         else:
             for descriptor in export.descriptors:
                 os.close(descriptor)
-            raise ProtocolError("memory was announced where there is none to announce")
+            raise ProtocolError("memory was announced in a phase that allows none")
 
     def become(self, order: Order, payload: Any, descriptor: int) -> None:
-        """Give an order by which the process becomes another program, which answers nothing; its clock runs on.
+        """Make the process become another program, which does not reply to orders. The phase's clock continues.
 
-        Args:
-            order, payload: the order.
-            descriptor: what the program says its words on.
+        The program sends its messages on the socket ``descriptor``.
 
         Raises:
-            EvaluationEnded: it could not.
-            ForkServerError: as :meth:`receive`.
+            EvaluationEnded: the program could not start.
+            ForkServerError: the fork server failed (:meth:`receive`).
         """
         self.start_clock()
         self.send(order, payload=payload, fds=(descriptor,))
@@ -330,32 +311,32 @@ class SealedProcess:
         try:
             reply = receive_record(self._channel)
         except (ProtocolError, OSError):
-            reply = None  # nothing foreign has run in it so far
+            reply = None  # not a violation, because no foreign code has run in the process yet
         if isinstance(reply, Reply):
             raise self._raised(reply)
 
-    def ends(self, seconds: float, *words: socket.socket) -> bool:
-        """Wait up to ``seconds`` for words of the program that it has become; return whether it has ended."""
-        return self._control in _readable(seconds, *words, self._control)
+    def ends(self, seconds: float, *sockets: socket.socket) -> bool:
+        """Wait up to ``seconds`` for messages on the program's sockets. Return whether the program has ended."""
+        return self._control in _readable(seconds, *sockets, self._control)
 
     def look_out(self) -> None:
-        """Wait a moment for a reply that is expected at once and must not be seen late (:func:`wait_briefly`)."""
+        """Poll briefly for a reply that is expected at once and must be seen without delay (:func:`wait_briefly`)."""
         wait_briefly(self._channel, self._control)
 
     def answered(self, seconds: float = 0) -> bool:
-        """Return whether within ``seconds`` a reply can be received, or the process has ended."""
+        """Wait up to ``seconds``. Return whether a reply can be received or the process has ended."""
         return bool(_readable(seconds, self._channel, self._control))
 
     def begin_stop(self) -> None:
-        """Have the process ended if it lives, and do not wait for it: :meth:`stop` does."""
+        """Request the end of a running process without waiting for it, which :meth:`stop` does."""
         if self.ended is None:
-            self._tell(Stop())
+            self._notify(Stop())
 
     def stop(self) -> Report:
-        """End the process if it lives, and return the fork server's report.
+        """End the process if it runs, and return the fork server's report.
 
         Raises:
-            ForkServerError: no report came.
+            ForkServerError: the fork server sent no report.
         """
         if self.ended is None:
             self.begin_stop()
@@ -363,34 +344,30 @@ class SealedProcess:
         assert self.ended is not None
         return self.ended
 
-    def _tell(self, word: control.Word) -> None:
-        with contextlib.suppress(OSError):  # it has ended; its report is waiting
-            self._control.send(control.pack(word))
+    def _notify(self, message: control.Word) -> None:
+        with contextlib.suppress(OSError):  # the process has ended, and its report is in the socket
+            self._control.send(control.pack(message))
 
     def _await_report(self) -> None:
-        report = self._hear()
-        assert isinstance(report, Report), "nothing else was asked for"
+        report = self._receive_message()
+        assert isinstance(report, Report), "no other message was requested"
         self._conclude(report)
 
-    def _hear(self) -> control.Answer:
-        """Wait for the fork server's next word.
-
-        Raises:
-            ForkServerError: none came.
-        """
+    def _receive_message(self) -> control.Answer:
+        """Wait for the fork server's next message. Raise ForkServerError if none comes."""
         data = b""
         patience = _GRACE_S
         while not data and patience > 0:
             ready, waited = _await(patience, self._control)
             patience -= waited
             if ready:
-                # Said once where a message of ours was not read; the report comes after it.
+                # This error comes once if the fork server closed its end with an unread message. The report follows.
                 with contextlib.suppress(ConnectionResetError):
                     data = self._control.recv(1 << 20)
                     break
         if not data:
             self._forkserver.kill()
-            raise ForkServerError("the fork server did not report how a candidate ended, or what it has used")
+            raise ForkServerError("the fork server did not report a candidate's end or its CPU time")
         return control.unpack(data, (Counted, Report))
 
     def _conclude(self, report: Report) -> None:
@@ -399,14 +376,14 @@ class SealedProcess:
         self.close()
 
     def count_cpu(self) -> None:
-        """Ask what it has used of CPUs. Nothing may be under way.
+        """Request the process's CPU time from the fork server. No order must be pending.
 
         Raises:
-            EvaluationEnded: it has died.
-            ForkServerError: no answer came.
+            EvaluationEnded: the process has died.
+            ForkServerError: the fork server did not answer.
         """
-        self._tell(Count())
-        match self._hear():
+        self._notify(Count())
+        match self._receive_message():
             case Counted(seconds):
                 self.cpu_s = seconds - self._cpu_before_s
             case report:
@@ -414,20 +391,20 @@ class SealedProcess:
                 raise self.died()
 
     def _raised(self, reply: Reply) -> EvaluationEnded:
-        """Return the end that an exception in the process means, by its tag, CUDA's code and the phase."""
+        """Return the outcome for an exception in the process, from its tag, CUDA's code and the phase."""
         facts: dict[str, Any] = {"exception": reply.exception, "cuda_code": reply.code or None}
         if reply.tag is Tag.FILES:
             facts["reason"] = End.SCRATCH
         if reply.tag is Tag.RESOURCES and reply.shortage.resource:
-            told = dataclasses.asdict(reply.shortage)
-            facts["shortage"] = {name: one_line(v) if isinstance(v, str) else v for name, v in told.items()}
+            shortage = dataclasses.asdict(reply.shortage)
+            facts["shortage"] = {name: one_line(v) if isinstance(v, str) else v for name, v in shortage.items()}
         message = f"{reply.exception}: {reply.message}"
         return EvaluationEnded(_category(reply, self._phase), message, self._phase, reply=reply, **facts)
 
     def died(self) -> EvaluationEnded:
-        """Return the end that the process's death means, by the fork server's report."""
+        """Return the outcome for the process's death, from the fork server's report."""
         if self.ended is None:
-            self._tell(Closed())
+            self._notify(Closed())
             self._await_report()
         ended = self.ended
         assert ended is not None
@@ -440,16 +417,16 @@ class SealedProcess:
             return EvaluationEnded(category, f"the {phase} phase did not end within its deadline", phase, **facts)
         if ended.reason in _REASONS:
             category = _REASONS[ended.reason]
-            what = f"the {ended.reason} limit of {ended.limit_bytes} bytes was exceeded"
+            message = f"the {ended.reason} limit of {ended.limit_bytes} bytes was exceeded"
             if ended.reason is End.SCRATCH:
-                what += ", or there were too many files"
-            return EvaluationEnded(category, what, self._phase, **facts)
+                message += ", or there were too many files"
+            return EvaluationEnded(category, message, self._phase, **facts)
         if ended.reason is End.CLOSED:
             return EvaluationEnded(
                 Category.SANDBOX_VIOLATION, "the process closed the judge's channel", self._phase, **facts
             )
         if ended.reason is End.STUCK or ended.status is None:
-            # It would be taken for what the next candidate left behind: the slot starts anew without it.
+            # The next candidate's end would count this process among its leftovers, so the fork server is replaced.
             self._forkserver.kill()
             raise ForkServerError("a candidate's process could not be ended: it hangs in the kernel or a driver")
         if os.WIFSIGNALED(ended.status):
@@ -469,7 +446,7 @@ class SealedProcess:
 
 
 def _await(seconds: float, *sockets: socket.socket) -> tuple[list[socket.socket], float]:
-    """Wait until sockets can be read, for seconds without pauses; return those, and the seconds that it took."""
+    """Wait until sockets are readable. Return these, and the seconds waited. Pauses of the fleet do not count."""
     meter, waited = pauses.Meter(), 0.0
     while not (ready := _readable(min(seconds - waited, _LOOK_S), *sockets)) and waited < seconds:
         waited += meter.look()
@@ -477,7 +454,7 @@ def _await(seconds: float, *sockets: socket.socket) -> tuple[list[socket.socket]
 
 
 def _readable(seconds: float, *sockets: socket.socket) -> list[socket.socket]:
-    """Wait until sockets can be read; return those. Unlike ``select``, it takes descriptors of any number."""
+    """Wait until sockets are readable, and return these. Unlike ``select``, descriptors can be above 1023."""
     poll = select.poll()
     for each in sockets:
         poll.register(each, select.POLLIN)

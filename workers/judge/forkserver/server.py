@@ -1,12 +1,12 @@
-"""The fork server: the trusted parent of a slot's sealed processes, preloaded, with nothing worth stealing.
+"""The fork server, the trusted parent of a slot's sealed processes. It has imported their libraries and has no secrets.
 
-The slot's worker process forks it (:mod:`workers.start`) before it has read any secret and after it has imported torch
-and Triton. It never touches CUDA. It forks a sealed process whenever the judge asks, watches it, and is the one place
-where one is ended: at a phase's deadline; beyond its memory, output or files; when the judge says so; when the judge is
-gone. It then sweeps whatever the process left behind, and reports. It also keeps references, and a candidate that knows
-nothing yet, for later evaluations.
+A slot's worker forks it after importing torch and Triton and before reading any secret (:mod:`workers.start`). The
+fork server never initialises CUDA. It forks a sealed process when the judge requests one, and watches it. Only the fork
+server ends sealed processes: at a phase's deadline, when they exceed their limits of memory, output or files, at the
+judge's request, and when the judge is gone. Then it kills remaining child processes and reports. It also keeps
+references, and a prepared candidate without any source, for later evaluations.
 
-The words that it takes and gives are in :mod:`workers.judge.forkserver.control`.
+:mod:`workers.judge.forkserver.control` defines its messages.
 """
 
 from __future__ import annotations
@@ -60,26 +60,26 @@ from workers.judge.sandbox.seal import Role
 
 _log: Any = structlog.get_logger(__name__)
 
-#: What is kept of a process's output, in bytes.
+#: Number of final bytes of a process's output that are kept.
 _TAIL: Final = 16 << 10
-#: How often a living process's memory is looked at, in seconds.
+#: Seconds between two checks of a running process's memory.
 _WATCH: Final = 0.04
-#: References that are kept at once. One more than that may be at work: each has a uid of its own.
+#: Maximum number of kept references. One more can be working, and each has a separate uid.
 _MOST_KEPT: Final = len(uids.REFERENCE_OFFSETS) - 2
-#: The time between looks at a reference that is kept, in seconds.
+#: Seconds between two checks of a kept process.
 _IDLE: Final = 0.5
-#: The most that a process may work while it is kept, in seconds of a CPU and as a share of the time: others are timed
-#: meanwhile. Libraries' threads spin for a moment before they sleep.
+#: Maximum CPU time of a kept process: a constant in seconds plus a share of the elapsed time. More would disturb the
+#: timing of other processes. Threads of libraries spin for a moment before they sleep.
 _RESTLESS: Final = (4.0, 0.1)
-#: What a sealed process says of itself once it is sealed.
+#: Message of a sealed process once its seal is complete.
 _SEALED: Final = b"sealed"
-#: How long a killed process may take to go, in seconds; a process stuck in a driver takes for ever.
+#: Seconds to wait for a killed process to exit. A process that hangs in a driver never exits.
 _REAP: Final = 10.0
-#: How long what a sealed process left may take to go, in seconds.
+#: Seconds to wait for a sealed process's remaining child processes to exit.
 _SWEEP: Final = 1.0
-#: How long a process may live on that has closed the channel, in seconds.
+#: Seconds after which a process that closed its channel is killed.
 _DYING: Final = 1.0
-#: What obeys in each role; in others a kernel's own harness.
+#: Harnesses by role. Other roles use a kernel's harness.
 _HARNESSES: Final = {
     Role.REFERENCE: reference.ReferenceHarness,
     Role.COMPILED: reference.ReferenceHarness,
@@ -87,16 +87,17 @@ _HARNESSES: Final = {
     Role.TESTS: tester.Tester,
     Role.WATCHED: tester.Tester,
 }
-#: Roles whose program a tool watches.
+#: Roles whose program runs under a tool.
 _BELOW_A_TOOL: Final = frozenset({Role.EXAMINED, Role.WATCHED})
-#: Ends that the log does not tell, and those that are the host's trouble.
+#: Ends that are not logged.
 _QUIET_ENDS: Final = frozenset({End.STOPPED, End.EXITED})
+#: Ends that are the host's fault, and are logged as warnings.
 _OUR_TROUBLE: Final = frozenset({End.KILLED, End.STUCK, End.UNSEALED})
 
 
 @dataclass(slots=True)
 class _Budget:
-    """Seconds left for a phase and for compilation; one of them runs while the process is at work."""
+    """The remaining seconds for a phase and for compilation. One of them decreases while the process is working."""
 
     phase: float = 0.0
     compile: float = 0.0
@@ -104,7 +105,7 @@ class _Budget:
     meter: pauses.Meter = field(default_factory=pauses.Meter)
 
     def spend(self, compiling: bool) -> str | None:
-        """Take the time since the last call, pauses left out, from the budget; what ran out, if anything did."""
+        """Subtract the time since the last call, without pauses of the fleet. Return the exhausted budget, or None."""
         passed = self.meter.look()
         if not self.running:
             return None
@@ -115,14 +116,14 @@ class _Budget:
         return "phase" if self.phase <= 0 else None
 
     def left(self, compiling: bool) -> float | None:
-        """Seconds until :meth:`spend` reports something; None for never."""
+        """Return the seconds until a budget is exhausted, or None while the clock is stopped."""
         if not self.running:
             return None
         return self.compile if compiling else self.phase
 
 
 class _Sealed:
-    """One living sealed process, as its parent sees it."""
+    """The fork server's state of one running sealed process."""
 
     def __init__(
         self,
@@ -146,8 +147,9 @@ class _Sealed:
         self.phase = "load"
         self.budget = _Budget()
         self.peak = 0
-        #: The CPU time of what was reaped of it, in seconds, and the most that its tree was seen to have used.
+        #: CPU time in seconds of its reaped processes.
         self.reaped_s = 0.0
+        #: Maximum observed CPU time in seconds of the process and all its descendants.
         self.used_s = 0.0
         self.written = 0
         self.tail = bytearray()
@@ -157,10 +159,10 @@ class _Sealed:
     def compiling(self) -> bool:
         return self.flags[flags.COMPILING] != 0
 
-    def heed(self, word: Compilers | Enter | Turn) -> None:
-        """Take the judge's word on phase, budget and whose turn it is."""
+    def heed(self, message: Compilers | Enter | Turn) -> None:
+        """Apply the judge's message about phase, time limit or clock."""
         self.budget.spend(self.compiling)
-        match word:
+        match message:
             case Compilers(seconds):
                 self.budget.compile = seconds
             case Enter(phase, seconds):
@@ -169,12 +171,12 @@ class _Sealed:
                 self.budget.running = running
 
     def overdue(self) -> str | None:
-        """The phase whose deadline has passed."""
+        """Return the phase whose deadline has passed, or None."""
         spent = self.budget.spend(self.compiling)
         return None if spent is None else ("compile" if spent == "compile" else self.phase)
 
     def read_output(self) -> bool:
-        """Take what was written and keep its tail; False at the end."""
+        """Read new output and keep its tail. Return False if there is none."""
         try:
             data = os.read(self.output, 65536)
         except BlockingIOError:
@@ -185,15 +187,15 @@ class _Sealed:
         return bool(data)
 
     def exceeds_memory(self, orphans: list[int]) -> bool:
-        """Return whether the process tree, the orphans that have left it, and its files have more than they may."""
+        """Return whether the process tree, orphans of it, and its files exceed the memory limit."""
         total = sum(map(linux.memory_bytes, self.tree(orphans)))
         self.peak = max(self.peak, total)
         return total + self.files.memory_bytes() > self.profile.host_memory_bytes
 
     def cpu_seconds(self, orphans: list[int]) -> float:
-        """The CPU's time that the process tree has used, in seconds; that of orphans that have left it too.
+        """Return the CPU time in seconds of the process tree, including orphans of it.
 
-        A group counts all of it. Without one, what nobody has waited for is counted while it lives.
+        A control group counts all descendants. Without one, a process that is not reaped counts only while it runs.
         """
         counted = 0.0 if self.group is None else self.group.cpu_seconds() or 0.0
         living = sum(map(linux.cpu_seconds, self.tree(orphans)))
@@ -201,14 +203,14 @@ class _Sealed:
         return self.used_s
 
     def reap(self, pid: int, flags: int = 0) -> int:
-        """Reap a child that is of this process, if it has ended; return its status."""
+        """Reap a child that belongs to this process, and return its wait status."""
         reaped, status, used = os.wait4(pid, flags)
         if reaped:
             self.reaped_s += used.ru_utime + used.ru_stime
         return status
 
     def tree(self, orphans: list[int]) -> Iterator[int]:
-        """Yield the processes of the tree, and those orphans that have left it."""
+        """Yield the pids of the process tree and of orphans of it."""
         todo = [self.pid, *self.own(orphans)]
         while todo:
             pid = todo.pop()
@@ -216,47 +218,46 @@ class _Sealed:
             todo += linux.children(pid)
 
     def own(self, orphans: list[int]) -> list[int]:
-        """Return the orphans that are this process's; all of them where no uids tell sealed processes apart."""
+        """Return the orphans of this process. Without separate uids per sealed process, return all orphans."""
         uid = self.profile.uid
         return orphans if uid is None else [pid for pid in orphans if linux.owner(pid) == uid]
 
     def out_of_memory(self) -> Lack | None:
-        """Return for whose want of memory Linux has ended something of it; None if it has not, or does not tell."""
+        """Return the cause if Linux's out-of-memory killer ended a process of the group, else None."""
         return None if self.group is None else self.group.out_of_memory()
 
 
 @dataclass(slots=True)
 class _Kept:
-    """A process that waits for its next evaluation.
+    """A kept process that waits for its next evaluation.
 
     Attributes:
-        word: what was said of it when it was left.
+        request: the judge's request.
         descriptors: the judge's ends of its channel and control socket, its page of flags, and on a CPU its memory.
-        since: when it was left, by the monotonic clock.
-        wanted: when its memory had last been wanted by then, in nanoseconds of the file's clock.
-        worked: the CPU's time that its processes had used by then, in seconds.
+        since: monotonic time of the request.
+        wanted: time stamp in nanoseconds of the file ``request.wanted`` at that time.
+        worked: CPU time in seconds that the process had used at that time.
     """
 
-    word: Keep
+    request: Keep
     descriptors: list[int]
     since: float = field(default_factory=time.monotonic)
     wanted: int = 0
     worked: float = 0.0
 
     def __post_init__(self) -> None:
-        """See when its memory was wanted before."""
         self.wanted = self.last_wanted()
 
     def last_wanted(self) -> int:
-        """Return when its memory was last wanted, in nanoseconds of the file's clock; 0 for never."""
+        """Return when another process last needed the memory, in nanoseconds of the file's clock, or 0 for never."""
         try:
-            return Path(self.word.wanted).stat().st_mtime_ns
+            return Path(self.request.wanted).stat().st_mtime_ns
         except FileNotFoundError:
             return 0
 
 
 class ForkServer:
-    """The loop. One instance lives in the process, until its parent closes the request socket."""
+    """The event loop. It runs until the parent closes the request socket."""
 
     def __init__(self, requests: socket.socket, base: self_check.SelfCheck, triton_files: dict[str, bytes]) -> None:
         self._requests = requests
@@ -264,7 +265,7 @@ class ForkServer:
         self._launchers = Launchers(triton_files)
         self._selector = selectors.DefaultSelector()
         self._running: dict[int, _Sealed] = {}
-        #: Processes that wait for their next evaluation, the longest waiting first.
+        #: Kept processes, the longest waiting first.
         self._kept: list[_Kept] = []
         self._removals: list[subprocess.Popen[bytes]] = []
         self._looked = 0.0
@@ -301,9 +302,9 @@ class ForkServer:
     def _watch(self) -> None:
         now = time.monotonic()
         look = now - self._looked >= _WATCH
-        # Those that are kept do nothing, and may be many.
+        # Kept processes are idle and can be many, so they are checked less often.
         look_at_kept = now - self._looked_at_kept >= _IDLE
-        waiting = {kept.word.scratch for kept in self._kept} if not look_at_kept else set[str]()
+        waiting = {kept.request.scratch for kept in self._kept} if not look_at_kept else set[str]()
         orphans = self._orphans() if look and self._running else []
         for process in [p for p in self._running.values() if p.profile.scratch not in waiting]:
             if (phase := process.overdue()) is not None:
@@ -323,12 +324,12 @@ class ForkServer:
                 self._end_kept(kept)
 
     def _is_over(self, kept: _Kept, now: float, orphans: list[int]) -> bool:
-        """Return whether a process has been kept for long enough, is in the way, or works all the same."""
-        due = now > kept.since + kept.word.seconds or kept.last_wanted() != kept.wanted
+        """Return whether a kept process must end: its time is over, its memory is needed, or it uses CPU time."""
+        due = now > kept.since + kept.request.seconds or kept.last_wanted() != kept.wanted
         return due or self._is_restless(kept, orphans)
 
     def _is_restless(self, kept: _Kept, orphans: list[int]) -> bool:
-        """Return whether a process that is kept has worked all the same."""
+        """Return whether a kept process has used too much CPU time, or has exited."""
         process, (most, share) = self._process_of(kept), _RESTLESS
         if process is None:
             return True
@@ -340,25 +341,25 @@ class ForkServer:
             self._selector.unregister(self._requests)
             self._requests.close()
             return
-        asked = control.unpack(data, (Spawn, Keep, Take))
-        del data  # what is forked below could read it
-        match asked:
-            case Spawn() as word:
+        unpacked = control.unpack(data, (Spawn, Keep, Take))
+        del data  # a process forked below could read it
+        match unpacked:
+            case Spawn() as request:
                 channel, control_end, page = fds
-                self._spawn(word, channel, socket.socket(fileno=control_end), page)
-            case Keep() as word:
-                self._keep(_Kept(word, fds))
-            case Take() as word:
+                self._spawn(request, channel, socket.socket(fileno=control_end), page)
+            case Keep() as request:
+                self._keep(_Kept(request, fds))
+            case Take() as request:
                 with socket.socket(fileno=fds[0]) as answer:
-                    self._hand_over(word, answer)
+                    self._hand_over(request, answer)
 
     def _process_of(self, kept: _Kept) -> _Sealed | None:
-        """Return the process that is kept, if it still runs."""
-        running = (c for c in self._running.values() if c.profile.scratch == kept.word.scratch)
+        """Return the kept process, if it still runs."""
+        running = (c for c in self._running.values() if c.profile.scratch == kept.request.scratch)
         return next((c for c in running if not _has_ended(c.pid)), None)
 
     def _keep(self, kept: _Kept) -> None:
-        """Keep a process; end the reference that waits longest where there are too many."""
+        """Keep a process. If there are too many references, end the one that waits longest."""
         self._kept.append(kept)
         process = self._process_of(kept)
         if process is None:
@@ -370,14 +371,14 @@ class ForkServer:
         if len(references) > _MOST_KEPT:
             self._end_kept(references[0])
 
-    def _hand_over(self, word: Take, answer: socket.socket) -> None:
-        """Give the process that is kept under a key to a judge, or nothing."""
-        for kept in [kept for kept in self._kept if kept.word.key == word.key]:
+    def _hand_over(self, request: Take, answer: socket.socket) -> None:
+        """Send the process that is kept under a key to a judge, if there is one."""
+        for kept in [kept for kept in self._kept if kept.request.key == request.key]:
             if (process := self._process_of(kept)) is not None:
-                process.about = word.about
-                told = replace(kept.word, cpu_s=process.cpu_seconds(self._orphans()))
-                with contextlib.suppress(OSError):  # else the judge is gone, and its end of the sockets is closed below
-                    send_with_fds(answer, control.pack(told), kept.descriptors)
+                process.about = request.about
+                reply = replace(kept.request, cpu_s=process.cpu_seconds(self._orphans()))
+                with contextlib.suppress(OSError):  # the judge is gone, so the closed sockets below end the process
+                    send_with_fds(answer, control.pack(reply), kept.descriptors)
                 self._forget_kept(kept)
                 return
             self._end_kept(kept)
@@ -414,8 +415,8 @@ class ForkServer:
                 with contextlib.suppress(OSError):  # the judge is gone
                     process.control.send(control.pack(counted))
             case Closed():
-                # It is dying, or wants to be taken for it. The dead give a GPU back last, which takes seconds where
-                # many do.
+                # The process is exiting, or pretends to. An exiting process releases the GPU last, which takes seconds
+                # if many processes exit at once.
                 begun = time.monotonic()
                 while not _has_ended(process.pid) and time.monotonic() < begun + (
                     _REAP if linux.is_exiting(process.pid) else _DYING
@@ -424,8 +425,8 @@ class ForkServer:
                 self._end(process, End.CLOSED)
             case Stop():
                 self._end(process, End.STOPPED)
-            case word:
-                process.heed(word)
+            case message:
+                process.heed(message)
 
     def _on_output(self, process: _Sealed) -> None:
         if process.pid not in self._running:
@@ -435,8 +436,8 @@ class ForkServer:
         elif process.written > process.profile.output_bytes:
             self._end(process, End.OUTPUT)
 
-    def _spawn(self, word: Spawn, channel: int, control_end: socket.socket, page: int) -> None:
-        profile = word.profile
+    def _spawn(self, request: Spawn, channel: int, control_end: socket.socket, page: int) -> None:
+        profile = request.profile
         reader, writer = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(reader, False)
         sealed, sealing = os.pipe2(os.O_CLOEXEC)
@@ -446,7 +447,7 @@ class ForkServer:
         try:
             profile = self._with_uid(profile)
             means = self._means(profile.role)
-            # What an earlier judge left has its uid, by which it is killed as a whole: it must be gone before.
+            # Processes are killed by uid, so an earlier judge's process with the same uid must end first.
             for earlier in [
                 c for c in self._running.values() if profile.uid is not None and c.profile.uid == profile.uid
             ]:
@@ -459,42 +460,40 @@ class ForkServer:
                 group.remove()
             if files is not None:
                 self._remove(files)
-            # No space, no process, no uid to be had: the host's trouble. The judge hears of it and nothing was run.
+            # No disk space, process or uid is available, which is the host's fault. The judge gets a report.
             for descriptor in (channel, page, reader, writer, sealed, sealing):
                 os.close(descriptor)
-            _log.error("a sealed process cannot be had", role=str(profile.role), reason=str(error), **word.about)
+            _log.error(
+                "a sealed process could not be forked", role=str(profile.role), reason=str(error), **request.about
+            )
             _send(control_end, Report(End.UNSEALED, "load", None, 0, 0, 0, str(error)))
             return
         if pid == 0:
-            # A kernel can read what lies in the frames below its own, and in what they lead to.
-            for one in (word, *self._running.values()):
-                one.about.clear()
+            # A kernel can read all objects that are reachable from its callers' frames.
+            for each in (request, *self._running.values()):
+                each.about.clear()
             triton_files = self._launchers.files if profile.role is Role.CANDIDATE else {}
             _become_sealed(profile, means, group, parent, channel, page, writer, sealing, files.mount, triton_files)
         view: Any = flags.attach(page)
-        # Else the next process to be forked, this one's rival, would have it too.
+        # Otherwise the next sealed process would inherit the mapping of this one's flags.
         view.obj.madvise(mmap.MADV_DONTFORK)
-        process = _Sealed(pid, profile, group, control_end, view, reader, files, word.about)
+        process = _Sealed(pid, profile, group, control_end, view, reader, files, request.about)
         for descriptor in (channel, page, writer, sealing):
             os.close(descriptor)
         self._running[pid] = process
-        # Before any of the kernel's code runs, so that no kernel can claim that its seal had failed.
-        said = b""
-        while select.select([sealed], [], [], _REAP)[0] and (more := os.read(sealed, 4096)):
-            said += more
+        # This is read before any of the kernel's code runs, so that no kernel can pretend that its seal failed.
+        message = b""
+        while select.select([sealed], [], [], _REAP)[0] and (data := os.read(sealed, 4096)):
+            message += data
         os.close(sealed)
-        process.unsealed = "" if said == _SEALED else said.decode("utf-8", "replace") or "it did not answer"
+        process.unsealed = "" if message == _SEALED else message.decode("utf-8", "replace") or "it did not answer"
         self._register(control_end, lambda: self._on_control(process))
         self._register(reader, lambda: self._on_output(process))
         if process.unsealed:
             self._end(process, End.UNSEALED)
 
     def _means(self, role: Role) -> seal.Means:
-        """Return the means for the seal of a role.
-
-        Raises:
-            OSError: this host does not have them.
-        """
+        """Return the means for the seal of a role. Raise OSError if this host lacks them."""
         if role not in _BELOW_A_TOOL:
             return self._self_check.means
         if isinstance(self._self_check.examining, str):
@@ -502,21 +501,17 @@ class ForkServer:
         return self._self_check.examining
 
     def _with_uid(self, profile: seal.Profile) -> seal.Profile:
-        """Give a reference a uid of its own: the judge names the slot's.
-
-        Raises:
-            OSError: all of them are taken.
-        """
+        """Replace the slot's uid by a free one for a reference. Raise OSError if all are in use."""
         if profile.uid is None or profile.role is not Role.REFERENCE:
             return profile
         used = {process.profile.uid for process in self._running.values()}
         free = (uid for offset in uids.REFERENCE_OFFSETS if (uid := profile.uid + offset) not in used)
         if (uid := next(free, None)) is None:
-            raise OSError("more references are at work than there are uids for")
+            raise OSError("all uids of references are in use")
         return replace(profile, uid=uid)
 
     def _end(self, process: _Sealed, reason: End) -> None:
-        """Kill a sealed process and conclude it. If it had ended already, by itself, that is what counts."""
+        """Kill a sealed process and report its end. The reason is ``EXITED`` if it has ended already."""
         if _has_ended(process.pid):
             self._conclude(process, End.EXITED)
             return
@@ -525,7 +520,7 @@ class ForkServer:
         _await_end(process.pid, _DYING)
         while not _has_ended(process.pid):
             if time.monotonic() > begun + _DYING:
-                # One that is traced by its own offspring ends for us only when the tracer does.
+                # A process that one of its descendants traces can be reaped only after the tracer's end.
                 self._kill_all_of(process)
             if time.monotonic() > begun + _REAP:
                 reason = End.STUCK
@@ -534,14 +529,14 @@ class ForkServer:
         self._conclude(process, reason)
 
     def _conclude(self, process: _Sealed, reason: End) -> None:
-        """Sweep what an ended process left, report, and forget it."""
+        """Kill the remaining processes of an ended process, report its end, and remove its files."""
         leftovers = process.own(self._orphans())
         self._kill_all_of(process)
         if reason is End.STUCK:
             process.cpu_seconds(leftovers)
         status = None if reason is End.STUCK else process.reap(process.pid)
         if reason in {End.CLOSED, End.DEADLINE} and status is not None and os.WTERMSIG(status) != signal.SIGKILL:
-            reason = End.EXITED  # it was on its way out, by itself, before it was killed
+            reason = End.EXITED  # it was already exiting before it was killed
         lack = process.out_of_memory()
         if reason is End.EXITED:
             if lack is Lack.OWN:
@@ -550,7 +545,7 @@ class ForkServer:
                 reason = End.KILLED
         del self._running[process.pid]
         self._sweep(process)
-        # What a survivor might still write is not waited for.
+        # The number of reads is bounded, because a surviving process could write forever.
         for _ in range(64):
             if not process.read_output():
                 break
@@ -558,7 +553,7 @@ class ForkServer:
             self._selector.unregister(process.output)
         self._selector.unregister(process.control)
         os.close(process.output)
-        if reason is not End.SCRATCH:  # else what it held has been seen, and may be gone with it
+        if reason is not End.SCRATCH:  # otherwise the size is measured already, and unlinked files can be gone
             process.files.weigh(process.tree([]))
         profile = process.profile
         if profile.role is Role.BUILDER and profile.built is not None and status is not None:
@@ -585,7 +580,7 @@ class ForkServer:
             }.get(reason, 0),
         )
         _send(process.control, report)
-        _tell(process, report)
+        _log_end(process, report)
         self._remove(process.files)
 
     def _remove(self, files: Files) -> None:
@@ -594,26 +589,24 @@ class ForkServer:
                 self._removals.append(linux.start_removal(directory))
 
     def _was_killed(self, status: int) -> bool:
-        """Return whether a process that nobody here has killed was ended by SIGKILL, and cannot have sent it itself."""
+        """Return whether SIGKILL from outside ended a process. With seccomp it cannot send the signal to itself."""
         by_kill = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         return by_kill and self._self_check.measures["seccomp"] is True
 
     def _orphans(self) -> list[int]:
-        """Return living children that are neither sealed processes nor ours: sealed processes have left them behind."""
+        """Return the running children that are orphans of sealed processes."""
         own = self._own()
         return [pid for pid in linux.children(os.getpid()) if pid not in own and not linux.is_zombie(pid)]
 
     def _own(self) -> set[int]:
-        """Return the children that are sealed processes or work for this one."""
+        """Return the children that are sealed processes or helpers of the fork server."""
         return {*self._running, *(removal.pid for removal in self._removals), *self._launchers.pids}
 
     def _kill_all_of(self, process: _Sealed) -> None:
-        """Kill whatever is a process's by group, by uid or as an orphan. Its own pid must not be reaped yet.
-
-        What Linux kills as a group is not killed by uid too, which takes a fork: a sweep sees whether anything is left.
-        """
+        """Kill all processes of a sealed process, by control group or uid, and as orphans."""
+        # Killing by uid needs a fork, so it is skipped after a kill by control group. A sweep detects survivors.
         killed = process.group is not None and process.group.kill()
-        # While it is not reaped its pid, and so its group's number, cannot be a stranger's.
+        # The process must not be reaped yet. Until then no other process group can have the same number.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         if process.profile.uid is not None and not killed:
@@ -622,23 +615,23 @@ class ForkServer:
             os.kill(pid, signal.SIGKILL)
 
     def _sweep(self, process: _Sealed) -> None:
-        """Kill and reap all orphans, and theirs, within a bounded time; all of the process's uid with them."""
+        """Kill and reap the process's orphans and all processes of its uid, within a bounded time."""
         deadline = time.monotonic() + _SWEEP
         while time.monotonic() < deadline:
             own = self._own()
             for pid in [pid for pid in linux.children(os.getpid()) if pid not in own and linux.is_zombie(pid)]:
-                whose = [each for each in (process, *self._running.values()) if each.own([pid])]
-                (whose or [process])[0].reap(pid, os.WNOHANG)
-            # Not those of others that still run: they are leftovers when these end.
-            mine = process.own(self._orphans())
-            for pid in mine:
+                owners = [each for each in (process, *self._running.values()) if each.own([pid])]
+                (owners or [process])[0].reap(pid, os.WNOHANG)
+            # Orphans of other running processes are not killed. They count as leftovers when those processes end.
+            orphans = process.own(self._orphans())
+            for pid in orphans:
                 os.kill(pid, signal.SIGKILL)
                 process.reap(pid, os.WNOHANG)
             uid = process.profile.uid
             survivors = linux.living_of_uid(uid) if uid is not None else []
             if uid is not None and survivors:
                 _kill_uid(uid)
-            if not mine and not survivors:
+            if not orphans and not survivors:
                 break
             time.sleep(0.0005)
         if process.group is not None:
@@ -647,13 +640,13 @@ class ForkServer:
 
 
 def _send(control_end: socket.socket, report: Report) -> None:
-    with contextlib.suppress(OSError):  # the judge is gone, and with it everybody who would read this
+    with contextlib.suppress(OSError):  # the judge is gone
         control_end.send(control.pack(report))
     control_end.close()
 
 
 def _nothing(*_: object) -> None:
-    """Do nothing: a signal with a handler wakes the loop instead of being ignored."""
+    """Do nothing. A signal needs a Python handler to wake the event loop."""
 
 
 def _has_ended(pid: int) -> bool:
@@ -662,7 +655,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def _await_end(pid: int, seconds: float) -> None:
-    """Wait for a child's end, which takes as long as the driver does to take a GPU's memory back."""
+    """Wait for a child's end, which is delayed until the driver has freed its GPU memory."""
     descriptor, ended = os.pidfd_open(pid), select.poll()
     try:
         ended.register(descriptor, select.POLLIN)
@@ -672,16 +665,14 @@ def _await_end(pid: int, seconds: float) -> None:
 
 
 def _kill_uid(uid: int) -> None:
-    """Kill every process of a uid at once, as a loop over pids would race with what forks.
-
-    The killer has the uid as its effective one alone: it may signal the uid's processes, and they may neither
-    signal nor trace it.
-    """
+    """Kill all processes of a uid at once, because a loop over pids would race with their forks."""
     try:
         pid = os.fork()
     except OSError:
-        return  # no process to be had now: those that are known are killed one by one
+        return  # without a process for this, the known processes are killed one by one
     if pid == 0:
+        # Only the effective uid is the processes' uid, so this process can signal them, and they can neither signal nor
+        # trace it.
         try:
             killer = uid + uids.KILLER_OFFSET
             os.setresuid(killer, uid, killer)
@@ -695,12 +686,12 @@ def _kill_uid(uid: int) -> None:
         time.sleep(0.0002)
 
 
-def _tell(process: _Sealed, report: Report) -> None:
-    """Log how a sealed process ended, unless the judge had it end or it has ended by itself. Its own words stay out."""
+def _log_end(process: _Sealed, report: Report) -> None:
+    """Log an unusual end of a sealed process, without the process's output."""
     if report.reason in _QUIET_ENDS:
         return
-    say = _log.warning if report.reason in _OUR_TROUBLE else _log.info
-    say(
+    log = _log.warning if report.reason in _OUR_TROUBLE else _log.info
+    log(
         "a sealed process was ended",
         role=str(process.profile.role),
         how=str(report.reason),
@@ -724,7 +715,7 @@ def _become_sealed(
     mount: int | None,
     triton_files: dict[str, bytes],
 ) -> NoReturn:
-    """In the child: seal, say so, then obey the judge until it goes."""
+    """Seal the forked process, report that, then serve the judge until it closes the channel."""
     status = 70
     try:
         logs.forget()
@@ -747,19 +738,16 @@ def _become_sealed(
         kind = _HARNESSES.get(profile.role, harness.Harness)
         harness.serve(socket.socket(fileno=channel), flags.attach(page), kind)
         status = 0
-    except BaseException:  # noqa: BLE001 -- whatever it is, it must not reach the parent's loop above
+    except BaseException:  # noqa: BLE001 -- no exception must reach the parent's loop in the frames above
         traceback.print_exc()
     finally:
         linux.leave(status)
 
 
 def main(requests: socket.socket, parent: int, uid: int | None) -> NoReturn:
-    """Become a slot's fork server, in a process freshly forked by ``parent`` after :func:`harness.preload`.
+    """Run a slot's fork server in a new child of ``parent``, with which it ends, after :func:`harness.preload`.
 
-    Args:
-        requests: what it serves.
-        parent: the worker's process; it ends with that.
-        uid: the slot's uid for sealed processes, which nobody else uses now: what an earlier holder left is killed.
+    ``uid`` is the slot's uid for sealed processes. Processes that an earlier user of the uid left are killed.
     """
     os.setsid()
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -769,15 +757,15 @@ def main(requests: socket.socket, parent: int, uid: int | None) -> NoReturn:
     linux.set_name("kq-forkserver")
     linux.keep_freed_memory()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # it ends when its parent does, not before
+        signal.signal(number, signal.SIG_IGN)  # this process ends only with its parent
     base = self_check.prepare(uid, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    # Entering a namespace may have cleared it.
+    # Entering a namespace can clear this setting.
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     if uid is not None and base.measures["own_uid"] is True:
         for leftover in uids.all_of(uid):
             _kill_uid(leftover)
     logs.configure_early()
-    # Libraries keep threads of their own after their import; none of them holds a lock while nothing runs.
+    # Imported libraries have threads, but none of them holds a lock while they are idle.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     triton_files = prewarm.prepare()
     gc.freeze()
@@ -787,7 +775,7 @@ def main(requests: socket.socket, parent: int, uid: int | None) -> NoReturn:
         ForkServer(requests, base, triton_files).run()
         base.groups.close()
         status = 0
-    except Exception:  # noqa: BLE001 -- whatever it is, it must not reach what the parent was about to do
+    except Exception:  # noqa: BLE001 -- no exception must reach the parent's frames
         _log.exception("the fork server failed")
     finally:
-        linux.leave(status)  # libraries' destructors would only make noise
+        linux.leave(status)  # skips libraries' destructors, which would print errors

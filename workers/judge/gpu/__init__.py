@@ -1,1 +1,1 @@
-"""GPUs: finding them, recording the environment of a measurement, and checking their health."""
+"""Discovery of GPUs, their health, their shared memory, and the environment of a measurement."""

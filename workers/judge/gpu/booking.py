@@ -1,11 +1,12 @@
-"""The ledger of one GPU's memory: the judges of a host book what they are going to use, and wait while it does not fit.
+"""The ledger of one GPU's memory, in which the judges of a host book memory and wait until it is free.
 
-There is no daemon. The ledger is a folder beside the device's lock, with one file for each booking. The process that
-books holds a lock on its file. Linux releases the lock when the process dies, whatever kills it, and a file that nobody
-has locked counts for nothing: whoever decides next removes it.
+There is no daemon. The ledger is a folder next to the device's lock, with one file for each booking. The process that
+books holds a lock on its file. Linux releases the lock when the process dies for any reason. A file without a lock does
+not count, and the next process that makes a decision removes it.
 
-First come, first served, with one exception: what fits may pass those who came earlier and do not fit yet, until they
-have waited for ten seconds. So small bookings use the memory that a large one cannot use yet, and never starve it.
+Bookings are served in order of arrival, with one exception: a booking that fits can pass earlier bookings that do not
+fit yet, until they have waited for ten seconds. So small bookings use memory that is not enough for a large one,
+without starving it.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-#: Seconds between two looks of a waiter: a twentieth of what it has waited, within limits. A look takes less
-#: than half a millisecond.
+#: Interval at which a waiting process checks the ledger: a twentieth of its waiting time, within limits in seconds. A
+#: check takes less than 0.5 ms.
 _PAUSE_SHARE: Final = 0.05
 _SHORTEST_PAUSE_S: Final = 0.01
 _LONGEST_PAUSE_S: Final = 0.1
-#: How long others may pass a waiter, in seconds.
+#: Time in seconds for which other bookings can pass a waiting one.
 _PATIENCE_S: Final = 10.0
-#: A file: process, bytes, capacity, since, waiting, and then the label. A change never needs more of the disk, and one
-#: that is read meanwhile, by somebody who does not decide, is still a booking.
+#: Fields of a file: pid, bytes, capacity, since, waiting, and then the label. The size is fixed, so that a change needs
+#: no disk space, and a read without the lock during a change still gives a booking.
 _FIELDS: Final = struct.Struct("<qqqd?")
 _LABEL_BYTES: Final = 200
-_MOST_LOOKS: Final = 5
-#: The file that is locked while somebody decides, and the name of a booking's file until it is complete.
+_MOST_READS: Final = 5
+#: File that is locked during a decision, and name of a booking's file until it is complete.
 _LOCK: Final = "lock"
 _INCOMPLETE: Final = "new"
-#: The file that is touched where memory that nobody has booked is wanted.
+#: File that is touched when a process needs memory that is used without a booking.
 _WANTED: Final = "wanted"
 
 
@@ -45,7 +46,7 @@ class BookingError(Exception):
 
 
 class TooLarge(BookingError):
-    """More is asked for than all bookings together may take. Waiting would not help."""
+    """The booking exceeds the capacity for all bookings together, so a wait would not help."""
 
 
 class NotInTime(BookingError, TimeoutError):
@@ -54,15 +55,15 @@ class NotInTime(BookingError, TimeoutError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A booking, as everybody sees it.
+    """A booking, as every process can read it.
 
     Attributes:
-        pid: the process that books.
-        nbytes: the bytes of GPU memory.
-        label: a name for people: an evaluation's id, or a slot's name.
-        waiting: True while it waits for the memory, False while it holds it.
-        since: when it began to wait, or to hold; seconds of the monotonic clock, which a host's processes share.
-        capacity: the bytes that all bookings together may take, as the process that books knows it.
+        pid: process of the booking.
+        nbytes: booked GPU memory in bytes.
+        label: label for people: an evaluation's id, or a slot's name.
+        waiting: True while the booking waits for the memory, False while it holds it.
+        since: time in seconds at which it began to wait or to hold, on the monotonic clock that all processes share.
+        capacity: memory in bytes for all bookings together, from the booking process's ledger.
     """
 
     pid: int
@@ -74,37 +75,35 @@ class Entry:
 
 
 class Ledger:
-    """The ledger of one GPU's memory. Any number of processes may use ledgers of one folder at the same time."""
+    """The ledger of one GPU's memory. Many processes can use the ledger of one folder at the same time."""
 
     def __init__(self, folder: Path, capacity: int, *, patience_s: float = _PATIENCE_S) -> None:
         """Configure a ledger without creating anything.
 
         Args:
-            folder: the folder of the bookings, which is created when it is needed. Its parent exists.
-            capacity: the bytes that all bookings together may take.
-            patience_s: how long the bookings of this ledger may pass one that waits, in seconds.
+            folder: folder of the bookings, created at first use in an existing parent.
+            capacity: memory in bytes for all bookings together.
+            patience_s: time in seconds for which this ledger's bookings can pass a waiting one.
         """
         self._folder = folder
         self._capacity = capacity
         self._patience_s = patience_s
 
     def book(self, nbytes: int, *, label: str, wait_s: float) -> Booking:
-        """Book memory. Wait while it does not fit beside what is booked, and for those who came earlier.
+        """Book memory. Wait until it is free and earlier bookings are served.
 
         Args:
-            nbytes: the bytes of GPU memory.
-            label: a name for people: an evaluation's id, or a slot's name.
-            wait_s: the most seconds to wait.
+            label: label for people: an evaluation's id, or a slot's name.
 
         Raises:
             TooLarge: ``nbytes`` is above the capacity.
-            NotInTime: the wait took longer.
+            NotInTime: the wait exceeded ``wait_s``.
         """
         if nbytes < 0:
             raise ValueError(f"{nbytes} bytes cannot be booked")
         if nbytes > self._capacity:
             raise TooLarge(
-                f"{nbytes} bytes of GPU memory are needed, and all evaluations of this GPU together may use"
+                f"{nbytes} bytes of GPU memory are needed, and all evaluations of this GPU together can use"
                 f" {self._capacity}"
             )
         begun = time.monotonic()
@@ -118,7 +117,7 @@ class Ledger:
                     booked = _booked(self.holders())
                     raise NotInTime(
                         f"{nbytes} bytes of GPU memory did not become free within {wait_s:g} s: {booked} of"
-                        f" {self._capacity} are booked, and who came earlier is served first"
+                        f" {self._capacity} are booked, and earlier bookings are served first"
                     )
                 pause = min(max(waited * _PAUSE_SHARE, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
                 time.sleep(min(pause, wait_s - waited))
@@ -126,7 +125,7 @@ class Ledger:
         return Booking(self._folder, file, self._patience_s)
 
     def _admit(self, file: _File) -> bool:
-        """Let a booking hold its memory if it fits and delays nobody. Return True if it does."""
+        """Hold a booking's memory if it fits and delays no other booking. Return whether it does."""
         with _deciding(self._folder):
             others = [other for ticket, other in _living(self._folder) if ticket < file.ticket or not other.waiting]
             if file.entry.nbytes > _room(others, self._capacity, self._patience_s):
@@ -135,41 +134,40 @@ class Ledger:
         return True
 
     def want_room(self) -> None:
-        """Ask for memory that is held without a booking: references that are kept for later evaluations end then."""
+        """Request memory that is used without a booking, so that references cached for later evaluations end."""
         wanted_file(self._folder).touch(0o600)
 
     def holders(self) -> list[Entry]:
-        """Return who holds memory and who waits for it, in the order in which they came."""
+        """Return the bookings that hold or wait for memory, in order of arrival."""
         return entries(self._folder)
 
 
 class Booking:
-    """Booked memory. :meth:`release`, the end of a ``with`` block and the end of the process give it back."""
+    """Booked memory. :meth:`release`, the end of a ``with`` block or the end of the process frees it."""
 
     def __init__(self, folder: Path, file: _File, patience_s: float) -> None:
-        """Wrap what :meth:`Ledger.book` has booked."""
+        """Wrap a booking of :meth:`Ledger.book`."""
         self._folder = folder
         self._file = file
         self._patience_s = patience_s
 
     def __enter__(self) -> Self:
-        """Return the booking."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self.release()
 
     @property
     def nbytes(self) -> int:
-        """The bytes that are booked."""
+        """Return the number of booked bytes."""
         return self._file.entry.nbytes
 
     def resize(self, nbytes: int) -> bool:
-        """Book more or less without waiting. Return False, and change nothing, if that cannot be.
+        """Change the size of the booking without a wait. Return False, and change nothing, if that is impossible.
 
-        Less can always be booked. More can be booked where it fits beside the others and beside those who wait: one of
-        them that does not fit yet may be passed for a while.
+        A smaller size is always possible. A larger one must fit next to all bookings, except that it can pass a waiting
+        booking that does not fit yet, for a limited time.
         """
         if nbytes < 0:
             raise ValueError(f"{nbytes} bytes cannot be booked")
@@ -183,30 +181,27 @@ class Booking:
         return True
 
     def release(self) -> None:
-        """Give the memory back. A second call does nothing."""
+        """Free the memory. A second call does nothing."""
         self._file.remove()
 
 
 def wanted_file(folder: Path) -> Path:
-    """Return the file of a ledger that changes whenever memory is wanted that nobody has booked."""
+    """Return the file of a ledger that is touched when a process needs memory that is used without a booking."""
     return folder / _WANTED
 
 
 def entries(folder: Path) -> list[Entry]:
-    """Return a ledger's bookings in the order in which they came.
-
-    This waits for nobody, not even for a decision. It looks until two looks agree, so that it hardly ever misses one of
-    two changes that belong together.
-    """
-    known = _look(folder)
-    for _ in range(_MOST_LOOKS):
-        before, known = known, _look(folder)
-        if known == before:
+    """Return a ledger's bookings in order of arrival, without a lock."""
+    # Read until two reads agree, so that it hardly ever misses one of two changes that belong together.
+    bookings = _read_all(folder)
+    for _ in range(_MOST_READS):
+        before, bookings = bookings, _read_all(folder)
+        if bookings == before:
             break
-    return known
+    return bookings
 
 
-def _look(folder: Path) -> list[Entry]:
+def _read_all(folder: Path) -> list[Entry]:
     return [entry for _, path in _files(folder) if (entry := _read(path)) is not None]
 
 
@@ -220,15 +215,15 @@ class _File:
     entry: Entry
 
     def write(self, entry: Entry) -> None:
-        """Change the booking. Others read it while they decide, so only who decides may do this."""
+        """Change the booking. The caller must hold the ledger's lock, because decisions read the booking."""
         os.pwrite(self.descriptor, _to_bytes(entry), 0)
         self.entry = entry
 
     def remove(self) -> None:
-        """Remove the booking, which may be done at any time. A second call does nothing."""
+        """Remove the booking, at any time. A second call does nothing."""
         if self.descriptor < 0:
             return
-        # First, as a child process may have inherited the descriptor, and with it the lock.
+        # Unlinked first, because a child process can have inherited the descriptor, and with it the lock.
         self.path.unlink(missing_ok=True)
         os.close(self.descriptor)
         self.descriptor = -1
@@ -236,7 +231,7 @@ class _File:
 
 @contextlib.contextmanager
 def _deciding(folder: Path) -> Generator[None]:
-    """Let nobody else decide during the block, which takes a fraction of a millisecond."""
+    """Hold the ledger's lock during the block, which takes a fraction of a millisecond."""
     folder.mkdir(mode=0o700, exist_ok=True)
     descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -249,15 +244,15 @@ def _deciding(folder: Path) -> Generator[None]:
 def _join(folder: Path, entry: Entry) -> _File:
     """Add a booking to the end of the queue."""
     incomplete = folder / _INCOMPLETE
-    incomplete.unlink(missing_ok=True)  # its process died here
-    # Clocks of a later boot may give a ticket that a dead process still has.
+    incomplete.unlink(missing_ok=True)  # its process died during this function
+    # The clock of a later boot can give a ticket that a dead process's file still has.
     ticket = max(time.monotonic_ns(), *(ticket + 1 for ticket, _ in _files(folder)), 0)
     path = folder / f"{ticket:020}"
     descriptor = os.open(incomplete, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.pwrite(descriptor, _to_bytes(entry), 0)
-        incomplete.rename(path)  # so whoever sees a booking sees it locked and complete
+        incomplete.rename(path)  # so a visible booking is always locked and complete
     except BaseException:
         os.close(descriptor)
         raise
@@ -265,13 +260,8 @@ def _join(folder: Path, entry: Entry) -> _File:
 
 
 def _room(others: list[Entry], capacity: int, patience_s: float) -> int:
-    """Return the bytes that can be booked beside others, or -1 if one of them waits and must not be passed.
-
-    Args:
-        others: those who hold memory, and those who wait and come first, in order.
-        capacity: the bytes that all together may take.
-        patience_s: how long one that does not fit yet may be passed, in seconds.
-    """
+    """Return the bytes that can still be booked, or -1 if a waiting booking must not be passed."""
+    # ``others`` are the bookings that hold memory, and the waiting bookings with priority, in order.
     room, now = capacity - _booked(others), time.monotonic()
     for other in others:
         if other.waiting and other.nbytes <= room:
@@ -282,7 +272,7 @@ def _room(others: list[Entry], capacity: int, patience_s: float) -> int:
 
 
 def _living(folder: Path) -> Iterator[tuple[int, Entry]]:
-    """Yield all bookings with their tickets, in order, and remove those of dead processes."""
+    """Yield all bookings with their tickets, in order, and remove bookings of dead processes."""
     for ticket, path in _files(folder):
         if (entry := _read(path)) is not None:
             yield ticket, entry
@@ -295,10 +285,10 @@ def _booked(others: Iterable[Entry]) -> int:
 
 
 def _files(folder: Path) -> list[tuple[int, Path]]:
-    """Return the tickets and files of a ledger, those of dead processes too."""
+    """Return the tickets and files of a ledger, including files of dead processes."""
     try:
         paths = sorted(folder.iterdir())
-    except FileNotFoundError:  # nobody has booked yet
+    except FileNotFoundError:  # no booking was made yet
         return []
     return [(int(path.name), path) for path in paths if path.name.isdigit()]
 

@@ -1,4 +1,4 @@
-"""The host's GPUs, read from the driver's management library (NVML). This module never touches CUDA."""
+"""The host's GPUs, read from the driver's management library (NVML). This module never uses CUDA."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Device:
     """A GPU.
 
     Attributes:
-        index: NVML's number, by PCI bus. CUDA may count differently, so workers get the UUID.
+        index: NVML's index, in order of PCI bus. CUDA can count in another order, so workers get the UUID.
         uuid: ``GPU-...``, the value for ``CUDA_VISIBLE_DEVICES``.
-        name: the vendor's name, such as ``NVIDIA H200``.
-        memory_bytes: the GPU's total memory.
+        name: vendor's name, such as ``NVIDIA H200``.
+        memory_bytes: total memory of the GPU.
     """
 
     index: int
@@ -29,12 +29,12 @@ class Device:
 
     @property
     def model(self) -> str:
-        """The last part of the lane ``gpu.<model>``: ``h200``, ``a100``, ``rtx4090``."""
+        """Return the last part of the lane ``gpu.<model>``: ``h200``, ``a100``, ``rtx4090``."""
         return gpu_model(self.name)
 
 
 def devices() -> list[Device]:
-    """Return the host's GPUs by index; empty if the driver or NVML's bindings are missing."""
+    """Return the host's GPUs by index, or an empty list if the driver or NVML's bindings are missing."""
     try:
         import pynvml
     except ImportError:
@@ -59,7 +59,7 @@ def opened(uuid: str) -> Generator[Any]:
     """Open NVML and yield its handle for a GPU.
 
     Raises:
-        pynvml.NVMLError: there is no such GPU, or it is lost.
+        pynvml.NVMLError: the GPU does not exist or is lost.
     """
     import pynvml
 
@@ -79,12 +79,12 @@ def choose(
     Args:
         wanted: ``all``, ``none``, or indices and UUIDs separated by commas.
         found: the host's GPUs, from :func:`devices`.
-        visible: the fleet's own ``CUDA_VISIBLE_DEVICES``, or None. It limits ``all``: on a shared host the other
-            GPUs belong to somebody else.
-        setting: the setting's name, for messages.
+        visible: the fleet's own ``CUDA_VISIBLE_DEVICES``, or None. It limits ``all``, because other users can own
+            the rest of a shared host's GPUs.
+        setting: name of the setting, for messages.
 
     Raises:
-        ConfigError: the host lacks a GPU that was asked for.
+        ConfigError: the host lacks a selected GPU.
     """
     if wanted == "none":
         return []
@@ -94,7 +94,7 @@ def choose(
     missing = [part for part, device in zip(_parts(wanted), chosen, strict=True) if device is None]
     if missing or not chosen:
         have = ", ".join(f"{d.index} ({d.uuid}, {d.name})" for d in found) or "no GPU (is the NVIDIA driver loaded?)"
-        raise ConfigError(f"{setting}={wanted}: no GPU {', '.join(missing) or 'named'}; this host has {have}")
+        raise ConfigError(f"{setting}={wanted}: no GPU {', '.join(missing) or 'named'}. This host has {have}")
     return list({d.uuid: d for d in chosen if d is not None}.values())
 
 
@@ -103,5 +103,5 @@ def _parts(text: str) -> list[str]:
 
 
 def _named(device: Device, parts: Sequence[str]) -> bool:
-    # Like CUDA, accept the start of a UUID.
+    # Like CUDA, accept a prefix of a UUID.
     return any(p == str(device.index) or (p.startswith("GPU-") and device.uuid.startswith(p)) for p in parts)

@@ -1,4 +1,4 @@
-"""The environment of a measurement. Nothing here touches CUDA, so a process that forks later may use it."""
+"""The environment of a measurement. Nothing here uses CUDA, so a process that forks later can use this module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workers.judge.slot_config import SlotConfig
 
 
 def facts(slot: SlotConfig) -> dict[str, Any]:
-    """Return the place's device, driver and software, as a row of the table ``environments``."""
+    """Return the slot's device, driver and software in the form of a row of the table ``environments``."""
     device: dict[str, Any] = _gpu(slot.device) if slot.on_gpu else {"device": _cpu(), "driver": None}
     return device | {
         "cuda": torch.version.cuda if slot.on_gpu else None,
@@ -31,9 +31,9 @@ def facts(slot: SlotConfig) -> dict[str, Any]:
 class Watch:
     """Watches a GPU's clocks while calls are timed on it. On a CPU it reports nothing."""
 
-    #: NVML's reasons by which the hardware protects itself: heat, power supply, an external brake.
+    #: NVML's reasons for throttling that protect the hardware: heat, power supply, an external brake.
     _PROTECTS = ("HwSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown", "SwThermalSlowdown")
-    #: The GPU counts as throttled below this share of the highest SM clock seen.
+    #: Share of the highest SM clock seen, below which the GPU counts as throttled.
     _SLOW = 0.9
 
     def __init__(self, slot: SlotConfig) -> None:
@@ -57,7 +57,7 @@ class Watch:
         self._nvml.close()
 
     def throttled(self) -> bool:
-        """True if the SM clock has dropped during this watch, or the driver reports throttling."""
+        """Return whether the SM clock dropped during this watch, or the driver reports throttling."""
         if self._handle is None:
             return False
         mhz, reasons = self._ask("sm_mhz"), self._ask("reasons")
@@ -76,14 +76,14 @@ class Watch:
             "throttle_reasons": hex(self._reasons),
         }
 
-    def _ask(self, what: str) -> float | None:
+    def _ask(self, quantity: str) -> float | None:
         import pynvml
 
         try:
-            if what == "reasons":
+            if quantity == "reasons":
                 return pynvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle)
-            which = pynvml.NVML_CLOCK_SM if what == "sm_mhz" else pynvml.NVML_CLOCK_MEM
-            return float(pynvml.nvmlDeviceGetClockInfo(self._handle, which))
+            clock = pynvml.NVML_CLOCK_SM if quantity == "sm_mhz" else pynvml.NVML_CLOCK_MEM
+            return float(pynvml.nvmlDeviceGetClockInfo(self._handle, clock))
         except pynvml.NVMLError:
             return None
 

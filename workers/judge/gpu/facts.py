@@ -1,8 +1,7 @@
 """``python -m workers.judge.gpu.facts GPU-...``: print the health of GPUs as a line of JSON every few seconds.
 
-It runs in a separate process because a hanging driver blocks its callers. Its sources are the driver's management
-library (NVML) and, if readable, the kernel's log. It never touches CUDA. Facts that a GPU or a host does not provide
-are left out.
+It is a separate process, because a hanging driver blocks its callers. Its sources are the driver's management library
+(NVML) and, if readable, the kernel's log. It never uses CUDA. Facts that a GPU or a host does not provide are omitted.
 
 A line is ``{"gpus": {UUID: facts}, "xids": [[UUID, number], ...]}``, with the facts of :func:`read` and the errors
 since the previous line.
@@ -25,21 +24,22 @@ import pynvml as _pynvml
 
 _nvml: Any = _pynvml
 
-#: Seconds between two lines, and between two polls for errors, which are printed at once.
+#: Intervals in seconds between two lines and between two polls for errors. Errors are printed at once.
 EVERY_S: Final = 5.0
 _LOOK_S: Final = 0.5
 _KMSG: Final = Path("/dev/kmsg")
 _XID: Final = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)[^)]*\): (\d+)")
-#: Reports of one error by NVML and by the kernel's log arrive within this time.
+#: Time in seconds within which NVML and the kernel's log report the same error.
 _SAME_S: Final = 5.0
 #: Inode number of Linux's initial pid namespace.
 _FIRST_NAMESPACE: Final = 0xEFFFFFFC
-#: Growth of unaccounted memory that counts as a leak. NVML lists contexts with a delay, so less is normal.
+#: Growth in bytes of unaccounted memory that counts as a leak. Less is normal, because NVML lists contexts with a
+#: delay.
 LEAK_BYTES: Final = 1 << 30
 
-#: Xids that a program causes itself and that affect only it: out of range, illegal instructions, page faults,
-#: corrupted command streams, engine classes, overrun time slices, and the cleanup after them. NVIDIA's catalogue says
-#: to restart the application after these.
+#: Xids that a program causes and that affect only this program: out of range, illegal instructions, page faults,
+#: corrupted command streams, engine classes, overrun time slices, and the cleanup after them. NVIDIA's catalogue
+#: recommends a restart of the application after these.
 OF_APPLICATIONS: Final = frozenset({8, 11, 13, 31, 32, 43, 45, 68, 69, 109})
 
 
@@ -48,8 +48,8 @@ class Process:
     """A process with a context on a GPU.
 
     Attributes:
-        pid: NVML's pid for it. In a container this pid may not exist, or belong to another process.
-        memory_bytes: its GPU memory; None if NVML does not report it.
+        pid: NVML's pid of the process. In a container this pid can be missing, or belong to another process.
+        memory_bytes: its GPU memory, or None if NVML does not report it.
     """
 
     pid: int
@@ -57,7 +57,7 @@ class Process:
 
     @property
     def name(self) -> str:
-        """The program's name; empty if unknown."""
+        """Return the program's name, or an empty string if it is unknown."""
         try:
             return Path(f"/proc/{self.pid}/comm").read_text().strip()
         except OSError:
@@ -65,7 +65,7 @@ class Process:
 
 
 def ask(question: Callable[..., Any], *arguments: Any) -> Any:
-    """Call NVML. Return None if the GPU, the driver or the host does not support or permit the question."""
+    """Call a function of NVML. Return None if the GPU, the driver or the host does not support or permit it."""
     try:
         return question(*arguments)
     except _nvml.NVMLError:
@@ -73,13 +73,13 @@ def ask(question: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def processes(handle: Any) -> list[Process] | None:
-    """Return the processes that compute on a GPU; None if NVML does not report them."""
+    """Return the processes that compute on a GPU, or None if NVML does not report them."""
     listed = ask(_nvml.nvmlDeviceGetComputeRunningProcesses, handle)
     return None if listed is None else [Process(int(p.pid), p.usedGpuMemory) for p in listed]
 
 
 def sees_all() -> bool:
-    """True if this process sees all of the host's processes. Otherwise NVML's pids mean nothing here."""
+    """Return whether this process sees all of the host's processes. Otherwise NVML's pids have no meaning here."""
     try:
         return Path("/proc/self/ns/pid").stat().st_ino == _FIRST_NAMESPACE
     except OSError:
@@ -87,9 +87,9 @@ def sees_all() -> bool:
 
 
 def unaccounted_bytes(handle: Any) -> int | None:
-    """Return how much used GPU memory belongs to no living process: the driver's own, and leaks.
+    """Return the bytes of used GPU memory that belong to no living process: memory of the driver, and leaks.
 
-    Return None if that cannot be known, as in a container that sees only its own processes.
+    Return None if they are unknown, for example in a container that sees only its own processes.
     """
     memory, computing = ask(_nvml.nvmlDeviceGetMemoryInfo, handle), processes(handle)
     if memory is None or computing is None or not sees_all():
@@ -97,25 +97,25 @@ def unaccounted_bytes(handle: Any) -> int | None:
     drawing = ask(_nvml.nvmlDeviceGetGraphicsRunningProcesses, handle) or []
     held = {p.pid: p.memory_bytes for p in computing} | {int(p.pid): p.usedGpuMemory for p in drawing}
     living = [bytes_ for pid, bytes_ in held.items() if Path(f"/proc/{pid}").exists()]
-    known = [bytes_ for bytes_ in living if bytes_ is not None]
-    return None if len(known) < len(living) else max(int(memory.used) - sum(known), 0)
+    sizes = [bytes_ for bytes_ in living if bytes_ is not None]
+    return None if len(sizes) < len(living) else max(int(memory.used) - sum(sizes), 0)
 
 
 def throttling(mask: int) -> list[str]:
-    """Return NVML's names of the throttle reasons in ``mask``."""
+    """Return NVML's names of the throttle reasons in a bit mask."""
     prefix = "nvmlClocksEventReason"
     names = {name.removeprefix(prefix): getattr(_nvml, name) for name in dir(_nvml) if name.startswith(prefix)}
     return sorted(name for name, bit in names.items() if name not in ("All", "None") and mask & bit)
 
 
 def read(handle: Any) -> dict[str, Any]:
-    """Return a GPU's facts, without those that are unknown.
+    """Return the known facts of a GPU.
 
-    They are: ``compute_capability``, such as ``9.0``; ``temperature_c``; ``sm_mhz``; ``throttle``
-    (:func:`throttling`); ``uncorrected_ecc``, since the driver was loaded (``volatile``) and over the GPU's lifetime
-    (``aggregate``); ``remapped_rows``: ``corrected``, ``uncorrected``, ``pending``, ``failed``; ``retired_pages``;
-    ``memory_used_bytes``; ``memory_bytes``; ``unaccounted_bytes`` (:func:`unaccounted_bytes`);
-    ``utilisation_percent`` of the SMs; ``processes``, each with ``pid``, ``name`` and ``memory_bytes``.
+    The facts are: ``compute_capability``, such as ``9.0``, ``temperature_c``, ``sm_mhz``, ``throttle``
+    (:func:`throttling`), ``uncorrected_ecc`` since the driver was loaded (``volatile``) and over the GPU's lifetime
+    (``aggregate``), ``remapped_rows`` (``corrected``, ``uncorrected``, ``pending``, ``failed``), ``retired_pages``,
+    ``memory_used_bytes``, ``memory_bytes``, ``unaccounted_bytes`` (:func:`unaccounted_bytes`), ``utilisation_percent``
+    of the SMs, and ``processes``, each with ``pid``, ``name`` and ``memory_bytes``.
     """
 
     def ecc(counter: int) -> Any:
@@ -153,9 +153,9 @@ def read(handle: Any) -> dict[str, Any]:
 
 
 def breakage(before: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """Compare a GPU's facts with earlier ones. Return the reason for testing the GPU, or None."""
+    """Compare a GPU's facts with earlier facts. Return the reason for a test of the GPU, or None."""
     if "error" in now and "error" not in before:
-        return f"the driver says: {now['error']}"
+        return f"the driver reports: {now['error']}"
     then, there = before.get("uncorrected_ecc"), now.get("uncorrected_ecc")
     if then and there and there["volatile"] > then["volatile"]:
         return f"{there['volatile'] - then['volatile']} more memory errors that ECC could not correct"
@@ -170,13 +170,13 @@ class Errors:
     def __init__(self, handles: dict[str, Any], kmsg: Path = _KMSG) -> None:
         self._seen: dict[tuple[str, int], float] = {}
         self._set: Any = ask(_nvml.nvmlEventSetCreate)
-        self._places: dict[tuple[int, ...], str] = {}
+        self._by_address: dict[tuple[int, ...], str] = {}
         for uuid, handle in handles.items():
             if self._set is not None:
                 ask(_nvml.nvmlDeviceRegisterEvents, handle, _nvml.nvmlEventTypeXidCriticalError, self._set)
-            place = ask(_nvml.nvmlDeviceGetPciInfo, handle)
-            if place is not None:
-                self._places[(place.domain, place.bus, place.device)] = uuid
+            address = ask(_nvml.nvmlDeviceGetPciInfo, handle)
+            if address is not None:
+                self._by_address[(address.domain, address.bus, address.device)] = uuid
         self._log = -1
         with contextlib.suppress(OSError):
             self._log = os.open(kmsg, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -186,9 +186,9 @@ class Errors:
         """Return the GPU's UUID and the Xid of each error since the last call."""
         now = time.monotonic()
         self._seen = {error: at for error, at in self._seen.items() if now - at < _SAME_S}
-        found = [error for error in (*self._events(), *self._logged()) if error not in self._seen]
-        self._seen |= dict.fromkeys(found, now)
-        return list(dict.fromkeys(found))
+        reported = [error for error in (*self._events(), *self._logged()) if error not in self._seen]
+        self._seen |= dict.fromkeys(reported, now)
+        return list(dict.fromkeys(reported))
 
     def _events(self) -> Iterator[tuple[str, int]]:
         while self._set is not None and (event := ask(_nvml.nvmlEventSetWait_v2, self._set, 0)) is not None:
@@ -209,13 +209,13 @@ class Errors:
             if not record:
                 return
             for match in _XID.finditer(record):
-                place = tuple(int(part, 16) for part in match.groups()[:3])
-                if place in self._places:
-                    yield self._places[place], int(match[4])
+                address = tuple(int(part, 16) for part in match.groups()[:3])
+                if address in self._by_address:
+                    yield self._by_address[address], int(match[4])
 
 
 def main() -> None:
-    """Print the facts of the GPUs given by UUID until the reader closes the pipe."""
+    """Print the facts of the GPUs in the arguments until the reader closes the pipe."""
     _nvml.nvmlInit()
     handles: dict[str, Any] = {}
     facts: dict[str, dict[str, Any]] = {}
@@ -231,7 +231,7 @@ def main() -> None:
         if xids or time.monotonic() >= due:
             due = time.monotonic() + EVERY_S
             for uuid, handle in handles.items():
-                # Every working GPU answers this question, so an error here means that the GPU is lost.
+                # Every working GPU supports this query, so an error here means that the GPU is lost.
                 try:
                     _nvml.nvmlDeviceGetMemoryInfo(handle)
                     facts[uuid] = read(handle)

@@ -1,4 +1,4 @@
-// What comparing tensors needs, in one pass over them: see onepass.py, which compiles this for one KIND of values.
+// The error measures of two tensors in one pass: see onepass.py, which compiles this for one KIND of values.
 
 #if KIND == 0
 typedef float stored;
@@ -9,7 +9,7 @@ typedef double stored;
 typedef double number;
 __device__ number value_of(stored bits) { return bits; }
 #elif KIND == 2
-typedef unsigned short stored;  // half a float's bits
+typedef unsigned short stored;  // bits of an fp16 value
 typedef float number;
 __device__ number value_of(stored bits) {
     float value;
@@ -17,36 +17,36 @@ __device__ number value_of(stored bits) {
     return value;
 }
 #else
-typedef unsigned short stored;  // the upper half of a float
+typedef unsigned short stored;  // bits of a bf16 value
 typedef float number;
 __device__ number value_of(stored bits) { return __uint_as_float(unsigned(bits) << 16); }
 #endif
 
 const number MOST = sizeof(number) == 8 ? number(1.7976931348623157e308) : number(3.4028234663852886e38f);
-const int TOGETHER = 16 / sizeof(stored);
+const int VECTOR_LENGTH = 16 / sizeof(stored);
 const int SUMS = 10;
-const int FOUND = 12;
+const int MEASURES = 12;
 
-struct __align__(16) Together {
-    stored values[TOGETHER];
+struct __align__(16) Vector {
+    stored values[VECTOR_LENGTH];
 };
 
 struct Bounds {
     number atol, rtol, loose_atol, loose_rtol;
 };
 
-struct Figures {
+struct Measures {
     unsigned strays = 0, wrong = 0, unlike = 0, finite = 0;
     double total = 0, distance2 = 0, size2 = 0, astray2 = 0, own2 = 0, truth2 = 0;
     number max_abs = 0, max_rel = 0;
 
     template <bool HAS_EXACT>
-    __device__ void see(number out, number ref, double exact, const Bounds &bounds) {
+    __device__ void add(number out, number ref, double exact, const Bounds &bounds) {
         bool same = out == ref, is_finite = isfinite(ref), is_stray = is_finite && !isfinite(out);
         number size = fabs(ref), error = fabs(out - ref);
         strays += is_stray;
         finite += is_finite;
-        // Where the reference is infinite, only the same infinity is right.
+        // If the reference is infinite, only the same infinity is correct.
         wrong += !(same || (is_finite && error <= bounds.rtol * size + bounds.atol));
         unlike += !(same || (is_finite && error <= bounds.loose_rtol * size + bounds.loose_atol));
         if (is_finite) {
@@ -68,12 +68,12 @@ struct Figures {
         }
     }
 
-    __device__ void tell(double *found) const {
-        const double all[FOUND] = {double(strays), double(wrong), double(unlike), double(finite), total, distance2,
+    __device__ void reduce(double *partial) const {
+        const double all[MEASURES] = {double(strays), double(wrong), double(unlike), double(finite), total, distance2,
                                    size2, astray2, own2, truth2, double(max_abs), double(max_rel)};
-        __shared__ double parts[32][FOUND];
+        __shared__ double parts[32][MEASURES];
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-        for (int i = 0; i < FOUND; i++) {
+        for (int i = 0; i < MEASURES; i++) {
             double one = all[i];
             for (int far = 16; far; far /= 2) {
                 double other = __shfl_down_sync(0xffffffff, one, far);
@@ -83,40 +83,40 @@ struct Figures {
                 parts[warp][i] = one;
         }
         __syncthreads();
-        if (threadIdx.x >= FOUND)
+        if (threadIdx.x >= MEASURES)
             return;
         double one = 0;
         for (int i = 0; i < blockDim.x / 32; i++)
             one = threadIdx.x < SUMS ? one + parts[i][threadIdx.x] : fmax(one, parts[i][threadIdx.x]);
-        found[blockIdx.x * FOUND + threadIdx.x] = one;
+        partial[blockIdx.x * MEASURES + threadIdx.x] = one;
     }
 };
 
 template <bool HAS_EXACT>
 __device__ void measure_all(const stored *out, const stored *ref, const double *exact, long long count, Bounds bounds,
-                            bool aligned, double *found) {
-    Figures figures;
+                            bool aligned, double *partial) {
+    Measures measures;
     const long long first = blockIdx.x * (long long)blockDim.x + threadIdx.x;
     const long long step = gridDim.x * (long long)blockDim.x;
-    const long long whole = aligned ? count / TOGETHER : 0;
+    const long long whole = aligned ? count / VECTOR_LENGTH : 0;
     for (long long i = first; i < whole; i += step) {
-        const Together a = ((const Together *)out)[i], b = ((const Together *)ref)[i];
+        const Vector a = ((const Vector *)out)[i], b = ((const Vector *)ref)[i];
 #pragma unroll
-        for (int j = 0; j < TOGETHER; j++)
-            figures.see<HAS_EXACT>(value_of(a.values[j]), value_of(b.values[j]),
-                                   HAS_EXACT ? exact[i * TOGETHER + j] : 0.0, bounds);
+        for (int j = 0; j < VECTOR_LENGTH; j++)
+            measures.add<HAS_EXACT>(value_of(a.values[j]), value_of(b.values[j]),
+                                   HAS_EXACT ? exact[i * VECTOR_LENGTH + j] : 0.0, bounds);
     }
-    for (long long i = whole * TOGETHER + first; i < count; i += step)
-        figures.see<HAS_EXACT>(value_of(out[i]), value_of(ref[i]), HAS_EXACT ? exact[i] : 0.0, bounds);
-    figures.tell(found);
+    for (long long i = whole * VECTOR_LENGTH + first; i < count; i += step)
+        measures.add<HAS_EXACT>(value_of(out[i]), value_of(ref[i]), HAS_EXACT ? exact[i] : 0.0, bounds);
+    measures.reduce(partial);
 }
 
 extern "C" __global__ void measure(const stored *out, const stored *ref, const double *exact, long long count,
                                    double atol, double rtol, double loose_atol, double loose_rtol, int aligned,
-                                   double *found) {
+                                   double *partial) {
     const Bounds bounds = {number(atol), number(rtol), number(loose_atol), number(loose_rtol)};
     if (exact)
-        measure_all<true>(out, ref, exact, count, bounds, aligned, found);
+        measure_all<true>(out, ref, exact, count, bounds, aligned, partial);
     else
-        measure_all<false>(out, ref, exact, count, bounds, aligned, found);
+        measure_all<false>(out, ref, exact, count, bounds, aligned, partial);
 }

@@ -1,12 +1,12 @@
-"""``python -m workers.judge.gpu.self_test UUID LOCK [BYTES]``: test that a GPU computes known answers.
+"""``python -m workers.judge.gpu.self_test UUID LOCK [BYTES]``: test that a GPU computes known results.
 
-The test runs a few kernels on all of the GPU's processors, in integers and in floats that hold integers exactly, so
-that every device has the same right answer. The judge runs :func:`chains` in its own context after a candidate has
-ended. The supervisor runs this program, pinned to one GPU by ``CUDA_VISIBLE_DEVICES`` and under a deadline. The
-program also multiplies matrices and, given BYTES, checks that not many more than so many bytes of the GPU's memory
-belong to no living process.
+The test runs a few kernels on all multiprocessors of the GPU. They compute with integers, and with floats that
+represent integers exactly, so every device has the same correct results. The judge runs :func:`chains` in its own
+context after a candidate has ended. The supervisor runs this program under a time limit, on the one GPU in
+``CUDA_VISIBLE_DEVICES``. The program also multiplies matrices. With BYTES, it also checks for leaks: memory of the GPU
+that belongs to no living process, far beyond BYTES.
 
-Exit status: 0 if the answers are right; 1 if they are wrong or the GPU cannot be used; 3 if the test could not run
+Exit status: 0 if the results are correct, 1 if they are wrong or the GPU cannot be used, 3 if the test could not run
 for lack of free memory. The last line of output explains the status.
 """
 
@@ -29,68 +29,65 @@ from workers.judge.gpu.devices import opened
 WRONG: Final = 1
 UNKNOWN: Final = 3
 
-#: Enough for several blocks on each processor of any GPU, in 8 MiB.
+#: Number of elements: several blocks for each multiprocessor of any GPU, in 8 MiB.
 _COUNT: Final = 1 << 20
 _ROUNDS: Final = 8
 _CHAINS: Final = (3377699553583604, 366503526400.0)
 _PRODUCTS: Final = (2159774709.0, 552763805.0)
-#: Seconds to wait for the device's lock before testing without it.
+#: Time limit in seconds for getting the device's lock. After it the test runs without the lock.
 _LOCK_S: Final = 30.0
-#: Seconds that the driver may take to free the memory of ended processes.
+#: Time in seconds that the driver needs at most to free the memory of ended processes.
 LEAK_S: Final = 5.0
 #: CUDA's error code for "out of memory".
 _NO_MEMORY: Final = 2
 
 
 class SelfTestError(Exception):
-    """The GPU computed a wrong answer."""
+    """The GPU computed a wrong result."""
 
 
 def chains(device: str) -> None:
     """Test chains of integer operations, and squares in floats.
 
-    Args:
-        device: torch's name of the device.
-
     Raises:
-        SelfTestError: an answer is wrong.
+        SelfTestError: a result is wrong.
         torch.OutOfMemoryError, torch.AcceleratorError: the device failed.
     """
-    place = torch.arange(_COUNT, dtype=torch.int64, device=device)
-    x = place
+    index = torch.arange(_COUNT, dtype=torch.int64, device=device)
+    x = index
     for _ in range(_ROUNDS):
         x = (x * 1103515245 + 12345) % (1 << 31)
     y = (x % 1024).float()
-    # Exact: each product is below 2^34 and each square below 2^20.
-    _compare("chains", _CHAINS, ((x * (place % 7)).sum(), (y * y + y).double().sum()))
+    # Exact, because each product is below 2^34 and each square below 2^20.
+    _compare("chains", _CHAINS, ((x * (index % 7)).sum(), (y * y + y).double().sum()))
 
 
 def products(device: str) -> None:
-    """Test products of matrices of small integers, in fp32 and bf16. Arguments and errors as :func:`chains`."""
+    """Test products of matrices of small integers, in fp32 and bf16. Raise the same errors as :func:`chains`."""
 
     def matrix(rows: int, columns: int, step: int, modulus: int) -> torch.Tensor:
         i = torch.arange(rows, device=device)[:, None]
         j = torch.arange(columns, device=device)[None, :]
         return (i * step + j * 3) % modulus - modulus // 2
 
-    found: list[torch.Tensor] = []
-    # Each dtype holds every sum exactly: at most 256 * 6 in fp32, 32 * 6 in bf16.
+    sums: list[torch.Tensor] = []
+    # Each dtype represents every sum exactly: at most 256 * 6 in fp32, 32 * 6 in bf16.
     for depth, dtype in ((256, torch.float32), (32, torch.bfloat16)):
         product = matrix(2048, depth, 5, 7).to(dtype) @ matrix(depth, 2048, 11, 5).to(dtype)
         weights = torch.arange(2048, device=device) % 13
-        found.append((product.double().square() * weights).sum())
-    _compare("products", _PRODUCTS, tuple(found))
+        sums.append((product.double().square() * weights).sum())
+    _compare("products", _PRODUCTS, tuple(sums))
 
 
-def _compare(what: str, expected: tuple[float, ...], found: tuple[torch.Tensor, ...]) -> None:
-    values = tuple(value.item() for value in found)
+def _compare(test: str, expected: tuple[float, ...], results: tuple[torch.Tensor, ...]) -> None:
+    values = tuple(value.item() for value in results)
     if values != expected:
-        raise SelfTestError(f"{what}: computed {values} instead of {expected}")
+        raise SelfTestError(f"{test}: computed {values} instead of {expected}")
 
 
 @contextlib.contextmanager
 def _untimed(lock: Path) -> Generator[None]:
-    """Share the device's lock, so as not to disturb a timing. After ``_LOCK_S`` seconds go on without it."""
+    """Hold the lock shared, so that the test disturbs no timing. Continue without it after ``_LOCK_S`` seconds."""
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + _LOCK_S
     try:
@@ -106,10 +103,10 @@ def _untimed(lock: Path) -> Generator[None]:
 
 
 def main() -> int:
-    """Test the one visible GPU. The module's docstring has the arguments and exit status."""
+    """Test the one visible GPU. The module's docstring describes the arguments and exit statuses."""
     uuid, lock, *most = sys.argv[1:]
     try:
-        torch.empty(1, device="cuda")  # creates the context, the slowest part, without holding the lock
+        torch.empty(1, device="cuda")  # create the context without the lock, because it is the slowest part
         with _untimed(Path(lock)):
             begun = time.monotonic()
             chains("cuda")
@@ -130,7 +127,7 @@ def main() -> int:
 
 
 def leak(uuid: str, before: int, *, stays_s: float = LEAK_S) -> int:
-    """Return how many bytes of a GPU's memory have leaked; 0 for none.
+    """Return the leaked bytes of a GPU's memory, or 0.
 
     Leaked memory belongs to no living process, exceeds ``before`` bytes, and stays for ``stays_s`` seconds.
     """
@@ -145,13 +142,13 @@ def leak(uuid: str, before: int, *, stays_s: float = LEAK_S) -> int:
             time.sleep(0.05)
 
 
-def _say(status: int, what: str) -> int:
-    print(" ".join(what.split())[:500], flush=True)  # noqa: T201
+def _say(status: int, text: str) -> int:
+    print(" ".join(text.split())[:500], flush=True)  # noqa: T201
     return status
 
 
 if __name__ == "__main__":
-    # Skip the interpreter's shutdown, which a failing driver may not survive.
+    # Skip the interpreter's shutdown, because it can crash if the driver fails.
     status = main()
     sys.stdout.flush()
     os._exit(status)

@@ -1,1 +1,1 @@
-"""The judge's access to the machine: processes, uids, locks, the flight recorder."""
+"""The judge's access to the host: processes, uids, locks, the build store and the status page."""

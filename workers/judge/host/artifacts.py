@@ -1,8 +1,9 @@
-"""The store of builds: what a sealed builder has made of a source, kept for later evaluations of the same source.
+"""The build store: results of sealed builders, cached for later evaluations of the same source.
 
-An entry is one file under a key: the hash of all that the build depends on (:mod:`workers.judge.host.toolchain`). Only
-the judge reads and writes it, and it unpickles nothing. Each entry begins with the hash of what follows; one that does
-not fit is dropped. Where the store fails it is as if it were empty: no evaluation fails for it.
+An entry is one file under a key, which is a hash of everything that the build depends on
+(:mod:`workers.judge.host.toolchain`). Only the judge reads and writes it, without unpickling. Each entry begins with a
+hash of its content, and an entry with a wrong hash is removed. A failure of the store counts as a missing entry, so no
+evaluation fails because of it.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from pydantic import BaseModel, ConfigDict
 
 from kqueue.errors import ConfigError
 
-#: Names of entries, and the beginning of those of files that are being written. No other file is touched.
+#: Names of entries, and prefix of files during a write. Files with other names are never touched.
 _KEY: Final = re.compile(r"[0-9a-f]{64}")
 _PART: Final = "part-"
-#: An entry that takes more than this share of the store is not kept: it would push out all others.
+#: Maximum size of an entry as a share of the store, because a larger entry would displace all other entries.
 _LARGEST_SHARE: Final = 1 / 8
-#: The share of the bound that is left after pruning, so that not every new entry prunes.
+#: Share of the size limit that pruning keeps, so that not every new entry causes pruning.
 _LEFT_SHARE: Final = 0.9
-#: The least share of a disk that must be free: evaluations need room more than builds do.
+#: Share of a disk that must stay free, because evaluations need the space more than builds.
 _FREE_SHARE: Final = 0.1
-#: An entry's last use is noted so exactly, in seconds.
+#: Resolution in seconds of an entry's time of last use.
 _USE_S: Final = 3600.0
-#: A part that is so old was left by a judge that was killed, in seconds.
+#: Age in seconds of a partial file after which its writer is considered dead.
 _PART_S: Final = 3600.0
-#: A location of fsspec's is looked through after every so many writes on average: listing one takes a request.
+#: Average number of writes between two prunings of an fsspec location, because a listing costs a request.
 _LOOK_EVERY: Final = 16
 
 
@@ -46,14 +47,14 @@ class Library(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    #: The key under which the candidate looks for it (:func:`workers.judge.candidate.libraries.key`).
+    #: Key under which the candidate finds it (:func:`workers.judge.candidate.libraries.key`).
     key: str
     name: str
     size: int
 
 
 class Refusal(BaseModel):
-    """A compiler's final word against a source."""
+    """A compiler's error in a source that would occur again."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -62,16 +63,16 @@ class Refusal(BaseModel):
 
 
 class Header(BaseModel):
-    """What an entry says of a build beside the libraries themselves.
+    """The description of a build.
 
     Attributes:
-        key: the entry's.
-        libraries: in the order of their contents.
-        log: the end of the builder's log.
-        seconds: how long the build took.
-        peak_bytes: the largest private memory of the builder's process tree.
-        skipped: the reason if the build stopped early.
-        refusal: set if there are no libraries because a compiler refused the source.
+        key: key of the entry.
+        libraries: the libraries, in the order of their contents.
+        log: end of the builder's log.
+        seconds: duration of the build.
+        peak_bytes: peak private memory of the builder's process tree.
+        skipped: reason if the build stopped early.
+        refusal: compiler's error if there are no libraries because of it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -87,30 +88,30 @@ class Header(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A build: what is said of it, and the contents of its libraries."""
+    """A build: its description and the contents of its libraries."""
 
     header: Header
     contents: tuple[bytes, ...] = ()
 
     def pack(self) -> bytes:
-        """Return the entry as it is stored: a hash, the header and the libraries."""
+        """Return the stored form of the entry: a hash, the header and the libraries."""
         body = self.header.model_dump_json().encode() + b"\n" + b"".join(self.contents)
         return hashlib.sha256(body).hexdigest().encode() + b"\n" + body
 
     @classmethod
     def unpack(cls, data: bytes, key: str) -> Entry:
-        """Read a stored entry.
+        """Parse a stored entry.
 
         Raises:
-            ValueError: it is damaged, or another key's.
+            ValueError: the entry is damaged or has another key.
         """
         digest, _, body = data.partition(b"\n")
         if hashlib.sha256(body).hexdigest().encode() != digest:
-            raise ValueError("the content does not have the hash that is written before it")
+            raise ValueError("the content does not match its hash")
         written, _, rest = body.partition(b"\n")
         header = Header.model_validate_json(written)
         if header.key != key or sum(library.size for library in header.libraries) != len(rest):
-            raise ValueError("the entry is another one's, or not whole")
+            raise ValueError("the entry has another key or is incomplete")
         contents: list[bytes] = []
         for library in header.libraries:
             contents.append(rest[: library.size])
@@ -120,7 +121,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A file of the store: its name, its size in bytes, and when it was last used, in seconds since the epoch."""
+    """A file of the store: its name, its size in bytes, and the time of its last use in seconds since the epoch."""
 
     name: str
     size: int
@@ -128,7 +129,7 @@ class Stored:
 
 
 class _Folder(Protocol):
-    """Where entries lie. All methods raise ``OSError`` or whatever the location's library raises."""
+    """A location of entries. All methods raise ``OSError`` or the errors of the location's library."""
 
     def read(self, name: str) -> bytes: ...
     def write(self, name: str, data: bytes) -> None: ...
@@ -140,43 +141,38 @@ class _Folder(Protocol):
 
 
 class Store:
-    """Builds by key. Any number of processes and hosts may share one.
-
-    Attributes:
-        fingerprint: what builds on this host depend on.
-    """
+    """The build store. Many processes and hosts can share a location."""
 
     def __init__(self, location: str, most_bytes: int, fingerprint: str) -> None:
         """Open a store.
 
         Args:
             location: an absolute path, or a URL of fsspec such as ``s3://bucket/builds``.
-            most_bytes: most bytes of all entries together; the longest unused go first.
-            fingerprint: what builds on this host depend on (:mod:`workers.judge.host.toolchain`).
+            most_bytes: maximum size of all entries together. The least recently used entries are removed first.
+            fingerprint: hash of the host's build environment (:mod:`workers.judge.host.toolchain`).
         """
         self._location = location
         self._most = most_bytes
         self.fingerprint: Final = fingerprint
 
     def as_json(self) -> list[Any]:
-        """Return what another process opens the same store with, as arguments."""
+        """Return the constructor's arguments, with which another process can open the same store."""
         return [self._location, self._most, self.fingerprint]
 
     def key(self, source: str, flags: str) -> str:
         """Return the key of a build.
 
         Args:
-            source: the kernel's.
-            flags: what nvcc is told beside it: its targets where the source names none, and whether it notes lines.
-                Empty on a CPU slot, where builds end otherwise.
+            flags: further settings of nvcc: its targets if the source names none, and whether it records source
+                lines. Empty on a CPU slot, where builds have other results.
         """
         return hashlib.sha256(json.dumps([self.fingerprint, flags, source]).encode()).hexdigest()
 
     def preload(self) -> None:
-        """See that what a URL's location needs is installed, before a judge finds that it is not.
+        """Import the library for a URL's location, so that a missing one is found before the first judge starts.
 
         Raises:
-            ConfigError: there is no library for such locations here.
+            ConfigError: no library for the location is installed.
         """
         if "://" in self._location:
             protocol = self._location.partition("://")[0].rpartition("::")[2]
@@ -186,7 +182,7 @@ class Store:
                 raise ConfigError(f"KQUEUE_BUILD_STORE: {error}") from None
 
     def get(self, key: str) -> Entry | None:
-        """Return the build with a key, and note its use; None if there is none that is whole."""
+        """Return the build with a key and update its time of last use. Return None if there is no intact entry."""
         with contextlib.suppress(Exception):
             folder = self._folder()
             data = folder.read(key)
@@ -195,13 +191,13 @@ class Store:
             except ValueError:
                 folder.remove(key)
                 return None
-            with contextlib.suppress(Exception):  # as read-only locations do
+            with contextlib.suppress(Exception):  # read-only locations fail
                 folder.touch(key, data)
             return entry
         return None
 
     def put(self, entry: Entry) -> None:
-        """Keep a build, and prune the store if it has grown beyond its bound; empty it if the disk is short of room."""
+        """Store a build. Prune the store to its size limit, or empty it if the disk is nearly full."""
         data = entry.pack()
         if len(data) > self._most * _LARGEST_SHARE:
             return
@@ -230,22 +226,21 @@ class Store:
 
 
 class _Local:
-    """A folder of this host's, or of a mount. Its owner alone may enter it."""
+    """A folder of this host or of a mount, accessible only to its owner."""
 
     def __init__(self, root: Path) -> None:
-        """Make the folder if there is none.
+        """Open the folder, and create it if it is missing.
 
         Raises:
-            OSError: it cannot be made, or others may write to it.
+            OSError: the folder cannot be created, or other users have access to it.
         """
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        found = os.fstat(self._root)
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise PermissionError(f"{root} must belong to the fleet's user, and to nobody else")
+        status = os.fstat(self._root)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise PermissionError(f"{root} must belong to the fleet's user, and no other user can have access to it")
 
     def __del__(self) -> None:
-        """Close the folder."""
         with contextlib.suppress(AttributeError, OSError):
             os.close(self._root)
 
@@ -274,11 +269,11 @@ class _Local:
         with os.scandir(self._root) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
-                    found = entry.stat(follow_symlinks=False)
-                    if entry.name.startswith(_PART) and found.st_mtime < time.time() - _PART_S:
+                    status = entry.stat(follow_symlinks=False)
+                    if entry.name.startswith(_PART) and status.st_mtime < time.time() - _PART_S:
                         self.remove(entry.name)
                     elif _KEY.fullmatch(entry.name):
-                        yield Stored(entry.name, found.st_blocks * 512, found.st_mtime)
+                        yield Stored(entry.name, status.st_blocks * 512, status.st_mtime)
 
     def is_due(self) -> bool:
         return True
@@ -292,10 +287,10 @@ class _Local:
 
 
 class _Remote:
-    """A location of fsspec's, which judges of several hosts share. Its writes are whole, or the hash shows it."""
+    """A location of fsspec, which judges of several hosts share. A partial write is detected by the hash."""
 
     def __init__(self, url: str) -> None:
-        """Connect to it, with the credentials that its library finds without environment variables."""
+        """Connect with the credentials that the location's library finds without environment variables."""
         fsspec: Any = importlib.import_module("fsspec")
         self._files, self._root = fsspec.core.url_to_fs(url, use_listings_cache=False)
 
@@ -307,7 +302,7 @@ class _Remote:
         self._files.pipe_file(self._path(name), data)
 
     def touch(self, name: str, data: bytes) -> None:
-        """Write the entry again if its last use was long ago: these locations note nothing but writes."""
+        """Write the entry again if its last use was long ago, because only writes change its time."""
         if self._files.modified(self._path(name)).timestamp() < time.time() - _USE_S:
             self.write(name, data)
 
@@ -315,11 +310,11 @@ class _Remote:
         self._files.rm_file(self._path(name))
 
     def list(self) -> Iterator[Stored]:
-        for found in self._files.ls(self._root, detail=True):
-            path = found["name"]
+        for file in self._files.ls(self._root, detail=True):
+            path = file["name"]
             name = path.rpartition("/")[2]
-            if found["type"] == "file" and _KEY.fullmatch(name):
-                yield Stored(name, found["size"], self._files.modified(path).timestamp())
+            if file["type"] == "file" and _KEY.fullmatch(name):
+                yield Stored(name, file["size"], self._files.modified(path).timestamp())
 
     def has_room(self) -> bool:
         return True

@@ -1,9 +1,9 @@
-"""Rooms: a kernel that is suspected of killing workers is judged while nothing else uses its device.
+"""Exclusive evaluations: a kernel that is suspected of killing workers runs while nothing else uses its device.
 
-Each device has one room, made of two file locks next to the device's lock (``Slot.lock``). Ordinary evaluations
-share the room from beginning to end; a suspect takes it exclusively. The turnstile admits nobody while a suspect
-waits or is inside, so that a stream of ordinary evaluations cannot starve a suspect. Linux releases both locks when
-their holder dies.
+Each device has one room, made of two file locks next to the device's lock (``Slot.lock``). Ordinary evaluations share
+the room from beginning to end, and a suspected kernel holds it exclusively. The turnstile is closed while such a kernel
+waits or runs, so that a stream of ordinary evaluations cannot starve it. Linux releases both locks when their holder
+dies.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Final
 
 from kqueue.limits import GPU_WAIT_S
 
-#: Seconds between two attempts to lock. A blocking lock would need SIGALRM as a timeout, which the judge's deadlines
-#: already use.
+#: Interval in seconds between two attempts to lock. A blocking lock would need SIGALRM for its timeout, but the judge's
+#: deadlines already use SIGALRM.
 _LOOK_S: Final = 0.02
 
 
@@ -29,15 +29,14 @@ class NoRoom(Exception):
 
 @contextmanager
 def room(lock: Path, *, alone: bool, patience_s: float = GPU_WAIT_S) -> Generator[None]:
-    """Enter a device's room for the length of a ``with`` block.
+    """Hold a device's room inside a ``with`` block.
 
     Args:
-        lock: the device's lock; the room's files are next to it.
-        alone: True to keep everybody else out, False to share the room.
-        patience_s: most seconds to wait.
+        lock: lock of the device. The room's files are next to it.
+        alone: True for exclusive use, False for shared use.
 
     Raises:
-        NoRoom: the wait took longer.
+        NoRoom: the wait exceeded ``patience_s``.
     """
     deadline = time.monotonic() + patience_s
     with _open(lock.with_suffix(".turnstile")) as turnstile, _open(lock.with_suffix(".room")) as inside:
@@ -57,17 +56,17 @@ def _open(path: Path) -> Generator[int]:
         os.close(descriptor)
 
 
-def _take(descriptor: int, alone: bool, deadline: float) -> None:
-    kind = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+def _take(descriptor: int, exclusive: bool, deadline: float) -> None:
+    kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
     while True:
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 raise NoRoom(
-                    "other evaluations did not leave the device to a suspected kernel in time"
-                    if alone
-                    else "a suspected kernel, which must be judged alone, did not leave the device in time"
+                    "other evaluations did not release the device for a suspected kernel in time"
+                    if exclusive
+                    else "an exclusive evaluation of a suspected kernel did not release the device in time"
                 ) from None
             time.sleep(_LOOK_S)
         else:

@@ -1,4 +1,4 @@
-"""Who else has a device: processes of other fleets and local judges, which share its lock."""
+"""The holder of a device's lock: a process of another fleet or local judge, which shares the lock."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Final
 
 from workers.judge.host import linux
 
-#: The most characters of a command.
+#: Maximum length in characters of a reported command.
 _COMMAND: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What has a device's lock, and is no part of this process's fleet.
+    """The holder of a device's lock, outside this process's fleet.
 
     Attributes:
-        words: which process it is and who started it.
-        keeps_waiting: the processes of this fleet that wait for the lock.
+        words: description of the process and of its parent.
+        keeps_waiting: pids of this fleet's processes that wait for the lock.
     """
 
     words: str
@@ -29,22 +29,18 @@ class Holder:
 
 
 def stranger(lock: Path) -> Holder | None:
-    """Return who has a device's lock; None if nobody has, one of this process's fleet does, or it cannot be seen.
-
-    Args:
-        lock: the lock's file.
-    """
+    """Return the foreign holder of a device's lock, or None if there is none or it cannot be seen."""
     try:
-        found = lock.stat()
+        status = lock.stat()
         lines = Path("/proc/locks").read_text().splitlines()
     except OSError:
         return None
-    place, behind = _place(found), ""
+    name, behind = _lock_name(status), ""
     with contextlib.suppress(OSError):
-        behind = _place(lock.with_suffix(".queue").stat())
-    # As in "1: FLOCK ADVISORY WRITE 812 fe:00:4711 0 EOF"; who waits has "->" before its kind.
-    fields = [words for words in (line.split() for line in lines) if place in words or behind in words]
-    holder = next((int(words[4]) for words in fields if words[1] != "->" and place in words), 0)
+        behind = _lock_name(lock.with_suffix(".queue").stat())
+    # A line is "1: FLOCK ADVISORY WRITE 812 fe:00:4711 0 EOF". A waiting process has "->" before the kind.
+    fields = [words for words in (line.split() for line in lines) if name in words or behind in words]
+    holder = next((int(words[4]) for words in fields if words[1] != "->" and name in words), 0)
     ours = _root(os.getpid())
     if holder <= 0 or (root := _root(holder)) == ours:
         return None
@@ -54,13 +50,13 @@ def stranger(lock: Path) -> Holder | None:
     return Holder(f"process {root} ({_command(root)}){by}", frozenset(pid for pid in waiting if _root(pid) == ours))
 
 
-def _place(found: os.stat_result) -> str:
-    """Return a file's name among the locks of Linux."""
-    return f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+def _lock_name(status: os.stat_result) -> str:
+    """Return the name of a file in ``/proc/locks``."""
+    return f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
 
 
 def _root(pid: int) -> int:
-    """Return the process that a judge's fleet or local judge descends from: the uppermost that runs our code."""
+    """Return the root process of a fleet or local judge: the topmost ancestor that runs this project's code."""
     root = pid
     at: int | None = pid
     while at is not None:
@@ -71,7 +67,7 @@ def _root(pid: int) -> int:
 
 
 def _command(pid: int) -> str:
-    """Return a process's program, and the module or script that Python runs: other arguments may be secrets."""
+    """Return a process's program, and the module or script that Python runs. Other arguments can contain secrets."""
     program, *rest = _words(pid) or [""]
     words = [Path(program).name]
     if words[0].startswith("python"):

@@ -1,4 +1,4 @@
-"""Linux calls that Python's standard library lacks, and questions to ``/proc``."""
+"""Linux calls that Python's standard library lacks, and readers of ``/proc``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MS_SLAVE: Final = 1 << 19
 MS_NOSUID: Final = 2
 MS_NODEV: Final = 4
 
-#: System calls for mounts by descriptor (Linux 5.2); the numbers are the same on every architecture.
+#: System calls for mounts by descriptor (Linux 5.2). The numbers are the same on every architecture.
 _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 429, 430, 431, 432
 _CLOEXEC: Final = 1
 _FSCONFIG_SET_STRING: Final = 1
@@ -44,23 +44,23 @@ _MOUNT_ATTR_NOSUID_NODEV: Final = 2 | 4
 _MOVE_MOUNT_F_EMPTY_PATH: Final = 4
 _AT_FDCWD: Final = -100
 
-#: glibc's ``mallopt``: how much free memory at the heap's end is kept, the most that a C int holds; and from which size
-#: on an allocation is a mapping of its own, the most that glibc allows.
+#: Parameters of glibc's ``mallopt``: free bytes that stay at the end of the heap (the largest C int), and the size in
+#: bytes from which an allocation gets its own mapping (the largest value that glibc allows).
 _M_TRIM_THRESHOLD, _KEPT_BYTES = -1, (1 << 31) - 1
 _M_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 32 << 20
 
-#: Most seconds for which a sweep of leftovers blocks its caller.
+#: Maximum time in seconds for which a sweep of leftover processes blocks its caller.
 _SWEEP_S: Final = 0.02
-#: What is read of a file at once, in bytes.
-_MUCH: Final = 1 << 16
-#: A task's flag in ``/proc/PID/stat``, from linux/sched.h.
+#: Number of bytes of a file that are read at once.
+_CHUNK_BYTES: Final = 1 << 16
+#: Flag of a task in ``/proc/PID/stat``, from linux/sched.h.
 _PF_EXITING: Final = 0x00000004
 
 
-def _check(result: int, what: str) -> None:
+def _check(result: int, call: str) -> None:
     if result != 0:
         code = ctypes.get_errno()
-        raise OSError(code, f"{what}: {os.strerror(code)}")
+        raise OSError(code, f"{call}: {os.strerror(code)}")
 
 
 def syscall(number: int, *arguments: Any) -> int:
@@ -79,7 +79,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def die_with(parent: int) -> Callable[[], None]:
-    """Return a ``preexec_fn`` for a child of ``parent``: the child dies with the thread that forked it."""
+    """Return a ``preexec_fn`` for a child of ``parent``. The child dies with the thread that forked it."""
 
     def in_child() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -90,7 +90,7 @@ def die_with(parent: int) -> Callable[[], None]:
 
 
 def leave(status: int) -> NoReturn:
-    """End this forked process at once. Its output is flushed unless that fails, as on a full disk."""
+    """Exit this forked process at once. Its output is flushed unless that fails, as on a full disk."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -98,29 +98,29 @@ def leave(status: int) -> NoReturn:
 
 
 def set_name(name: str) -> None:
-    """Set the process's name as ``ps`` shows it, cut to 15 bytes."""
+    """Set the process's name that ``ps`` shows, cut to 15 bytes."""
     buffer = ctypes.create_string_buffer(name.encode()[:15])
     _check(_libc.prctl(PR_SET_NAME, buffer, 0, 0, 0), "prctl PR_SET_NAME")
 
 
 def drop_capabilities() -> None:
-    """Drop every capability, held or inheritable."""
+    """Drop every held or inheritable capability."""
     header = struct.pack("=Ii", 0x20080522, 0)
     _check(_libc.capset(header, bytes(24)), "capset")
 
 
 def keep_freed_memory() -> None:
-    """Have this process and its children keep memory that they free, for what they allocate next.
+    """Make this process and its children reuse memory that they free, instead of returning it to the host.
 
-    By default glibc decides by what was freed before. A process then pays for pages in every call, or in none, for
-    reasons that lie in its past: two processes with the same code differ by up to a third.
+    By default glibc adapts this to earlier allocations. A process then has page faults in every call, or in none,
+    depending on its past. Two processes with the same code differ by up to a third.
     """
     _libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
     _libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def give_freed_memory_back() -> None:
-    """Give back to the host what this process has freed and glibc has kept."""
+    """Return to the host the memory that this process freed and glibc kept."""
     _libc.malloc_trim(0)
 
 
@@ -139,7 +139,7 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, data: s
 
 
 def tmpfs(**options: object) -> int:
-    """Make a tmpfs that is attached nowhere; it goes with its last user. Returns a descriptor of its root."""
+    """Create a detached tmpfs, which is removed with its last user. Return a descriptor of its root."""
     making = syscall(_FSOPEN, b"tmpfs", _CLOEXEC)
     try:
         for name, value in options.items():
@@ -151,41 +151,37 @@ def tmpfs(**options: object) -> int:
 
 
 def attach(mount: int, path: str) -> None:
-    """Attach a mount that is attached nowhere, over a directory."""
+    """Attach a detached mount to a directory."""
     syscall(_MOVE_MOUNT, mount, b"", _AT_FDCWD, os.fsencode(path), _MOVE_MOUNT_F_EMPTY_PATH)
 
 
 def read(file: str) -> str:
-    """Return what a small file of ``/proc`` or ``/sys`` says, in under half of :class:`Path`'s time: it is asked often.
-
-    Raises:
-        OSError: as ``open`` and ``read``.
-    """
+    """Return the content of a small file of ``/proc`` or ``/sys``, in less than half of :class:`Path`'s time."""
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return b"".join(iter(lambda: os.read(descriptor, _MUCH), b"")).decode(errors="surrogateescape")
+        return b"".join(iter(lambda: os.read(descriptor, _CHUNK_BYTES), b"")).decode(errors="surrogateescape")
     finally:
         os.close(descriptor)
 
 
 def children(pid: int) -> list[int]:
-    """Return the direct children of all threads of a process; empty if it is gone."""
-    found: list[int] = []
+    """Return the direct children of all threads of a process, or an empty list if it is gone."""
+    pids: list[int] = []
     with contextlib.suppress(OSError):
         for task in _names(f"/proc/{pid}/task"):
-            found += map(int, read(f"/proc/{pid}/task/{task}/children").split())
-    return found
+            pids += map(int, read(f"/proc/{pid}/task/{task}/children").split())
+    return pids
 
 
 def sweep(keep: frozenset[int] | set[int]) -> bool:
-    """Kill and reap this process's direct children except ``keep``, and their orphans in turn.
+    """Kill and reap this process's direct children except ``keep``, and then their orphans.
 
     Returns:
-        True if all are gone; False after 20 ms, because a process stuck in a driver does not die.
+        True if all are gone. False after 20 ms, because a process that hangs in a driver does not die.
     """
     deadline = time.monotonic() + _SWEEP_S
-    while strangers := [pid for pid in children(os.getpid()) if pid not in keep]:
-        for pid in strangers:
+    while leftovers := [pid for pid in children(os.getpid()) if pid not in keep]:
+        for pid in leftovers:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
@@ -197,7 +193,7 @@ def sweep(keep: frozenset[int] | set[int]) -> bool:
 
 
 def parent(pid: int) -> int | None:
-    """Return a process's parent; None if the process is gone or has no parent in this pid namespace."""
+    """Return a process's parent, or None if the process is gone or its parent is outside this pid namespace."""
     try:
         return int(read(f"/proc/{pid}/stat").rpartition(")")[2].split()[1]) or None
     except (OSError, ValueError):
@@ -205,7 +201,7 @@ def parent(pid: int) -> int | None:
 
 
 def descends(pid: int, ancestor: int | None) -> bool:
-    """True if the process is ``ancestor`` or descends from it."""
+    """Return whether the process is ``ancestor`` or descends from it."""
     at: int | None = pid
     while at is not None and at != ancestor:
         at = parent(at)
@@ -213,7 +209,7 @@ def descends(pid: int, ancestor: int | None) -> bool:
 
 
 def is_zombie(pid: int) -> bool:
-    """True if the process is a zombie or gone."""
+    """Return whether the process is a zombie or gone."""
     try:
         stat = read(f"/proc/{pid}/stat")
     except OSError:
@@ -222,7 +218,7 @@ def is_zombie(pid: int) -> bool:
 
 
 def is_doomed(pid: int) -> bool:
-    """True if the process was killed but is still there, because it has not died yet or was not reaped."""
+    """Return whether the process was killed but still exists, because it has not died yet or was not reaped."""
     try:
         status = read(f"/proc/{pid}/status")
     except OSError:
@@ -233,16 +229,16 @@ def is_doomed(pid: int) -> bool:
 
 
 def is_exiting(pid: int) -> bool:
-    """True if all threads of the process are exiting and releasing its resources, or it is gone."""
+    """Return whether all threads of the process are exiting and releasing its resources, or it is gone."""
     for task in _names(f"/proc/{pid}/task"):
-        with contextlib.suppress(OSError):  # it is gone by now
+        with contextlib.suppress(OSError):  # the thread is gone
             if not int(read(f"/proc/{pid}/task/{task}/stat").rpartition(")")[2].split()[6]) & _PF_EXITING:
                 return False
     return True
 
 
 def owner(pid: int) -> int | None:
-    """Return the uid of a process; None if it is gone."""
+    """Return the uid of a process, or None if it is gone."""
     try:
         return Path(f"/proc/{pid}").stat().st_uid
     except OSError:
@@ -251,20 +247,20 @@ def owner(pid: int) -> int | None:
 
 def living_of_uid(uid: int) -> list[int]:
     """Return the processes of a uid, without zombies."""
-    found: list[int] = []
+    pids: list[int] = []
     for pid in filter(str.isdigit, _names("/proc")):
         with contextlib.suppress(OSError):
             text = read(f"/proc/{pid}/status")
             if f"\nUid:\t{uid}\t" in text and "\nState:\tZ" not in text and "\nState:\tX" not in text:
-                found.append(int(pid))
-    return found
+                pids.append(int(pid))
+    return pids
 
 
 def start_removal(directory: Path) -> subprocess.Popen[bytes]:
-    """Start removing a directory that a candidate has filled, in a separate process.
+    """Start the removal of a directory that a candidate filled, in a separate process.
 
-    The tree may be deeper than Python recurses, too large to wait for, and have directories closed to us. Links are
-    removed, not followed.
+    The tree can be deeper than Python's recursion limit, take too long to wait for, and contain directories without
+    permissions for us. Links are removed and not followed.
     """
     script = 'rm -rf -- "$1" 2>/dev/null || { chmod -R u+rwx -- "$1"; rm -rf -- "$1"; }'
     return subprocess.Popen(
@@ -276,13 +272,11 @@ def start_removal(directory: Path) -> subprocess.Popen[bytes]:
 
 
 def unlinked_bytes(pids: Iterable[int], directory: str) -> int:
-    """Return what files take, in bytes, that processes hold open and that have no name any more.
+    """Return the bytes of deleted files that processes hold open on the file system of ``directory``.
 
-    Args:
-        pids: the processes; those that are gone or closed to us count as holding none.
-        directory: only files on its file system count.
+    Processes that are gone or inaccessible count as holding no files.
     """
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     with contextlib.suppress(OSError):
         device = os.stat(directory).st_dev  # noqa: PTH116 -- called twice a second for each process
         for pid in pids:
@@ -290,8 +284,8 @@ def unlinked_bytes(pids: Iterable[int], directory: str) -> int:
                 with contextlib.suppress(OSError):
                     held = os.stat(f"/proc/{pid}/fd/{name}")  # noqa: PTH116
                     if held.st_nlink == 0 and held.st_dev == device and S_ISREG(held.st_mode):
-                        found[held.st_ino] = held.st_blocks * 512
-    return sum(found.values())
+                        sizes[held.st_ino] = held.st_blocks * 512
+    return sum(sizes.values())
 
 
 def _names(directory: str) -> list[str]:
@@ -307,7 +301,7 @@ def physical_bytes() -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU's time of a process and of its children that have ended, in seconds; 0 if it is gone."""
+    """Return the CPU time in seconds of a process and of its children that have ended, or 0 if it is gone."""
     try:
         fields = read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     except OSError:
@@ -316,7 +310,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def memory_bytes(pid: int) -> int:
-    """Return a process's resident memory in bytes, private and shared, without files; 0 if it is gone."""
+    """Return a process's resident memory in bytes, private and shared, without files, or 0 if it is gone."""
     total = 0
     try:
         for line in read(f"/proc/{pid}/status").splitlines():
@@ -328,7 +322,7 @@ def memory_bytes(pid: int) -> int:
 
 
 def out_of_memory_kills() -> int:
-    """Return how often the host's out-of-memory killer has struck; 0 where the host does not tell."""
+    """Return the number of kills by the host's out-of-memory killer, or 0 if the host does not report it."""
     try:
         for line in read("/proc/vmstat").splitlines():
             if line.startswith("oom_kill "):

@@ -1,7 +1,7 @@
-"""What a build depends on beside its source: compilers, torch, headers, the host's processor, the builder itself.
+"""The inputs of a build other than its source: compilers, torch, headers, the host's processor, the builder itself.
 
-Two hosts with the same fingerprint may use each other's builds. Anything that is not known to be the same makes another
-fingerprint, and so costs a build and nothing else.
+Two hosts with the same fingerprint can use each other's builds. Anything that is not known to be the same changes the
+fingerprint, which costs only a build.
 """
 
 from __future__ import annotations
@@ -21,39 +21,35 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-#: The files that decide what a builder makes of a source, as its version.
+#: Files of the builder, whose contents replace a version number.
 _BUILDER: Final = (
     *("judge/candidate/headers.py", "judge/candidate/libraries.py", "judge/candidate/harness.py"),
-    *("judge/trial/build.py", "judge/host/artifacts.py", "judge/host/toolchain.py"),
+    *("judge/pipeline/build.py", "judge/host/artifacts.py", "judge/host/toolchain.py"),
 )
-#: Variables of the builder's environment that differ between slots and change no library.
+#: Variables of the builder's environment that differ between slots but do not change a library.
 _INCIDENTAL: Final = frozenset(
     ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TMPDIR", "TZ", "MAX_JOBS")
 )
-#: Databases of the system's packages: they change with every library and header that is installed from one.
+#: Databases of the system's packages, which change with every library and header that is installed from a package.
 _PACKAGES: Final = ("/var/lib/dpkg/status", "/var/lib/rpm/rpmdb.sqlite", "/lib/apk/db/installed", "/etc/os-release")
-#: Where headers lie that belong to no package. What the environment names for compilers comes with them.
+#: Folders of headers that belong to no package. The folders in the compilers' variables are added.
 _HEADERS: Final = ("/usr/local/include",)
 _HEADER_VARIABLES: Final = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
-#: The most headers to look at, and how long a compiler may take to tell its version, in seconds.
+#: Maximum number of headers, and time limit in seconds for a compiler's ``--version``.
 _MOST_HEADERS: Final = 50_000
 _VERSION_S: Final = 20.0
 
 
 def program(name: str) -> str | None:
-    """Return where a program of the CUDA toolkit is, as torch's extension builder finds nvcc; None where it is not."""
+    """Return the path of a program of the CUDA toolkit or None, with the search order of torch's extension builder."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    places = ([f"{home}/bin/{name}"] if home else []) + [name, f"/usr/local/cuda/bin/{name}"]
-    return next((found for place in places if (found := shutil.which(place))), None)
+    candidates = ([f"{home}/bin/{name}"] if home else []) + [name, f"/usr/local/cuda/bin/{name}"]
+    return next((path for name in candidates if (path := shutil.which(name))), None)
 
 
 def fingerprint(environment: Mapping[str, str]) -> str:
-    """Return a hash of what builds on this host depend on. It takes up to a second.
-
-    Args:
-        environment: what sealed processes see.
-    """
-    # Each of the processes from the supervisor to here puts the interpreter's directory before the rest.
+    """Return a hash of this host's tools and the sealed processes' environment variables, in up to a second."""
+    # Each of the processes between the supervisor and this one prepends the interpreter's directory.
     path = os.pathsep.join(dict.fromkeys(environment.get("PATH", os.defpath).split(os.pathsep)))
     environment = {**environment, "PATH": path}
     facts: dict[str, Any] = {
@@ -64,7 +60,7 @@ def fingerprint(environment: Mapping[str, str]) -> str:
         "toolkit": _toolkit(environment),
         "processor": _processor(),
         "environment": sorted((name, value) for name, value in environment.items() if name not in _INCIDENTAL),
-        "distributions": sorted({f"{found.name} {found.version}" for found in importlib.metadata.distributions()}),
+        "distributions": sorted({f"{entry.name} {entry.version}" for entry in importlib.metadata.distributions()}),
         "packages": [_digest(Path(path)) for path in _PACKAGES],
         "headers": list(_headers(environment)),
     }
@@ -72,17 +68,17 @@ def fingerprint(environment: Mapping[str, str]) -> str:
 
 
 def _torch() -> str:
-    """Return a hash of torch's version, build and CUDA, without importing it."""
+    """Return a hash of torch's version, build and CUDA version without an import of torch."""
     spec = importlib.util.find_spec("torch")
     return _digest(Path(spec.origin).with_name("version.py")) if spec is not None and spec.origin else ""
 
 
 def _compilers(environment: Mapping[str, str]) -> Iterator[list[str]]:
-    """Yield where each program that takes part in a build lies, and what it says of its version."""
+    """Yield the name, path and version output of each program that a build uses."""
     path = environment.get("PATH", os.defpath)
     for name in (environment.get("CXX", "c++"), environment.get("CC", "cc"), "nvcc", "ld", "as", "ninja", "ccache"):
-        found = shutil.which(name, path=path)
-        yield [name, os.path.realpath(found), _version(found, environment)] if found else [name]
+        executable = shutil.which(name, path=path)
+        yield [name, os.path.realpath(executable), _version(executable, environment)] if executable else [name]
 
 
 def _version(program: str, environment: Mapping[str, str]) -> str:
@@ -102,7 +98,7 @@ def _version(program: str, environment: Mapping[str, str]) -> str:
 
 
 def _toolkit(environment: Mapping[str, str]) -> list[str]:
-    """Return the version of the CUDA toolkit that torch's builder would use."""
+    """Return the path and version of each CUDA toolkit that torch's builder could use."""
     nvcc = shutil.which("nvcc", path=environment.get("PATH", os.defpath))
     named = [environment.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")]
     homes = [*named, "/usr/local/cuda", str(Path(nvcc).parents[1]) if nvcc else ""]
@@ -110,10 +106,10 @@ def _toolkit(environment: Mapping[str, str]) -> list[str]:
 
 
 def _processor() -> str:
-    """Return a hash of the processor's model and abilities: ``-march=native`` compiles for them."""
-    told = Path("/proc/cpuinfo").read_text()
-    known = re.findall(r"^(?:model name|flags|Features|CPU part|CPU implementer)\s*:.*$", told, re.MULTILINE)
-    return hashlib.sha256("\n".join(sorted(set(known))).encode()).hexdigest()
+    """Return a hash of the processor's model and features, because ``-march=native`` compiles for them."""
+    text = Path("/proc/cpuinfo").read_text()
+    features = re.findall(r"^(?:model name|flags|Features|CPU part|CPU implementer)\s*:.*$", text, re.MULTILINE)
+    return hashlib.sha256("\n".join(sorted(set(features))).encode()).hexdigest()
 
 
 def _headers(environment: Mapping[str, str]) -> Iterator[tuple[str, int]]:
@@ -131,7 +127,7 @@ def _headers(environment: Mapping[str, str]) -> Iterator[tuple[str, int]]:
 
 
 def _digest(path: Path) -> str:
-    """Return the hash of a file; an empty text where there is none to read."""
+    """Return the hash of a file, or an empty string if it cannot be read."""
     try:
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()

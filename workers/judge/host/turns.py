@@ -1,4 +1,4 @@
-"""The lock of a device: it is had alone or shared."""
+"""The lock of a device, held exclusively or shared."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from pathlib import Path
 def turn(
     lock: Path, how: int, waiting: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
 ) -> Generator[None]:
-    """Hold a device's lock. Those who want it alone get it one after the other, then those who share it, together.
+    """Hold a device's lock. Exclusive holders get it one by one, and then all shared holders together.
 
-    So the device changes between the two kinds of use as seldom as it can. Nobody waits for ever: an evaluation shares
-    the device before it has it alone, and has it alone a few times at most. Who waits to share it waits for the rest
-    of these, once for each other place.
+    So the device changes between the two kinds of use as rarely as possible. No process starves: an evaluation first
+    holds the lock shared, and then exclusively a few times at most. A process that waits for the shared lock waits for
+    the rest of these exclusive uses, once for each other slot.
 
     Args:
-        lock: the lock's file. Whoever has the device alone, or waits for that, locks the file ``.queue`` beside it.
-        how: ``fcntl.LOCK_EX`` to have the device alone, ``fcntl.LOCK_SH`` to share it.
-        waiting: makes a context that is entered while the device is waited for.
+        lock: file of the lock. A process that holds the lock exclusively, or waits for that, also locks the file
+            ``.queue`` next to it.
+        how: ``fcntl.LOCK_EX`` for an exclusive lock, ``fcntl.LOCK_SH`` for a shared one.
+        waiting: factory of a context that is entered during a wait.
     """
-    alone = how == fcntl.LOCK_EX
-    # Who wants it alone is not kept from that by others who do; who wants to share it waits until nobody does.
-    passing = fcntl.LOCK_SH if alone else fcntl.LOCK_EX
+    exclusive = how == fcntl.LOCK_EX
+    # Exclusive waiters share the queue's lock. A shared waiter takes it exclusively, so it waits until there are none.
+    passing = fcntl.LOCK_SH if exclusive else fcntl.LOCK_EX
     with opened(lock) as held, opened(lock.with_suffix(".queue")) as queue:
         try:
             fcntl.flock(queue, passing | fcntl.LOCK_NB)
@@ -36,18 +37,18 @@ def turn(
             with waiting():
                 fcntl.flock(queue, passing)
                 fcntl.flock(held, how)
-        if not alone:
+        if not exclusive:
             fcntl.flock(queue, fcntl.LOCK_UN)
         try:
             yield
         finally:
-            for descriptor in (held, queue):  # a process that was forked meanwhile has the descriptors too
+            for descriptor in (held, queue):  # a process forked in the block has the descriptors too
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 @contextlib.contextmanager
 def opened(path: Path) -> Generator[int]:
-    """Open a lock's file, which is created if it is missing, for the length of a ``with`` block."""
+    """Open a lock's file inside a ``with`` block. Create it if it is missing."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         yield descriptor

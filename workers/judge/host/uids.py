@@ -1,8 +1,8 @@
 """Uids for candidates, each used by one slot of the host at a time.
 
-When a candidate ends, every process of its uid is killed. Two fleets on one host, or a fleet and a test, must
-therefore never share a uid. The holder of a uid locks a file and keeps it open, so the uid is free again when the
-holder ends for any reason.
+When a candidate ends, every process of its uid is killed. So two fleets on one host, or a fleet and a test, must never
+share a uid. The holder of a uid locks a file and keeps it open, so the uid is free again when the holder ends for any
+reason.
 """
 
 from __future__ import annotations
@@ -13,27 +13,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-#: Slots of a host, and so the distance between the uids of two roles of one slot.
+#: Maximum number of slots on a host, which is also the distance between the uids of two roles of one slot.
 _MOST_SLOTS: Final = 128
-#: Distances from a candidate's uid to those of the slot's other sealed processes. No candidate may touch the process
-#: that answers for it, or the one that its time is compared with; and no two references may touch each other.
+#: Distances from a candidate's uid to the uids of the slot's other sealed processes. With separate uids, no candidate
+#: can access its reference or the compiled baseline, and no reference can access another.
 BUILDER_OFFSET: Final = 1 * _MOST_SLOTS
 COMPILED_OFFSET: Final = 2 * _MOST_SLOTS
 REFERENCE_OFFSETS: Final = tuple(n * _MOST_SLOTS for n in range(3, 13))
-#: Where locks may lie: the first that can be written. The last is for containers that are otherwise read-only.
+#: Parent directories for locks, of which the first writable one is used. The last is for containers that are otherwise
+#: read-only.
 PARENTS: Final = ("/run", "/tmp", "/run/kqueue")  # noqa: S108 -- the directory in it belongs to one user, or is refused
-#: Distance from any of these to the uid of the process that kills its leftovers.
+#: Distance from any of these uids to the uid of the process that kills its leftovers.
 KILLER_OFFSET: Final = 2048
 
 
 def all_of(uid: int) -> list[int]:
-    """Return the uids of all sealed processes of a slot, given its candidates'."""
+    """Return the uids of all sealed processes of a slot, for the uid of its candidates."""
     return [uid + offset for offset in (0, BUILDER_OFFSET, COMPILED_OFFSET, *REFERENCE_OFFSETS)]
 
 
 @dataclass(frozen=True, slots=True)
 class HeldUid:
-    """A uid that this process may give to a slot. It is free again when the process ends or releases it."""
+    """A uid that this process can assign to a slot. It is free again when the process ends or releases it."""
 
     uid: int
     descriptor: int
@@ -47,7 +48,7 @@ def hold(first: int) -> HeldUid:
     """Hold the first free uid from ``first`` on.
 
     Raises:
-        OSError: none of the next 128 is free, or the locks' directory is another user's or cannot be made.
+        OSError: none of the next 128 is free, or the directory of locks cannot be created or belongs to another user.
     """
     directory = _directory()
     for uid in range(first, first + _MOST_SLOTS):
@@ -62,15 +63,15 @@ def hold(first: int) -> HeldUid:
 
 
 def _directory() -> Path:
-    """Return where the locks lie: in one place for all fleets of a host, whatever each has for temporary files."""
+    """Return the directory of locks. All fleets of a host share it, because it does not depend on ``TMPDIR``."""
     for parent in PARENTS:
         directory = Path(parent, "kqueue-uids")
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
             if directory.stat().st_uid == os.getuid():
                 return directory
-        except OSError:  # such as a file system that is read-only
+        except OSError:  # for example a read-only file system
             continue
     raise PermissionError(
-        f"the folder kqueue-uids in {' or '.join(PARENTS)} cannot be made, or is another user's: remove it"
+        f"the folder kqueue-uids in {' or '.join(PARENTS)} cannot be created or belongs to another user. Remove it"
     )

@@ -1,1 +1,1 @@
-"""The stages of one evaluation, in the judge: nothing foreign runs here."""
+"""The stages of one evaluation. They run in the judge, without foreign code."""

@@ -1,7 +1,7 @@
-"""The reference's own time: taken in its sealed process, kept in the records, taken anew where it drifted.
+"""The reference's own time, measured in its sealed process, cached, and measured again after a drift.
 
-Of one evaluation: :meth:`Baseline.get_going` before any of the kernel's code runs; :meth:`Baseline.take` when the
-kernel is gone and the device still had alone; :meth:`Baseline.baseline_for` when the kernel's times are known.
+During one evaluation, :meth:`Baseline.get_going` runs before any of the kernel's code, :meth:`Baseline.take` when the
+kernel is gone and the device still exclusive, and :meth:`Baseline.baseline_for` when the kernel's times are known.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from workers.judge.pipeline.reference import Reference
 from workers.judge.pipeline.steps import Steps
 from workers.judge.slot_config import SlotConfig
 
-#: How much the judge's own work inside a call may differ from what it was when a baseline was cached.
+#: Maximum factor by which the judge's own work inside a call can differ from its time when a baseline was cached.
 _DRIFT: Final = 1.25
-#: How often a baseline is taken that cannot be told from the null.
+#: Number of measurements of a baseline that is no longer than the launch overhead.
 _TRIES: Final = 3
 _WHAT: Final = "the reference, when it was timed,"
 
 
 class Baseline:
-    """The reference's time, for one evaluation.
+    """The reference's time in one evaluation.
 
     Attributes:
-        known: the baseline as it was cached when the evaluation began; None where there was none.
-        basis: the clock that kernel and reference are timed by.
+        known: the cached baseline at the beginning of the evaluation, or None.
+        basis: the clock that times kernel and reference.
     """
 
     def __init__(
@@ -52,18 +52,14 @@ class Baseline:
         stopwatch: Callable[[Exchange], timing.Stopwatch],
         evidence: dict[str, Any],
     ) -> None:
-        """Look the baseline up.
+        """Read the cached baseline.
 
         Args:
-            request: what is evaluated.
-            slot: where.
-            backend: where baselines are kept.
-            environment_hash: what numbers depend on here.
-            steps: the evaluation's.
-            reference: the process to time.
-            begin_compiled: makes another process ready that runs the reference under ``torch.compile``.
-            stopwatch: times a process, none of whose calls is verified.
-            evidence: told of a drift.
+            backend: storage of baselines.
+            environment_hash: key of the environment that measurements depend on.
+            begin_compiled: function that prepares a process that runs the reference under ``torch.compile``.
+            stopwatch: function that makes a stopwatch for a process, none of whose calls is verified.
+            evidence: gets the facts of a drift.
         """
         self._request = request
         self._settings = request.settings
@@ -81,7 +77,7 @@ class Baseline:
         self._taken: Measurement | None = None
 
     def get_going(self) -> None:
-        """See which clock can time the reference. None of the kernel's code may run meanwhile."""
+        """Choose the clock that can time the reference. None of the kernel's code must run meanwhile."""
         if self.known is not None:
             self.basis = self.known.basis
         elif self._slot.on_gpu:
@@ -95,14 +91,14 @@ class Baseline:
                     self.basis, self._reference_blocks = "cpu_clock", True
 
     def take(self, basis: timing.Basis) -> None:
-        """Take the baseline by the kernel's clock. The device is had alone, and the kernel has been ended."""
+        """Measure the baseline by the kernel's clock. This needs the exclusive device and a kernel that has ended."""
         with self._reference.timed() as exchange:
             self._taken = self._time_reference(exchange, basis)
 
     def baseline_for(self, series: timing.Series) -> Measurement:
-        """Return the baseline that was taken, else the cached one, else a new one.
+        """Return the baseline that was measured, or the cached one.
 
-        A new one is taken where there is none by the series' clock, or the device is not what it was.
+        Measure a new one if none is cached for the series' clock, or if the device has drifted.
 
         Raises:
             EvaluationEnded: the reference failed.
@@ -110,14 +106,14 @@ class Baseline:
         return self._taken or self._baseline_for(series, compiled=False)
 
     def compiled_baseline(self, series: timing.Series) -> dict[str, Any]:
-        """Return the reference's time under ``torch.compile``; its failure is told and fails nothing else."""
+        """Return the reference's time under ``torch.compile``, or its error, which has no other consequence."""
         try:
             return self._baseline_for(series, compiled=True).model_dump(mode="json")
         except EvaluationEnded as ended:
             return {"error": ended.outcome.message}
 
     def _settings_key(self, basis: timing.Basis, *, compiled: bool = False) -> str:
-        """Return what a baseline depends on beside the problem and the environment."""
+        """Return the key for all settings that a baseline depends on."""
         settings = self._settings
         cold = "cold" if settings.timing.cold_l2 else "warm"
         how = "compiled" if compiled else "eager"
@@ -132,22 +128,20 @@ class Baseline:
         return self._backend.baseline(self._request.problem_hash, self._environment_hash, key)
 
     def _time_reference(
-        self, exchange: Exchange, basis: timing.Basis, *, compiled: bool = False, known: Measurement | None = None
+        self, exchange: Exchange, basis: timing.Basis, *, compiled: bool = False, cached: Measurement | None = None
     ) -> Measurement:
-        """Take null and baseline, and keep them. The reference's failures are the problem's.
-
-        The work of others on the device can drown a short call: one that cannot be told from the null is taken
-        again, a few times, and never kept. Nor is one kept instead of a known one that still holds.
-        """
+        """Measure the launch overhead and the baseline, and cache it. The problem is blamed for failures."""
+        # Other processes' work on the device can hide a short call. One that is not longer than the launch overhead is
+        # measured again, a few times, and never cached.
         with self._steps.timed("baseline"), self._blaming(exchange):
             measurement = self._measure_reference(exchange, basis)
             for _ in range(_TRIES - 1):
                 if measurement.q1_ms <= 0:
                     measurement = self._measure_reference(exchange, basis)
-        if known is not None and not _has_drifted(known, measurement.yardstick_ms):
-            return known  # it was the kernel that held the judge's work up
+        if cached is not None and not _has_drifted(cached, measurement.yardstick_ms):
+            return cached  # The kernel slowed down the judge's work, and the cached baseline is still right.
         if measurement.q1_ms > 0:
-            # Where the reference itself waits for the GPU there is no other clock to time it by.
+            # If the reference itself waits for the GPU, no other clock can time it.
             keys: set[timing.Basis] = (
                 {measurement.basis, "gpu_clock"} if self._reference_blocks else {measurement.basis}
             )
@@ -157,7 +151,7 @@ class Baseline:
                     self._environment_hash,
                     self._settings_key(key, compiled=compiled),
                     measurement,
-                    replace=known is not None,
+                    replace=cached is not None,
                 )
         return measurement
 
@@ -166,32 +160,32 @@ class Baseline:
 
     def _measure_reference(self, exchange: Exchange, basis: timing.Basis) -> Measurement:
         series = self._stopwatch(exchange).measure(self._settings.timing, basis=basis, overhead_share=1.0)
-        null = timing.overhead_of(series, self._slot)
-        return timing.summarise(series, null, self._settings.timing, self._slot)
+        overhead = timing.overhead_of(series, self._slot)
+        return timing.summarise(series, overhead, self._settings.timing, self._slot)
 
     def _baseline_for(self, series: timing.Series, *, compiled: bool) -> Measurement:
-        """Return the cached baseline, or a new one where there is none by this clock or the device has changed."""
-        known = self._cached(series.basis, compiled=compiled)
-        if known is not None and not _has_drifted(known, series.yardstick_ms):
-            return known
-        if known is not None:
-            self._evidence["baseline_drift"] = {"was_ms": known.yardstick_ms, "is_ms": series.yardstick_ms}
+        """Return the cached baseline, or a new one if there is none by this clock or the device has drifted."""
+        cached = self._cached(series.basis, compiled=compiled)
+        if cached is not None and not _has_drifted(cached, series.yardstick_ms):
+            return cached
+        if cached is not None:
+            self._evidence["baseline_drift"] = {"was_ms": cached.yardstick_ms, "is_ms": series.yardstick_ms}
         if not compiled:
             with (
                 self._steps.alone("measure_reference"),
                 self._steps.backstop(Phase.TIME),
                 self._reference.timed() as exchange,
             ):
-                return self._time_reference(exchange, series.basis, known=known)
+                return self._time_reference(exchange, series.basis, cached=cached)
         exchange = self._begin_compiled()
         with self._steps.alone("measure_reference"), self._steps.backstop(Phase.TIME):
-            measurement = self._time_reference(exchange, series.basis, compiled=True, known=known)
+            measurement = self._time_reference(exchange, series.basis, compiled=True, cached=cached)
         exchange.process.stop()
         return measurement
 
 
 def begin_compiled(exchange: Exchange, job: Job, reference: Reference, case: Case, steps: Steps) -> None:
-    """Make a process ready that runs the reference under ``torch.compile``.
+    """Prepare a process that runs the reference under ``torch.compile``.
 
     Raises:
         EvaluationEnded: the reference failed.
@@ -214,6 +208,6 @@ def begin_compiled(exchange: Exchange, job: Job, reference: Reference, case: Cas
 
 
 def _has_drifted(known: Measurement, now: float | None) -> bool:
-    """Return whether the device is another than when the baseline was taken, by the judge's own work in the calls."""
+    """Return whether the judge's own work in the calls shows that the device has changed since the baseline."""
     then = known.yardstick_ms
     return then is not None and now is not None and not 1 / _DRIFT < then / now < _DRIFT

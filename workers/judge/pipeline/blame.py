@@ -1,4 +1,4 @@
-"""Whose failure it is when a process that runs a problem fails: the problem's, or the fleet's."""
+"""Blame for a failure of a process that runs a problem: the problem's, or the fleet's."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
 
 
 class OutOfAllowance(EvaluationEnded):
-    """A reference needs more of the GPU's memory than it may take."""
+    """A reference needs more GPU memory than its allowance."""
 
 
 def invalid_problem(message: str) -> EvaluationEnded:
-    """Return the end of an evaluation whose problem is not one."""
+    """Return the end of an evaluation whose problem is invalid."""
     return EvaluationEnded(Category.INVALID_PROBLEM, message, Phase.REFERENCE)
 
 
 @contextlib.contextmanager
 def blaming(what: str, process: SealedProcess, allowed_bytes: int, *, optional: bool = False) -> Generator[None]:
-    """Make what fails in a process that runs a problem the problem's failure, unless the fleet has failed.
+    """Blame the problem for failures of a process that runs it, except for failures of the fleet.
 
     Args:
-        what: what the process does, for the message.
-        process: the process; it is ended where it found too little memory on the GPU, to see who holds that.
-        allowed_bytes: what it may take of the GPU's memory.
-        optional: True where the evaluation does without what fails: the process may live on then.
+        what: the process's activity, for the message.
+        process: the process. If the GPU had too little memory, it is ended to see which process holds the memory.
+        allowed_bytes: the process's GPU memory allowance.
+        optional: True if the evaluation can continue after the failure. The process can then live on.
 
     Raises:
-        EvaluationEnded: ``invalid_problem``, ``reference_error``, ``reference_timeout``; ``worker_lost`` if somebody
-            killed the process; ``gpu_unhealthy`` if others hold the GPU's memory.
+        EvaluationEnded: ``invalid_problem``, ``reference_error``, ``reference_timeout``, ``worker_lost`` if the process
+            was killed from outside, or ``gpu_unhealthy`` if other processes hold the GPU's memory.
     """
     try:
         yield
@@ -52,7 +52,7 @@ def blaming(what: str, process: SealedProcess, allowed_bytes: int, *, optional: 
             raise _out_of_gpu_memory(what, process, allowed_bytes, dict(ended.outcome.facts)) from None
         raise _blamed(ended, what) from None
     except (torch.OutOfMemoryError, CudaCallError) as error:
-        # The judge found no room for its own copies.
+        # The judge found no memory for its own copies.
         if optional or (isinstance(error, CudaCallError) and error.error_code != _OUT_OF_MEMORY):
             raise
         raise _out_of_gpu_memory(what, process, allowed_bytes, {}) from None
@@ -76,7 +76,7 @@ def _blamed(ended: EvaluationEnded, what: str) -> EvaluationEnded:
 
 
 def _out_of_gpu_memory(what: str, process: SealedProcess, allowed_bytes: int, facts: dict[str, Any]) -> EvaluationEnded:
-    """Return whose failure it is that memory ran out: others', if the process could not have had what it may take."""
+    """Return the blame for exhausted memory: the fleet's if the process could not get its allowance."""
     process.stop()
     process.imports.close()
     if torch.cuda.is_initialized():
@@ -84,6 +84,6 @@ def _out_of_gpu_memory(what: str, process: SealedProcess, allowed_bytes: int, fa
         if torch.cuda.mem_get_info()[0] < allowed_bytes:
             message = f"{what} found too little memory free on the GPU"
             return EvaluationEnded(Category.GPU_UNHEALTHY, message, Phase.REFERENCE)
-    message = f"{what} needs more of the GPU's memory than the {allowed_bytes} bytes that it may take"
+    message = f"{what} needs more of the GPU's memory than the {allowed_bytes} bytes allowed to it"
     facts["allowed_bytes"] = allowed_bytes
     return OutOfAllowance(Category.REFERENCE_ERROR, message, Phase.REFERENCE, **facts)

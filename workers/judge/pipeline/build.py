@@ -1,12 +1,12 @@
-"""The build: a separate process, the builder, compiles what a kernel's source compiles at import.
+"""The build: the builder, a separate process, compiles everything that a kernel's source compiles at import.
 
 A builder is sealed like the candidate, with another uid and without a GPU. Three of its failures are final: a timeout
-of the compiler, a breach of the seal, and, on a CPU slot, a compiler's error. On a GPU slot a compiler's error is not
-final: a module may detect the GPU without torch, and pass other flags if there is none. After any other failure, such
-as a module that asks torch for a GPU at import, the candidate compiles what is missing.
+of the compiler, a violation of the sandbox, and, on a CPU slot, a compiler's error. On a GPU slot a compiler's error is
+not final: a module can detect the GPU without torch, and pass other flags if there is none. After any other failure,
+such as a module that asks torch for a GPU at import, the candidate compiles the missing libraries.
 
-What a builder has made of a source is kept in the store, if there is one, and used for later evaluations of that very
-source (:class:`Reuse`). So is a compiler's final word against it.
+The libraries of a build are kept in the store, if there is one, for later evaluations of the same source
+(:class:`Reuse`). So is a compiler's final error.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from workers.judge.sandbox.seal import Profile
 #: The backends whose sources torch's extension builder compiles.
 BACKENDS: Final = frozenset({Backend.CUDA, Backend.CPP})
 _FINAL: Final = frozenset({Category.COMPILE_TIMEOUT, Category.SANDBOX_VIOLATION})
-#: Failures of a builder that an earlier build may keep: exceptions of its source, and no limit that it ran into.
+#: Failures of a builder whose finished libraries are kept: exceptions of its source, but no exceeded limits.
 _REPEATED: Final = frozenset({Category.IMPORT_ERROR, Category.COMPILE_ERROR})
-#: The most of its memory that a builder may have used whose compiler's word is kept.
+#: Maximum share of its memory that a builder can have used for its compiler's error to be kept.
 _ROOM_SHARE: Final = 0.5
-#: Deadline of the builder's preparation.
+#: Deadline in seconds of the builder's preparation.
 _PREPARE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is to be built.
+    """A kernel to build.
 
     Attributes:
         source: the kernel's source.
         on_gpu: True if the candidate has a GPU.
-        lines: have nvcc note which line of a source each instruction comes from.
+        lines: True to make nvcc record the source line of each instruction.
     """
 
     source: str
@@ -59,12 +59,12 @@ class Asked:
     lines: bool
 
     def job(self) -> Job:
-        """Return the builder's job, which tells nothing else about the evaluation."""
+        """Return the builder's job, which contains nothing else about the evaluation."""
         architectures = _architectures() if self.on_gpu else ""
         return Job(self.source, "", dtype=torch.float32, seed=0, architectures=architectures, lines=self.lines)
 
     def key(self, store: Store) -> str:
-        """Return what the build is kept under."""
+        """Return the key under which the build is kept."""
         job = self.job()
         return store.key(job.source, job.architectures + (" lines" if job.lines else ""))
 
@@ -76,10 +76,7 @@ class Build:
         """Start forking a builder without waiting. None of the kernel's code runs yet.
 
         Args:
-            forkserver: the slot's fork server.
             profile: the builder's limits, with the candidate's ``built`` directory.
-            deadlines: the evaluation's deadlines.
-            asked: what is to be built.
 
         Raises:
             ForkServerError: the fork server is gone.
@@ -90,7 +87,7 @@ class Build:
         self._built = Path(profile.built)
         self._memory_bytes = profile.host_memory_bytes
         self._store = forkserver.builds
-        #: What the build is kept under; empty where builds are not kept.
+        #: Key under which the build is kept, or empty without a store.
         self._key = asked.key(self._store) if self._store is not None else ""
         #: On a CPU slot the builder's compilers have everything that the candidate's would have.
         self._final = _FINAL if asked.on_gpu else _FINAL | {Category.COMPILE_ERROR}
@@ -100,18 +97,18 @@ class Build:
 
     @property
     def log(self) -> str:
-        """The end of the builder's log; empty if it compiled nothing, for then the candidate writes the same again."""
+        """End of the builder's log, or empty if it compiled nothing, because the candidate repeats that output."""
         return self.process.ended.log if self.process.ended is not None and self._compiled else ""
 
     def run(self, evidence: dict[str, Any]) -> dict[str, Any]:
-        """Build, end the builder, and keep what it has made.
+        """Build, end the builder, and keep its libraries.
 
         Args:
-            evidence: takes what is told of the build, as ``build``.
+            evidence: gets the facts of the build as ``build``.
 
         Returns:
-            what is told: ``where`` the kernel is compiled (``builder`` or ``candidate``), ``libraries``, ``seconds``,
-            ``peak_bytes``, ``skipped``, the reason if the build stopped early, and the ``key`` where builds are kept.
+            These facts: ``where`` the kernel is compiled (``builder`` or ``candidate``), ``libraries``, ``seconds``,
+            ``peak_bytes``, ``skipped`` (the reason if the build stopped early) and the ``key`` if builds are kept.
 
         Raises:
             EvaluationEnded: the build failed, and its failure is final.
@@ -135,7 +132,7 @@ class Build:
         report = self.process.stop()
         if report.reason is End.STUCK:
             raise self.process.died()
-        # If a build stopped early, compilers of other threads may still have run: they are killed without consequence.
+        # If a build stopped early, compilers of other threads can still have run. They are killed without consequence.
         if report.leftovers and not skipped:
             raise EvaluationEnded(
                 Category.SANDBOX_VIOLATION,
@@ -146,69 +143,63 @@ class Build:
         files = shelf.files(self._built)
         libraries = [path for path in files if path.name != shelf.REFUSED]
         self._compiled = bool(libraries)
-        found: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "where": "builder" if libraries else "candidate",
             "libraries": len(libraries),
             "seconds": round(self.process.waited_s, 6),
             "peak_bytes": report.peak_bytes,
         }
         evidence["build"] = (
-            found | ({"skipped": skipped} if skipped else {}) | ({"key": self._key} if self._key else {})
+            facts | ({"skipped": skipped} if skipped else {}) | ({"key": self._key} if self._key else {})
         )
         if ended_by_itself and (self._had_room(report) or len(files) == len(libraries)) and not report.robbed:
             self._keep(report, skipped)
         return evidence["build"]
 
     def _had_room(self, report: Report) -> bool:
-        """Return whether no compiler of a process can have failed for want of memory."""
+        """Return whether no compiler of a process can have failed for lack of memory."""
         return not report.robbed and report.peak_bytes < _ROOM_SHARE * self._memory_bytes
 
     def _keep(self, report: Report, skipped: str) -> None:
-        """Keep what the builder has made; without room for it, nothing."""
+        """Keep the builder's libraries, if there are any."""
         if self._store is None:
             return
-        found = shelf.read(self._built)
-        kept = tuple(Library(key=key, name=name, size=len(content)) for key, name, content in found)
-        contents = tuple(content for _, _, content in found)
-        if found:
+        files = shelf.read(self._built)
+        kept = tuple(Library(key=key, name=name, size=len(content)) for key, name, content in files)
+        contents = tuple(content for _, _, content in files)
+        if files:
             self._put(report, contents, libraries=kept, log=report.log, skipped=skipped)
 
     def keep_refusal(self, outcome: Outcome, reports: Iterable[Report]) -> None:
-        """Keep a compiler's final word against the source, if it would say the same again.
+        """Keep a compiler's error in the source, if it would occur again.
 
-        Args:
-            outcome: the evaluation's.
-            reports: of the builder, and of the candidate if it was that whose compiler refused.
+        ``reports`` has the candidate's report if its compiler failed. The builder's report is added.
         """
         if self._store is None or (outcome.category, outcome.phase) != (Category.COMPILE_ERROR, Phase.LOAD):
             return
         reports = [*reports, *([self.process.ended] if self.process.ended is not None else [])]
-        told = "\n".join([outcome.message, *(report.log for report in reports)])
-        if reports and all(map(self._had_room, reports)) and is_lasting(told):
+        texts = "\n".join([outcome.message, *(report.log for report in reports)])
+        if reports and all(map(self._had_room, reports)) and is_lasting(texts):
             refusal = Refusal(message=outcome.message, exception=outcome.facts.exception or "")
             log = "".join(report.log for report in reports)
             self._put(reports[-1], (), refusal=refusal, log=log)
 
-    def _put(self, report: Report, contents: tuple[bytes, ...], **told: Any) -> None:
+    def _put(self, report: Report, contents: tuple[bytes, ...], **fields: Any) -> None:
         assert self._store is not None
         seconds = round(self.process.waited_s, 6)
-        header = Header(key=self._key, seconds=seconds, peak_bytes=report.peak_bytes, **told)
+        header = Header(key=self._key, seconds=seconds, peak_bytes=report.peak_bytes, **fields)
         self._store.put(Entry(header, contents))
 
 
 class Reuse:
-    """The build of an earlier evaluation of the same source: nothing is compiled."""
+    """The build of an earlier evaluation of the same source, so that nothing is compiled."""
 
     def __init__(self, entry: Entry, built: Path) -> None:
-        """Hand its libraries over, before the candidate is forked.
-
-        Args:
-            entry: the build.
-            built: the candidate's directory of libraries.
+        """Write the libraries for the candidate, before it is forked.
 
         Raises:
-            OSError: the host has no room for them.
-            ValueError: it holds what is no library.
+            OSError: the host's disk is full.
+            ValueError: the entry contains a file that is not a library.
         """
         begun = time.monotonic()
         self._entry = entry
@@ -218,14 +209,14 @@ class Reuse:
 
     @property
     def log(self) -> str:
-        """The end of the builder's log, of back then."""
+        """End of the earlier builder's log."""
         return self._entry.header.log
 
     def run(self, evidence: dict[str, Any]) -> dict[str, Any]:
-        """Tell what was found; see :meth:`Build.run`. What the builder of back then took is ``earlier_seconds``.
+        """Record the facts as :meth:`Build.run` does, with the earlier builder's time as ``earlier_seconds``.
 
         Raises:
-            EvaluationEnded: ``compile_error``: a compiler has refused this source before.
+            EvaluationEnded: ``compile_error`` if a compiler rejected this source before.
         """
         header = self._entry.header
         evidence["build"] = {
@@ -242,27 +233,23 @@ class Reuse:
         return evidence["build"]
 
     def keep_refusal(self, outcome: Outcome, reports: Iterable[Report]) -> None:
-        """Keep nothing: what is known is kept."""
+        """Keep nothing, because the store already has this build."""
 
 
 def begin(forkserver: ForkServer, profile: Profile, deadlines: Deadlines, asked: Asked) -> Build | Reuse:
-    """Return an earlier build of a source, or have a builder forked.
-
-    Args:
-        forkserver, profile, deadlines, asked: as for :class:`Build`.
-    """
+    """Return an earlier build of a source, or start a builder. See :class:`Build` for the arguments."""
     store = forkserver.builds
     if store is not None:
         assert profile.built is not None
         entry = store.get(asked.key(store))
         if entry is not None:
-            with contextlib.suppress(OSError, ValueError):  # else a builder's libraries come there instead
+            with contextlib.suppress(OSError, ValueError):  # Otherwise a builder compiles the libraries again.
                 return Reuse(entry, Path(profile.built))
     return Build(forkserver, profile, deadlines, asked)
 
 
 def _architectures() -> str:
     """Return the architecture that torch's builder would target if it saw this GPU, at most the newest it supports."""
-    known = [int(re.sub(r"\D", "", name)) for name in torch.cuda.get_arch_list() if name.startswith("sm_")]
-    major, minor = min(torch.cuda.get_device_capability(), divmod(max(known), 10))
+    supported = [int(re.sub(r"\D", "", name)) for name in torch.cuda.get_arch_list() if name.startswith("sm_")]
+    major, minor = min(torch.cuda.get_device_capability(), divmod(max(supported), 10))
     return f"{major}.{minor}+PTX"

@@ -1,4 +1,4 @@
-"""Cases: input sets with their answers, and the arithmetic on them that several stages share."""
+"""Cases, which are input sets with the reference's answers, and arithmetic on them that several stages share."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ DTYPES: Final = {
     Precision.FP16: torch.float16,
     Precision.BF16: torch.bfloat16,
 }
-#: The kind of cases that come from the problem's own ``get_inputs()``.
+#: Kind of the cases from the problem's own ``get_inputs()``.
 GIVEN: Final = "given"
-#: Words or values to look at at a time, to bound memory.
+#: Number of values to process at a time, to bound memory.
 _CHUNK: Final = 1 << 24
-#: KernelBench's tolerance by an evaluation's precision, absolute and relative alike.
+#: KernelBench's tolerance by an evaluation's precision, used as absolute and as relative tolerance.
 CLOSE: Final = {Precision.FP32: 1e-4, Precision.FP16: 1e-2, Precision.BF16: 1e-2}
 
 
@@ -28,19 +28,19 @@ class Case:
     """One input set, and the reference's answer to it.
 
     Attributes:
-        seed: set before the reference's and the candidate's forward alike, so that randomness agrees.
-        drawn: the seed that the inputs are drawn under.
-        on_device: whether they are made on the device.
+        seed: seed of the reference's and the candidate's forward, so that random numbers agree.
+        drawn: seed of the inputs.
+        on_device: whether the inputs are made on the device.
         kind: ``given``, from the problem's own ``get_inputs()``, or the name of a variant of such inputs.
-        tolerance: the problem's own; None where it gives none.
-        position: of the number that differs, or around which numbers do, in a variant that has such a place.
-        slot: the number under which the reference holds the inputs; None while it does not.
-        inputs: the tensors among the arguments, on the device: on a GPU in the reference's memory, which the judge may
-            read; empty while the reference does not hold them.
-        outputs: the reference's output tensors, likewise; empty until the case is answered.
-        exact: the same from the reference in float64, where that could be had.
-        noise: for each output, how far the reference lies from itself where rounding errors move the inputs, as a share
-            of its size; empty until that is known. All cases of an evaluation have the same list.
+        tolerance: the problem's own tolerance, or None.
+        position: position of the number that differs, or around which numbers differ, in variants with a position.
+        slot: number under which the reference holds the inputs, or None.
+        inputs: tensors among the arguments, on a GPU in the reference's memory, which the judge can read. Empty while
+            the reference does not hold them.
+        outputs: the reference's output tensors, in the same memory. Empty until the case is answered.
+        exact: outputs of the reference in float64, if available.
+        noise: relative distance, for each output, between two reference outputs whose inputs differ by rounding
+            errors. Empty until it is measured. All cases of an evaluation share this list.
     """
 
     seed: int
@@ -57,18 +57,18 @@ class Case:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of inputs and outputs."""
+        """Size of inputs and outputs in bytes."""
         return sum(tensor.nbytes for tensor in (*self.inputs, *self.outputs))
 
 
 def pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return a tensor's values in pieces, so that no mask or copy of all of them is made."""
+    """Split a tensor's values into pieces, to avoid masks and copies of all values."""
     flat = tensor.reshape(-1)
     return flat.split(_CHUNK) if flat.numel() > _CHUNK else (flat,)
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return the norm of the difference, infinite if infinities differ. Does not wait for the device."""
+    """Return the norm of the difference, infinite if infinities differ, without waiting for the device."""
     wide = torch.complex128 if b.is_complex() else torch.float64
     parts: list[torch.Tensor] = []
     for x, y in zip(pieces(a), pieces(b), strict=True):
@@ -78,7 +78,7 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def size(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the norm of the finite values. Does not wait for the device."""
+    """Return the norm of the finite values, without waiting for the device."""
     parts: list[torch.Tensor] = []
     for piece in pieces(tensor):
         wide = piece.to(torch.complex128 if piece.is_complex() else torch.float64)

@@ -1,19 +1,20 @@
-"""The two ways to time one call of a sealed process. Neither asks the process for the time.
+"""The two clocks for one call of a sealed process. Neither relies on times from the process.
 
 On a GPU, :class:`GpuClock` puts events of the judge's own CUDA context around all that belongs to the call::
 
     judge's stream      [wait HOLD][event][write inputs][flush L2][GO][wait DONE][copy outputs][event]
     candidate's stream                                              [wait GO][forward][DONE]
 
-The candidate enqueues its part first, then the judge enqueues its own and lets HOLD go. So the span holds no time of
-the host. Inputs appear within the span, so nothing can be worked on before it. Outputs are copied within the span, so
-an early DONE gains nothing. Two processes take turns on a GPU's processors and never run there side by side, so work
-that a candidate does before GO delays the judge's own work, which is in the span too. A forward that needs no
-processors (copies, callbacks) waits for no turn, but a null does; such a forward is timed behind an empty kernel.
+The candidate enqueues its part first, then the judge enqueues its own and releases HOLD. So the span contains no time
+of the host. Inputs appear within the span, so no work on them can start before it. Outputs are copied within the span,
+so an early DONE gains nothing. Two processes take turns on a GPU and never run at the same time, so work that a
+candidate does before GO delays the judge's own work, which is in the span too. A forward that needs no time slice
+(copies, callbacks) does not wait for one, but the launch-overhead call does. Such a forward is timed after an empty
+kernel.
 
-A forward that waits for the GPU cannot be enqueued ahead: it would wait for a GO that waits for it. Its answer does not
-come. Such calls, and all calls on a CPU, are timed by :class:`CpuClock`: the judge's CPU clock from before the inputs
-are written until the outputs have been copied.
+A forward that waits for the GPU cannot be enqueued in advance: it would wait for a GO that waits for it, and send no
+reply. Such calls, and all calls on a CPU, are timed by :class:`CpuClock`, which is the judge's CPU clock from before
+the inputs are written until the outputs have been copied.
 """
 
 from __future__ import annotations
@@ -40,26 +41,26 @@ from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline.cases import Case
 from workers.judge.pipeline.exchange import Exchange, Output, copy_out
 
-#: Seconds that a candidate may take to enqueue a call before the judge concludes that it waits for the GPU: at the
-#: first try and at later ones. A busy host can hold up an honest candidate for a moment.
+#: Maximum seconds for a candidate to enqueue a call before the judge concludes that it waits for the GPU, for the first
+#: try and for later ones. A busy host can delay an honest candidate for a moment.
 _ENQUEUE_S: Final = (0.05, 0.25)
-#: Seconds that the judge waits for an untimed call, and between two looks at it.
+#: Maximum seconds that the judge waits for an untimed call, and seconds between two polls.
 _LET_GO_S: Final = 10.0
 _NAP_S: Final = 0.0002
-#: How often a copy is timed, and what it copies at most, in bytes.
+#: Number of timings of a copy, and the maximum size in bytes of the copy.
 _COPIES: Final = 5
 _COPIED_BYTES: Final = 128 << 20
-#: By how much such times differ without a reason, in nanoseconds.
+#: Difference between such times that is noise, in ns.
 _COPY_NOISE_NS: Final = 1000.0
-#: ``cudaDeviceAttr``: the memory's peak clock in kilohertz, and the width of its bus in bits.
+#: ``cudaDeviceAttr`` for the memory's peak clock in kilohertz, and for the width of its bus in bits.
 _MEMORY_CLOCK_KHZ: Final = 36
 _MEMORY_BUS_BITS: Final = 37
-#: Looks at an event between looks at the candidate (about 1 ms).
+#: Number of polls of an event between two polls of the candidate (about 1 ms).
 _LOOK: Final = 1 << 10
 
 
 class Flusher:
-    """Empties the GPU's L2 cache: it resets lines that were asked to persist, and writes twice the cache's size."""
+    """Flushes the GPU's L2 cache by resetting persisting lines and writing twice the cache's size."""
 
     def __init__(self) -> None:
         size = torch.cuda.get_device_properties(0).L2_cache_size
@@ -70,11 +71,11 @@ class Flusher:
         self._buffer.zero_()
 
     def bandwidth(self) -> float:
-        """Return the device's memory bandwidth, reads and writes together, in bytes a second.
+        """Return the device's memory bandwidth, reads and writes together, in bytes per second.
 
-        That is what the memory's clock and width allow at most: a floor under a kernel's time that rests on it accuses
-        nobody wrongly. Where the device does not tell them, it is twice of what the best of a few copies reaches:
-        copies of the cache's size came to half of the peak on an H200.
+        This is the peak by the memory's clock and width, so that a bound on a kernel's time accuses no honest kernel.
+        If the device does not report these, it is twice the best bandwidth of a few copies: copies of the cache's size
+        reached half of the peak on an H200.
         """
         with contextlib.suppress(CudaCallError):
             return _peak_bandwidth(torch.cuda.current_device())
@@ -85,24 +86,21 @@ class Flusher:
 
 @cache
 def _peak_bandwidth(device: int) -> float:
-    """Return what the memory's clock and width allow, in bytes a second.
-
-    Raises:
-        CudaCallError: the device does not tell.
-    """
-    told: list[int] = []
+    """Return the peak bandwidth by the memory's clock and width, in bytes per second, or raise CudaCallError."""
+    figures: list[int] = []
     for attribute in (_MEMORY_CLOCK_KHZ, _MEMORY_BUS_BITS):
         value = ctypes.c_int()
         call("cudaDeviceGetAttribute", ctypes.byref(value), attribute, device)
-        told.append(value.value)
-    kilohertz, bits = told
-    return 2 * kilohertz * 1e3 * bits / 8  # two transfers a cycle
+        figures.append(value.value)
+    kilohertz, bits = figures
+    return 2 * kilohertz * 1e3 * bits / 8  # Two transfers per cycle.
 
 
 class Hold:
-    """Holds the judge's stream until all of a call is enqueued, by a page of flags of the judge's own.
+    """Holds the judge's stream until a whole call is enqueued, by means of the judge's own page of flags.
 
-    To register a page takes milliseconds where others open the device, so this is made before the device is had alone.
+    Registering a page takes milliseconds while other processes open the device, so it is done before the device is
+    exclusive.
     """
 
     def __init__(self) -> None:
@@ -114,26 +112,26 @@ class Hold:
         self._number = 0
 
     def wait(self, stream: int) -> None:
-        """Have a stream wait."""
+        """Make a stream wait."""
         self._number = next(self._numbers)
         self._semaphores.wait(stream, flags.GO, self._number)
 
     def let_go(self) -> None:
-        """Let the stream go on that waits."""
+        """Release the waiting stream."""
         self._page[flags.GO] = self._number
 
 
 class GpuClock:
-    """Events around work that was enqueued ahead.
+    """Clock of events around work that was enqueued in advance.
 
     Attributes:
-        views: the outputs of the last call, where they lie.
+        views: the last call's outputs in the process's memory.
     """
 
     basis: Final = "gpu_clock"
 
     def __init__(self, exchange: Exchange, hold: Hold, flusher: Flusher | None) -> None:
-        """Time the calls of one process, the L2 cache emptied before each where a flusher is given."""
+        """Time the calls of one process. A flusher flushes the L2 cache before each."""
         self._exchange = exchange
         self._process = exchange.process
         self._hold = hold
@@ -153,13 +151,13 @@ class GpuClock:
         """Time one call.
 
         Args:
-            order: ``AHEAD``, ``AHEAD_IN_TURN`` or ``AHEAD_NULL``.
+            order: ``ENQUEUE``, ``ENQUEUE_IN_TURN`` or ``ENQUEUE_OVERHEAD``.
             case: its inputs.
             into: memory for its outputs.
 
         Returns:
-            nanoseconds of the whole span and of the judge's own work before GO; None if the candidate could
-            not enqueue the call in time.
+            Nanoseconds of the whole span, and of the judge's own work before GO. None if the candidate did not enqueue
+            the call in time.
 
         Raises:
             EvaluationEnded: the call failed, or its outputs do not have the reference's form.
@@ -185,7 +183,7 @@ class GpuClock:
             copy_out(views, into)
             end.record()
         except BaseException:
-            self._process.flags[flags.DONE] = number  # nothing may be left that waits
+            self._process.flags[flags.DONE] = number  # No stream must be left waiting.
             raise
         finally:
             self._hold.let_go()
@@ -193,7 +191,7 @@ class GpuClock:
         return round(begin.elapsed_time(end) * 1e6), round(begin.elapsed_time(ready) * 1e6)
 
     def _load_copies(self, into: list[torch.Tensor], views: list[Output]) -> None:
-        """Copy once from new layouts: the copy loads kernels, which cannot be loaded behind a stream that waits."""
+        """Copy once from new layouts, because the copy's kernels cannot be loaded while a stream waits."""
         layouts = tuple((view.shape, view.stride(), view.dtype) for view in views)
         if layouts not in self._layouts:
             copy_out(views, into)
@@ -201,12 +199,12 @@ class GpuClock:
             self._layouts.add(layouts)
 
     def _enqueue(self, order: Order, case: Case, seconds: float) -> tuple[int, list[Output]] | None:
-        """Have the candidate enqueue a call; return None if it did not do so in time and was let go."""
+        """Let the candidate enqueue a call. Return None if it did not do so in time and ran the call untimed."""
         number = self._process.send(order, seed=case.seed)
         self._process.look_out()
         if self._process.answered(seconds):
             return number, self._exchange.outputs(self._process.receive(number))
-        # It runs on right inputs, untimed; its answer does not count.
+        # The call runs on the right inputs, untimed, and its answer does not count.
         self._exchange.load(case.inputs)
         self._exchange.settle()
         self._process.flags[flags.GO] = number
@@ -214,7 +212,7 @@ class GpuClock:
         return None
 
     def _let_go(self, number: int) -> None:
-        """Have an enqueued call run untimed, and wait for its end, so that it does not disturb what is timed next."""
+        """Run an enqueued call untimed and wait for its end, so that it does not disturb the next timed call."""
         page = self._process.flags
         page[flags.GO] = number
         deadline = time.monotonic() + _LET_GO_S
@@ -222,7 +220,7 @@ class GpuClock:
             time.sleep(_NAP_S)
 
     def _await(self, end: torch.cuda.Event, number: int) -> None:
-        """Wait for the end of a call. Say DONE for a candidate that fails meanwhile: the stream waits for it."""
+        """Wait for the end of a call. If the candidate fails, set DONE, because the stream waits for it."""
         turns = 0
         try:
             while not end.query():
@@ -238,24 +236,21 @@ class GpuClock:
 
 
 class CpuClock:
-    """The judge's CPU clock: from before the inputs are written until the outputs have been copied.
-
-    Attributes:
-        views: the outputs of the last call, where they lie.
-    """
+    """The judge's CPU clock, from before the inputs are written until the outputs have been copied."""
 
     basis: Final = "cpu_clock"
 
     def __init__(self, exchange: Exchange, flusher: Flusher | None, *, on_gpu: bool) -> None:
-        """On a GPU the go-ahead is the judge's stream's to give, right after the inputs."""
+        """Time the calls of one process. On a GPU the judge's stream writes GO right after the inputs."""
         self._exchange = exchange
         self._process = exchange.process
         self._flusher = flusher
         self._on_gpu = on_gpu
+        #: The last call's outputs in the process's memory.
         self.views: list[Output] = []
 
     def time(self, order: Order, case: Case, into: list[torch.Tensor]) -> tuple[int, int]:
-        """One timed call with ``TIME`` or ``TIME_NULL``; otherwise as :meth:`GpuClock.time`."""
+        """Time one call with ``TIME`` or ``TIME_OVERHEAD``. See :meth:`GpuClock.time` for arguments and results."""
         page, process, exchange = self._process.flags, self._process, self._exchange
         number = process.send(order, seed=case.seed)
         self._wait(flags.READY, number)
@@ -265,7 +260,7 @@ class CpuClock:
             ready = time.perf_counter_ns()
             page[flags.GO] = number
         else:
-            # Flushed first: a wait for the flush would leave time to begin early on inputs that are there.
+            # Flush first: waiting for a flush after the inputs would give a kernel time to begin early.
             if self._flusher is not None:
                 self._flusher()
             exchange.load(case.inputs)
@@ -278,25 +273,21 @@ class CpuClock:
         end = time.perf_counter_ns()
         if page[flags.DONE] != number:
             raise EvaluationEnded(
-                Category.SANDBOX_VIOLATION, "the candidate answered a timed call that it had not done", Phase.TIME
+                Category.SANDBOX_VIOLATION, "the candidate answered a timed call before its end", Phase.TIME
             )
         return end - begin, ready - begin
 
     def _wait(self, flag: int, number: int) -> None:
-        """Wait until the flag shows the call's number, or the candidate says something else."""
+        """Wait until the flag shows the call's number, or the candidate sends a reply."""
         process = self._process
         flags.wait(process.flags, flag, number, nap=not self._on_gpu, gone=process.answered)
 
 
 def copy_ns(spec: TensorSpec, stride: tuple[int, ...], flusher: Flusher | None) -> float:
-    """Return the time that copying an output takes on a GPU, in nanoseconds, as in calls: the shortest of a few.
+    """Return the shortest of a few times of copying an output on a GPU, in nanoseconds, as in a call.
 
-    It is measured with memory of the judge's own, of large outputs with a part of them.
-
-    Args:
-        spec: of the output.
-        stride: how it lies.
-        flusher: empties the L2 cache before each copy; None as in :class:`GpuClock`.
+    The copies use the judge's own memory, and only a part of large outputs. ``flusher`` flushes the L2 cache before
+    each copy.
     """
     assert spec.dtype is not None
     shape, most = list(spec.shape), _COPIED_BYTES // spec.dtype.itemsize
@@ -310,7 +301,7 @@ def copy_ns(spec: TensorSpec, stride: tuple[int, ...], flusher: Flusher | None) 
     taken = _shortest_copy(shape, stride, spec.dtype, flusher)
     if share <= 1:
         return taken
-    # Of a part only what its size costs is multiplied, and not what any copy does.
+    # Only the cost of the size is scaled from a part, not the fixed cost of a copy.
     least = _shortest_copy([1] * len(shape), stride, spec.dtype, flusher)
     return least + (taken - least if taken - least > _COPY_NOISE_NS else 0.0) * share
 
@@ -327,27 +318,22 @@ def _shortest_copy(shape: list[int], stride: tuple[int, ...], dtype: torch.dtype
 
 
 def empty_kernel_ns() -> float:
-    """Return the time of a null's empty kernel on this device, in nanoseconds: one of many that run back to back."""
-    word = torch.zeros(1, device="cuda")
+    """Return the time in nanoseconds of the empty kernel of an overhead call, averaged over many back to back."""
+    value = torch.zeros(1, device="cuda")
     many = 32
 
     def burst() -> None:
         for _ in range(many):
-            word.zero_()
+            value.zero_()
 
     return min(_span(burst, behind=True) for _ in range(3)) / many
 
 
 def _span(work: Callable[[], object], *, behind: bool = False) -> float:
-    """Return the nanoseconds that work takes on this process's stream.
-
-    Args:
-        work: enqueues it.
-        behind: enqueue it behind longer work, so that no gaps of the host are in the time.
-    """
+    """Return the nanoseconds of enqueued work. With ``behind`` it follows longer work, so the host adds no gaps."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     if behind:
-        # Cycles, half a millisecond: all is enqueued by then.
+        # Cycles, half a millisecond, in which all work is enqueued.
         torch.cuda._sleep(1_000_000)  # pyright: ignore[reportPrivateUsage]
     begin.record()
     work()

@@ -34,11 +34,11 @@ class _Grade:
     """The requirements for outputs of one floating dtype.
 
     Attributes:
-        tolerance: largest error of a value, as ``atol`` and as ``rtol``; for 32 and 16 bits KernelBench's.
-        farthest: largest distance of all values together, as a share of the reference's norm.
+        tolerance: largest error of a value, used as ``atol`` and as ``rtol``. KernelBench's value for 32 and 16 bits.
+        farthest: largest distance of all values together relative to the reference's norm.
         noise: largest distance between two correct answers, all values together, in multiples of the dtype's epsilon.
-        downgrade: smallest and largest relative distance from the float64 reference that a lower precision explains;
-            None if no lower precision is in use.
+        downgrade: smallest and largest relative distance from the float64 reference that a lower precision explains,
+            or None if no lower precision is in use.
     """
 
     tolerance: float
@@ -51,20 +51,20 @@ class _Grade:
 # fp8 (e4m3, e5m2). Rounding to nearest moves a value by at most u of it, and by 0.42 u in the root mean square over a
 # binade. A sum of products of two rounded factors of both signs is off by sqrt(2) times that, 0.6 u of its norm: 3e-4
 # in TF32 and fp16, 2e-3 in bf16, 4e-2 and 8e-2 in fp8. Truncation doubles it. L layers in a row multiply it by sqrt(L).
-# Of positive factors the errors average out: 1.5e-5 in fp16 with 512 terms.
-# Of an fp32 reference up to 4 u of bf16 are therefore explained: 40 layers of rounding, or 10 of truncation. Beyond
-# them faults begin, such as a bias that is left out, which is 4e-2 of the norm after 512 terms. Fp8 in the place of
-# fp32 resembles it, so nothing is said of either. In the place of 16 bits fp8 is common: up to 2 u of e4m3, which is u
-# of e5m2, are explained. Zeros are off by 1, and independent values by 1.4.
+# For positive factors the errors average out: 1.5e-5 in fp16 with 512 terms.
+# For an fp32 reference, bf16 explains up to 4 u: 40 layers of rounding, or 10 of truncation. Larger errors can be
+# faults, such as a missing bias, which is 4e-2 of the norm after 512 terms. Fp8 instead of fp32 has errors of that
+# size, so neither is reported. Instead of 16 bits fp8 is common, and up to 2 u of e4m3, which is u of e5m2, are
+# explained. Zeros are off by 1, and independent values by 1.4.
 _BF16_EXPLAINS: Final = 4 * 2.0**-8
 _FP8_EXPLAINS: Final = 2 * 2.0**-4
 
 _WIDE: Final = _Grade(tolerance=1e-4, farthest=1e-2, noise=64, downgrade=(4e-6, _BF16_EXPLAINS))
-#: For fp32 where TF32 is allowed, which has fp16's digits.
+#: For fp32 where TF32 is allowed, which has as many mantissa bits as fp16.
 _TF32: Final = _Grade(tolerance=1e-2, farthest=5e-2, noise=4 << 13, downgrade=(1e-3, _BF16_EXPLAINS))
 _FP16: Final = _Grade(tolerance=1e-2, farthest=5e-2, noise=4, downgrade=(1e-3, _FP8_EXPLAINS))
 _BF16: Final = _Grade(tolerance=1e-2, farthest=5e-2, noise=4, downgrade=(5e-3, _FP8_EXPLAINS))
-#: For 8 bits one rounding step, which is 1/8 or 1/4 of a value.
+#: For 8 bits the tolerance is one rounding step, which is 1/8 or 1/4 of a value.
 _E4M3: Final = _Grade(tolerance=0.15, farthest=0.3, noise=4, downgrade=None)
 _E5M2: Final = _Grade(tolerance=0.3, farthest=0.3, noise=4, downgrade=None)
 #: The grades by dtype, from fine to coarse. Values of other dtypes must be equal.
@@ -79,28 +79,28 @@ _GRADES: Final = {
     torch.float8_e5m2: _E5M2,
 }
 _TF32_DTYPES: Final = frozenset({torch.float32, torch.complex64})
-#: How many times the reference's error suggests a lower precision.
+#: Ratio of the output's error to the reference's own that suggests a lower precision.
 _COARSE: Final = 32.0
-#: How many times farther than the reference a correct kernel may be from the float64 reference. Measured on products of
-#: 64 to 8192 terms: up to 1 when summed in blocks, 7.2 when summed one by one, 700 in TF32, 5000 in bf16.
+#: Ratio of a correct kernel's distance from the float64 reference to the reference's own distance. Measured on products
+#: of 64 to 8192 terms: up to 1 when summed in blocks, 7.2 when summed one by one, 700 in TF32, 5000 in bf16.
 _LENIENCE: Final = 8.0
-#: Largest error that cancellation explains among values of one size, as a share of their norm.
+#: Largest error that cancellation explains among values of one size, relative to their norm.
 _CANCELLED: Final = 0.25
-#: Largest distance as a share of the spread of the reference's values around their mean, given enough values.
+#: Largest distance relative to the spread of the reference's values around their mean, given enough values.
 _FROM_MEAN: Final = 0.5
 _ENOUGH: Final = 64
 _SHOWN: Final = 5
-#: Values to compare at a time, to bound memory.
+#: Number of values to compare at a time, to bound memory.
 _CHUNK: Final = 1 << 24
-#: Rows and columns of the map of wrong values, at most.
+#: Maximum number of rows and columns of the map of wrong values.
 _CELLS: Final = 16
-#: Values to sample for the error that is usual among values of one size, and for the one that is usual among all.
+#: Sample sizes for estimating the usual error among values of one size, and among all values.
 _SAMPLE: Final = 1 << 21
 _SMALL_SAMPLE: Final = 1 << 16
 
 
 def tolerance_for(dtype: torch.dtype, settings: Settings, own: Tolerance | None = None) -> Tolerance:
-    """Return the tolerance for each value of an output of ``dtype``; ``own`` is the problem's."""
+    """Return the tolerance for each value of an output of ``dtype``. ``own`` is the problem's tolerance."""
     if dtype not in _GRADES:
         return Tolerance(atol=0.0, rtol=0.0)
     tolerance = _grade(dtype, settings).tolerance
@@ -108,24 +108,23 @@ def tolerance_for(dtype: torch.dtype, settings: Settings, own: Tolerance | None 
 
 
 def _basis(dtype: torch.dtype, settings: Settings) -> torch.dtype:
-    """Return the coarser of the output's and the evaluation's dtype: fp32 results of bf16 values are as coarse."""
+    """Return the coarser of the output's and the evaluation's dtype, because fp32 results of bf16 values are coarse."""
     return max(dtype, DTYPES[settings.precision], key=list(_GRADES).index)
 
 
 def _grade(dtype: torch.dtype, settings: Settings, own: Tolerance | None = None) -> _Grade:
-    """Return the requirements; under a problem's tolerance all values together may be as far off as each may."""
+    """Return the requirements. A problem's own tolerance also widens ``farthest``."""
     basis = _basis(dtype, settings)
     grade = _TF32 if settings.tf32 and basis in _TF32_DTYPES else _GRADES[basis]
     return grade if own is None else replace(grade, farthest=max(grade.farthest, own.rtol))
 
 
 def check_form(reply: Reply, structure: str, specs: Sequence[TensorSpec]) -> None:
-    """Explain why a candidate could not deliver its outputs.
+    """Raise the reason why a candidate could not deliver its outputs.
 
     Args:
         reply: the candidate's description of its outputs.
-        structure: the structure of the reference's outputs.
-        specs: shape, dtype and device of each of the reference's outputs.
+        structure, specs: the form of the reference's outputs.
 
     Raises:
         EvaluationEnded: always, with the first difference in structure, shape, dtype or device.
@@ -155,35 +154,33 @@ def check_values(outputs: list[torch.Tensor], case: Case, settings: Settings) ->
     Args:
         outputs: the candidate's outputs, with the reference's shapes, dtypes and devices.
         case: the case, with the reference's outputs.
-        settings: the evaluation's settings.
 
     Returns:
-        the worst figures of all outputs: ``max_abs_error``; ``max_rel_error``; ``relative_norm``, which is
-        |output - reference| / |reference|; ``error_ratio``, the output's error divided by the reference's own (None if
-        neither answers in float64 nor the reference's noise are known); ``precision_downgrade``, True if that suggests
-        a lower precision than the reference's (given cases only); and the verdicts ``strict_correct`` and
-        ``kernelbench_correct`` (None except for given cases).
+        The worst figures of all outputs: ``max_abs_error``, ``max_rel_error``, ``relative_norm``
+        (|output - reference| / |reference|), ``error_ratio`` (the output's error divided by the reference's own, or
+        None without float64 outputs and noise), ``precision_downgrade`` (True if the error suggests a lower precision
+        than the reference's, for given cases only), and the verdicts ``strict_correct`` and ``kernelbench_correct``
+        (None except for given cases).
 
     Raises:
         EvaluationEnded: ``not_finite`` or ``wrong_values`` by the verdict that ``settings.comparison`` chooses,
-            with the kind of inputs, the same figures, the first wrong places, and a map of all.
+            with the kind of inputs, the same figures, the first wrong positions, and a map of all of them.
     """
-    [found] = check_each([(outputs, case)], settings)
-    if isinstance(found, EvaluationEnded):
-        raise found
-    return found
+    [verdict] = check_each([(outputs, case)], settings)
+    if isinstance(verdict, EvaluationEnded):
+        raise verdict
+    return verdict
 
 
 def differences(
     outputs: Sequence[torch.Tensor], refs: Sequence[torch.Tensor], case: Case, settings: Settings, *, times: float = 1.0
 ) -> list[Figures]:
-    """Return the figures of outputs beside others, where no verdict is asked for; of empty ones too.
+    """Return the figures of outputs, including empty ones, without a verdict.
 
     Args:
-        outputs, refs: the outputs, and what they are compared with.
-        case: gives the problem's tolerance.
-        settings: the evaluation's.
-        times: by how many times the tolerance a value may differ.
+        refs: the tensors to compare the outputs with.
+        case: source of the problem's tolerance.
+        times: factor of the tolerance.
     """
     pair = replace(case, slot=None, inputs=[], outputs=list(refs), exact=None, noise=[])
     judged = [_Output.of(i, output, pair, settings) for i, output in enumerate(outputs)]
@@ -197,30 +194,18 @@ def differences(
 def check_each(
     answers: Sequence[tuple[list[torch.Tensor], Case]], settings: Settings
 ) -> list[dict[str, Any] | EvaluationEnded]:
-    """Do what :func:`check_values` does for the outputs of many calls, and wait for the device once.
-
-    Args:
-        answers: of each call the candidate's outputs, and the case.
-        settings: the evaluation's.
-
-    Returns:
-        for each call what :func:`check_values` returns or raises.
-    """
+    """Return the result or the error of :func:`check_values` for each of many calls, and wait for the device once."""
     calls = _measured(answers, settings)
     return [_verdict(judged, case, settings) for judged, (_, case) in zip(calls, answers, strict=True)]
 
 
 def need_no_excuse(answers: Sequence[tuple[list[torch.Tensor], Case]], settings: Settings) -> list[bool]:
-    """Return for each of many calls whether it is right whatever the answers in float64 are, which are not needed.
-
-    Args:
-        answers, settings: as for :func:`check_each`.
-    """
+    """Return whether each call is right without float64 outputs, which could excuse it."""
     return [not any(output.needs_excuse(settings) for output in judged) for judged in _measured(answers, settings)]
 
 
 def _measured(answers: Sequence[tuple[list[torch.Tensor], Case]], settings: Settings) -> list[list[_Output]]:
-    """Return the outputs of each call that hold values, and their figures."""
+    """Return the non-empty outputs of each call with their figures."""
     calls = [
         [_Output.of(i, outputs[i], case, settings) for i in range(len(outputs)) if outputs[i].numel()]
         for outputs, case in answers
@@ -230,7 +215,7 @@ def _measured(answers: Sequence[tuple[list[torch.Tensor], Case]], settings: Sett
 
 
 def _measure_all(outputs: Sequence[_Output]) -> None:
-    """Find the figures of outputs that hold values, and wait for the device once, unless some are not finite."""
+    """Measure non-empty outputs, and wait for the device once, unless some values are not finite."""
     if not outputs:
         return
     for output, numbers in zip(outputs, torch.stack([each.measure() for each in outputs]).tolist(), strict=True):
@@ -240,7 +225,7 @@ def _measure_all(outputs: Sequence[_Output]) -> None:
 
 
 def _verdict(judged: Sequence[_Output], case: Case, settings: Settings) -> dict[str, Any] | EvaluationEnded:
-    """Return the figures of one call, or what is wrong with it."""
+    """Return the figures of one call, or the error that ends the evaluation."""
     given = case.kind == GIVEN
     figures = _merged(judged, given=given)
     strict = next((fault for output in judged if (fault := output.strict_fault())), None)
@@ -264,11 +249,11 @@ def _verdict(judged: Sequence[_Output], case: Case, settings: Settings) -> dict[
 class Figures:
     """The figures from one pass over an output. Sums and norms are in float64, over finite values."""
 
-    #: Numbers of values: not finite where the reference is; beyond the tolerance; beyond KernelBench's tolerance.
+    #: Numbers of values: not finite where the reference is, beyond the tolerance, and beyond KernelBench's tolerance.
     strays: float
     wrong: float
     unlike: float
-    #: Number and sum of the reference's finite values. Then sums of squares: output minus reference, reference, output
+    #: Number and sum of the reference's finite values, then sums of squares: output minus reference, reference, output
     #: minus exact, reference minus exact, exact.
     finite: float
     total: float
@@ -290,14 +275,15 @@ class Figures:
 
     @property
     def spread(self) -> float:
-        """The norm of the reference's values minus their mean."""
-        around = self.size2 - self.total * self.total / max(self.finite, 1.0)  # a power would raise where it overflows
+        """Norm of the reference's values minus their mean."""
+        # A power would raise OverflowError where this product gives infinity.
+        around = self.size2 - self.total * self.total / max(self.finite, 1.0)
         return around**0.5 if around > 1e-13 * self.size2 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """The reason why an output is wrong."""
+    """Reason why an output is wrong."""
 
     category: Category
     message: str
@@ -305,7 +291,7 @@ class _Fault:
     first: list[dict[str, Any]]
     wrong: int
     of: int
-    #: Maps the wrong values, which takes a pass over the output: only of the fault that is told.
+    #: Maps the wrong values. This takes a pass over the output, so only the reported fault's map is made.
     map: Callable[[], dict[str, Any] | None]
 
     def facts(self) -> dict[str, Any]:
@@ -314,7 +300,7 @@ class _Fault:
 
 @dataclass(slots=True)
 class _Output:
-    """One output and the reference's."""
+    """One output and the reference's output."""
 
     number: int
     out: torch.Tensor
@@ -322,7 +308,7 @@ class _Output:
     exact: torch.Tensor | None
     noise: float | None
     shape: tuple[int, ...]
-    #: All dimensions but the last, taken as one.
+    #: Product of all dimensions but the last.
     rows: int
     tolerance: Tolerance
     loose: Tolerance
@@ -335,7 +321,7 @@ class _Output:
     def of(cls, number: int, out: torch.Tensor, case: Case, settings: Settings) -> _Output:
         ref = case.outputs[number]
         floating = ref.dtype in _GRADES
-        loose = CLOSE[settings.precision]  # KernelBench's tolerance depends on the precision, not the output's dtype
+        loose = CLOSE[settings.precision]  # KernelBench's tolerance depends on the precision, not the output's dtype.
         return cls(
             number,
             flat(out),
@@ -354,9 +340,7 @@ class _Output:
     def measure(self, *, all_finite: bool = True) -> torch.Tensor:
         """Return the fields of :class:`Figures` as a tensor on the device, without waiting for it.
 
-        Args:
-            all_finite: True to take all values for finite, in a third of the passes over them; where they are not, some
-                figure is not finite either.
+        Assuming that all values are finite takes a third of the passes. If they are not, some figure is not finite.
         """
         must_equal = self.tolerance.atol == 0 == self.tolerance.rtol or self.loose.atol == 0 == self.loose.rtol
         if self.ref.is_cuda and not must_equal:
@@ -382,7 +366,7 @@ class _Output:
     def _measure_finite(
         self, out: torch.Tensor, ref: torch.Tensor, exact: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Do what :meth:`_measure_chunk` does for values that are all finite."""
+        """Compute the sums of :meth:`_measure_chunk` for values that are all finite."""
         out, ref = comparable(out), comparable(ref)
         size, error = ref.abs(), (out - ref).abs_()
         wrong = unlike = (error > size.mul(self.tolerance.rtol).add_(self.tolerance.atol)).sum()
@@ -417,11 +401,11 @@ class _Output:
         zero = torch.zeros((), dtype=torch.float64, device=ref.device)
         norms = [_norm(error), _norm(value), zero, zero, zero]
         if exact is not None:
-            known = counted & exact.isfinite()
-            truth = torch.where(known, exact, 0.0)
+            both_finite = counted & exact.isfinite()
+            truth = torch.where(both_finite, exact, 0.0)
             norms[2:] = [
-                _norm(torch.where(known, out, 0.0) - truth),
-                _norm(torch.where(known, ref, 0.0) - truth),
+                _norm(torch.where(both_finite, out, 0.0) - truth),
+                _norm(torch.where(both_finite, ref, 0.0) - truth),
                 _norm(truth),
             ]
         counts = torch.stack((stray, wrong, unlike, finite)).sum(1, dtype=torch.float64)
@@ -435,7 +419,7 @@ class _Output:
         tolerance: Tolerance, same: torch.Tensor, error: torch.Tensor, size: torch.Tensor, finite: torch.Tensor
     ) -> torch.Tensor:
         if tolerance.atol == 0 == tolerance.rtol:
-            return same  # 64-bit integers do not fit a float
+            return same  # 64-bit integers do not fit a float.
         # Where the reference is infinite, only the same infinity is correct.
         return same | (finite & (error <= tolerance.rtol * size + tolerance.atol))
 
@@ -467,7 +451,7 @@ class _Output:
         return None
 
     def needs_excuse(self, settings: Settings) -> bool:
-        """Return whether answers in float64 could change the verdict: they make wrong ones right, never the reverse."""
+        """Return whether float64 outputs, which can only excuse wrong outputs, could change the verdict."""
         if settings.comparison is not Comparison.STRICT:
             return self.kernelbench_fault() is not None
         return self.figures.wrong > 0 or self.strict_fault() is not None
@@ -479,7 +463,7 @@ class _Output:
         return self._beyond(self.loose, int(self.figures.unlike)) if self.figures.unlike else None
 
     def _errors(self) -> tuple[float, float, float] | None:
-        """Return the output's error, the reference's own, and the size of the answer; None if they are unknown."""
+        """Return the output's error, the reference's own, and the norm of the answer, or None if they are unknown."""
         figures = self.figures
         if self.exact is not None:
             return figures.astray2**0.5, figures.own2**0.5, figures.truth2**0.5
@@ -488,7 +472,7 @@ class _Output:
         return None
 
     def ratio(self) -> float | None:
-        """Return the output's error divided by the reference's own (at least a rounding)."""
+        """Return the output's error divided by the reference's own error, which is at least a rounding error."""
         if (errors := self._errors()) is None:
             return None
         astray, own, size = errors
@@ -496,7 +480,7 @@ class _Output:
         return astray / own if own else None if astray else 1.0
 
     def downgraded(self) -> bool:
-        """True if a lower precision than the reference's explains the error, and nothing simpler does."""
+        """Return whether a lower precision than the reference's, and nothing simpler, explains the error."""
         ratio, errors, grade, figures = self.ratio(), self._errors(), self.grade, self.figures
         if ratio is None or errors is None or grade is None or grade.downgrade is None:
             return False
@@ -506,13 +490,11 @@ class _Output:
         return ratio >= _COARSE and least <= errors[0] <= most and self._is_rounded()
 
     def _is_rounded(self) -> bool:
-        """True if most values are coarse, as after rounding, also after a constant and a factor are taken away.
-
-        A few values that are far off leave most values fine. Without its offset or wrong factor, an answer has only the
-        rounding errors of a right kernel, which are within ``_LENIENCE`` times the reference's own.
-        """
+        """Return whether most values are coarse, even after removing a constant offset and a factor."""
+        # A few large errors leave most values fine. Without its constant offset or wrong factor, an output has only a
+        # right kernel's rounding errors, which are within _LENIENCE times the reference's own.
         out, ref, truth = self._sampled(_SMALL_SAMPLE)
-        # Zeros, as of a ReLU, are exact in every precision.
+        # Zeros, such as a ReLU's, are exact in every precision.
         counted = (out != 0) | (truth != 0)
         out, ref, truth = out[counted], ref[counted], truth[counted]
         if truth.numel() < _ENOUGH:
@@ -523,7 +505,7 @@ class _Output:
         usual = error.abs().median()
         if not bool(usual >= _LENIENCE * own):
             return False
-        # Few large errors would draw the line to themselves.
+        # Few large errors would dominate the linear fit.
         near = error.abs() <= _LENIENCE * usual
         error, truth = error[near], truth[near]
         around = truth - truth.mean()
@@ -531,15 +513,13 @@ class _Output:
         return bool((error - error.mean() - slope * around).abs().median() >= _LENIENCE * own)
 
     def _as_near_as_the_reference(self) -> bool:
-        """True if the output is not much farther from the float64 reference than the reference is."""
+        """Return whether the output is not much farther from the float64 reference than the reference is."""
         return self.exact is not None and self.figures.astray2 <= _LENIENCE**2 * self.figures.own2
 
     def _excused(self) -> bool:
-        """True if the values beyond the tolerance are as good as the reference's own precision allows.
-
-        That precision differs from value to value, and can only be estimated from many. It is taken from the *peers*:
-        all values not larger than the largest value in question, and some more if those are few.
-        """
+        """Return whether values beyond the tolerance are as good as the reference's own precision allows."""
+        # That precision differs between values and can only be estimated from many. It is taken from the peers: all
+        # values not larger than the largest value in question, and some more if those are few.
         if self.grade is None:
             return False
         largest = self._largest_beyond()
@@ -560,12 +540,12 @@ class _Output:
 
     def _sampled(self, number: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return about ``number`` values of the output, the reference and the best known answer that are all finite."""
-        # Sizes are mostly even: an odd step meets all columns.
+        # Dimensions are mostly even, so an odd step reaches all columns.
         step = max(1, self.ref.numel() // number) | 1
         out, ref = comparable(self.out[::step]).double(), comparable(self.ref[::step]).double()
         truth = ref if self.exact is None else self.exact[::step]
-        known = ref.isfinite() & truth.isfinite() & out.isfinite()
-        return out[known], ref[known], truth[known]
+        usable = ref.isfinite() & truth.isfinite() & out.isfinite()
+        return out[usable], ref[usable], truth[usable]
 
     def _beyond_of(self, out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
         same = _same(out, ref)
@@ -583,7 +563,7 @@ class _Output:
         return largest
 
     def _all_within(self, allowed: float) -> bool:
-        """True if all values beyond the tolerance are within it, or within ``allowed``, of the best known answer."""
+        """Return whether all values beyond the tolerance are near the best known answer."""
         for out, ref, exact in self._chunks():
             beyond = self._beyond_of(out, ref, self.tolerance)
             truth = (comparable(ref) if exact is None else exact)[beyond]
@@ -613,19 +593,19 @@ class _Output:
     ) -> _Fault:
         first: list[dict[str, Any]] = []
         for number, (out, ref, _) in enumerate(self._chunks()):
-            for place in where(out, ref).nonzero()[: _SHOWN - len(first), 0].tolist():
-                expected, got = float(comparable(ref[place])), float(comparable(out[place]))
-                index = unravel(number * _CHUNK + place, self.shape)
+            for position in where(out, ref).nonzero()[: _SHOWN - len(first), 0].tolist():
+                expected, got = float(comparable(ref[position])), float(comparable(out[position]))
+                index = unravel(number * _CHUNK + position, self.shape)
                 first.append({"index": index, "expected": expected, "got": got})
             if len(first) >= _SHOWN:
                 break
         return _Fault(category, message, self.number, first, count, self.ref.numel(), partial(self._map, where))
 
     def _map(self, where: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> dict[str, Any] | None:
-        """Return the fields of a :class:`kqueue.evidence.WrongMap`; None where the device has no room to make it."""
+        """Return the fields of a :class:`kqueue.evidence.WrongMap`, or None if the device has no memory for it."""
         rows, columns = self.rows, self.ref.numel() // self.rows
         down, across = _cells(rows), _cells(columns)
-        # Whole rows at a time, or parts of one that is long.
+        # Whole rows at a time, or parts of a long row.
         height, width = max(1, _CHUNK // columns), min(columns, _CHUNK)
         try:
             counts = torch.zeros(len(down), len(across), dtype=torch.int64, device=self.ref.device)
@@ -638,7 +618,7 @@ class _Output:
                     for j, x in _overlaps(across, left, wide):
                         counts[i, j] += line[x].sum()
             wrong: list[list[int]] = counts.tolist()
-        except RuntimeError:  # memory that others took meanwhile: what is wrong is wrong without a picture of it
+        except RuntimeError:  # Other processes used the memory. The verdict does not need the map.
             return None
         shares = [
             "".join(_digit(wrong[i][j], len(y) * len(x)) for j, x in enumerate(across)) for i, y in enumerate(down)
@@ -647,13 +627,13 @@ class _Output:
 
 
 def _cells(size: int) -> list[range]:
-    """Divide so many places into cells that are as equal as can be."""
+    """Divide positions into cells of equal size, as far as possible."""
     number = min(_CELLS, size)
     return [range(cell * size // number, (cell + 1) * size // number) for cell in range(number)]
 
 
 def _overlaps(cells: Sequence[range], begin: int, size: int) -> Iterator[tuple[int, slice]]:
-    """Yield the cells that ``size`` places from ``begin`` on lie in, each with which of these places do."""
+    """Yield the cells that overlap ``size`` positions from ``begin`` on, each with the positions inside it."""
     for number, cell in enumerate(cells):
         first, last = max(cell.start, begin), min(cell.stop, begin + size)
         if first < last:
@@ -661,7 +641,7 @@ def _overlaps(cells: Sequence[range], begin: int, size: int) -> Iterator[tuple[i
 
 
 def _digit(wrong: int, of: int) -> str:
-    """Return how a share is told in a :class:`kqueue.evidence.WrongMap`."""
+    """Return the digit of a share in a :class:`kqueue.evidence.WrongMap`."""
     return "0" if not wrong else "9" if wrong == of else str(1 + 8 * wrong // of)
 
 
@@ -670,13 +650,13 @@ def merge_errors(figures: list[dict[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for one in figures:
         for name, value in one.items():
-            known = merged.get(name)
-            if known is None or value is None:
-                merged[name] = value if known is None else known
+            worst = merged.get(name)
+            if worst is None or value is None:
+                merged[name] = value if worst is None else worst
             elif isinstance(value, bool):
-                merged[name] = (known and value) if name.endswith("_correct") else (known or value)
+                merged[name] = (worst and value) if name.endswith("_correct") else (worst or value)
             else:
-                merged[name] = max(known, value)
+                merged[name] = max(worst, value)
     return merged
 
 
@@ -715,11 +695,11 @@ def _norm(values: torch.Tensor) -> torch.Tensor:
 
 
 def unravel(flat: int, shape: tuple[int, ...]) -> list[int]:
-    """Return the index of the value at a place of a tensor of this shape, counted from its beginning."""
+    """Return the index in a tensor of this shape of the value at a flat position."""
     index: list[int] = []
     for size in reversed(shape):
-        flat, place = divmod(flat, size)
-        index.insert(0, place)
+        flat, coordinate = divmod(flat, size)
+        index.insert(0, coordinate)
     return index
 
 

@@ -1,8 +1,8 @@
-"""Examinations: the kernel once more, with its problem, under a tool of the CUDA toolkit.
+"""Examinations, which run the kernel again with its problem under a tool of the CUDA toolkit.
 
-They come last, when the verdict is known and all other processes of the evaluation are gone: the memory that was booked
-is free, and nothing that a tool says or breaks can change the verdict. Kernel and problem run in one sealed process, as
-nothing is compared there.
+They come last, when the verdict is known and all other processes of the evaluation have ended. The booked memory is
+free, and a tool cannot change the verdict. Kernel and problem run in one sealed process, because no outputs are
+compared.
 """
 
 from __future__ import annotations
@@ -29,36 +29,29 @@ from workers.judge.pipeline.steps import Steps
 
 #: The programs, by the tool's name.
 _SANITIZER, _PROFILER = "compute-sanitizer", "ncu"
-#: Findings and kernels that are kept.
+#: Maximum number of findings and kernels that are kept.
 _MOST: Final = 32
-#: What the process may take beyond the tool's own time, in seconds, and to read what the tool has written.
+#: Time in seconds for the process in addition to the tool's own time, and for reading the tool's output.
 _GRACE_S: Final = 10.0
 _READ_S: Final = 60.0
 #: The last line of a traceback.
 _RAISED: Final = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception)\b.*$", re.MULTILINE)
-#: The steps of a run: what needs no device, and what does. Waiting for the device is none of its time.
+#: Steps of a run whose time counts: those without the device, and those with it. Waiting for the device does not count.
 _STARTING, _READING = "start_examine", "read_examine"
 _SPENT: Final = (_STARTING, "untimed_examine", "alone_examine", _READING)
-#: Holds the device during a block, for the step of this name.
+#: Function that holds the device during a block, for the step with the given name.
 _Hold = Callable[[str], AbstractContextManager[None]]
-#: The most characters of a text that a tool or a kernel chose.
+#: Maximum number of characters of a text that a tool or a kernel wrote.
 _TEXT: Final = 500
 
 
 class Examiner:
-    """The examination that an evaluation asks for."""
+    """The examination that a request asks for."""
 
     def __init__(
         self, request: Request, device: str, fork: Callable[[], tuple[SealedProcess, Job]], steps: Steps
     ) -> None:
-        """Run nothing yet.
-
-        Args:
-            request: what is judged.
-            device: ``cpu`` or ``cuda``.
-            fork: makes the sealed process for one run, and tells its job, the candidate's.
-            steps: the evaluation's.
-        """
+        """Prepare without running a tool. ``fork`` returns the sealed process for one run, and the candidate's job."""
         self._request = request
         self._device = device
         self._fork = fork
@@ -66,61 +59,55 @@ class Examiner:
         self._left_s = request.settings.deadlines.examine_s
 
     def sanitize(self, tool: str) -> dict[str, Any]:
-        """Run the kernel under a tool of compute-sanitizer; return :class:`~kqueue.evidence.Sanitized`'s fields."""
-        told, seconds = self._run(tool, _SANITIZER, self._steps.untimed)
-        findings = [_bounded(finding) for finding in _list(told, "findings")[:_MOST]]
-        fields = {"tool": tool, "seconds": seconds, "error": _error(told)}
+        """Run the kernel under a tool of compute-sanitizer. Return :class:`~kqueue.evidence.Sanitized`'s fields."""
+        result, seconds = self._run(tool, _SANITIZER, self._steps.untimed)
+        findings = [_bounded(finding) for finding in _list(result, "findings")[:_MOST]]
+        fields = {"tool": tool, "seconds": seconds, "error": _error(result)}
         try:
-            full = fields | {"errors": told.get("errors"), "findings": findings}
+            full = fields | {"errors": result.get("errors"), "findings": findings}
             return Sanitized.model_validate(full).model_dump()
         except ValidationError:
-            return fields | {"error": "the process wrote no report that can be read"}
+            return fields | {"error": "the process wrote no readable report"}
 
     def profile(self, seen: list[activities.Activity] | None) -> dict[str, Any]:
-        """Run the kernel under Nsight Compute; return :class:`~kqueue.evidence.Profile`'s fields.
+        """Run the kernel under Nsight Compute, and return the fields of :class:`~kqueue.evidence.Profile`.
 
         Args:
-            seen: what the candidate has told of its kernels before, which takes the place of counters.
+            seen: the candidate's earlier report of its kernels, which is used if there are no counters.
         """
-        # Counters are the device's, and each launch is repeated for them.
-        told, seconds = self._run(_PROFILER, _PROFILER, self._steps.alone)
-        kernels = [_bounded(kernel) for kernel in _list(told, "kernels")[:_MOST]]
-        fields: dict[str, Any] = {"by": "ncu", "seconds": seconds, "error": _error(told)}
+        # Counters cover the whole device, and each launch is repeated to read them.
+        result, seconds = self._run(_PROFILER, _PROFILER, self._steps.alone)
+        kernels = [_bounded(kernel) for kernel in _list(result, "kernels")[:_MOST]]
+        fields: dict[str, Any] = {"by": "ncu", "seconds": seconds, "error": _error(result)}
         if kernels:
-            peaks = {name: told.get(name) for name in ("peak_gbs", "peak_gflops")}
+            peaks = {name: result.get(name) for name in ("peak_gbs", "peak_gflops")}
             try:
                 return Profile.model_validate(fields | {"kernels": kernels} | peaks).model_dump()
             except ValidationError:
-                fields["error"] = "the process wrote no report that can be read"
+                fields["error"] = "the process wrote no readable report"
         if seen is None:
             return fields
         rows = [KernelProfile(name=row.name, launches=row.launches, duration_ms=row.ns / 1e6) for row in seen[:_MOST]]
         return Profile.model_validate(fields | {"by": "cupti", "kernels": rows}).model_dump()
 
     def _run(self, tool: str, program: str, hold: _Hold) -> tuple[dict[str, Any], float]:
-        """Make one run; return what was told, with ``error`` where that is not all, and the seconds that it took."""
-        found = toolchain.program(program)
-        if found is None:
+        """Run a tool, and return the report, with ``error`` if it is incomplete, and the seconds that the run took."""
+        executable = toolchain.program(program)
+        if executable is None:
             return {"error": f"{program} is not installed on this host: it comes with the CUDA toolkit"}, 0.0
         if self._left_s <= 0:
             return {"error": "there was no time left for it (deadlines.examine_s)"}, 0.0
         spent = -sum(self._steps.durations.get(name, 0.0) for name in _SPENT)
         try:
-            told = self._ask(tool, found, hold)
+            result = self._ask(tool, executable, hold)
         except (EvaluationEnded, ForkServerError, reports.NotReported) as error:
-            told = {"error": str(error)}
+            result = {"error": str(error)}
         spent += sum(self._steps.durations.get(name, 0.0) for name in _SPENT)
         self._left_s -= spent
-        return told, round(spent, 6)
+        return result, round(spent, 6)
 
     def _ask(self, tool: str, program: str, hold: _Hold) -> dict[str, Any]:
-        """Have a new process run the kernel under a tool, on the device from where it needs that.
-
-        Raises:
-            EvaluationEnded: it was ended, at its deadline or beyond its limits.
-            ForkServerError: it could not be sealed or ended.
-            NotReported: it told nothing that can be read.
-        """
+        """Run the kernel under a tool in a new process, which holds the device only while it needs it."""
         process, job = self._fork()
         order = Examine(tool, program, self._device, job, self._request.problem, self._left_s)
         page = memory("kqueue-report", reports.SIZE)
@@ -133,38 +120,38 @@ class Examiner:
             with self._steps.timed(_READING), self._steps.backstop(Phase.EXAMINE):
                 process.enter(Phase.EXAMINE, _READ_S)
                 process.order(Order.REPORT, fds=(page,))
-            told = reports.read(page)
+            result = reports.read(page)
         finally:
             os.close(page)
             report = process.stop()
-        if told.get("error") and (raised := _RAISED.findall(report.log)):
-            told["error"] = f"{told['error']}: {raised[-1]}"
-        return told
+        if result.get("error") and (raised := _RAISED.findall(report.log)):
+            result["error"] = f"{result['error']}: {raised[-1]}"
+        return result
 
 
 def is_worthwhile(outcome: Outcome) -> bool:
-    """Return whether a kernel got so far that its code runs on a device."""
+    """Return whether the kernel's code ran far enough to use a device."""
     return outcome.judged and outcome.phase not in {Phase.PREPARE, Phase.REFERENCE, Phase.LOAD, Phase.COMPILE}
 
 
-def _error(told: dict[str, Any]) -> str | None:
-    said = told.get("error")
-    return one_line(said)[:_TEXT] if isinstance(said, str) and said else None
+def _error(result: dict[str, Any]) -> str | None:
+    error = result.get("error")
+    return one_line(error)[:_TEXT] if isinstance(error, str) and error else None
 
 
-def _list(told: dict[str, Any], name: str) -> list[Any]:
-    value = told.get(name)
+def _list(result: dict[str, Any], name: str) -> list[Any]:
+    value = result.get(name)
     return value if isinstance(value, list) else []
 
 
-def _bounded(told: Any, depth: int = 3) -> Any:
-    """Return what a sealed process told, each text on one line and none too long, without what is nested deeper."""
-    if isinstance(told, str):
-        return one_line(told)[:_TEXT]
-    if not isinstance(told, dict | list):
-        return told
+def _bounded(result: Any, depth: int = 3) -> Any:
+    """Return a sealed process's report with bounded one-line texts, lists and nesting."""
+    if isinstance(result, str):
+        return one_line(result)[:_TEXT]
+    if not isinstance(result, dict | list):
+        return result
     if depth == 0:
         return None
-    if isinstance(told, list):
-        return [_bounded(value, depth - 1) for value in told[:_MOST]]
-    return {name: _bounded(value, depth - 1) for name, value in told.items()}
+    if isinstance(result, list):
+        return [_bounded(value, depth - 1) for value in result[:_MOST]]
+    return {name: _bounded(value, depth - 1) for name, value in result.items()}

@@ -1,4 +1,4 @@
-"""The buffers that the judge and one sealed process share, and the calls that go through them."""
+"""Buffers shared by the judge and one sealed process, and the calls that use them."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from workers.judge.pipeline import compare
 from workers.judge.pipeline.cases import Case
 from workers.judge.pipeline.plan import Plan
 
-#: How long a process may take to open the device, in seconds; others may be opening it at the same time.
+#: Maximum time in seconds for a process to open the device, which other processes can be opening at the same time.
 PREPARE_S: Final = 120.0
 
 
 @dataclass(slots=True)
 class Form:
-    """The form of a problem's calls, as its reference makes them.
+    """The form of a problem's calls, as made by its reference.
 
     Attributes:
-        arguments: the arrangement of ``forward``'s arguments; None until the first case is known.
-        structure: the outputs' arrangement; known from the first answer on, as is
-        output_aliases: for each output, the number of the input whose memory it shares, else None.
+        arguments: arrangement of ``forward``'s arguments, or None before the first case.
+        structure: arrangement of the outputs, empty before the first answer.
+        output_aliases: for each output, the number of the input whose memory it shares, or None.
         mutates_inputs: True if the reference has changed an input.
     """
 
@@ -47,13 +47,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class OwnOutput:
-    """An output in a process's own memory, on a CPU.
-
-    Attributes:
-        process: whose.
-        address: where it begins.
-        shape, strides, dtype: its layout; it is dense.
-    """
+    """An output in a process's own memory, on a CPU, with a dense layout."""
 
     process: SealedProcess
     address: int
@@ -62,11 +56,11 @@ class OwnOutput:
     dtype: torch.dtype
 
     def stride(self) -> tuple[int, ...]:
-        """Return the strides, as a tensor does."""
+        """Return the strides, like ``Tensor.stride``."""
         return self.strides
 
     def read(self, into: torch.Tensor) -> None:
-        """Copy it into memory of the judge's own, which takes its layout.
+        """Copy the output into the judge's own memory, with the same layout.
 
         Raises:
             EvaluationEnded: the process has no such memory, or has ended.
@@ -82,35 +76,24 @@ class OwnOutput:
             raise process.died() from None
 
 
-#: An output where it lies, in memory that its process may still write.
+#: An output in memory that its process can still write.
 Output = torch.Tensor | OwnOutput
 
 
 class Exchange:
-    """One sealed process in the judge's hands: the inputs that it shares with it, and its outputs.
-
-    Attributes:
-        process: the process.
-        form: of the problem's calls; it may become known later.
-    """
+    """The inputs that the judge shares with one sealed process, and its outputs."""
 
     def __init__(self, process: SealedProcess, form: Form, device: str) -> None:
-        """Share nothing yet.
-
-        Args:
-            process: the process.
-            form: of the problem's calls; it may become known later.
-            device: ``cpu`` or ``cuda``.
-        """
+        """Use a process without sharing anything yet. The form of its calls can become known later."""
         self.process = process
         self.form = form
         self._device = device
         self._inputs: list[SharedTensor] = []
-        #: What the outputs must look like.
+        #: Required form of the outputs.
         self._specs: tuple[TensorSpec, ...] = ()
 
     def bind_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Share inputs of the form of ``inputs``, and filled with them."""
+        """Share new memory with the form and the values of ``inputs``."""
         self.unbind()
         self._inputs = [SharedTensor(tensor) for tensor in inputs]
         self.load(inputs)
@@ -122,36 +105,36 @@ class Exchange:
             shared.close()
 
     def unbind(self) -> None:
-        """Give the shared inputs back on this side; work on them is waited for."""
+        """Free the shared inputs in the judge, after pending work on them has finished."""
         self.settle()
         for shared in self._inputs:
             shared.free()
         self._inputs = []
 
     def bind_outputs(self, specs: Sequence[TensorSpec]) -> None:
-        """Tell the outputs' form."""
+        """Send the form of the outputs to the process."""
         self._specs = tuple(specs)
         buffers = tuple(form_of(torch.empty(spec.shape, dtype=spec.dtype, device="meta")) for spec in specs)
         binding = Binding(buffers, structure=self.form.structure)
         self.process.order(Order.BIND_OUTPUTS, payload=binding)
 
     def load(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Write inputs; :meth:`settle` waits until that has happened."""
+        """Start writing inputs to the shared memory. :meth:`settle` waits for the end."""
         for shared, own in zip(self._inputs, inputs, strict=True):
             shared.tensor.copy_(own)
 
     def changed(self, inputs: Sequence[torch.Tensor]) -> int | None:
-        """Return the number of the first shared input that is not what was loaded; None if all are."""
+        """Return the number of the first shared input that differs from the loaded one, or None."""
         for i, (shared, own) in enumerate(zip(self._inputs, inputs, strict=True)):
             if not same_bits(shared.tensor, own):
                 return i
         return None
 
     def outputs(self, reply: Reply) -> list[Output]:
-        """Return the outputs of a call where they lie.
+        """Return views of a call's outputs in the process's memory.
 
         Raises:
-            EvaluationEnded: they do not have the reference's form, or do not lie where they are said to.
+            EvaluationEnded: they do not have the reference's form, or are not at the reported location.
         """
         structure = self.form.structure
         if reply.answer is Answer.MISMATCH or reply.tensors != self._specs or reply.structure != structure:
@@ -171,7 +154,7 @@ class Exchange:
                     return view
                 raise EvaluationEnded(
                     Category.WRONG_OUTPUT_STRUCTURE,
-                    f"output {i} is a view of input {location.index}, the reference's is memory of its own",
+                    f"output {i} is a view of input {location.index}, and the reference's has its own memory",
                     Phase.CHECK,
                     output=i,
                     input=location.index,
@@ -182,15 +165,15 @@ class Exchange:
             raise EvaluationEnded(Category.SANDBOX_VIOLATION, message, self.process.phase) from None
 
     def blanks(self) -> list[torch.Tensor]:
-        """Return memory of the judge's own for one call's outputs."""
+        """Return uninitialized memory of the judge for one call's outputs."""
         return [torch.empty(spec.shape, dtype=spec.dtype, device=self._device) for spec in self._specs]
 
     def read(self, views: Sequence[Output]) -> list[torch.Tensor]:
-        """Return outputs to look at: on a GPU where they lie, on a CPU as copies in memory of the judge's own."""
+        """Return readable outputs: views on a GPU, copies in the judge's own memory on a CPU."""
         return [copied(view) if isinstance(view, OwnOutput) else view for view in views]
 
     def settle(self) -> None:
-        """Wait until the judge's own work has happened."""
+        """Wait until the judge's own work on the device has finished."""
         if self._device == "cuda":
             torch.cuda.synchronize()
 
@@ -201,16 +184,7 @@ class Candidate(Exchange):
     def __init__(
         self, process: SealedProcess, opening: int, job: Job, form: Form, settings: Settings, device: str
     ) -> None:
-        """Wait for nothing yet.
-
-        Args:
-            process: the process, which knows nothing of the kernel.
-            opening: the number of the order to open the device.
-            job: the kernel's.
-            form: of the problem's calls; it may become known later.
-            settings: the evaluation's.
-            device: ``cpu`` or ``cuda``.
-        """
+        """Use a process, which knows nothing of the kernel, without waiting for its order ``opening``."""
         super().__init__(process, form, device)
         self._opening = opening
         self._job = job
@@ -218,16 +192,16 @@ class Candidate(Exchange):
         self._deadlines: Deadlines = settings.deadlines
 
     def construct(self, init_inputs: list[Any] | dict[str, Any], case: Case, plan: Plan, *, warm_up: bool) -> None:
-        """Import the source, construct the model, share inputs of the case's form, filled.
+        """Import the source, construct the model and share filled inputs.
 
         Args:
             init_inputs: the constructor's arguments.
-            case: fills the inputs.
-            plan: tells what the process may take of the GPU's memory.
-            warm_up: compile now what the first call would compile, while the device need not be had alone.
+            case: source of the inputs.
+            plan: the plan with the process's GPU memory allowance.
+            warm_up: True to compile the first call's code now, while the device is not exclusive.
 
         Raises:
-            ForkServerError: the process could not be made ready; nothing of the kernel has run.
+            ForkServerError: the process could not open the device. None of the kernel's code has run.
         """
         await_opening(self.process, self._opening)
         self.process.enter(Phase.LOAD, self._deadlines.load_s)
@@ -243,7 +217,7 @@ class Candidate(Exchange):
             self.process.share_flags()
 
     def prepare_calls(self, specs: Sequence[TensorSpec]) -> None:
-        """Tell the outputs' form. Begins the check phase."""
+        """Begin the check phase and send the form of the outputs."""
         self.process.enter(Phase.CHECK, self._deadlines.check_s)
         self.bind_outputs(specs)
 
@@ -251,10 +225,10 @@ class Candidate(Exchange):
         """Make one checked call on a case.
 
         Returns:
-            the error's figures.
+            The figures of the error.
 
         Raises:
-            EvaluationEnded: anything but a right answer.
+            EvaluationEnded: the answer is not right, or the call failed.
         """
         self.load(case.inputs)
         self.settle()
@@ -264,11 +238,11 @@ class Candidate(Exchange):
         return compare.check_values(self.read(views), case, self._settings)
 
     def profile(self, case: Case) -> list[Activity]:
-        """Return what a call runs on the GPU, as the candidate tells it.
+        """Return the GPU activities of one call, as reported by the candidate.
 
         Raises:
-            NotRecorded: it tells nothing, or nothing that can be read.
-            EvaluationEnded: it did not survive being recorded.
+            NotRecorded: the candidate reported nothing, or nothing readable.
+            EvaluationEnded: the candidate died while it was profiled.
         """
         self.process.enter(Phase.CHECK, self._deadlines.check_s)
         self.load(case.inputs)
@@ -285,22 +259,22 @@ def await_opening(process: SealedProcess, opening: int) -> None:
     """Wait until a process has opened the device.
 
     Raises:
-        ForkServerError: it could not; nothing foreign has run.
+        ForkServerError: the process could not open it. No foreign code has run.
     """
     process.enter(Phase.PREPARE, PREPARE_S)
     process.start_clock()
     try:
         process.receive(opening)
     except EvaluationEnded as ended:
-        raise ForkServerError(f"a sealed process could not be made ready: {ended}") from None
+        raise ForkServerError(f"a sealed process could not open the device: {ended}") from None
     process.stop_clock()
 
 
 def own_memory(process: SealedProcess, spec: TensorSpec, location: Location) -> Output:
-    """Return a tensor that lies in a process's own memory.
+    """Return a tensor in a process's own memory.
 
     Raises:
-        LocationError: it cannot lie where it is said to.
+        LocationError: the reported location is impossible.
     """
     if location.where is Where.OWN and process.memory is not None:
         if spec.dtype is None or not is_dense(spec.shape, location.stride):
@@ -319,10 +293,10 @@ def copied(own: OwnOutput) -> torch.Tensor:
 
 
 def copy_out(views: Sequence[Output], into: list[torch.Tensor]) -> None:
-    """Copy outputs from where they lie into memory of the judge's own; does not wait for it.
+    """Copy outputs into the judge's own memory, on a GPU without waiting for it.
 
     Raises:
-        EvaluationEnded: on a CPU, they do not lie there.
+        EvaluationEnded: the memory does not exist, on a CPU only.
     """
     for view, copy in zip(views, into, strict=True):
         if isinstance(view, OwnOutput):

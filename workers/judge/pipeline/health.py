@@ -23,14 +23,14 @@ from workers.judge.host import linux
 
 _nvml: Any = _pynvml
 
-#: Deadline of a test. The worker's parent ends a judge that overruns it.
+#: Deadline in seconds of a test. The judge supervisor ends a judge that exceeds it.
 SELF_TEST_S: Final = 20.0
-#: The first question to NVML about other processes' activity covers this time.
+#: Time in seconds covered by the first query to NVML about other processes' activity.
 _SAMPLES_S: Final = 2.0
 
 
 def test() -> str:
-    """Test in this process that the GPU computes known answers. Return the result as text.
+    """Test in this process that the GPU computes known answers, and return the result as text.
 
     Raises:
         EvaluationEnded: ``gpu_unhealthy``.
@@ -52,7 +52,7 @@ class Memory:
     """Detects GPU memory that has leaked since this object was created."""
 
     def __init__(self, uuid: str, *, stays_s: float = self_test.LEAK_S) -> None:
-        """Look at a GPU's memory. Leaked is what stays for ``stays_s`` seconds."""
+        """Record the GPU's memory use. Memory counts as leaked if it remains for ``stays_s`` seconds."""
         self._uuid = uuid
         self._stays_s = stays_s
         self.before: int | None = None
@@ -60,7 +60,7 @@ class Memory:
             self.before = facts.unaccounted_bytes(handle)
 
     def leak(self) -> int | None:
-        """Return the number of leaked bytes; None if that cannot be known."""
+        """Return the number of leaked bytes, or None if it is unknown."""
         if self.before is None:
             return None
         with _asking():
@@ -69,23 +69,19 @@ class Memory:
 
 
 def held_bytes(uuid: str) -> int | None:
-    """Return what this judge's place holds of a GPU's memory, all its processes, in bytes; None if NVML does not tell.
-
-    Args:
-        uuid: the GPU.
-    """
+    """Return the GPU memory of all processes of this judge's slot in bytes, or None if NVML does not report it."""
     family = _family()
     with _asking(), opened(uuid) as handle:
-        found = facts.processes(handle)
-        if found is None or not facts.sees_all():
+        processes = facts.processes(handle)
+        if processes is None or not facts.sees_all():
             return None
-        own = [process.memory_bytes for process in found if linux.descends(process.pid, family)]
+        own = [process.memory_bytes for process in processes if linux.descends(process.pid, family)]
         return sum(nbytes for nbytes in own if nbytes is not None) if own else None
     return None
 
 
 class Sharing:
-    """Detects strangers on the GPU: processes that do not descend from this host's supervisor."""
+    """Detects foreign processes on the GPU, which do not descend from this host's supervisor."""
 
     def __init__(
         self,
@@ -99,34 +95,34 @@ class Sharing:
         """Configure the detection.
 
         Args:
-            uuid: the GPU; None on a CPU slot.
-            policy: what to do about strangers at work; see ``Config.gpu_shared``.
-            fleet: the supervisor's process; None for the parent of whoever has this judge's seat.
-            wait_s: how long to wait for strangers to leave the GPU.
-            look_s: the time between two looks.
+            uuid: the GPU, or None on a CPU slot.
+            policy: the reaction to active foreign processes. See ``Config.gpu_shared``.
+            fleet: the supervisor's process, or None for the parent of this judge's supervisor.
+            wait_s: maximum time to wait for foreign processes.
+            look_s: time between two queries.
         """
         self._uuid = uuid
         self._policy = policy
         self._wait_s, self._look_s = wait_s, look_s
         self._seen: dict[int, dict[str, Any]] = {}
-        self._known = True
+        self._is_complete = True
         self._looked_at = time.time() - _SAMPLES_S
         self._fleet = linux.parent(_family() or 0) if fleet is None else fleet
 
     @property
     def strangers(self) -> list[dict[str, Any]] | None:
-        """The strangers seen so far; None if they cannot be told from the fleet's own processes.
+        """Foreign processes seen so far, or None if they cannot be distinguished from the fleet's own processes.
 
-        Each is a record of ``pid``, ``name``, ``memory_bytes`` on the GPU, and ``active``: True if it was seen at work,
-        None if NVML does not report that.
+        Each is a record of ``pid``, ``name``, ``memory_bytes`` on the GPU and ``active``, which is True if the process
+        was seen computing, and None if NVML does not report that.
         """
-        return list(self._seen.values()) if self._known else None
+        return list(self._seen.values()) if self._is_complete else None
 
     def before_timing(self) -> None:
-        """Wait until no stranger computes on the GPU, as far as the policy demands.
+        """Wait until no foreign process computes on the GPU, if the policy requires that.
 
         Raises:
-            EvaluationEnded: ``timing_unstable``: a stranger still computes.
+            EvaluationEnded: ``timing_unstable`` if a foreign process still computes.
         """
         deadline = time.monotonic() + (self._wait_s if self._policy == "wait" else 0)
         while self._look() and self._policy != "label":
@@ -135,7 +131,7 @@ class Sharing:
             time.sleep(self._look_s)
 
     def after_timing(self) -> None:
-        """Check that no stranger has computed meanwhile. Raises as :meth:`before_timing`."""
+        """Check that no foreign process computed during the timing. Raise like :meth:`before_timing`."""
         if self._look() and self._policy != "label":
             raise self._shared("while the kernel was timed")
 
@@ -149,30 +145,30 @@ class Sharing:
         )
 
     def _look(self) -> bool:
-        """True if a stranger has been at work since the last look."""
+        """Return whether a foreign process has computed since the last query."""
         if self._uuid is None:
             return False
         with _asking(), opened(self._uuid) as handle:
-            found = facts.processes(handle)
-            if found is None or not facts.sees_all():
-                self._known = False
+            processes = facts.processes(handle)
+            if processes is None or not facts.sees_all():
+                self._is_complete = False
                 return False
-            strangers = [p for p in found if not linux.descends(p.pid, self._fleet)]
-            active = self._active(handle) if strangers else set[int]()
-            for stranger in strangers:
-                working = None if active is None else stranger.pid in active
-                before = self._seen.get(stranger.pid, {}).get("active")
-                self._seen[stranger.pid] = {
-                    "pid": stranger.pid,
-                    "name": stranger.name,
-                    "memory_bytes": stranger.memory_bytes,
+            foreign = [p for p in processes if not linux.descends(p.pid, self._fleet)]
+            active = self._active(handle) if foreign else set[int]()
+            for process in foreign:
+                working = None if active is None else process.pid in active
+                before = self._seen.get(process.pid, {}).get("active")
+                self._seen[process.pid] = {
+                    "pid": process.pid,
+                    "name": process.name,
+                    "memory_bytes": process.memory_bytes,
                     "active": before if before or working is None else working,
                 }
-            return any(stranger.pid in (active or ()) for stranger in strangers)
+            return any(process.pid in (active or ()) for process in foreign)
         return False
 
     def _active(self, handle: Any) -> set[int] | None:
-        """Return the processes at work since the last look; None if NVML does not report them."""
+        """Return the processes that computed since the last query, or None if NVML does not report them."""
         since, self._looked_at = self._looked_at, time.time()
         try:
             samples = _nvml.nvmlDeviceGetProcessUtilization(handle, int(since * 1e6))
@@ -182,12 +178,12 @@ class Sharing:
 
 
 def _family() -> int | None:
-    """Return the process that has this judge's seat and the fork server beside it."""
+    """Return the judge supervisor's process, from which this judge and its fork server descend."""
     return linux.parent(os.getppid())
 
 
 @contextlib.contextmanager
 def _asking() -> Any:
-    """Treat questions that NVML refuses as unanswered."""
+    """Ignore queries that NVML refuses."""
     with contextlib.suppress(_nvml.NVMLError):
         yield

@@ -1,4 +1,4 @@
-"""The sealed processes of one evaluation, from their forks to their ends."""
+"""The sealed processes of one evaluation, from fork to end."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from workers.judge.sandbox import shelf
 from workers.judge.sandbox.seal import Profile, Role
 from workers.judge.slot_config import SlotConfig
 
-#: How many times a candidate's limit of the host's memory a reference may take: most problems draw inputs there.
+#: Factor of a candidate's host memory limit for a reference, because most problems draw inputs there.
 _REFERENCE_HOST: Final = 4
-#: The most of the host's memory that one process may take. It must be ended before Linux runs out of memory, which
-#: would look like others' doing.
+#: Maximum share of the host's memory for one process. It must be ended before Linux runs out of memory, because the
+#: fleet would be blamed for that.
 _HOST_SHARE: Final = 0.5
-#: How long a reference that was kept may take to show that it is what it was, in seconds; and for compilers as long.
+#: Maximum time in seconds for a kept reference to reproduce an earlier answer, and for its compilers.
 _KEPT_S: Final = 10.0
 
 
@@ -44,14 +44,13 @@ class Processes:
     """The reference, the candidate, its builder, and the reference under ``torch.compile``.
 
     Attributes:
-        reference: the evaluation's; None before :meth:`begin_reference`.
-        candidate: the evaluation's; None before :meth:`begin_candidate`.
-        builder: compiles what the candidate is going to import, or has done so for an earlier evaluation; None where
-            nothing is compiled so.
+        reference: the evaluation's reference, or None before :meth:`begin_reference`.
+        candidate: the evaluation's candidate, or None before :meth:`begin_candidate`.
+        builder: builder of the libraries that the candidate imports, or their reuse, or None if there are none.
     """
 
     def __init__(self, request: Request, slot: SlotConfig, forkserver: ForkServer, cpu: CpuTime) -> None:
-        """Fork nothing yet. ``cpu`` counts all processes."""
+        """Prepare without forking a process. ``cpu`` counts the CPU time of all processes."""
         self.reference: Reference | None = None
         self.candidate: Candidate | None = None
         self.builder: Build | Reuse | None = None
@@ -62,58 +61,58 @@ class Processes:
         self._forkserver = forkserver
         self._cpu = cpu
         self._device = "cuda" if slot.on_gpu else "cpu"
-        #: Without uids, what a process leaves behind would be taken for a later kernel's.
+        #: Without uids, a leftover of one process could be blamed on a later kernel.
         self._keeps = slot.keeps_processes and slot.uid is not None
-        #: What the reference is kept under.
+        #: Key under which the reference is kept.
         self._key = warm.key(request, self._device)
         self._memo: warm.Memo | None = None
-        #: How many evaluations the reference has served, this one included.
+        #: Number of evaluations that the reference has served, including this one.
         self._uses = 1
         self._has_next = False
-        #: Where libraries lie that a builder has compiled; empty where there is none.
+        #: Directory of the libraries that a builder has compiled, or empty.
         self._built = ""
-        #: What lay there, for those who examine the kernel: the directory goes with the candidate.
+        #: Contents of that directory for the examiner, because the directory is removed with the candidate.
         self._libraries: list[tuple[str, str, bytes]] = []
-        #: All but the reference's.
+        #: All processes except the reference's.
         self._others: list[SealedProcess] = []
 
     def begin_reference(self) -> Reference:
-        """Take over the reference that is kept for this problem, or have a new one forked.
+        """Reuse the reference that is kept for this problem, or fork a new one.
 
-        Beside one that is kept the candidate is forked at once. Another one opens the device first, as the driver opens
-        it for one process after the other.
+        Next to a kept reference the candidate is forked at once. A new reference opens the device first, because the
+        driver opens it for one process at a time.
         """
         if self._keeps and (kept := self._forkserver.take(self._key)) is not None:
-            word, descriptors = kept
+            message, descriptors = kept
             process = SealedProcess.taken(
                 self._forkserver,
-                word.scratch,
+                message.scratch,
                 descriptors,
                 Phase.REFERENCE,
                 compile_s=min(self._deadlines.compile_s, _KEPT_S),
-                cpu_before_s=word.cpu_s,
+                cpu_before_s=message.cpu_s,
             )
             reference = self._hold(process)
             reference.left_s = min(self._deadlines.reference_s, _KEPT_S)
-            self._memo = warm.Memo.model_validate(word.memo)
+            self._memo = warm.Memo.model_validate(message.memo)
             self._uses = self._memo.uses + 1
             self.begin_candidate()
             return reference
         return self._fork_reference()
 
-    def make_reference_ready(self, told: dict[str, Any], allowed_bytes: int) -> Reference:
-        """Have the reference's model constructed; replace a reference that is not what it was.
+    def make_reference_ready(self, evidence: dict[str, Any], allowed_bytes: int) -> Reference:
+        """Construct the reference's model. Replace a kept reference whose answer has changed.
 
         Args:
-            told: takes, for the evidence, whether it was ``kept``, its ``uses``, and why it was ``replaced``, if so.
-            allowed_bytes: what it may take of the GPU's memory.
+            evidence: gets the fields ``kept``, ``uses`` and, if it was replaced, the reason as ``replaced``.
+            allowed_bytes: the process's GPU memory allowance.
 
         Raises:
             EvaluationEnded: the problem failed.
         """
         reference, memo = self.reference, self._memo
         assert reference is not None
-        told |= {"kept": memo is not None, "uses": self._uses}
+        evidence |= {"kept": memo is not None, "uses": self._uses}
         if memo is not None:
             try:
                 reference.allow(allowed_bytes)
@@ -126,9 +125,9 @@ class Processes:
                     reference.case = None
                     reference.renew()
                     return reference
-                told["replaced"] = "its answer to an earlier input has changed"
+                evidence["replaced"] = "its answer to an earlier input has changed"
             except EvaluationEnded as ended:
-                told["replaced"] = ended.outcome.message
+                evidence["replaced"] = ended.outcome.message
             reference.process.stop()
             reference.process.imports.close()
             reference.free_arena()
@@ -139,9 +138,9 @@ class Processes:
         return reference
 
     def begin_candidate(self) -> Candidate:
-        """Have a candidate, if there was none yet, and the process that compiles what its source does when imported.
+        """Return the candidate, after starting it and its builder if that has not happened.
 
-        The candidate is the one that was made ahead, if it is as this evaluation needs it, or a new one.
+        It is the prewarmed candidate if that fits this evaluation, and otherwise a new one.
         """
         if self.candidate is not None:
             return self.candidate
@@ -157,40 +156,38 @@ class Processes:
         return self.candidate
 
     def begin_next(self) -> None:
-        """Have a candidate made ready for the slot's next evaluation, in case that needs one like this one's.
+        """Prewarm a candidate for the slot's next evaluation, in case that needs the same kind of process.
 
-        It knows nothing yet. This evaluation's is ended first, if it still runs.
+        The new process knows nothing yet. This evaluation's candidate is ended first.
         """
         if not self._keeps or self._has_next or self.candidate is None or self._settings.examine:
             return
         self._has_next = True
-        # What becomes of it is nothing to this evaluation, which learns of a dead fork server by its own processes.
+        # A failure does not matter to this evaluation, whose own processes show that a fork server died.
         with contextlib.suppress(ForkServerError, EvaluationEnded):
             process, opening, built = self._fork_candidate()
             memo = {"opening": opening, "built": built}
             process.leave(self._candidate_key, memo, booking.wanted_file(self._slot.ledger))
 
     def _take_candidate(self) -> tuple[SealedProcess, int, str] | None:
-        """Return the candidate that was made ahead, as :meth:`_fork_candidate` does; None where there is none like it.
-
-        The CPU's time that it has used so far counts as this evaluation's.
-        """
+        """Return the prewarmed candidate like :meth:`_fork_candidate`, or None if there is none that fits."""
         if not self._keeps or (kept := self._forkserver.take(self._candidate_key)) is None:
             return None
-        word, descriptors = kept
+        message, descriptors = kept
         compile_s = self._deadlines.compile_s
-        taken = SealedProcess.taken(self._forkserver, word.scratch, descriptors, Phase.PREPARE, compile_s=compile_s)
-        return taken, word.memo["opening"], word.memo["built"]
+        # Without cpu_before_s, the CPU time that it has used so far counts as this evaluation's.
+        taken = SealedProcess.taken(self._forkserver, message.scratch, descriptors, Phase.PREPARE, compile_s=compile_s)
+        return taken, message.memo["opening"], message.memo["built"]
 
     def _fork_candidate(self) -> tuple[SealedProcess, int, str]:
-        """Have a candidate forked. Return it, the number of the order to open the device, and where libraries lie."""
+        """Fork a candidate. Return it, the number of the order to open the device, and the directory for libraries."""
         built = self._new_scratch()
         process = SealedProcess(self._forkserver, self._profile(Role.CANDIDATE, built=built), self._deadlines.compile_s)
         return process, process.send(Order.OPEN, payload=self._opening(self._request.kernel)), built
 
     @property
     def _candidate_key(self) -> str:
-        """What a candidate is kept under: all that it depends on."""
+        """Key under which a candidate is kept, with everything that its process depends on."""
         profile = replace(self._profile(Role.CANDIDATE), scratch="")
         return json.dumps([asdict(profile), asdict(self._opening(self._request.kernel))])
 
@@ -203,19 +200,15 @@ class Processes:
             self._cpu.count(Role.BUILDER, self.builder.process)
 
     def build(self, evidence: dict[str, Any]) -> dict[str, Any]:
-        """Have the builder do its work; arguments, result and exceptions are :meth:`.Build.run`'s."""
+        """Compile the candidate's libraries. See :meth:`.Build.run`."""
         assert self.builder is not None
-        found = self.builder.run(evidence)
+        result = self.builder.run(evidence)
         if self._settings.examine:
             self._libraries = shelf.read(Path(self._built))
-        return found
+        return result
 
     def begin_compiled(self) -> tuple[Exchange, Job]:
-        """Fork a process that runs the reference under ``torch.compile``, and wait until it has opened the device.
-
-        Returns:
-            what is shared with it, and its job.
-        """
+        """Fork a process that runs the reference under ``torch.compile``, and wait until it has opened the device."""
         assert self.reference is not None
         process = self._fork(self._profile(Role.COMPILED, COMPILED_OFFSET))
         exchange = Exchange(process, self.reference.form, self._device)
@@ -225,51 +218,49 @@ class Processes:
         return exchange, self._job(problem, "Model", compiled=True)
 
     def examiner(self, steps: Steps) -> Examiner:
-        """Return what examines the kernel, in processes of its own, when all others have ended."""
+        """Return the examiner, which runs the kernel in new processes after all current ones have ended."""
         job = self._job(self._request.kernel, static.ENTRY)
 
         def fork() -> tuple[SealedProcess, Job]:
             if not self._libraries:
                 return self._fork(self._profile(Role.EXAMINED)), job
             built = self._new_scratch()
-            with contextlib.suppress(OSError):  # what is not there is compiled
+            with contextlib.suppress(OSError):  # Missing libraries are compiled again.
                 shelf.fill(Path(built), self._libraries)
             return self._fork(self._profile(Role.EXAMINED, built=built)), replace(job, built=built)
 
         return Examiner(self._request, self._device, fork, steps)
 
     def begin_tests(self) -> SealedProcess:
-        """Fork the process that runs tests of a repository; it waits."""
+        """Fork the process that waits for a repository's tests to run."""
         return self._fork(self._profile(Role.WATCHED if self._settings.examine else Role.TESTS))
 
     def stop_others(self) -> None:
-        """End all but the candidate and the reference, which is held to its share of memory."""
+        """End all processes except the candidate and the reference, whose memory is limited to its allowance."""
         for process in self._others:
             if self.candidate is None or process is not self.candidate.process:
                 process.stop()
 
     def end(self, outcome: Outcome, reports: dict[SealedProcess, Report]) -> str:
-        """End what still runs; leave the reference to the next evaluation of the problem, if it may be.
+        """End all running processes, but keep the reference for the next evaluation of the problem if possible.
 
-        Args:
-            outcome: the evaluation's.
-            reports: takes the report of each process that is ended.
+        ``reports`` gets the report of each process that is ended.
 
         Returns:
-            why the end of one is unknown, else an empty text. What is known of the kernel stays true all the same.
+            The error of a process whose end is unknown, or "". The outcome is valid all the same.
 
         Raises:
-            ForkServerError: the end of one is unknown, and the outcome is a right answer.
+            ForkServerError: the end of a process is unknown, and the outcome is a right answer.
         """
-        why = ""
+        error = ""
         for process in self._others:
-            why = self._end(process, outcome, reports) or why
+            error = self._end(process, outcome, reports) or error
         if self.builder is not None:
             own = self.candidate and reports.get(self.candidate.process)
             self.builder.keep_refusal(outcome, [own] if own else [])
         if self.reference is not None and not self._keep(outcome):
-            why = self._end(self.reference.process, outcome, reports) or why
-        return why
+            error = self._end(self.reference.process, outcome, reports) or error
+        return error
 
     @staticmethod
     def _end(process: SealedProcess, outcome: Outcome, reports: dict[SealedProcess, Report]) -> str:
@@ -294,7 +285,7 @@ class Processes:
         return reference
 
     def _keep(self, outcome: Outcome) -> bool:
-        """Leave the reference to the next evaluation of the problem, if it may be; return whether it was."""
+        """Keep the reference for the next evaluation of the problem if possible, and return whether it was kept."""
         if not self._keeps or self.reference is None:
             return False
         memo = warm.memo_of(self.reference, outcome, self._uses)
@@ -333,7 +324,7 @@ class Processes:
         return str(self._slot.scratch / uuid4().hex)
 
     def _opening(self, source: str) -> Opening:
-        # At least as many queues as the reference has: what a library runs side by side there it may run so here.
+        # At least as many queues as the reference has, so that a library's parallel work also runs in parallel here.
         queues = static.queues(source, self._request.problem)
         return Opening(self._device, queues, self._settings.debug.launch_blocking)
 

@@ -1,8 +1,8 @@
-"""Provenance: how much of a kernel's GPU time its own kernels took, and how much a library's.
+"""Provenance: the share of a kernel's GPU time in its own kernels, and the share in a library's.
 
 The basis is a record from the candidate's own process, which a kernel can forge, and the names in it. So the result is
-a label with reasons, in doubt in the candidate's favour. A name that is neither in the source nor known to be a
-library's is *unclear* and accuses nobody: sources may build names from macros, templates and strings.
+a label with reasons, and in doubt favors the candidate. A name that is neither in the source nor known as a library's
+is *unclear* and no accusation: sources can build names from macros, templates and strings.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from kqueue.contract import Backend, Phase, Policy
 from workers.judge.channel.activities import REST
 from workers.judge.ending import EvaluationEnded
 
-#: Below this share of the time in kernels, own kernels count as a decoy.
+#: Share of the time in kernels below which own kernels count as a decoy.
 DECOY_BELOW: Final = 0.01
 BASIS: Final = "the candidate's own profile"
 
 _COPIES: Final = frozenset({"[memcpy]", "[memset]"})
 _LIBRARIES_SHOWN: Final = 8
 _OWN_SHOWN: Final = 16
-#: Backends whose kernels must be the source's own. Torch kernels run torch's; C++ kernels run on CPUs, or through
-#: torch's operators.
+#: Backends whose kernels must be in the source. Torch kernels use torch's, and C++ kernels run on CPUs or use torch's
+#: operators.
 _OWN_EXPECTED: Final = frozenset({Backend.CUDA, Backend.TRITON, Backend.CUPY})
 
-#: Namespaces that always belong to a library, because the name after them may be anyone's.
+#: Namespaces that always belong to a library, because the names inside them can be any.
 _FOREIGN: Final = ("at::", "c10::", "at_cuda_detail::", "cudnn::", "cublas::", "cublasLt::", "pytorch_flash::")
 #: Namespaces of header-only libraries. If a source includes them it compiled their kernels, so they are its own.
 _HEADERS: Final = {
@@ -73,7 +73,7 @@ def own_kernels(nodes: Sequence[ast.AST]) -> frozenset[str]:
 
 
 def texts(nodes: Sequence[ast.AST]) -> list[str]:
-    """Return a source's strings that may be code, with C++ comments cut. Docstrings and unused strings are left out."""
+    """Return a source's strings that can be code, without C++ comments, docstrings and unused strings."""
     idle = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     return [
         CPP_COMMENT.sub(" ", node.value)
@@ -88,10 +88,10 @@ def assess(kernels: Sequence[tuple[str, int, int]], source: str, backend: Backen
     Args:
         kernels: name, nanoseconds and launches, from :func:`workers.judge.channel.activities.decode`.
         source: the kernel's source.
-        backend: the backend that it claims. Kernels for ``torch`` and ``cpp`` are never decoys.
+        backend: the claimed backend. Kernels for ``torch`` and ``cpp`` are never decoys.
 
     Returns:
-        a JSON-safe record. Shares are of all GPU time of the call, including copies. ``decoy`` is True if own and
+        A JSON-safe record. Shares are of all GPU time of the call, including copies. ``decoy`` is True if own and
         unclear kernels take less than :data:`DECOY_BELOW` of the time in kernels, and libraries the rest.
     """
     nodes = nodes_of(source)
@@ -132,7 +132,7 @@ def assess(kernels: Sequence[tuple[str, int, int]], source: str, backend: Backen
 
 
 def enforce(result: dict[str, Any] | None, policy: Policy) -> None:
-    """End the evaluation of a decoy, if the policy says so.
+    """End the evaluation of a decoy, if the policy is to reject it.
 
     Raises:
         EvaluationEnded: ``reward_hack``, with the shares in the facts.
@@ -152,7 +152,7 @@ def _why(
     mine: dict[str, int], library: dict[str, int], unclear: dict[str, int], copies: int, own: frozenset[str]
 ) -> str:
     parts = {
-        "kernels of its own source": sum(mine.values()),
+        "kernels of the source": sum(mine.values()),
         "kernels of libraries": sum(library.values()),
         "kernels of unclear origin": sum(unclear.values()),
         "copies and fills": copies,
@@ -160,10 +160,10 @@ def _why(
     total = sum(parts.values())
     if not total:
         return "nothing ran on the GPU"
-    told = ", ".join(f"{ns / total:.1%} {name}" for name, ns in parts.items() if ns)
+    shares = ", ".join(f"{ns / total:.1%} {name}" for name, ns in parts.items() if ns)
     if mine:
-        return told
-    return f"{told}; " + ("none of the source's own kernels ran" if own else "no kernel was found in the source")
+        return shares
+    return f"{shares}; " + ("none of the source's own kernels ran" if own else "no kernel was found in the source")
 
 
 def _by_cost(times: dict[str, int]) -> list[str]:
@@ -174,13 +174,7 @@ def _by_cost(times: dict[str, int]) -> list[str]:
 
 
 def _owner(name: str, own: frozenset[str], compiled: tuple[str, ...]) -> str:
-    """Return ``own``, ``library`` or ``unclear`` for a kernel.
-
-    Args:
-        name: the kernel's name.
-        own: names of kernels that the source defines.
-        compiled: namespaces of the headers that the source includes.
-    """
+    """Classify a kernel's name by the source's kernels (``own``) and its included namespaces (``compiled``)."""
     if name == REST:
         return "unclear"
     path = _path(name)
@@ -189,14 +183,14 @@ def _owner(name: str, own: frozenset[str], compiled: tuple[str, ...]) -> str:
     if path.startswith(_FOREIGN) or any(path.startswith(spaces) for spaces in _HEADERS.values()):
         return "library"
     base = path.rpartition("::")[2]
-    # Passes of CuPy's reductions have a suffix; so do variants of a Triton kernel by torch's compiler.
+    # Passes of CuPy's reductions have a suffix, and so have torch's compiled variants of a Triton kernel.
     if base in own or re.sub(r"(_pass[12]|_\d{1,4})\Z", "", base) in own:
         return "own"
     return "library" if _LIBRARY.match(path) else "unclear"
 
 
 def _path(name: str) -> str:
-    """Return a kernel's qualified name, without return type, anonymous namespaces, and arguments of any kind."""
+    """Return a kernel's qualified name without return type, anonymous namespaces and arguments of any kind."""
     if name.startswith("_Z"):
         name = "::".join(_mangled(name)) or name
     # Only templates have a return type in their names.
@@ -220,7 +214,7 @@ def _mangled(name: str) -> Iterator[str]:
 
 
 def nodes_of(source: str) -> list[ast.AST]:
-    """Return every node of a source's syntax tree; none if it does not parse."""
+    """Return every node of a source's syntax tree, or none if it does not parse."""
     try:
         return list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -233,7 +227,7 @@ def _last(node: ast.expr) -> str:
 
 
 def _compiles(decorator: ast.expr) -> bool:
-    """True if a decorator turns a function into a GPU kernel: Triton's, Gluon's, Numba's or CuPy's."""
+    """Return whether a decorator turns a function into a GPU kernel: Triton's, Gluon's, Numba's or CuPy's."""
     made = decorator.func if isinstance(decorator, ast.Call) else decorator
     return _last(made) in ("jit", "autotune", "heuristics", "rawkernel", "fuse")
 
@@ -243,13 +237,13 @@ def _made_by_call(call: ast.Call) -> Iterator[str]:
     made = _last(call.func)
     if made in ("jit", "fuse", "rawkernel"):
         yield from (argument.id for argument in call.args[:1] if isinstance(argument, ast.Name))
-    place = {"RawKernel": 1, "ElementwiseKernel": 3, "ReductionKernel": 6}.get(made)
+    position = {"RawKernel": 1, "ElementwiseKernel": 3, "ReductionKernel": 6}.get(made)
     given = [k.value for k in call.keywords if k.arg in ("name", "kernel_name")]
-    if place is not None:
-        given += call.args[place : place + 1]
-    if place is not None or made == "fuse":
+    if position is not None:
+        given += call.args[position : position + 1]
+    if position is not None or made == "fuse":
         yield from (n.value for n in given if isinstance(n, ast.Constant) and isinstance(n.value, str))
-    if place is not None and not given:
+    if position is not None and not given:
         yield {"ElementwiseKernel": "kernel", "ReductionKernel": "reduce_kernel"}.get(made, "")
 
 

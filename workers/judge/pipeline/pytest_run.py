@@ -1,7 +1,7 @@
-"""Tests of a repository, in the place of a kernel: what pytest says in their process, and how that ends.
+"""Tests of a repository, judged in place of a kernel: pytest's reports from their process, and its end.
 
-It is believed as far as a kernel's own exceptions are: tests decide themselves whether they pass. How their process
-ends, and when, the fork server says.
+The reports are as credible as a kernel's own exceptions, because tests decide themselves whether they pass. The fork
+server observes how and when their process ends.
 """
 
 from __future__ import annotations
@@ -26,55 +26,55 @@ from workers.judge.host import toolchain
 from workers.judge.pipeline.blame import invalid_problem
 
 _SANITIZER: Final = "compute-sanitizer"
-#: The most seconds for one evaluation: who waits for the device waits for others that are before it too, and for all of
-#: them :data:`kqueue.limits.GPU_WAIT_S`.
+#: Maximum time in seconds for one evaluation. Another one that needs the device waits at most
+#: :data:`kqueue.limits.GPU_WAIT_S` for all evaluations before it together.
 _MOST_S: Final = 720.0
-#: Seconds beyond a test's limit, in which its process shows where it is.
+#: Seconds beyond a test's limit, in which its process reports where it is.
 _GRACE_S: Final = 2.0
-#: The most that is kept of what pytest says, in bytes. An honest process has others do the rest of its tests before.
+#: Maximum size in bytes of pytest's reports. An honest process hands its remaining tests to a new process before that.
 _MOST_BYTES: Final = 2 << 20
-#: The end of what pytest has captured that is kept, in bytes of each file.
+#: Size in bytes of the end of each file of captured output that is kept.
 _CAPTURED_BYTES: Final = 16 << 10
-#: What is kept of what compute-sanitizer has written, in bytes.
+#: Size in bytes of compute-sanitizer's output that is kept.
 _FOUND_BYTES: Final = 16 << 10
-#: Seconds between two looks at the clock, and at the GPU's memory.
+#: Seconds between two reads of the clock, and of the GPU's memory.
 _LOOK_S: Final = 0.25
 _MEMORY_S: Final = 1.0
-#: What tests may take of a GPU's memory beyond what is booked before they are ended, in bytes: their context, and more.
+#: GPU memory in bytes that tests can hold beyond the booked amount before they are ended, for their CUDA context.
 _SLACK_BYTES: Final = 2 << 30
-#: pytest's exit statuses where all was run: the tests passed, and there was none.
+#: pytest's exit statuses after a complete run: all tests passed, or there were none.
 _ALL_RUN: Final = frozenset({0, 5})
 
 
 def check(request: Request) -> None:
-    """Raise EvaluationEnded if a repository's files stand in a problem's place for a kernel, or a problem in theirs."""
+    """Raise EvaluationEnded if the problem is a repository's files for a kernel, or no repository's files for tests."""
     if request.problem.startswith(TESTS_LINE) is not (request.backend is Backend.PYTEST):
-        what = "no repository's files" if request.backend is Backend.PYTEST else "a repository's files, and no problem"
-        raise invalid_problem(f"the stored source holds {what}")
+        actual = (
+            "no repository's files" if request.backend is Backend.PYTEST else "a repository's files, and no problem"
+        )
+        raise invalid_problem(f"the stored source holds {actual}")
 
 
 class PytestRun:
     """Tests that share one sealed process.
 
     Attributes:
-        log: the end of what they printed, captured by pytest.
+        log: end of the tests' captured output.
     """
 
     def __init__(self, process: SealedProcess, request: Request, booked: int, held: Callable[[], int | None]) -> None:
-        """Run nothing yet.
+        """Prepare without running a test.
 
         Args:
-            process: the process.
-            request: asks for the tests.
-            booked: what they may take of the GPU's memory, in bytes.
-            held: tells what this place holds of it, in bytes; None where that is not known.
+            booked: the tests' GPU memory allowance in bytes.
+            held: function that returns the slot's GPU memory in bytes, or None if unknown.
 
         Raises:
-            EvaluationEnded: ``judge_error``: this host has no compute-sanitizer, which is asked for.
+            EvaluationEnded: ``judge_error`` if compute-sanitizer is requested but not installed.
         """
         self.log = ""
         self._sanitizer = ""
-        self._found: str | None = None
+        self._findings: str | None = None
         if request.settings.examine:
             self._sanitizer = toolchain.program(_SANITIZER) or ""
             if not self._sanitizer:
@@ -87,7 +87,7 @@ class PytestRun:
         self._held_before = held() or 0
         self._held_more = 0
         self._deadlines = request.settings.deadlines
-        self._said: list[str] = []
+        self._events: list[str] = []
         self._failed = 0
         self._renewed = False
         self._end: int | None = None
@@ -95,14 +95,14 @@ class PytestRun:
 
     @property
     def evidence(self) -> dict[str, Any]:
-        """The fields of :class:`~kqueue.evidence.Evidence`."""
-        return {"tests": Tests(words="\n".join(self._said), findings=self._found).model_dump()}
+        """Fields of :class:`~kqueue.evidence.Evidence`."""
+        return {"tests": Tests(words="\n".join(self._events), findings=self._findings).model_dump()}
 
     def run(self) -> Outcome:
-        """Run the tests to the end of their process. They use the device meanwhile.
+        """Run the tests, which use the device, until their process ends.
 
         Raises:
-            EvaluationEnded: the process did not come to the end of its tests.
+            EvaluationEnded: the process did not finish its tests.
             ForkServerError: the fork server is gone.
         """
         process = self._process
@@ -122,7 +122,7 @@ class PytestRun:
             report = process.stop()
             captured = lines.descriptors
             if self._sanitizer:
-                self._found = "".join(content(log, _FOUND_BYTES).strip() for log in captured[:1])
+                self._findings = "".join(content(log, _FOUND_BYTES).strip() for log in captured[:1])
                 captured = captured[1:]
             self.log = "\n".join(filter(None, (content(one, _CAPTURED_BYTES, at_end=True).strip() for one in captured)))
             too_many = lines.too_many
@@ -145,7 +145,7 @@ class PytestRun:
         return Outcome(category=Category.PASSED, message="the tests passed")
 
     def _takes_too_much(self) -> bool:
-        """Return whether tests hold much more of the GPU's memory than is booked: others may have booked that."""
+        """Return whether tests hold much more GPU memory than is booked, which other slots can have booked."""
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + _MEMORY_S
@@ -153,25 +153,25 @@ class PytestRun:
         return self._held_more > self._booked + _SLACK_BYTES
 
     def _enforce_limits(self, reason: End) -> None:
-        """Raise EvaluationEnded if the tests were ended for what they took of the device."""
+        """Raise EvaluationEnded if the tests were ended for using too much of the device."""
         if self._held_more > self._booked + _SLACK_BYTES:
             raise EvaluationEnded(
                 Category.GPU_OUT_OF_MEMORY,
-                f"the tests held {self._held_more} bytes of the GPU's memory, of which {self._booked} are their share",
+                f"the tests held {self._held_more} bytes of the GPU's memory, and their share is {self._booked} bytes",
                 self._process.phase,
                 held_bytes=self._held_more,
                 allowed_bytes=self._booked,
             )
         if reason is End.DEADLINE and time.monotonic() >= self._until:
             died = self._process.died().outcome
-            message = f"the tests of one process may take {_MOST_S:g} s together, imports and collection included"
+            message = f"the tests of one process can take {_MOST_S:g} s together, imports and collection included"
             raise EvaluationEnded(died.category, message, died.phase, **died.facts.model_dump())
 
-    def _begin(self, words: socket.socket) -> None:
+    def _begin(self, stream: socket.socket) -> None:
         self._enter(Phase.LOAD, self._deadlines.load_s)
         asked = Testing(self._request.problem, self._request.kernel.removeprefix(TESTS_LINE), self._sanitizer)
         try:
-            self._process.become(Order.TEST, asked, words.fileno())
+            self._process.become(Order.TEST, asked, stream.fileno())
         except EvaluationEnded as ended:
             if ended.reply is not None and ended.reply.tag is Tag.PROBLEM:
                 raise invalid_problem(ended.reply.message) from None
@@ -181,16 +181,16 @@ class PytestRun:
         self._process.enter(phase, max(min(seconds, self._until - time.monotonic()), 0.0))
 
     def _note(self, line: bytes) -> None:
-        """Keep a word, and let the limit of what begins now count."""
+        """Record an event and set the deadline of the test or phase that it begins."""
         try:
             text = line.decode("ascii")
-            word = json.loads(text)
+            event = json.loads(text)
         except (ValueError, RecursionError):
-            return  # the process died within this line
-        if not isinstance(word, dict):
+            return  # The process died within this line.
+        if not isinstance(event, dict):
             return
-        self._said.append(text)
-        match word:
+        self._events.append(text)
+        match event:
             case {"at": "start"}:
                 self._enter(Phase.CHECK, self._deadlines.check_s + _GRACE_S)
             case {"at": "finish"}:

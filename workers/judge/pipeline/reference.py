@@ -1,9 +1,9 @@
-"""The reference as the judge sees it: a sealed process that draws inputs and answers them.
+"""The judge's view of the reference: a sealed process that draws inputs and computes the expected outputs.
 
-The problem's source runs there and nowhere else. The judge gives seeds, checks each reply against what a problem may
-be, and reads inputs and answers where they lie. The process holds them until the judge lets go of them; what is needed
-again is drawn again, from the same seed. Failures of the process are the problem's; the fleet's, if somebody else
-killed it.
+The problem's source runs only there. The judge sends seeds, checks that each reply is possible for a problem, and reads
+inputs and outputs in the process's own memory. The process holds them until the judge releases them. A case that is
+needed again is drawn again from the same seed. A failure of the process is blamed on the problem, or on the fleet if
+another process killed it.
 """
 
 from __future__ import annotations
@@ -59,55 +59,56 @@ from workers.judge.pipeline.blame import blaming, invalid_problem
 from workers.judge.pipeline.cases import DTYPES, GIVEN, Case
 from workers.judge.pipeline.exchange import Exchange, Form, Output, await_opening, own_memory
 
-#: Input sets that are drawn at once, and what they may take, in bytes. On a GPU each order costs turns on its
-#: processors, which small problems would feel.
+#: Maximum number of input sets drawn by one order, and their maximum size in bytes. On a GPU each order costs
+#: context switches, which small problems would notice.
 _MOST_SETS: Final = 16
 _PREPARED_BYTES: Final = 64 << 20
-#: What the inputs and answers of all cases may take together, in bytes, to be held at the same time.
+#: Maximum size in bytes of the inputs and outputs of all cases together for them to be held at the same time.
 _ROOMY_BYTES: Final = 256 << 20
-#: The memory that a process has announced is forgotten beyond so many pieces, when it holds nothing.
+#: Number of imported pieces of the process's memory above which the judge closes them and clears the process.
 _MANY_RUNS: Final = 128
-#: The share of the reference's time that is left which drawing one input set may take, for variants to be made: that
-#: takes at least six such draws, and a few dozen at most.
+#: Maximum share of the reference's remaining time that drawing one input set can take if variants are to be made.
+#: Variants need at least six such draws, and a few dozen at most.
 _VARIED_SHARE: Final = 1 / 100
-#: Inputs whose variants are drawn on a CPU in a few milliseconds, in bytes: a GPU need not be asked.
+#: Size in bytes of inputs whose variants a CPU draws in a few milliseconds, so that the GPU is not needed.
 _QUICK_BYTES: Final = 8 << 20
-#: What a reference does with values whose domain is checked on the device, or that it takes for indices: values
-#: unlike its own could end in an assertion there, which nothing survives that uses the device.
+#: Source of references that check the domain of values on the device, or use values as indices. Other values than
+#: their own could fail a device assertion, after which the CUDA context is unusable.
 _BOUND_TO_ITS_INPUTS: Final = re.compile(
     r"BCELoss|binary_cross_entropy(?!_with_logits)|multinomial|bernoulli|poisson|\.(long|int|short|byte)\("
     r"|torch\.(u?int\d*|long|short)\b"
 )
-#: How many sets of inputs an arena holds, and how many of outputs: those that are drawn ahead, the cases, and the calls
-#: that are verified; an answer in float64 takes as much as two, and so does that to moved inputs.
+#: Numbers of input sets and output sets that an arena holds: prepared sets, cases and verified calls. An output in
+#: float64 takes as much as two sets, and so does the float64 output for nudged inputs.
 _ARENA_INPUTS: Final = 72
 _ARENA_OUTPUTS: Final = 96
-#: What of a first call goes into loading a GPU's kernels, at most, in seconds.
+#: Maximum time in seconds that loading a GPU's kernels adds to a first call.
 _COLD_S: Final = 0.5
-#: The share of the GPU's memory that the process may take, for the reference in float64.
+#: Maximum share of the process's GPU memory for the reference in float64.
 _MEMORY_SHARE: Final = 1 / 8
-#: Changes of a value that no kernel need tell from none.
+#: Relative changes of a value that are below the rounding error of each precision.
 _ROUNDING: Final = {Precision.FP32: 2**-25, Precision.FP16: 2**-15, Precision.BF16: 2**-12}
-#: The share of a host's memory that the tensors of one call may take on a CPU: judge and candidate have copies.
+#: Maximum share of a CPU host's memory for the tensors of one call. Judge and candidate hold copies of them.
 _HOST_SHARE: Final = 1 / 8
-#: Forwards for which there must be time to have one more for the sake of a label.
+#: Number of forwards that the remaining time must allow before an optional forward is made.
 _UNHURRIED: Final = 16
-#: How long a process may take to give memory back before it is kept, in seconds.
+#: Maximum time in seconds for a process to free its memory before it is kept for another evaluation.
 _REST_S: Final = 5.0
-#: What a process is given to answer in where no time is left, in seconds: an alarm needs some.
+#: Time in seconds that a process gets to reply when no time is left, because an alarm needs a positive time.
 _LEAST_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What may be spent on more than the given cases.
+    """Limits on work beyond the given cases.
 
     Attributes:
-        quick_s: the reference in float64 is run only where a forward took less than this, in seconds.
-        exact_s: how long it may take, all calls together, in seconds.
-        host_bytes: the memory that one call of it may take on a CPU; on a GPU a share of its allowance counts.
-        varied_bytes: the largest inputs of which all variants are made; larger ones have those for any size.
-        arena_bytes: the largest arena; 0 for none.
+        quick_s: longest forward in seconds for which the reference is also run in float64.
+        exact_s: time in seconds for all float64 calls together.
+        host_bytes: memory for one float64 call on a CPU. On a GPU a share of the process's allowance counts.
+        varied_bytes: size of the largest inputs of which all variants are made. Larger inputs get the variants that
+            exist for any size.
+        arena_bytes: size of the largest arena, or 0 for none.
     """
 
     quick_s: float
@@ -125,12 +126,12 @@ BOUNDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a problem takes, in bytes, as its process tells.
+    """Memory that a problem takes, reported by its process.
 
     Attributes:
-        weights: of the model.
-        peak: the most that the process has taken of the GPU's memory; 0 on a CPU.
-        drawn: how many random numbers of one input set may be changed, a count; 0 before a variant was made.
+        weights: size of the model in bytes.
+        peak: maximum GPU memory in bytes that the process has allocated, or 0 on a CPU.
+        drawn: number of random numbers of one input set that can be changed, or 0 before a variant was made.
     """
 
     weights: int
@@ -142,19 +143,19 @@ class Reference:
     """A problem's reference in its sealed process, for one evaluation.
 
     Attributes:
-        process: the process.
-        exchange: what is shared with it, for its calls and their timing.
-        form: of the problem's calls; it becomes known with the first case and the first answer.
-        init_inputs: the constructor's arguments, as ``get_init_inputs()`` made them.
-        written_bytes: bytes of the outputs that are neither inputs nor weights; the process tells.
-        forward_s: the shortest that a forward took, as the judge saw it, in seconds.
-        left_s: seconds that are left of the reference's deadline.
+        exchange: memory shared with the process, for its calls and their timing.
+        form: form of the problem's calls, known after the first case and the first output.
+        init_inputs: the constructor's arguments from ``get_init_inputs()``.
+        written_bytes: bytes of the outputs that are neither inputs nor weights, reported by the process.
+        forward_s: shortest time in seconds of a forward, measured by the judge.
+        left_s: seconds left of the reference's deadline.
         case: the first case that was answered.
-        timed_bytes: what the process may take of the GPU's memory while it is timed, when no kernel is there.
-        output_specs, output_strides: of the outputs, and how they lie.
-        noise: for each output, how far the reference lies from itself where rounding errors move the inputs, as a share
-            of its size; empty until that is known. All its cases have the same list.
-        allowed_bytes: what the process may take of the GPU's memory.
+        timed_bytes: GPU memory in bytes that the process can allocate while it is timed and no kernel runs.
+        output_specs: shape, dtype and device of each output.
+        output_strides: strides of each output.
+        noise: relative distance, for each output, between two reference outputs whose inputs differ by rounding
+            errors. Empty until it is measured. All cases share this list.
+        allowed_bytes: GPU memory in bytes that the process can allocate.
     """
 
     def __init__(
@@ -165,15 +166,7 @@ class Reference:
         device: str,
         bounds: Bounds | None = None,
     ) -> None:
-        """Take a process that runs nothing yet.
-
-        Args:
-            process: a reference's, freshly forked or taken over.
-            source: the problem's.
-            settings: the evaluation's.
-            device: ``cpu`` or ``cuda``.
-            bounds: of what may be spent on exact answers and variants; None for the device's.
-        """
+        """Use a new or kept process, which runs nothing yet. ``bounds`` replaces the device's :data:`BOUNDS`."""
         self.allowed_bytes = 0
         self._bounds = bounds or BOUNDS[device]
         self.process = process
@@ -191,25 +184,26 @@ class Reference:
         self._tolerance = static.tolerance(source)
         self._opening = 0
         self._on_device: bool | None = None
-        #: What drawing one input set took, in seconds.
+        #: Time in seconds to draw one input set.
         self._draw_s = 0.0
-        #: Cases whose inputs the process holds, by their slots; those that were drawn ahead; those that are over.
+        #: Cases whose inputs the process holds (by slot), prepared cases, and cases to release with the next draw.
         self._held: dict[int, Case] = {}
         self._ready: list[Case] = []
         self._over: list[Case] = []
         self._slots = itertools.count()
-        #: How many input sets are drawn at once; whether all cases are held together.
-        self._ahead = 1
+        #: Number of input sets drawn by one order, and whether all cases are held together.
+        self._sets_per_draw = 1
         self._is_roomy = False
         self.timed_bytes = 0
-        #: Whether the model in float64 may be of use.
+        #: True if the model in float64 can be of use.
         self._has_wide = False
         self._wide_left = self._bounds.exact_s
-        #: What such a run took, or less, in seconds.
+        #: Time in seconds of one float64 run, or a lower bound of it.
         self._wide_s = 0.0
-        #: Which runs in float64 have not loaded their kernels yet: on inputs as they are, and on moved ones.
+        #: Kinds of float64 runs that have not loaded their kernels: False for unchanged inputs, True for nudged ones.
         self._wide_cold = {False, True} if device == "cuda" else set[bool]()
-        #: How given answers lie to those in float64; and cases, their slots and such answers, while these are too few.
+        #: Relation of the given cases' outputs to their float64 outputs, and the cases (with slot and float64 outputs)
+        #: that wait until the relation is known.
         self._relation = answers.Relation(settings.precision)
         self._unrelated: list[tuple[Case, int, list[torch.Tensor]]] = []
         self._may_vary = _BOUND_TO_ITS_INPUTS.search(source) is None
@@ -225,15 +219,15 @@ class Reference:
         self._arena: SharedTensor | None = None
 
     def begin(self) -> None:
-        """Have the process open the device, and do not wait for it."""
+        """Start opening the device in the process without waiting for it."""
         opening = Opening(self.device, static.queues(self._source))
         self._opening = self.process.send(Order.OPEN, payload=opening)
 
     def await_opening(self) -> None:
-        """Wait until the process has opened the device, if it has only begun to.
+        """Wait until the process has opened the device, if :meth:`begin` started that.
 
         Raises:
-            ForkServerError: it could not.
+            ForkServerError: the process could not open the device.
         """
         if self._opening:
             opening, self._opening = self._opening, 0
@@ -244,7 +238,7 @@ class Reference:
 
         Raises:
             EvaluationEnded: ``invalid_problem``, ``reference_error`` or ``reference_timeout``.
-            ForkServerError: the process could not be made ready.
+            ForkServerError: the process could not open the device.
         """
         self.await_opening()
         job = Job(
@@ -258,11 +252,7 @@ class Reference:
         self._order(Order.LOAD, what="importing the problem", payload=job)
 
     def construct(self) -> None:
-        """Have the model constructed on the device, under the seed that the candidate will have too.
-
-        Raises:
-            EvaluationEnded: as :meth:`load`.
-        """
+        """Construct the model on the device, under the same seed as the candidate."""
         assert self._scalar_page is not None, "a reference is constructed once"
         try:
             self._order(Order.INITIAL, what="get_init_inputs()", fds=(self._scalar_page,))
@@ -273,33 +263,29 @@ class Reference:
         self._order(Order.CONSTRUCT, what="Model(*get_init_inputs())", payload=self.init_inputs)
 
     def widen(self) -> None:
-        """Have a copy of the model made in float64, if it can be had."""
+        """Make a copy of the model in float64, if that is possible."""
         with contextlib.suppress(EvaluationEnded):
             self._order(Order.WIDEN, what="the model in float64", optional=True)
             self._has_wide = True
 
     def taken(self) -> Taken:
-        """Return what the problem takes.
-
-        Raises:
-            EvaluationEnded: as :meth:`load`.
-        """
+        """Return the memory that the problem takes."""
         self._order(Order.TAKEN, what="the problem")
-        told = self._read("the problem", dict)
-        found = [told.get(name) for name in ("weights", "peak", "drawn")]
-        if any(type(size) is not int or not 0 <= size < 1 << 60 for size in found):
-            raise EvaluationEnded(Category.REFERENCE_ERROR, "the problem told of impossible sizes", Phase.REFERENCE)
-        return Taken(*found)
+        reported = self._read("the problem", dict)
+        sizes = [reported.get(name) for name in ("weights", "peak", "drawn")]
+        if any(type(size) is not int or not 0 <= size < 1 << 60 for size in sizes):
+            raise EvaluationEnded(Category.REFERENCE_ERROR, "the problem reported impossible sizes", Phase.REFERENCE)
+        return Taken(*sizes)
 
     def allow(self, nbytes: int) -> None:
-        """Let the process take so much of the GPU's memory, in bytes."""
+        """Set the GPU memory in bytes that the process can allocate."""
         self.allowed_bytes = nbytes
         self._order(Order.ALLOW, what="the problem", payload=nbytes)
 
     def first_case(self) -> Case:
-        """Return a given case, drawn: only then it is known what the inputs of a call take.
+        """Draw and return a given case, which determines the form of a call's inputs.
 
-        Large inputs are drawn on the device: on a CPU that would take long.
+        Large inputs are drawn on the device, because a CPU would take long.
 
         Raises:
             EvaluationEnded: ``invalid_problem``, ``reference_error`` or ``reference_timeout``.
@@ -315,9 +301,9 @@ class Reference:
         return first
 
     def warm_up_variants(self) -> None:
-        """Have the process load what variants need, where they are drawn on the device, and are those of any size.
+        """Load the code that draws variants on the device, if the problem gets only the variants for any size.
 
-        That takes a fifth of a second, for which neither the device nor much of its memory need be had.
+        This takes about 0.2 s, and neither the exclusive device nor much of its memory.
 
         Raises:
             EvaluationEnded: the process has ended.
@@ -330,33 +316,26 @@ class Reference:
                     raise
 
     def answer_first(self, first: Case) -> None:
-        """Answer the first case: only then it is known what the outputs of a call take.
-
-        Raises:
-            EvaluationEnded: as :meth:`first_case`.
-        """
-        # Its first call loads and chooses kernels.
+        """Answer the first case, which determines the form of a call's outputs."""
+        # The first call loads and chooses kernels.
         self.answer(first)
         nbytes = self.input_bytes
         self._is_roomy = (self.settings.checks + 1) * first.nbytes <= _ROOMY_BYTES
         most = min(_MOST_SETS, _PREPARED_BYTES // max(nbytes, 1), MAX_TENSORS // max(len(self._specs), 1))
-        self._ahead = max(1, most) if self._is_roomy else 1
+        self._sets_per_draw = max(1, most) if self._is_roomy else 1
 
     def more_cases(self, first: Case) -> list[Case]:
-        """Return further given cases, as many as the settings ask for, each from a secret seed, and variants.
+        """Return further given cases, as many as the settings request, each from a secret seed, and variants.
 
-        Where they would take too much memory together there are only variants, which are not drawn yet.
-
-        Raises:
-            EvaluationEnded: as :meth:`first_case`.
+        Where all cases together would take too much memory, return only variants, which are not drawn yet.
         """
         if not self._is_roomy:
             kinds = ANY_SIZE if self.varies_any_size else ()
             return [self._new(kind, drawn=first.drawn, on_device=first.on_device) for kind in kinds]
         self.share_arena(self._wanted_arena())
         given = [self._new(on_device=first.on_device) for _ in range(self.settings.checks - 1)]
-        for begin in range(0, len(given), self._ahead):
-            self._draw(given[begin : begin + self._ahead])
+        for begin in range(0, len(given), self._sets_per_draw):
+            self._draw(given[begin : begin + self._sets_per_draw])
         if self._draw_s > _VARIED_SHARE * self.left_s:
             return given
         if self.varies_any_size:
@@ -365,20 +344,16 @@ class Reference:
 
     @property
     def arena_bytes(self) -> int:
-        """Size of the arena; 0 where there is none."""
+        """Size of the arena in bytes, or 0 if there is none."""
         return 0 if self._arena is None else self._arena.spec.nbytes
 
     def _wanted_arena(self) -> int:
-        """Return how large an arena holds all that is small of an evaluation."""
+        """Return the size in bytes of an arena that holds all small tensors of an evaluation."""
         inputs, outputs = (sum(taken_by(_nbytes(spec)) for spec in specs) for specs in (self._specs, self.output_specs))
         return min(_ARENA_INPUTS * inputs + _ARENA_OUTPUTS * outputs, self._bounds.arena_bytes)
 
     def share_arena(self, nbytes: int) -> None:
-        """Give the process memory in which it holds what is small; what finds no room there it holds in its own.
-
-        Args:
-            nbytes: the memory's size; 0 for none.
-        """
+        """Share memory with the process for its small tensors. Other tensors stay in the process's own memory."""
         if not nbytes or self._arena is not None:
             return
         with contextlib.suppress(CudaCallError, EvaluationEnded):
@@ -392,7 +367,7 @@ class Reference:
                 arena.close()
 
     def free_arena(self) -> None:
-        """Give the arena back on this side. Nothing may look at a case any more."""
+        """Free the arena in the judge. No case can be read afterwards."""
         if self._arena is not None:
             self.exchange.settle()
             self._arena.free()
@@ -400,41 +375,41 @@ class Reference:
 
     @property
     def _varies(self) -> bool:
-        """True if kernels answer variants too. An evaluation's own tolerance was chosen for the given inputs."""
+        """True if kernels must answer variants too. A request's own tolerance fits only the given inputs."""
         return self.settings.comparison is Comparison.STRICT and self.settings.tolerance is None and self._may_vary
 
     @property
     def varies_any_size(self) -> bool:
-        """True if kernels answer the variants that there are for inputs of any size, and no others."""
+        """True if kernels must answer only the variants that exist for inputs of any size."""
         return self._varies and (not self._is_roomy or self.input_bytes > self._bounds.varied_bytes)
 
     @property
     def is_hurried(self) -> bool:
-        """True if there is no time for more calls than must be made."""
+        """True if there is no time for optional calls."""
         return self.left_s < _UNHURRIED * self.forward_s or self._draw_s > _VARIED_SHARE * self.left_s
 
     @property
     def is_large(self) -> bool:
-        """True if drawing inputs is work for a GPU."""
+        """True if the inputs are large enough to be drawn on a GPU."""
         return self.input_bytes > _QUICK_BYTES
 
     @property
     def input_specs(self) -> tuple[TensorSpec, ...]:
-        """Form of the tensors among the inputs of one call; empty before the first are drawn."""
+        """Specifications of the tensors among the inputs of one call, empty before the first draw."""
         return self._specs
 
     @property
     def input_bytes(self) -> int:
-        """Bytes of the inputs of one call."""
+        """Size of the inputs of one call in bytes."""
         return sum(map(_nbytes, self._specs))
 
     @property
     def is_roomy(self) -> bool:
-        """True if all cases are held at the same time; else one is, and the others are made when they are needed."""
+        """True if all cases are held at the same time. Otherwise one is held, and each is drawn when it is needed."""
         return self._is_roomy
 
     def _vary(self, given: Case, kinds: Sequence[str]) -> list[Case]:
-        """Return the variants of a given case, as many as there are."""
+        """Draw and return the variants of a given case that exist."""
         made: list[Case] = []
         on_device = self.is_large and self._may_draw_on_device()
         for kind in kinds:
@@ -448,11 +423,7 @@ class Reference:
         return made
 
     def fresh(self) -> Case:
-        """Return one more input set, unanswered. The one that was returned before is let go of.
-
-        Raises:
-            EvaluationEnded: as :meth:`first_case`.
-        """
+        """Return another input set without an answer, and release the set that was returned before."""
         if not self._ready:
             self._draw_next()
         case = self._ready.pop()
@@ -460,11 +431,7 @@ class Reference:
         return case
 
     def stock(self, count: int) -> None:
-        """Draw input sets for :meth:`fresh` now, so many if there is room, where cases are held together.
-
-        Raises:
-            EvaluationEnded: as :meth:`first_case`.
-        """
+        """Draw input sets for :meth:`fresh` ahead of time, up to ``count`` of them, if cases are held together."""
         if self._is_roomy:
             count = min(count, _PREPARED_BYTES // max(self.input_bytes, 1))
             while len(self._ready) < count:
@@ -472,32 +439,32 @@ class Reference:
 
     def _draw_next(self) -> None:
         on_device = self._may_draw_on_device()
-        cases = [self._new(on_device=on_device) for _ in range(self._ahead)]
-        over, self._over = self._over, []
-        self._draw(cases, free=over)
+        cases = [self._new(on_device=on_device) for _ in range(self._sets_per_draw)]
+        released, self._over = self._over, []
+        self._draw(cases, free=released)
         self._ready += cases
 
     def another(self) -> Case:
-        """Return one more input set, unanswered, which is held until :meth:`drop`."""
+        """Return another input set without an answer, which is held until :meth:`drop`."""
         case = self._new(on_device=self._may_draw_on_device())
         self._draw([case])
         return case
 
     def again(self, drawn: int, seed: int, *, on_device: bool = False) -> Case:
-        """Return the case that was drawn under a seed before, not drawn yet; ``seed`` is its forward's."""
+        """Return a case that was drawn before, to be drawn again from the same seeds."""
         case = self._new(drawn=drawn, on_device=on_device)
         case.seed = seed
         return case
 
     def drop(self, cases: Sequence[Case]) -> None:
-        """Let go of cases: of their inputs and answers."""
+        """Release the inputs and outputs of cases."""
         slots = tuple(self._forget(case) for case in cases if case.slot is not None)
         if slots:
             self.exchange.settle()
             self._order(Order.RELEASE, what="get_inputs()", payload=Release(slots))
 
     def clear(self) -> None:
-        """Let go of all cases, and have the process give back all memory that is not in use."""
+        """Release all cases and free the process's unused memory."""
         for case in list(self._held.values()):
             self._forget(case)
         self._ready, self._over, self._unrelated = [], [], []
@@ -509,35 +476,26 @@ class Reference:
             torch.cuda.empty_cache()
 
     def present(self, case: Case) -> None:
-        """Have a case's inputs drawn, unless the process holds them."""
+        """Draw a case's inputs unless the process holds them."""
         if case.slot is None:
             self._draw([case])
 
     def variant(self, case: Case, kind: str, *, position: int = 0, beside: bool = False) -> Case | None:
-        """Return a variant of a given case, drawn, whose forward has the same seed; None where there is none.
+        """Draw and return a variant of a given case with the same forward seed, or None if there is no such variant.
 
         Args:
-            case: the given one.
-            kind: of the variant.
-            position: of the number that differs, for kinds with one.
-            beside: True to hold it beside all else, also where cases are held one at a time.
-
-        Raises:
-            EvaluationEnded: as :meth:`first_case`.
+            position: position of the number that differs, for kinds with one.
+            beside: True to keep the other cases even where cases are held one at a time.
         """
         varied = self._new(kind, drawn=case.drawn, on_device=case.on_device)
         varied.seed, varied.position = case.seed, position
         return varied if self._may_vary and self._draw([varied], beside=beside) else None
 
     def outputs(self, case: Case, *, wide: bool = False) -> list[torch.Tensor] | None:
-        """Return one more answer to a case that is held, whose earlier ones are let go of; None if its form is another.
+        """Answer a held case once more, in float64 if ``wide`` is set, and release its earlier outputs.
 
-        Args:
-            case: the case.
-            wide: True to ask the model in float64, if there is one.
-
-        Raises:
-            EvaluationEnded: as :meth:`first_case`.
+        Returns:
+            The outputs, or None if their form differs from the first outputs' form.
         """
         wide = wide and self._is_related
         reply = self._call(case, afresh=True, wide=wide)
@@ -556,7 +514,7 @@ class Reference:
         return Case(secrets.randbits(63), drawn, on_device, kind, self._tolerance, noise=self.noise)
 
     def _forget(self, case: Case) -> int:
-        """Forget where a case's tensors lie, before the process lets go of them; return its slot."""
+        """Clear a case's tensors before the process releases them, and return its slot."""
         assert case.slot is not None
         slot, case.slot = case.slot, None
         case.inputs, case.outputs, case.exact = [], [], None
@@ -564,7 +522,7 @@ class Reference:
         return slot
 
     def _may_draw_on_device(self) -> bool:
-        """Return whether ``get_inputs()`` makes the same kind of inputs with the GPU as torch's default device."""
+        """Return whether ``get_inputs()`` makes the same form of inputs with the GPU as torch's default device."""
         if self._on_device is None and self.device == "cuda":
             case = self._new(on_device=True)
             if self._try_on_device(case):
@@ -572,7 +530,7 @@ class Reference:
         return self._on_device is True
 
     def _try_on_device(self, case: Case) -> bool:
-        """Draw a case with the GPU as torch's default device; return whether it can be done."""
+        """Draw a case with the GPU as torch's default device, and return whether that succeeded."""
         try:
             self._draw([case])
             self._on_device = True
@@ -583,12 +541,10 @@ class Reference:
         return self._on_device
 
     def _draw(self, cases: Sequence[Case], *, free: Sequence[Case] = (), beside: bool = False) -> bool:
-        """Have the inputs of cases of one kind drawn; return False if there is no such variant.
-
-        Where cases are not held together, those that are held are let go of first, unless ``beside`` is set.
-        """
+        """Draw the inputs of cases of one kind, and return False if there is no such variant."""
         kind, on_device = cases[0].kind, cases[0].on_device
         if not self._is_roomy and not beside:
+            # Cases that cannot be held together replace those that are held.
             if len(self.process.imports) > _MANY_RUNS:
                 self.clear()
             free = list(self._held.values())
@@ -611,7 +567,7 @@ class Reference:
         specs = reply.tensors
         try:
             if check(arguments) * len(slots) != len(specs):
-                raise ArgumentsError("another number of tensors than it told of")
+                raise ArgumentsError("another number of tensors than it reported")
         except ArgumentsError as error:
             raise invalid_problem(f"{FORM}; it returned {error}") from None
         if any(spec.dtype is None or len(spec.shape) > MAX_DIMS for spec in specs):
@@ -631,70 +587,70 @@ class Reference:
         return True
 
     def _tensors(self, specs: Sequence[TensorSpec], locations: Sequence[Location], what: str) -> list[torch.Tensor]:
-        """Return tensors of the process: on a GPU where they lie, on a CPU as copies in the judge's own memory."""
+        """Return the process's tensors: on a GPU as views, on a CPU as copies in the judge's own memory."""
         views: list[Output] = []
         try:
             for spec, location in zip(specs, locations, strict=True):
-                empty = 0 in spec.shape
-                blank = torch.empty(spec.shape, dtype=spec.dtype, device=self.device) if empty else None
-                views.append(self._where_it_lies(spec, location) if blank is None else blank)
+                is_empty = 0 in spec.shape
+                blank = torch.empty(spec.shape, dtype=spec.dtype, device=self.device) if is_empty else None
+                views.append(self._view(spec, location) if blank is None else blank)
         except LocationError as error:
             raise EvaluationEnded(Category.REFERENCE_ERROR, f"{what}: {error}", Phase.REFERENCE) from None
         with self._blaming(what):
             return self.exchange.read(views)
 
-    def _where_it_lies(self, spec: TensorSpec, location: Location) -> Output:
+    def _view(self, spec: TensorSpec, location: Location) -> Output:
         if location.where is Where.ARENA and self._arena is not None:
             return view_within(self._arena.flat, location, spec)
         return own_memory(self.process, spec, location)
 
     def answer(self, *cases: Case, exactly: bool = True) -> list[Case]:
-        """Run the reference on cases and, where it may, in float64; those that are not drawn are drawn first.
+        """Run the reference on cases, and in float64 where that is possible. Draw cases first that are not drawn.
 
-        On a GPU its work is done for all of them before the judge begins with its own: the two would take turns.
+        On a GPU the reference finishes all of them before the judge's own work begins, to save context switches.
 
         Args:
-            cases: the cases; those that are answered already are left as they are.
-            exactly: False for no answers in float64.
+            cases: the cases. Cases with an answer are not run again.
+            exactly: False for no outputs in float64.
 
         Returns:
-            the cases that it answered. Left out are only variants: their inputs may lie outside the problem's domain.
-            One whose numbers are unlike the problem's own counts only if the reference in float64 agrees, and stays
-            where it was when the inputs change by less than a rounding error: else a right kernel could answer
-            otherwise.
+            The cases with a valid answer. Only variants can be missing, because their inputs can be outside the
+            problem's domain. A variant whose numbers differ from the problem's own is valid only if the reference in
+            float64 agrees, and if its output is stable when the inputs change by less than a rounding error. Otherwise
+            a correct kernel could give another output.
 
         Raises:
-            EvaluationEnded: as :meth:`first_case`; for given cases only, or when the process has ended.
+            EvaluationEnded: see :meth:`first_case`. Only a given case or a process that has ended raises it.
         """
-        known = [case for case in cases if case.slot is not None and case.outputs]
+        answered = [case for case in cases if case.slot is not None and case.outputs]
         if self._is_roomy:
             self._draw_missing(cases)
-        asked: list[_Answer] = []
+        results: list[_Answer] = []
         together: list[Case] = []
         for case in cases:
-            if case in known or (case.kind in KINDS and not self._has_wide):
+            if case in answered or (case.kind in KINDS and not self._has_wide):
                 continue
             try:
                 if case.slot is None and not self._draw([case]):
                     continue
-                if self._may_wait(case, exactly=exactly):
+                if self._can_batch(case, exactly=exactly):
                     together.append(case)
                 else:
-                    asked.append(self._ask(case, exactly=exactly))
+                    results.append(self._ask(case, exactly=exactly))
             except EvaluationEnded:
                 if case.kind == GIVEN or self.process.ended is not None:
                     raise
-        asked += self._ask_together(together, exactly=exactly)
-        self._see(asked)
-        for answer in asked:
-            if self._take(answer):
-                known.append(answer.case)
+        results += self._ask_together(together, exactly=exactly)
+        self._inspect(results)
+        for answer in results:
+            if self._accept(answer):
+                answered.append(answer.case)
             else:
                 answer.case.outputs, answer.case.exact = [], None
-        return [case for case in cases if case in known]
+        return [case for case in cases if case in answered]
 
     def sharpen(self, cases: Sequence[Case]) -> None:
-        """Have given cases that are answered answered in float64 too, where that may be.
+        """Compute float64 outputs for given cases that have an answer, as far as time and memory allow.
 
         Raises:
             EvaluationEnded: the process has ended.
@@ -706,23 +662,23 @@ class Reference:
         begun = time.perf_counter()
         replies = self._ask_all([_Question(case, wide=True) for case in cases])
         self._wide_left -= time.perf_counter() - begun
-        heard = [self._wide_tensors(self._heard_wide(reply)) for reply in replies]
-        found = [(case, exact) for case, exact in zip(cases, heard, strict=True) if exact is not None]
+        exact_outputs = [self._wide_tensors(self._check_wide(reply)) for reply in replies]
+        pairs = [(case, exact) for case, exact in zip(cases, exact_outputs, strict=True) if exact is not None]
         precision = self.settings.precision
-        looks = [answers.Look(c.outputs, exact, None, None, varied=False, precision=precision) for c, exact in found]
+        looks = [answers.Look(c.outputs, exact, None, None, varied=False, precision=precision) for c, exact in pairs]
         answers.look_at(looks)
-        for (case, exact), look in zip(found, looks, strict=True):
+        for (case, exact), look in zip(pairs, looks, strict=True):
             if self._has_wide:
                 case.exact = exact
                 self._relate(case, look)
 
-    def _may_wait(self, case: Case, *, exactly: bool) -> bool:
-        """Return whether a case may be answered together with others: the answers hold nothing new, and are quick."""
+    def _can_batch(self, case: Case, *, exactly: bool) -> bool:
+        """Return whether a case can be answered in one batch, because its answer is quick and of a known form."""
         wide_cold = exactly and self._has_wide and not self._wide_cold.isdisjoint({False, case.kind in KINDS})
         return self._is_roomy and self.case is not None and self.forward_s <= self._bounds.quick_s and not wide_cold
 
     def _ask_together(self, cases: Sequence[Case], *, exactly: bool) -> list[_Answer]:
-        """Have the process answer cases, one behind the other, without waiting for each."""
+        """Answer cases in one batch, without a round trip for each."""
         questions: list[_Question] = []
         wide = 0
         for case in cases:
@@ -738,63 +694,63 @@ class Reference:
         if wide:
             self._wide_s = (time.perf_counter() - begun) / len(questions)
             self._wide_left -= wide * self._wide_s
-        asked: list[_Answer] = []
+        results: list[_Answer] = []
         for question, reply in zip(questions, replies, strict=True):
             case = question.case
             if not question.wide:
                 try:
                     if isinstance(reply, EvaluationEnded):
                         raise reply
-                    asked.append(self._heard(case, reply))
+                    results.append(self._check_form(case, reply))
                 except EvaluationEnded:
                     if case.kind == GIVEN:
                         raise
-            elif asked and asked[-1].case is case:
+            elif results and results[-1].case is case:
                 if question.nudge:
-                    asked[-1].nudged = self._heard_wide(reply)
+                    results[-1].nudged = self._check_wide(reply)
                 else:
-                    asked[-1].exact = self._heard_wide(reply)
-        return asked
+                    results[-1].exact = self._check_wide(reply)
+        return results
 
     def _draw_missing(self, cases: Sequence[Case]) -> None:
-        """Draw the given cases that are not held, several at once."""
+        """Draw the given cases that are not held, several with one order."""
         for on_device in (False, True):
             missing = [c for c in cases if c.slot is None and c.kind == GIVEN and c.on_device is on_device]
-            for begin in range(0, len(missing), self._ahead):
-                self._draw(missing[begin : begin + self._ahead])
+            for begin in range(0, len(missing), self._sets_per_draw):
+                self._draw(missing[begin : begin + self._sets_per_draw])
 
     def _ask(self, case: Case, *, exactly: bool) -> _Answer:
-        """Have the process answer a case, without looking at what it answers."""
+        """Answer a case without inspecting its outputs."""
         reply = self._call(case)
         if self.device == "cuda" and self._bounds.quick_s < self.forward_s < _COLD_S and self.case is None:
             reply = self._call(case, afresh=True)
-        answer = self._heard(case, reply)
+        answer = self._check_form(case, reply)
         if exactly and self.forward_s <= self._bounds.quick_s:
             answer.exact = self._ask_wide(case)
             if case.kind in KINDS and answer.exact is not None:
                 answer.nudged = self._ask_wide(case, _ROUNDING[self.settings.precision])
         return answer
 
-    def _heard(self, case: Case, reply: Reply) -> _Answer:
-        """Check the form of an answer, and note what the first one tells of all."""
+    def _check_form(self, case: Case, reply: Reply) -> _Answer:
+        """Check the form of an answer, and record the form of the first one."""
         self.form.mutates_inputs |= reply.mutated
         if not self.form.structure:
             self._learn_form(reply)
         elif (reply.structure, reply.tensors) != (self.form.structure, self.output_specs):
-            what = "structure" if reply.structure != self.form.structure else "shapes and dtypes"
-            raise invalid_problem(f"the reference must return the same {what} each time")
+            part = "structure" if reply.structure != self.form.structure else "shapes and dtypes"
+            raise invalid_problem(f"the reference must return the same {part} each time")
         self.case = self.case or case
         if reply.drew:
-            self._has_wide = False  # its random numbers are others in float64
+            self._has_wide = False  # In float64 its random numbers would differ.
         return _Answer(case, reply)
 
-    def _see(self, asked: Sequence[_Answer]) -> None:
-        """Look at answers, all of them at once."""
-        for answer in asked:
+    def _inspect(self, results: Sequence[_Answer]) -> None:
+        """Compute the numbers by which answers are accepted, for all of them at once."""
+        for answer in results:
             case = answer.case
             case.outputs = self._tensors(self.output_specs, answer.reply.locations, "Model.forward")
             case.exact = self._wide_tensors(answer.exact) if self._has_wide else None
-            # The first may be among them, and before the others.
+            # The first case can be among these, and then comes first.
             first = self.case if case.kind == GIVEN and self._same_answers is not False else None
             answer.look = answers.Look(
                 case.outputs,
@@ -804,15 +760,15 @@ class Reference:
                 varied=case.kind != GIVEN,
                 precision=self.settings.precision,
             )
-        answers.look_at([answer.look for answer in asked if answer.look is not None])
+        answers.look_at([answer.look for answer in results if answer.look is not None])
 
-    def _take(self, answer: _Answer) -> bool:
-        """Decide by the look that was had at an answer whether it counts."""
+    def _accept(self, answer: _Answer) -> bool:
+        """Return whether an inspected answer is valid."""
         case, look = answer.case, answer.look
         assert look is not None
-        # Those of these kinds are held to their own exact answer, given cases to all of theirs.
-        is_held = case.kind == GIVEN or case.kind in KINDS
-        if not (self._has_wide if is_held else self._is_related):
+        # Variants of KINDS are compared with their own float64 outputs, given cases with the float64 outputs of all.
+        has_own_exact = case.kind == GIVEN or case.kind in KINDS
+        if not (self._has_wide if has_own_exact else self._is_related):
             case.exact = None
         if case.kind == GIVEN:
             if look.has_nan:
@@ -822,11 +778,11 @@ class Reference:
             self._note(case, look)
             return True
         if case.kind not in KINDS:
-            return look.is_tame  # such inputs are not unlike the problem's own
+            return look.is_tame  # Such inputs are like the problem's own.
         return case.exact is not None and look.is_precise and look.is_steady
 
     def _relate(self, case: Case, look: answers.Look) -> None:
-        """See by all given answers whether those in float64 are of the same model: only then cases have them."""
+        """Use float64 outputs only once all given answers show that the float64 model is the same model."""
         assert case.exact is not None
         assert case.slot is not None
         self._relation.add(look)
@@ -842,14 +798,14 @@ class Reference:
 
     @property
     def _is_related(self) -> bool:
-        """Whether the model in float64 is known to be the same."""
+        """True if the float64 model is known to be the same model."""
         return self._has_wide and self._relation.is_near
 
     def confirm(self, case: Case) -> None:
-        """Answer a case again, and draw it again, before a kernel is called wrong on it.
+        """Draw and answer a case again before a kernel is called wrong on it.
 
         Raises:
-            EvaluationEnded: ``invalid_problem`` if the answers differ by more than a kernel's may, or the inputs do.
+            EvaluationEnded: ``invalid_problem`` if the inputs differ, or the outputs by more than a kernel's tolerance.
         """
         if self.left_s < 2 * self.forward_s:
             return
@@ -863,27 +819,27 @@ class Reference:
         del again
         before = [checksum(tensor) for tensor in case.inputs]
         self.drop([case])
-        # A kernel may be at work on the device: it must not be able to use the time for float64 up.
+        # A kernel that runs on the device at the same time must not use up the time for float64.
         self._wide_left = math.inf
         try:
             self.answer(case)
         finally:
             self.allow_exact()
-        # A variant that cannot be had again is nobody's fault.
+        # A variant that cannot be drawn again is no one's fault.
         if case.slot is not None and [checksum(tensor) for tensor in case.inputs] != before:
             raise invalid_problem("get_inputs() must return the same values when it is called under the same seeds")
 
     def allow_exact(self) -> None:
-        """Give float64 answers as much time again as they had at first."""
+        """Reset the time for float64 outputs to its initial value."""
         self._wide_left = self._bounds.exact_s
 
     @property
     def is_constant(self) -> bool:
-        """True if the answers to all given cases, at least two, were the same within the tolerance."""
+        """True if the outputs for at least two given cases were all the same within the tolerance."""
         return self._same_answers is True
 
     def digest(self, case: Case) -> str:
-        """Return a hash of the bits of a case's answer."""
+        """Return a hash of the bits of a case's outputs."""
         bits = hashlib.sha256()
         for tensor in case.outputs:
             if tensor.numel():
@@ -899,13 +855,13 @@ class Reference:
         return reply
 
     def _learn_form(self, reply: Reply) -> None:
-        """Check the form of the first outputs."""
+        """Check and record the form of the first outputs."""
         structure, specs = reply.structure, reply.tensors
         if "?" in structure or not specs or structure.count("T") > MAX_TENSORS:
             raise invalid_problem(f"the reference must return 1 to {MAX_TENSORS} tensors, not {structure}")
         if len(structure.encode()) >= MAX_STRUCTURE_BYTES:
             raise invalid_problem(
-                f"the arrangement of the reference's outputs takes more than {MAX_STRUCTURE_BYTES} bytes to tell"
+                f"the arrangement of the reference's outputs takes more than {MAX_STRUCTURE_BYTES} bytes to describe"
             )
         if any(spec.device != self.device or len(spec.shape) > MAX_DIMS or spec.dtype is None for spec in specs):
             raise invalid_problem(f"the reference's outputs must be dense tensors on {self.device} of known dtypes")
@@ -916,7 +872,7 @@ class Reference:
         self.written_bytes = min(reply.written_bytes, sum(_nbytes(spec) for spec in specs))
 
     def _note(self, case: Case, look: answers.Look) -> None:
-        """Compare the answer to a given case with that to the first."""
+        """Compare the outputs of a given case with the first case's outputs."""
         if case is self.case or self.case is None:
             self._first_sums = [checksum(tensor) for tensor in case.outputs]
         elif self._same_answers is not False and look.first is not None:
@@ -926,7 +882,7 @@ class Reference:
 
     @contextlib.contextmanager
     def timed(self) -> Generator[Exchange]:
-        """Share inputs with the process meanwhile, which timed calls use."""
+        """Share the first case's inputs with the process for timed calls."""
         case = self.case
         assert case is not None, "it has answered a case"
         if self.device == "cuda":
@@ -938,7 +894,8 @@ class Reference:
                 self.drop([case])
             self.exchange.bind_outputs(self.output_specs)
         try:
-            self._order(Order.RUN, what="Model.forward", seed=case.seed)  # a null delivers the outputs of a call before
+            # A launch-overhead call delivers the outputs of the call before it, so there must be one.
+            self._order(Order.RUN, what="Model.forward", seed=case.seed)
             yield self.exchange
         finally:
             self.exchange.unbind()
@@ -948,7 +905,7 @@ class Reference:
             self.clear()
 
     def _ask_wide(self, case: Case, nudge: float = 0.0) -> Reply | None:
-        """Have the float64 reference answer; None where it cannot, or would take too much memory or time."""
+        """Return the float64 reference's answer, or None if it fails or would take too much memory or time."""
         if not self._may_ask_wide(case):
             return None
         begun = time.perf_counter()
@@ -957,15 +914,15 @@ class Reference:
         self._wide_s = max(0.0, took - _COLD_S) if (nudge > 0) in self._wide_cold else took
         self._wide_left -= self._wide_s
         self._wide_cold.discard(nudge > 0)
-        return self._heard_wide(reply)
+        return self._check_wide(reply)
 
     def _may_ask_wide(self, case: Case) -> bool:
-        """Return whether there is a float64 reference, and time and memory for its answer."""
+        """Return whether there is a float64 reference, and enough time and memory for its answer."""
         numbers = sum(tensor.numel() for tensor in case.inputs) + sum(math.prod(s.shape) for s in self.output_specs)
         return self._has_wide and self._wide_left > 0 and self._fits(4 * 8 * numbers)
 
-    def _heard_wide(self, reply: Reply | EvaluationEnded) -> Reply | None:
-        """Return the float64 reference's answer; None where it is none: the problem was not written for float64."""
+    def _check_wide(self, reply: Reply | EvaluationEnded) -> Reply | None:
+        """Return the float64 reference's answer, or None if the problem does not support float64."""
         if isinstance(reply, Reply) and (reply.structure, reply.tensors) == (self.form.structure, self._wide_specs):
             return reply
         self._has_wide = False
@@ -975,39 +932,39 @@ class Reference:
         return None if reply is None else self._tensors(reply.tensors, reply.locations, "the model in float64")
 
     def _fits(self, nbytes: int) -> bool:
-        """Return whether so much may be taken of the memory that is left."""
+        """Return whether a float64 call with this many bytes fits into its share of the memory."""
         return nbytes < (_MEMORY_SHARE * self.allowed_bytes if self.device == "cuda" else self._bounds.host_bytes)
 
     def _check_size(self, specs: Sequence[TensorSpec], what: str) -> None:
-        """Refuse tensors of an impossible shape, or larger than the judge can hold a few copies of."""
+        """Reject tensors of an impossible shape, and tensors of which the judge cannot hold a few copies."""
         if any(size < 0 for spec in specs for size in spec.shape):
-            raise invalid_problem(f"{what} told of a tensor of an impossible shape")
+            raise invalid_problem(f"{what} reported a tensor of an impossible shape")
         nbytes = sum(math.prod(max(size, 1) for size in spec.shape) * _dtype(spec).itemsize for spec in specs)
         if self.device == "cuda":
             most = self.allowed_bytes
         else:
             most = min(self.settings.limits.host_memory_bytes, int(_HOST_SHARE * linux.physical_bytes()))
         if nbytes > most:
-            message = f"{what} makes tensors of {nbytes} bytes; at most {most} are possible here"
+            message = f"{what} makes tensors of {nbytes} bytes, and at most {most} are possible here"
             raise EvaluationEnded(Category.REFERENCE_ERROR, message, Phase.REFERENCE)
 
     def _read(self, what: str, kind: type | tuple[type, ...]) -> Any:
         try:
-            told = scalar_page.decode(self._page)
+            value = scalar_page.decode(self._page)
         except scalar_page.ScalarPageError as error:
             raise EvaluationEnded(Category.REFERENCE_ERROR, f"{what}: {error}", Phase.REFERENCE) from None
-        if not isinstance(told, kind):
-            raise EvaluationEnded(Category.REFERENCE_ERROR, f"{what} told {type(told).__name__}", Phase.REFERENCE)
-        return told
+        if not isinstance(value, kind):
+            raise EvaluationEnded(Category.REFERENCE_ERROR, f"{what} sent {type(value).__name__}", Phase.REFERENCE)
+        return value
 
     def _order(self, order: Order, *, what: str, optional: bool = False, **arguments: Any) -> Reply:
-        """Give an order within the reference's deadline."""
+        """Send an order and wait for the reply within the reference's deadline."""
         with self._within_deadline(), self._blaming(what, optional=optional):
             return self.process.order(order, **arguments)
 
     @contextlib.contextmanager
     def _within_deadline(self) -> Generator[None]:
-        """Let the reference's deadline hold for what is ordered meanwhile, and take that from the time that is left."""
+        """Apply the reference's deadline to orders in this context, and subtract the time that they take."""
         if self.process.phase is not Phase.REFERENCE:
             self.process.enter(Phase.REFERENCE, max(self.left_s, _LEAST_S))
         waited_s = self.process.waited_s
@@ -1017,7 +974,7 @@ class Reference:
             self.left_s = max(self.left_s - (self.process.waited_s - waited_s), 0.0)
 
     def _ask_all(self, questions: Sequence[_Question]) -> list[Reply | EvaluationEnded]:
-        """Ask questions at once; return the reply to each, or what became of it, while the process lives."""
+        """Send questions together and return the reply or the failure of each. Raise if the process ends."""
         if not questions:
             return []
         asks = tuple(question.ask() for question in questions)
@@ -1026,7 +983,7 @@ class Reference:
         return [self._blamed(reply, ask) for reply, ask in zip(replies, asks, strict=True)]
 
     def _blamed(self, reply: Reply | EvaluationEnded, ask: Ask) -> Reply | EvaluationEnded:
-        """Return the reply to a question, or what became of it as the problem's failure or the fleet's."""
+        """Return the reply to a question, or its failure with the problem or the fleet blamed."""
         if isinstance(reply, Reply):
             return reply
         what = "the model in float64" if ask.wide else "Model.forward"
@@ -1042,19 +999,16 @@ class Reference:
         return blaming(what, self.process, self.allowed_bytes, optional=optional)
 
     def renew(self) -> None:
-        """Give a process that was taken over all the time that a new one has."""
+        """Reset the deadlines of a kept process to a new process's deadlines."""
         self.left_s = self.settings.deadlines.reference_s
         self.process.enter(Phase.REFERENCE, self.left_s)
         self.process.allow_compilers(self.settings.deadlines.compile_s)
 
     def keep(self, key: str, memo: dict[str, Any], wanted: Path) -> None:
-        """Leave the process to a later evaluation of the same problem and settings.
-
-        Args:
-            key, memo, wanted: as for :meth:`SealedProcess.leave`.
+        """Hand the process over to a later evaluation of the same problem and settings.
 
         Raises:
-            EvaluationEnded: it did not come to rest.
+            EvaluationEnded: the process did not free its memory in time.
             ForkServerError: the fork server is gone.
         """
         self.process.enter(Phase.CLEANUP, _REST_S)
@@ -1066,7 +1020,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """What a reference is asked of a case: its answer, or that in float64, on inputs that are moved a little."""
+    """A question to the reference on one case: its answer, or its float64 answer, on inputs that can be nudged."""
 
     case: Case
     nudge: float = 0.0
@@ -1074,7 +1028,7 @@ class _Question:
     afresh: bool = False
 
     def ask(self) -> Ask:
-        """Return the question as it travels."""
+        """Return the question as a message."""
         slot, seed = self.case.slot, self.case.seed
         assert slot is not None
         return Ask(slot, seed, self.wide, self.nudge, secrets.randbits(63) if self.nudge else 0, afresh=self.afresh)
@@ -1082,7 +1036,7 @@ class _Question:
 
 @dataclass(slots=True)
 class _Answer:
-    """What a reference has said to a case, and in float64, and in float64 on inputs that are moved a little."""
+    """The reference's answer to a case, its float64 answer, and its float64 answer to nudged inputs."""
 
     case: Case
     reply: Reply

@@ -1,7 +1,7 @@
-"""The project's own rules, which find lines in a kernel's source that may belong to a cheat.
+"""The project's own rules, which find lines in a kernel's source that can belong to a cheat.
 
 They read the syntax tree, resolving names through imports, and C++ in strings. ``cheat`` is reserved for code that has
-no other use in a kernel; the rest are reasons to look closer. Every rule takes linear time in the source, or nearly.
+no other use in a kernel. The other findings are reasons to look closer. Every rule takes nearly linear time.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ ENTRY: Final = "ModelNew"
 
 Severity = Literal["note", "suspicious", "cheat"]
 
-#: Most parts of a dotted name to read.
+#: Maximum number of parts of a dotted name to read.
 _PARTS: Final = 12
 
-#: The severity and meaning of every rule.
+#: Severity and meaning of every rule.
 RULES: Final[dict[str, tuple[Severity, str]]] = {
     "patched_clock": ("cheat", "replaces a clock, an event, a wait for the device or a benchmark's helper"),
     "patched_comparison": ("cheat", "replaces a function that compares tensors"),
     "patched_seed": ("cheat", "replaces a function that seeds or draws random numbers"),
-    "planted_module": ("cheat", "replaces a known module by an object of its own"),
+    "planted_module": ("cheat", "replaces a known module by its own object"),
     "evaluator_import": ("cheat", "imports the evaluator's own modules"),
     "process_memory": ("cheat", "reads or writes a process's memory as a debugger does"),
     "interposed_clock": ("cheat", "defines a function of the CUDA runtime or of libc under its own name"),
@@ -50,10 +50,10 @@ RULES: Final[dict[str, tuple[Severity, str]]] = {
     "fallback": ("suspicious", "uses a library's answer if its own code raises"),
     "no_own_kernel": ("suspicious", "defines no kernel in the language that it claims"),
     "compiled_by_torch": ("suspicious", "claims a handwritten kernel, but torch's compiler writes it"),
-    "pointer_key": ("suspicious", "caches by a tensor's address, identity or version, which later tensors may share"),
+    "pointer_key": ("suspicious", "caches by a tensor's address, identity or version, which later tensors can share"),
     "content_key": ("suspicious", "compares a call's inputs with stored tensors"),
     "call_count": ("suspicious", "counts its calls and treats some of them differently"),
-    "unjoined_stream": ("suspicious", "works on a stream of its own that nothing waits for"),
+    "unjoined_stream": ("suspicious", "works on its own stream, and nothing waits for it"),
     "host_callback": ("suspicious", "has the device call back into the host"),
     "shared_device_memory": ("suspicious", "shares device memory with other processes"),
     "persisting_l2": ("suspicious", "keeps data in the L2 cache beyond a call"),
@@ -74,7 +74,7 @@ RULES: Final[dict[str, tuple[Severity, str]]] = {
 
 
 def hits(source: str, backend: Backend) -> Iterator[tuple[str, int]]:
-    """Yield the rules of :data:`RULES` that a source triggers, each with a line. Pairs may repeat.
+    """Yield the rules of :data:`RULES` that a source triggers, each with a line. Pairs can repeat.
 
     Raises:
         SyntaxError, ValueError, RecursionError, MemoryError: the source has no syntax tree.
@@ -88,7 +88,7 @@ def hits(source: str, backend: Backend) -> Iterator[tuple[str, int]]:
 #: Names of rules and line numbers.
 _Hits = Iterator[tuple[str, int]]
 
-#: Modules and classes in which a kernel has no reason to replace anything, and the rule that finds it.
+#: Modules and classes in which a kernel has no reason to replace anything, and the rule for a replacement.
 _OWNERS: Final = {
     "time": "patched_clock",
     "timeit": "patched_clock",
@@ -102,7 +102,7 @@ _OWNERS: Final = {
     "torch.testing": "patched_comparison",
     "numpy.testing": "patched_comparison",
 }
-#: Single names that a kernel has no reason to replace.
+#: Single names that a kernel has no reason to replace, and the rule for a replacement.
 _NAMES: Final = {
     **dict.fromkeys(
         ("torch.cuda.Event", "torch.Event", "torch.cuda.synchronize", "torch.cuda.Stream"), "patched_clock"
@@ -118,7 +118,7 @@ _NAMES: Final = {
         for name in ("manual_seed", "manual_seed_all", "seed", "rand", "randn", "randint", "random")
     },
 }
-#: Other names of modules, and the usual ones.
+#: Alternative prefixes of names, and the usual ones.
 _SAME: Final = (
     ("np.", "numpy."),
     ("torch.cuda.streams.", "torch.cuda."),
@@ -130,7 +130,7 @@ _LIBRARIES: Final = frozenset(
     {"torch", "triton", "time", "statistics", "numpy", "cupy", "builtins", "os", "sys", "random"}
 )
 _FLAGS: Final = ("torch.backends.", "torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
-#: Names to which assignment is the documented way of configuration.
+#: Names that are assigned for configuration according to their documentation.
 _CONFIGURED: Final = ("os.environ", "sys.stdout", "sys.stderr", "sys.path", "torch.classes.", "torch.ops.")
 _EVALUATOR: Final = ("kqueue", "workers.judge")
 
@@ -169,7 +169,7 @@ _MODULES: Final = {
     "subprocess": "processes",
     "multiprocessing": "processes",
 }
-#: Calls that count only inside the kernel's call.
+#: Calls that count only inside the kernel's call, and their rules.
 _CALLS_IN_FORWARD: Final[dict[str, str]] = {
     **dict.fromkeys(
         ("time.sleep", "time.time", "time.perf_counter", "time.monotonic", "time.time_ns"), "sleep_in_forward"
@@ -249,7 +249,7 @@ class _Reading:
         self.calls = [node for node in self.nodes if isinstance(node, ast.Call)]
 
     def name(self, node: ast.AST | None) -> str:
-        """Resolve a name or attribute by the imports, as to ``torch.nn.functional.gelu``; empty if unknown."""
+        """Resolve a name or attribute by the imports, as to ``torch.nn.functional.gelu``. Return "" if unknown."""
         parts = list[str]()
         while isinstance(node, ast.Attribute) and len(parts) < _PARTS:
             parts.append(node.attr)
@@ -281,7 +281,7 @@ class _Reading:
 
     @cached_property
     def _aliases(self) -> dict[str, str]:
-        """The names from imports, and from assignments of imported names, with their full dotted names."""
+        """Names from imports, and from assignments of imported names, with their full dotted names."""
         names = dict[str, str]()
         for node in self.nodes:
             if isinstance(node, ast.Import):
@@ -303,7 +303,7 @@ class _Reading:
 
     @cached_property
     def strings(self) -> list[tuple[str, int]]:
-        """The strings that may be code or paths, each with its first line."""
+        """Strings that can be code or paths, each with its first line."""
         idle = {id(node.value) for node in self.nodes if isinstance(node, ast.Expr)}
         return [
             (node.value, node.lineno)
@@ -313,7 +313,7 @@ class _Reading:
 
     @cached_property
     def forward(self) -> list[ast.AST]:
-        """The nodes that may run in the kernel's call: ``forward``, and the functions defined here that it calls."""
+        """Nodes that can run in the kernel's call: ``forward``, and the functions defined here that it calls."""
         functions = dict[str, list[ast.AST]]()
         for node in self.nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -392,14 +392,16 @@ def _dictionary(reading: _Reading, node: ast.AST) -> str:
 
 
 def _patched(owner: str, name: str, line: int) -> _Hits:
-    """Return the rule for replacing ``name`` of a module or class. An empty name is only known at run time."""
+    """Yield the rule for replacing ``name`` of a module or class. An empty name is only known at run time."""
     root = owner.partition(".")[0]
     if root not in _LIBRARIES and owner not in _OWNERS:
         return
     whole = f"{owner}.{name}"
     rule = _NAMES.get(whole)
     if rule is None and whole != "time.sleep":
-        rule = next((what for prefix, what in _OWNERS.items() if f"{owner}.".startswith(f"{prefix}.")), None)
+        rule = next(
+            (owner_rule for prefix, owner_rule in _OWNERS.items() if f"{owner}.".startswith(f"{prefix}.")), None
+        )
     if rule is not None:
         yield rule, line
     elif whole.startswith(_FLAGS):
@@ -478,7 +480,7 @@ def _in_forward(reading: _Reading) -> _Hits:
 
 
 def _overrides(node: ast.AST) -> bool:
-    """True if an object other than ``self`` gets a tensor's method, or an attribute whose name is computed."""
+    """Return whether an object other than ``self`` gets a tensor's method, or an attribute with a computed name."""
     if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
         return node.attr in _TENSOR_METHODS and _last(node.value) != "self"
     if not isinstance(node, ast.Call) or not _ends(node.func, "setattr") or len(node.args) < 3:
@@ -499,7 +501,7 @@ def _is_operator(reading: _Reading, node: ast.AST) -> bool:
 
 
 def _counters(reading: _Reading) -> _Hits:
-    """Find counters that a call increases and that decide what a call does."""
+    """Find counters that calls increase and that decide the work of a call."""
     counted = {
         _key(node.target)
         for node in reading.forward
@@ -586,7 +588,7 @@ def _streams(reading: _Reading) -> _Hits:
             continue
         if reading.name(node.value.func) in _STREAMS:
             own.update(_key(target) for target in node.targets)
-    # It does not count if the own stream waits for others: something must wait for the own stream.
+    # Something must wait for the own stream. The own stream's waits for other streams do not count.
     joined = any(
         _ends(call.func, "synchronize")
         or (isinstance(call.func, ast.Attribute) and call.func.attr in _JOINS and _key(call.func.value) not in own)
@@ -624,7 +626,7 @@ def _blank(comment: re.Match[str]) -> str:
 
 
 def _authorship(reading: _Reading, backend: Backend) -> _Hits:
-    """Find signs that the source's author did not write the kernel that it claims."""
+    """Find signs that the author did not write the claimed kernel."""
     claims = backend is not Backend.TORCH
     for node in reading.nodes:
         if isinstance(node, ast.Attribute | ast.Name) and reading.name(node) == "torch.compile":

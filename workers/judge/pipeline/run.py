@@ -1,11 +1,11 @@
 """One evaluation, from a request to an outcome.
 
-Order: what can be settled without a device; the reference and the judge open the device, then the candidate; the
-reference imports the problem, draws inputs and answers them; only then does any of the kernel's code run, so that it
-cannot disturb the reference: import, construction, compilation, checks and timing. The device is used alone (the
-place's lock) for the timing, and for the checks of small inputs. What the reference answers and verifies overlaps with
-the same of other places, and with nobody's timing, as do the checks of large inputs; everything else overlaps with all
-that other places do.
+Static checks come first and need no device. Then the reference and the judge open the device, followed by the
+candidate. The reference imports the problem, draws inputs and answers them. Only then does any of the kernel's code
+run (import, construction, compilation, checks and timing), so that it cannot disturb the reference. Timing and the
+checks of small inputs hold the device exclusively by the slot's lock. The reference's answers, its verifications and
+the checks of large inputs overlap with the same work of other slots, but with no timing. Everything else overlaps with
+all work of other slots.
 """
 
 from __future__ import annotations
@@ -65,70 +65,66 @@ from workers.judge.pipeline.reference import Reference
 from workers.judge.pipeline.steps import Steps
 from workers.judge.slot_config import SlotConfig
 
-#: A candidate's own nulls, as a share of its calls.
+#: Number of a candidate's launch-overhead measurements as a share of its calls.
 _OVERHEAD_SHARE: Final = 0.2
-#: How many timed calls are verified: as many as the reference answers in this time (in seconds), but not few for
-#: that alone.
+#: Number of timed calls that are verified: as many as the reference answers in this time in seconds, within bounds.
 _MOST_PROOFS: Final = 16
 _SLOW_PROOFS: Final = 8
 _FEWEST_PROOFS: Final = 2
 _PROOFS_S: Final = 0.05
-#: What a candidate's own CUDA context and kernels take of a GPU's memory, generously, in bytes.
+#: Upper estimate in bytes of the GPU memory for a candidate's CUDA context and loaded kernels.
 _SLACK_BYTES: Final = 2 << 30
-#: What a log may not hold where people read it: a terminal or a page would obey it.
+#: Control characters, which a log must not contain because a terminal or a page would obey them.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-#: Inputs and outputs of which it is noted what the evaluation's processes really hold, in bytes.
+#: Minimum size in bytes of inputs and outputs for the evaluation's real memory use to be recorded.
 _MUCH_BYTES: Final = 256 << 20
 #: Categories that another run on the same input can overturn.
 _ABOUT_VALUES: Final = frozenset({Category.WRONG_VALUES, Category.NOT_FINITE})
-#: Ends of checks that took too long: the kernel's, or the reference's, which draws and answers between them.
+#: Categories of checks that took too long: the kernel's, or the reference's, which draws and answers between them.
 _OVERDUE: Final = frozenset({Category.TIMEOUT, Category.REFERENCE_TIMEOUT})
-#: Whoever fails where the disk has less room than this besides its own files may have failed for that, in bytes.
+#: Minimum free disk space in bytes, not counting the sealed processes' own files. Below it, the host is blamed.
 _ROOM_BYTES: Final = 64 << 20
 
 
-class _Scarce(enum.Enum):
-    """What an evaluation has of a GPU only when it has failed without, as all others wait meanwhile."""
+class _Grant(enum.Enum):
+    """A GPU resource that an evaluation gets only after it failed without it, because all other slots must wait."""
 
-    #: All memory, for the reference's first call.
+    #: All memory for the reference's first call.
     ALL_MEMORY = enum.auto()
-    #: The device alone, for checked calls on large inputs.
-    ALONE = enum.auto()
+    #: The exclusive device for checked calls on large inputs.
+    EXCLUSIVE = enum.auto()
 
 
 def evaluate(
     request: Request, slot: SlotConfig, backend: JudgeBackend, status_page: StatusPage, forkserver: ForkServer
 ) -> Outcome:
-    """Judge one request, in this process.
+    """Judge one request in this process.
 
     Args:
-        request: what to judge.
-        slot: where.
-        backend: where environments, baselines and doubts about a GPU are kept.
-        status_page: told of each phase, for whoever must explain this process's death.
-        forkserver: the place's.
+        backend: storage of environments, baselines and suspect GPU reports.
+        status_page: page for the current phase, by which the judge supervisor explains this process's death.
 
     Returns:
-        the outcome: the candidate's, the problem's, or the fleet's (``gpu_unhealthy``, for instance).
+        The outcome, blamed on the candidate, the problem or the fleet.
 
     Raises:
-        Exception: the judge itself failed; nothing is known of the kernel.
+        Exception: the judge itself failed, which shows nothing about the kernel.
     """
     cpu = CpuTime()
-    granted: set[_Scarce] = set()
+    granted: set[_Grant] = set()
     while True:
         try:
             return _Evaluation(request, slot, backend, status_page, forkserver, cpu, frozenset(granted)).run()
-        except _Lacking as lacking:
-            granted.add(lacking.what)
+        except _NeedsGrant as needs:
+            granted.add(needs.grant)
 
 
-class _Lacking(Exception):
-    """An evaluation failed for want of what it was not given at once: it begins anew, and has that."""
+class _NeedsGrant(Exception):
+    """An evaluation failed for lack of a GPU resource, and must be repeated with it."""
 
-    def __init__(self, what: _Scarce) -> None:
-        super().__init__(what)
-        self.what = what
+    def __init__(self, grant: _Grant) -> None:
+        super().__init__(grant)
+        self.grant = grant
 
 
 class _Evaluation:
@@ -140,15 +136,9 @@ class _Evaluation:
         status_page: StatusPage,
         forkserver: ForkServer,
         cpu: CpuTime,
-        granted: frozenset[_Scarce],
+        granted: frozenset[_Grant],
     ) -> None:
-        """Prepare an evaluation.
-
-        Args:
-            request, slot, backend, status_page, forkserver: as for :func:`evaluate`.
-            cpu: counts what is used of CPUs.
-            granted: what it has of the GPU that is scarce, as it has failed without.
-        """
+        """Prepare an evaluation. It gets the ``granted`` GPU resources because it failed without them."""
         self._request = request
         self._settings = request.settings
         self._deadlines = request.settings.deadlines
@@ -168,18 +158,18 @@ class _Evaluation:
         self._sharing = health.Sharing(slot.device if timed_on_gpu else None, slot.gpu_shared)
         self._tested = False
         self._granted = granted
-        self._ran_out = False  # the reference, of memory
-        self._plan = plan.of_first_draw(whole=0, siblings=1, alone=False)  # nothing yet
+        self._ran_out = False  # Becomes True if the reference runs out of memory.
+        self._plan = plan.of_first_draw(whole=0, siblings=1, alone=False)  # Nothing is booked yet.
         self._booking: booking.Booking | None = None
         self._pytest_run: pytest_run.PytestRun | None = None
-        #: What a GPU's clock needs.
+        #: Device objects that a GPU's clock needs.
         self._hold: clocks.Hold | None = None
         self._flusher: clocks.Flusher | None = None
-        #: The figures of all calls that were compared.
+        #: Error figures of all compared calls.
         self._compared: list[dict[str, Any]] = []
 
     def run(self) -> Outcome:
-        """See :func:`evaluate`."""
+        """Judge the request."""
         try:
             self._status_page.enter(Phase.PREPARE)
             self._read_source()
@@ -191,7 +181,7 @@ class _Evaluation:
             self._ran_out = isinstance(ended, OutOfAllowance)
             self._note(ended)
         except (torch.OutOfMemoryError, torch.AcceleratorError, CudaCallError) as error:
-            # The candidate has a context of its own: an error in the judge's is the device's.
+            # The candidate has its own CUDA context, so an error in the judge's context comes from the device.
             with self._steps.backstop(Phase.CLEANUP):
                 hog = self._memory_hog()
             outcome = hog or Outcome(
@@ -204,13 +194,13 @@ class _Evaluation:
         return self._clean_up(outcome)
 
     def _note(self, ended: EvaluationEnded) -> None:
-        """Keep the figures of a wrong answer."""
+        """Record the error figures of a wrong answer."""
         facts = ended.outcome.facts
         if facts.strict_correct is not None:
             self._compared.append({name: getattr(facts, name) for name in ErrorFigures.model_fields})
 
     def _memory_hog(self) -> Outcome | None:
-        """Return the outcome of a kernel that holds more of the GPU's memory than it was given; None if none does."""
+        """Return the outcome of a kernel that holds more GPU memory than its share, or None if it does not."""
         candidate = self._processes.candidate
         if candidate is None:
             return None
@@ -226,20 +216,18 @@ class _Evaluation:
             return None
         return Outcome(
             category=Category.GPU_OUT_OF_MEMORY,
-            message=f"the kernel held {held} bytes of the GPU's memory, of which {allowed} are its share",
+            message=f"the kernel held {held} bytes of the GPU's memory, and its share is {allowed} bytes",
             phase=Phase.CHECK,
             facts=Facts(held_bytes=held, allowed_bytes=allowed),
         )
 
     def _check_memory(self, outcome: Outcome) -> Outcome:
-        """Look whether a kernel that ran out of the GPU's memory was given what its plan promised.
-
-        All processes of the evaluation are gone: what it had booked must be free, or others hold it.
-        """
+        """Blame the fleet if a kernel ran out of GPU memory because it did not get its share."""
         if outcome.category is not Category.GPU_OUT_OF_MEMORY or self._booking is None or self._pytest_run is not None:
             return outcome
         assert self._processes.candidate is not None
         try:
+            # All processes of the evaluation are gone. If its booked memory is not free, other processes hold it.
             self._processes.candidate.unbind()
             torch.cuda.empty_cache()
             free, _ = torch.cuda.mem_get_info()
@@ -250,7 +238,7 @@ class _Evaluation:
             return outcome.model_copy(update={"facts": facts})
         return Outcome(
             category=Category.JUDGE_ERROR,
-            message=f"the kernel was promised {self._plan.candidate} bytes of the GPU's memory, which others hold",
+            message=f"other processes hold some of the kernel's {self._plan.candidate} bytes of GPU memory",
             phase=outcome.phase,
             facts=Facts(instead_of=outcome.category, allowed_bytes=self._plan.candidate),
         )
@@ -284,13 +272,12 @@ class _Evaluation:
         with self._reporting_foreign_processes() as sharing, self._steps.timed("wait_for_strangers"):
             sharing.before_timing()
         stopwatch, series = self._check_and_time(candidate, first, cases, later, last, baseline)
-        # Its end takes a while, as the driver takes its memory back: the reference verifies meanwhile, and nobody waits
-        # for it who wants the device. And the driver opens that for one process after the other: the next candidate
-        # gets in line.
+        # The driver takes a while to free the candidate's memory. Meanwhile the reference verifies, and no other slot
+        # waits for the device. The driver opens the device for one process at a time, so the next candidate starts now.
         candidate.process.begin_stop()
         self._processes.begin_next()
         if baseline is not None and series is not None and baseline.known is None:
-            self._stop(candidate)  # it could disturb what is timed now
+            self._stop(candidate)  # It could disturb the timing of the reference.
             with self._steps.alone("measure_reference"), self._steps.backstop(Phase.TIME):
                 baseline.take(series.basis)
                 self._see_memory()
@@ -305,14 +292,14 @@ class _Evaluation:
                 with self._steps.alone("layouts"), self._steps.backstop(Phase.TIME):
                     stopwatch.compare_layouts()
         if self._activities is not None:
-            found = provenance.assess(self._activities, self._request.kernel, self._request.backend)
-            self._evidence["provenance"] = found
-            provenance.enforce(found, self._settings.policies.decoys)
-        runtime = known = None
+            provenance_facts = provenance.assess(self._activities, self._request.kernel, self._request.backend)
+            self._evidence["provenance"] = provenance_facts
+            provenance.enforce(provenance_facts, self._settings.policies.decoys)
+        runtime = measured = None
         if baseline is not None and series is not None:
-            known = baseline.baseline_for(series)
-            null = timing.overhead_of(series, self._slot, known)
-            runtime = timing.summarise(series, null, self._settings.timing, self._slot)
+            measured = baseline.baseline_for(series)
+            overhead = timing.overhead_of(series, self._slot, measured)
+            runtime = timing.summarise(series, overhead, self._settings.timing, self._slot)
             with self._reporting_foreign_processes() as sharing:
                 sharing.after_timing()
             if self._settings.timing.compiled_baseline:
@@ -324,7 +311,7 @@ class _Evaluation:
             category=Category.PASSED,
             message=f"right on {checks} input sets" + (f", {hidden} of them hidden variants" if hidden else ""),
             runtime=runtime,
-            baseline=known,
+            baseline=measured,
         )
 
     def _check_and_time(
@@ -336,7 +323,7 @@ class _Evaluation:
         last: Case | None,
         baseline: baselines.Baseline | None,
     ) -> tuple[timing.Stopwatch | None, timing.Series | None]:
-        """Have the candidate do all that it is asked. Returns its times, where there is a baseline to hold them to."""
+        """Check and time the candidate. Return its stopwatch and times if there is a baseline to compare with."""
         stopwatch = series = None
         shares = self._shares_checks
         if shares:
@@ -362,26 +349,24 @@ class _Evaluation:
 
     @property
     def _shares_checks(self) -> bool:
-        """Whether calls are checked while others, but for those who time, use the device too.
+        """True if checked calls share the device with other slots' untimed work."""
+        # Large inputs keep the device busy, and the CPU idle, for as long as the timing does. For small inputs, the
+        # calls take less time than a second wait for the device.
+        has_siblings = self._slot.on_gpu and self._slot.siblings > 1
+        return has_siblings and self._reference.is_large and _Grant.EXCLUSIVE not in self._granted
 
-        Large inputs keep a device busy, and its processor idle beside it, for as long as the timing does. The calls of
-        small ones are over sooner than a second wait for the device.
-        """
-        others = self._slot.on_gpu and self._slot.siblings > 1
-        return others and self._reference.is_large and _Scarce.ALONE not in self._granted
-
-    def _lacks(self, outcome: Outcome) -> _Scarce | None:
-        """Return what the evaluation may have failed for want of, and has when it begins anew."""
+    def _missing_grant(self, outcome: Outcome) -> _Grant | None:
+        """Return the resource whose lack can have caused the outcome, or None if the evaluation already had it."""
         if self._ran_out:
-            what = _Scarce.ALL_MEMORY
+            grant = _Grant.ALL_MEMORY
         elif outcome.category in _OVERDUE and outcome.phase is not Phase.TIME and "untimed_check" in self._steps.begun:
-            what = _Scarce.ALONE  # others' work has taken of its time, or of the reference's
+            grant = _Grant.EXCLUSIVE  # Other slots' work took some of its or the reference's time.
         else:
             return None
-        return None if what in self._granted else what
+        return None if grant in self._granted else grant
 
     def _run_tests(self) -> Outcome:
-        """Run tests of a repository. What they take of the GPU's memory nobody knows: a place's share is booked."""
+        """Run a repository's tests. Their GPU memory use is unknown, so a slot's share is booked."""
         self._book(plan.of_first_draw(**self._whole, alone=False))
         held = partial(health.held_bytes, self._slot.device) if self._slot.on_gpu else lambda: None
         self._pytest_run = pytest_run.PytestRun(self._processes.begin_tests(), self._request, self._plan.total, held)
@@ -389,7 +374,7 @@ class _Evaluation:
             return self._pytest_run.run()
 
     def _read_source(self) -> None:
-        """Say what can be said of kernel and problem by reading them."""
+        """Check the sources of the kernel and the problem statically."""
         pytest_run.check(self._request)
         if self._request.backend is Backend.PYTEST:
             return
@@ -406,13 +391,13 @@ class _Evaluation:
 
     @contextlib.contextmanager
     def _warming_up(self) -> Generator[None]:
-        """See that the device is open, and load the judge's own kernels while the reference draws and answers."""
+        """Open the device and load the judge's own kernels while the reference draws and answers."""
         if not self._slot.on_gpu:
             yield
             return
         with self._steps.backstop(Phase.PREPARE):
             torch.cuda.synchronize()
-            torch.cuda.set_per_process_memory_fraction(1.0)  # until this evaluation's plan is known
+            torch.cuda.set_per_process_memory_fraction(1.0)  # The evaluation's plan sets a limit later.
         with ThreadPoolExecutor(1) as pool:
             warm_up = pool.submit(answers.warm_up, self._settings)
             yield
@@ -421,39 +406,34 @@ class _Evaluation:
     @property
     def _reference(self) -> Reference:
         reference = self._processes.reference
-        assert reference is not None, "it is begun before anything else"
+        assert reference is not None, "the reference's process has begun"
         return reference
 
     def _begin_compiled(self) -> Exchange:
-        """Make a process ready that runs the reference under ``torch.compile``."""
+        """Prepare a process that runs the reference under ``torch.compile``."""
         exchange, job = self._processes.begin_compiled()
         baselines.begin_compiled(exchange, job, self._reference, self._reference.fresh(), self._steps)
         return exchange
 
     def _build(self, candidate: Candidate) -> None:
-        """Have compiled what the candidate is going to import."""
+        """Compile the sources that the candidate will import."""
         if self._processes.builder is None:
             return
         with self._steps.timed("build"), self._steps.backstop(Phase.COMPILE):
-            found = self._processes.build(self._evidence)
-        if "skipped" not in found:  # else the candidate may have to compile it all
-            candidate.process.charge_compilers(found["seconds"])
+            build = self._processes.build(self._evidence)
+        if "skipped" not in build:  # Otherwise the candidate can need the time to compile everything itself.
+            candidate.process.charge_compilers(build["seconds"])
 
     def _begin(self) -> tuple[Reference, Candidate, Case]:
-        """Have the problem imported and its first case answered, within memory that is booked.
-
-        The candidate is forked meanwhile, but not before the reference has opened the device.
-
-        Returns:
-            the reference; the candidate, which runs nothing yet; and the case.
-        """
-        alone = _Scarce.ALL_MEMORY in self._granted
+        """Load the problem, answer its first case within booked memory, and fork the candidate."""
+        alone = _Grant.ALL_MEMORY in self._granted
         self._book(plan.of_first_draw(**self._whole, alone=alone))
-        told = self._evidence["reference"] = {}
+        reference_evidence = self._evidence["reference"] = {}
         with self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
+            # The driver opens the device for one process at a time, and the reference needs it first.
             self._reference.await_opening()
             candidate = self._processes.begin_candidate()
-            reference = self._processes.make_reference_ready(told, self._plan.reference)
+            reference = self._processes.make_reference_ready(reference_evidence, self._plan.reference)
             weights = reference.taken().weights
             first = reference.first_case()
             reference.warm_up_variants()
@@ -475,25 +455,20 @@ class _Evaluation:
         return reference, candidate, first
 
     def _untimed_if_large(self, what: str) -> contextlib.AbstractContextManager[None]:
-        """Let nobody time meanwhile, for what need not be had so, if it would disturb."""
+        """Return a lock that excludes timing if the inputs are large enough to disturb it."""
         large = self._slot.on_gpu and self._reference.is_large
         return self._steps.untimed(what) if large else contextlib.nullcontext()
 
     @cached_property
     def _whole(self) -> dict[str, int]:
-        """What the evaluations of the device may book together, and how many they are."""
+        """Memory in bytes that the device's evaluations can book together, and the number of its slots."""
         if not self._slot.on_gpu:
             return {"whole": linux.physical_bytes(), "siblings": self._slot.siblings}
         total = torch.cuda.get_device_properties(0).total_memory
         return {"whole": plan.capacity(total, self._slot.siblings), "siblings": self._slot.siblings}
 
     def _book(self, wanted: plan.Plan) -> None:
-        """Book what a plan takes of the GPU's memory; wait for it, holding nothing, if it is not to be had at once.
-
-        Raises:
-            EvaluationEnded: ``reference_error``: the GPU does not have so much; ``judge_error``: others held it for
-                longer than an evaluation waits.
-        """
+        """Book a plan's GPU memory. If it is not free at once, release the earlier booking and wait."""
         self._plan = wanted
         if not self._slot.on_gpu:
             return
@@ -512,7 +487,7 @@ class _Evaluation:
                 needs, has = wanted.total, self._whole["whole"]
                 raise EvaluationEnded(
                     Category.REFERENCE_ERROR,
-                    f"the problem needs {needs / 2**30:.1f} GiB of the GPU's memory, of which evaluations may use"
+                    f"the problem needs {needs / 2**30:.1f} GiB of the GPU's memory, of which evaluations can use"
                     f" {has / 2**30:.1f} GiB",
                     Phase.REFERENCE,
                     needed_bytes=needs,
@@ -520,7 +495,7 @@ class _Evaluation:
                 ) from None
             except booking.NotInTime as error:
                 raise EvaluationEnded(Category.JUDGE_ERROR, str(error), Phase.PREPARE) from None
-        # A first draw alone may be a kept reference's, which has that memory.
+        # The first draw can be in a kept reference, which has that memory already.
         is_new = wanted.inputs or self._request.backend is Backend.PYTEST
         if is_new and torch.cuda.mem_get_info()[0] < wanted.total:
             ledger.want_room()
@@ -531,23 +506,17 @@ class _Evaluation:
             torch.cuda.set_per_process_memory_fraction(min(1.0, wanted.judge / total))
 
     def _see_memory(self) -> None:
-        """Note what the evaluation's processes hold of the GPU's memory, where that is much."""
-        told = self._evidence.get("gpu_memory")
-        if told is None or self._plan.inputs + (self._plan.outputs or 0) < _MUCH_BYTES:
+        """Record the GPU memory that the evaluation's processes hold, if it is large."""
+        figures = self._evidence.get("gpu_memory")
+        if figures is None or self._plan.inputs + (self._plan.outputs or 0) < _MUCH_BYTES:
             return
         held = health.held_bytes(self._slot.device)
         if held is not None:
-            told["used_bytes"] = max(held, told.get("used_bytes", 0))
+            figures["used_bytes"] = max(held, figures.get("used_bytes", 0))
 
     def _answer(self, first: Case) -> tuple[list[Case], int, Case | None]:
-        """Have the reference answer the cases to check, and one for after the timing.
-
-        Where they would take too much memory together there is only the first: the others are made and answered one by
-        one, when they are checked.
-
-        Returns:
-            the cases to check now, how many of the problem's own are left for later, and the one for after.
-        """
+        """Return the cases to check now, the number of given cases to draw later, and the case for after the timing."""
+        # If all cases would take too much memory together, each is drawn and answered when it is checked.
         reference = self._reference
         lock = self._untimed_if_large("reference") if reference.is_roomy else contextlib.nullcontext()
         with lock, self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
@@ -555,34 +524,34 @@ class _Evaluation:
             last: list[Case] = []
             if reference.is_roomy:
                 last = [reference.another()] if self._settings.timing.enabled else []
-                # The first variant's answers in float64 load kernels: while others may use the device.
+                # The first variant's float64 answers load kernels. Here that does not delay the timing of other slots.
                 reference.answer(first, *cases[self._settings.checks - 1 :][:1])
         with self._steps.untimed("reference"):
             with self._steps.backstop(Phase.REFERENCE):
                 if (region := sensitivity.learn(reference, first)) is not None:
                     cases.append(region)
                 if self._slot.on_gpu and not reference.is_roomy:
-                    torch.cuda.empty_cache()  # it copied an answer: what is to stay must not lie where that lay
+                    torch.cuda.empty_cache()  # Free the copy of an output before lasting tensors are allocated.
                 answered = reference.answer(first, *cases, *last) if reference.is_roomy else reference.answer(first)
-                # The comparison's own kernels and buffers are loaded at first use: now, before a kernel is compared.
+                # The comparison loads kernels and buffers at first use. Load them before a kernel is compared.
                 compare.check_values(first.outputs, first, self._settings)
                 if self._slot.on_gpu and self._settings.timing.enabled:
                     reference.stock(timing.usual_calls(self._settings.timing, _OVERHEAD_SHARE))
-            # The device is seen to be well before a kernel has it. That loads what a later test needs.
+            # Test the device before the kernel uses it. This also loads the code that later tests need.
             self._test_device()
         if not reference.is_roomy:
             return [first, *cases], self._settings.checks - 1, None
         return [case for case in answered if case not in last], 0, last[0] if last else None
 
     def _proofs(self) -> int:
-        """Return how many timed calls are verified, as the reference's speed allows."""
+        """Return the number of timed calls to verify, limited by the reference's speed."""
         by_time = max(int(_PROOFS_S / self._reference.forward_s), _SLOW_PROOFS)
         by_deadline = int(self._reference.left_s / 2 / self._reference.forward_s)
         most = _MOST_PROOFS if self._slot.on_gpu else _SLOW_PROOFS
         return max(_FEWEST_PROOFS, min(most, by_time, by_deadline))
 
     def _check(self, candidate: Candidate, cases: list[Case], later: int) -> dict[str, Any]:
-        """All checked calls: every case once, and the first one again."""
+        """Make all checked calls: every case once, and the first case again."""
         with self._steps.timed("check"):
             candidate.prepare_calls(self._reference.output_specs)
             checked = 0
@@ -609,17 +578,17 @@ class _Evaluation:
         }
 
     def _compare_rest(self, candidate: Candidate, cases: Iterable[Case]) -> None:
-        """Go on with the problem's own inputs until a kernel that has failed one verdict has failed both."""
-        with contextlib.suppress(EvaluationEnded):  # the reference's failure changes nothing any more
+        """Compare further given cases until a kernel that failed one of the two verdicts has failed both."""
+        with contextlib.suppress(EvaluationEnded):  # The reference's failure no longer matters.
             for case in cases:
-                known = compare.merge_errors(self._compared)
-                if not (known["strict_correct"] or known["kernelbench_correct"]):
+                errors = compare.merge_errors(self._compared)
+                if not (errors["strict_correct"] or errors["kernelbench_correct"]):
                     return
                 if case.kind == GIVEN:
                     self._compare_one(candidate, case)
 
     def _compare_one(self, candidate: Candidate, case: Case) -> None:
-        """Compare one more answer of a wrong kernel. If there is none it is right by neither verdict."""
+        """Compare one more answer of a wrong kernel. A missing answer fails both verdicts."""
         try:
             self._compared.append(self._run(candidate, case))
         except EvaluationEnded as ended:
@@ -628,19 +597,19 @@ class _Evaluation:
                 self._compared.append({"strict_correct": False, "kernelbench_correct": False})
 
     def _run(self, candidate: Candidate, case: Case) -> dict[str, Any]:
-        """Make one checked call on a case; see :meth:`Candidate.run`."""
+        """Make one checked call on a case."""
         self._has_answered(case)
         return candidate.run(case)
 
     def _has_answered(self, case: Case) -> bool:
-        """Have the reference answer a case, unless it holds its answer. Return False for a variant that it does not."""
+        """Return whether the reference has an answer to the case, after running it if needed."""
         with self._steps.backstop(Phase.REFERENCE):
             answered = bool(self._reference.answer(case))
         self._status_page.enter(Phase.CHECK)
         return answered
 
     def _check_again(self, candidate: Candidate, case: Case | None) -> None:
-        """One more checked call, on an input that it has not seen, when timing is over."""
+        """Make one checked call on a new input after the timing."""
         candidate.process.enter(Phase.CHECK, self._deadlines.check_s)
         case = case or self._reference.fresh()
         try:
@@ -658,7 +627,7 @@ class _Evaluation:
                 raise
             first = ended
         if not self._has_answered(case):
-            return {}  # asked again, the reference does not stand by its answer to a variant
+            return {}  # The reference did not confirm its answer to the variant.
         try:
             self._run(candidate, case)
         except EvaluationEnded:
@@ -667,7 +636,7 @@ class _Evaluation:
 
     @contextlib.contextmanager
     def _confirming(self, case: Case) -> Generator[None]:
-        """Before a kernel is called wrong on a case, see that the reference agrees with itself."""
+        """Confirm the reference's answer to a case before a kernel is called wrong on it."""
         try:
             yield
         except EvaluationEnded as ended:
@@ -678,7 +647,7 @@ class _Evaluation:
             raise
 
     def _look_at_provenance(self, candidate: Candidate, case: Case) -> None:
-        """Ask the candidate whose kernels do its work. It is only asked when all else is known."""
+        """Profile the candidate to learn which kernels do its work. This comes last: it can end the candidate."""
         if not self._slot.on_gpu or self._settings.policies.decoys is Policy.ALLOW:
             return
         with self._steps.timed("provenance"):
@@ -690,7 +659,7 @@ class _Evaluation:
             except EvaluationEnded as ended:
                 self._evidence["provenance_error"] = str(ended)
                 if self._settings.policies.decoys is Policy.REJECT:
-                    raise  # one that dies rather than be looked at
+                    raise  # A candidate could end itself to escape profiling.
 
     def _stopwatch(self, exchange: Exchange, proofs: int) -> timing.Stopwatch:
         seconds = self._deadlines.time_s
@@ -716,7 +685,7 @@ class _Evaluation:
         )
 
     def _floor(self) -> dict[str, Any]:
-        """Return what memory allows, in figures; empty on a CPU."""
+        """Return the figures of the speed-of-light bound, empty on a CPU."""
         if self._flusher is None:
             return {}
         return speed_of_light.floor(
@@ -724,24 +693,21 @@ class _Evaluation:
         )
 
     def _enforce_bound(self, runtime: Measurement, first: Case) -> None:
-        """Refuse a time in which memory cannot have moved what must be moved."""
-        known = self._evidence["floor"]
-        if not known:
+        """Reject a time that is too short to move the required bytes through memory."""
+        bound = self._evidence["floor"]
+        if not bound:
             return
-        speed_of_light.enforce(known, runtime)
+        speed_of_light.enforce(bound, runtime)
         cached = speed_of_light.cacheable(runtime, torch.cuda.get_device_properties(0).L2_cache_size)
-        if speed_of_light.is_beyond(known, runtime, cached):
+        if speed_of_light.is_beyond(bound, runtime, cached):
             with self._steps.untimed("influence"), self._steps.backstop(Phase.REFERENCE):
                 needed = sensitivity.needed_bytes(self._reference, first, self._room_for_questions())
-            self._evidence["floor"] = speed_of_light.needing(known, needed, cached)
+            self._evidence["floor"] = speed_of_light.needing(bound, needed, cached)
             speed_of_light.enforce(self._evidence["floor"], runtime)
 
     def _room_for_questions(self) -> int:
-        """Return the bytes that the reference may take of the GPU's memory now that the kernel is gone.
-
-        What was promised to the kernel is free. For inputs that are changed, in float64 too, more is booked if it can
-        be had at once.
-        """
+        """Return the bytes of GPU memory that the reference can use now that the kernel's share is free."""
+        # More is booked for changed inputs and float64 if it is available at once.
         free = self._plan.reference + self._plan.candidate
         wanted = 2 * (self._plan.inputs + self._plan.reference)
         if wanted > free and self._booking is not None and self._booking.resize(self._plan.judge + wanted):
@@ -749,9 +715,9 @@ class _Evaluation:
         return free
 
     def _stop(self, candidate: Candidate) -> None:
-        """End a candidate that has done all that was asked, and look at what it leaves."""
+        """End a candidate that has finished its calls, and reject leftovers."""
         self._status_page.enter(Phase.CLEANUP)
-        # One that has not survived being profiled has done all that counts.
+        # A candidate that died while it was profiled has finished all calls that count.
         profiled_to_death = candidate.process.ended is not None
         report = candidate.process.stop()
         candidate.unbind()
@@ -767,7 +733,7 @@ class _Evaluation:
             )
 
     def _clean_up(self, outcome: Outcome) -> Outcome:
-        """End what still runs, and complete the outcome with the candidate's log and the evidence."""
+        """End the running processes, and complete the outcome with the candidate's log and the evidence."""
         self._status_page.enter(Phase.CLEANUP)
         evidence = self._evidence
         reports: dict[SealedProcess, Report] = {}
@@ -776,20 +742,20 @@ class _Evaluation:
             if why := processes.end(outcome, reports):
                 evidence["cleanup"] = why
             for process in reports:
-                process.imports.close()  # else its memory would outlive it, and belong to nobody
+                process.imports.close()  # Otherwise its memory would outlive it and belong to no process.
             if processes.reference is not None:
                 processes.reference.free_arena()
         outcome = killed.settle(outcome, reports.values(), alone=self._slot.alone)
         outcome = self._check_device(self._check_memory(self._check_disk(outcome, list(reports.values()))))
-        lacks = self._lacks(outcome)
-        if self._pytest_run is None and self._settings.examine and lacks is None and examine.is_worthwhile(outcome):
+        missing = self._missing_grant(outcome)
+        if self._pytest_run is None and self._settings.examine and missing is None and examine.is_worthwhile(outcome):
             self._examine()
         if outcome.blame in (Blame.NONE, Blame.CANDIDATE):
             self._processes.begin_next()
         if self._booking is not None:
             self._booking.release()
-        if lacks is not None:
-            raise _Lacking(lacks)
+        if missing is not None:
+            raise _NeedsGrant(missing)
         evidence["durations_s"] = {name: round(value, 6) for name, value in self._steps.durations.items()}
         evidence["begun_s"] = {name: round(value, 6) for name, value in self._steps.begun.items()}
         evidence["cpu_s"] = self._cpu.seconds()
@@ -812,7 +778,7 @@ class _Evaluation:
         return outcome.model_copy(update={"log": _CONTROL.sub("\ufffd", log), "evidence": evidence})
 
     def _examine(self) -> None:
-        """Run the kernel once more under the tools that were asked for. Whatever comes of it, the verdict stands."""
+        """Run the kernel again under the requested tools, without effect on the verdict."""
         asked = self._settings.examine
         if not self._slot.on_gpu:
             why = {"error": "it needs a GPU", "seconds": 0.0}
@@ -827,13 +793,11 @@ class _Evaluation:
                 self._evidence["profile"] = examiner.profile(self._activities)
             self._test_device()
         except (EvaluationEnded, torch.AcceleratorError, CudaCallError) as error:
-            self._backend.doubt(self._slot.device, f"a kernel was examined, and since then: {error}")
+            self._backend.doubt(self._slot.device, f"after a kernel was examined: {error}")
 
     def _check_disk(self, outcome: Outcome, reports: list[Report]) -> Outcome:
-        """Look whether the host had room for files: if not, and not for the kernel's own, no failure is its fault.
-
-        Sealed processes that have file systems of their own do not need the host's.
-        """
+        """Blame the fleet if the host's disk is full for other reasons than the kernel's own files."""
+        # Sealed processes with their own file systems do not need the host's disk.
         if outcome.blame not in (Blame.CANDIDATE, Blame.PROBLEM) or self._forkserver.isolation["mounts"] is True:
             return outcome
         disk = os.statvfs(self._slot.scratch)
@@ -848,13 +812,13 @@ class _Evaluation:
         )
 
     def _check_device(self, outcome: Outcome) -> Outcome:
-        """Look whether the GPU is as it was, now that its candidate is gone: if not, nothing that it said counts."""
+        """Test the GPU after the candidate is gone. Replace the outcome if the GPU is damaged."""
         nothing_ran = self._processes.candidate is None and self._pytest_run is None
         if not self._slot.on_gpu or nothing_ran or outcome.category is Category.GPU_UNHEALTHY:
             return outcome
         leaked = self._evidence["leaked_bytes"] = self._memory.leak() if self._memory is not None else None
         if leaked:
-            reason = f"{leaked} bytes of its memory belong to no process, since an evaluation"
+            reason = f"{leaked} bytes of its memory belong to no process after an evaluation"
             self._backend.doubt(self._slot.device, reason)
         if self._tested:
             return outcome
@@ -866,7 +830,7 @@ class _Evaluation:
         return outcome
 
     def _test_device(self) -> None:
-        """Have the GPU tested by what it can compute, which takes milliseconds. On a CPU there is nothing to test."""
+        """Run the GPU self-test, which takes milliseconds."""
         if not self._slot.on_gpu:
             return
         self._status_page.enter(Phase.SELF_TEST, time.monotonic() + health.SELF_TEST_S)
@@ -876,7 +840,7 @@ class _Evaluation:
 
     @contextlib.contextmanager
     def _reporting_foreign_processes(self) -> Generator[health.Sharing]:
-        """Tell in the evidence who else was seen on the GPU, whatever comes of that."""
+        """Record in the evidence which foreign processes were seen on the GPU."""
         try:
             yield self._sharing
         finally:
@@ -886,7 +850,7 @@ class _Evaluation:
 
 
 def _unless_repeated(ended: EvaluationEnded, how: str) -> EvaluationEnded:
-    """A wrong answer on an input that was also answered right; any other failure as it is."""
+    """Return ``nondeterministic`` for a wrong answer on an input that was also answered right, or else ``ended``."""
     outcome = ended.outcome
     if outcome.category not in _ABOUT_VALUES:
         return ended

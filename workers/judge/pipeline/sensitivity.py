@@ -1,8 +1,8 @@
-"""What moves a reference's answer: rounding errors, a region of the inputs, a single number among them.
+"""Sensitivity of a reference's answer to rounding errors, to a region of the inputs, and to single input values.
 
-The first is a measure for errors. The second makes one more hidden input, which a kernel that answers from a sample of
-its inputs answers as before. The third tells how many bytes of its inputs a kernel must read, whatever it computes:
-one that took less time than that has not read them.
+The first is a measure of errors. The second yields another hidden input: a kernel that uses only a sample of its inputs
+answers it as before. The third is a lower bound of the input bytes that any kernel must read. A kernel that took less
+time than reading these cannot have read them.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from workers.judge.pipeline import compare
 from workers.judge.pipeline.cases import Case
 from workers.judge.pipeline.reference import Reference
 
-#: By how many times the tolerance some value must move for a region to count.
+#: Multiple of the tolerance by which some value must change for a region to count.
 _MOVED: Final = 4.0
-#: Numbers that are changed one at a time, and the fewest that tell anything.
+#: Number of input values that are changed one at a time, and the minimum for a result.
 _POKES: Final = (24, 12)
-#: By how much a number must move the answer, as a share of what those around it do on average.
+#: Minimum change of the answer by one value relative to the average change by the values around it.
 _PART: Final = 0.1
-#: Pieces of its memory that the reference may have announced before all is let go of.
+#: Number of imported pieces of the reference's memory above which all cases are released.
 _MANY_RUNS: Final = 12
-#: How likely it may be that chance makes a share of the numbers look as large as it does, or larger.
+#: Error probability of the lower bound for a share.
 _CHANCE: Final = 0.05
-#: Steps of halving by which a share is found.
+#: Number of bisection steps to compute a share.
 _HALVINGS: Final = 20
-#: Values to look at at a time, to bound memory.
+#: Number of values to compare at a time, to bound memory.
 _CHUNK: Final = 1 << 24
 
 
 def learn(reference: Reference, case: Case) -> Case | None:
-    """Learn what moves the answer to a given case, which may be let go of meanwhile.
+    """Measure the noise of the reference, and find a region of the inputs that changes the answer to a given case.
 
-    The reference's ``noise`` becomes known: how far it lies from itself where its inputs are moved by rounding errors.
-    That tells a kernel of lower precision where there are no answers in float64.
+    ``reference.noise`` gets the relative distance between two answers whose inputs differ by rounding errors. Without
+    float64 outputs, it shows whether a kernel has a lower precision. The case can be released meanwhile.
 
     Returns:
-        a case that differs from the given one in a small region, for kernels to answer; not drawn yet. None where the
-        reference's answer hardly moves, and where inputs are so small that there are better hidden inputs.
+        A case that differs from the given one in a small region, not drawn yet. None if the answer hardly changes, or
+        if the inputs are so small that there are better hidden inputs.
     """
-    reference.answer(case)  # it may have been let go of while the evaluation waited for memory
+    reference.answer(case)  # The case could have been released while the evaluation waited for memory.
     wants_noise, wants_region = case.exact is None, reference.varies_any_size
     if not (wants_noise or wants_region) or reference.settings.tolerance is not None or reference.is_hurried:
         return None
@@ -58,8 +58,8 @@ def learn(reference: Reference, case: Case) -> Case | None:
     if wants_noise:
         with _unless_it_has_ended(reference), _varied(reference, case, NUDGED) as (_, moved):
             if moved is not None:
-                found = compare.differences(moved, unmoved, case, reference.settings)
-                reference.noise += [math.inf if f.strays else f.distance / (f.size or 1.0) for f in found]
+                all_figures = compare.differences(moved, unmoved, case, reference.settings)
+                reference.noise += [math.inf if f.strays else f.distance / (f.size or 1.0) for f in all_figures]
     for kind in REGIONS if wants_region else ():
         with _unless_it_has_ended(reference), _varied(reference, case, kind) as (varied, moved):
             if moved is None:
@@ -71,7 +71,7 @@ def learn(reference: Reference, case: Case) -> Case | None:
 
 @contextlib.contextmanager
 def _unless_it_has_ended(reference: Reference) -> Generator[None]:
-    """Do without what the reference cannot answer."""
+    """Ignore failures of the reference unless its process has ended."""
     try:
         yield
     except EvaluationEnded:
@@ -80,32 +80,32 @@ def _unless_it_has_ended(reference: Reference) -> Generator[None]:
 
 
 def needed_bytes(reference: Reference, case: Case, allowed_bytes: int) -> int:
-    """Return how many bytes of its inputs a right kernel reads, at least.
+    """Return a lower bound of the bytes of its inputs that a right kernel reads.
 
-    Random numbers of a given case, each at a random place, are brought to the other end of their range, within the
+    Random numbers of a given case, each at a random position, are moved to the other end of their range, within the
     problem's domain. Such a number must be read if
 
-    - the answer moves, in float64 where the problem can be had in it: it is not hidden, masked or cut off;
-    - the numbers around it, a small share of all, move some value by more than any tolerance allows;
-    - it does its part of that: it is not one of those that count for next to nothing beside others.
+    - the answer changes, in float64 if possible: the number is not hidden, masked or cut off,
+    - the numbers around it, a small share of all, change some value by more than any tolerance allows, and
+    - it contributes its part to that, unlike numbers that hardly count compared with the rest.
 
-    If it went into several inputs, as where they are symmetric, sorted or normalised, reading one of them may do, so it
-    counts for its part only.
+    A number that affects several inputs, such as symmetric, sorted or normalized ones, counts only in part, because
+    reading one of these inputs can be enough.
 
     Args:
-        reference: the problem's, of which nothing else is asked any more.
-        case: a given one.
-        allowed_bytes: what the reference may take of the GPU's memory for it.
+        reference: the problem's reference, which cannot be used for other cases afterwards.
+        case: a given case.
+        allowed_bytes: the reference's GPU memory allowance for this.
 
     Returns:
-        0 where nothing can be said: inputs are not drawn from torch's continuous distributions, an output is a view of
-        an input, the answer is not the same bits again, or there is no time or memory.
+        The bytes, or 0 if the bound is unknown: inputs are not drawn from torch's continuous distributions, an output
+        is a view of an input, the answer's bits differ between runs, or there is no time or memory.
 
     Raises:
-        EvaluationEnded: the fleet's failure.
+        EvaluationEnded: the fleet failed.
     """
     if any(alias is not None for alias in reference.form.output_aliases):
-        return 0  # who returns a view reads nothing
+        return 0  # A view can be returned without reading the input.
     try:
         reference.clear()
         reference.allow(allowed_bytes)
@@ -131,7 +131,7 @@ def _needed_bytes(reference: Reference, case: Case) -> int:
     claimed = [0.0] * len(given.inputs)
     while tried < most and reference.left_s > enough_s:
         if len(reference.process.imports) > _MANY_RUNS:
-            reference.clear()  # memory that the process has given back is held while the judge has it mapped
+            reference.clear()  # The judge's mappings hold memory that the process has already freed.
             reference.present(given)
             base = reference.outputs(given, wide=True)
             if base is None or _sums(base) != sums:
@@ -145,7 +145,7 @@ def _needed_bytes(reference: Reference, case: Case) -> int:
         return 0
     drawn = max(1, reference.taken().drawn)
     floating = sum(tensor.numel() for tensor in given.inputs if tensor.is_floating_point())
-    # Where several numbers went into one input, it is read for all of them.
+    # An input that depends on several numbers is read once for all of them.
     numbers = drawn * min(1.0, floating / drawn) * least_share(counted, tried) / counted
     return int(
         sum(min(share * numbers, t.numel()) * t.itemsize for share, t in zip(claimed, given.inputs, strict=True))
@@ -153,12 +153,7 @@ def _needed_bytes(reference: Reference, case: Case) -> int:
 
 
 def least_share(counted: int, of: int) -> float:
-    """Return the least share of all at which so many of a sample would not be a rare chance (Clopper and Pearson).
-
-    Args:
-        counted: how many of the sample have what is asked for.
-        of: the sample's size.
-    """
+    """Return the lower Clopper-Pearson bound of a share, from ``counted`` hits in a sample of size ``of``."""
     low, high = 0.0, counted / of
     for _ in range(_HALVINGS):
         share = (low + high) / 2
@@ -168,11 +163,7 @@ def least_share(counted: int, of: int) -> float:
 
 
 def _counts(reference: Reference, given: Case, base: Sequence[torch.Tensor]) -> list[int]:
-    """Change one number at random; return how many values of each input that changes.
-
-    Returns:
-        nothing if it need not be read.
-    """
+    """Change one random number. Return the number of changed values of each input, or [] if it need not be read."""
     position = secrets.randbits(62)
     moves: list[float] = []
     one: list[int] = []
@@ -199,7 +190,7 @@ def _counts(reference: Reference, given: Case, base: Sequence[torch.Tensor]) -> 
 def _varied(
     reference: Reference, case: Case, kind: str, *, position: int = 0, beside: bool = False, wide: bool = False
 ) -> Generator[tuple[Case | None, list[torch.Tensor] | None]]:
-    """Give a variant of a case and the answer to it meanwhile; None where there is none of the same form."""
+    """Yield a variant of a case and its answer, or None where there is none of the same form."""
     varied = reference.variant(case, kind, position=position, beside=beside)
     if varied is None:
         yield None, None
@@ -212,22 +203,22 @@ def _varied(
 
 
 def _sums(outputs: Sequence[torch.Tensor] | None) -> list[int] | None:
-    """Return what tells two answers apart; None for an answer of another form."""
+    """Return checksums that distinguish two answers, or None for an answer of another form."""
     return None if outputs is None else [checksum(tensor) for tensor in outputs]
 
 
 def _total(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Return the sum of all differences of finite values."""
+    """Return the sum of all absolute differences of finite values."""
     return sum(float((x.double() - y).abs().nan_to_num(0.0, 0.0, 0.0).sum()) for x, y in _pieces(a, b))
 
 
 def _has_moved(moved: Sequence[torch.Tensor], unmoved: Sequence[torch.Tensor], case: Case, settings: Settings) -> bool:
-    """Return whether some value is so far from where it was that no right kernel could answer as before."""
-    found = compare.differences(moved, unmoved, case, settings, times=_MOVED)
-    return any(figures.wrong for figures in found)
+    """Return whether some value changed so much that no right kernel could answer as before."""
+    all_figures = compare.differences(moved, unmoved, case, settings, times=_MOVED)
+    return any(figures.wrong for figures in all_figures)
 
 
 def _pieces(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Give the values of two tensors side by side, in pieces, for differences."""
+    """Yield the values of two tensors in pairs of pieces, converted for differences."""
     for x, y in zip(compare.flat(a).split(_CHUNK), compare.flat(b).split(_CHUNK), strict=True):
         yield compare.comparable(x), compare.comparable(y)

@@ -9,13 +9,13 @@ from kqueue.contract import Phase
 from kqueue.evidence import Measurement
 from workers.judge.ending import EvaluationEnded
 
-#: Tolerance below the bound, as a share and in milliseconds: bandwidth and time are both measurements.
+#: Tolerance below the bound: a factor and a time in milliseconds. Both bandwidth and time are measurements.
 _SHARE: Final = 0.7
 _SLACK_MS: Final = 0.003
 
 
 def floor(read: int, written: int, bandwidth: float) -> dict[str, Any]:
-    """Return how many bytes a kernel moves, and the least time for that.
+    """Return the bytes that a kernel moves, and the minimum time for that.
 
     Args:
         read: bytes of all inputs.
@@ -23,9 +23,9 @@ def floor(read: int, written: int, bandwidth: float) -> dict[str, Any]:
         bandwidth: the device's memory bandwidth in bytes per second.
 
     Returns:
-        ``bytes_in`` (all inputs read once; a kernel that needs only a part of them may be faster), ``bytes_out``
-        (all outputs written once; no kernel can be faster), ``bandwidth_gbs``, ``floor_ms`` for both, and
-        ``floor_out_ms`` for the outputs alone.
+        ``bytes_in`` (all inputs read once, although a kernel that needs only a part can be faster), ``bytes_out`` (all
+        outputs written once, as every kernel must), ``bandwidth_gbs``, ``floor_ms`` for both, and ``floor_out_ms``
+        for the outputs alone.
     """
     return {
         "bytes_in": read,
@@ -37,21 +37,21 @@ def floor(read: int, written: int, bandwidth: float) -> dict[str, Any]:
 
 
 def cacheable(runtime: Measurement, l2: int) -> int:
-    """Return how many bytes of the inputs a timed kernel may find in a cache of ``l2`` bytes.
+    """Return the bytes of inputs that a timed kernel can find in an L2 cache of ``l2`` bytes.
 
-    There are none where the cache was emptied between the inputs and the call, as the GPU's clock allows.
+    There are none if the cache was flushed between the inputs and the call, which only the GPU's clock allows.
     """
     return 0 if runtime.cold_l2 and runtime.basis == "gpu_clock" else l2
 
 
 def is_beyond(known: dict[str, Any], runtime: Measurement, cached: int) -> bool:
-    """Return whether a time is too short to read all inputs but those that may be cached, of so many bytes."""
+    """Return whether a time is too short to read all inputs except ``cached`` bytes."""
     least_ms = known["floor_ms"] - cached / (known["bandwidth_gbs"] * 1e9) * 1e3
     return runtime.median_ms + _SLACK_MS < _SHARE * least_ms
 
 
 def needing(known: dict[str, Any], needed: int, cached: int) -> dict[str, Any]:
-    """Return a floor that counts the bytes of inputs that a kernel must read from memory, as ``bytes_needed``."""
+    """Return a bound that counts the bytes of inputs that a kernel must read from memory, as ``bytes_needed``."""
     needed = max(0, min(needed, known["bytes_in"]) - cached)
     least_ms = (needed + known["bytes_out"]) / (known["bandwidth_gbs"] * 1e9) * 1e3
     return known | {"bytes_needed": needed, "floor_needed_ms": least_ms}
@@ -61,16 +61,15 @@ def enforce(known: dict[str, Any], runtime: Measurement) -> None:
     """Reject an impossible time.
 
     Args:
-        known: the result of :func:`floor` or :func:`needing`.
+        known: result of :func:`floor` or :func:`needing`.
         runtime: the kernel's time.
 
     Raises:
-        EvaluationEnded: ``reward_hack``: the outputs cannot have been written in that time, or not enough of the inputs
-            read.
+        EvaluationEnded: ``reward_hack`` if the outputs cannot have been written, or the needed inputs read, in time.
     """
     read, written = known.get("bytes_needed", 0), known["bytes_out"]
     least_ms = known.get("floor_needed_ms", known["floor_out_ms"])
-    # A kernel that moves nothing may take no time, and noise can make the measurement negative.
+    # A kernel that moves nothing can take no time, and noise can make the measurement negative.
     if (read or written) and runtime.median_ms + _SLACK_MS < _SHARE * least_ms:
         raise EvaluationEnded(
             Category.REWARD_HACK,

@@ -2,10 +2,10 @@
 
 They need no device, and reject a hopeless kernel in milliseconds. A finding is a label with evidence: a line of the
 source and its meaning. ``cheat`` is reserved for code that has no other use in a kernel. Most cheats can only be
-suspected from a source, and are caught by what they do. Nothing of the source is executed, imported or unpickled.
+suspected from the source, and are caught by their behavior. Nothing of the source is executed, imported or unpickled.
 
-Findings come from :mod:`workers.judge.pipeline.rules` and, as a second opinion, from kernelguard. Both have a limit of
-CPU time, because a source may be written to delay them: kernelguard's regular expressions are slow on some texts.
+Findings come from :mod:`workers.judge.pipeline.rules` and from kernelguard, a second opinion. Both have a limit of
+CPU time, because a source can be written to delay them: kernelguard's regular expressions are slow on some texts.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import rules
 from workers.judge.pipeline.rules import ENTRY
 
-#: The name under which a problem gives its own tolerance, and the most that it may be. The comparison of all values
-#: together, which the second bounds, still tells an answer from none.
+#: Variable with which a problem sets its own tolerance, and the maxima. The second also bounds the comparison of all
+#: values together, which must still distinguish an answer from none.
 _TOLERANCE: Final = "OUTPUT_TOLERANCE"
 _MOST_ATOL: Final = 1.0
 _MOST_RTOL: Final = 0.3
-#: Most findings of one rule, and in total.
+#: Maximum number of findings of one rule, and in total.
 _OF_ONE_RULE: Final = 3
 _FINDINGS: Final = 40
 _EVIDENCE_CHARS: Final = 160
 #: kernelguard's limits: characters of the source, and seconds of CPU time (it usually takes 0.02).
 _GUARD_CHARS: Final = 64 << 10
 _GUARD_S: Final = 1.0
-#: CPU time for our own rules: what they usually take for a megabyte.
+#: CPU time in seconds for the project's own rules, which is their usual time for a megabyte.
 _OWN_S: Final = 10.0
-#: Where a source has one of these words, or imports another module, it may run work side by side on the GPU: by streams
-#: of its own, or by those of a library (cuDNN's convolutions and recurrent layers).
+#: Words of a source that can run work in parallel on the GPU, with its own streams or a library's (cuDNN's convolutions
+#: and recurrent layers). Imports of modules that are not listed below count too.
 _SIDE_BY_SIDE: Final = re.compile(r"stream|graph|cudnn|conv|lstm|gru|rnn|ctc|linalg", re.IGNORECASE)
 _IMPORTS: Final = re.compile(r"(?:^|[;:])[ \t]*(?:from[ \t]+(\w+)|import[ \t]+([^;\n]+))", re.MULTILINE)
 _IMPORTED: Final = re.compile(r"(?:^|,)\s*(\w+)")
 _IN_LINE: Final = frozenset({"__future__", "torch", "triton", "math", "typing", "functools", "numpy", "einops", "os"})
-#: Modules whose code may be interrupted.
+#: Modules whose code can be interrupted.
 _INTERRUPTIBLE: Final = frozenset(
     {"ast", "kernelguard", "re", "tokenize", "workers.judge.pipeline.rules", "workers.judge.pipeline.provenance"}
 )
@@ -56,21 +56,18 @@ _INTERRUPTIBLE: Final = frozenset(
 def findings(source: str, backend: Backend, *, own_s: float = _OWN_S) -> list[dict[str, Any]]:
     """Apply all rules to a kernel's source. Call it from the main thread.
 
-    Args:
-        source: the kernel's.
-        backend: what it is written for.
-        own_s: the CPU time after which our own rules are broken off, in seconds.
+    ``own_s`` is the maximum CPU time in seconds of the project's own rules.
 
     Returns:
         JSON-safe records, the most severe first: ``rule``, ``severity`` (``note``, ``suspicious``, ``cheat``),
         ``line`` (None if unknown), ``evidence`` (shortened text of the source, without control characters), ``by``
         (``kqueue`` or ``kernelguard``) and ``meaning``. At most 3 per rule and 40 in total.
     """
-    found = [*_own(source, backend, own_s), *_guard(source)]
+    all_findings = [*_own(source, backend, own_s), *_guard(source)]
     order = {"cheat": 0, "suspicious": 1, "note": 2}
-    found.sort(key=lambda finding: (order[finding["severity"]], finding["line"] or 0, finding["rule"]))
+    all_findings.sort(key=lambda finding: (order[finding["severity"]], finding["line"] or 0, finding["rule"]))
     kept, counts = list[dict[str, Any]](), Counter[tuple[str, str]]()
-    for finding in found:
+    for finding in all_findings:
         key = finding["by"], finding["rule"]
         counts[key] += 1
         if counts[key] <= _OF_ONE_RULE and finding not in kept:
@@ -79,7 +76,7 @@ def findings(source: str, backend: Backend, *, own_s: float = _OWN_S) -> list[di
 
 
 def enforce(found: list[dict[str, Any]], policy: Policy) -> None:
-    """End the evaluation of a kernel that has a ``cheat`` finding, if the policy says so.
+    """End the evaluation of a kernel that has a ``cheat`` finding, if the policy is to reject it.
 
     Raises:
         EvaluationEnded: ``rejected_by_policy``, with the findings in the facts.
@@ -96,13 +93,13 @@ def enforce(found: list[dict[str, Any]], policy: Policy) -> None:
 
 
 def check_problem(source: str) -> None:
-    """Refuse a problem that is not Python.
+    """Reject a problem that is not Python.
 
     Raises:
         EvaluationEnded: ``invalid_problem``.
     """
     try:
-        ast.parse(source.encode())  # as it is imported: a declared encoding counts
+        ast.parse(source.encode())  # Bytes, because a declared encoding counts at import.
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise EvaluationEnded(
             Category.INVALID_PROBLEM, f"the problem's source is not valid Python: {error}", Phase.REFERENCE
@@ -110,25 +107,25 @@ def check_problem(source: str) -> None:
 
 
 def tolerance(source: str) -> Tolerance | None:
-    """Return the tolerance that a problem gives for its outputs, read from its text; None where it gives none.
+    """Read the tolerance that a problem sets for its outputs from its text. Return None if it sets none.
 
     Raises:
-        EvaluationEnded: ``invalid_problem``: it is no such literal, or so wide that anything would be right.
+        EvaluationEnded: ``invalid_problem`` if it is no such literal, or so wide that anything would be right.
     """
     if _TOLERANCE not in source:
         return None
-    given: list[ast.expr | None] = []
+    values: list[ast.expr | None] = []
     for node in ast.parse(source.encode()).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == _TOLERANCE for target in targets):
-            given.append(getattr(node, "value", None))
-    if not given:
+            values.append(getattr(node, "value", None))
+    if not values:
         return None
     try:
-        [value] = given
-        read = Tolerance.model_validate(ast.literal_eval(value) if value is not None else None)
-        if read.atol <= _MOST_ATOL and read.rtol <= _MOST_RTOL:
-            return read
+        [value] = values
+        parsed = Tolerance.model_validate(ast.literal_eval(value) if value is not None else None)
+        if parsed.atol <= _MOST_ATOL and parsed.rtol <= _MOST_RTOL:
+            return parsed
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         pass
     form = f'{_TOLERANCE} = {{"atol": 1e-3, "rtol": 1e-2}}'
@@ -139,12 +136,12 @@ def tolerance(source: str) -> Tolerance | None:
 
 
 def queues(*sources: str) -> int:
-    """Return how many hardware queues a process gets that runs some sources; 0 for as many as the driver makes.
+    """Return the number of hardware queues for a process that runs some sources, or 0 for the driver's default.
 
-    One is enough for one stream, and a GPU is opened two to three times as fast with it. Work on several streams would
-    wait in it: cuDNN's LSTM takes 1.5 times as long then.
+    One queue is enough for one stream, and makes opening a GPU two to three times as fast. Work on several streams
+    would wait in it: cuDNN's LSTM then takes 1.5 times as long.
     """
-    lines = (found for source in sources for found in _IMPORTS.findall(source))
+    lines = (match for source in sources for match in _IMPORTS.findall(source))
     imported = {name for origin, names in lines for name in (origin, *_IMPORTED.findall(names)) if name}
     return 0 if imported - _IN_LINE or any(map(_SIDE_BY_SIDE.search, sources)) else 1
 
@@ -156,7 +153,7 @@ def check(source: str) -> None:
         EvaluationEnded: ``syntax_error`` or ``entry_point_missing``.
     """
     try:
-        tree = ast.parse(source.encode())  # as it is imported: a declared encoding counts
+        tree = ast.parse(source.encode())  # Bytes, because a declared encoding counts at import.
         compile(tree, "kernel.py", "exec", dont_inherit=True)
     except SyntaxError as error:
         raise EvaluationEnded(
@@ -176,13 +173,13 @@ def check(source: str) -> None:
 
 
 def _imports_anything(node: ast.AST) -> bool:
-    """True for a star import or code created at run time, either of which could define any name."""
+    """Return whether a node is a star import or code created at run time, which could define any name."""
     if isinstance(node, ast.ImportFrom):
         return any(alias.name == "*" for alias in node.names)
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("exec", "eval")
 
 
-# Our own rules ---------------------------------------------------------------------------------------
+# The project's own rules -----------------------------------------------------------------------------
 
 
 def _own(source: str, backend: Backend, seconds: float) -> Iterator[dict[str, Any]]:
@@ -195,7 +192,7 @@ def _own(source: str, backend: Backend, seconds: float) -> Iterator[dict[str, An
         hits.add(("rules_stopped", 1))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
-    lines = source.split("\n")  # what Python counts: splitlines() knows other ends too
+    lines = source.split("\n")  # Like Python: splitlines() has other line ends too.
     for rule, line in hits:
         severity, meaning = rules.RULES[rule]
         yield _finding(rule, severity, line, lines[line - 1] if line <= len(lines) else "", "kqueue", meaning)
@@ -225,7 +222,7 @@ class _TimeUp(BaseException):
 
 
 def _guard(source: str) -> Iterator[dict[str, Any]]:
-    """Yield kernelguard's findings. Its rules go by similarity, so none counts as more than ``suspicious``."""
+    """Yield kernelguard's findings. Its rules use similarity, so no finding counts as more than ``suspicious``."""
     if len(source) > _GUARD_CHARS:
         yield _about_the_guard("guard_skipped")
         return
@@ -235,7 +232,7 @@ def _guard(source: str) -> Iterator[dict[str, Any]]:
     except _TimeUp:
         yield _about_the_guard("guard_stopped")
         return
-    except Exception:  # noqa: BLE001 -- third-party rules may fail in any way on an untrusted source
+    except Exception:  # noqa: BLE001 -- third-party rules can fail in any way on an untrusted source
         return
     for match in result["matched_patterns"]:
         pattern = str(match["pattern"])
@@ -253,11 +250,11 @@ def _about_the_guard(rule: str) -> dict[str, Any]:
 
 @contextmanager
 def _cpu_time(seconds: float) -> Generator[None]:
-    """Interrupt the block with :class:`_TimeUp` after so many seconds of this process's CPU time."""
+    """Interrupt the block with :class:`_TimeUp` after a number of seconds of this process's CPU time."""
     running = True
 
     def up(_signal: int, frame: FrameType | None) -> None:
-        # Not in a finaliser or a garbage collector's callback, where Python swallows exceptions. The next signal comes
+        # Not in a finalizer or a garbage collection callback, where Python swallows exceptions. The next signal comes
         # elsewhere.
         if running and frame is not None and frame.f_globals.get("__name__") in _INTERRUPTIBLE:
             raise _TimeUp

@@ -1,8 +1,7 @@
-"""The steps of an evaluation: their phases, deadlines and durations, and the device's lock.
+"""Steps of an evaluation: their phases, deadlines and durations, and the device's lock.
 
-Every step is a ``with`` block. The black box holds its name, for whoever watches, and its phase and deadline, for
-whoever must explain the judge's death.
-A judge that overstays is ended by an alarm of the operating system, whatever it executes.
+Every step is a ``with`` block. The status page shows its name, phase and deadline, from which the judge supervisor can
+explain the judge's death. An alarm of the operating system ends a judge that overruns its time, whatever code it runs.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from workers.judge.slot_config import SlotConfig
 
 #: Seconds beyond all deadlines of an evaluation after which the judge itself is ended.
 _BACKSTOP_S: Final = 30.0
-#: Seconds between looks at who has the device while it is waited for.
+#: Seconds between queries for the holder of the device while the judge waits for it.
 _LOOK_S: Final = 1.0
 
 
 class Steps:
-    """The steps of one evaluation.
+    """Steps of one evaluation.
 
     Attributes:
-        durations: seconds that each named step took in all.
-        begun: seconds from the judge's beginning to that of each named step, the first time.
-        waited_for: the processes of others that had the device while it was waited for, in words.
+        durations: total seconds of each named step.
+        begun: seconds from the judge's start to the first start of each named step.
+        waited_for: descriptions of the foreign processes that held the device during waits.
     """
 
     def __init__(self, status_page: StatusPage, slot: SlotConfig, total_s: float) -> None:
@@ -49,7 +48,7 @@ class Steps:
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Generator[None]:
-        """Count the block's time among the durations."""
+        """Add the block's time to the named duration."""
         begun = time.monotonic()
         self.begun.setdefault(name, begun - self._began)
         outer, self._step = self._step, name
@@ -63,26 +62,26 @@ class Steps:
 
     @contextlib.contextmanager
     def alone(self, what: str) -> Generator[None]:
-        """Use the device alone among its places, to time on it."""
+        """Hold the device exclusively, for timing."""
         with self._device(fcntl.LOCK_EX), self.timed(f"alone_{what}"):
             yield
 
     @contextlib.contextmanager
     def untimed(self, what: str) -> Generator[None]:
-        """Use the device for work that would disturb whoever times on it; others do the same meanwhile."""
+        """Share the device with other untimed work. No slot times on it meanwhile."""
         with self._device(fcntl.LOCK_SH), self.timed(f"untimed_{what}"):
             yield
 
     @contextlib.contextmanager
     def backstop(self, phase: Phase) -> Generator[None]:
-        """End the judge itself if every other deadline fails; its parent then records ``judge_error``."""
+        """End the judge itself if every other deadline fails. Its parent then records ``judge_error``."""
         self._status_page.enter(phase)
         with _alarm(self._total_s + _BACKSTOP_S):
             yield
 
     @contextlib.contextmanager
     def _watched(self) -> Generator[None]:
-        """Note which others have the device during the block, which waits for it in turn."""
+        """Record the foreign processes that hold the device while the block waits for it."""
         over = threading.Event()
 
         def watch() -> None:
@@ -101,7 +100,7 @@ class Steps:
 
     @contextlib.contextmanager
     def _device(self, how: int) -> Generator[None]:
-        """Hold the device's lock; see :func:`turn`."""
+        """Hold the device's lock."""
         self._status_page.enter(Phase.PREPARE)
         with contextlib.ExitStack() as held:
             with self.timed("wait_for_device"), _alarm(GPU_WAIT_S):
@@ -111,12 +110,11 @@ class Steps:
 
 @contextlib.contextmanager
 def _alarm(seconds: float) -> Generator[None]:
-    """End this process, whatever it executes, unless the block ends within ``seconds``.
-
-    In a nested block the outer block's time goes on when the inner one ends.
-    """
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel's own doing: a handler would wait for Python
+    """End this process, whatever code it runs, unless the block ends within ``seconds``."""
+    # The default action ends the process at once. A handler would wait for the Python interpreter.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     begun = time.monotonic()
+    # Blocks can be nested. The outer block's time continues after the inner block.
     outer, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield

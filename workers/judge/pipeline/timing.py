@@ -1,22 +1,21 @@
-"""Many timed calls of one candidate, and what they say.
+"""Timed calls of one candidate: measuring, verifying and summarizing them.
 
-Every call has values of its own. Of those that count some are kept: when the candidate is gone the reference draws
-their inputs again and answers them. A call is chosen when it is over, so nothing that the candidate sees or does before
-can depend on it: the outputs of every call are copied to room that was made before it. Each call is as likely to be
-kept in the end as any other, and the candidate does not know how many there will be: whatever share of them it gets
-wrong, the same share of those that are kept is likely to be. Of large outputs pieces are kept, at random places. A
-candidate that is right in some calls only, and lucky, gains nothing either: no call counts as shorter than the shortest
-that was kept (:func:`summarise`).
+Every call has new values. The outputs of each call are copied to memory that was allocated before the call. Some calls
+are kept: when the candidate is gone, the reference draws their inputs again and answers them. A call is chosen after it
+is over, so nothing that the candidate does before can depend on the choice. Each call is equally likely to be kept, and
+the candidate does not know the number of calls: the expected share of wrong calls among the kept ones is the share
+among all. Of large outputs only pieces at random positions are kept. A candidate that is right in some calls only, and
+lucky, gains nothing either: no call counts as shorter than the shortest kept call (:func:`summarise`).
 
-From each time the *null* is taken away: the same call with an empty kernel instead of a forward. A candidate
-that slowed its null would make itself look fast. So the null is also taken from a process that runs the
-reference, with the baseline, and a candidate's own counts only where it is the smaller of the two: it then
-tells of a device that has become quieter since. The judge copies outputs as they lie. Where a candidate's lie so that
-this takes less than with the reference's, the reference's null counts as so much shorter.
+The launch overhead is subtracted from each time. It is the time of the same call with an empty kernel instead of a
+forward. A candidate that slowed this measurement would look fast. Therefore the launch overhead is also measured in a
+process that runs the reference, with the baseline. A candidate's own value counts only where it is smaller, which shows
+that the device has become quieter since. The judge copies outputs with their strides. Where a candidate's strides make
+the copy faster than the reference's, the reference's launch overhead is reduced by the difference.
 
-A null takes its turn on a GPU's processors; a forward that launches nothing there takes none, and would look
-faster by what a turn costs. So some calls are made behind an empty kernel, at random: if they take longer by more
-than it does, all are.
+The empty kernel needs a time slice of the GPU. A forward that launches no kernel needs none, and would look faster by
+the cost of a context switch. Therefore some calls, chosen at random, are made after an empty kernel. If these take
+longer by more than the kernel itself, all calls are made so.
 """
 
 from __future__ import annotations
@@ -48,78 +47,79 @@ from workers.judge.slot_config import SlotConfig
 
 Basis = Literal["gpu_clock", "cpu_clock"]
 
-#: Part of the key under which baselines are cached: changes when this module's method does.
+#: Version of this module's method, a part of the key under which baselines are cached.
 METHOD: Final = "10"
-#: The fewest calls that make a measurement; below that the time budget does not end it.
+#: Minimum number of calls in a measurement, even if the time budget is exceeded.
 _FEWEST: Final = 5
-#: The fewest calls after which precision may end it, and up to how many are added at random; and where calls take long
-#: on a GPU (in nanoseconds, the judge's own work included), which vary by less.
+#: Minimum number of calls after which precision can end a measurement, and the maximum that is added at random. The
+#: second pair is for calls on a GPU longer than the limit in nanoseconds (with the judge's own work), which vary less.
 _ENOUGH: Final = (15, 8)
 _ENOUGH_LONG: Final = (8, 5)
 _LONG_CALL_NS: Final = 5e6
-#: The share of the time phase's deadline after which no further call is begun.
+#: Share of the time phase's deadline after which no further call begins.
 _BUDGET: Final = 0.6
-#: What calls behind an empty kernel may take longer, in nanoseconds and as a share: the kernel takes about 2 us, a turn
-#: on the GPU's processors 280.
+#: Time by which a call after an empty kernel can exceed a plain one, in nanoseconds and as a share. The kernel takes
+#: about 2 us, and a context switch on the GPU 280 us.
 _IN_TURN_SLACK: Final = (10e3, 0.02)
-#: Such calls for each that is not one; how many of them there are at least; and how long calls are in which no turn
-#: could be seen, in nanoseconds.
+#: Number of calls after an empty kernel as a share of the plain calls, their minimum number, and the duration of calls
+#: in nanoseconds above which a context switch is too short to be seen.
 _IN_TURN_SHARE: Final = 0.15
 _FEWEST_IN_TURN: Final = 5
 _LONG_NS: Final = 280e3 / _IN_TURN_SLACK[1]
-#: How well the null must be known, as a share of how well the calls must be, for no more of them to be made.
+#: Sufficient precision of the launch overhead relative to the precision of the calls.
 _OVERHEAD_PART: Final = 0.25
-#: A median that is known to this is known well enough whatever its size: a clock on a GPU ticks no finer.
+#: Half width in nanoseconds at which any median is precise enough, because a GPU's clock is no finer.
 _RESOLUTION_NS: Final = 500.0
-#: Calls between two looks at the device's clocks.
+#: Number of calls between two reads of the device's clocks.
 _LOOK_EVERY: Final = 8
-#: What is kept of a call's outputs, at most, and in pieces of how much, in bytes.
+#: Maximum size in bytes of the outputs kept from a call, and the size of their pieces.
 _KEPT_BYTES: Final = 64 << 20
 _PIECE_BYTES: Final = 1 << 20
-#: Calls that are verified together, and what their answers may take, in bytes.
+#: Maximum number of calls that are verified together, and maximum size in bytes of their outputs.
 _MOST_TOGETHER: Final = 16
 _TOGETHER_BYTES: Final = 256 << 20
-#: How often copies of outputs that lie in two ways are measured, in turn: what disturbs one meets the other too.
+#: Number of alternating measurements of copies with two layouts. Alternation exposes both to the same disturbances.
 _COMPARISONS: Final = 4
-#: Making inputs for longer than this is not on the candidate's time, in seconds.
+#: Duration in seconds of drawing inputs above which the candidate's deadline is paused.
 _SLOW_DRAW_S: Final = 0.02
-#: Calls in a row that a candidate may fail to enqueue in time before its forward is taken to wait for the GPU.
+#: Number of consecutive calls that a candidate fails to enqueue in time before its forward is assumed to wait for the
+#: GPU.
 _MISSES: Final = 3
-#: And all in all.
+#: Number of such calls in total for the same conclusion.
 _MISSED: Final = 10
-#: Bins of a histogram, and the quartiles' distances beyond the third from which calls count in its last bin.
+#: Number of bins of a histogram, and the number of interquartile ranges above the third quartile where its range ends.
 _BINS: Final = 20
 _FAR: Final = 3.0
 
 
 @dataclass(slots=True)
 class Series:
-    """Times in nanoseconds, the null not subtracted."""
+    """Times in nanoseconds, including the launch overhead."""
 
     basis: Basis
     calls: list[int] = field(default_factory=list[int])
     overheads: list[int] = field(default_factory=list[int])
     yardsticks: list[int] = field(default_factory=list[int])
     discarded: int = 0
-    #: Of the calls, those that are kept to be verified.
+    #: Times of the calls that are kept to be verified.
     kept: list[int] = field(default_factory=list[int])
-    #: Calls behind an empty kernel, beside those that are not.
+    #: Times of the additional calls after an empty kernel.
     in_turn: list[int] = field(default_factory=list[int])
-    #: The strides of the outputs, of all calls; what copying them takes less than copying the reference's.
+    #: Strides of the outputs of all calls, and the time in nanoseconds that copying them saves over the reference's.
     layouts: set[tuple[tuple[int, ...], ...]] = field(default_factory=set[tuple[tuple[int, ...], ...]])
     spared_ns: float = 0.0
-    #: What one empty kernel takes where it is in the null and not in the calls: it must not be taken from them.
+    #: Time in nanoseconds of one empty kernel if only the overhead calls contain it. It must not be subtracted.
     empty_ns: float = 0.0
     clocks: dict[str, float | str | None] = field(default_factory=dict[str, float | str | None])
 
     @property
     def yardstick_ms(self) -> float | None:
-        """Median of the judge's own work inside the calls; None by the CPU's clock."""
+        """Median time of the judge's own work inside the calls, or None by the CPU's clock."""
         return statistics.median(self.yardsticks) / 1e6 if self.basis == "gpu_clock" else None
 
     @property
     def takes_no_turn(self) -> bool:
-        """Whether the calls did not wait for the GPU's processors."""
+        """True if the calls did not wait for a time slice of the GPU."""
         if not (self.in_turn and self.calls):
             return False
         call = statistics.median(self.calls)
@@ -131,11 +131,11 @@ class _Proof:
     """A call that is kept to be verified.
 
     Attributes:
-        outputs: what the candidate answered, or pieces of it.
-        pieces: where in the reference's answer these lie; None for all of it.
-        drawn, on_device, seed: what it was asked: how its inputs are drawn, and the seed of the forward.
-        number: which it was of those that could have been kept.
-        ns: its time, where that counts: its series is the last one, and the device was not throttled.
+        outputs: the candidate's outputs, or pieces of them.
+        pieces: positions of the pieces in the outputs, or None for whole outputs.
+        drawn, on_device, seed: how the inputs are drawn, and the seed of the forward.
+        number: number of the call among those that could have been kept.
+        ns: the call's time, or None if its series was replaced or the device was throttled.
     """
 
     outputs: list[torch.Tensor]
@@ -148,7 +148,7 @@ class _Proof:
 
 
 def usual_calls(timing: Timing, overhead_share: float) -> int:
-    """Return how many input sets a series takes whose precision ends it; one of ``null_share`` nulls for each call."""
+    """Return the number of input sets for a series that ends by precision."""
     calls = min(timing.calls, sum(_ENOUGH))
     return timing.warmup + math.ceil(calls * (1 + overhead_share + _IN_TURN_SHARE)) + _FEWEST
 
@@ -167,16 +167,14 @@ class Stopwatch:
         watch: environment.Watch,
         proofs: int,
     ) -> None:
-        """Make ready.
+        """Prepare to time a process.
 
         Args:
             exchange: the process, in its time phase.
-            reference: gives the values of the calls, and answers those that are kept.
-            slot: where it runs.
+            reference: source of the inputs, which also answers the kept calls.
             seconds: deadline of the time phase.
-            hold, flusher: hold the judge's stream, and empty the L2 cache, on a GPU.
-            watch: sees whether the device is throttled.
-            proofs: how many calls are kept to be verified.
+            hold, flusher: hold of the judge's stream, and flusher of the L2 cache, on a GPU.
+            proofs: number of calls that are kept to be verified.
         """
         self._exchange = exchange
         self._reference = reference
@@ -190,25 +188,25 @@ class Stopwatch:
         self._proofs: list[_Proof] = []
         self._series: Series | None = None
         self._is_cold = False
-        #: Where the outputs of every call are copied to.
+        #: Memory to which the outputs of each call are copied.
         self._into: list[torch.Tensor] = []
-        #: Calls that could have been kept, of all series: a kernel must not be right in the last one only.
+        #: Number of calls in all series that could have been kept. Being right in the last series only is not enough.
         self._counted = 0
         self._draw_s = 0.0
-        #: The inputs of the last call.
+        #: Inputs of the last call.
         self._case: Case | None = None
-        #: Whether the timed process draws the inputs too: its time to be timed stands still meanwhile.
+        #: True if the timed process also draws the inputs, which pauses its deadline.
         self._draws_itself = exchange.process is reference.process
         self._left_s = seconds
         self._since = 0.0
 
     @property
     def _gpu_hold(self) -> Hold:
-        assert self._hold is not None, "there is a GPU"
+        assert self._hold is not None, "the slot has a GPU"
         return self._hold
 
     def blocks(self) -> bool:
-        """Whether the candidate's forward waits for the GPU."""
+        """Return whether the candidate's forward waits for the GPU."""
         self._since = time.monotonic()
         blocks = GpuClock(self._exchange, self._gpu_hold, None).blocks(self._fresh())
         self._exchange.process.stop_clock()
@@ -218,16 +216,16 @@ class Stopwatch:
         """Time calls until their median is known well enough, at most ``timing.calls``.
 
         Args:
-            timing: how many, how precisely, cold or warm.
-            basis: the clock. A candidate whose forward turns out to wait for the GPU is timed by ``cpu_clock``.
-            overhead_share: nulls for each call, beside it at random, so that drift meets both.
+            timing: number, precision and cache state of the calls.
+            basis: the clock. A candidate whose forward waits for the GPU is timed by ``cpu_clock``.
+            overhead_share: overhead measurements for each call, made at random so that drift affects both alike.
 
         Returns:
-            the times; :meth:`verify` is still to be called.
+            The times. :meth:`verify` must be called afterwards.
 
         Raises:
-            EvaluationEnded: a call failed or its outputs did not have the reference's form; or
-                ``timing_unstable``: the device was throttled throughout.
+            EvaluationEnded: a call failed, its outputs had another form than the reference's, or the device was
+                throttled throughout (``timing_unstable``).
         """
         self._is_cold = timing.cold_l2
         flusher = self._flusher if timing.cold_l2 else None
@@ -264,15 +262,15 @@ class Stopwatch:
         return series
 
     def verify(self) -> int:
-        """Have the reference answer the calls that were kept, and compare. The candidate is not needed for it.
+        """Answer the kept calls with the reference, and compare. The candidate is not needed for it.
 
-        Answers in float64 can only excuse a kernel: they are asked for where one needs that.
+        Float64 outputs can only excuse a kernel, so they are computed only where a call needs an excuse.
 
         Returns:
-            how many they were.
+            The number of verified calls.
 
         Raises:
-            EvaluationEnded: ``nondeterministic``: a call was wrong although all checked calls were right.
+            EvaluationEnded: ``nondeterministic`` if a call was wrong although all checked calls were right.
         """
         kept, self._proofs = self._proofs, []
         reference = self._reference
@@ -289,45 +287,43 @@ class Stopwatch:
 
     @property
     def has_other_layouts(self) -> bool:
-        """Whether copies of outputs may have taken less than those of the reference's, which lie in another way."""
+        """True if the outputs had other strides than the reference's, so that copies could have been faster."""
         return self._slot.on_gpu and any(self._other_layouts())
 
     def compare_layouts(self) -> None:
-        """Find what the judge's copies took less than they do of the reference's outputs.
+        """Measure the time that the judge's copies saved compared with copies of the reference's outputs.
 
-        The device is had alone, and the candidate is gone: whatever makes copies of dense outputs look dearer than they
-        are would be its gain.
+        This needs the exclusive device and a candidate that has ended: a kernel would gain if copies of dense outputs
+        looked slower than they are.
         """
         flusher = self._flusher if self._is_cold else None
         spared = 0.0
-        for spec, theirs, dense in self._other_layouts():
-            both = [[clocks.copy_ns(spec, steps, flusher) for steps in (theirs, dense)] for _ in range(_COMPARISONS)]
+        for spec, strides, dense in self._other_layouts():
+            both = [[clocks.copy_ns(spec, steps, flusher) for steps in (strides, dense)] for _ in range(_COMPARISONS)]
             least = [min(times) for times in zip(*both, strict=True)]
             spared += least[0] - least[1]
         assert self._series is not None
         self._series.spared_ns = max(0.0, spared)
 
     def _other_layouts(self) -> Iterator[tuple[TensorSpec, tuple[int, ...], tuple[int, ...]]]:
-        """Yield each of the reference's outputs that is not dense where a call's lay otherwise: its strides, and dense.
-
-        Outputs that lie in another way than the reference's count as dense ones, which take least: a kernel may choose
-        how its outputs lie, in each call.
-        """
+        """Yield spec, strides and dense strides of each reference output whose layout the candidate changed."""
+        # Outputs in another layout than the reference's count as dense, which copies fastest, because a kernel can
+        # choose another layout in each call.
         assert self._series is not None, "calls have been timed"
         layouts, reference = self._series.layouts, self._reference
-        for number, (spec, theirs) in enumerate(zip(reference.output_specs, reference.output_strides, strict=True)):
+        for number, (spec, strides) in enumerate(zip(reference.output_specs, reference.output_strides, strict=True)):
             shape = spec.shape
             dense = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-            steps = _steps(shape, theirs)
+            steps = _steps(shape, strides)
             differ = any(_steps(shape, layout[number]) != steps for layout in layouts)
             if differ and math.prod(shape) and steps != _steps(shape, dense):
-                yield spec, theirs, dense
+                yield spec, strides, dense
 
     def _take(
         self, clock: GpuClock | CpuClock, timing: Timing, overhead_share: float, enough_at: float, call: Order
     ) -> Series | None:
-        """A series of one kind of calls by one clock; None if the candidate's forward waits for the GPU."""
-        null = Order.ENQUEUE_OVERHEAD if isinstance(clock, GpuClock) else Order.TIME_OVERHEAD
+        """Time a series of one kind of calls by one clock. Return None if the forward waits for the GPU."""
+        overhead_order = Order.ENQUEUE_OVERHEAD if isinstance(clock, GpuClock) else Order.TIME_OVERHEAD
         series = Series(clock.basis)
         more = self._random.random()
         warming, misses, missed, since = timing.warmup, 0, 0, 0
@@ -338,7 +334,7 @@ class Stopwatch:
                 warming == 0 and len(series.overheads) < _FEWEST
             )
             if wants_overhead and not _knows_overhead(series, timing.precision):
-                sample = clock.time(null, self._for_overhead(clock), self._into)
+                sample = clock.time(overhead_order, self._for_overhead(clock), self._into)
                 misses += sample is None
                 if sample is not None and warming == 0:
                     series.overheads.append(sample[0])
@@ -378,52 +374,47 @@ class Stopwatch:
                 return series
 
     def _take_in_turn(self, clock: GpuClock | CpuClock, series: Series) -> bool:
-        """One call behind an empty kernel; returns whether more of them can tell anything."""
+        """Make one call after an empty kernel. Return whether further such calls can show a difference."""
         sample = clock.time(Order.ENQUEUE_IN_TURN, self._fresh(), self._into)
         if sample is not None:
             series.in_turn.append(sample[0])
         return sample is None or sample[0] < _LONG_NS
 
     def _fresh(self) -> Case:
-        """Inputs that were never used. Where they take long to make, the candidate's time stands still."""
+        """Return inputs that were never used. Pause the candidate's deadline while slow inputs are drawn."""
         slow = self._draw_s > _SLOW_DRAW_S
         if slow:
             self._exchange.process.stop_clock()
         begun = time.monotonic()
-        if (passed := begun - self._since) < self._left_s:  # else the process would have been ended: it was a pause
+        # A longer time would have ended the process, so the host was paused.
+        if (passed := begun - self._since) < self._left_s:
             self._left_s -= passed
         case = self._reference.fresh()
         self._case = case
         self._since = time.monotonic()
         self._draw_s = self._since - begun
         if self._draws_itself:
-            # Drawing was a phase of its own, whose end stopped the clock.
+            # Drawing was a separate phase, whose end stopped the clock.
             self._exchange.process.enter(Phase.TIME, max(self._left_s, 0.001))
         if slow or self._draws_itself:
             self._exchange.process.start_clock()
         return case
 
     def _for_overhead(self, clock: GpuClock | CpuClock) -> Case:
-        """Inputs for a null: fresh ones, which are no nearer to anybody's cache than a call's.
-
-        Where they are too large to be drawn ahead they are the last call's, as nothing is computed from them.
-        """
+        """Return inputs for an overhead call: fresh ones, which no cache holds. Large ones are the last call's."""
         is_large = isinstance(clock, GpuClock) and not self._reference.is_roomy
         return self._case if is_large and self._case is not None else self._fresh()
 
     def _make_room(self) -> list[torch.Tensor]:
-        """Return memory for the outputs of calls, which no call has to wait for."""
+        """Return memory for the outputs of calls, allocated and mapped in advance."""
         room = self._exchange.blanks()
         if not self._slot.on_gpu:
             for tensor in room:
-                tensor.zero_()  # Linux finds its pages now
+                tensor.zero_()  # This makes Linux map the pages now.
         return room
 
     def _keep(self, case: Case, ns: int) -> None:
-        """Keep a call that is over, or do not, so that of all calls each is as likely to stay as any other.
-
-        On a CPU all calls of all series are copied to the same memory: other memory would be in other caches.
-        """
+        """Keep a finished call with the same probability as any other call (reservoir sampling)."""
         self._counted += 1
         index = self._counted - 1 if self._counted <= self._most else self._random.randrange(self._counted)
         if index >= self._most:
@@ -435,25 +426,26 @@ class Stopwatch:
         elif self._slot.on_gpu:
             self._into = self._make_room()
         else:
+            # On a CPU the calls of all series use the same memory, because other memory would be in other caches.
             outputs = [tensor.clone() for tensor in outputs]
         proof = _Proof(outputs, pieces, case.drawn, case.on_device, case.seed, self._counted, ns)
         self._proofs[index : index + 1] = [proof]
 
     def _pieces(self, tensor: torch.Tensor, share: float) -> list[slice]:
-        """Choose pieces of an output, a share of it: places that nobody knew while it was made."""
+        """Choose random pieces of an output, which no process could predict while it was made."""
         size = min(_PIECE_BYTES // tensor.dtype.itemsize, tensor.numel())
         count = max(1, int(share * tensor.numel() / max(size, 1)))
         begins = (self._random.randrange(tensor.numel() - size + 1) for _ in range(count))
         return [slice(begin, begin + size) for begin in begins]
 
     def _discount(self, last: int) -> None:
-        """Forget the times of those that are kept of the last calls; they are verified all the same."""
+        """Clear the times of the last calls among the kept ones, which are still verified."""
         for proof in self._proofs:
             if proof.number > self._counted - last:
                 proof.ns = None
 
     def _check(self, proofs: Sequence[_Proof], cases: Sequence[Case]) -> None:
-        """Compare what was kept of calls with the reference's answers to their cases."""
+        """Compare the kept outputs of calls with the reference's outputs for their cases."""
         settings = self._reference.settings
         right = compare.need_no_excuse(_asked(proofs, cases), settings)
         doubtful = [pair for pair, is_right in zip(zip(proofs, cases, strict=True), right, strict=True) if not is_right]
@@ -461,8 +453,8 @@ class Stopwatch:
             return
         proofs, cases = zip(*doubtful, strict=True)
         self._reference.sharpen(cases)
-        found = compare.check_each(_asked(proofs, cases), settings)
-        for proof, case, ended in zip(proofs, cases, found, strict=True):
+        ends = compare.check_each(_asked(proofs, cases), settings)
+        for proof, case, ended in zip(proofs, cases, ends, strict=True):
             if not isinstance(ended, EvaluationEnded):
                 continue
             self._reference.confirm(case)
@@ -483,12 +475,12 @@ class Stopwatch:
 
 
 def _asked(proofs: Sequence[_Proof], cases: Sequence[Case]) -> list[tuple[list[torch.Tensor], Case]]:
-    """Return what was kept of calls, and beside it what is to be compared with it."""
+    """Return pairs of the kept outputs of a call and the case to compare them with."""
     return [(proof.outputs, _of_pieces(proof, case)) for proof, case in zip(proofs, cases, strict=True)]
 
 
 def _of_pieces(proof: _Proof, case: Case) -> Case:
-    """Return a case with those pieces of its answers that were kept of a call's."""
+    """Return a case with the pieces of its outputs that correspond to the kept pieces of a call."""
     if proof.pieces is None:
         return case
     every = [case.outputs] if case.exact is None else [case.outputs, case.exact]
@@ -497,38 +489,38 @@ def _of_pieces(proof: _Proof, case: Case) -> Case:
 
 
 def _steps(shape: tuple[int, ...], stride: tuple[int, ...]) -> list[int]:
-    """Return the strides that say where values lie: not those of dimensions of length one or zero."""
+    """Return the strides that determine the layout: only dimensions longer than one."""
     return [step for size, step in zip(shape, stride, strict=False) if size > 1]
 
 
 def _cut(tensor: torch.Tensor, pieces: list[slice]) -> torch.Tensor:
-    """Return pieces of a tensor's values, one behind the other."""
+    """Return pieces of a tensor's values, concatenated."""
     flat = tensor.reshape(-1)
     return torch.cat([flat[piece] for piece in pieces])
 
 
 def _index(index: tuple[int, ...], pieces: list[slice], output: torch.Tensor) -> tuple[int, ...]:
-    """Return where in an output a value lies that was found in its pieces. Complex ones have an index more."""
+    """Return the index in an output of a value found in its pieces. Complex values have one more index."""
     position = index[0]
     for piece in pieces:
         size = len(range(output.numel())[piece])
         if position < size:
             return (*compare.unravel(range(output.numel())[piece][position], tuple(output.shape)), *index[1:])
         position -= size
-    raise AssertionError("a value beyond the pieces")
+    raise AssertionError("the value's index is beyond the pieces")
 
 
 def overhead_of(series: Series, slot: SlotConfig, baseline: Measurement | None = None) -> float:
-    """The null of a series, in nanoseconds: the median; on a CPU, whose cores others use, the least.
+    """Return the launch overhead of a series in nanoseconds: the median on a GPU, the minimum on a CPU.
 
-    What others take there is added to calls, never taken from them: a null that held it would make times
-    too short, even negative.
+    Other processes on a CPU make calls slower. If that were included in the overhead, net times would be too short or
+    even negative.
 
     Args:
-        series: a candidate's, which may have slowed its nulls, or the reference's.
-        slot: where it ran.
-        baseline: for a candidate, what was measured with the reference. Its null counts where it is smaller, less
-            what the judge's own work in the calls has become faster by since, and takes less with these outputs.
+        series: the series of a candidate, which can have slowed its overhead calls, or of the reference.
+        slot: the slot that ran the series.
+        baseline: for a candidate, the reference's measurement. Its overhead counts if it is smaller, after subtracting
+            the time that the judge's own work in the calls saves since then, and saves with these outputs' strides.
     """
     own = statistics.median(series.overheads) if slot.on_gpu else float(min(series.overheads))
     if baseline is None:
@@ -539,10 +531,10 @@ def overhead_of(series: Series, slot: SlotConfig, baseline: Measurement | None =
 
 
 def summarise(series: Series, overhead_ns: float, timing: Timing, slot: SlotConfig) -> Measurement:
-    """A series as a measurement in milliseconds, the null subtracted.
+    """Return a series as a measurement in milliseconds, without the launch overhead.
 
-    No call counts as shorter than the shortest that was kept, where even that took longer than the median: a kernel
-    that does its work in some calls only, and is lucky that no other was kept, is measured by those.
+    No call counts as shorter than the shortest kept call if even that took longer than the median. Otherwise a kernel
+    could do its work in some calls only, and gain if by luck no other call was kept.
     """
     taken = overhead_ns - series.empty_ns
     least = min(series.kept, default=0)
@@ -571,7 +563,7 @@ def summarise(series: Series, overhead_ns: float, timing: Timing, slot: SlotConf
 
 
 def _histogram(times: list[float], far: float) -> Histogram:
-    """Count times in bins of equal width from the shortest to the longest, or to ``far`` where some lie beyond."""
+    """Count times in bins of equal width from the shortest to the longest, or to ``far`` if some are longer."""
     low, high = min(times), min(max(times), far)
     counts = [0] * (_BINS if high > low else 1)
     for one in times:
@@ -581,21 +573,21 @@ def _histogram(times: list[float], far: float) -> Histogram:
 
 
 def _half_width(calls: list[int]) -> float:
-    """Half the width of the median's 95 % confidence interval, by the order of the calls."""
+    """Return half the width of the median's 95 % confidence interval, from order statistics."""
     ordered, count = sorted(calls), len(calls)
     low = max(0, math.floor(count / 2 - 0.98 * math.sqrt(count)))
     return (ordered[count - 1 - low] - ordered[low]) / 2
 
 
 def _enough(series: Series, more: float) -> int:
-    """Return how many calls precision may end; ``more`` is a random number below 1, and one for a series."""
+    """Return the number of calls after which precision can end a series. ``more`` is its random number below 1."""
     is_long = series.basis == "gpu_clock" and statistics.median(series.calls) > _LONG_CALL_NS
     fewest, most_more = _ENOUGH_LONG if is_long else _ENOUGH
     return fewest + int(more * most_more)
 
 
 def _knows_overhead(series: Series, wanted: float) -> bool:
-    """Whether the null is known so well that more of them would tell nothing of the calls' own time."""
+    """Return whether the launch overhead is precise enough that more measurements would not improve net times."""
     if series.basis != "gpu_clock" or len(series.overheads) < _FEWEST or len(series.calls) < _FEWEST:
         return False
     net = statistics.median(series.calls) - statistics.median(series.overheads)
@@ -603,14 +595,14 @@ def _knows_overhead(series: Series, wanted: float) -> bool:
 
 
 def _is_precise(series: Series, wanted: float) -> bool:
-    """Whether the median is known as well as wanted, or as well as the clock allows."""
+    """Return whether the median is as precise as wanted, or as the clock allows."""
     net = statistics.median(series.calls) - statistics.median(series.overheads)
     return wanted > 0 and _half_width(series.calls) <= max(wanted * net, _RESOLUTION_NS)
 
 
 @contextlib.contextmanager
 def _no_collections() -> Generator[None]:
-    """Keep the garbage collector out of what is timed."""
+    """Disable garbage collection while calls are timed."""
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -19,7 +19,7 @@ def require(backend: Backend) -> None:
     """Check that this worker has the tools for a backend.
 
     Raises:
-        EvaluationEnded: ``judge_error``, with the missing tools and what to do.
+        EvaluationEnded: ``judge_error``, with the missing tools and how to install them.
     """
     lacks = missing(backend)
     if lacks:
@@ -32,14 +32,14 @@ def require(backend: Backend) -> None:
 
 
 def missing(backend: Backend) -> list[str]:
-    """Return the tools that a backend lacks here, each with what to do."""
+    """Return the tools that a backend lacks here, each with a remedy."""
     packages = {Backend.TRITON: "triton", Backend.CUPY: "cupy", Backend.PYTEST: "pytest"}
     lacks: list[str] = []
     if backend in packages and importlib.util.find_spec(packages[backend]) is None:
         lacks.append(f"the package {packages[backend]} is not installed")
     if backend in (Backend.CPP, Backend.CUDA):
         if shutil.which(os.environ.get("CXX", "c++")) is None:
-            lacks.append("there is no C++ compiler: install g++, or name one in CXX")
+            lacks.append("there is no C++ compiler: install g++, or set CXX")
         if importlib.util.find_spec("ninja") is None and shutil.which("ninja") is None:
             lacks.append("ninja is not installed")
         if not Path(sysconfig.get_path("include"), "Python.h").exists():
@@ -49,5 +49,5 @@ def missing(backend: Backend) -> list[str]:
             lacks.append("torch is a build without CUDA")
         home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
         if shutil.which("nvcc") is None and not (home and Path(home, "bin", "nvcc").exists()):
-            lacks.append("there is no nvcc: install the CUDA toolkit, or name its directory in CUDA_HOME")
+            lacks.append("there is no nvcc: install the CUDA toolkit, or set CUDA_HOME to its directory")
     return lacks

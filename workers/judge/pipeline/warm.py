@@ -1,8 +1,8 @@
-"""Which references are kept for the next evaluation: the one place of that policy.
+"""Policy for keeping references for the next evaluation.
 
-A reference that is kept saves the next evaluation of the same problem and settings a fork, a CUDA context and the
-loading of its kernels. It must not change a verdict: its model is constructed anew, seeds and inputs are new, and its
-answer to an input of the evaluation before must have the same bits as then. On any fault it is replaced.
+A kept reference saves the next evaluation of the same problem and settings a fork, a CUDA context and the loading of
+its kernels. It must not change a verdict: its model is constructed again, seeds and inputs are new, and its answer to
+an input of the evaluation before must have the same bits as then. On any fault it is replaced.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from kqueue.categories import Blame
 from kqueue.contract import Outcome, Request
 from workers.judge.pipeline.reference import Reference
 
-#: How many evaluations one process may serve.
+#: Maximum number of evaluations of one process.
 _MOST_USES: Final = 64
-#: Larger problems are not kept, in bytes of one case: they would hold a GPU's memory, and what is saved is small beside
-#: their own time.
+#: Maximum size in bytes of one case of a kept reference. Larger problems would hold a GPU's memory, and save little
+#: compared with their own time.
 _MOST_BYTES: Final = 64 << 20
 
 
 class Memo(BaseModel):
-    """What the judge that takes a reference must know of it.
+    """Facts that the next judge needs about a kept reference.
 
     Attributes:
-        uses: evaluations that it has served.
-        drawn, seed: the seeds of an input that it has answered, for drawing it and for the forward.
-        on_device: whether that input was made on the device.
-        digest: of the answer.
-        arena_bytes: size of the arena that it had; 0 for none.
+        uses: number of evaluations that it has served.
+        drawn, seed: seeds of an answered case, of its inputs and of its forward.
+        on_device: whether these inputs were made on the device.
+        digest: hash of the answer.
+        arena_bytes: size of its arena, or 0 for none.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -45,7 +45,7 @@ class Memo(BaseModel):
 
 
 def key(request: Request, device: str) -> str:
-    """Return what a reference is kept under: all that its process depends on."""
+    """Return the key under which a reference is kept, with everything that its process depends on."""
     settings = request.settings
     parts = (
         request.problem_hash,
@@ -60,12 +60,11 @@ def key(request: Request, device: str) -> str:
 
 
 def memo_of(reference: Reference, outcome: Outcome, uses: int) -> Memo | None:
-    """Return the memo of a reference that is to be kept; None where it is to be ended.
+    """Return the memo of a reference to keep, or None if it must be ended.
 
     Args:
-        reference: the evaluation's.
-        outcome: the evaluation's; a problem or a fleet that failed keeps nothing.
-        uses: how many evaluations it has served, this one included.
+        outcome: the evaluation's outcome. After a failure of the problem or the fleet, the reference is ended.
+        uses: number of evaluations that it has served, including this one.
     """
     case = reference.case
     if outcome.blame not in (Blame.NONE, Blame.CANDIDATE) or reference.process.ended is not None:

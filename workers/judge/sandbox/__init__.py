@@ -1,1 +1,1 @@
-"""Sandboxing of candidates: resource bounds, and the seal around their processes."""
+"""The sandbox of candidates: resource limits, and the seal around their processes."""

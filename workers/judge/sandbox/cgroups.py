@@ -1,9 +1,9 @@
-"""Control groups: Linux bounds a candidate's memory and processes, and kills all of it at once.
+"""Control groups, with which Linux limits a candidate's memory and processes and kills all processes at once.
 
-Versions 1 and 2 work, also on hosts that mount both. In each hierarchy that it may write to, a fork server creates one
-group under the fleet's own, and in it a group for each candidate. It holds a lock on its groups, so that the next fork
-server recognises and removes the groups of one that was killed. If no hierarchy is writable there are no groups, and
-the fork server watches memory itself.
+Versions 1 and 2 work, also on hosts that mount both. In each writable hierarchy, a fork server creates one group under
+the fleet's own, and in it a group for each candidate. It holds a lock on its groups. So the next fork server recognises
+and removes the groups of a killed one, whose locks are free. If no hierarchy is writable there are no groups, and the
+fork server watches memory itself.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from workers.judge.host import linux
 _PREFIX: Final = "kqueue-"
 _DIGITS: Final = 12
 _V1: Final = ("memory", "pids")
-#: Seconds to wait for a group to empty once its processes were killed.
+#: Time in seconds to wait for a group to become empty after its processes were killed.
 _EMPTY_S: Final = 1.0
 _UNLIMITED: Final = 1 << 60
-#: The most that Linux charges to a group at once, in bytes: a group that reached its limit had less than this left.
+#: Maximum size in bytes of one charge to a group. A group that reached its limit had less than this left.
 _HUGE_PAGE: Final = 2 << 20
 MEASURES: Final = ("cgroup_memory", "cgroup_processes", "cgroup_kill")
 
 
 @dataclass(frozen=True, slots=True)
 class _Hierarchy:
-    """A cgroup directory, and its hierarchy's top. ``kind`` is ``v2``, or version 1's ``memory`` or ``pids``."""
+    """A cgroup directory and its hierarchy's top. ``kind`` is ``v2``, or version 1's ``memory`` or ``pids``."""
 
     kind: str
     directory: Path
@@ -45,84 +45,79 @@ class _Hierarchy:
 
 
 class Lack(Enum):
-    """Who ran out of memory when the out-of-memory killer struck a group."""
+    """The cause of a lack of memory when the out-of-memory killer ended a process of a group."""
 
     OWN = auto()
     """The group reached its own limit."""
     OTHERS = auto()
-    """The group was below its limit: the host ran out, or a group around this one."""
+    """The group was below its limit. The host, or a group around this one, had no memory left."""
 
 
 class Group:
     """One candidate's group: a directory in each hierarchy."""
 
     def __init__(self, places: list[_Hierarchy], name: str, memory_bytes: int, processes: int) -> None:
-        """Create an empty group.
-
-        Args:
-            places: the parent directories.
-            name: the group's name.
-            memory_bytes: the memory limit.
-            processes: the limit of processes and threads.
+        """Create an empty group below the directories of ``places``.
 
         Raises:
-            OSError: Linux refuses.
+            OSError: Linux rejects the group or a limit.
         """
-        self._places = [_Hierarchy(place.kind, place.directory / name, place.top) for place in places]
+        self._places = [_Hierarchy(hierarchy.kind, hierarchy.directory / name, hierarchy.top) for hierarchy in places]
         try:
-            for place in self._places:
-                place.directory.mkdir()
-                _bound(place, memory_bytes, processes)
+            for hierarchy in self._places:
+                hierarchy.directory.mkdir()
+                _bound(hierarchy, memory_bytes, processes)
         except OSError:
             self.remove()
             raise
 
     def join(self) -> None:
         """Move the calling process into the group. Its future children belong to it too."""
-        for place in self._places:
-            (place.directory / "cgroup.procs").write_text("0")
+        for hierarchy in self._places:
+            (hierarchy.directory / "cgroup.procs").write_text("0")
 
     def out_of_memory(self) -> Lack | None:
-        """Return for whose want of memory the out-of-memory killer has killed a process of the group; None if it has
-        not.
+        """Return the cause of a kill by the out-of-memory killer in the group, or None if there was no kill.
 
-        Linux counts every such kill, also where the host or an outer group ran out. So the group's own limit must have
-        been reached too.
+        Linux counts every such kill, including kills for a lack of memory on the host or in an outer group. So the
+        group's own limit must have been reached too.
         """
-        for place in self._places:
-            if place.kind == "pids":
+        for hierarchy in self._places:
+            if hierarchy.kind == "pids":
                 continue
-            events = _numbers(place.directory / ("memory.events" if place.kind == "v2" else "memory.oom_control"))
+            events = _numbers(
+                hierarchy.directory / ("memory.events" if hierarchy.kind == "v2" else "memory.oom_control")
+            )
             if not events.get("oom_kill"):
                 continue
-            if place.kind == "v2":
+            if hierarchy.kind == "v2":
                 reached = events.get("oom", 0) > 0
             else:
-                # Version 1 has no such counter. Files that were read and dropped from memory count as usage too.
-                most = int((place.directory / "memory.max_usage_in_bytes").read_text())
-                reached = most + _HUGE_PAGE >= int((place.directory / "memory.limit_in_bytes").read_text())
+                # Version 1 has no such counter. Clean file caches also count as usage.
+                most = int((hierarchy.directory / "memory.max_usage_in_bytes").read_text())
+                reached = most + _HUGE_PAGE >= int((hierarchy.directory / "memory.limit_in_bytes").read_text())
             return Lack.OWN if reached else Lack.OTHERS
         return None
 
     def cpu_seconds(self) -> float | None:
-        """Return the CPU time of all processes that were ever in the group, in seconds; None without version 2."""
-        for place in self._places:
-            used = _numbers(place.directory / "cpu.stat").get("usage_usec") if place.kind == "v2" else None
+        """Return the CPU time in seconds of all processes that were ever in the group, or None without version 2."""
+        for hierarchy in self._places:
+            used = _numbers(hierarchy.directory / "cpu.stat").get("usage_usec") if hierarchy.kind == "v2" else None
             if used is not None:
                 return used / 1e6
         return None
 
     def kill(self) -> bool:
-        """Kill every process in the group. Return whether Linux did it at once, which nothing that forks escapes."""
-        at_once = [_kill(place.directory) for place in self._places]
+        """Kill every process in the group. Return whether Linux killed all at once, so that no fork escaped."""
+        at_once = [_kill(hierarchy.directory) for hierarchy in self._places]
         return any(at_once)
 
     def remove(self) -> None:
-        """Remove the group once it is empty. Whatever remains after ``_EMPTY_S`` goes with the fork server's groups."""
+        """Remove the group once it is empty. If that takes too long, :meth:`Groups.close` removes it later."""
         deadline = time.monotonic() + _EMPTY_S
-        for place in self._places:
-            while not _removed(place.directory) and time.monotonic() < deadline:
-                _kill(place.directory)
+        for hierarchy in self._places:
+            while not _removed(hierarchy.directory) and time.monotonic() < deadline:
+                _kill(hierarchy.directory)
                 time.sleep(0.001)
 
 
@@ -130,34 +125,30 @@ class Groups:
     """The groups of one fork server."""
 
     def __init__(self) -> None:
-        """Create the groups, if the host permits. ``measures`` has for each measure True, or the reason why not."""
+        """Create the groups if possible. ``measures`` has for each measure True, or the reason for its absence."""
         self._locks: list[int] = []
         self._places: list[_Hierarchy] = []
         self.measures: dict[str, bool | str] = dict.fromkeys(MEASURES, "no cgroup hierarchy is mounted here")
         self._count = 0
-        for place in _own():
+        for hierarchy in _own():
             try:
-                self._open(place)
+                self._open(hierarchy)
             except OSError as error:
-                self._note(place, f"{place.directory} may not be written: {error.strerror}")
+                self._note(hierarchy, f"{hierarchy.directory} cannot be written: {error.strerror}")
         if self._places:
             try:
-                trial = self.group(64 << 20, 16)
-                assert trial is not None
-                trial.remove()
+                group = self.group(64 << 20, 16)
+                assert group is not None
+                group.remove()
             except OSError as error:
                 self.close()
-                self.measures = dict.fromkeys(MEASURES, f"a group could not be bounded: {error}")
+                self.measures = dict.fromkeys(MEASURES, f"a group could not be limited: {error}")
 
     def group(self, memory_bytes: int, processes: int) -> Group | None:
         """Create a group for a candidate. Return None if the host permits no groups.
 
-        Args:
-            memory_bytes: the memory limit.
-            processes: the limit of processes and threads.
-
         Raises:
-            OSError: Linux refuses.
+            OSError: Linux rejects the group or a limit.
         """
         if not self._places:
             return None
@@ -166,76 +157,77 @@ class Groups:
 
     def close(self) -> None:
         """Kill every process in the groups, and remove them."""
-        for place in self._places:
-            _clear(place.directory)
+        for hierarchy in self._places:
+            _clear(hierarchy.directory)
         for lock in self._locks:
             os.close(lock)
         self._places, self._locks = [], []
 
-    def _open(self, place: _Hierarchy) -> None:
-        _remove_stale(place.top)
-        if place.kind == "v2":
-            _divide(place.directory)
-        directory, lock = _make_locked(place.directory)
+    def _open(self, hierarchy: _Hierarchy) -> None:
+        _remove_stale(hierarchy.top)
+        if hierarchy.kind == "v2":
+            _divide(hierarchy.directory)
+        directory, lock = _make_locked(hierarchy.directory)
         self._locks.append(lock)
-        own = _Hierarchy(place.kind, directory, place.top)
-        if place.kind == "v2":
+        own = _Hierarchy(hierarchy.kind, directory, hierarchy.top)
+        if hierarchy.kind == "v2":
             self._measure("cgroup_kill", (directory / "cgroup.kill").exists(), "the kernel has no cgroup.kill")
             _divide(directory)
             shared = (directory / "cgroup.subtree_control").read_text().split()
-            why = f"{place.directory} does not share its controllers: other processes live in it"
+            reason = f"{hierarchy.directory} does not share its controllers: other processes live in it"
             if "memory" in shared or not self._has("cgroup_memory"):
-                self._measure("cgroup_memory", "memory" in shared, why)
+                self._measure("cgroup_memory", "memory" in shared, reason)
             if "pids" in shared or not self._has("cgroup_processes"):
-                self._measure("cgroup_processes", "pids" in shared, why)
+                self._measure("cgroup_processes", "pids" in shared, reason)
         else:
-            self._measure("cgroup_memory" if place.kind == "memory" else "cgroup_processes", True, "")
-            if not self._has("cgroup_kill"):  # version 1: processes are listed and killed until none is left
+            self._measure("cgroup_memory" if hierarchy.kind == "memory" else "cgroup_processes", True, "")
+            if not self._has("cgroup_kill"):  # in version 1, processes are listed and killed until none is left
                 self._measure("cgroup_kill", True, "")
         self._places.append(own)
 
-    def _note(self, place: _Hierarchy, why: str) -> None:
-        for name in {"memory": MEASURES[:1], "pids": MEASURES[1:2], "v2": MEASURES}[place.kind]:
+    def _note(self, hierarchy: _Hierarchy, reason: str) -> None:
+        for name in {"memory": MEASURES[:1], "pids": MEASURES[1:2], "v2": MEASURES}[hierarchy.kind]:
             if not self._has(name):
-                self.measures[name] = why
+                self.measures[name] = reason
 
     def _has(self, name: str) -> bool:
         return self.measures[name] is True
 
-    def _measure(self, name: str, there: bool, why: str) -> None:
-        self.measures[name] = True if there else why
+    def _measure(self, name: str, is_present: bool, reason: str) -> None:
+        self.measures[name] = True if is_present else reason
 
 
 def clean() -> None:
-    """Remove the groups, and kill the processes, that killed fork servers left behind."""
-    for place in _own():
-        _remove_stale(place.top)
+    """Remove the groups of killed fork servers, and kill the processes in them."""
+    for hierarchy in _own():
+        _remove_stale(hierarchy.top)
 
 
 def memory() -> tuple[int, int]:
-    """Return how many bytes this process's groups still allow, and their limit.
+    """Return the free bytes in this process's groups, and their limit.
 
-    Droppable caches count as free. Of nested limits, the one with the least room counts. (0, 0) means no limit.
+    Droppable caches count as free. Among nested limits, the one with the least free memory counts. (0, 0) means no
+    limit.
     """
-    found: list[tuple[int, int]] = []
-    for place in _own_once():
+    limits: list[tuple[int, int]] = []
+    for hierarchy in _own_once():
         limit, usage, cache = {
             "v2": ("memory.max", "memory.current", "inactive_file"),
             "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        }.get(place.kind, ("", "", ""))
-        for group in (place.directory, *place.directory.parents):
-            if not limit or not group.is_relative_to(place.top):
+        }.get(hierarchy.kind, ("", "", ""))
+        for group in (hierarchy.directory, *hierarchy.directory.parents):
+            if not limit or not group.is_relative_to(hierarchy.top):
                 break
             with contextlib.suppress(OSError, ValueError):
                 most = int((group / limit).read_text())
                 stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-                found.append((most - int((group / usage).read_text()) + int(stat[cache]), most))
+                limits.append((most - int((group / usage).read_text()) + int(stat[cache]), most))
     # Version 1 writes "no limit" as its largest number.
-    return min((room for room in found if room[1] < _UNLIMITED), default=(0, 0))
+    return min((pair for pair in limits if pair[1] < _UNLIMITED), default=(0, 0))
 
 
 def _remove_stale(top: Path) -> None:
-    """Remove the groups of dead fork servers anywhere in a hierarchy. Their locks are free."""
+    """Remove the groups of dead fork servers, whose locks are free, anywhere in a hierarchy."""
     for group in list(top.rglob(_PREFIX + "?" * _DIGITS)):
         with contextlib.suppress(OSError):
             lock = os.open(group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -261,8 +253,8 @@ def _own() -> Iterator[_Hierarchy]:
         before, _, after = mount.partition(" - ")
         root, point = before.split()[3:5]
         kind, _, options = after.split()
-        found = {"cgroup2": {"v2"}, "cgroup": set(options.split(","))}.get(kind, set()) & {"v2", *_V1}
-        for name in sorted(found.intersection(paths)):
+        names = {"cgroup2": {"v2"}, "cgroup": set(options.split(","))}.get(kind, set()) & {"v2", *_V1}
+        for name in sorted(names.intersection(paths)):
             path = paths[name]
             # Without a cgroup namespace, a container's mount has the container's own group as its root.
             inner = path[len(root) :] if root != "/" and path.startswith(root) else path
@@ -273,7 +265,7 @@ def _own() -> Iterator[_Hierarchy]:
 
 @cache
 def _own_once() -> list[_Hierarchy]:
-    """Return the same, cached: the supervisor asks every second."""
+    """Return the groups of :func:`_own`, cached because the supervisor needs them every second."""
     return list(_own())
 
 
@@ -286,7 +278,7 @@ def _make_locked(parent: Path) -> tuple[Path, int]:
             fcntl.flock(lock, fcntl.LOCK_EX)
         except FileNotFoundError:
             continue
-        if directory.exists():  # else another fork server removed it as stale before it was locked
+        if directory.exists():  # another fork server can remove it as stale before the lock
             return directory, lock
         os.close(lock)
 
@@ -298,7 +290,7 @@ def _divide(directory: Path) -> None:
             (directory / "cgroup.subtree_control").write_text(f"+{name}")
 
 
-def _bound(place: _Hierarchy, memory_bytes: int, processes: int) -> None:
+def _bound(hierarchy: _Hierarchy, memory_bytes: int, processes: int) -> None:
     limits = {
         "v2": {
             "memory.max": memory_bytes,
@@ -308,14 +300,14 @@ def _bound(place: _Hierarchy, memory_bytes: int, processes: int) -> None:
         },
         "memory": {"memory.limit_in_bytes": memory_bytes, "memory.memsw.limit_in_bytes": memory_bytes},
         "pids": {"pids.max": processes},
-    }[place.kind]
+    }[hierarchy.kind]
     for name, value in limits.items():
-        if (place.directory / name).exists():
-            (place.directory / name).write_text(str(value))
+        if (hierarchy.directory / name).exists():
+            (hierarchy.directory / name).write_text(str(value))
 
 
 def _numbers(file: Path) -> dict[str, int]:
-    """Return the numbers of a file by their names; none where there is no such file."""
+    """Return the numbers in a file by name, or an empty dict if the file does not exist."""
     try:
         return {name: int(number) for name, number in map(str.split, linux.read(str(file)).splitlines())}
     except OSError:

@@ -1,7 +1,7 @@
-"""Landlock: a process gives up, for itself and its descendants, files, devices, TCP and signals to others.
+"""Landlock: irrevocable limits on files, devices, TCP and signals for a process and its descendants.
 
-The three system calls have the same numbers on every architecture. A ruleset leaves out what an older kernel does not
-support; see :func:`abi`.
+The three system calls have the same numbers on every architecture. A ruleset omits features that an older kernel does
+not support (see :func:`abi`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from workers.judge.host import linux
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _CREATE_RULESET_VERSION: Final = 1
 _RULE_PATH_BENEATH: Final = 1
-#: Keeps denials out of the host's audit log, which a candidate could fill.
+#: Flag that keeps denials out of the host's audit log, which a candidate could otherwise fill.
 _LOG_SAME_EXEC_OFF: Final = 1
 
-#: The first versions of Landlock's interface with each feature that the seal uses.
-ABI_FILES: Final = 2  # version 1 forbids renaming between directories, which compilers' caches do
+#: First version of Landlock's interface with each feature that the seal uses.
+ABI_FILES: Final = 2  # version 1 forbids renames between directories, which compilers' caches need
 ABI_TCP: Final = 4
 ABI_DEVICES: Final = 5
 ABI_SCOPES: Final = 6
@@ -53,11 +53,11 @@ class Access(IntFlag):
 
 
 _ALL: Final = Access((1 << 16) - 1)
-#: Rights that apply to a single file. Linux refuses a rule about a file that has others.
+#: Rights that apply to a single file. Linux rejects a rule about a file with other rights.
 _OF_A_FILE: Final = Access.EXECUTE | Access.WRITE_FILE | Access.READ_FILE | Access.TRUNCATE | Access.IOCTL_DEV
 READ: Final = Access.READ_FILE | Access.READ_DIR
 READ_AND_RUN: Final = READ | Access.EXECUTE
-#: Everything except creating devices and sockets.
+#: All rights except the creation of devices and sockets.
 OWN: Final = _ALL & ~(Access.MAKE_CHAR | Access.MAKE_BLOCK | Access.MAKE_SOCK | Access.IOCTL_DEV)
 DEVICE: Final = Access.READ_FILE | Access.WRITE_FILE | Access.TRUNCATE
 
@@ -66,7 +66,7 @@ _ABSTRACT_SOCKETS_AND_SIGNALS: Final = 1 | 2
 
 
 def abi() -> int:
-    """Return the version of the kernel's Landlock interface; 0 if it is missing or forbidden."""
+    """Return the version of the kernel's Landlock interface, or 0 if it is missing or forbidden."""
     try:
         return linux.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _CREATE_RULESET_VERSION)
     except OSError:
@@ -74,16 +74,16 @@ def abi() -> int:
 
 
 class Ruleset:
-    """The accesses that stay allowed. :meth:`enforce` gives up all others that Landlock controls."""
+    """The accesses that stay allowed. :meth:`enforce` gives up every other access that Landlock controls."""
 
     def __init__(self, version: int) -> None:
-        """Create a ruleset that allows nothing.
+        """Create a ruleset that allows no access.
 
         Args:
             version: the result of :func:`abi`, or less to give up less.
 
         Raises:
-            OSError: Linux refuses.
+            OSError: Linux rejects the ruleset.
         """
         self._handled = _ALL
         if version < ABI_DEVICES:
@@ -102,10 +102,10 @@ class Ruleset:
         self._descriptor = linux.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
 
     def allow(self, path: str | Path, access: Access) -> None:
-        """Allow ``access`` to a file, or to a directory and everything below it. Ignores a missing path.
+        """Allow ``access`` to a file, or to a directory and everything below it. Ignore a missing path.
 
         Raises:
-            OSError: Linux refuses the rule.
+            OSError: Linux rejects the rule.
         """
         try:
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -121,10 +121,10 @@ class Ruleset:
             os.close(descriptor)
 
     def enforce(self) -> None:
-        """Give up everything that is not allowed, irrevocably. The process must have ``no_new_privs`` and one thread.
+        """Give up every access that is not allowed, irrevocably. The process must have ``no_new_privs`` and one thread.
 
         Raises:
-            OSError: Linux refuses.
+            OSError: Linux rejects the call.
         """
         linux.syscall(_RESTRICT_SELF, self._descriptor, self._flags)
         os.close(self._descriptor)

@@ -8,7 +8,7 @@ from typing import Final
 
 
 class Level(StrEnum):
-    """Levels of isolation, from none to full. Each includes those before it."""
+    """Levels of isolation, from none to full. Each level includes the lower ones."""
 
     NONE = "none"
     BASIC = "basic"
@@ -16,32 +16,32 @@ class Level(StrEnum):
     FULL = "full"
 
 
-#: The measures by name, and how to make a host provide each one.
+#: Measures by name, and the change that makes a host provide each one.
 MEASURES: Final = {
     "own_uid": "run the fleet as root (its container does), with an interpreter and packages that all users can read",
-    "no_capabilities": "use a kernel that lets a process drop its capabilities",
+    "no_capabilities": "use a kernel in which a process can drop its capabilities",
     "no_new_privs": "use Linux 3.5 or later",
-    "limits": "let the fleet lower its own resource limits",
+    "limits": "allow the fleet to lower its own resource limits",
     "seccomp": "use x86-64 or aarch64 and a kernel with CONFIG_SECCOMP_FILTER",
     "files": "use Linux 5.19 or later, boot with `lsm=landlock,...`, allow Landlock in the container's seccomp profile",
-    "mounts": "use Linux 5.2 or later; give the fleet CAP_SYS_ADMIN and let it mount, or allow it user namespaces",
+    "mounts": "use Linux 5.2 or later, and give the fleet CAP_SYS_ADMIN and mounts, or allow user namespaces",
     "tcp": "use Linux 6.7 or later with Landlock",
     "devices": "use Linux 6.10 or later with Landlock",
     "scopes": "use Linux 6.12 or later with Landlock",
     "gpu_nodes": "install nvidia-ml-py, and give the fleet GPUs by CUDA_VISIBLE_DEVICES or KQUEUE_GPUS",
-    "user_namespace": "for a fleet that is not root: set kernel.unprivileged_userns_clone, or run as root",
-    "network_namespace": "give the fleet CAP_SYS_ADMIN, or allow it user namespaces",
-    "ipc_namespace": "give the fleet CAP_SYS_ADMIN, or allow it user namespaces",
+    "user_namespace": "set kernel.unprivileged_userns_clone, or run the fleet as root",
+    "network_namespace": "give the fleet CAP_SYS_ADMIN, or allow user namespaces",
+    "ipc_namespace": "give the fleet CAP_SYS_ADMIN, or allow user namespaces",
     "cgroup_memory": "make the fleet's cgroup writable: Delegate=yes in its systemd unit",
     "cgroup_processes": "make the fleet's cgroup writable: Delegate=yes in its systemd unit",
     "cgroup_kill": "make the fleet's cgroup writable: Delegate=yes in its systemd unit",
 }
 
-#: The measures that each level adds. One measure of each group is enough.
+#: Measures that each level adds, in groups. One measure of each group is enough.
 _NEEDED: Final[dict[Level, tuple[tuple[str, ...], ...]]] = {
     Level.NONE: (),
     Level.BASIC: (("no_new_privs",), ("no_capabilities",), ("limits",)),
-    # These keep a candidate from the judge, its memory and its files. A default container provides them.
+    # These protect the judge, its memory and its files from a candidate. A default container provides them.
     Level.STRONG: (("own_uid", "scopes"), ("seccomp",), ("files",)),
     Level.FULL: (
         *(("scopes",), ("tcp",), ("devices",), ("gpu_nodes",), ("network_namespace",), ("ipc_namespace",)),
@@ -61,13 +61,13 @@ def reached(measures: Mapping[str, object]) -> Level:
 
 
 def lacking(measures: Mapping[str, object], wanted: Level) -> dict[str, str]:
-    """Return the measures that a level lacks, each with the reason and the remedy. Empty if it is reached."""
-    found: dict[str, str] = {}
+    """Return the measures that a level lacks, each with the reason and the remedy."""
+    missing: dict[str, str] = {}
     for level in Level:
         for group in _NEEDED[level]:
             if not any(measures.get(name) is True for name in group):
                 for name in group:
-                    found[name] = f"{measures.get(name, 'unknown')}; {MEASURES[name]}"
+                    missing[name] = f"{measures.get(name, 'unknown')}, remedy: {MEASURES[name]}"
         if level is wanted:
             break
-    return found
+    return missing

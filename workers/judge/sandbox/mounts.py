@@ -1,8 +1,8 @@
-"""A file system of a sealed process's own, of a fixed size, for all that it writes.
+"""A private file system of fixed size for everything that a sealed process writes.
 
-It is a tmpfs that the fork server makes and attaches nowhere. The process alone attaches it, in a mount namespace of
-its own: as its private directory, and over the directories that all processes of a host share. The fork server keeps a
-descriptor, by which it reaches the files. When the process has ended and the descriptor is closed, they are gone.
+It is a tmpfs that the fork server creates detached. Only the sealed process attaches it, in its own mount namespace: as
+its private directory, and over the directories that all processes of a host share. The fork server keeps a descriptor
+to access the files. They are deleted when the process has ended and the descriptor is closed.
 
 Its pages count as memory of the process that writes them first.
 """
@@ -17,37 +17,29 @@ from typing import Final
 
 from workers.judge.host import linux
 
-#: Directories in which programs leave files for others.
+#: Directories in which programs share files.
 _SHARED: Final = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108
-#: Directories of the system's own, which are not covered.
+#: Directories of the system, which are not covered.
 _SYSTEM: Final = ("/dev", "/etc", "/proc", "/sys")
-#: The most files and directories in a file system, as few as bound what they take of the host's kernel. A compiler's
-#: cache has hundreds.
+#: Maximum number of files and directories in a file system, because each takes kernel memory. A compiler's cache has
+#: hundreds.
 FILES: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Covers:
-    """The shared directories of this host that a file system covers.
+    """The shared directories of this host that a private file system covers.
 
     Attributes:
-        directories: those that there are.
-        kept: the paths within them that stay in reach.
+        directories: covered directories.
+        kept: paths within them that stay accessible.
     """
 
     directories: tuple[str, ...]
     kept: tuple[str, ...]
 
     def make(self, size: int, uid: int, gid: int) -> int:
-        """Make a file system.
-
-        Args:
-            size: how many bytes its files may take.
-            uid: whose it is.
-            gid: likewise the group.
-
-        Returns:
-            a descriptor of its root.
+        """Create a file system of ``size`` bytes, and return a descriptor of its root.
 
         Raises:
             OSError: the host does not allow it.
@@ -55,7 +47,7 @@ class Covers:
         mount = linux.tmpfs(size=size, nr_inodes=FILES, mode="0700", uid=uid, gid=gid)
         for directory in self.directories:
             os.mkdir(_folder(directory), dir_fd=mount)
-            os.chmod(_folder(directory), 0o1777, dir_fd=mount)  # noqa: S103 -- as of those that they cover
+            os.chmod(_folder(directory), 0o1777, dir_fd=mount)  # noqa: S103 -- the mode of the covered directories
         return mount
 
     def attach(self, mount: int, scratch: str, more: Sequence[str] = ()) -> None:
@@ -64,18 +56,18 @@ class Covers:
         Args:
             mount: a file system from :meth:`make`.
             scratch: an empty directory, which becomes its root.
-            more: further paths that stay in reach.
+            more: further paths that stay accessible.
 
         Raises:
             OSError: the host does not allow it.
         """
         linux.unshare(linux.CLONE_NEWNS)
-        # Nothing that is mounted here appears on the host; what is unmounted there goes here too.
+        # Mounts here do not appear on the host, but unmounts on the host take effect here.
         linux.mount(None, "/", None, linux.MS_REC | linux.MS_SLAVE)
         linux.attach(mount, scratch)
-        # What leads to them may be traversed, and not listed or written.
+        # Parent directories of the kept paths can be traversed, but not listed or written.
         before = os.umask(0o666)
-        # The covers hide these. Descriptors that were opened before still reach them.
+        # The covers hide these paths, but open descriptors still give access to them.
         kept = {path: _open(path) for path in (*self.kept, *_within(more, self.directories))}
         root = _open(scratch)
         for directory in self.directories:
@@ -89,22 +81,15 @@ class Covers:
 
 
 def find(readable: Sequence[str]) -> Covers:
-    """Return what a file system covers on this host.
-
-    Args:
-        readable: the paths that sealed processes may read.
-    """
+    """Return the covers for this host, given the paths that sealed processes can read."""
     return _covers(dict.fromkeys(os.path.realpath(path) for path in _SHARED if Path(path).is_dir()), readable)
 
 
 def find_all(readable: Sequence[str]) -> Covers:
-    """Return what a file system covers that leaves nothing in sight where others may listen.
+    """Return covers that hide every directory in which another process could listen on a socket.
 
-    Landlock does not keep a process from connecting to a socket that has a path. What stays are the system's own
-    directories, which hold none, and what is readable.
-
-    Args:
-        readable: the paths that sealed processes may read.
+    Landlock does not prevent a connection to a socket with a path. Only the system's directories, which contain no
+    sockets, and the readable paths stay visible.
     """
     top = [str(path) for path in sorted(Path("/").iterdir()) if path.is_dir() and not path.is_symlink()]
     return _covers([path for path in [*top, "/dev/shm"] if path not in {*_SYSTEM, *readable}], readable)  # noqa: S108
@@ -114,16 +99,16 @@ def _covers(directories: Iterable[str], readable: Sequence[str]) -> Covers:
     directories = tuple(directories)
     kept: list[str] = []
     for path in sorted(_within(readable, directories)):
-        # A directory brings along what is below it.
+        # A directory includes everything below it.
         if Path(path).is_dir() and not _is_below(path, kept):
             kept.append(path)
     return Covers(directories, tuple(kept))
 
 
 def _within(paths: Iterable[str], directories: Iterable[str]) -> list[str]:
-    """Return the paths that lie below one of the directories, and what others that lead there lead to."""
-    named = dict.fromkeys(name for path in paths for name in (path, os.path.realpath(path)))
-    return [path for path in named if _is_below(path, directories)]
+    """Return the paths below one of the directories, and the targets there of links among the paths."""
+    resolved = dict.fromkeys(name for path in paths for name in (path, os.path.realpath(path)))
+    return [path for path in resolved if _is_below(path, directories)]
 
 
 def _is_below(path: str, directories: Iterable[str]) -> bool:

@@ -1,7 +1,7 @@
 """Namespaces of a slot: a network without interfaces, and private System V objects.
 
-The fork server enters them once and its candidates inherit them, so they cost a candidate nothing. There is no pid
-namespace: Landlock hides other processes' ``/proc`` instead.
+The fork server enters them once and its candidates inherit them, so they cost a candidate no time. There is no pid
+namespace, because Landlock hides other processes' ``/proc`` instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def enter() -> dict[str, bool | str]:
     A fleet that is not root also needs a user namespace, in which it keeps its own uid.
 
     Returns:
-        for each namespace True, or the reason why it was not entered.
+        For each namespace True, or the reason why it was not entered.
     """
     if os.geteuid() == 0:
         return {
@@ -26,15 +26,15 @@ def enter() -> dict[str, bool | str]:
             "network_namespace": _try(linux.CLONE_NEWNET),
             "ipc_namespace": _try(linux.CLONE_NEWIPC),
         }
-    # Its own mount namespace is what lets it make mounts; see workers.judge.sandbox.mounts.
+    # The separate mount namespace is necessary for mounts (see workers.judge.sandbox.mounts).
     every = linux.CLONE_NEWUSER | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWNS
-    # A child tries it first, because a process cannot leave a user namespace that turns out to be useless.
+    # A child tries the namespaces first, because a process cannot leave a user namespace that is not usable.
     child = os.fork()
     if child == 0:
         os._exit(0 if _try(every) is True and _keep_ids(os.geteuid(), os.getegid()) is True else 1)
     worked = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     uid, gid = os.geteuid(), os.getegid()
-    entered: bool | str = "refused: this user may not create user namespaces"
+    entered: bool | str = "refused: this user cannot create user namespaces"
     if worked and (entered := _try(every)) is True:
         entered = _keep_ids(uid, gid)
     return dict.fromkeys(("user_namespace", "network_namespace", "ipc_namespace"), entered)

@@ -13,7 +13,7 @@ from typing import Any, Final
 from workers.judge.sandbox import landlock, view
 from workers.judge.sandbox.landlock import Access, Ruleset
 
-#: Directories where hosts keep programs and libraries.
+#: Directories of programs and libraries on common hosts.
 _SYSTEM: Final = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt"),
     *("/nix/store", "/gnu/store", "/run/opengl-driver"),
@@ -24,13 +24,13 @@ _FILES: Final = (
     *("/etc/passwd", "/etc/group", "/etc/localtime", "/etc/timezone", "/etc/os-release", "/etc/nvidia"),
     *("/proc/cpuinfo", "/proc/version", "/proc/devices", "/proc/filesystems", "/proc/modules"),
 )
-#: What a GPU's driver and NCCL may read beside those. Much of it says what the host does at the moment.
+#: Further files for a GPU's driver and NCCL. Many of them show the host's current activity.
 _GPU_FILES: Final = (
     *("/proc/meminfo", "/proc/stat", "/proc/loadavg", "/proc/uptime", "/proc/driver", "/proc/sys"),
     *("/sys/bus", "/sys/class", "/sys/dev", "/sys/devices", "/sys/kernel/mm", "/sys/module"),
 )
-#: What of it stays without a GPU: what says how the host is made. Landlock opens all of a directory or nothing, so
-#: single files are named.
+#: The part of them for processes without a GPU: files with static properties of the host. They are listed one by one,
+#: because Landlock opens a whole directory or nothing.
 _CPU_FILES: Final = (
     *("/proc/sys/kernel/osrelease", "/proc/sys/kernel/cap_last_cap", "/proc/sys/kernel/ngroups_max"),
     *("/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max", "/proc/sys/kernel/random/boot_id"),
@@ -41,18 +41,18 @@ _CPU_FILES: Final = (
 _NODES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 #: Device nodes that all GPUs share.
 _GPU_NODES: Final = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
-#: The environment's paths never open these directories or their parents.
+#: Directories that are never opened because of an environment variable, and neither are their parents.
 _PRIVATE: Final = ("/dev", "/etc", "/home", "/proc", "/root", "/run", "/sys", "/tmp", "/var")  # noqa: S108
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Paths by kind of access. The candidate also gets its own directories and its own ``/proc``.
+    """Paths by kind of access. The candidate also gets its own directories and its own ``/proc`` entry.
 
     Attributes:
         readable: paths to read and execute.
         nodes: devices to read and write, without ioctl.
-        gpu_nodes: a GPU's devices, to read, write and control by ioctl.
+        gpu_nodes: devices of a GPU, to read, write and control by ioctl.
     """
 
     readable: tuple[str, ...]
@@ -60,13 +60,7 @@ class Reach:
     gpu_nodes: tuple[str, ...]
 
     def allow(self, rules: Ruleset, own: Sequence[str], more: Sequence[str] = ()) -> None:
-        """Add these paths and the calling process's own to a ruleset.
-
-        Args:
-            rules: the ruleset.
-            own: the candidate's private directories.
-            more: further paths to read and execute.
-        """
+        """Add these paths, the writable directories ``own``, and the readable paths ``more`` to a ruleset."""
         for path in (*self.readable, *more):
             rules.allow(path, landlock.READ_AND_RUN)
         for path in self.nodes:
@@ -75,32 +69,29 @@ class Reach:
             rules.allow(path, landlock.DEVICE | Access.IOCTL_DEV)
         for path in own:
             rules.allow(path, landlock.OWN)
-        # Only its own directory in /proc. The driver writes there to name its threads.
+        # Only the process's own directory in /proc. The driver writes there to name its threads.
         rules.allow("/proc/self", landlock.READ)
         if self.gpu_nodes:
             rules.allow("/proc/self/task", landlock.READ | Access.WRITE_FILE | Access.TRUNCATE)
 
 
 def find(visible: str | None) -> tuple[Reach, bool | str]:
-    """Return what candidates may reach.
-
-    Args:
-        visible: the candidates' ``CUDA_VISIBLE_DEVICES``, or None.
+    """Return the paths that candidates with this ``CUDA_VISIBLE_DEVICES`` can reach.
 
     Returns:
-        the paths, and True if they include at most one GPU's devices, else the reason why not.
+        The paths, and True if they include the devices of at most one GPU, or else the reason.
     """
     gpus, only = _gpu_nodes(visible)
-    about = _GPU_FILES if gpus else _CPU_FILES
-    readable = tuple(dict.fromkeys([*_SYSTEM, *map(str, _named()), *_FILES, *about]))
+    host_files = _GPU_FILES if gpus else _CPU_FILES
+    readable = tuple(dict.fromkeys([*_SYSTEM, *map(str, _named()), *_FILES, *host_files]))
     return Reach(readable, _NODES, (*_GPU_NODES, *gpus) if gpus else ()), only
 
 
 def is_readable(path: Path) -> bool:
-    """Return True if sealed processes may read below a path, as far as Landlock keeps them from others."""
-    found = path.resolve()
+    """Return whether Landlock lets sealed processes read below a path."""
+    target = path.resolve()
     readable = [Path(name).resolve() for name in (*_SYSTEM, *_named())]
-    return any(name == found or name in found.parents for name in readable)
+    return any(name == target or name in target.parents for name in readable)
 
 
 def _named() -> Iterator[Path]:
@@ -115,7 +106,7 @@ def _named() -> Iterator[Path]:
         if any(other == path or path in other.parents for other in private):
             continue
         if path == checkout and (checkout / "pyproject.toml").exists():
-            # Only the packages of a checkout.
+            # Of a checkout, only the packages are readable.
             yield from (checkout / name for name in ("kqueue", "workers"))
         elif path.is_dir():
             yield path
@@ -134,10 +125,8 @@ def _gpu_nodes(visible: str | None) -> tuple[tuple[str, ...], bool | str]:
 
 
 def _minor(uuid: str) -> int | str:
-    """Return the number of a GPU's device node, or the reason why it is unknown.
-
-    A child asks NVML, because candidates must not inherit what the library opens.
-    """
+    """Return the number of a GPU's device node, or the reason why it is unknown."""
+    # A child calls NVML, because candidates must not inherit the descriptors that the library opens.
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -148,7 +137,7 @@ def _minor(uuid: str) -> int | str:
             nvml: Any = pynvml
             nvml.nvmlInit()
             answer = int(nvml.nvmlDeviceGetMinorNumber(nvml.nvmlDeviceGetHandleByUUID(uuid)))
-        except Exception as error:  # noqa: BLE001 -- told to the parent
+        except Exception as error:  # noqa: BLE001 -- reported to the parent
             answer = f"NVML does not know the device node of {uuid}: {error}"
         finally:
             os.write(writer, json.dumps(answer).encode())

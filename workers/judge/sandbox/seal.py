@@ -18,29 +18,28 @@ from workers.judge.sandbox.cgroups import Group
 from workers.judge.sandbox.mounts import Covers
 from workers.judge.sandbox.reach import Reach
 
-#: Limits set to zero: core dumps, real-time priority, raised priority, message queues. Locked memory stays at the
-#: host's limit, because CUDA pins memory.
+#: Resource limits that are set to zero. Locked memory keeps the host's limit, because CUDA pins memory.
 _NONE: Final = (resource.RLIMIT_CORE, resource.RLIMIT_RTPRIO, resource.RLIMIT_NICE, resource.RLIMIT_MSGQUEUE)
 _OPEN_FILES: Final = 4096
 
 
 class Role(StrEnum):
-    """What a sealed process runs."""
+    """The work of a sealed process."""
 
     CANDIDATE = "candidate"
-    """A kernel, once."""
+    """A kernel in one evaluation."""
     REFERENCE = "reference"
-    """A problem: it draws inputs, answers them, and is timed as the baseline."""
+    """A problem: it draws inputs, computes reference outputs, and is timed as the baseline."""
     COMPILED = "compiled"
-    """A problem under ``torch.compile``, to be timed."""
+    """A problem under ``torch.compile``, for timing."""
     BUILDER = "builder"
     """A kernel's compilers, without a GPU."""
     EXAMINED = "examined"
-    """A kernel with its problem, in a program that a tool watches."""
+    """A kernel with its problem, in a program under a profiler or sanitizer."""
     TESTS = "tests"
-    """Tests of a repository, in a program of their own."""
+    """Tests of a repository, in a separate program."""
     WATCHED = "watched"
-    """The same, below a tool that watches them."""
+    """Tests of a repository, in a program under a sanitizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +47,16 @@ class Profile:
     """The limits of a sealed process.
 
     Attributes:
-        role: what it runs.
-        uid: its uid and gid, for a reference the slot's; None to keep the fleet's.
-        scratch: its private directory: working directory, HOME, TMPDIR and all caches.
-        processes: limit of threads and processes; needs a separate uid or a cgroup.
-        file_bytes: largest file that it may write.
+        role: its work.
+        uid: its uid and gid, for a reference the slot's, or None to keep the fleet's.
+        scratch: private directory: working directory, HOME, TMPDIR and all caches.
+        processes: maximum number of threads and processes. Needs a separate uid or a cgroup.
+        file_bytes: maximum size of a file that it writes.
         host_memory_bytes: memory limit of its process tree, enforced by a cgroup or by the fork server.
-        output_bytes: limit of its stdout and stderr together, enforced by the fork server.
-        scratch_bytes: limit of its files, enforced by its file system or by the fork server.
-        built: directory of compiled libraries, or None. A candidate reads them there. A builder cannot reach it; its
-            libraries are copied there when it has ended (:mod:`workers.judge.sandbox.shelf`).
+        output_bytes: maximum size of its stdout and stderr together, enforced by the fork server.
+        scratch_bytes: maximum size of its files, enforced by its file system or by the fork server.
+        built: directory of compiled libraries, or None. A candidate reads them there. A builder cannot reach it, and
+            its libraries are copied there when it has ended (:mod:`workers.judge.sandbox.shelf`).
     """
 
     role: Role
@@ -73,13 +72,13 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """The host's means for a seal, found by :mod:`workers.judge.sandbox.self_check`.
+    """The host's means for a seal, from :mod:`workers.judge.sandbox.self_check`.
 
     Attributes:
-        landlock: the version of Landlock's interface to use; 0 for none.
-        filter: the seccomp filter; empty for none.
-        reach: the files that stay in reach.
-        covers: the shared directories that its own file system covers; None where the host allows no mounts.
+        landlock: version of Landlock's interface, or 0 for no Landlock.
+        filter: seccomp filter, or empty for no filter.
+        reach: files that stay accessible.
+        covers: shared directories that the private file system covers, or None if the host allows no mounts.
     """
 
     landlock: int
@@ -93,16 +92,13 @@ def apply(profile: Profile, means: Means, group: Group | None, parent: int, keep
 
     It gets its own session and control group, resource limits, and its own uid. It loses all descriptors except
     ``keep`` and the standard three, all capabilities, the right to gain privileges, all files out of its reach, and the
-    system calls denied by :mod:`workers.judge.sandbox.seccomp`. It is the out-of-memory killer's first choice, and
-    dies with its parent.
+    system calls denied by :mod:`workers.judge.sandbox.seccomp`. The out-of-memory killer selects it first, and it dies
+    with its parent.
 
     Args:
-        profile: the candidate's limits.
-        means: the host's means for a seal.
-        group: the candidate's control group, or None.
-        parent: the pid of the process that forked it.
-        keep: descriptors to keep open.
-        mount: the file system for its files, where the host allows one.
+        parent: pid of the process that forked it.
+        keep: descriptors that stay open.
+        mount: file system for its files, or None if the host does not allow one.
     """
     os.setsid()
     _close_all_but(keep | {0, 1, 2} | ({mount} if mount is not None else set()))
@@ -116,19 +112,19 @@ def apply(profile: Profile, means: Means, group: Group | None, parent: int, keep
     limit()
     resource.setrlimit(resource.RLIMIT_FSIZE, (profile.file_bytes, profile.file_bytes))
     if profile.uid is not None:
-        # Linux counts processes by uid, so this limit needs a separate uid.
+        # This limit needs a separate uid, because Linux counts processes by uid.
         resource.setrlimit(resource.RLIMIT_NPROC, (profile.processes, profile.processes))
         become(profile.uid)
     linux.drop_capabilities()
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-    # After the change of uid, which clears the setting. The parent may have died before.
+    # Set after the change of uid, which clears the setting. The parent can have died before.
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
     os.umask(0o077)
     os.chdir(profile.scratch)
     os.environ.update(private_directories(profile.scratch))
-    tempfile.tempdir = None  # the cached directory is now out of reach
+    tempfile.tempdir = None  # the cached directory is no longer accessible
     if profile.role is Role.BUILDER:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         means = replace(means, reach=replace(means.reach, gpu_nodes=()))
@@ -140,29 +136,23 @@ def apply(profile: Profile, means: Means, group: Group | None, parent: int, keep
 
 
 def limit() -> None:
-    """Set the resource limits that all candidates share."""
+    """Set the resource limits that all sealed processes share."""
     for resource_limit in _NONE:
         resource.setrlimit(resource_limit, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (_OPEN_FILES, _OPEN_FILES))
 
 
 def become(uid: int) -> None:
-    """Change from root to another uid, and to the group of the same number alone."""
+    """Change from root to another uid, and to only the group of the same number."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    # Leaving root makes a process undumpable, which would close its own /proc/self to it.
+    # A change from root makes a process undumpable, which would close its own /proc/self to it.
     linux.prctl(linux.PR_SET_DUMPABLE, 1)
 
 
 def restrict_files(means: Means, scratch: str, more: tuple[str, ...] = ()) -> None:
-    """Apply Landlock to the calling process.
-
-    Args:
-        means: the host's means, with the files that stay in reach.
-        scratch: the private directory, which stays writable.
-        more: further paths that stay readable.
-    """
+    """Apply Landlock to the calling process. ``scratch`` stays writable, and the paths ``more`` stay readable."""
     rules = landlock.Ruleset(means.landlock)
     covered = means.covers.directories if means.covers is not None else ()
     means.reach.allow(rules, (scratch, *covered), more)
@@ -170,7 +160,7 @@ def restrict_files(means: Means, scratch: str, more: tuple[str, ...] = ()) -> No
 
 
 def private_directories(scratch: str) -> dict[str, str]:
-    """Return environment variables that put a candidate's caches and temporary files into its own directory."""
+    """Return environment variables that place a candidate's caches and temporary files in its own directory."""
     names = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "TRITON_HOME", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
     more = ("TORCHINDUCTOR_CACHE_DIR", "CUPY_CACHE_DIR", "CUDA_CACHE_PATH", "NUMBA_CACHE_DIR")
     return {name: str(Path(scratch, name.lower())) for name in (*names, *more)}

@@ -1,7 +1,8 @@
 """A seccomp filter (BPF) of the system calls that a sealed process must not make.
 
 The filter lists denied calls, because the calls that libraries need change with each version, but the calls that
-kernels must not make do not. A denied call fails with EPERM instead of killing: honest libraries have fallbacks.
+kernels must not make do not. A denied call fails with EPERM instead of killing the process, because libraries have
+fallbacks.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from typing import Final
 
 from workers.judge.host import linux
 
-# Numbers on x86-64 and aarch64; None if the call does not exist there.
+# Numbers on x86-64 and aarch64, or None if the call does not exist there.
 _DENIED: Final[dict[str, tuple[int | None, int | None]]] = {
-    # Sockets: a candidate may use only its channel; Postgres and Redis may listen on a path. Creating a socket and
+    # Sockets: a candidate only uses its channel, but Postgres and Redis can listen on a path. Creating a socket and
     # listening on it must stay allowed, because CUDA does so when it starts.
     "connect": (42, 203),
     "accept": (43, 202),
     "accept4": (288, 242),
-    # Other processes' memory, descriptors and state.
+    # Memory, descriptors and state of other processes.
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
@@ -36,7 +37,7 @@ _DENIED: Final[dict[str, tuple[int | None, int | None]]] = {
     "pidfd_send_signal": (424, 424),
     "kcmp": (312, 272),
     "migrate_pages": (256, 238),
-    # Parts of Linux in which holes are found most often.
+    # Parts of Linux with the most frequent vulnerabilities.
     "perf_event_open": (298, 241),
     "bpf": (321, 280),
     "userfaultfd": (323, 282),
@@ -82,9 +83,9 @@ _DENIED: Final[dict[str, tuple[int | None, int | None]]] = {
     "msgctl": (71, 187),
     "mq_open": (240, 180),
     "mq_unlink": (241, 181),
-    # The scheduler: the requested class is in memory, which a filter cannot see.
+    # The scheduler. The requested class is in memory, which a filter cannot read.
     "sched_setattr": (314, 274),
-    # The machine.
+    # The host.
     "acct": (163, 89),
     "clock_adjtime": (305, 266),
     "clock_settime": (227, 112),
@@ -107,10 +108,10 @@ _DENIED: Final[dict[str, tuple[int | None, int | None]]] = {
     "uselib": (134, None),
     "vhangup": (153, 58),
 }
-#: Those of them by which two processes that a tool starts find each other.
+#: Denied calls through which two processes of a tool connect.
 _CONNECTING: Final = frozenset({"connect", "accept", "accept4"})
-#: Calls that fail as unknown (ENOSYS). A filter cannot see the flags of clone3; the C library then falls back to clone,
-#: whose flags it can see.
+#: Calls that fail as unknown (ENOSYS). A filter cannot read the flags of clone3. The C library then uses clone, whose
+#: flags are readable.
 _UNKNOWN: Final = {"clone3": (435, 435)}
 
 _NEW_NAMESPACES: Final = 0x7E020000
@@ -119,7 +120,7 @@ _PRIO_USER, _IOPRIO_WHO_USER = 2, 3
 _REAL_TIME: Final = (1, 2, 6)  # SCHED_FIFO, SCHED_RR, SCHED_DEADLINE
 _QUERY: Final = 0xFFFFFFFF
 
-#: Ways to send a signal, and the argument that names it.
+#: Calls that send a signal: the two numbers, and the index of the argument with the signal.
 _SENDS: Final = {
     "kill": (62, 129, 1),
     "tkill": (200, 130, 1),
@@ -130,7 +131,7 @@ _SENDS: Final = {
 _TIMER_CREATE, _FCNTL, _SETRLIMIT = (222, 107), (72, 25), (160, 164)
 _F_SETSIG: Final = 10
 _SET_MODE_FILTER: Final = 1
-#: Without this flag, older kernels slow the process down against side channels that its seal does not rely on.
+#: Without this flag, older kernels slow the process down to prevent side channels that do not matter for the seal.
 _SPEC_ALLOW: Final = 1 << 2
 _ALLOW: Final = 0x7FFF0000
 _ERRNO: Final = 0x00050000
@@ -192,23 +193,24 @@ def program(machine: str, *, connects: bool = False) -> bytes:
     """Return the filter for a processor.
 
     Args:
-        machine: the processor's name, as by ``uname -m``.
-        connects: let processes connect local sockets, for who can reach nobody's but their own.
+        machine: name of the processor, from ``uname -m``.
+        connects: True to allow connections of local sockets, for processes that can reach only their own.
 
     Raises:
         KeyError: the processor is unknown.
     """
     arch = _ARCHITECTURES[machine]
-    myself = _refuse_unless(0)  # 0 is the caller; any other number may be a neighbour
+    myself = _refuse_unless(0)  # 0 is the caller, and any other pid can be another process
     kinds = _refuse_unless(int(socket.SOCK_STREAM), int(socket.SOCK_SEQPACKET))
     unix = _argument(0) + _refuse_unless(int(socket.AF_UNIX)) + _argument(1) + _step(_AND, 0xF) + kinds
     conditions = {
         arch.clone: _argument(0) + _refuse_if(_ANY_BIT, _NEW_NAMESPACES),
-        # No datagram sockets: they could send to any path.
+        # No datagram sockets, because they could send to any path.
         arch.socket: unix,
         arch.socketpair: unix,
         arch.sendto: _argument(4) + _refuse_unless(0) + _argument(4, high=True) + _refuse_unless(0),
-        # A candidate must not slow down neighbours of the same user, such as the reference that is timed beside it.
+        # A candidate must not slow down other processes of the same user, such as the reference that is timed next to
+        # it.
         arch.prlimit64: _argument(0) + myself,
         arch.sched_setaffinity: _argument(0) + myself,
         arch.sched_setparam: _argument(0) + myself,
@@ -220,11 +222,11 @@ def program(machine: str, *, connects: bool = False) -> bytes:
         + _argument(1)
         + _step(_AND, 0xFF)
         + b"".join(_refuse_if(_EQUAL, policy) for policy in _REAL_TIME),
-        # These would type into a terminal.
+        # These requests would type into a terminal.
         arch.ioctl: _argument(1)
         + b"".join(_refuse_if(_EQUAL, request) for request in (_TIOCSTI, _TIOCSETD, _TIOCLINUX)),
         arch.personality: _argument(0) + _refuse_unless(0, _QUERY),
-        # It dies with its parent, and cannot undo that.
+        # The process dies with its parent, and must not disable that.
         arch.prctl: _argument(0)
         + _step(_EQUAL, linux.PR_SET_PDEATHSIG, 0, 3)
         + _argument(1)
@@ -242,16 +244,16 @@ def program(machine: str, *, connects: bool = False) -> bytes:
 
 
 def no_signals_as_from_outside(machine: str) -> bytes:
-    """Return the filter that keeps a process from looking as if somebody else had killed it, beside :func:`program`.
+    """Return a second filter, which stops a process from sending SIGKILL to itself or its children.
 
-    It cannot have SIGKILL sent to itself or its children: not by a call, a timer, a descriptor, a limit on the CPU's
-    time, or the end of a child. So its end by SIGKILL is somebody else's doing, and the fleet's failure.
+    It covers calls, timers, descriptors, the limit on CPU time, and the exit signal of a child. So an end by SIGKILL
+    always comes from outside, and counts as a failure of the fleet.
 
     Args:
-        machine: a processor as ``uname -m`` names it.
+        machine: name of the processor, from ``uname -m``.
 
     Raises:
-        KeyError: a processor whose numbers are not known here.
+        KeyError: the processor is unknown.
     """
     arch = _ARCHITECTURES[machine]
     refused = _refuse_if(_EQUAL, int(signal.SIGKILL))
@@ -268,7 +270,7 @@ def no_signals_as_from_outside(machine: str) -> bytes:
 
 
 def _allow_unless(conditions: dict[int, bytes]) -> bytes:
-    """Return the end of a filter: all is allowed but what the conditions of single calls refuse."""
+    """Return the end of a filter, which allows everything except calls that match a condition."""
     allow = _step(_RETURN, _ALLOW)
     steps = b"".join(
         _step(_EQUAL, number, 0, len(condition) // 8 + 1) + condition + allow
@@ -285,7 +287,7 @@ def enforce(steps: bytes) -> None:
     """Apply a filter to the calling thread and its descendants. The thread must have ``no_new_privs``.
 
     Raises:
-        OSError: Linux refuses.
+        OSError: Linux rejects the filter.
     """
     filled = _Program(len(steps) // 8, steps)
     number = _ARCHITECTURES[platform.machine()].seccomp

@@ -1,8 +1,8 @@
 """The directories that a candidate with its own uid must be able to read.
 
-The interpreter and its packages may be in a directory that only the fleet's user can enter, such as root's home. A fork
-server that may mount then builds a private view: it replaces that directory by an empty one that contains only the
-interpreter and its packages. If mounting is refused, the candidate keeps the fleet's uid, and the verdict says so.
+Sometimes only the fleet's user can enter the directory of the interpreter and its packages, for example root's home. If
+it can mount, a fork server then builds a private view, which replaces that directory by an empty one with only the
+interpreter and its packages. Otherwise the candidate keeps the fleet's uid, and the verdict records that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from workers.judge.host import linux
 def needed() -> list[Path]:
     """Return the directories that a candidate reads: interpreter, packages, compilers."""
     paths = {Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[3]}
-    # Found without importing torch, because the supervisor calls this too.
+    # Found without an import of torch, because the supervisor calls this too.
     if (torch := importlib.util.find_spec("torch")) is not None and torch.origin is not None:
         paths.add(Path(torch.origin).parent)
     paths |= {Path(entry) for entry in sys.path if entry and Path(entry).is_dir()}
@@ -30,12 +30,12 @@ def needed() -> list[Path]:
 
 
 def _toolkit() -> Path | None:
-    """Return CUDA's directory as torch's extension builder finds it. nvcc needs the programs and headers in it."""
+    """Return CUDA's directory, which nvcc needs, with the search order of torch's extension builder."""
     if home := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
         return Path(home)
     nvcc = shutil.which("nvcc")
     home = Path(nvcc).resolve().parents[1] if nvcc else None
-    # A mere script of that name must not open the directory that it is in.
+    # A script named nvcc is not enough, because the directory becomes readable.
     return home if home is not None and (home / "nvvm").is_dir() else None
 
 
@@ -49,7 +49,7 @@ def obstacle(path: Path) -> Path | None:
 
 
 def unreadable() -> dict[Path, list[Path]]:
-    """Return the needed directories that other users cannot reach, by the directory in the way."""
+    """Return the needed directories that other users cannot reach, grouped by the directory that prevents it."""
     blocked: dict[Path, list[Path]] = {}
     for path in needed():
         if (where := obstacle(path)) is not None:
@@ -61,7 +61,7 @@ def rebuild() -> None:
     """Give this process a private view in which all users can read :func:`needed`.
 
     Raises:
-        OSError: this process may not mount.
+        OSError: this process cannot mount.
     """
     blocked = unreadable()
     if not blocked:
@@ -69,7 +69,7 @@ def rebuild() -> None:
     linux.unshare(linux.CLONE_NEWNS)
     linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
     for where, paths in blocked.items():
-        # The new mount hides the old directories; descriptors opened before still reach them.
+        # The new mount hides the old directories, but open descriptors still give access to them.
         outermost = [path for path in paths if not any(other in path.parents for other in paths)]
         descriptors = {path: os.open(path, os.O_PATH | os.O_DIRECTORY) for path in outermost}
         linux.mount("tmpfs", str(where), "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=0755,size=1m")
