@@ -451,10 +451,10 @@ def _translate() -> Generator[None]:
         fault = _root(error)
         if "SSL" in str(fault):
             raise BrokerUnavailable(
-                f"Redis cannot be used over TLS: {fault}; check that the server speaks TLS on this port, that "
+                f"Redis cannot be used over TLS: {fault}. Check that the server speaks TLS on this port, that "
                 "ssl_ca_certs in KQUEUE_REDIS_URL holds its authority, and that its certificate names this host"
             ) from error
         raise BrokerUnavailable(
-            f"Redis cannot be used: {fault}; check KQUEUE_REDIS_URL, that the server runs, and that both speak TLS "
+            f"Redis cannot be used: {fault}. Check KQUEUE_REDIS_URL, that the server runs, and that both speak TLS "
             "or neither"
         ) from error
