@@ -63,7 +63,7 @@ def logs(
     file: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="PATH", help="A log file, or `-` for standard input. Can be repeated. Default: `kqueue up`'s."
+            metavar="PATH", help="A log file, or `-` for standard input. Repeatable. Default: `kqueue up`'s."
         ),
     ] = None,
     limit: Annotated[

@@ -84,7 +84,7 @@ def submit(
             "--kernel",
             "-k",
             metavar="PATH",
-            help="File, folder or glob, with one evaluation per file. Can be repeated.",
+            help="File, folder or glob, with one evaluation per file. Repeatable.",
         ),
     ] = None,
     backend: options.Backend = None,
