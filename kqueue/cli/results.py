@@ -586,11 +586,11 @@ def _result(listed: Listed) -> tuple[str | Text | None, ...]:
         milliseconds(listed.baseline_ms),
         ratio(listed.speedup),
         listed.device,
-        told(listed.message, listed.reused_from)[:100],
+        message_cell(listed.message, listed.reused_from)[:100],
     )
 
 
-def told(message: str | None, reused_from: object) -> str:
+def message_cell(message: str | None, reused_from: object) -> str:
     """Return a verdict's message for a table, with the origin of a reused verdict."""
     reused = f"reused from {str(reused_from)[:8]}" if reused_from else ""
     return ". ".join(filter(None, (reused, message)))

@@ -15,7 +15,7 @@ import typer
 from kqueue.cli import options, sources
 from kqueue.cli.progress import progress
 from kqueue.cli.render import category_text, milliseconds, print_table, ratio, say, write_json
-from kqueue.cli.results import database, told, why
+from kqueue.cli.results import database, message_cell, why
 from kqueue.cli.sources import Entry
 from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation, WaitTimeout
 
@@ -406,5 +406,5 @@ def verdict_cells(verdict: Mapping[str, Any] | None) -> tuple[str | Text, ...]:
         milliseconds(fields.get("runtime_ms")),
         milliseconds(fields.get("baseline_ms")),
         ratio(fields.get("speedup")),
-        told(fields.get("message"), fields.get("reused_from"))[:100],
+        message_cell(fields.get("message"), fields.get("reused_from"))[:100],
     )
