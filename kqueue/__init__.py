@@ -1,4 +1,4 @@
-"""kqueue judges GPU kernels, here or on a fleet of workers, and says honestly whose fault a failure is.
+"""kqueue judges GPU kernels, locally or on a fleet of workers, and attributes each failure to its cause.
 
 ::
 
@@ -10,8 +10,8 @@
     with kqueue.Client() as kq:  # on a fleet
         verdict = kq.evaluate(problem=REFERENCE, kernel=SOURCE, backend="triton")
 
-The names below are the public face. All but the exceptions are imported when first used, so that ``import kqueue`` is
-light.
+The names below are the public interface. All except the exceptions are imported on first use, so that
+``import kqueue`` is fast.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from kqueue.judging import judge as judge
     from kqueue.states import Priority as Priority
 
-_HOMES: Final = {
+_NAMES_BY_MODULE: Final = {
     "kqueue.categories": ["Blame", "Category"],
     "kqueue.client": ["AsyncClient", "AsyncTicket", "Client", "Ticket"],
     "kqueue.config": ["Config"],
@@ -89,15 +89,15 @@ _HOMES: Final = {
     "kqueue.judging": ["LocalJudge", "judge"],
     "kqueue.states": ["Priority"],
 }
-_HOME: Final = {name: home for home, names in _HOMES.items() for name in names}
+_MODULES: Final = {name: home for home, names in _NAMES_BY_MODULE.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'kqueue' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted([*globals(), *_MODULES])

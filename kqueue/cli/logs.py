@@ -62,9 +62,7 @@ def logs(
     evaluation: Annotated[str, typer.Argument(metavar="ID", help="An evaluation's id, or its first digits.")],
     file: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="PATH", help="A log file, or `-` for standard input. Repeatable. Default: `kqueue up`'s."
-        ),
+        typer.Option(metavar="PATH", help="A log file, or `-` for standard input. Repeatable. Default: `kqueue up`'s."),
     ] = None,
     limit: Annotated[
         int, typer.Option(min=1, max=100_000, help="Maximum number of entries. The latest are shown.")

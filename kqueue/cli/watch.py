@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Minimum seconds between two queries.
 _POLL_S: Final = 0.5
-#: Minimum pause between two queries, as a multiple of a query's duration, because large batches take long.
+#: Ratio of the minimum pause to the duration of a query, because queries of large batches take long.
 _PAUSE_RATIO: Final = 10
 
 
@@ -75,7 +75,7 @@ def _follow(
             began = time.monotonic()
             state = reports.state_of(engine, batches=batches, ids=ids)
             if state is None:
-                raise UnknownEvaluation(" ".join([*batches, *map(str, ids)]), what="the watched evaluations")
+                raise UnknownEvaluation(" ".join([*batches, *map(str, ids)]), what="one of the names")
             last = reports.last_queued(engine, batches=batches, ids=ids) if state.queued else None
             waits = None if last is None else why(engine, last)
             bar.update(task, completed=state.done, total=state.total, description=clean(_summary(state, waits)))
