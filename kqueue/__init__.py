@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from kqueue.judging import judge as judge
     from kqueue.states import Priority as Priority
 
-_NAMES_BY_MODULE: Final = {
+_HOMES: Final = {
     "kqueue.categories": ["Blame", "Category"],
     "kqueue.client": ["AsyncClient", "AsyncTicket", "Client", "Ticket"],
     "kqueue.config": ["Config"],
@@ -89,15 +89,15 @@ _NAMES_BY_MODULE: Final = {
     "kqueue.judging": ["LocalJudge", "judge"],
     "kqueue.states": ["Priority"],
 }
-_MODULES: Final = {name: home for home, names in _NAMES_BY_MODULE.items() for name in names}
+_HOME: Final = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in _HOME:
         raise AttributeError(f"module 'kqueue' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES])
+    return sorted([*globals(), *_HOME])

@@ -54,8 +54,8 @@ def create(
     scope: Annotated[
         list[str],
         typer.Option(
-            help="`read`, `submit` (also kernels for stored problems), `problems` (also new problems), or `admin` (also "
-            "control of the fleet)."
+            help="`read`, `submit` (also kernels for stored problems), `problems` (also new problems), or `admin` "
+            "(also control of the fleet)."
         ),
     ],
     expires: Annotated[
