@@ -220,7 +220,7 @@ def _probe(engine: Engine, app: Celery, share: float, live_s: float) -> probes.S
         return probes.step(engine, share=share, live_s=live_s)
     except DatabaseUnavailable as error:
         # Most often a privilege is missing. The rest of the sweep matters more and continues.
-        _warn_once("probes could not be processed", str(error))
+        _warn_once("probes could not be seen to", str(error))
         return probes.Step()
 
 
