@@ -130,7 +130,6 @@ def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu"), patience_
     """Return the Celery application of a fleet. It connects when first used.
 
     Args:
-        config: the fleet's settings.
         lanes: the lanes that a worker can serve. A sender needs none.
         patience_s: maximum seconds of a wait for an answer of Redis.
 
@@ -176,7 +175,7 @@ def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu"), patience_
         # Flower shows nothing without the worker's events, and no queued time without the sender's.
         worker_send_task_events=True,
         task_send_sent_event=True,
-        # publish() below retries at most once, and at once. Celery's own policy waits in between.
+        # publish() below retries at most once, without a delay. Celery's own policy waits in between.
         task_publish_retry=False,
         # An undeclared lane is an error at submission, not a queue without a reader.
         task_create_missing_queues=False,
@@ -330,7 +329,6 @@ def arrange(app: Celery, lane: str, order: Sequence[UUID]) -> set[UUID]:
 
     Args:
         app: the application of :func:`make_app`.
-        lane: the lane.
         order: the evaluations, the next one first. Evaluations without a message in the queue are skipped.
 
     Returns:

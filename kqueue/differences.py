@@ -14,13 +14,7 @@ _LINES: Final = 200_000
 
 
 def of_sources(a: Detail, b: Detail, *, context: int = 3) -> list[str]:
-    """Return the lines of a unified diff of two evaluations' problems and kernels, or none if they are equal.
-
-    Args:
-        a: the first evaluation.
-        b: the second.
-        context: number of lines round each change.
-    """
+    """Return the lines of a unified diff of two evaluations' problems and kernels, or none if they are equal."""
     return [
         line
         for part in ("problem", "kernel")

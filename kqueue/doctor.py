@@ -74,7 +74,6 @@ class Check:
 
     group: ``host``, ``services``, ``gpu``, ``compilers``, ``sandbox`` or ``judge``.
     name: the checked item, unique in its group.
-    state: the result.
     detail: the observation.
     fix: the remedy. Empty if there is nothing to do or the detail names it.
     """
@@ -115,7 +114,6 @@ def examine(config: Config, *, deep: bool = False) -> Iterator[Check]:
     """Run every check of this host, in the order of display. Takes seconds if torch is installed.
 
     Args:
-        config: the settings.
         deep: also judge kernels of every backend, time the services, and report the fleet's faults. Takes minutes.
     """
     # These take longest, so they start first and run concurrently with the rest.

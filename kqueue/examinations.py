@@ -29,7 +29,6 @@ def sanitizing(
 
     Args:
         request: the sources of the problem and the kernel, with settings and lane.
-        tools: the tools, at least one.
         known: the category of the kernel's verdict. If None, it must pass with small sizes.
         whole: do not reduce the problem's sizes.
 

@@ -36,8 +36,6 @@ def describe(verdict: Verdict, kernel: str, *, note: str = "", limit: int = 6000
     """Return a verdict as text: the failure with its location, or the time of a correct kernel with its limits.
 
     Args:
-        verdict: the verdict on ``kernel``.
-        kernel: the kernel's source, which is quoted.
         note: a line about the kernel, such as its location in a model's answer.
         limit: maximum number of characters. A longer text is cut at its end.
     """

@@ -286,19 +286,10 @@ def request_of(
 
 
 class _Child:
-    """The process that judges, and the pipes to it.
-
-    Attributes:
-        owner: id of the process that started it.
-        machine: the machine that it judges on.
-    """
+    """The process that judges, and the pipes to it. ``owner`` is the id of the process that started it."""
 
     def __init__(self, start: Start) -> None:
-        """Start the process and wait until it can judge.
-
-        Raises:
-            JudgeUnavailable: it cannot, for the reason in the message.
-        """
+        """Start the process and wait until it can judge."""
         self.owner = os.getpid()
         self._messages: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- closed by stop()
         # A separate session: Ctrl-C reaches only this process, which then ends the child.
@@ -322,11 +313,7 @@ class _Child:
         return self._process.poll() is not None
 
     def ask(self, request: Request) -> dict[str, Any]:
-        """Send a request, and return the answer.
-
-        Raises:
-            JudgeUnavailable: the process ended, for the reason in the message.
-        """
+        """Send a request, and return the answer."""
         self._send(request)
         return self._receive()
 

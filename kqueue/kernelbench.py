@@ -76,7 +76,6 @@ def request_of(
         num_perf_trials: maximum number of timed calls, up to 10,000. 0 disables timing, and 1 to 4 count as 5.
         measure_performance: False disables timing.
         precision: ``fp32``, ``fp16`` or ``bf16``, or torch's names for them.
-        comparison: ``strict`` or ``kernelbench``.
         timeout_s: maximum seconds of each phase. None keeps the :class:`~kqueue.contract.Deadlines`.
         fields: further fields of :class:`~kqueue.contract.Request`, such as ``lane`` or ``batch``.
 

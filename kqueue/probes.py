@@ -48,7 +48,7 @@ _GPU_BAND: Final = (0.95, 1.1)
 _CPU_BAND: Final = (0.95, 1.75)
 #: Permitted range of the same ratio of the times by the CPU's clock. The exact value is :data:`_LONGER`.
 _CPU_RATIO: Final = (1.3, 3.0)
-#: Timed calls of a known-duration kernel. Among so many, a busy CPU leaves some undisturbed.
+#: Number of timed calls of a known-duration kernel. Even on a busy CPU some of them are undisturbed.
 _SPIN_CALLS: Final = 15
 
 
@@ -57,9 +57,7 @@ class Probe:
     """An evaluation to submit, with its expected outcome.
 
     Attributes:
-        kind: the kind of probe.
         idea: name of the kernel within its kind.
-        request: the request to submit.
         spin_ms: known duration of ``forward`` in milliseconds, or None for another kind.
     """
 
@@ -74,7 +72,6 @@ class Judgement:
     """The result of a probe.
 
     Attributes:
-        finding: the assessment of the verdict.
         words: one line that explains it.
         bias: relative difference between the judged time and the known duration, or None if there is none.
     """
@@ -198,8 +195,6 @@ def judge(verdict: Verdict, *, kind: ProbeKind, spin_ms: float | None) -> Judgem
     """Return the result of a probe. A failure of the fleet, or a shortage on its host, shows nothing.
 
     Args:
-        verdict: the verdict.
-        kind: the probe's kind.
         spin_ms: the known duration in milliseconds, or None.
     """
     category = verdict.category
@@ -272,12 +267,12 @@ def _request(lane: str, problem: str, kernel: str, backend: Backend, timing: Tim
 
 
 def _words(lot: random.SystemRandom) -> dict[str, str]:
-    """Return the replacements of the words in capitals in a probe's sources."""
+    """Return the substitutions for the names in capitals in a probe's sources."""
     names = {word: f"v{lot.getrandbits(48):012x}" for word in ("GIVEN", "OUT", "KEPT", "OVER", "LAUNCHED")}
     return names | {
         "FIRST": f"{lot.uniform(0.6, 1.4):.6f}",
         "SECOND": f"{lot.uniform(0.6, 1.4):.6f}",
-        # More than the tolerance of 1e-4 + 1e-4 of values that are hardly larger than 10.
+        # Larger than the tolerance of 1e-4 + 1e-4 * |value|, because values are hardly larger than 10.
         "OFF": f"{lot.choice((-1, 1)) * lot.uniform(3e-3, 6e-3):.6f}",
         "ROWS": str(lot.randint(8, 40)),
         "COLUMNS": str(lot.randint(24, 96)),

@@ -15,7 +15,7 @@ from typing import Final
 _MAKERS: Final = ("get_inputs", "get_init_inputs")
 #: A constant that is not a size.
 _TOLERANCE: Final = "OUTPUT_TOLERANCE"
-#: Maximum number of numbers in a source. A problem with more writes its data out.
+#: Maximum count of numbers in a source. A problem with more contains its data.
 _MOST: Final = 64
 
 

@@ -1,7 +1,7 @@
 """The sweep, which makes sure that every accepted evaluation ends. Each fleet sweeps every few seconds.
 
-Postgres is the record of all evaluations. A sweep finds there which ones Redis, a worker or a producer lost: those with
-silent workers, with an expired queue wait, or without a message. A sweep is short. Longer chores are split over sweeps.
+Postgres is the record of all evaluations. In it, a sweep finds evaluations that Redis, a worker or a producer
+lost: those with silent workers, with an expired queue wait, or without a message. A sweep is short. Longer chores are split over sweeps.
 
 Postgres also decides the order. Redis holds a window of each lane's next evaluations, which a sweep fills and sorts.
 Between sweeps, :func:`fill` does only that when evaluations are submitted or end.
@@ -42,7 +42,7 @@ _CHORES: Final = select(
     evaluations.ANY_OVERDUE.label("overdue"),
     workers.ANY_SILENT.label("silent"),
 )
-#: Maximum number of rows that one statement changes, so that it takes a moment even in a busy database.
+#: Maximum number of rows that one statement changes, so that it is quick even in a busy database.
 _BITE: Final = 5000
 #: Passes of one :func:`fill`. The second one finds messages that were sent while the first one was removing messages.
 _FILLS: Final = 2
@@ -151,7 +151,6 @@ def fill(engine: Engine, app: Celery, *, retries: bool = True) -> int:
     Any number of processes can do so at once: if several find the same message missing, one of them sends it.
 
     Args:
-        engine: the database.
         app: the application of :func:`kqueue.broker.make_app`.
         retries: also send messages of evaluations that were tried before. A worker can have refused them a moment ago
             in favour of another one, and would refuse them again.

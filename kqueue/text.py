@@ -22,7 +22,7 @@ def clean(value: object) -> str:
 
 
 def one_line(value: object) -> str:
-    """Return ``value`` as :func:`clean` does, on one line: each run of white space becomes one space."""
+    """Return ``value`` as clean text on one line. Each run of white space becomes one space."""
     return " ".join(clean(value).split())
 
 

@@ -63,9 +63,6 @@ def received(header: bytes | None) -> Generator[None]:
 def submission(count: int) -> Generator[str | None]:
     """Record a submission within the block as the PRODUCER span ``submit``, if the process uses OpenTelemetry.
 
-    Args:
-        count: the number of evaluations.
-
     Yields:
         The ``traceparent`` of the submission: the span, or the trace of :func:`received`, or None.
     """

@@ -4,7 +4,7 @@ Stock kombu stores more in Redis than messages: unacknowledged ones (``unacked``
 ``unacked_mutex``), lists for further priorities, and tables of bindings (``_kombu.binding*``). If one of these keys has
 another type or a malformed entry, a reader ends, and so does each reader that is started later. A fleet needs none of
 them: Postgres knows which messages are missing, all messages have one priority, and an address determines the queue of
-its answer. ``kqueue/broker.py`` turns the first two off, and :class:`Channel` the tables. So a fleet reads only lists
+its reply. ``kqueue/broker.py`` turns the first two off, and :class:`Channel` the tables. So a fleet reads only lists
 of messages. :func:`kqueue.broker.mend` removes keys that are not lists.
 
 The module extends private parts of kombu's Redis transport, so kombu is pinned to a minor version.
@@ -22,9 +22,9 @@ from redis.exceptions import ResponseError
 
 from kqueue import broker
 
-#: Suffix of the addresses of answers to questions, and of their queues.
+#: Suffix of the addresses of replies, and of their queues.
 REPLIES: Final = "reply.celery.pidbox"
-#: Lifetime in milliseconds of unread answers.
+#: Lifetime in milliseconds of unread replies.
 _REPLY_MS: Final = 10_000
 
 
@@ -38,7 +38,7 @@ class Channel(redis.Channel):
         """Declare a queue, for which Redis needs nothing."""
 
     def _size(self, queue: str) -> Literal[0]:  # noqa: ARG002
-        """Return the length 0 to a declaration, because no caller uses it."""
+        """Return 0 as the length, because no caller of a declaration uses it."""
         return 0
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:  # noqa: ARG002
@@ -47,14 +47,14 @@ class Channel(redis.Channel):
             self._fanout_queues[queue] = (exchange, routing_key.replace("#", "*"))
 
     def _delete(self, queue: str, *_arguments: Any, **_: Any) -> None:
-        """Do nothing, because a queue of answers expires."""
+        """Do nothing, because a queue of replies expires."""
 
     def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:  # noqa: ARG002
         """Return the one queue that an address names."""
         return [f"{routing_key}.{exchange}" if exchange else routing_key]
 
     def _put(self, queue: str, message: Any, **_: Any) -> None:
-        """Send an answer, or put a message back."""
+        """Send a reply, or put a message back."""
         with self.conn_or_acquire() as client:
             broker.mend(client, queue, "list")
             client.lpush(queue, dumps(message))

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-#: Number of lines of both texts up to which difflib compares them. It can take quadratic time.
+#: Maximum number of lines of both texts for difflib, which can take quadratic time.
 _FEW: Final = 2_000
 #: Maximum depth of dividing parts at unique common lines. Hostile texts could be divided without end.
 _DEPTH: Final = 16
@@ -80,10 +80,9 @@ class _Matcher(difflib.SequenceMatcher[str]):
 
 
 class _CommonLines:
-    """The common lines of two texts.
+    """The common lines of two texts."""
 
-    Lines that occur once in both texts divide them. Between these, a bounded search finds the fewest edits.
-    """
+    # Lines that occur once in both texts divide them. Between these, a bounded search finds the fewest edits.
 
     def __init__(self, a: Sequence[str], b: Sequence[str]) -> None:
         numbers: dict[str, int] = {}
@@ -147,7 +146,7 @@ class _CommonLines:
         return run[::-1]
 
     def _edited(self, part: _Part) -> list[tuple[int, int]]:
-        """Return the unchanged lines of a part, by searches for few edits."""
+        """Return the unchanged lines of a part, found by repeated searches for few edits."""
         pairs: list[tuple[int, int]] = []
         while part.a_from < part.a_to and part.b_from < part.b_to and self._steps > 0:
             kept, part = self._fewest_edits(part)
@@ -155,14 +154,12 @@ class _CommonLines:
         return pairs + self._unmoved(part)
 
     def _fewest_edits(self, part: _Part) -> tuple[list[tuple[int, int]], _Part]:
-        """Return the unchanged lines for the fewest edits, up to the maximum number of edits, and the unsearched rest.
-
-        Myers, "An O(ND) Difference Algorithm and Its Variations".
-        """
+        """Return the unchanged lines for the fewest edits, up to a maximum number of edits, and the unsearched rest."""
+        # Myers, "An O(ND) Difference Algorithm and Its Variations".
         a_from, a_to, b_from, b_to = part
         a, b = self._a, self._b
-        # Keys: by how many lines the first text is read further than the second. Values: the furthest line of the first
-        # text that this number of edits reaches.
+        # Keys: difference between the lines read of the first and of the second text. Values: the furthest line of the
+        # first text that is reached with this number of edits.
         reached = {1: a_from}
         trail: list[dict[int, int]] = []
         far, far_trail, far_ahead = (a_from, b_from), 0, 0

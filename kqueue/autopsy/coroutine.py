@@ -22,7 +22,6 @@ async def dissect(autopsy: Autopsy, judge: Judge, budget_s: float) -> Report:
 
     Args:
         autopsy: the autopsy, with its failure.
-        judge: judges a round.
         budget_s: time limit in seconds from now.
     """
     began = time.monotonic()

@@ -114,9 +114,7 @@ def fixed(source: str, seeds: tuple[int, ...], fill: Fill, keep: tuple[int, int]
     """Return a problem's source with inputs that are drawn under fixed seeds. The source is not run.
 
     Args:
-        source: the problem's source.
         seeds: one for each input set. The judge's checks select among them.
-        fill: the values of floating inputs.
         keep: range of the elements that are not set to 0, counted through all inputs, or None for all.
     """
     return source.rstrip("\n") + "\n" + _WRAP.format(seeds=seeds, fill=str(fill), keep=keep)

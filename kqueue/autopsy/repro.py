@@ -21,9 +21,6 @@ def render(request: Request, problem: str, result: Result, seeds: tuple[int, ...
     """Return the program that reproduces a failure. It exits with 1 if the kernel fails, and with 0 otherwise.
 
     Args:
-        request: the kernel's source and settings.
-        problem: source of the smallest failing problem.
-        result: the judge's result for that problem.
         seeds: seeds of the problem's input sets. Empty for the judge's own.
         words: text on how the problem was shrunk.
     """

@@ -23,13 +23,10 @@ OnRound = Callable[[Autopsy], None]
 
 
 def by_fleet(autopsy: Autopsy, client: Client, budget_s: float, on_round: OnRound) -> Report:
-    """Run an autopsy on a fleet, with several problems judged concurrently. All evaluations end with it.
+    """Run an autopsy on a fleet, with several problems judged concurrently. No evaluation continues after it.
 
     Args:
-        autopsy: the autopsy.
-        client: the fleet's client.
         budget_s: time limit in seconds from now.
-        on_round: called after each round.
 
     Raises:
         WaitTimeout: the failure was not given, and no verdict came in time.
@@ -66,7 +63,6 @@ def by_judge(autopsy: Autopsy, local: LocalJudge, budget_s: float, on_round: OnR
         local: the judge. It can end a running evaluation only by being closed.
         budget_s: time limit in seconds from now. In the main thread, the running evaluation is then ended together with
             the judge's process, as by Ctrl-C. In another thread it runs to its end.
-        on_round: called after each round.
 
     Raises:
         WaitTimeout: the failure was not given, and no verdict came in time.

@@ -68,7 +68,6 @@ class Case:
     Attributes:
         sizes: the value of each of the problem's numbers.
         seeds: seeds of the input sets. Empty for the problem's own ``get_inputs()`` under the judge's seeds.
-        fill: the values of floating inputs.
         keep: range of the elements that are not set to 0, or None for all.
     """
 
@@ -259,7 +258,7 @@ class Autopsy:
             if (yield from self._try(self._joint(fixed))) or (yield from self._try([fixed])):
                 return
         else:
-            # The kernel is correct on the problem's own draws, or its verdict would have another kind.
+            # The kernel is correct on the problem's own draws. Otherwise its verdict would have another kind.
             like = (*inputs.LIKE.get(kind, inputs.LIKE_OTHERS), *inputs.PLAIN)
             if (yield from self._try(replace(fixed, fill=fill) for fill in like)):
                 assert self._best is not None

@@ -16,7 +16,7 @@ class Point:
 
     Attributes:
         at: time of its verdict.
-        speedup: the baseline's time divided by its own, or None if it was not timed.
+        speedup: the baseline's time divided by the candidate's, or None if it was not timed.
         blame: the blame of its verdict, ``none`` if it passed.
     """
 
@@ -44,8 +44,7 @@ class Bar:
     """A kernel of a leaderboard.
 
     Attributes:
-        label: its name.
-        speedup: the baseline's time divided by its own.
+        speedup: the baseline's time divided by the kernel's.
         low, high: the speedup at the third and the first quartile of its times, or None where they are unknown.
         note: text next to the bar, such as the device.
     """
@@ -86,7 +85,6 @@ class FastP:
     """KernelBench's fast_p over p: the share of problems with a correct kernel that is more than p times as fast.
 
     Attributes:
-        title: the title.
         speedups: the speedup of the best correct kernel of each problem that has one, or 0 where none was timed.
         problems: number of problems, including those without a correct kernel.
     """
@@ -122,7 +120,6 @@ class Curve:
     """A run of a search.
 
     Attributes:
-        label: the run's name.
         points: number and score of each proposal that has a score, in order.
         tests: number of proposals so far and score, for each test of the best kernel.
     """
@@ -154,7 +151,6 @@ class Spot:
     """A kernel on a roofline.
 
     Attributes:
-        label: its name.
         flops_per_byte: operations for each byte moved.
         gflops: throughput in 10^9 operations a second.
     """
@@ -169,7 +165,6 @@ class Roofline:
     """The throughput of kernels compared with a GPU's limits, over their operations for each byte.
 
     Attributes:
-        title: the title.
         peak_gbs: peak memory bandwidth in 10^9 bytes a second.
         peak_gflops: peak throughput in 10^9 operations a second.
         spots: the kernels, the longest first.

@@ -31,8 +31,6 @@ def render(chart: Chart, *, theme: Theme = Theme.LIGHT, form: Form = Form.SVG) -
 
     Args:
         chart: the chart. If it is empty, the picture says so.
-        theme: light or dark.
-        form: the format.
 
     Raises:
         ConfigError: matplotlib is not installed.

@@ -53,7 +53,7 @@ from kqueue.errors import (
 )
 from kqueue.signals import raise_interrupts
 
-#: Exit statuses of commands that failed to do their work. Status 1 is reserved for a negative answer.
+#: Exit statuses of commands that failed. Status 1 is reserved for a negative answer.
 STATUSES: dict[type[KqueueError], int] = {
     InvalidRequest: 2,
     ServiceError: 3,

@@ -25,7 +25,6 @@ _FAILED, _UNJUDGED = 1, 3
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
     app.command()(autopsy)
 
 

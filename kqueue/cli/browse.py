@@ -21,7 +21,6 @@ _DISPLAYS: Final = ("DISPLAY", "WAYLAND_DISPLAY")
 
 
 def register(app: typer.Typer) -> None:
-    """Add this command to ``app``."""
     app.command("open")(open_)
 
 

@@ -41,7 +41,7 @@ if verdict.evidence.provenance is not None and verdict.evidence.provenance.decoy
 ```
 
 The JSON form has the same names: over HTTP, in Postgres and in `kqueue show --json`. There a field of `facts`,
-`evidence` or clocks without a value is absent. In the other objects it is null. NaN and the infinities are the texts
+`evidence` or clocks without a value is absent. In all other objects it is null. NaN and the infinities are the texts
 `NaN`, `Infinity` and `-Infinity`.
 
 A judge cannot write an unknown field. A verdict of another version of kqueue can still be read: unknown fields, and
@@ -57,7 +57,6 @@ An outcome without one of these is refused. Only `passed` has `runtime` and `bas
 
 
 def register(app: typer.Typer) -> None:
-    """Add this group's commands to ``app``."""
     app.command()(categories)
     app.command()(evidence)
 

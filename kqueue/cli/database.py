@@ -23,7 +23,6 @@ class Role(StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    """Add this group's commands to ``app``."""
     app.add_typer(_group, name="db", cls=app.info.cls)
 
 

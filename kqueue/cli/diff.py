@@ -19,7 +19,6 @@ _Id = Annotated[str, typer.Argument(help="An evaluation's id, or its first digit
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
     app.command()(diff)
 
 

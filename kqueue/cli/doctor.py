@@ -16,7 +16,6 @@ _STYLES: Final = {"ok": "green", "info": "dim", "warn": "yellow", "fail": "bold 
 
 
 def register(app: typer.Typer) -> None:
-    """Add this group's commands to ``app``."""
     app.command()(doctor)
 
 

@@ -30,7 +30,6 @@ _Timeout = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to ``app``."""
     app.command()(sanitize)
     app.command()(profile)
 

@@ -31,7 +31,6 @@ _CpuSlots = Annotated[int | None, typer.Option(help="Number of slots on the `cpu
 
 
 def register(app: typer.Typer) -> None:
-    """Add these commands to ``app``."""
     app.command()(up)
     app.command()(worker)
 

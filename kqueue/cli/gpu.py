@@ -27,7 +27,6 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one JSON record per l
 
 
 def register(app: typer.Typer) -> None:
-    """Add this group's commands to ``app``."""
     group = typer.Typer(no_args_is_help=True, help="List GPUs, take one out of service, and return it to service.")
     group.command("list")(list_gpus)
     group.command()(drain)

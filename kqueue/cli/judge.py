@@ -32,7 +32,6 @@ _AUTOPSY_S: Final = 60.0
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
     app.command()(judge)
 
 
@@ -106,16 +105,7 @@ def judge(
 
 @dataclass(slots=True)
 class _Task:
-    """A kernel and its result.
-
-    Attributes:
-        item: its line of output.
-        request: the request, or None if it was refused.
-        outcome: the outcome, or None if there is none.
-        status: its exit status, 0 for a kernel that passed.
-        report: the report of its autopsy, or None.
-        repro: the program that reproduces the failure, or None.
-    """
+    """A kernel with its result. ``status`` is its exit status, 0 if it passed."""
 
     item: Item
     request: Request | None = None

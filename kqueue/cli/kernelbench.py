@@ -38,7 +38,6 @@ _INCOMPLETE: Final = 3
 
 
 def register(app: typer.Typer) -> None:
-    """Add this group's commands to ``app``."""
     app.command("kernelbench")(kernelbench)
 
 
@@ -146,16 +145,7 @@ class _Run:
     """The results file. Each write replaces the whole file atomically."""
 
     def __init__(self, file: Path, level: int, asked: dict[str, Any]) -> None:
-        """Read the file if it exists.
-
-        Args:
-            file: the results file.
-            level: the level of all its results.
-            asked: the settings of all its results, as arguments of :func:`kqueue.kernelbench.request_of`.
-
-        Raises:
-            InvalidRequest: it is not a results file, or has results of another level or of other settings.
-        """
+        """Read the file if it exists. All its results have the level ``level`` and the settings ``asked``."""
         self.file = file
         self._level = level
         self._asked = asked
@@ -254,11 +244,7 @@ def _verdicts(client: Client, todo: Iterable[_Work], run: _Run) -> Iterator[tupl
 
 
 def _find(generations: Path, problems: Path, level: int | None) -> tuple[_Found, list[str]]:
-    """Return one level's generations with their problems, and messages about the remaining files.
-
-    Raises:
-        InvalidRequest: a folder is missing or has no generations, or there are several levels and none was chosen.
-    """
+    """Return one level's generations with their problems, and messages about the remaining files."""
     for folder, option in ((generations, "--generations"), (problems, "--problems")):
         if not folder.is_dir():
             raise InvalidRequest(f"{option} {folder}: no such folder")
@@ -303,11 +289,7 @@ def problems_of(folder: Path, level: int) -> dict[int, list[Path]]:
 
 
 def _read(file: Path, level: int, asked: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Read the results of this command or of KernelBench's scripts.
-
-    Raises:
-        InvalidRequest: the file is not a results file, or has results of another level or of other settings.
-    """
+    """Read the results of this command or of KernelBench's scripts."""
     try:
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         results = {

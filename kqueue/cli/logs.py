@@ -54,7 +54,6 @@ class Event:
 
 
 def register(app: typer.Typer) -> None:
-    """Add this command to ``app``."""
     app.command()(logs)
 
 
@@ -152,8 +151,6 @@ def lines_about(stream: BinaryIO, source: str, identity: UUID) -> Iterator[Event
 
     Args:
         stream: the log: JSON objects or text, perhaps with a prefix of a container or the journal on each line.
-        source: its name.
-        identity: the evaluation.
     """
     wanted = str(identity).encode()
     at: datetime | None = None

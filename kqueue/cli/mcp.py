@@ -9,7 +9,6 @@ import typer
 
 
 def register(app: typer.Typer) -> None:
-    """Add this command to ``app``."""
     app.command()(mcp)
 
 

@@ -40,7 +40,6 @@ class Kinds(StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
     app.command()(plot)
 
 

@@ -22,7 +22,6 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one JSON record per l
 
 
 def register(app: typer.Typer) -> None:
-    """Add this group's commands to ``app``."""
     group = typer.Typer(no_args_is_help=True, help="Show the results of probes of the judge, and the resulting pauses.")
     group.command("list")(list_probes)
     group.command()(pauses)

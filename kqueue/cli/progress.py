@@ -44,7 +44,6 @@ def progress(total: int, *, quiet: bool) -> Generator[Callable[[str], None]]:
 
     Args:
         total: number of expected verdicts.
-        quiet: show no bar.
 
     Yields:
         A function to call with the category of each verdict, or with an empty string for a missing one.

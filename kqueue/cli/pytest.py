@@ -11,7 +11,6 @@ import typer
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
     settings: dict[str, Any] = {"ignore_unknown_options": True, "allow_extra_args": True}
     app.command(context_settings=settings)(pytest)
 

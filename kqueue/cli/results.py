@@ -47,7 +47,6 @@ _Kind = TypeVar("_Kind", bound=StrEnum)
 
 
 def register(app: typer.Typer) -> None:
-    """Add this group's commands to ``app``."""
     app.command()(status)
     app.command()(show)
     app.command()(results)
@@ -441,7 +440,6 @@ def print_result(
     """Print the result of one kernel.
 
     Args:
-        result: the result.
         fields: further names and values to print.
         all_of_log: print the whole log, not only its last lines.
         evidence: print all evidence too.
@@ -597,11 +595,7 @@ def message_cell(message: str | None, reused_from: object) -> str:
 
 
 def _filters(where: Iterable[str], options: Mapping[str, str | None], among: Sequence[str] = _WHERE) -> dict[str, Any]:
-    """Return the conditions as :class:`kqueue.store.reports.Filters`.
-
-    Raises:
-        InvalidRequest: a condition is malformed (see :func:`_conditions`), or its value is invalid.
-    """
+    """Return the conditions as :class:`kqueue.store.reports.Filters`."""
     from kqueue.categories import Blame, Category
     from kqueue.contract import Backend
 
@@ -615,11 +609,7 @@ def _filters(where: Iterable[str], options: Mapping[str, str | None], among: Seq
 
 
 def _conditions(where: Iterable[str], options: Mapping[str, str | None], among: Sequence[str]) -> dict[str, str]:
-    """Return the conditions by field. Fields are restricted to ``among``.
-
-    Raises:
-        InvalidRequest: a condition is not ``field=value``, its field is unknown, or a field is given twice.
-    """
+    """Return the conditions by field. Fields are restricted to ``among``."""
     asked = {name: value for name, value in options.items() if value is not None}
     for condition in where:
         field, mark, value = condition.partition("=")

@@ -92,11 +92,9 @@ class Progress:
     """A bar on a terminal, and a line for each reported step.
 
     Args:
-        run: the run.
         line: formats a proposal in one line.
         steps: number of the last step, or None if it is unknown.
         every: number of steps between two reports.
-        verbose: print each ended proposal with its feedback.
     """
 
     def __init__(

@@ -51,7 +51,6 @@ _Out = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Add this group's commands to ``app``."""
     group = typer.Typer()
     settings = {"token_normalize_func": _dashed}
     group.callback(invoke_without_command=True, context_settings=settings)(search)

@@ -8,7 +8,6 @@ import typer
 
 
 def register(app: typer.Typer) -> None:
-    """Add this command to ``app``."""
     app.command()(serve)
 
 

@@ -40,7 +40,6 @@ class Subject:
     """A kernel to examine.
 
     Attributes:
-        request: the request to judge it.
         verdict: its verdict, or None for a file.
         device: the device of a local judge, or None for the fleet.
     """

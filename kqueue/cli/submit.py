@@ -35,7 +35,6 @@ _CHUNK: Final = 200
 
 
 def register(app: typer.Typer) -> None:
-    """Add this group's commands to ``app``."""
     app.command()(submit)
     app.command()(wait)
 
@@ -45,10 +44,7 @@ class Item:
     """One line of output: a kernel or input line, and its result.
 
     Attributes:
-        entry: the input.
-        ticket: the evaluation's ticket, or None if there is none.
         error: the reason why there is no verdict.
-        verdict: the verdict as JSON.
     """
 
     entry: Entry
@@ -245,7 +241,7 @@ def _run(
 
 
 def _writer(items: Sequence[Item], *, wait: bool) -> Callable[[], None]:
-    """Return a function that prints each item once it and all items before it are ready."""
+    """Return a function that prints each item once it and all earlier items are ready."""
     written = 0
 
     def write_ready() -> None:
@@ -344,12 +340,7 @@ def _explained(items: Sequence[Item]) -> Generator[None]:
 
 @contextmanager
 def _way_back(items: Sequence[Item], batch: str | None) -> Generator[None]:
-    """If the block leaves evaluations without a verdict, print how to resume the wait.
-
-    Args:
-        items: the submitted items. The block can append more.
-        batch: a batch that contains all of them, or None.
-    """
+    """If the block leaves evaluations without a verdict, print how to resume the wait, by ``batch`` if there is one."""
     ended = False
     try:
         yield

@@ -22,7 +22,6 @@ _LOCK_WAIT_S: Final = 10.0
 
 
 def register(app: typer.Typer) -> None:
-    """Add this command to ``app``."""
     app.command()(sweep)
 
 

@@ -44,7 +44,6 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one JSON line for eac
 
 
 def register(app: typer.Typer) -> None:
-    """Add this group's commands to ``app``."""
     app.add_typer(_group, name="token", cls=app.info.cls)
 
 

@@ -47,7 +47,6 @@ _CELL: Final = 28
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
     app.command()(top)
 
 
@@ -69,22 +68,12 @@ def top(
     _show(every)
 
 
-# Looking -----------------------------------------------------------------------------------------------
+# Polling -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """The state of the fleet at one time.
-
-    Attributes:
-        at: the time, by this host's clock.
-        backlog: numbers of queued and running evaluations by lane.
-        crowds: queued evaluations by lane, priority and producer.
-        live: the workers.
-        gpus: all known GPUs.
-        minute, hour: evaluations that ended within the last minute and hour, by category.
-        failures: the last failures, the fleet's first.
-    """
+    """The state of the fleet at one time, with outcomes of the last minute and hour, and the last failures."""
 
     at: datetime
     backlog: dict[str, dict[EvaluationState, int]]
@@ -187,11 +176,7 @@ def _show(every: float) -> None:
 
 @contextmanager
 def _keys() -> Generator[Any]:
-    """Read keys without Enter during the block.
-
-    Yields:
-        A function that waits a moment, and returns True if a key to exit was pressed or the terminal is gone.
-    """
+    """Yield a function that polls the keyboard. It returns True after a key to exit, or if the terminal is gone."""
     import termios
     import tty
 

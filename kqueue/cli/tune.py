@@ -29,7 +29,6 @@ _ROWS: Final = 40
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
     app.command()(tune)
 
 

@@ -28,7 +28,6 @@ _PAUSE_RATIO: Final = 10
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
     app.command()(watch)
 
 
@@ -58,12 +57,7 @@ def watch(
 def _follow(
     engine: Engine, batches: Collection[str], ids: Collection[UUID], timeout: float | None, *, as_json: bool
 ) -> BatchState:
-    """Show each change until all evaluations have ended. Return the final state.
-
-    Raises:
-        WaitTimeout: they have not ended in time.
-        UnknownEvaluation: none of them exists any more.
-    """
+    """Show each change until all evaluations have ended. Return the final state."""
     from kqueue.store import reports
 
     end = None if timeout is None else time.monotonic() + timeout

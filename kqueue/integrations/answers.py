@@ -38,8 +38,6 @@ def request_for(problem: str, kernel: str, **arguments: Any) -> Request | Invali
     """Build the request for a kernel that a model wrote.
 
     Args:
-        problem: source of the reference.
-        kernel: source of the kernel.
         arguments: see :func:`~kqueue.kernelbench.request_of`.
 
     Returns:

@@ -187,8 +187,8 @@ def _lines(block: _Block) -> tuple[int, int] | None:
 
 
 def _graded(tree: ast.Module) -> _Grade:
-    # A class with an undefined base raises NameError, as in fragments ("only forward changes").
     """Return the grade of valid Python."""
+    # A class with an undefined base raises NameError, as in fragments ("only forward changes").
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     entries = [node for node in classes if node.name == _ENTRY]
     bound = {node.name for node in classes}
@@ -210,13 +210,11 @@ def _graded(tree: ast.Module) -> _Grade:
 
 
 def _without_reasoning(text: str) -> tuple[str, bool]:
-    """Replace sections of reasoning by blank lines, so that lines keep their numbers. Return True if there was one.
-
-    A closing tag without an opening one ends a section that began with the answer, because chat templates put the
-    opening tag into the prompt. A section without an end extends to ``<answer>`` or to the end if its tag begins a
-    line. Otherwise the tag is a word. If both tags of a pair are within lines after a fence, they are in a kernel's
-    comments.
-    """
+    """Replace reasoning by blank lines, so that lines keep their numbers. Return True if there was any."""
+    # A closing tag without an opening one ends a section that began with the answer, because chat templates put the
+    # opening tag into the prompt. A section without an end extends to `<answer>` or to the end if its tag begins a
+    # line. Otherwise the tag is a word. If both tags of a pair are within lines after a fence, they are in a kernel's
+    # comments.
     sections: list[tuple[int, int]] = []
     begin: int | None = None
     first_in_line = in_code = False
@@ -322,8 +320,8 @@ def _strings(text: str) -> list[str]:
 
 
 def _trimmed(text: str, reader: _Reader) -> _Block | None:
-    # A syntax error stays in the source. Only a line that is clearly not code ends it.
     """Return the source in a text without fences, from the first import to the prose after the class."""
+    # A syntax error stays in the source. Only a line that is clearly not code ends it.
     if not _DEFINES.search(text):
         return None
     text = _without_tags(text)
@@ -388,13 +386,11 @@ def _fence(state: StateBlock, first: int, end: int, silent: bool) -> bool:
 
 
 def _end(state: StateBlock, first: int, end: int, run: str, head: str) -> tuple[int, str, bool]:
-    """Return the line after a block, its content, and True if a fence closes it.
-
-    A block ends at the first fence that is alone on its line or that opens another block, or else at one after code. If
-    the content up to another fence is a kernel, the block ends there: earlier fences are in the kernel's strings and
-    comments, and a fence with words after it was meant to close. Fences elsewhere in Python are syntax errors, so two
-    blocks are never joined.
-    """
+    """Return the line after a block, its content, and True if a fence closes it."""
+    # A block ends at the first fence that is alone on its line or that opens another block, or else at one after code.
+    # If the content up to another fence is a kernel, the block ends there: earlier fences are in the kernel's strings
+    # and comments, and a fence with words after it was meant to close. Fences elsewhere in Python are syntax errors, so
+    # two blocks are never joined.
     # Python begins in the first column, whatever the fence's column.
     indent = next((state.sCount[i] for i in range(first + 1, end) if not state.isEmpty(i)), 0)
 
@@ -445,10 +441,8 @@ def _line(state: StateBlock, number: int) -> str:
 
 
 def _closing(line: str, run: str) -> tuple[int, bool] | None:
-    """Return the number of characters from a fence after code on, else 0, and True if no words follow the fence.
-
-    Return None if words on both sides of the fence show that the line does not end a block.
-    """
+    """Return the number of characters from a fence after code on, else 0, and True if the fence closes a block."""
+    # Words on both sides of the fence show that the line does not end a block.
     at = line.rfind(run[0])
     before = line[: at + 1].rstrip(run[0])
     after = line[at + 1 :].strip()

@@ -100,7 +100,6 @@ class LocalKernelEvaluator:
         """Evaluate one kernel.
 
         Args:
-            ref_arch_src: source of the reference.
             custom_cuda: source of the kernel, for any backend.
             verbose: write the result to stderr.
             arguments: arguments of :func:`~kqueue.kernelbench.request_of` for this evaluation.
@@ -147,11 +146,9 @@ class LocalKernelEvaluator:
 
 
 class _WarmFleet:
-    """The fleet of one home, started by this process or by another one.
+    """The fleet of one home, started by this process or by another one."""
 
-    One thread starts, watches and stops an own fleet, because the fleet's processes die with the thread that started
-    them.
-    """
+    # The fleet's processes die with the thread that started them, so one thread starts, watches and stops an own fleet.
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -167,12 +164,7 @@ class _WarmFleet:
 
     @contextlib.contextmanager
     def client(self, read: Callable[[], Config], idle_s: float) -> Generator[Client]:
-        """Provide a client of a running fleet. An own fleet runs at least until the end of the ``with`` block.
-
-        Args:
-            read: returns the settings, with the addresses of a running fleet.
-            idle_s: seconds to keep an own fleet after its last use.
-        """
+        """Provide a client of a fleet. An own fleet stops ``idle_s`` seconds after its last use at the earliest."""
         with self._changed:
             self._users += 1
             self._idle_s = idle_s

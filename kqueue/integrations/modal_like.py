@@ -113,7 +113,6 @@ class ModalKernelEvaluator:
         """Configure an evaluator. The first evaluation connects.
 
         Args:
-            config: the settings.
             client: the client to use, which the caller closes. By default one is made from the environment's settings:
                 an :class:`~kqueue.AsyncClient`, or an :class:`~kqueue.AsyncRemoteClient` if they name a URL and no
                 database.
@@ -143,8 +142,6 @@ class ModalKernelEvaluator:
         """Evaluate one kernel.
 
         Args:
-            ref_code: source of the reference.
-            kernel_code: source of the kernel.
             backend: ``cuda``, ``triton``, ``torch``, ``cpp`` or ``cupy``.
             num_correct_trials: number of input sets to check.
             measure_performance: True to time the kernel.

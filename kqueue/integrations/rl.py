@@ -32,7 +32,7 @@ from kqueue.integrations.scores import Score, scorer
 
 _log = logging.getLogger(__name__)
 
-#: The score of an answer that cannot be a kernel, the same as of a failed kernel.
+#: Score of an answer that is not a kernel, equal to the score of a failed kernel.
 FAILED = 0.0
 
 
@@ -122,8 +122,8 @@ def _gymnasium() -> tuple[Any, Any]:
             super().__init__(None, None)
 
         def sample(self, mask: Any = None, probability: Any = None) -> str:  # noqa: ARG002 gymnasium's
-            # Gymnasium's checker expects equal results for equal actions, and verdicts have ids and times. So this
-            # is constant.
+            # Constant, because gymnasium's checker expects equal results for equal actions, and verdicts have ids
+            # and times.
             return ""
 
         def contains(self, x: Any) -> bool:
@@ -162,10 +162,7 @@ class KernelEnv(_Env):
         """Configure an environment. The first turn connects it.
 
         Args:
-            problems: sources of the references.
-            max_turns: number of turns in an episode.
             score: the reward of a turn, as for :func:`reward`.
-            target: a score that ends the episode.
             client: the client to use, which the caller closes. By default a client from the environment's settings.
             arguments: arguments of :func:`~kqueue.kernelbench.request_of`.
 

@@ -110,7 +110,7 @@ class Plan(Task):
 
 
 class TunePlan(Task):
-    """The plan of a tuning run (:mod:`kqueue.tuning`). The last comparison uses its settings' number of timed calls."""
+    """The plan of a tuning run (:mod:`kqueue.tuning`). The last comparison uses the timed calls of its settings."""
 
     algorithm: Literal["tune"] = "tune"
     metrics: Annotated[tuple[str, ...], Field(min_length=1, max_length=1)] = ("inverse_runtime",)

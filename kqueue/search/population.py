@@ -21,8 +21,6 @@ class Candidate:
 
     Attributes:
         number: its proposal's number. Older proposals have lower ones.
-        step: the step in which it was proposed.
-        kernel: its source.
         scores: a score for each metric, in one order for all candidates.
     """
 
@@ -54,8 +52,6 @@ class Expansion:
     """A step's proposals from one kernel.
 
     Attributes:
-        parent: the kernel's number.
-        step: the step.
         new: False if all of them had been proposed before.
     """
 

@@ -27,14 +27,10 @@ class Question:
     """A request to a proposer for a kernel that is better than a given one. A command reads it as JSON.
 
     Attributes:
-        run: the search's name.
         step: the step, from 1.
         number: the proposal's number in the search, from 1.
-        problem: source of the reference.
-        backend: the backend of the new kernel.
         kernel: source of the kernel to start from.
         scores: its score for each metric.
-        feedback: its verdict as text.
         summary: the failures and improvements so far, or None unless the algorithm has a summariser.
         prompt: the whole question as a text for a language model.
     """
@@ -116,7 +112,7 @@ class Recorded:
         return len(self._files)
 
     def propose(self, question: Question) -> str:
-        """Return the file of the proposal's number."""
+        """Return the source of the file with the proposal's number."""
         if question.number > len(self._files):
             # The folder had more files when the step was planned.
             raise ProposerFailed(

@@ -37,7 +37,6 @@ def draw(folder: Path, runs: Mapping[str, tuple[Task, Sequence[Proposal], Sequen
     The scores are of each run's first metric.
 
     Args:
-        folder: folder of the files.
         runs: plans, proposals and steps of runs by their names.
 
     Raises:
@@ -63,8 +62,6 @@ def draw_importances(folder: Path, run: Run, importances: Mapping[str, float]) -
     """Draw the importance of each name of a tuning run, as ``importance.png`` and ``importance.svg``.
 
     Args:
-        folder: folder of the files.
-        run: the run.
         importances: shares of 1 by name, the largest first.
 
     Raises:

@@ -66,11 +66,7 @@ def search(
     The run can always be resumed.
 
     Args:
-        engine: the database with the run.
         client: judges kernels, perhaps on another fleet.
-        run: the run.
-        plan: its recorded plan.
-        proposer: writes kernels.
         metrics: the scores by their names.
         watchers: receivers of progress.
 
@@ -102,7 +98,7 @@ def _candidates(proposals: Sequence[Proposal]) -> list[Candidate]:
 
 
 def _expansions(proposals: Sequence[Proposal]) -> list[Expansion]:
-    """Return which kernels were parents in which steps, and whether that gave a new kernel."""
+    """Return the expansions so far, in the order of steps."""
     first: dict[str | None, int] = {}
     for one in proposals:
         first.setdefault(one.kernel, one.number)
@@ -299,8 +295,8 @@ def _origin(proposal: Proposal) -> str:
 def _in_threads(
     work: Callable[[_ItemT], _ResultT], items: Sequence[_ItemT], most: int
 ) -> Iterator[tuple[_ItemT, _ResultT]]:
-    # The threads are daemons: after Ctrl-C, a model's late answer is not worth the wait.
     """Yield each item with its result as it is completed. Raise an exception of ``work``, and begin no other item."""
+    # The threads are daemons: after Ctrl-C, a model's late answer is not worth the wait.
     todo, done = queue.SimpleQueue[_ItemT](), queue.SimpleQueue[tuple[_ItemT, _ResultT | None, BaseException | None]]()
     over = threading.Event()
 

@@ -43,10 +43,7 @@ def tune(
     The run can always be resumed. Evaluations whose verdicts are no longer needed are cancelled.
 
     Args:
-        engine: the database with the run.
         client: judges kernels, perhaps on another fleet.
-        run: the run.
-        plan: its recorded plan.
         metrics: the one score by its name.
         watchers: receivers of progress.
 
@@ -66,7 +63,6 @@ class Configuration:
 
     Attributes:
         standing: the furthest stage that it reached.
-        values: its values by name.
         rows: its ended proposals of that stage.
         middle: the proposal with the median score. Of two middle ones, the worse.
     """
@@ -97,7 +93,7 @@ class Tuned:
     """The results of a tuning run so far.
 
     Attributes:
-        configurations: all judged configurations: the winner first, then by stage and score.
+        configurations: all judged configurations, the winner first, then by stage and score.
         winner: the winner, or None while it is unknown or if no kernel passed.
     """
 
@@ -114,8 +110,6 @@ def found(plan: TunePlan, proposals: Sequence[Proposal], *, done: bool) -> Tuned
     """Return the results of a run.
 
     Args:
-        plan: its plan.
-        proposals: all of its proposals.
         done: True if the run is complete. Before that there is no winner.
 
     Raises:

@@ -48,7 +48,6 @@ class Entry:
     """An evaluation to run next.
 
     Attributes:
-        config: the configuration.
         calls: maximum number of timed calls.
         repeat: 0 on the rungs, or the number of the repetition in the last comparison, from 1.
     """
@@ -112,7 +111,6 @@ class Halving:
     """The plan of a tuning run.
 
     Attributes:
-        space: the configurations.
         calls: maximum number of timed calls in the last comparison.
         trials: maximum number of configurations.
         finalists: number of configurations in the last comparison, not counting the original.

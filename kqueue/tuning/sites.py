@@ -98,8 +98,7 @@ class Tunable:
     """A source with names whose values can be changed.
 
     Args:
-        source: the kernel.
-        names: the names. A name that several kinds of sites have needs its kind as a prefix (``macro:BLOCK``).
+        names: the names. A name that occurs in several kinds of sites needs a prefix (``macro:BLOCK``).
 
     Raises:
         InvalidRequest: the source is not valid Python, or is nested too deeply. Or a name has no site, has sites of
@@ -159,7 +158,7 @@ class Tunable:
 
 @contextmanager
 def _readable() -> Generator[None]:
-    """Raise :class:`InvalidRequest` where Python rejects a source for its depth or its numbers."""
+    """Raise :class:`InvalidRequest` if a source is nested too deeply for Python, or has a too long number."""
     try:
         yield
     except InvalidRequest:
@@ -400,8 +399,8 @@ def _macros(source: bytes, starts: Sequence[int], start: int, end: int) -> Itera
 
 
 def _decoded(source: bytes, start: int, end: int) -> tuple[str, array[int], array[int]]:
-    # Characters that mean nothing to a preprocessor can differ from the original ones.
     """Return the text of the literals in a part of a source, and each character's begin and end offsets there."""
+    # Characters that mean nothing to a preprocessor can differ from the original ones.
     text: list[str] = []
     begins, ends = array("L"), array("L")
 

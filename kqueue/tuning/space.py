@@ -22,7 +22,7 @@ _RANGE: Final = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(x?)(\d+))?", re.ASCII)
 
 #: A name with an optional kind as its prefix, and the texts of its values.
 Parameter = tuple[str, tuple[str, ...]]
-#: A value for each name, in the order of the names. The original kernel's is empty.
+#: A value for each name, in the order of the names. Empty for the original kernel.
 Config = tuple[str, ...]
 ORIGINAL: Final[Config] = ()
 
@@ -80,10 +80,6 @@ def _range(word: str) -> list[str]:
 class Space:
     """The configurations of a kernel.
 
-    Args:
-        kernel: its source.
-        parameters: names with their values.
-
     Raises:
         InvalidRequest: a name is not in the kernel (:class:`~kqueue.tuning.sites.Tunable`), cannot have a value, or is
             given twice. Or there is nothing to try.
@@ -137,7 +133,7 @@ class Space:
         return self._tunable.kernel(dict(zip(self.names, config, strict=True)))
 
     def shown(self, config: Config) -> dict[str, str]:
-        """Return a configuration's values by name. The original's are read from its source."""
+        """Return a configuration's values by name. The original's values are read from its source."""
         if config == ORIGINAL:
             return {name: self._tunable.original(name) for name in self.names}
         return dict(zip(self.names, config, strict=True))
