@@ -1,7 +1,8 @@
 """The sweep, which makes sure that every accepted evaluation ends. Each fleet sweeps every few seconds.
 
-Postgres is the record of all evaluations. In it, a sweep finds evaluations that Redis, a worker or a producer
-lost: those with silent workers, with an expired queue wait, or without a message. A sweep is short. Longer chores are split over sweeps.
+Postgres is the record of all evaluations. In it, a sweep finds evaluations that Redis, a worker or a producer lost:
+those with silent workers, with an expired queue wait, or without a message. A sweep is short. Longer chores are split
+over sweeps.
 
 Postgres also decides the order. Redis holds a window of each lane's next evaluations, which a sweep fills and sorts.
 Between sweeps, :func:`fill` does only that when evaluations are submitted or end.
