@@ -105,8 +105,8 @@ def redact(url: str) -> str:
     rest, _, query = rest.partition("?")
     if "@" in query:  # a password with an unescaped "?"
         rest, query = rest + query, ""
-    user, at, place = rest.rpartition("@")
-    shown = f"{scheme}://{'***@' if user and at else ''}{place}"
+    user, at, location = rest.rpartition("@")
+    shown = f"{scheme}://{'***@' if user and at else ''}{location}"
     return shown + ("?" + re.sub(_SECRET_PARAMETER, r"\1=***", query) if query else "")
 
 
@@ -131,18 +131,18 @@ def _without_secrets(text: str, config: Config) -> str:
 
 def _secrets(config: Config) -> Iterator[str]:
     """Yield the secrets among the settings, the longest first. Short ones can be common words and are omitted."""
-    found: set[str] = set()
+    secrets: set[str] = set()
     for name in ("token", "flower_auth"):
         if (value := getattr(config, name)) is not None:
             secret = value.get_secret_value()
-            found |= {secret, secret.partition(":")[2]}
+            secrets |= {secret, secret.partition(":")[2]}
     for value in (config.database_url, config.redis_url):
         if value is not None:
             rest = value.get_secret_value().partition("://")[2]
-            found.add(rest.rpartition("@")[0].partition(":")[2])
-            found |= {given for _, given in re.findall(_SECRET_PARAMETER, rest)}
-    found |= {unquote(secret) for secret in found}
-    yield from sorted((secret for secret in found if len(secret) >= _TELLING), key=len, reverse=True)
+            secrets.add(rest.rpartition("@")[0].partition(":")[2])
+            secrets |= {given for _, given in re.findall(_SECRET_PARAMETER, rest)}
+    secrets |= {unquote(secret) for secret in secrets}
+    yield from sorted((secret for secret in secrets if len(secret) >= _TELLING), key=len, reverse=True)
 
 
 def _host() -> list[Check]:

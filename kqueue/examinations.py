@@ -123,11 +123,11 @@ def _sum(profile: Profile, name: str) -> float | None:
 
 
 def _of_run(run: Sanitized) -> Iterator[str]:
-    places = len(run.findings)
+    locations = len(run.findings)
     took = f"{run.seconds:.1f} s"
     if run.findings:
         errors = "" if run.errors is None else f"{run.errors} errors "
-        yield f"{run.tool}: {errors}at {places} place{'s' if places > 1 else ''} ({took})"
+        yield f"{run.tool}: {errors}at {locations} place{'s' if locations > 1 else ''} ({took})"
     elif run.error is None:
         yield f"{run.tool}: no findings ({took})"
     for finding in run.findings:

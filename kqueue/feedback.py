@@ -93,8 +93,8 @@ def _where(verdict: Verdict, kernel: str) -> Iterator[str]:
     """Yield the source lines round the last frame of the last traceback in the log."""
     if verdict.category is Category.SYNTAX_ERROR and verdict.facts.line is not None:
         number, function = verdict.facts.line, None
-    elif found := last_frame(verdict.log):
-        number, function = found
+    elif frame := last_frame(verdict.log):
+        number, function = frame
     else:
         return
     lines = kernel.splitlines()
@@ -107,8 +107,8 @@ def _where(verdict: Verdict, kernel: str) -> Iterator[str]:
 
 def _lacked(verdict: Verdict) -> Iterator[str]:
     if (short := verdict.facts.shortage) is not None:
-        which = f"{short.kernel or 'a kernel'}{f' with {short.settings}' if short.settings else ''}"
-        yield f"The launch of {which} needs {short.required} of {short.resource}, and this GPU has {short.limit}."
+        description = f"{short.kernel or 'a kernel'}{f' with {short.settings}' if short.settings else ''}"
+        yield f"The launch of {description} needs {short.required} of {short.resource}, and this GPU has {short.limit}."
 
 
 def _differences(verdict: Verdict) -> Iterator[str]:

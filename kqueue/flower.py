@@ -89,7 +89,9 @@ class GuardedFlower(Flower):
             given = b64decode(encoded, validate=True)
         except ValueError:
             return False
-        return scheme.lower() == "basic" and any(hmac.compare_digest(given, known) for known in self._credentials)
+        return scheme.lower() == "basic" and any(
+            hmac.compare_digest(given, credentials) for credentials in self._credentials
+        )
 
 
 def main() -> None:

@@ -174,20 +174,20 @@ def draw(lane: str, kind: ProbeKind | None = None) -> Probe:
     if kind is None:
         kind = lot.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
     on_gpu = lane.startswith("gpu")
-    words = _words(lot)
+    substitutions = _words(lot)
     if kind is ProbeKind.SPIN:
-        return _spin(lane, lot, words, on_gpu=on_gpu)
+        return _spin(lane, lot, substitutions, on_gpu=on_gpu)
     answer = lot.choice(list(_ANSWERS))
     right, same = _ANSWERS[answer]
     backend = Backend.TORCH
     if kind is ProbeKind.HONEST:
-        idea, kernel = answer, _source(_KERNEL, f"return {same}", words)
+        idea, kernel = answer, _source(_KERNEL, f"return {same}", substitutions)
         if on_gpu and answer == "affine":
-            idea, kernel, backend = "triton", _filled(_TRITON, words), Backend.TRITON
+            idea, kernel, backend = "triton", _filled(_TRITON, substitutions), Backend.TRITON
     else:
         idea = lot.choice(list(_CHEATS))
-        kernel = _source(_KERNEL, _CHEATS[idea].replace("ANSWER", same), words)
-    problem = _source(_PROBLEM, f"return {right}", words)
+        kernel = _source(_KERNEL, _CHEATS[idea].replace("ANSWER", same), substitutions)
+    problem = _source(_PROBLEM, f"return {right}", substitutions)
     return Probe(kind, idea, _request(lane, problem, kernel, backend, Timing(enabled=False)))
 
 
@@ -235,25 +235,27 @@ def _judge_clock(verdict: Verdict, spin_ms: float) -> Judgement:
     if other is not None and (taken.basis, other.basis) == ("cpu_clock", "cpu_clock"):
         ratio = (other.min_ms + other.null_ms) / (taken.min_ms + taken.null_ms)
         if not _CPU_RATIO[0] <= ratio <= _CPU_RATIO[1]:
-            words = f"{summary}, and its reference with {_LONGER:.0f} times the duration at {ratio:.2f} times the time"
-            return Judgement(Finding.CLOCK_UNEVEN, words, bias)
+            message = (
+                f"{summary}, and its reference with {_LONGER:.0f} times the duration at {ratio:.2f} times the time"
+            )
+            return Judgement(Finding.CLOCK_UNEVEN, message, bias)
     return Judgement(Finding.AGREED, summary, bias)
 
 
-def _spin(lane: str, lot: random.SystemRandom, words: dict[str, str], *, on_gpu: bool) -> Probe:
+def _spin(lane: str, lot: random.SystemRandom, substitutions: dict[str, str], *, on_gpu: bool) -> Probe:
     spin_ms = round(lot.uniform(*(_GPU_SPIN_MS if on_gpu else _CPU_SPIN_MS)), 3)
     right, same = _ANSWERS["affine"]
     timing = Timing(calls=_SPIN_CALLS, precision=0.0, warmup=1)
     if on_gpu:
-        words["SPIN_NS"] = str(round(spin_ms * 1e6))
-        problem = _source(_PROBLEM, f"return {right}", words)
-        request = _request(lane, problem, _filled(_TRITON_SPIN, words), Backend.TRITON, timing)
+        substitutions["SPIN_NS"] = str(round(spin_ms * 1e6))
+        problem = _source(_PROBLEM, f"return {right}", substitutions)
+        request = _request(lane, problem, _filled(_TRITON_SPIN, substitutions), Backend.TRITON, timing)
         return Probe(ProbeKind.SPIN, "GPU's timer", request, spin_ms)
     bodies = [
         (_CPU_SPIN + "return OUT").replace("ANSWER", answer).replace("SPIN_S", repr(spin_ms * times / 1e3))
         for answer, times in ((right, _LONGER), (same, 1.0))
     ]
-    problem, kernel = _source(_PROBLEM, bodies[0], words), _source(_KERNEL, bodies[1], words)
+    problem, kernel = _source(_PROBLEM, bodies[0], substitutions), _source(_KERNEL, bodies[1], substitutions)
     request = _request(lane, problem, kernel, Backend.TORCH, timing)
     return Probe(ProbeKind.SPIN, "host's clock", request, spin_ms)
 
@@ -268,7 +270,7 @@ def _request(lane: str, problem: str, kernel: str, backend: Backend, timing: Tim
 
 def _words(lot: random.SystemRandom) -> dict[str, str]:
     """Return the substitutions for the names in capitals in a probe's sources."""
-    names = {word: f"v{lot.getrandbits(48):012x}" for word in ("GIVEN", "OUT", "KEPT", "OVER", "LAUNCHED")}
+    names = {name: f"v{lot.getrandbits(48):012x}" for name in ("GIVEN", "OUT", "KEPT", "OVER", "LAUNCHED")}
     return names | {
         "FIRST": f"{lot.uniform(0.6, 1.4):.6f}",
         "SECOND": f"{lot.uniform(0.6, 1.4):.6f}",
@@ -279,11 +281,11 @@ def _words(lot: random.SystemRandom) -> dict[str, str]:
     }
 
 
-def _source(form: str, body: str, words: Mapping[str, str]) -> str:
-    return _filled(form.replace("BODY", textwrap.indent(body, " " * 8)), words)
+def _source(form: str, body: str, substitutions: Mapping[str, str]) -> str:
+    return _filled(form.replace("BODY", textwrap.indent(body, " " * 8)), substitutions)
 
 
-def _filled(form: str, words: Mapping[str, str]) -> str:
-    for word, stands_for in words.items():
-        form = form.replace(word, stands_for)
+def _filled(form: str, substitutions: Mapping[str, str]) -> str:
+    for name, stands_for in substitutions.items():
+        form = form.replace(name, stands_for)
     return form

@@ -78,9 +78,13 @@ def submission(count: int) -> Generator[str | None]:
         record_exception=False,
         set_status_on_exception=False,
     ) as span:
-        own = span.get_span_context()
+        context = span.get_span_context()
         try:
-            yield str(Parent(own.trace_id, own.span_id, own.trace_flags.sampled)) if own.is_valid else _received.get()
+            yield (
+                str(Parent(context.trace_id, context.span_id, context.trace_flags.sampled))
+                if context.is_valid
+                else _received.get()
+            )
         except Exception as error:
             span.set_status(trace.StatusCode.ERROR, type(error).__name__)
             raise

@@ -162,21 +162,21 @@ class _CommonLines:
         # first text that is reached with this number of edits.
         reached = {1: a_from}
         trail: list[dict[int, int]] = []
-        far, far_trail, far_ahead = (a_from, b_from), 0, 0
+        far, far_trail, far_offset = (a_from, b_from), 0, 0
         for edits in range(_EDITS + 1):
             trail.append(dict(reached))
-            for ahead in range(-edits, edits + 1, 2):
-                begun = i = reached[ahead + 1] if _is_added(reached, edits, ahead) else reached[ahead - 1] + 1
-                j = b_from + i - a_from - ahead
+            for offset in range(-edits, edits + 1, 2):
+                begun = i = reached[offset + 1] if _is_added(reached, edits, offset) else reached[offset - 1] + 1
+                j = b_from + i - a_from - offset
                 while i < a_to and j < b_to and a[i] == b[j]:
                     i, j = i + 1, j + 1
-                reached[ahead] = i
+                reached[offset] = i
                 self._steps -= 1 + i - begun
                 if i <= a_to and j <= b_to and i + j >= sum(far):
-                    far, far_trail, far_ahead = (i, j), len(trail), ahead
+                    far, far_trail, far_offset = (i, j), len(trail), offset
             if far == (a_to, b_to) or self._steps < 0:
                 break
-        return _kept(trail[:far_trail], part, far[0], far_ahead), _Part(far[0], a_to, far[1], b_to)
+        return _kept(trail[:far_trail], part, far[0], far_offset), _Part(far[0], a_to, far[1], b_to)
 
     def _unmoved(self, part: _Part) -> list[tuple[int, int]]:
         """Return the equal lines at equal indices."""
@@ -184,17 +184,17 @@ class _CommonLines:
         return [(i, j) for i, j in both if self._a[i] == self._b[j]]
 
 
-def _is_added(reached: dict[int, int], edits: int, ahead: int) -> bool:
+def _is_added(reached: dict[int, int], edits: int, offset: int) -> bool:
     """Return True if the next edit reaches further by adding a line than by removing one."""
-    return ahead == -edits or (ahead != edits and reached[ahead - 1] < reached[ahead + 1])
+    return offset == -edits or (offset != edits and reached[offset - 1] < reached[offset + 1])
 
 
-def _kept(trail: list[dict[int, int]], part: _Part, i: int, ahead: int) -> list[tuple[int, int]]:
+def _kept(trail: list[dict[int, int]], part: _Part, i: int, offset: int) -> list[tuple[int, int]]:
     """Return the unchanged lines on the path to a position, from the lines reached before each edit."""
     pairs: list[tuple[int, int]] = []
     for edits in reversed(range(len(trail))):
-        added = _is_added(trail[edits], edits, ahead)
-        begun = trail[edits][ahead + 1] if added else trail[edits][ahead - 1] + 1
-        pairs += [(at, part.b_from + at - part.a_from - ahead) for at in range(begun, i)]
-        i, ahead = (begun, ahead + 1) if added else (begun - 1, ahead - 1)
+        added = _is_added(trail[edits], edits, offset)
+        begun = trail[edits][offset + 1] if added else trail[edits][offset - 1] + 1
+        pairs += [(at, part.b_from + at - part.a_from - offset) for at in range(begun, i)]
+        i, offset = (begun, offset + 1) if added else (begun - 1, offset - 1)
     return pairs

@@ -47,10 +47,10 @@ def by_fleet(autopsy: Autopsy, client: Client, budget_s: float, on_round: OnRoun
         except WaitTimeout:
             pass
         finally:
-            for place, ticket in enumerate(tickets):
-                if place not in results:
+            for index, ticket in enumerate(tickets):
+                if index not in results:
                     ticket.cancel()
-        return [results.get(place) for place in range(len(tickets))]
+        return [results.get(index) for index in range(len(tickets))]
 
     return _run(autopsy, judge, deadline, on_round)
 
@@ -73,8 +73,8 @@ def by_judge(autopsy: Autopsy, local: LocalJudge, budget_s: float, on_round: OnR
     def judge(requests: Sequence[Request]) -> list[Result | None]:
         results: list[Result | None] = [None] * len(requests)
         with contextlib.suppress(_TimeOver), _ended_at(deadline):
-            for place, request in enumerate(requests):
-                results[place] = local(request)
+            for index, request in enumerate(requests):
+                results[index] = local(request)
         return results
 
     return _run(autopsy, judge, deadline, on_round)

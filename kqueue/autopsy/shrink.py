@@ -158,10 +158,10 @@ class Autopsy:
             results: the results so far, by the request's index in the round.
             asked: the number of the round's requests.
         """
-        for place in range(asked):
-            if place not in results:
+        for index in range(asked):
+            if index not in results:
                 return False
-            if self.same(results[place]):
+            if self.same(results[index]):
                 return True  # the other problems are larger
         return True
 
@@ -281,25 +281,25 @@ class Autopsy:
     def _refine(self) -> Generator[list[Request], Sequence[Result | None], None]:
         """Shrink equal numbers together, and then each number alone, until none can be smaller."""
         equal: dict[int, list[int]] = {}
-        for place, size in enumerate(self._own.sizes):
-            equal.setdefault(size, []).append(place)
-        groups = [places for places in equal.values() if len(places) > 1]
-        groups += [[place] for place in range(len(self._own.sizes))]
+        for index, size in enumerate(self._own.sizes):
+            equal.setdefault(size, []).append(index)
+        groups = [indices for indices in equal.values() if len(indices) > 1]
+        groups += [[index] for index in range(len(self._own.sizes))]
         shrunk = True
         while shrunk:
             shrunk = False
-            for places in sorted(groups, key=lambda places: -max(self._sizes(places))):
-                shrunk |= yield from self._bisect(places)
+            for indices in sorted(groups, key=lambda indices: -max(self._sizes(indices))):
+                shrunk |= yield from self._bisect(indices)
 
-    def _sizes(self, places: Sequence[int]) -> list[int]:
+    def _sizes(self, indices: Sequence[int]) -> list[int]:
         assert self._best is not None
-        return [self._best.case.sizes[place] for place in places]
+        return [self._best.case.sizes[index] for index in indices]
 
-    def _bisect(self, places: Sequence[int]) -> Generator[list[Request], Sequence[Result | None], bool]:
+    def _bisect(self, indices: Sequence[int]) -> Generator[list[Request], Sequence[Result | None], bool]:
         """Shrink some numbers: to the smallest values, or else by bisection that includes odd neighbours."""
         shrunk = False
-        high = max(self._sizes(places))
-        if (yield from self._try(self._with(places, (v for v in _SMALLEST if v < high)))):
+        high = max(self._sizes(indices))
+        if (yield from self._try(self._with(indices, (v for v in _SMALLEST if v < high)))):
             return True
         low = _SMALLEST[-1]
         while high - low > 1:
@@ -308,19 +308,19 @@ class Autopsy:
             # Tails show at odd sizes, which are next to the middle.
             middles |= {middle + 1 for middle in middles if middle + 1 < high}
             tried = sorted(middles)
-            if (yield from self._try(self._with(places, tried))):
+            if (yield from self._try(self._with(indices, tried))):
                 shrunk = True
-                high = max(self._sizes(places))
+                high = max(self._sizes(indices))
                 low = max([low, *(value for value in tried if value < high)])
             else:
                 low = tried[-1]
         return shrunk
 
-    def _with(self, places: Sequence[int], values: Iterable[int]) -> Iterator[Case]:
+    def _with(self, indices: Sequence[int], values: Iterable[int]) -> Iterator[Case]:
         assert self._best is not None
         case = self._best.case
         for value in values:
-            changed = (min(size, value) if place in places else size for place, size in enumerate(case.sizes))
+            changed = (min(size, value) if index in indices else size for index, size in enumerate(case.sizes))
             yield replace(case, sizes=tuple(changed))
 
     def _simplify(self) -> Generator[list[Request], Sequence[Result | None], None]:

@@ -119,20 +119,20 @@ def _leaderboard(chart: Leaderboard, figure: Any, axes: Any, theme: Theme) -> bo
         return False
     _rows(figure, axes, len(chart.bars))
     speedups = [bar.speedup for bar in chart.bars]
-    places = list(range(len(chart.bars)))
-    axes.barh(places, speedups, height=0.62, color=colour(theme, 0))
-    for place, bar in enumerate(chart.bars):
+    positions = list(range(len(chart.bars)))
+    axes.barh(positions, speedups, height=0.62, color=colour(theme, 0))
+    for position, bar in enumerate(chart.bars):
         low, high = (bar.speedup if one is None else one for one in (bar.low, bar.high))
         if high > low:
             # The spread is drawn separately from the bar's end, because the median is not always in its middle.
-            axes.plot([low, high], [place, place], color=ink(theme), linewidth=1.6, marker="|", markersize=9)
+            axes.plot([low, high], [position, position], color=ink(theme), linewidth=1.6, marker="|", markersize=9)
         note = f"  {_short(bar.note, _LABEL)}" if bar.note else ""
         axes.annotate(
-            f"{bar.speedup:.2f}x{note}", (max(bar.speedup, high), place), xytext=(8, 0), textcoords="offset points",
+            f"{bar.speedup:.2f}x{note}", (max(bar.speedup, high), position), xytext=(8, 0), textcoords="offset points",
             va="center", color=ink(theme),
         )  # fmt: skip
     axes.axvline(1.0, color=quiet(theme), linewidth=1, linestyle="--")
-    axes.set_yticks(places, _labels(bar.label for bar in chart.bars))
+    axes.set_yticks(positions, _labels(bar.label for bar in chart.bars))
     widest = max(max(bar.speedup, bar.high or 0.0) for bar in chart.bars)
     axes.set_xlim(0, max(1.05, widest) * (1.45 if any(bar.note for bar in chart.bars) else 1.18))
     axes.set_xlabel("speedup over the baseline, and its quartiles")
@@ -148,7 +148,7 @@ def _categories(chart: Categories, figure: Any, axes: Any, theme: Theme) -> bool
         {category for stack in stacks for category, number in stack.counts.items() if number},
         key=lambda category: (blames.index(category.blame), list(CATEGORIES).index(category)),
     )
-    places = list(range(len(stacks)))
+    positions = list(range(len(stacks)))
     left = [0.0] * len(stacks)
     within: dict[Blame, int] = {}
     of_blame = {blame: sum(category.blame is blame for category in order) for blame in blames}
@@ -159,14 +159,14 @@ def _categories(chart: Categories, figure: Any, axes: Any, theme: Theme) -> bool
         # Categories of one blame are shades of its colour. Blames also differ in their hatches.
         shade = 1.0 - 0.6 * nth / max(1, of_blame[blame])
         axes.barh(
-            places, widths, left=left, height=0.6, color=_mixed(colour_of(theme, blame), background(theme), shade),
+            positions, widths, left=left, height=0.6, color=_mixed(colour_of(theme, blame), background(theme), shade),
             edgecolor=background(theme), linewidth=1, hatch=HATCHES[blame],
             label=f"{category} ({sum(widths)}), {_BLAMES[blame]}" if blame is not Blame.NONE
             else f"{category} ({sum(widths)})",
         )  # fmt: skip
         left = [start + width for start, width in zip(left, widths, strict=True)]
     _rows(figure, axes, len(stacks), more=0.28 * ((len(order) + 1) // 2) + 0.3)
-    axes.set_yticks(places, _labels(f"{stack.label} ({sum(stack.counts.values())})" for stack in stacks))
+    axes.set_yticks(positions, _labels(f"{stack.label} ({sum(stack.counts.values())})" for stack in stacks))
     axes.set_xlim(0, max(left))
     axes.set_xlabel("evaluations")
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -213,19 +213,19 @@ def _times(chart: Times, figure: Any, axes: Any, theme: Theme) -> bool:
         {"whislo": one.min_ms, "q1": one.q1_ms, "med": one.median_ms, "q3": one.q3_ms, "whishi": one.max_ms}
         for one in chart.spreads
     ]
-    places = list(range(len(stats)))
+    positions = list(range(len(stats)))
     drawn = axes.bxp(
-        stats, positions=places, orientation="horizontal", widths=0.5, showfliers=False, patch_artist=True,
+        stats, positions=positions, orientation="horizontal", widths=0.5, showfliers=False, patch_artist=True,
         medianprops={"color": ink(theme), "linewidth": 2}, whiskerprops={"color": quiet(theme), "linewidth": 1.4},
         capprops={"color": quiet(theme), "linewidth": 1.4}, boxprops={"edgecolor": background(theme)},
     )  # fmt: skip
-    for place, (box, one) in enumerate(zip(drawn["boxes"], chart.spreads, strict=True)):
-        box.set(facecolor=colour(theme, place), hatch=("", "///", "...", "xxx")[place % 4])
+    for position, (box, one) in enumerate(zip(drawn["boxes"], chart.spreads, strict=True)):
+        box.set(facecolor=colour(theme, position), hatch=("", "///", "...", "xxx")[position % 4])
         axes.annotate(
-            f"{one.median_ms:.4g} ms, {one.count} calls", (one.median_ms, place), xytext=(0, 17),
+            f"{one.median_ms:.4g} ms, {one.count} calls", (one.median_ms, position), xytext=(0, 17),
             textcoords="offset points", ha="center", va="bottom", color=ink(theme), fontsize=9,
         )  # fmt: skip
-    axes.set_yticks(places, _labels(one.label for one in chart.spreads))
+    axes.set_yticks(positions, _labels(one.label for one in chart.spreads))
     axes.set_ylim(len(stats) - 0.4, -0.75)
     axes.set_xlim(0, 1.06 * max(one.max_ms for one in chart.spreads) or 1.0)
     axes.set_xlabel("milliseconds a call: shortest, quartiles, median, longest")
@@ -236,8 +236,8 @@ def _search_curve(chart: SearchCurve, _figure: Any, axes: Any, theme: Theme) -> 
     curves = [curve for curve in chart.curves if curve.points or curve.tests]
     if not curves:
         return False
-    for place, curve in enumerate(curves):
-        paint, mark = colour(theme, place), CURVE_MARKS[place % len(CURVE_MARKS)]
+    for index, curve in enumerate(curves):
+        paint, mark = colour(theme, index), CURVE_MARKS[index % len(CURVE_MARKS)]
         numbers = [number for number, _ in curve.points]
         scores = [score for _, score in curve.points]
         axes.scatter(
@@ -245,7 +245,7 @@ def _search_curve(chart: SearchCurve, _figure: Any, axes: Any, theme: Theme) -> 
         )
         axes.step(
             numbers, list(accumulate(scores, max)), where="post", color=paint, linewidth=2.2,
-            linestyle=CURVE_LINES[place % len(CURVE_LINES)], label=f"{_short(curve.label, _LABEL)}: best so far",
+            linestyle=CURVE_LINES[index % len(CURVE_LINES)], label=f"{_short(curve.label, _LABEL)}: best so far",
         )  # fmt: skip
         if curve.tests:
             axes.plot(
@@ -263,10 +263,10 @@ def _importances(chart: Importances, figure: Any, axes: Any, theme: Theme) -> bo
     if not chart.shares:
         return False
     _rows(figure, axes, len(chart.shares))
-    places = list(range(len(chart.shares)))
-    bars = axes.barh(places, list(chart.shares.values()), height=0.62, color=colour(theme, 0))
+    positions = list(range(len(chart.shares)))
+    bars = axes.barh(positions, list(chart.shares.values()), height=0.62, color=colour(theme, 0))
     axes.bar_label(bars, fmt="%.2f", padding=5, color=ink(theme))
-    axes.set_yticks(places, _labels(chart.shares))
+    axes.set_yticks(positions, _labels(chart.shares))
     axes.set_xlim(0, 1.1)
     axes.set_xlabel("importance (PED-ANOVA)")
     return True
@@ -283,11 +283,11 @@ def _roofline(chart: Roofline, _figure: Any, axes: Any, theme: Theme) -> bool:
         [low, ridge, high], [low * chart.peak_gbs, chart.peak_gflops, chart.peak_gflops], color=quiet(theme),
         linewidth=2.2, label=f"peak: {chart.peak_gbs:.4g} GB/s, {chart.peak_gflops:.4g} GFLOP/s in fp32",
     )  # fmt: skip
-    for place, spot in enumerate(spots):
+    for index, spot in enumerate(spots):
         share = spot.gflops / min(chart.peak_gflops, spot.flops_per_byte * chart.peak_gbs)
         axes.plot(
-            [spot.flops_per_byte], [spot.gflops], linestyle="", markersize=9, color=colour(theme, place),
-            marker=CURVE_MARKS[place % len(CURVE_MARKS)],
+            [spot.flops_per_byte], [spot.gflops], linestyle="", markersize=9, color=colour(theme, index),
+            marker=CURVE_MARKS[index % len(CURVE_MARKS)],
             label=f"{_short(spot.label, _LABEL)}: {share:.0%} of the roof",
         )  # fmt: skip
     axes.set_xscale("log")

@@ -157,7 +157,7 @@ def main() -> NoReturn:
     interrupt a command like SIGINT, so that it prints its results so far and cancels its work. Commands in
     :data:`_SERVING` handle signals themselves.
     """
-    command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    command = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "")
     gc.set_threshold(_GC_THRESHOLD_SERVING if command in _SERVING else _GC_THRESHOLD)
     # Without this, Python traverses all imported objects twice at exit.
     atexit.register(gc.freeze)

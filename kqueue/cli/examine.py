@@ -205,7 +205,7 @@ def _run(requests: Requests, judge: Callable[[Request], Result]) -> tuple[Reques
 def _named(names: Sequence[str], profiles: Sequence[Profile]) -> dict[str, Profile]:
     """Return profiles by the kernels' names. Equal names get numbers."""
     if len(set(names)) < len(names):
-        names = [f"{place}: {name}" for place, name in enumerate(names, 1)]
+        names = [f"{index}: {name}" for index, name in enumerate(names, 1)]
     return dict(zip(names, profiles, strict=True))
 
 

@@ -73,7 +73,7 @@ def kernelbench(
     from kqueue.kernelbench import scores_of
 
     ks, ps = _numbers(k, "--k", int), _numbers(p, "--p", float)
-    found, bad = _find(generations, problems, level)
+    generation_set, bad = _find(generations, problems, level)
     asked = {
         "backend": backend,
         "lane": lane,
@@ -83,8 +83,8 @@ def kernelbench(
         "measure_performance": not no_timing,
         "comparison": comparison,
     }
-    run = _Run(out or generations / _RESULTS, found.level, asked)
-    todo = run.to_do(found.samples, batch=generations.resolve().name or None)
+    run = _Run(out or generations / _RESULTS, generation_set.level, asked)
+    todo = run.to_do(generation_set.samples, batch=generations.resolve().name or None)
     evaluated = len(todo)
     try:
         with Client() as client:
@@ -101,7 +101,7 @@ def kernelbench(
     for line in [*bad, *(f"{name}: no result, {why}" for name, why in left_out)]:
         say(line)
     record = {
-        "level": found.level,
+        "level": generation_set.level,
         "results": str(run.file),
         "evaluated": evaluated - len(left_out),
         "left_out": [name for name, _ in left_out],
@@ -188,7 +188,7 @@ class _Run:
         """Insert a sample's result, replacing an older one."""
         row["metadata"] |= {"level": self._level, "asked": self._asked, **digests}
         table = self.results.setdefault(str(sample.problem_id), [])
-        remaining = [known for known in table if known["sample_id"] != sample.sample_id]
+        remaining = [entry for entry in table if entry["sample_id"] != sample.sample_id]
         table[:] = sorted([*remaining, row], key=itemgetter("sample_id"))
         if time.monotonic() - self._written > _WRITE_EVERY_S:
             self.write()
@@ -261,8 +261,8 @@ def _find(generations: Path, problems: Path, level: int | None) -> tuple[_Found,
         raise InvalidRequest(f"--generations {generations}: holds levels {levels}: choose one with --level and --out")
     chosen = level if level is not None else next(iter(named), None)
     if chosen is None or chosen not in named:
-        which = "" if level is None else f" of level {level}"
-        raise InvalidRequest(f"--generations {generations}: no level_L_problem_P_sample_S_kernel.py{which}")
+        suffix = "" if level is None else f" of level {level}"
+        raise InvalidRequest(f"--generations {generations}: no level_L_problem_P_sample_S_kernel.py{suffix}")
     by_number = problems_of(problems, chosen)
     samples: list[_Sample] = []
     for problem_id, sample_id, path in sorted(named[chosen]):

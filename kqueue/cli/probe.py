@@ -76,12 +76,12 @@ def list_probes(
     from kqueue.store import probes
 
     with database("probe list") as engine:
-        found = probes.listing(engine, since=datetime.now(UTC) - timedelta(days=days), limit=limit)
+        listed = probes.listing(engine, since=datetime.now(UTC) - timedelta(days=days), limit=limit)
     if as_json:
-        for one in found:
+        for one in listed:
             write_json(asdict(one))
         return
-    if not found:
+    if not listed:
         typer.echo("no probe was judged in that time")
         return
     print_table(
@@ -97,7 +97,7 @@ def list_probes(
                 text(one.finding, "" if one.finding in (Finding.AGREED, Finding.VOID) else "bold red"),
                 one.words,
             )
-            for one in found
+            for one in listed
         ),
     )
 
@@ -112,12 +112,12 @@ def pauses(
     from kqueue.store import probes
 
     with database("probe pauses") as engine:
-        found = probes.pauses(engine, since=datetime.now(UTC) - timedelta(days=days))
+        listed = probes.pauses(engine, since=datetime.now(UTC) - timedelta(days=days))
     if as_json:
-        for one in found:
+        for one in listed:
             write_json(asdict(one))
         return
-    if not found:
+    if not listed:
         typer.echo("nothing was paused in that time")
         return
     print_table(
@@ -132,7 +132,7 @@ def pauses(
                 one.doubted,
                 one.reason,
             )
-            for one in found
+            for one in listed
         ),
     )
 
@@ -142,8 +142,8 @@ def doubted(pause: Annotated[int, typer.Argument(help="The pause's number.")], a
     from kqueue.store import probes
 
     with database("probe doubted") as engine:
-        found = probes.doubted(engine, pause)
-    for one in found:
+        evaluations = probes.doubted(engine, pause)
+    for one in evaluations:
         if as_json:
             write_json({"evaluation_id": one})
         else:

@@ -123,11 +123,11 @@ def status(as_json: _Json = False) -> None:
         raise typer.Exit(3)
 
 
-def _gpu_memory(known: Iterable[GpuStatus], live: Sequence[LiveWorker]) -> Iterator[dict[str, Any]]:
+def _gpu_memory(statuses: Iterable[GpuStatus], live: Sequence[LiveWorker]) -> Iterator[dict[str, Any]]:
     """Yield the booked memory of each GPU, and its waiting processes. GPUs without a live worker are omitted."""
     devices = {worker.device for worker in live}
     busy = {worker.name: worker.busy_with for worker in live}
-    for gpu in known:
+    for gpu in statuses:
         if gpu.memory is not None and gpu.uuid in devices:
             record = {"uuid": gpu.uuid, "host": gpu.host, "index": gpu.index, **asdict(gpu.memory)}
             record["waiting"] = [
@@ -204,7 +204,7 @@ def _print_kept_waiting(live: Iterable[Mapping[str, Any]]) -> None:
         print_table(columns, rows, title="waiting for a device")
 
 
-def _print_waiting(found: Iterable[Mapping[str, Any]]) -> None:
+def _print_waiting(gpus: Iterable[Mapping[str, Any]]) -> None:
     from kqueue.cli.render import age, gib, print_table
 
     rows = [
@@ -216,7 +216,7 @@ def _print_waiting(found: Iterable[Mapping[str, Any]]) -> None:
             gib(one["wanted_bytes"]),
             f"for {age(one['since'])}",
         )
-        for gpu in found
+        for gpu in gpus
         for one in gpu["waiting"]
     ]
     if rows:
@@ -247,17 +247,17 @@ def cost(
     if by not in list(By):
         raise InvalidRequest(f"--by {by}: use one of {', '.join(By)}")
     with database("cost") as engine:
-        found = costs(engine, by=By(by), since=after, limit=limit)
-        payers = {row.key: budgets.token_of(row.key) for row in found if by == By.PRODUCER}
+        rows = costs(engine, by=By(by), since=after, limit=limit)
+        payers = {row.key: budgets.token_of(row.key) for row in rows if by == By.PRODUCER}
         known_budgets = budgets.of(engine, {payer for payer in payers.values() if payer is not None})
     limits = {
         key: known_budgets[payer] for key, payer in payers.items() if payer is not None and payer in known_budgets
     }
     if as_json:
-        for row in found:
+        for row in rows:
             write_json({"by": by, **asdict(row), "budget": budget_record(limits.get(row.key))})
         return
-    if not found:
+    if not rows:
         typer.echo("no evaluation has finished since then")
         return
     columns = (
@@ -285,7 +285,7 @@ def cost(
                 *(f"{seconds:.1f}" for seconds in (row.slot_s, row.alone_s, row.cpu_s, row.waited_s)),
                 *([budget(limits.get(row.key))] if limits else []),
             )
-            for row in found
+            for row in rows
         ),
     )
 
@@ -465,8 +465,8 @@ def print_result(
     if tools := "\n".join(examinations.lines(result.evidence)):
         _print_block("tools", tools)
     # Findings that ended the evaluation are among its facts.
-    if found := result.evidence.findings or result.facts.findings:
-        _print_block("findings", "\n".join(map(finding, found)))
+    if findings := result.evidence.findings or result.facts.findings:
+        _print_block("findings", "\n".join(map(finding, findings)))
     for title, part in (("facts", result.facts), ("evidence", result.evidence if evidence else None)):
         values = part.model_dump(mode="json", exclude=_APART) if part else {}
         if values:
@@ -516,20 +516,20 @@ def results(
 
     with database("results") as engine:
         if state is EvaluationState.DONE:
-            found = reports.results(engine, since=after, limit=limit, **filters)
+            listed_rows = reports.results(engine, since=after, limit=limit, **filters)
         else:
-            found = reports.listing(engine, state=state, since=after, limit=limit, **filters)
+            listed_rows = reports.listing(engine, state=state, since=after, limit=limit, **filters)
     if as_json:
-        for result in found:
+        for result in listed_rows:
             write_json(asdict(result))
         return
-    if not found:
+    if not listed_rows:
         typer.echo(f"no {'finished' if state is EvaluationState.DONE else state} evaluation matches")
         return
     if state is not EvaluationState.DONE:
         print_table(
             ("id", "age", "problem", "kernel", "backend", "lane", "priority", "producer", "batch"),
-            (_open(listed) for listed in found),
+            (_open(listed) for listed in listed_rows),
         )
         return
     print_table(
@@ -546,7 +546,7 @@ def results(
             "device",
             "message",
         ),
-        (_result(listed) for listed in found),
+        (_result(listed) for listed in listed_rows),
     )
 
 

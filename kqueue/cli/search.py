@@ -222,16 +222,16 @@ def show(
         run = searches.find(engine, which)
         if watch:
             _watch(engine, run)
-        found = _found(engine, searches.find(engine, str(run.id)))
+        record = _found(engine, searches.find(engine, str(run.id)))
     if proposal is not None:
-        _show_proposal(found.run, found.proposals, proposal, as_json=as_json)
+        _show_proposal(record.run, record.proposals, proposal, as_json=as_json)
     elif as_json:
-        steps, proposals = [*map(_plain, found.steps)], [*map(_plain, found.proposals)]
-        write_json({**_plain(found.run), "state": found.state, "steps": steps, "proposals": proposals})
+        steps, proposals = [*map(_plain, record.steps)], [*map(_plain, record.proposals)]
+        write_json({**_plain(record.run), "state": record.state, "steps": steps, "proposals": proposals})
     else:
-        _show_run(found)
+        _show_run(record)
     if out is not None:
-        for file in _files_found(out, found):
+        for file in _files_found(out, record):
             typer.echo(clean(file), err=as_json)
 
 
@@ -269,7 +269,7 @@ def compare(
     with database("search") as engine:
         chosen = {run.id: run for run in (searches.find(engine, one) for one in which)}
         rows = _all_found(engine, chosen.values())
-    found = [one for one in rows if isinstance(one, _Found)]
+    readable = [one for one in rows if isinstance(one, _Found)]
     if not as_json:
         _print_runs(rows)
     else:
@@ -279,7 +279,7 @@ def compare(
             )
             write_json({"name": run.name, "id": run.id, "state": state, **summary})
     if out is not None:
-        for file in draw(out, {one.run.name: (one.plan, one.proposals, one.steps) for one in found}):
+        for file in draw(out, {one.run.name: (one.plan, one.proposals, one.steps) for one in readable}):
             typer.echo(clean(file), err=as_json)
 
 
@@ -404,12 +404,12 @@ def _files(folder: Path, run: Run, plan: Plan, steps: Sequence[Step], proposals:
     return files
 
 
-def _files_found(folder: Path, found: _Found) -> list[Path]:
+def _files_found(folder: Path, record: _Found) -> list[Path]:
     from kqueue.search.plan import TunePlan
 
-    run, plan, steps, proposals = found.run, found.plan, found.steps, found.proposals
+    run, plan, steps, proposals = record.run, record.plan, record.steps, record.proposals
     if isinstance(plan, TunePlan):
-        return tune.files_of(folder, run, plan, steps, proposals, done=found.done)
+        return tune.files_of(folder, run, plan, steps, proposals, done=record.done)
     return _files(folder, run, plan, steps, proposals)
 
 
@@ -505,8 +505,8 @@ def _plain(row: Any) -> dict[str, Any]:
     return asdict(row)
 
 
-def _summary(found: _Found) -> dict[str, Any]:
-    return _counts(found.proposals, found.best)
+def _summary(record: _Found) -> dict[str, Any]:
+    return _counts(record.proposals, record.best)
 
 
 def _counts(proposals: Sequence[Proposal], best: Sequence[Proposal]) -> dict[str, Any]:
@@ -542,16 +542,16 @@ def _print_runs(rows: Sequence[_Found | Run]) -> None:
     def cells(row: _Found | Run) -> tuple[object, ...]:
         if not isinstance(row, _Found):
             return (row.name, _UNREADABLE, *[None] * (len(head) - 2), moment(row.created_at))
-        run, plan, found = row.run, row.plan, _summary(row)
-        best = found["best"][0] if found["best"] else None
+        run, plan, summary = row.run, row.plan, _summary(row)
+        best = summary["best"][0] if summary["best"] else None
         return (
             run.name,
             row.state,
             plan.problem_label,
             plan.algorithm,
             "Optuna" if plan.algorithm == "tune" else plan.given if plan.proposer == "model" else plan.proposer,
-            found["proposals"],
-            f"{found['passed']}/{found['judged']}",
+            summary["proposals"],
+            f"{summary['passed']}/{summary['judged']}",
             None if best is None else best["number"],
             "" if best is None else runs.scored(best["scores"]).removeprefix(", "),
             "" if best is None else milliseconds(best["runtime_ms"]),
@@ -575,14 +575,14 @@ def _print_runs(rows: Sequence[_Found | Run]) -> None:
     print_table((*head, "created"), (cells(row) for row in rows))
 
 
-def _show_run(found: _Found) -> None:
+def _show_run(record: _Found) -> None:
     from kqueue.search.plan import TunePlan
 
-    _print_runs([found])
+    _print_runs([record])
     by_step: dict[int, list[Proposal]] = {}
-    for one in found.proposals:
+    for one in record.proposals:
         by_step.setdefault(one.step, []).append(one)
-    by_number = {one.number: one for one in found.proposals}
+    by_number = {one.number: one for one in record.proposals}
     rows = (
         (
             step.number,
@@ -593,27 +593,27 @@ def _show_run(found: _Found) -> None:
             "" if step.best is None else runs.scored(by_number[step.best].scores).removeprefix(", "),
             runs.scored(step.test["scores"]).removeprefix(", ") if step.test else "",
         )
-        for step in found.steps
+        for step in record.steps
         if (mine := by_step.get(step.number, []))
     )
     print_table(("step", "from", "judged", "passed", "best", "score", "judged once more"), rows)
-    if isinstance(found.plan, TunePlan):
-        tune.show(found.plan, found.proposals, done=found.done)
+    if isinstance(record.plan, TunePlan):
+        tune.show(record.plan, record.proposals, done=record.done)
     else:
-        _print_proposals(found.best)
-    if found.state in {"interrupted", "stopped"}:
+        _print_proposals(record.best)
+    if record.state in {"interrupted", "stopped"}:
         # The options are not printed, because the record could have been changed by another user.
-        typer.echo(f"resume it with `kqueue search resume {clean(found.run.name)}` and its original options")
+        typer.echo(f"resume it with `kqueue search resume {clean(record.run.name)}` and its original options")
 
 
 def _show_proposal(run: Run, proposals: Sequence[Proposal], number: int, *, as_json: bool) -> None:
-    found = next((one for one in proposals if one.number == number), None)
-    if found is None:
+    chosen = next((one for one in proposals if one.number == number), None)
+    if chosen is None:
         raise InvalidRequest(f"--proposal {number}: the search has {len(proposals)} proposals, from 0")
     if as_json:
-        write_json(_plain(found))
+        write_json(_plain(chosen))
         return
-    typer.echo(clean(_line_of(run)(found)))
-    for title, content in (("prompt", found.prompt), ("kernel", found.kernel), ("feedback", found.feedback)):
+    typer.echo(clean(_line_of(run)(chosen)))
+    for title, content in (("prompt", chosen.prompt), ("kernel", chosen.kernel), ("feedback", chosen.feedback)):
         if content:
             typer.echo(f"\n--- {title} ---\n{clean(content.rstrip())}")

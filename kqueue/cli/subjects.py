@@ -113,12 +113,12 @@ def _of_files(problem: str, kernel: str, backend: str | None, lane: str | None, 
     return parse_request(fields | given | ({} if lane is None else {"lane": lane}))
 
 
-def _of_evaluation(command: str, which: str) -> Subject:
+def _of_evaluation(command: str, prefix: str) -> Subject:
     from kqueue.cli.results import database
     from kqueue.store import reports
 
     with database(command) as engine:
-        detail = reports.show(engine, reports.resolve_id(engine, which))
+        detail = reports.show(engine, reports.resolve_id(engine, prefix))
     if detail.verdict is None:
         raise KqueueError(
             f"{detail.evaluation_id} has no verdict yet: `kqueue wait {detail.evaluation_id}` waits for it"

@@ -52,8 +52,8 @@ class Item:
     error: str | None = None
     verdict: dict[str, Any] | None = None
 
-    def label(self, which: str) -> str | None:
-        name = f"{which}_label"
+    def label(self, kind: str) -> str | None:
+        name = f"{kind}_label"
         return self.entry.fields.get(name) or (self.verdict or {}).get(name)
 
     def to_json(self) -> dict[str, Any]:

@@ -122,11 +122,11 @@ def show(plan: TunePlan, proposals: Sequence[Proposal], *, done: bool) -> None:
     """Print the results of a run, with the winner if it is ``done``."""
     from kqueue.search import tuning
 
-    found = tuning.found(plan, proposals, done=done)
-    _print_configurations(found, plan)
+    tuned = tuning.found(plan, proposals, done=done)
+    _print_configurations(tuned, plan)
     if not done:
         return
-    typer.echo(clean(_summary(found)))
+    typer.echo(clean(_summary(tuned)))
     importances = _importances(plan, proposals)
     shares = ", ".join(f"{name} {share:.2f}" for name, share in importances.items())
     typer.echo(
@@ -193,14 +193,14 @@ def _carry_out(engine: Engine, run: Run, ready: _Ready, *, out: Path | None, ver
             runs.say_how_to_go_on(run, runs.to_repeat(plan))
             raise
     files = files_of(out or Path(f"tune-{run.name}"), run, plan, searches.steps(engine, run.id), proposals, done=True)
-    found = tuning.found(plan, proposals, done=True)
+    tuned = tuning.found(plan, proposals, done=True)
     if as_json:
-        write_json(_record(run, plan, proposals, found, files))
+        write_json(_record(run, plan, proposals, tuned, files))
     else:
         show(plan, proposals, done=True)
         for file in files:
             typer.echo(clean(file))
-    if found.winner is None:
+    if tuned.winner is None:
         raise typer.Exit(1)
 
 
@@ -219,18 +219,18 @@ def _importances(plan: TunePlan, proposals: Sequence[Proposal]) -> dict[str, flo
 
 
 def _record(
-    run: Run, plan: TunePlan, proposals: Sequence[Proposal], found: Tuned, files: Sequence[Path]
+    run: Run, plan: TunePlan, proposals: Sequence[Proposal], tuned: Tuned, files: Sequence[Path]
 ) -> dict[str, Any]:
-    own, winner = _original(found), found.winner
+    original, winner = _original(tuned), tuned.winner
     return {
         "name": run.name,
         "id": run.id,
         "winner": winner
         and {
-            "values": found.configurations[0].values,
+            "values": tuned.configurations[0].values,
             "beats_original": winner.beats,
             "compared": winner.compared,
-            "gain": _gain(found.configurations[0], own),
+            "gain": _gain(tuned.configurations[0], original),
         },
         "configurations": [
             {
@@ -238,14 +238,14 @@ def _record(
                 "original": one.original,
                 "calls": one.standing.calls,
                 "final": one.standing.final,
-                "gain": _gain(one, own),
+                "gain": _gain(one, original),
                 "category": one.category,
                 "runtime_ms": one.middle.runtime_ms,
                 "speedup": one.middle.speedup,
                 "scores": [row.scores for row in one.rows],
                 "proposals": [row.number for row in one.rows],
             }
-            for one in found.configurations
+            for one in tuned.configurations
         ],
         "importances": _importances(plan, proposals),
         "judged": sum(one.category is not None for one in proposals),
@@ -253,13 +253,13 @@ def _record(
     }
 
 
-def _print_configurations(found: Tuned, plan: TunePlan) -> None:
-    own = _original(found)
+def _print_configurations(tuned: Tuned, plan: TunePlan) -> None:
+    original = _original(tuned)
 
     def cells(one: Configuration) -> tuple[object, ...]:
-        won = found.winner is not None and one.standing.config == found.winner.config
+        won = tuned.winner is not None and one.standing.config == tuned.winner.config
         notes = [note for note, holds in (("winner", won), ("original", one.original)) if holds]
-        gain = _gain(one, own)
+        gain = _gain(one, original)
         return (
             *one.values.values(),
             one.standing.calls,
@@ -273,40 +273,40 @@ def _print_configurations(found: Tuned, plan: TunePlan) -> None:
 
     names = [name for name, _ in plan.grid]
     head = (*names, "calls", "n", "verdict", "runtime ms", "speedup", "of original", "")
-    print_table(head, map(cells, found.configurations[:_ROWS]))
-    if len(found.configurations) > _ROWS:
-        typer.echo(f"and {len(found.configurations) - _ROWS} more, which are not better. --json has all of them")
+    print_table(head, map(cells, tuned.configurations[:_ROWS]))
+    if len(tuned.configurations) > _ROWS:
+        typer.echo(f"and {len(tuned.configurations) - _ROWS} more, which are not better. --json has all of them")
 
 
-def _summary(found: Tuned) -> str:
+def _summary(tuned: Tuned) -> str:
     """Return a sentence on the winner."""
-    winner, own = found.winner, _original(found)
+    winner, original = tuned.winner, _original(tuned)
     if winner is None:
         return "no correct kernel was found"
-    best = found.configurations[0]
+    best = tuned.configurations[0]
     values = " ".join(f"{name}={value}" for name, value in best.values.items())
     if not winner.compared and best.original:
         return f"no other configuration is known to be correct: the winner is the original kernel ({values})"
     if not winner.compared:
-        why = "" if own is None or own.standing.right else f", which ended as {own.category}"
+        why = "" if original is None or original.standing.right else f", which ended as {original.category}"
         return f"winner: {values}, {_times(best)} ms. It was not compared with the original kernel{why}"
-    assert own is not None
+    assert original is not None
     if not winner.beats:
-        return f"no configuration beats the original kernel ({values}, {_times(own)} ms) beyond its spread"
-    gain = _gain(best, own)
+        return f"no configuration beats the original kernel ({values}, {_times(original)} ms) beyond its spread"
+    gain = _gain(best, original)
     by = "" if gain is None else f", {gain:.3g}x"
-    return f"winner: {values}, {_times(best)} ms{by}, compared with {_times(own)} ms of the original kernel"
+    return f"winner: {values}, {_times(best)} ms{by}, compared with {_times(original)} ms of the original kernel"
 
 
-def _original(found: Tuned) -> Configuration | None:
-    return next((one for one in found.configurations if one.original), None)
+def _original(tuned: Tuned) -> Configuration | None:
+    return next((one for one in tuned.configurations if one.original), None)
 
 
-def _gain(one: Configuration, own: Configuration | None) -> float | None:
+def _gain(one: Configuration, original: Configuration | None) -> float | None:
     """Return the ratio of a configuration's score to the original's, if both were in the last comparison."""
-    if own is None or not (one.standing.final and own.standing.final):
+    if original is None or not (one.standing.final and original.standing.final):
         return None
-    mine, its = one.score, own.score
+    mine, its = one.score, original.score
     return None if mine is None or its is None or its <= 0 else mine / its
 
 

@@ -221,8 +221,8 @@ class ModalKernelEvaluator:
         """Close the connections that this evaluator opened, and stop the fleet that it started."""
         with self._lock:
             local, self._local = self._local, None
-        if (own := self._own.take()) is not None:
-            await own.close()
+        if (client := self._own.take()) is not None:
+            await client.close()
         if local is not None:
             await asyncio.to_thread(local.close)
 
@@ -238,7 +238,7 @@ class ModalKernelEvaluator:
         """Evaluate requests. Retry, or raise, the errors of those whose GPU type no worker has."""
         results = [*await self._asked(requests)]
         deadline = Deadline(self.config.max_queue_wait_s)
-        while missing := [place for place, error in enumerate(results) if isinstance(error, LaneUnavailable)]:
+        while missing := [index for index, error in enumerate(results) if isinstance(error, LaneUnavailable)]:
             why = cast("LaneUnavailable", results[missing[0]])
             left_s = deadline.left_s()
             if not self.config.wait_for_gpu or left_s == 0:
@@ -248,9 +248,9 @@ class ModalKernelEvaluator:
                 _log.warning("gpu_type %s: evaluations wait for a worker: %s", self.config.gpu_type, why)
             # A request is recorded once a lane accepts it. Until then it can use the fallback when workers return.
             await asyncio.sleep(_RETRY_S if left_s is None else min(_RETRY_S, left_s))
-            retried = await self._asked([requests[place] for place in missing])
-            for place, result in zip(missing, retried, strict=True):
-                results[place] = result
+            retried = await self._asked([requests[index] for index in missing])
+            for index, result in zip(missing, retried, strict=True):
+                results[index] = result
         return results
 
     async def _asked(self, requests: list[Request]) -> Sequence[Verdict | InvalidRequest]:

@@ -76,10 +76,10 @@ async def reward(
             f"problems: {len(each)} for {len(completions)} completions: give one for each, or one for all"
         )
     entries = list[Request | InvalidRequest]()
-    for place, (problem, answer) in enumerate(zip(each, completions, strict=True)):
+    for index, (problem, answer) in enumerate(zip(each, completions, strict=True)):
         taken = take_from(answer)
-        _log.info("answer %d: taken: %s", place, taken)
-        keyed = {"idempotency_key": f"{run}/{place}"} if run else {}
+        _log.info("answer %d: taken: %s", index, taken)
+        keyed = {"idempotency_key": f"{run}/{index}"} if run else {}
         entries.append(request_for(problem, taken.kernel, **arguments, **keyed))
     requests = [entry for entry in entries if isinstance(entry, Request)]
     if client is not None:

@@ -75,9 +75,9 @@ def _scores(one: Proposal) -> str:
     return ", ".join(f"{name} {score:.4g}" for name, score in (one.scores or {}).items())
 
 
-def _numbers(which: Sequence[Proposal]) -> str:
-    shown = ", ".join(str(one.number) for one in which[:5])
-    return f"proposal {shown}" if len(which) == 1 else f"{len(which)} times: proposals {shown}"
+def _numbers(proposals: Sequence[Proposal]) -> str:
+    shown = ", ".join(str(one.number) for one in proposals[:5])
+    return f"proposal {shown}" if len(proposals) == 1 else f"{len(proposals)} times: proposals {shown}"
 
 
 def _first_line(message: str | None) -> str:

@@ -25,8 +25,8 @@ def write_best(folder: Path, best: Sequence[Proposal]) -> list[Path]:
     """
     files: list[Path] = []
     with _writing(folder):
-        for place, one in enumerate((one for one in best if one.category == "passed"), 1):
-            files.append(folder / ("best.py" if place == 1 else f"best-{place}.py"))
+        for number, one in enumerate((one for one in best if one.category == "passed"), 1):
+            files.append(folder / ("best.py" if number == 1 else f"best-{number}.py"))
             files[-1].write_bytes((one.kernel or "").encode())
     return files
 

@@ -154,7 +154,7 @@ class _Search:
             )
             parents = [one.number for one in chosen for _ in range(self._plan.num_proposals)]
             first = max(self._proposals) + 1
-            planned = [{"number": first + place, "parent": parent} for place, parent in enumerate(parents)]
+            planned = [{"number": first + offset, "parent": parent} for offset, parent in enumerate(parents)]
             if self._proposer.most is not None:
                 planned = [one for one in planned if one["number"] <= self._proposer.most]
             if not planned:

@@ -120,7 +120,7 @@ def found(plan: TunePlan, proposals: Sequence[Proposal], *, done: bool) -> Tuned
     results = [_result(plan, one) for one in judged]
     winner = halving.winner(results) if done else None
     configurations = [
-        Configuration(one, halving.space.shown(one.config), [judged[place] for place in one.places], judged[one.middle])
+        Configuration(one, halving.space.shown(one.config), [judged[index] for index in one.places], judged[one.middle])
         for one in halving.standings(results, winner)
     ]
     return Tuned(configurations, winner)
@@ -198,12 +198,12 @@ class _Tuning:
         last = {_entry(one).config: one.number for one in self._proposals.values()}
         planned = [
             {
-                "number": place,
-                "parent": last.get(entry.config, 0 if place else None),
+                "number": number_planned,
+                "parent": last.get(entry.config, 0 if number_planned else None),
                 "answer": _answer(entry, space.shown(entry.config)),
                 "kernel": space.source(entry.config),
             }
-            for place, entry in enumerate(batch, len(self._proposals))
+            for number_planned, entry in enumerate(batch, len(self._proposals))
         ]
         step, made = searches.begin_step(self._engine, self._run.id, number, planned, None)
         self._proposals |= {one.number: one for one in made}

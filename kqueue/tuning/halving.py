@@ -177,32 +177,32 @@ class Halving:
             for config, mine in finals.items()
             if len(mine) == self.repeats and all(one.right and one.score is not None for one in mine)
         }
-        own = scores.pop(ORIGINAL, None)
-        if own is None:
+        original = scores.pop(ORIGINAL, None)
+        if original is None:
             right = all(one.right for one in results if one.entry.config == ORIGINAL)
             best = max(scores, key=lambda config: median_low(scores[config]), default=ORIGINAL if right else None)
             return None if best is None else Winner(best, beats=False, compared=False)
-        better = {config: mine for config, mine in scores.items() if min(mine) > max(own)}
+        better = {config: mine for config, mine in scores.items() if min(mine) > max(original)}
         best = max(better, key=lambda config: median_low(better[config]), default=ORIGINAL)
         return Winner(best, beats=best != ORIGINAL, compared=bool(scores))
 
     def standings(self, results: Sequence[Result], winner: Winner | None) -> list[Standing]:
         """Return the configurations with their furthest stages: the winner first, then by stage and score."""
         by_config: dict[Config, list[int]] = {}
-        for place, one in enumerate(results):
-            by_config.setdefault(one.entry.config, []).append(place)
+        for index, one in enumerate(results):
+            by_config.setdefault(one.entry.config, []).append(index)
 
-        def reached(place: int) -> tuple[bool, int]:
-            return results[place].entry.repeat > 0, results[place].entry.calls
+        def reached(index: int) -> tuple[bool, int]:
+            return results[index].entry.repeat > 0, results[index].entry.calls
 
         standings: list[Standing] = []
         for config, all_places in by_config.items():
             final, calls = max(map(reached, all_places))
-            places = [place for place in all_places if reached(place) == (final, calls)]
-            scored = [place for place in places if results[place].score is not None] or places
-            middle = sorted(scored, key=lambda place: results[place].score or 0.0)[(len(scored) - 1) // 2]
-            right = all(results[place].right for place in places)
-            standings.append(Standing(config, calls, final, right, places, middle))
+            indices = [index for index in all_places if reached(index) == (final, calls)]
+            scored = [index for index in indices if results[index].score is not None] or indices
+            middle = sorted(scored, key=lambda index: results[index].score or 0.0)[(len(scored) - 1) // 2]
+            right = all(results[index].right for index in indices)
+            standings.append(Standing(config, calls, final, right, indices, middle))
 
         def rank(one: Standing) -> tuple[bool, bool, bool, int, float]:
             won = winner is not None and one.config == winner.config
@@ -247,10 +247,10 @@ class Halving:
 
     def _grid(self) -> Iterator[Config]:
         optuna = load_optuna()
-        places = {
+        indices = {
             name: list(range(len(values))) for name, values in zip(self.space.names, self.space.values, strict=True)
         }
-        study = optuna.create_study(sampler=optuna.samplers.GridSampler(places, seed=0))
+        study = optuna.create_study(sampler=optuna.samplers.GridSampler(indices, seed=0))
         for _ in range(self.space.size):
             yield self._config(study.ask(self._distributions(optuna)).params)
 
@@ -274,14 +274,14 @@ class Halving:
 
     def _tried(self, results: Sequence[Result]) -> Iterator[Result]:
         """Yield the results at the fewest calls of configurations in the space."""
-        own, fewest = self.space.original, self.rungs()[0]
+        original, fewest = self.space.original, self.rungs()[0]
         for one in results:
             if one.entry.repeat or one.entry.calls != fewest:
                 continue
             if one.entry.config != ORIGINAL:
                 yield one
-            elif own is not None:
-                yield Result(Entry(own, fewest), one.right, one.score)
+            elif original is not None:
+                yield Result(Entry(original, fewest), one.right, one.score)
 
     def _distributions(self, optuna: Any) -> dict[str, Any]:
         """Return distributions of the indices of values. The order counts only if all values are numbers."""
@@ -294,15 +294,15 @@ class Halving:
         }
 
     def _trial(self, optuna: Any, config: Config, score: float) -> Any:
-        places = zip(self.space.names, self.space.values, config, strict=True)
+        choices = zip(self.space.names, self.space.values, config, strict=True)
         return optuna.trial.create_trial(
-            params={name: values.index(value) for name, values, value in places},
+            params={name: values.index(value) for name, values, value in choices},
             distributions=self._distributions(optuna),
             value=score,
         )
 
-    def _config(self, places: dict[str, int]) -> Config:
-        return tuple(values[places[name]] for name, values in zip(self.space.names, self.space.values, strict=True))
+    def _config(self, indices: dict[str, int]) -> Config:
+        return tuple(values[indices[name]] for name, values in zip(self.space.names, self.space.values, strict=True))
 
 
 def unknown(results: Iterable[Result]) -> bool:

@@ -108,8 +108,8 @@ class Tunable:
     def __init__(self, source: str, names: Sequence[str]) -> None:
         self._source = source.encode()
         with _readable():
-            found = list(_sites(source))
-            self._sites = {name: _sites_of(name, found) for name in names}
+            sites = list(_sites(source))
+            self._sites = {name: _sites_of(name, sites) for name in names}
         every = sorted(((site, name) for name in names for site in self._sites[name]), key=lambda one: one[0].start)
         for (site, name), (other, its) in pairwise(every):
             if other.start < site.end:
@@ -167,12 +167,12 @@ def _readable() -> Generator[None]:
         raise InvalidRequest(f"the kernel cannot be tuned because a part of it is too large: {error}") from None
 
 
-def _sites_of(given: str, found: Sequence[Site]) -> list[Site]:
+def _sites_of(given: str, sites: Sequence[Site]) -> list[Site]:
     """Return the sites of a name."""
     kind, mark, name = given.rpartition(":")
     if mark and kind not in set(Kind):
         raise InvalidRequest(f"grid: {given}: {kind!r} is not a kind of place. Use {', '.join(Kind)}")
-    named = [site for site in found if site.name == name and (not mark or site.kind == kind)]
+    named = [site for site in sites if site.name == name and (not mark or site.kind == kind)]
     plain = [site for site in named if site.plain]
     kinds = sorted({site.kind for site in plain})
     if len(kinds) > 1:
@@ -186,8 +186,8 @@ def _sites_of(given: str, found: Sequence[Site]) -> list[Site]:
             raise InvalidRequest(
                 f"grid: {name} has no plain value in line {_lines(named)}: write a number, a text, True or False there"
             )
-        others = sorted({site.name for site in found if site.plain and "\n" not in str(site.value)})
-        candidates = f". The kernel has {', '.join(others[:20])}" if others else ""
+        names = sorted({site.name for site in sites if site.plain and "\n" not in str(site.value)})
+        candidates = f". The kernel has {', '.join(names[:20])}" if names else ""
         raise InvalidRequest(f"grid: {name} is not in the kernel. Searched: {looked}{candidates}")
     if len(plain) > _MAX_SITES:
         raise InvalidRequest(f"grid: {name} is in {len(plain)} places, and at most {_MAX_SITES} can be changed")
@@ -223,12 +223,12 @@ def _same(one: Scalar, other: Scalar) -> bool:
     return one is not None and type(one) is type(other) and one == other
 
 
-def _literal(word: str) -> int | float | None:
+def _literal(text: str) -> int | float | None:
     """Return the number that a word stands for in Python, or None."""
-    if not _NUMBER.fullmatch(word):
+    if not _NUMBER.fullmatch(text):
         return None
     try:
-        value: object = ast.literal_eval(word)
+        value: object = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
@@ -253,8 +253,8 @@ def _sites(text: str) -> Iterator[Site]:
         value = _inner(node)
         start = starts[value.lineno - 1] + value.col_offset
         end = starts[(value.end_lineno or value.lineno) - 1] + (value.end_col_offset or 0)
-        plain, known = _plain(value)
-        return Site(kind, name, value.lineno, start, end, plain, known)
+        plain, constant = _plain(value)
+        return Site(kind, name, value.lineno, start, end, plain, constant)
 
     for name, node in _assigned(tree.body):
         yield site(Kind.CONSTANT, name, node)
@@ -287,8 +287,8 @@ def _is_constexpr(node: ast.expr) -> bool:
 def _plain(node: ast.expr) -> tuple[bool, Scalar]:
     """Return whether a node is a plain value, and that value."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-        known, value = _plain(node.operand)
-        number = known and isinstance(value, int | float) and not isinstance(value, bool)
+        is_plain, value = _plain(node.operand)
+        number = is_plain and isinstance(value, int | float) and not isinstance(value, bool)
         return (True, -value if isinstance(node.op, ast.USub) else value) if number else (False, None)  # type: ignore[operator]
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float | bool | str | None):
         return True, node.value
@@ -375,13 +375,13 @@ def _macros(source: bytes, starts: Sequence[int], start: int, end: int) -> Itera
     """Yield the macros of a string, which can be several adjacent literals. Lines begin at ``starts``."""
     text, begins, ends = _decoded(source, start, end)
 
-    def site(found: re.Match[str], *, word: bool = False) -> Site:
-        value, first = found["value"].strip(), found.end("value") - len(found["value"].lstrip())
+    def site(match: re.Match[str], *, word: bool = False) -> Site:
+        value, first = match["value"].strip(), match.end("value") - len(match["value"].lstrip())
         last = first + len(value)
         begin, over = (begins[first], ends[last - 1]) if value else (start, start)
         return Site(
             Kind.MACRO,
-            found["name"],
+            match["name"],
             bisect_right(starts, begin),
             begin,
             over,
@@ -393,7 +393,7 @@ def _macros(source: bytes, starts: Sequence[int], start: int, end: int) -> Itera
     if _OPTIONS.match(text):
         for option in _OPTION.finditer(text):
             yield site(option, word=True)
-    clear = _C.sub(lambda found: " " * len(found[0]) if found["gone"] else found[0], text)
+    clear = _C.sub(lambda match: " " * len(match[0]) if match["gone"] else match[0], text)
     for define in _DEFINE.finditer(clear):
         yield site(define)
 
@@ -442,8 +442,8 @@ def _decoded(source: bytes, start: int, end: int) -> tuple[str, array[int], arra
 def _placeholder(source: bytes, at: int, over: int) -> int:
     """Return the end of an f-string's placeholder that begins at ``at``."""
     depth = 0
-    for place in range(at, over):
-        depth += {ord("{"): 1, ord("}"): -1}.get(source[place], 0)
+    for offset in range(at, over):
+        depth += {ord("{"): 1, ord("}"): -1}.get(source[offset], 0)
         if depth <= 0:
-            return place + 1
+            return offset + 1
     return over

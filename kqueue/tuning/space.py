@@ -62,14 +62,14 @@ def from_values(values: Mapping[str, Sequence[Any]]) -> list[Parameter]:
     return [(name, tuple(word(name, value) for value in mine)) for name, mine in values.items()]
 
 
-def _range(word: str) -> list[str]:
-    match = _RANGE.fullmatch(word)
+def _range(text: str) -> list[str]:
+    match = _RANGE.fullmatch(text)
     if match is None:
-        return [word]
+        return [text]
     low, high, by = int(match[1]), int(match[2]), int(match[4] or 1)
     doubling = bool(match[3])
     if low > high or by < 1 or (doubling and (low < 1 or by < 2)):
-        raise InvalidRequest(f"grid: {word}: write LOW..HIGH..STEP or, from 1 on, LOW..HIGH..x2")
+        raise InvalidRequest(f"grid: {text}: write LOW..HIGH..STEP or, from 1 on, LOW..HIGH..x2")
     values: list[str] = []
     while low <= high and len(values) <= MOST_VALUES:
         values.append(str(low))
@@ -119,12 +119,12 @@ class Space:
     @cached_property
     def original(self) -> Config | None:
         """The configuration with the original kernel's values, or None if it is not among them."""
-        own = [
+        matching = [
             next((value for value in values if self._tunable.has(name, value)), None)
             for name, values in zip(self.names, self.values, strict=True)
         ]
-        values = tuple(value for value in own if value is not None)
-        return values if len(values) == len(own) else None
+        values = tuple(value for value in matching if value is not None)
+        return values if len(values) == len(matching) else None
 
     def source(self, config: Config) -> str:
         """Return the kernel of a configuration."""
