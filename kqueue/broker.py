@@ -84,7 +84,7 @@ def parse(url: str) -> str:
     scheme = url.partition("://")[0]
     if scheme not in {"redis", "rediss", "redis+socket"} or scheme == url:
         raise ConfigError(
-            "KQUEUE_REDIS_URL is not one of Redis: use redis://:password@host:6379/0 or redis+socket:///path"
+            "KQUEUE_REDIS_URL is not a Redis URL: use redis://:password@host:6379/0 or redis+socket:///path"
         )
     parts = urlsplit(url)
     try:

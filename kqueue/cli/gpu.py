@@ -47,7 +47,7 @@ def list_gpus(
             write_json(asdict(gpu))
         return
     if not gpus_known:
-        typer.echo("no fleet with a GPU is gpus_known" if host is None else f"no GPU of {host} is gpus_known")
+        typer.echo("no fleet with a GPU is known" if host is None else f"no GPU of {host} is known")
         return
     print_table(
         ("gpu", "host", "uuid", "state", "since", "seen", "running", "deg C", "memory", "health"),

@@ -173,7 +173,7 @@ class Command:
             with self._lock:
                 self._running.discard(process)
         if process.returncode:
-            message = err.strip()[-_SHOWN_CHARACTERS:] or "with nothing on stderr"
+            message = err.strip()[-_SHOWN_CHARACTERS:] or "it wrote nothing to stderr"
             raise ProposerFailed(f"{self._command[0]} ended with {process.returncode}: {message}")
         if not out.strip():
             raise ProposerFailed(f"{self._command[0]} wrote nothing to stdout, where a kernel is expected")
