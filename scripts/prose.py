@@ -1,7 +1,8 @@
 """Check the language of docstrings, comments, messages, Markdown and commit subjects.
 
-CONTRIBUTING.md states the rule. Each habit below has a plain replacement, and no file or word is exempt. Code spans,
-code blocks, quotations of a word in double quotes, and names in backquotes are not prose and are not checked.
+CONTRIBUTING.md states the rule. Each habit below has a plain replacement, and no word is exempt. Code spans, code blocks,
+quotations of a word in double quotes, names in backquotes, and the kernels and problems of `examples` and `benchmarks`
+are not prose and are not checked.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from typing import Final
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
 #: Folders and files that are checked where no path is given.
-_CHECKED: Final = ("kqueue", "workers", "migrations", "scripts", "docs", "README.md", "CONTRIBUTING.md", "SECURITY.md")
+_CHECKED: Final = (
+    *("kqueue", "workers", "migrations", "scripts", "benchmarks", "examples", "docs"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
+)
+#: Folders of kernels and problems, whose sources are data.
+_DATA: Final = frozenset({"kernels", "problems"})
 #: The last commit that predates the check of subjects.
 _SUBJECTS_SINCE: Final = "3456483"
 _SUBJECT: Final = re.compile(r"(?:Ask|Have|Keep|Know|Let|Look|Say|Take|Tell)\b")
@@ -67,7 +73,7 @@ def main() -> int:
 def _files(paths: list[Path]) -> Iterator[Path]:
     for path in paths or [_ROOT / name for name in _CHECKED]:
         found = sorted(path.rglob("*")) if path.is_dir() else [path]
-        yield from (file for file in found if file.suffix in {".py", ".md"})
+        yield from (f for f in found if f.suffix in {".py", ".md"} and _DATA.isdisjoint(f.relative_to(path).parts))
 
 
 def _subjects() -> Iterator[str]:
@@ -94,7 +100,10 @@ def _findings(path: Path) -> Iterator[tuple[int, str]]:
 
 def _of_python(source: str) -> Iterator[tuple[int, str, bool]]:
     """Yield line, paragraph and whether a docstring begins with it, of docstrings, comments and messages."""
-    tree = ast.parse(source)
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return  # the gallery has a kernel with a syntax error
     docstrings = {id(node): node for node in _docstrings(tree)}
     for node in docstrings.values():
         for number, (offset, paragraph) in enumerate(_paragraphs(str(node.value))):
