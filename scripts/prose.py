@@ -1,8 +1,8 @@
 """Check the language of docstrings, comments, messages, Markdown and commit subjects.
 
-CONTRIBUTING.md states the rule. Each habit below has a plain replacement, and no word is exempt. Code spans, code blocks,
-quotations of a word in double quotes, names in backquotes, and the kernels and problems of `examples` and `benchmarks`
-are not prose and are not checked.
+CONTRIBUTING.md states the rule. Each habit below has a plain replacement, and no word is exempt. Code spans, code
+blocks, quotations of a word in double quotes, names in backquotes, and the kernels and problems of `examples` and
+`benchmarks` are not prose and are not checked.
 """
 
 from __future__ import annotations
@@ -85,7 +85,11 @@ def _subjects() -> Iterator[str]:
 
 def _findings(path: Path) -> Iterator[tuple[int, str]]:
     text = path.read_text(encoding="utf-8")
-    for line, paragraph, is_docstring in _of_python(text) if path.suffix == ".py" else _of_markdown(text):
+    try:
+        paragraphs = list(_of_python(text) if path.suffix == ".py" else _of_markdown(text))
+    except SyntaxError:
+        return  # a kernel of the gallery has a syntax error on purpose
+    for line, paragraph, is_docstring in paragraphs:
         if is_docstring and _OPENING.match(paragraph):
             yield line, f"begin with a verb or a noun: {paragraph[:100]}"
         # A span becomes one word, so that what is around it stays a sentence.
@@ -100,10 +104,7 @@ def _findings(path: Path) -> Iterator[tuple[int, str]]:
 
 def _of_python(source: str) -> Iterator[tuple[int, str, bool]]:
     """Yield line, paragraph and whether a docstring begins with it, of docstrings, comments and messages."""
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:
-        return  # the gallery has a kernel with a syntax error
+    tree = ast.parse(source)
     docstrings = {id(node): node for node in _docstrings(tree)}
     for node in docstrings.values():
         for number, (offset, paragraph) in enumerate(_paragraphs(str(node.value))):
