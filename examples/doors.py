@@ -1,9 +1,9 @@
-"""One fleet behind the doors of other evaluation servers, asked as their own clients ask. Only addresses are kqueue's.
+"""Clients of other evaluation servers that use one fleet. Only their addresses are changed for kqueue.
 
     KQUEUE_GPU_FALLBACK=gpu kqueue up &     # on a machine without a GPU: KQUEUE_GPU_FALLBACK=cpu
     python examples/doors.py
 
-Each line is one exchange. The exit status is 1 if one came out otherwise than it must.
+Each line is one exchange. The exit status is 1 if a result is not as expected.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ def show(door: str, said: object, good: bool) -> None:
 
 
 async def modal() -> None:
-    """A training client: each evaluation sets a timeout, and so asks for an A100."""
+    """Evaluate like a training client. Each evaluation sets a timeout, and so requests an A100."""
     for name, kernel in KERNELS.items():
         evaluator = get_modal_evaluator(ModalEvaluatorConfig(timeout=120))
         result = await evaluator.evaluate_single_batched(ref_code=PROBLEM, kernel_code=kernel, num_correct_trials=5)
@@ -40,7 +40,7 @@ async def modal() -> None:
         if name == "right":
             metadata = result["metadata"]
             said = f"{metadata['correctness_trials']} and {metadata['hidden_trials']} hidden: {metadata['message']}"
-            show("Modal: what was asked for and done", said, metadata["correctness_trials"] == "(5 / 5)")
+            show("Modal: requested and completed checks", said, metadata["correctness_trials"] == "(5 / 5)")
     entries = [{"index": n, "ref_code": PROBLEM, "kernel_code": kernel} for n, kernel in enumerate((KERNEL, ""))]
     right, empty = await evaluate_kernel_batch(entries)
     good = right["correctness"] and empty["metadata"]["exception_type"] == "InvalidRequest"
@@ -49,7 +49,7 @@ async def modal() -> None:
 
 
 def local() -> None:
-    """A search that names a GPU which this machine need not have."""
+    """Evaluate like a search that names a GPU model, which this machine does not need to have."""
     with LocalKernelEvaluatorWrapper(gpu="L40S", backend="triton") as evaluator:
         result = evaluator.evaluate(PROBLEM, KERNEL, False)
     said = f"judged on {result['metadata']['lane']}: compiled={result['compiled']} correct={result['correctness']}"
@@ -76,7 +76,7 @@ def kernelgym_task(name: str, **fields: object) -> dict[str, object]:
 
 
 def kernelgym(server: httpx.Client) -> None:
-    """KernelGYM's training client: post, poll the status, fetch the result."""
+    """Evaluate like KernelGYM's training client: post, poll the status, fetch the result."""
     for name in KERNELS:
         task = kernelgym_task(name)
         task_id = task["task_id"]
@@ -89,7 +89,7 @@ def kernelgym(server: httpx.Client) -> None:
 
 
 def kernelgym_requests(server: httpx.Client) -> None:
-    """The other requests of KernelGYM's page: a batch, a workflow, the workers."""
+    """Send the other requests of KernelGYM's page: a batch, a workflow, the workers."""
     batch = {"batch_id": uuid4().hex, "tasks": [kernelgym_task(name) for name in KERNELS]}
     answer = server.post("/evaluate/batch", json=batch).raise_for_status().json()
     right = [result["correctness"] for result in answer["results"]]
@@ -112,7 +112,7 @@ def kernelgym_requests(server: httpx.Client) -> None:
 
 
 def simple_eval_server(server: httpx.Client) -> None:
-    """What clients of `simple_eval_server` do: probes, a seed, JSON posted as text."""
+    """Send requests like clients of `simple_eval_server`: probes, a seed, JSON posted as text."""
     for path in ("/health", "/health/"):
         show(f"HEAD {path}", answer := server.head(path).status_code, answer == 200)
     body = {"original_model_src": PROBLEM, "custom_model_src": KERNEL, "backend": "triton", "seed": 7}
@@ -132,7 +132,7 @@ def simple_eval_server(server: httpx.Client) -> None:
 
 
 def main() -> int:
-    """Try every door."""
+    """Run the exchanges of every server."""
     url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:18188"
     asyncio.run(modal())
     local()

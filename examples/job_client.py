@@ -1,4 +1,4 @@
-"""Kernels as jobs: submit them, poll, read the results.
+"""A client that submits kernels as jobs, polls them, and reads the results.
 
 python examples/job_client.py [http://127.0.0.1:18188]
 """
