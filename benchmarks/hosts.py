@@ -1,10 +1,10 @@
-"""Measure the capacity of one Postgres and one Valkey: `python benchmarks/hosts.py [--hosts N,...] [--pooler] [--out FILE]`.
+"""Measure one Postgres and one Valkey: `python benchmarks/hosts.py [--hosts N,...] [--pooler] [--out FILE]`.
 
 It starts both, and simulates hosts with one process each. The process makes the requests of a supervisor, its workers
 and their task processes with the fleet's functions. The supervisor's part is the real one (`workers/bookkeeping.py`):
 heartbeats and leases, sweeps, filling Redis, notifications. A slot takes messages from Celery's transport, claims,
-records its environment, waits instead of judging, and records a verdict with a log. As in a fleet, each evaluation has a
-separate connection, which is opened while the previous evaluation is judged. No candidate runs and no Python process
+records its environment, waits instead of judging, and records a verdict with a log. As in a fleet, each evaluation has
+a separate connection, which is opened while the previous evaluation is judged. No candidate runs and no Python process
 starts, so the cost of judging is not measured.
 
 For each number of hosts it measures for `--seconds` each
@@ -98,7 +98,7 @@ class _Slot:
     #: Shared value: seconds between two evaluations of a slot.
     pace_s: Any
     stopping: threading.Event
-    #: Start of the first evaluation after a change of the pace, as a share of `pace_s`, so that slots do not start at once.
+    #: Delay of the first evaluation after a change of the pace, in units of the pace. It spreads the slots over time.
     phase: float = field(default_factory=random.random)
     paced_s: float = 0.0
     next_at: float = 0.0
