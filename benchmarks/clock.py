@@ -357,7 +357,7 @@ def summary(row: Row, rounds: list[dict[str, Any]], full: dict[str, Any] | None)
 
 
 def overall(summaries: list[dict[str, Any]], rounds: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Return the spins' differences from CUPTI, and the cost of evaluations whose baseline was known."""
+    """Return the differences of known-duration kernels from CUPTI, and the costs with a known baseline."""
     apart = {one["name"]: abs(one["minus_cupti_us"]) for one in summaries if one["spin"]}
     allowed = {one["name"]: GOAL[0] + GOAL[1] * one["cupti_us"] for one in summaries if one["spin"]}
     known = [one["judge"] for one in rounds if baseline_was_known(one)]

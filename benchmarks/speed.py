@@ -135,11 +135,11 @@ def judge(client: Client, requests: Sequence[Request]) -> tuple[list[Verdict], d
     busy, begun = cpu_seconds(), time.monotonic()
     verdicts = client.wait_all(client.submit_batch(list(requests)), timeout=PATIENCE_S)
     took = time.monotonic() - begun
-    alone = sum(sum(alone_of(verdict)) for verdict in verdicts)
+    exclusive = sum(sum(exclusive_s(verdict)) for verdict in verdicts)
     return verdicts, {
         "evaluations": len(verdicts),
         "seconds": round(took, 2),
-        "times_alone": round(took / alone, 2) if alone else None,
+        "times_alone": round(took / exclusive, 2) if exclusive else None,
         "per_s": round(len(verdicts) / took, 3),
         "cpu_s": round((cpu_seconds() - busy) / len(verdicts), 2),
         "attempts": Counter(verdict.attempts for verdict in verdicts),
@@ -147,7 +147,7 @@ def judge(client: Client, requests: Sequence[Request]) -> tuple[list[Verdict], d
     }
 
 
-def alone_of(verdict: Verdict) -> Iterator[float]:
+def exclusive_s(verdict: Verdict) -> Iterator[float]:
     """Return the seconds of each exclusive use of the device by an evaluation."""
     return (seconds for name, seconds in (verdict.evidence.durations_s or {}).items() if name.startswith("alone_"))
 

@@ -93,16 +93,16 @@ async def repair(client: Client, kernel: str) -> bool:
         if result.is_error or result.structured_content is None:
             print(result.content[0].text)
             return False
-        told = result.structured_content
-        print(f"step {step}: {told['category']} (to blame: {told['blame']})")
-        if told["passed"]:
-            print(told["report"])
+        verdict = result.structured_content
+        print(f"step {step}: {verdict['category']} (to blame: {verdict['blame']})")
+        if verdict["passed"]:
+            print(verdict["report"])
             return True
-        if told["blame"] in {"fleet", "nobody"}:
+        if verdict["blame"] in {"fleet", "nobody"}:
             continue  # the report does not describe the kernel
-        changed = repaired(kernel, told["category"], told["report"])
+        changed = repaired(kernel, verdict["category"], verdict["report"])
         if changed is None or changed == kernel:
-            print(f"this agent knows no repair for:\n{told['report']}")
+            print(f"this agent knows no repair for:\n{verdict['report']}")
             return False
         for line in difflib.unified_diff(kernel.splitlines(), changed.splitlines(), lineterm="", n=0):
             if not line.startswith(("---", "+++", "@@")):

@@ -67,7 +67,7 @@ def authorization(url: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token.get_secret_value()}"} if token else {}
 
 
-def told(error: httpx.HTTPError) -> str:
+def error_message(error: httpx.HTTPError) -> str:
     """Return a message for a server that does not answer, or refuses."""
     if isinstance(error, httpx.HTTPStatusError):
         return f"{error.response.status_code} {error.response.json()['detail']}"
@@ -108,4 +108,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except httpx.HTTPError as error:
-        sys.exit(told(error))
+        sys.exit(error_message(error))
