@@ -29,7 +29,6 @@ SMALL, SHARE = 64, 0.8
 
 
 def main() -> int:
-    """Run all autopsies. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lane", choices=["cpu", "gpu"], default="cpu")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds for each kernel")

@@ -133,7 +133,6 @@ def plain(sources: list[str], backend: Backend) -> list[float]:
 
 
 def requests(sources: list[str], backend: Backend) -> list[Request]:
-    """Return a request for each kernel."""
     return [Request(problem=PROBLEM, kernel=source, backend=backend) for source in sources]
 
 
@@ -199,7 +198,6 @@ def measure(client: Client, backend: Backend, count: int, plainly: int) -> dict[
 
 
 def main() -> int:
-    """Run the benchmark. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=("cpp", "cuda"), default=None, help="by default cuda on a host with GPUs")
     parser.add_argument("--count", type=int, default=16, help="kernels in a batch")

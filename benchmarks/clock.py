@@ -120,9 +120,6 @@ class Row:
     """A kernel to time.
 
     Attributes:
-        name: unique name.
-        problem: source of the reference.
-        kernel: source of the kernel.
         spin: True for a known-duration kernel.
         waits: True if its forward waits for the GPU. The judge must then time it by the CPU's clock, and it has no
             CUDA graph.
@@ -136,7 +133,6 @@ class Row:
     waits: bool = False
 
     def request(self, timing: Timing | None = None) -> Request:
-        """Return the request for the fleet."""
         return Request(
             problem=self.problem,
             kernel=self.kernel,
@@ -214,7 +210,6 @@ def real_row(backend: str, name: str, given: str, wanted: str) -> Row:
 
 
 def all_rows(cycles_per_us: float) -> list[Row]:
-    """Return all kernels to time."""
     spins = [spin_row(f"spin {us} us", round(us * cycles_per_us)) for us in SPINS_US]
     waits = spin_row(f"sync {SYNC_US} us", round(SYNC_US * cycles_per_us), waits=True)
     return [*spins, waits, *(real_row(*real) for real in REAL)]
@@ -257,11 +252,7 @@ def figures(row: Row, verdict: Verdict) -> dict[str, Any]:
 
 
 def judged(kq: Client, row: Row) -> dict[str, Any]:
-    """Submit one evaluation. Return the fleet's figures with the seconds until the verdict.
-
-    Raises:
-        UnmeasuredError: see :func:`figures`.
-    """
+    """Submit one evaluation. Return the fleet's figures with the seconds until the verdict."""
     begun = time.monotonic()
     verdict = kq.submit(row.request()).wait(timeout=PATIENCE_S)
     latency = time.monotonic() - begun
@@ -412,7 +403,6 @@ def table(summaries: list[dict[str, Any]]) -> str:
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="directory for clock.json and the fleet's logs")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each kernel by both (default 3)")
@@ -446,7 +436,6 @@ def gpu() -> str:
 
 
 def main() -> int:
-    """Run all measurements. Return the exit status."""
     options = arguments()
     uuid = gpu()
     chosen(all_rows(1.0), options.only)

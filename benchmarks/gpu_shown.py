@@ -151,7 +151,6 @@ def parents_on_the_gpu(pids: list[int]) -> list[str]:
 
 
 def stages(verdicts: list[Verdict]) -> dict[str, float]:
-    """Return the median seconds of each stage."""
     names = {name for verdict in verdicts for name in verdict.evidence.durations_s or {}}
     return {
         name: round(statistics.median((v.evidence.durations_s or {}).get(name, 0.0) for v in verdicts), 4)
@@ -210,7 +209,6 @@ def after_death(kq: Client, good: Entry, times: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run all steps. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="directory for shown.json and the fleet's logs")
     parser.add_argument("--slots", type=int, help="slots per GPU (the fleet's default)")

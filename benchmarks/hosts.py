@@ -235,7 +235,6 @@ class Hosts:
     """Simulated hosts, which exit at the end of the `with` block."""
 
     def __init__(self, config: Config, number: int) -> None:
-        """Start the hosts."""
         context = multiprocessing.get_context("fork")
         self.pace_s: Any = context.Value("d", 0.0, lock=False)
         self._lines: list[Connection] = []
@@ -307,7 +306,6 @@ def _memory_mib(pid: int) -> int:
 
 
 def _connections(engine: Engine, app: Any) -> dict[str, int]:
-    """Return the number of connections by application."""
     with engine.connect() as connection:
         names = connection.scalars(
             text("SELECT application_name FROM pg_stat_activity WHERE backend_type LIKE 'client%'")
@@ -344,7 +342,6 @@ def _services(home: Path, *, pooled: bool) -> Generator[tuple[dict[str, int], Co
 
 
 def measure(arguments: argparse.Namespace, number: int, home: Path) -> dict[str, Any]:
-    """Return the figures of this number of hosts."""
     with _services(home, pooled=arguments.pooler) as (pids, config, engine, app):
         config = config.model_copy(update={"cpu_slots": arguments.slots})
         figures: dict[str, Any] = {"hosts": number, "slots": number * arguments.slots}
@@ -397,7 +394,6 @@ def _ended(engine: Engine) -> int:
 
 
 def main() -> None:
-    """Measure and print the figures."""
     parser = argparse.ArgumentParser(description="Measure the capacity of one Postgres and one Valkey.")
     parser.add_argument("--hosts", default="1,10,100", help="numbers of hosts, separated by commas")
     parser.add_argument("--slots", type=int, default=4, help="slots of each host")

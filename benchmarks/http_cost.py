@@ -219,7 +219,6 @@ def load_test(url: str, client: Client, connections: int, seconds: float) -> dic
 
 
 def table(title: str, rows: dict[str, dict[str, float]]) -> None:
-    """Print rows of figures."""
     print(f"\n{title}")
     columns = list(next(iter(rows.values())))
     print(" " * 28 + "".join(f"{column:>12}" for column in columns))
@@ -228,7 +227,6 @@ def table(title: str, rows: dict[str, dict[str, float]]) -> None:
 
 
 def main() -> int:
-    """Measure and print the figures. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lane", choices=("cpu", "gpu"), default="cpu", help="lane of the evaluations")
     parser.add_argument("--waiters", type=int, default=200, help="requests that wait at once")

@@ -52,10 +52,7 @@ Call = Callable[[], object]
 def subject(problem: str, kernel: str, directory: Path) -> Call:
     """Return a function that calls the kernel's ``ModelNew`` once on the problem's inputs, on the GPU.
 
-    Args:
-        problem: a source that defines ``get_inputs()`` and ``get_init_inputs()``.
-        kernel: a source that defines ``class ModelNew``.
-        directory: directory for the kernel's source, because Triton reads sources from files.
+    The kernel's source is written to ``directory``, because Triton reads sources from files.
     """
     reference = types.ModuleType("problem")
     exec(compile(problem, "<problem>", "exec"), reference.__dict__)
@@ -136,10 +133,10 @@ def recorded(call: Call, before: Call, count: int) -> list[list[tuple[float, flo
 
 
 def by_call(found: list[tuple[float, float, str]], count: int) -> list[list[tuple[float, float]]] | None:
-    """Split ordered activities (start, end, name) by call, and drop the busy kernel and the flush before each call.
+    """Split ordered activities (start, end, name) by call, without the busy kernel and the flush before each call.
 
     Returns:
-        None if the calls' activities differ.
+        Start and end of each activity by call, or None if the calls' activities differ.
     """
     each, rest = divmod(len(found), count)
     if rest or each <= _BEFORE:
@@ -152,7 +149,6 @@ def by_call(found: list[tuple[float, float, str]], count: int) -> list[list[tupl
 
 
 def quartiles(values: list[float]) -> dict[str, float]:
-    """Return median, quartiles and count."""
     q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")
     return {"median_us": median, "q1_us": q1, "q3_us": q3, "count": len(values)}
 

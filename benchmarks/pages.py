@@ -164,7 +164,6 @@ def fill(engine: Engine, number: int, problems: int, runs: int) -> None:
 
 
 def taken(median_ms: float) -> Measurement:
-    """Return a measurement with this median."""
     return Measurement(
         basis="cpu_clock",
         count=100,

@@ -140,7 +140,6 @@ def crowd(engine: Engine, number: int, producers: int = 1) -> None:
 
 
 def checked(name: str) -> Any:
-    """Return a validated request."""
     return Request(**request(name))
 
 
@@ -166,7 +165,6 @@ def submissions(config: Config, producers: int, number: int) -> float:
 
 
 def median_ms(act: Callable[[], object], times: int = 15) -> float:
-    """Return the median time of a call in milliseconds."""
     taken: list[float] = []
     for _ in range(times):
         begun = time.perf_counter()
@@ -333,11 +331,7 @@ def fairness(engine: Engine, number: int, rounds: int = 4) -> dict[str, float]:
 
 
 def wait_for(look: Callable[[], object]) -> None:
-    """Wait until a condition is true.
-
-    Raises:
-        TimeoutError: the condition was false for `PATIENCE_S`.
-    """
+    """Wait until the result of ``look`` is true, or raise a TimeoutError after `PATIENCE_S`."""
     deadline = time.monotonic() + PATIENCE_S
     while not look():
         if time.monotonic() > deadline:
@@ -409,13 +403,11 @@ def reuse(config: Config, engine: Engine, worker_id: UUID, number: int) -> dict[
 
 
 def scalar(engine: Engine, query: str, **values: object) -> Any:
-    """Return the single value of a query."""
     with engine.connect() as connection:
         return connection.scalars(text(query), values).one()
 
 
 def percentiles(name: str, taken: Sequence[float]) -> dict[str, float]:
-    """Return the median and the 95th percentile."""
     return {
         f"{name}_p50_ms": round(statistics.median(taken), 1),
         f"{name}_p95_ms": round(statistics.quantiles(taken, n=20)[-1], 1),
@@ -466,7 +458,6 @@ def circumstances(engine: Engine, app: Celery) -> dict[str, Any]:
 
 
 def measure(arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
-    """Return all figures."""
     figures: dict[str, Any] = {"on": {}, "submissions_per_s": {}, "database": [], "overhead": [], "drain": {}}
     sizes: Sequence[int] = [int(size) for size in arguments.queued.split(",")]
     with Postgres(home / "postgres") as postgres, Valkey(home / "valkey") as valkey:
@@ -507,7 +498,6 @@ def measure(arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and print the figures."""
     parser = argparse.ArgumentParser(description="Measure the queue.")
     parser.add_argument("--submissions", type=int, default=500, help="submissions for each number of producers")
     parser.add_argument("--queued", default="0,1000,1000000", help="sizes of the queue, separated by commas")

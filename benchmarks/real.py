@@ -180,7 +180,6 @@ def is_good(row: Row) -> bool:
 
 
 def table(rows: list[Row]) -> Table:
-    """Return the rows as a table for the terminal."""
     shown = Table("problem", "category", "tries", "ms", "reference ms", "speedup", "prepared in", "message")
     for row in rows:
         figures = [row.get("runtime_ms"), row.get("baseline_ms"), row.get("speedup")]
@@ -213,7 +212,6 @@ def draw(rows: list[Row], to: Path) -> None:
 
 
 def main() -> int:
-    """Judge the problems, print the table and draw the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--out", type=Path, required=True, help="the folder for verdicts and picture")

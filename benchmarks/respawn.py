@@ -99,7 +99,6 @@ def measure(directory: Path, url: str, pool: str, freeze: bool, tasks: int) -> t
 
 
 def main() -> None:
-    """Measure both pools and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument(
         "--tasks", type=int, help="tasks for kqueue's pool, ten times the tasks for stock Celery", default=200

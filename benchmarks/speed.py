@@ -98,7 +98,6 @@ class Kernels:
     entries: dict[str, Entry] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Read the gallery."""
         self.entries = {entry.name: entry for entry in gallery(self.lane)}
 
     def new(self, name: str) -> Request:
@@ -153,7 +152,6 @@ def exclusive_s(verdict: Verdict) -> Iterator[float]:
 
 
 def stages(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Return the median seconds of each stage."""
     durations = [verdict.evidence.durations_s or {} for verdict in verdicts]
     names = sorted(set().union(*durations))
     return {name: round(statistics.median(one.get(name, 0.0) for one in durations), 4) for name in names}
@@ -266,7 +264,6 @@ def draw(found: dict[str, Any], to: Path) -> None:
 
 
 def main() -> int:
-    """Measure, print and draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="the folder for figures and pictures")
     parser.add_argument("--lane", choices=("gpu", "cpu"), default="gpu")

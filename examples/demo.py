@@ -46,7 +46,6 @@ LOG_LINES = 15
 
 
 def main() -> int:
-    """Run the demo. Return the exit status."""
     raise_interrupts()
     options = _options()
     root = Path(tempfile.mkdtemp(prefix="kqueue-demo-"))

@@ -23,7 +23,6 @@ FAILED = 0
 
 
 def show(exchange: str, outcome: object, good: bool) -> None:
-    """Print an exchange."""
     global FAILED
     FAILED += not good
     print(f"{'ok' if good else 'WRONG':5} {exchange:46} {outcome}", flush=True)
@@ -134,7 +133,6 @@ def simple_eval_server(server: httpx.Client) -> None:
 
 
 def main() -> int:
-    """Run the exchanges of every server."""
     url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:18188"
     asyncio.run(modal())
     local()

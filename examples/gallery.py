@@ -31,8 +31,6 @@ class Entry:
 
     Attributes:
         name: unique name, such as ``good/triton/softmax`` or ``bad/segfault``.
-        problem: the file with the reference.
-        kernel: the file with the candidate.
         lanes: lanes that can judge it: ``cpu``, ``gpu`` or both.
         settings: settings of the evaluation. The ``cpu`` lane uses fewer checks and calls (see :meth:`request`).
         note: first line of the docstring of the candidate, or of a faulty problem.
@@ -227,5 +225,4 @@ def entries(lane: str | None = None) -> list[Entry]:
 
 
 def categories_covered(lane: str | None = None) -> set[Category]:
-    """Return the expected categories of :func:`entries`."""
     return {entry.expected for entry in entries(lane)}
