@@ -41,6 +41,7 @@ adapters: venv ## download the adapters' packages, and test the adapters with th
 check: venv ## check formatting, lint, types and imports between modules
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
+	$(PY) scripts/prose.py
 	.venv/bin/pyright --pythonpath $(PY)
 	.venv/bin/lint-imports --no-logo --no-cache
 

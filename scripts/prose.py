@@ -28,7 +28,7 @@ _CHECKED: Final = (
 #: Folders of kernels and problems, whose sources are data.
 _DATA: Final = frozenset({"kernels", "problems"})
 #: The last commit that predates the check of subjects.
-_SUBJECTS_SINCE: Final = "3456483"
+_SUBJECTS_SINCE: Final = "044c2a9"
 _SUBJECT: Final = re.compile(r"(?:Ask|Have|Keep|Know|Let|Look|Say|Take|Tell)\b")
 _OPENING: Final = re.compile(r"(?:What|How|Whether|Where|Who|Whose|When|Which)\b")
 #: Habits of sentences that are not questions, with the advice for each.
@@ -120,7 +120,7 @@ def _of_python(source: str) -> Iterator[tuple[int, str, bool]]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             begin = begin if comment else token.start[0]
-            comment.append(token.string.lstrip("#: ").strip())
+            comment.append(re.sub(r"noqa: [A-Z0-9, ]+(?:--)?", "", token.string.lstrip("#: ")).strip())
         elif token.type not in {tokenize.NL, tokenize.INDENT, tokenize.DEDENT} and comment:
             yield begin, " ".join(comment), False
             comment = []

@@ -1,4 +1,8 @@
-"""The command `kqueue`, with one module for each command group, and the exit statuses of all commands."""
+"""The command `kqueue`, with one module for each command group, and the exit statuses of all commands.
+
+It imports all other packages, each in the command that needs it, so that a command starts fast. Start with the module
+that is named like the command, and :mod:`~kqueue.cli.render` for tables and colours.
+"""
 
 from __future__ import annotations
 

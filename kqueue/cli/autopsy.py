@@ -118,7 +118,7 @@ def _check_folder(out: Path) -> None:
 def _by_fleet(request: Request, failure: Result | None, budget: float, most: int, on_round: OnRound) -> Report:
     from kqueue.autopsy import run
     from kqueue.autopsy.shrink import Autopsy
-    from kqueue.cli.results import database
+    from kqueue.cli.connection import database
     from kqueue.client import Client
     from kqueue.config import load
     from kqueue.store import workers

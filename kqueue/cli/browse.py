@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import typer
 
-from kqueue.cli.results import database
+from kqueue.cli.connection import database
 from kqueue.errors import ConfigError
 
 #: Environment variables of which a desktop sets one.
@@ -31,8 +31,7 @@ def open_(
     ] = False,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the link.")] = False,
 ) -> None:
-    """Print a link that logs a browser in at the fleet's page, to look, submit and cancel. Open it if there is a
-    display.
+    """Print a link that logs a browser in at the fleet's page, and open it if there is a display.
 
     The link can be used once within a minute, and needs no token. To make one, you need a database login that can make
     tokens. With --flower, the link contains Flower's password, which is valid until the fleet stops.

@@ -47,7 +47,7 @@ The JSON form has the same names: over HTTP, in Postgres and in `kqueue show --j
 A judge cannot write an unknown field. A verdict of another version of kqueue can still be read: unknown fields, and
 entries in an unknown format, are omitted. The database keeps them.
 
-## What each category has
+## Fields of each category
 
 An outcome without one of these is refused. Only `passed` has `runtime` and `baseline`. With
 `evidence.verified_calls` it was timed, and always has `runtime`.

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kqueue.cli.results import database
+from kqueue.cli.connection import database
 
 _group = typer.Typer(help="The database's schema.", no_args_is_help=True)
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kqueue.cli.results import database, shown_settings
+from kqueue.cli.connection import database
+from kqueue.cli.results import shown_settings
 
 if TYPE_CHECKING:
     from rich.text import Text

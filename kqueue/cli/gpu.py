@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from kqueue.cli.connection import database
 from kqueue.cli.render import age, print_table, text, write_json
-from kqueue.cli.results import database
 from kqueue.states import GpuState
 
 if TYPE_CHECKING:

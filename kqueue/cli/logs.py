@@ -173,7 +173,7 @@ def lines_about(stream: BinaryIO, source: str, identity: UUID) -> Iterator[Event
 
 
 def _detail(evaluation: str) -> Detail:
-    from kqueue.cli.results import database
+    from kqueue.cli.connection import database
     from kqueue.store import reports
 
     with database("logs") as engine:

@@ -13,7 +13,7 @@ from uuid import UUID
 import typer
 
 from kqueue.cli import pictures
-from kqueue.cli.results import database
+from kqueue.cli.connection import database
 from kqueue.errors import InvalidRequest
 
 if TYPE_CHECKING:

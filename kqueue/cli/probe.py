@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kqueue.cli.connection import database
 from kqueue.cli.render import age, console, print_table, text, write_json
-from kqueue.cli.results import database
 from kqueue.errors import InvalidRequest
 from kqueue.states import Finding, ProbeKind
 

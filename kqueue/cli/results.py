@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from kqueue import moments
+from kqueue.cli.connection import database
 from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation
 from kqueue.states import EvaluationState, Priority
 
@@ -52,20 +53,6 @@ def register(app: typer.Typer) -> None:
     app.command()(results)
     app.command()(cancel)
     app.command()(cost)
-
-
-@contextmanager
-def database(command: str) -> Generator[Engine]:
-    """Connect to the fleet's database on behalf of a command.
-
-    Raises:
-        ConfigError, DatabaseUnavailable, SchemaMismatch: no database is configured, or it cannot be used.
-    """
-    from kqueue.config import load
-    from kqueue.store import schema
-
-    with schema.checked(load().require_database(), application=f"kqueue {command}") as engine:
-        yield engine
 
 
 # status ----------------------------------------------------------------------------------------------

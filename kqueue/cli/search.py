@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue.cli import options, runs, tune
+from kqueue.cli.connection import database
 from kqueue.cli.kernelbench import problems_of
 from kqueue.cli.render import milliseconds, moment, print_table, ratio, say, write_json
-from kqueue.cli.results import database
 from kqueue.cli.sources import read_source
 from kqueue.errors import ConfigError, InvalidRequest, KqueueError
 from kqueue.text import clean

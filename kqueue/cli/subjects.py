@@ -114,7 +114,7 @@ def _of_files(problem: str, kernel: str, backend: str | None, lane: str | None, 
 
 
 def _of_evaluation(command: str, prefix: str) -> Subject:
-    from kqueue.cli.results import database
+    from kqueue.cli.connection import database
     from kqueue.store import reports
 
     with database(command) as engine:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue.cli import options, sources
+from kqueue.cli.connection import database
 from kqueue.cli.progress import progress
 from kqueue.cli.render import category_text, milliseconds, print_table, ratio, say, write_json
-from kqueue.cli.results import database, message_cell, why
+from kqueue.cli.results import message_cell, why
 from kqueue.cli.sources import Entry
 from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation, WaitTimeout
 

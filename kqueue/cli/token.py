@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from kqueue.cli.connection import database
 from kqueue.cli.render import budget, moment, print_table, write_json
-from kqueue.cli.results import database
 from kqueue.errors import InvalidRequest
 from kqueue.moments import duration
 from kqueue.states import Priority, Spent

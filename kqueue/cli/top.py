@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue.categories import Blame
+from kqueue.cli.connection import database
 from kqueue.cli.render import age, category_text, console, step, text
-from kqueue.cli.results import database
 from kqueue.errors import ConfigError, DatabaseUnavailable, KqueueError, SchemaMismatch
 from kqueue.states import EvaluationState
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue.cli import options, runs
+from kqueue.cli.connection import database
 from kqueue.cli.render import milliseconds, print_table, ratio, say, write_json
-from kqueue.cli.results import database
 from kqueue.cli.sources import read_problem, read_source
 from kqueue.errors import ConfigError, KqueueError
 from kqueue.text import clean

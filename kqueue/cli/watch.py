@@ -10,9 +10,10 @@ from uuid import UUID
 
 import typer
 
+from kqueue.cli.connection import database
 from kqueue.cli.progress import counted, make_bar
 from kqueue.cli.render import say, write_json
-from kqueue.cli.results import database, why
+from kqueue.cli.results import why
 from kqueue.errors import UnknownEvaluation, WaitTimeout
 from kqueue.text import clean
 

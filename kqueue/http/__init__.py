@@ -1,4 +1,8 @@
-"""The HTTP server of `kqueue serve`: a thin layer over the client and the store. It needs the extra ``http``."""
+"""The HTTP server of `kqueue serve`: a thin layer over the client and the store. It needs the extra ``http``.
+
+It imports the store and the asynchronous client, and no module of the page. Start with :mod:`~kqueue.http.app`,
+:mod:`~kqueue.http.gateway` for its access to the fleet, and :mod:`~kqueue.http.v1` for the native routes.
+"""
 
 from __future__ import annotations
 

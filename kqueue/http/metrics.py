@@ -88,7 +88,7 @@ class Metrics:
         self._retried = counter("failed_attempts", "Attempts that were followed by another one.", "category")
         self._recorded = counter("recorded", "Verdicts, by the part of the fleet that recorded them.", "by")
         self._builds = counter("builds", "Sources with extensions, by the process that compiled them.", "by")
-        self._exclusive = counter("device_alone_seconds", "Seconds of exclusive use of devices.", "lane")
+        self._exclusive = counter("device_exclusive_seconds", "Seconds of exclusive use of devices.", "lane")
         self._waited = histogram("wait_seconds", "Time from submission to the first attempt.", "lane", "priority")
         self._total = histogram("verdict_seconds", "Time from submission to the verdict.", "lane", "priority")
         self._steps = histogram("step_seconds", "Durations of an evaluation's steps.", "lane", "step")
@@ -253,7 +253,7 @@ def _probes(record: probes.Record) -> Iterator[Metric]:
     words = "Slots that are paused because probes were judged wrongly."
     yield _gauge("probe_paused", words, ("host", "device"), paused)
     words = "Verdicts of these slots since their last correctly judged probe."
-    yield _gauge("probe_doubted", words, ("host", "device"), doubted)
+    yield _gauge("probe_suspect_verdicts", words, ("host", "device"), doubted)
 
 
 def _gauge(
