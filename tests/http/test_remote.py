@@ -272,7 +272,7 @@ class TestFaults:
             later.join()
         with (
             RemoteClient(served.url, token=secret, retry_s=0.1) as hasty,
-            pytest.raises(ServerUnavailable, match="at most 1"),
+            pytest.raises(ServerUnavailable, match="the limit is 1"),
         ):
             hasty.submit(**fields(2))
         assert count(engine, "evaluations") == 2
