@@ -84,7 +84,7 @@ class Baseline:
             with (
                 self._steps.alone("reference"),
                 self._steps.backstop(Phase.CHECK),
-                self._blaming(self._reference.exchange),
+                self._blaming(self._reference.proxy.exchange),
                 self._reference.timed() as exchange,
             ):
                 if self._stopwatch(exchange).blocks():
@@ -156,7 +156,7 @@ class Baseline:
         return measurement
 
     def _blaming(self, exchange: Exchange) -> contextlib.AbstractContextManager[None]:
-        return blaming(_WHAT, exchange.process, self._reference.allowed_bytes)
+        return blaming(_WHAT, exchange.process, self._reference.proxy.allowed_bytes)
 
     def _measure_reference(self, exchange: Exchange, basis: timing.Basis) -> Measurement:
         series = self._stopwatch(exchange).measure(self._settings.timing, basis=basis, overhead_share=1.0)
@@ -192,18 +192,18 @@ def begin_compiled(exchange: Exchange, job: Job, reference: Reference, case: Cas
     """
     deadlines = reference.settings.deadlines
     process = exchange.process
-    blamed = partial(blaming, _WHAT, process, reference.allowed_bytes)
+    blamed = partial(blaming, _WHAT, process, reference.proxy.allowed_bytes)
     with steps.timed("construct_reference"), steps.backstop(Phase.CONSTRUCT), blamed():
         process.enter(Phase.LOAD, deadlines.load_s)
         process.order(Order.LOAD, payload=job)
         process.enter(Phase.CONSTRUCT, deadlines.construct_s)
-        process.order(Order.CONSTRUCT, payload=reference.init_inputs)
+        process.order(Order.CONSTRUCT, payload=reference.proxy.init_inputs)
         exchange.bind_inputs(case.inputs)
         process.enter(Phase.COMPILE, deadlines.compile_s)
         process.order(Order.WARM_UP)
     with steps.untimed("reference"), steps.backstop(Phase.CHECK), blamed():
         process.enter(Phase.CHECK, deadlines.check_s)
-        exchange.bind_outputs(reference.output_specs)
+        exchange.bind_outputs(reference.form.output_specs)
         exchange.outputs(process.order(Order.RUN, seed=case.seed))
 
 

@@ -35,12 +35,16 @@ class Form:
     Attributes:
         arguments: arrangement of ``forward``'s arguments, or None before the first case.
         structure: arrangement of the outputs, empty before the first answer.
+        output_specs: shape, dtype and device of each output.
+        output_strides: strides of each output.
         output_aliases: for each output, the number of the input whose memory it shares, or None.
         mutates_inputs: True if the reference has changed an input.
     """
 
     arguments: Any = None
     structure: str = ""
+    output_specs: tuple[TensorSpec, ...] = ()
+    output_strides: tuple[tuple[int, ...], ...] = ()
     output_aliases: tuple[int | None, ...] = ()
     mutates_inputs: bool = False
 

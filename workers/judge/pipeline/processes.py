@@ -93,7 +93,7 @@ class Processes:
                 cpu_before_s=message.cpu_s,
             )
             reference = self._hold(process)
-            reference.left_s = min(self._deadlines.reference_s, _KEPT_S)
+            reference.proxy.left_s = min(self._deadlines.reference_s, _KEPT_S)
             self._memo = warm.Memo.model_validate(message.memo)
             self._uses = self._memo.uses + 1
             self.begin_candidate()
@@ -115,26 +115,24 @@ class Processes:
         evidence |= {"kept": memo is not None, "uses": self._uses}
         if memo is not None:
             try:
-                reference.allow(allowed_bytes)
-                reference.share_arena(memo.arena_bytes)
-                reference.construct()
-                case = reference.again(memo.drawn, memo.seed, on_device=memo.on_device)
+                reference.proxy.allow(allowed_bytes)
+                reference.proxy.share_arena(memo.arena_bytes)
+                reference.proxy.construct()
+                case = reference.cache.again(memo.drawn, memo.seed, on_device=memo.on_device)
                 reference.answer(case)
                 if reference.digest(case) == memo.digest:
-                    reference.drop([case])
+                    reference.cache.drop([case])
                     reference.case = None
-                    reference.renew()
+                    reference.proxy.renew()
                     return reference
                 evidence["replaced"] = "its answer to an earlier input has changed"
             except EvaluationEnded as ended:
                 evidence["replaced"] = ended.outcome.message
-            reference.process.stop()
-            reference.process.imports.close()
-            reference.free_arena()
+            reference.proxy.discard()
             reference = self._fork_reference()
-        reference.load()
-        reference.allow(allowed_bytes)
-        reference.construct()
+        reference.proxy.load()
+        reference.proxy.allow(allowed_bytes)
+        reference.proxy.construct()
         return reference
 
     def begin_candidate(self) -> Candidate:
@@ -214,7 +212,7 @@ class Processes:
         exchange = Exchange(process, self.reference.form, self._device)
         problem = self._request.problem
         await_opening(process, process.send(Order.OPEN, payload=self._opening(problem)))
-        process.order(Order.ALLOW, payload=self.reference.allowed_bytes)
+        process.order(Order.ALLOW, payload=self.reference.proxy.allowed_bytes)
         return exchange, self._job(problem, "Model", compiled=True)
 
     def examiner(self, steps: Steps) -> Examiner:
@@ -281,7 +279,7 @@ class Processes:
         profile = self._profile(Role.REFERENCE)
         reference = self._hold(SealedProcess(self._forkserver, profile, self._deadlines.compile_s))
         self._uses = 1
-        reference.begin()
+        reference.proxy.begin()
         return reference
 
     def _keep(self, outcome: Outcome) -> bool:
@@ -292,7 +290,7 @@ class Processes:
         if memo is None:
             return False
         try:
-            self.reference.keep(self._key, memo.model_dump(), booking.wanted_file(self._slot.ledger))
+            self.reference.proxy.keep(self._key, memo.model_dump(), booking.wanted_file(self._slot.ledger))
         except (EvaluationEnded, ForkServerError):
             return False
         return True

@@ -267,8 +267,8 @@ class _Evaluation:
         with self._steps.timed("construct"), self._steps.backstop(Phase.CONSTRUCT):
             triton = self._slot.on_gpu and self._request.backend is Backend.TRITON
             candidate.form = reference.form
-            reference.present(first)
-            candidate.construct(reference.init_inputs, first, self._plan, warm_up=triton)
+            reference.cache.present(first)
+            candidate.construct(reference.proxy.init_inputs, first, self._plan, warm_up=triton)
         with self._reporting_foreign_processes() as sharing, self._steps.timed("wait_for_strangers"):
             sharing.before_timing()
         stopwatch, series = self._check_and_time(candidate, first, cases, later, last, baseline)
@@ -353,7 +353,7 @@ class _Evaluation:
         # Large inputs keep the device busy, and the CPU idle, for as long as the timing does. For small inputs, the
         # calls take less time than a second wait for the device.
         has_siblings = self._slot.on_gpu and self._slot.siblings > 1
-        return has_siblings and self._reference.is_large and _Grant.EXCLUSIVE not in self._granted
+        return has_siblings and self._reference.cache.is_large and _Grant.EXCLUSIVE not in self._granted
 
     def _missing_grant(self, outcome: Outcome) -> _Grant | None:
         """Return the resource whose lack can have caused the outcome, or None if the evaluation already had it."""
@@ -412,7 +412,7 @@ class _Evaluation:
     def _begin_compiled(self) -> Exchange:
         """Prepare a process that runs the reference under ``torch.compile``."""
         exchange, job = self._processes.begin_compiled()
-        baselines.begin_compiled(exchange, job, self._reference, self._reference.fresh(), self._steps)
+        baselines.begin_compiled(exchange, job, self._reference, self._reference.cache.fresh(), self._steps)
         return exchange
 
     def _build(self, candidate: Candidate) -> None:
@@ -431,32 +431,33 @@ class _Evaluation:
         reference_evidence = self._evidence["reference"] = {}
         with self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
             # The driver opens the device for one process at a time, and the reference needs it first.
-            self._reference.await_opening()
+            self._reference.proxy.await_opening()
             candidate = self._processes.begin_candidate()
             reference = self._processes.make_reference_ready(reference_evidence, self._plan.reference)
-            weights = reference.taken().weights
-            first = reference.first_case()
-            reference.warm_up_variants()
+            weights = reference.proxy.taken().weights
+            first = reference.cache.first()
+            reference.cache.warm_up_variants()
         self._evidence["inputs"] = [
-            {"shape": spec.shape, "dtype": str(spec.dtype).removeprefix("torch.")} for spec in reference.input_specs
+            {"shape": spec.shape, "dtype": str(spec.dtype).removeprefix("torch.")}
+            for spec in reference.cache.input_specs
         ]
-        self._book(plan.of_first_call(reference.input_bytes, weights, **self._whole, alone=alone))
+        self._book(plan.of_first_call(reference.cache.input_bytes, weights, **self._whole, alone=alone))
         with self._untimed_if_large("reference"), self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
-            reference.allow(self._plan.reference)
-            reference.widen()
+            reference.proxy.allow(self._plan.reference)
+            reference.oracle.widen()
             reference.answer_first(first)
-            peak = reference.taken().peak
-        outputs = first.nbytes - reference.input_bytes
-        self._book(plan.settled(reference.input_bytes, outputs, weights, peak, **self._whole))
+            peak = reference.proxy.taken().peak
+        outputs = first.nbytes - reference.cache.input_bytes
+        self._book(plan.settled(reference.cache.input_bytes, outputs, weights, peak, **self._whole))
         with self._steps.backstop(Phase.REFERENCE):
-            reference.allow(self._plan.reference)
+            reference.proxy.allow(self._plan.reference)
         reference.timed_bytes = max(self._plan.reference, self._plan.candidate)
         self._see_memory()
         return reference, candidate, first
 
     def _untimed_if_large(self, what: str) -> contextlib.AbstractContextManager[None]:
         """Return a lock that excludes timing if the inputs are large enough to disturb it."""
-        large = self._slot.on_gpu and self._reference.is_large
+        large = self._slot.on_gpu and self._reference.cache.is_large
         return self._steps.untimed(what) if large else contextlib.nullcontext()
 
     @cached_property
@@ -476,7 +477,7 @@ class _Evaluation:
         if self._booking is None or not self._booking.resize(wanted.total):
             if self._booking is not None:
                 with self._steps.backstop(Phase.REFERENCE):
-                    self._reference.clear()
+                    self._reference.cache.clear()
                 self._booking.release()
             self._status_page.enter(Phase.PREPARE)
             try:
@@ -518,44 +519,46 @@ class _Evaluation:
         """Return the cases to check now, the number of given cases to draw later, and the case for after the timing."""
         # If all cases would take too much memory together, each is drawn and answered when it is checked.
         reference = self._reference
-        lock = self._untimed_if_large("reference") if reference.is_roomy else contextlib.nullcontext()
+        lock = self._untimed_if_large("reference") if reference.cache.is_roomy else contextlib.nullcontext()
         with lock, self._steps.timed("reference"), self._steps.backstop(Phase.REFERENCE):
             cases = reference.more_cases(first)
             last: list[Case] = []
-            if reference.is_roomy:
-                last = [reference.another()] if self._settings.timing.enabled else []
+            if reference.cache.is_roomy:
+                last = [reference.cache.another()] if self._settings.timing.enabled else []
                 # The first variant's float64 answers load kernels. Here that does not delay the timing of other slots.
                 reference.answer(first, *cases[self._settings.checks - 1 :][:1])
         with self._steps.untimed("reference"):
             with self._steps.backstop(Phase.REFERENCE):
                 if (region := sensitivity.learn(reference, first)) is not None:
                     cases.append(region)
-                if self._slot.on_gpu and not reference.is_roomy:
+                if self._slot.on_gpu and not reference.cache.is_roomy:
                     torch.cuda.empty_cache()  # Free the copy of an output before lasting tensors are allocated.
-                answered = reference.answer(first, *cases, *last) if reference.is_roomy else reference.answer(first)
+                answered = (
+                    reference.answer(first, *cases, *last) if reference.cache.is_roomy else reference.answer(first)
+                )
                 # The comparison loads kernels and buffers at first use. Load them before a kernel is compared.
                 compare.check_values(first.outputs, first, self._settings)
                 if self._slot.on_gpu and self._settings.timing.enabled:
-                    reference.stock(timing.usual_calls(self._settings.timing, _OVERHEAD_SHARE))
+                    reference.cache.stock(timing.usual_calls(self._settings.timing, _OVERHEAD_SHARE))
             # Test the device before the kernel uses it. This also loads the code that later tests need.
             self._test_device()
-        if not reference.is_roomy:
+        if not reference.cache.is_roomy:
             return [first, *cases], self._settings.checks - 1, None
         return [case for case in answered if case not in last], 0, last[0] if last else None
 
     def _proofs(self) -> int:
         """Return the number of timed calls to verify, limited by the reference's speed."""
         by_time = max(int(_PROOFS_S / self._reference.forward_s), _SLOW_PROOFS)
-        by_deadline = int(self._reference.left_s / 2 / self._reference.forward_s)
+        by_deadline = int(self._reference.proxy.left_s / 2 / self._reference.forward_s)
         most = _MOST_PROOFS if self._slot.on_gpu else _SLOW_PROOFS
         return max(_FEWEST_PROOFS, min(most, by_time, by_deadline))
 
     def _check(self, candidate: Candidate, cases: list[Case], later: int) -> dict[str, Any]:
         """Make all checked calls: every case once, and the first case again."""
         with self._steps.timed("check"):
-            candidate.prepare_calls(self._reference.output_specs)
+            candidate.prepare_calls(self._reference.form.output_specs)
             checked = 0
-            every = chain(cases, (self._reference.fresh() for _ in range(later)))
+            every = chain(cases, (self._reference.cache.fresh() for _ in range(later)))
             try:
                 for case in every:
                     if self._has_answered(case):
@@ -611,7 +614,7 @@ class _Evaluation:
     def _check_again(self, candidate: Candidate, case: Case | None) -> None:
         """Make one checked call on a new input after the timing."""
         candidate.process.enter(Phase.CHECK, self._deadlines.check_s)
-        case = case or self._reference.fresh()
+        case = case or self._reference.cache.fresh()
         try:
             with self._confirming(case):
                 self._run(candidate, case)
@@ -689,7 +692,7 @@ class _Evaluation:
         if self._flusher is None:
             return {}
         return speed_of_light.floor(
-            self._reference.input_bytes, self._reference.written_bytes, self._flusher.bandwidth()
+            self._reference.cache.input_bytes, self._reference.written_bytes, self._flusher.bandwidth()
         )
 
     def _enforce_bound(self, runtime: Measurement, first: Case) -> None:
@@ -744,7 +747,7 @@ class _Evaluation:
             for process in reports:
                 process.imports.close()  # Otherwise its memory would outlive it and belong to no process.
             if processes.reference is not None:
-                processes.reference.free_arena()
+                processes.reference.proxy.free_arena()
         outcome = killed.settle(outcome, reports.values(), alone=self._slot.alone)
         outcome = self._check_device(self._check_memory(self._check_disk(outcome, list(reports.values()))))
         missing = self._missing_grant(outcome)

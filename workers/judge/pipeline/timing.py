@@ -274,15 +274,15 @@ class Stopwatch:
         """
         kept, self._proofs = self._proofs, []
         reference = self._reference
-        reference.allow_exact()
+        reference.oracle.reset_time()
         size = max(1, sum(tensor.nbytes for proof in kept[:1] for tensor in proof.outputs))
-        together = max(1, min(_MOST_TOGETHER, _TOGETHER_BYTES // size)) if reference.is_roomy else 1
+        together = max(1, min(_MOST_TOGETHER, _TOGETHER_BYTES // size)) if reference.cache.is_roomy else 1
         for begin in range(0, len(kept), together):
             proofs = kept[begin : begin + together]
-            cases = [reference.again(p.drawn, p.seed, on_device=p.on_device) for p in proofs]
+            cases = [reference.cache.again(p.drawn, p.seed, on_device=p.on_device) for p in proofs]
             reference.answer(*cases, exactly=False)
             self._check(proofs, cases)
-            reference.drop(cases)
+            reference.cache.drop(cases)
         return len(kept)
 
     @property
@@ -311,7 +311,9 @@ class Stopwatch:
         # choose another layout in each call.
         assert self._series is not None, "calls have been timed"
         layouts, reference = self._series.layouts, self._reference
-        for number, (spec, strides) in enumerate(zip(reference.output_specs, reference.output_strides, strict=True)):
+        for number, (spec, strides) in enumerate(
+            zip(reference.form.output_specs, reference.form.output_strides, strict=True)
+        ):
             shape = spec.shape
             dense = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
             steps = _steps(shape, strides)
@@ -389,7 +391,7 @@ class Stopwatch:
         # A longer time would have ended the process, so the host was paused.
         if (passed := begun - self._since) < self._left_s:
             self._left_s -= passed
-        case = self._reference.fresh()
+        case = self._reference.cache.fresh()
         self._case = case
         self._since = time.monotonic()
         self._draw_s = self._since - begun
@@ -402,7 +404,7 @@ class Stopwatch:
 
     def _for_overhead(self, clock: GpuClock | CpuClock) -> Case:
         """Return inputs for an overhead call: fresh ones, which no cache holds. Large ones are the last call's."""
-        is_large = isinstance(clock, GpuClock) and not self._reference.is_roomy
+        is_large = isinstance(clock, GpuClock) and not self._reference.cache.is_roomy
         return self._case if is_large and self._case is not None else self._fresh()
 
     def _make_room(self) -> list[torch.Tensor]:

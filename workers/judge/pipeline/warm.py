@@ -77,5 +77,5 @@ def memo_of(reference: Reference, outcome: Outcome, uses: int) -> Memo | None:
         seed=case.seed,
         on_device=case.on_device,
         digest=reference.digest(case),
-        arena_bytes=reference.arena_bytes,
+        arena_bytes=reference.proxy.arena_bytes,
     )
