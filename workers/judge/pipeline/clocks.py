@@ -26,6 +26,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
@@ -38,6 +39,7 @@ from workers.judge.channel.gpu_memory import CudaCallError, call
 from workers.judge.channel.protocol import Order, TensorSpec
 from workers.judge.channel.semaphores import Semaphores
 from workers.judge.ending import EvaluationEnded
+from workers.judge.gpu import environment
 from workers.judge.pipeline.cases import Case
 from workers.judge.pipeline.exchange import Exchange, Output, copy_out
 
@@ -119,6 +121,15 @@ class Hold:
     def let_go(self) -> None:
         """Release the waiting stream."""
         self._page[flags.GO] = self._number
+
+
+@dataclass(frozen=True, slots=True)
+class Instruments:
+    """Means to time calls: the watch of the device's clocks, and on a GPU the stream's hold and the cache's flusher."""
+
+    watch: environment.Watch
+    hold: Hold | None = None
+    flusher: Flusher | None = None
 
 
 class GpuClock:

@@ -183,13 +183,18 @@ class Exchange:
 
 
 class Candidate(Exchange):
-    """A candidate, from its opening to its last checked call."""
+    """A candidate, from its opening to its last checked call.
+
+    Attributes:
+        activities: the GPU activities of the profiled call, as reported by the candidate, or None.
+    """
 
     def __init__(
         self, process: SealedProcess, opening: int, job: Job, form: Form, settings: Settings, device: str
     ) -> None:
         """Use a process, which knows nothing of the kernel, without waiting for its order ``opening``."""
         super().__init__(process, form, device)
+        self.activities: list[Activity] | None = None
         self._opening = opening
         self._job = job
         self._settings = settings
@@ -241,8 +246,8 @@ class Candidate(Exchange):
             raise EvaluationEnded(Category.INPUT_MUTATED, f"forward changed its input tensor {i}", Phase.CHECK, input=i)
         return compare.check_values(self.read(views), case, self._settings)
 
-    def profile(self, case: Case) -> list[Activity]:
-        """Return the GPU activities of one call, as reported by the candidate.
+    def profile(self, case: Case) -> None:
+        """Record the GPU activities of one call.
 
         Raises:
             NotRecorded: the candidate reported nothing, or nothing readable.
@@ -254,7 +259,7 @@ class Candidate(Exchange):
         page = memory("kqueue-profile", activities.SIZE)
         try:
             self.process.order(Order.PROFILE, fds=(page,))
-            return activities.decode(os.pread(page, activities.SIZE, 0))
+            self.activities = activities.decode(os.pread(page, activities.SIZE, 0))
         finally:
             os.close(page)
 

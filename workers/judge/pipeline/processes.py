@@ -6,7 +6,7 @@ import contextlib
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from uuid import uuid4
 
 from kqueue.categories import Blame
@@ -23,6 +23,7 @@ from workers.judge.pipeline import build, static, warm
 from workers.judge.pipeline.build import Build, Reuse
 from workers.judge.pipeline.cases import DTYPES
 from workers.judge.pipeline.cpu import CpuTime
+from workers.judge.pipeline.evidence import EvidenceBuilder, Fields
 from workers.judge.pipeline.examine import Examiner
 from workers.judge.pipeline.exchange import Candidate, Exchange, await_opening
 from workers.judge.pipeline.reference import Reference
@@ -100,11 +101,11 @@ class Processes:
             return reference
         return self._fork_reference()
 
-    def make_reference_ready(self, evidence: dict[str, Any], allowed_bytes: int) -> Reference:
+    def make_reference_ready(self, evidence: EvidenceBuilder, allowed_bytes: int) -> Reference:
         """Construct the reference's model. Replace a kept reference whose answer has changed.
 
         Args:
-            evidence: gets the fields ``kept``, ``uses`` and, if it was replaced, the reason as ``replaced``.
+            evidence: gets the facts of the process, and the reason if it was replaced.
             allowed_bytes: the process's GPU memory allowance.
 
         Raises:
@@ -112,7 +113,8 @@ class Processes:
         """
         reference, memo = self.reference, self._memo
         assert reference is not None
-        evidence |= {"kept": memo is not None, "uses": self._uses}
+        facts: Fields = {"kept": memo is not None, "uses": self._uses}
+        evidence.reference = facts
         if memo is not None:
             try:
                 reference.proxy.allow(allowed_bytes)
@@ -125,9 +127,9 @@ class Processes:
                     reference.case = None
                     reference.proxy.renew()
                     return reference
-                evidence["replaced"] = "its answer to an earlier input has changed"
+                facts["replaced"] = "its answer to an earlier input has changed"
             except EvaluationEnded as ended:
-                evidence["replaced"] = ended.outcome.message
+                facts["replaced"] = ended.outcome.message
             reference.proxy.discard()
             reference = self._fork_reference()
         reference.proxy.load()
@@ -197,7 +199,7 @@ class Processes:
             self._others.append(self.builder.process)
             self._cpu.count(Role.BUILDER, self.builder.process)
 
-    def build(self, evidence: dict[str, Any]) -> dict[str, Any]:
+    def build(self, evidence: EvidenceBuilder) -> Fields:
         """Compile the candidate's libraries. See :meth:`.Build.run`."""
         assert self.builder is not None
         result = self.builder.run(evidence)

@@ -37,10 +37,9 @@ from kqueue.contract import Phase, Timing
 from kqueue.evidence import Clocks, Histogram, Measurement
 from workers.judge.channel.protocol import Order, TensorSpec
 from workers.judge.ending import EvaluationEnded
-from workers.judge.gpu import environment
 from workers.judge.pipeline import clocks, compare
 from workers.judge.pipeline.cases import Case
-from workers.judge.pipeline.clocks import CpuClock, Flusher, GpuClock, Hold, empty_kernel_ns
+from workers.judge.pipeline.clocks import CpuClock, GpuClock, Hold, Instruments, empty_kernel_ns
 from workers.judge.pipeline.exchange import Exchange
 from workers.judge.pipeline.reference import Reference
 from workers.judge.slot_config import SlotConfig
@@ -49,6 +48,8 @@ Basis = Literal["gpu_clock", "cpu_clock"]
 
 #: Version of this module's method, a part of the key under which baselines are cached.
 METHOD: Final = "10"
+#: Number of a candidate's launch-overhead measurements as a share of its calls.
+OVERHEAD_SHARE: Final = 0.2
 #: Minimum number of calls in a measurement, even if the time budget is exceeded.
 _FEWEST: Final = 5
 #: Minimum number of calls after which precision can end a measurement, and the maximum that is added at random. The
@@ -161,28 +162,25 @@ class Stopwatch:
         exchange: Exchange,
         reference: Reference,
         slot: SlotConfig,
-        seconds: float,
-        hold: Hold | None,
-        flusher: Flusher | None,
-        watch: environment.Watch,
+        instruments: Instruments,
         proofs: int,
     ) -> None:
-        """Prepare to time a process.
+        """Prepare to time a process, and begin its time phase.
 
         Args:
-            exchange: the process, in its time phase.
+            exchange: the process.
             reference: source of the inputs, which also answers the kept calls.
-            seconds: deadline of the time phase.
-            hold, flusher: hold of the judge's stream, and flusher of the L2 cache, on a GPU.
             proofs: number of calls that are kept to be verified.
         """
+        seconds = reference.settings.deadlines.time_s
+        exchange.process.enter(Phase.TIME, seconds)
         self._exchange = exchange
         self._reference = reference
         self._slot = slot
         self._seconds = seconds
-        self._hold = hold
-        self._flusher = flusher
-        self._watch = watch
+        self._hold = instruments.hold
+        self._flusher = instruments.flusher
+        self._watch = instruments.watch
         self._most = proofs
         self._random = random.SystemRandom()
         self._proofs: list[_Proof] = []
