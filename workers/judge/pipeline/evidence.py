@@ -7,7 +7,6 @@ from typing import Any
 
 from kqueue.contract import Outcome
 from kqueue.evidence import ErrorFigures, Evidence
-from workers.judge.pipeline import compare
 
 #: Fields of a model of :mod:`kqueue.evidence`, which validates them at the end.
 Fields = dict[str, Any]
@@ -64,5 +63,20 @@ class EvidenceBuilder:
     def fields(self) -> Fields:
         """Return the evidence by the name of its field, without absent fields."""
         values = {name: getattr(self, name, None) for name in Evidence.model_fields}
-        values["comparison"] = compare.merge_errors(self.errors) or None
+        values["comparison"] = merge_errors(self.errors) or None
         return {name: value for name, value in values.items() if value is not None}
+
+
+def merge_errors(figures: list[Fields]) -> Fields:
+    """Combine the figures of several cases: the worst of each, ignoring None."""
+    merged: Fields = {}
+    for one in figures:
+        for name, value in one.items():
+            worst = merged.get(name)
+            if worst is None or value is None:
+                merged[name] = value if worst is None else worst
+            elif isinstance(value, bool):
+                merged[name] = (worst and value) if name.endswith("_correct") else (worst or value)
+            else:
+                merged[name] = max(worst, value)
+    return merged

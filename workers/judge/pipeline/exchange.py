@@ -142,7 +142,7 @@ class Exchange:
         """
         structure = self.form.structure
         if reply.answer is Answer.MISMATCH or reply.tensors != self._specs or reply.structure != structure:
-            compare.check_form(reply, structure, self._specs)
+            check_form(reply, structure, self._specs)
         return [
             self._output(i, spec, location)
             for i, (spec, location) in enumerate(zip(reply.tensors, reply.locations, strict=True))
@@ -312,3 +312,36 @@ def copy_out(views: Sequence[Output], into: list[torch.Tensor]) -> None:
             view.read(copy)
         else:
             copy.copy_(view)
+
+
+def check_form(reply: Reply, structure: str, specs: Sequence[TensorSpec]) -> None:
+    """Raise the reason why a candidate could not deliver its outputs.
+
+    Args:
+        reply: the candidate's description of its outputs.
+        structure, specs: the form of the reference's outputs.
+
+    Raises:
+        EvaluationEnded: always, with the first difference in structure, shape, dtype or device.
+    """
+    got = list(reply.tensors)
+    if reply.structure != structure or len(got) != len(specs):
+        raise _wrong(
+            Category.WRONG_OUTPUT_STRUCTURE,
+            f"the output is {reply.structure}, the reference's is {structure} (T: a tensor)",
+            structure=reply.structure,
+        )
+    for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
+        if mine.shape != theirs.shape:
+            raise _wrong(Category.WRONG_SHAPE, f"output {i} has shape {theirs.shape}, not {mine.shape}", output=i)
+    for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
+        if mine.dtype != theirs.dtype:
+            raise _wrong(Category.WRONG_DTYPE, f"output {i} has dtype {theirs.dtype}, not {mine.dtype}", output=i)
+    for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
+        if mine.device != theirs.device:
+            raise _wrong(Category.WRONG_DEVICE, f"output {i} lives on {theirs.device}, not {mine.device}", output=i)
+    raise _wrong(Category.WRONG_OUTPUT_STRUCTURE, "the output could not be copied", structure=reply.structure)
+
+
+def _wrong(category: Category, message: str, **facts: Any) -> EvaluationEnded:
+    return EvaluationEnded(category, message, Phase.CHECK, **facts)

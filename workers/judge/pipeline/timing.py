@@ -129,22 +129,18 @@ class Series:
 
 @dataclass(slots=True)
 class _Proof:
-    """A call that is kept to be verified.
+    """A call that is kept to be verified."""
 
-    Attributes:
-        outputs: the candidate's outputs, or pieces of them.
-        pieces: positions of the pieces in the outputs, or None for whole outputs.
-        drawn, on_device, seed: how the inputs are drawn, and the seed of the forward.
-        number: number of the call among those that could have been kept.
-        ns: the call's time, or None if its series was replaced or the device was throttled.
-    """
-
+    #: The candidate's outputs, or pieces of them, and the positions of the pieces, or None for whole outputs.
     outputs: list[torch.Tensor]
     pieces: list[list[slice]] | None
+    #: How the inputs are drawn, and the seed of the forward.
     drawn: int
     on_device: bool
     seed: int
+    #: Number of the call among those that could have been kept.
     number: int
+    #: Time, or None if the call's series was replaced or the device was throttled.
     ns: int | None
 
 
@@ -167,10 +163,7 @@ class Stopwatch:
     ) -> None:
         """Prepare to time a process, and begin its time phase.
 
-        Args:
-            exchange: the process.
-            reference: source of the inputs, which also answers the kept calls.
-            proofs: number of calls that are kept to be verified.
+        ``proofs`` is the number of calls that are kept to be verified.
         """
         seconds = reference.settings.deadlines.time_s
         exchange.process.enter(Phase.TIME, seconds)
@@ -211,15 +204,11 @@ class Stopwatch:
         return blocks
 
     def measure(self, timing: Timing, *, basis: Basis, overhead_share: float) -> Series:
-        """Time calls until their median is known well enough, at most ``timing.calls``.
+        """Time calls until their median is known well enough. :meth:`verify` must be called afterwards.
 
         Args:
-            timing: number, precision and cache state of the calls.
             basis: the clock. A candidate whose forward waits for the GPU is timed by ``cpu_clock``.
             overhead_share: overhead measurements for each call, made at random so that drift affects both alike.
-
-        Returns:
-            The times. :meth:`verify` must be called afterwards.
 
         Raises:
             EvaluationEnded: a call failed, its outputs had another form than the reference's, or the device was
@@ -260,12 +249,9 @@ class Stopwatch:
         return series
 
     def verify(self) -> int:
-        """Answer the kept calls with the reference, and compare. The candidate is not needed for it.
+        """Answer the kept calls with the reference, compare them, and return their number.
 
         Float64 outputs can only excuse a kernel, so they are computed only where a call needs an excuse.
-
-        Returns:
-            The number of verified calls.
 
         Raises:
             EvaluationEnded: ``nondeterministic`` if a call was wrong although all checked calls were right.
@@ -518,7 +504,6 @@ def overhead_of(series: Series, slot: SlotConfig, baseline: Measurement | None =
 
     Args:
         series: the series of a candidate, which can have slowed its overhead calls, or of the reference.
-        slot: the slot that ran the series.
         baseline: for a candidate, the reference's measurement. Its overhead counts if it is smaller, after subtracting
             the time that the judge's own work in the calls saves since then, and saves with these outputs' strides.
     """

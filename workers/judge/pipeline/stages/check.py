@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Iterable
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 
 from kqueue.categories import Category
 from kqueue.contract import Phase, Policy
 from workers.judge.channel.activities import NotRecorded
 from workers.judge.ending import EvaluationEnded
-from workers.judge.pipeline import compare
 from workers.judge.pipeline.cases import GIVEN, Case
 from workers.judge.pipeline.context import Context
+from workers.judge.pipeline.evidence import Fields, merge_errors
 from workers.judge.pipeline.exchange import Candidate
 from workers.judge.pipeline.stages.refer import Referenced
 
@@ -89,7 +89,7 @@ class Checks:
         """Compare further given cases until a kernel that failed one of the two verdicts has failed both."""
         with contextlib.suppress(EvaluationEnded):  # The reference's failure no longer matters.
             for case in cases:
-                errors = compare.merge_errors(self._evidence.errors)
+                errors = merge_errors(self._evidence.errors)
                 if not (errors["strict_correct"] or errors["kernelbench_correct"]):
                     return
                 if case.kind == GIVEN:
@@ -104,7 +104,7 @@ class Checks:
             if ended.outcome.category not in _ABOUT_VALUES:
                 self._evidence.errors.append({"strict_correct": False, "kernelbench_correct": False})
 
-    def _call(self, case: Case) -> dict[str, Any]:
+    def _call(self, case: Case) -> Fields:
         """Make one checked call on a case."""
         self._has_answered(case)
         return self._candidate.run(case)
@@ -116,7 +116,7 @@ class Checks:
         self._steps.enter(Phase.CHECK)
         return answered
 
-    def _check(self, case: Case) -> dict[str, Any]:
+    def _check(self, case: Case) -> Fields:
         """Make one checked call, and another one on the same case if the answer is wrong."""
         try:
             with self._confirming(case):
