@@ -47,16 +47,11 @@ _PREPARE_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A kernel to build.
-
-    Attributes:
-        source: the kernel's source.
-        on_gpu: True if the candidate has a GPU.
-        lines: True to make nvcc record the source line of each instruction.
-    """
+    """A kernel to build."""
 
     source: str
     on_gpu: bool
+    #: True to make nvcc record the source line of each instruction.
     lines: bool
 
     def job(self) -> Job:
@@ -102,14 +97,7 @@ class Build:
         return self.process.ended.log if self.process.ended is not None and self._compiled else ""
 
     def run(self, evidence: EvidenceBuilder) -> Fields:
-        """Build, end the builder, and keep its libraries.
-
-        Args:
-            evidence: gets the facts of the build as ``build``.
-
-        Returns:
-            These facts: ``where`` the kernel is compiled (``builder`` or ``candidate``), ``libraries``, ``seconds``,
-            ``peak_bytes``, ``skipped`` (the reason if the build stopped early) and the ``key`` if builds are kept.
+        """Build, end the builder, and keep its libraries. Return the fields of :class:`kqueue.evidence.Build`.
 
         Raises:
             EvaluationEnded: the build failed, and its failure is final.

@@ -159,12 +159,7 @@ class GpuClock:
         return True
 
     def time(self, order: Order, case: Case, into: list[torch.Tensor]) -> tuple[int, int] | None:
-        """Time one call.
-
-        Args:
-            order: ``ENQUEUE``, ``ENQUEUE_IN_TURN`` or ``ENQUEUE_OVERHEAD``.
-            case: its inputs.
-            into: memory for its outputs.
+        """Time one call, with the order ``ENQUEUE``, ``ENQUEUE_IN_TURN`` or ``ENQUEUE_OVERHEAD``.
 
         Returns:
             Nanoseconds of the whole span, and of the judge's own work before GO. None if the candidate did not enqueue

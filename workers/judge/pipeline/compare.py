@@ -49,11 +49,7 @@ _SMALL_SAMPLE: Final = 1 << 16
 
 
 def check_values(outputs: list[torch.Tensor], case: Case, settings: Settings) -> dict[str, Any]:
-    """Compare delivered outputs with the reference's.
-
-    Args:
-        outputs: the candidate's outputs, with the reference's shapes, dtypes and devices.
-        case: the case, with the reference's outputs.
+    """Compare delivered outputs, of the reference's shapes, dtypes and devices, with the reference's.
 
     Returns:
         The worst figures of all outputs: ``max_abs_error``, ``max_rel_error``, ``relative_norm``

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from dataclasses import dataclass
 
-from kqueue.contract import Request, Settings
+from kqueue.contract import Request
 from workers.judge.backend import JudgeBackend
 from workers.judge.forkserver.handle import ForkServer
 from workers.judge.gpu import environment
 from workers.judge.host.status_page import StatusPage
 from workers.judge.pipeline.budget import Budget
 from workers.judge.pipeline.cpu import CpuTime
-from workers.judge.pipeline.device import Device
 from workers.judge.pipeline.evidence import EvidenceBuilder
+from workers.judge.pipeline.health import Device
 from workers.judge.pipeline.processes import Processes
 from workers.judge.pipeline.reference import Reference
 from workers.judge.pipeline.steps import Steps
@@ -30,66 +29,38 @@ class Grant(enum.Enum):
     EXCLUSIVE = enum.auto()
 
 
-@dataclass(frozen=True, slots=True)
 class Context:
-    """Parts of one evaluation.
+    """Parts of one evaluation, or of its restart.
 
     Attributes:
         backend: storage of environments, baselines and suspect GPU reports.
-        forkserver: source of the sealed processes.
         cpu: CPU time of the evaluation, restarts included.
         granted: GPU resources that the evaluation gets because it failed without them.
         watch: the GPU's clocks.
         steps, evidence, processes, budget, device: state that the stages change.
     """
 
-    request: Request
-    slot: SlotConfig
-    backend: JudgeBackend
-    forkserver: ForkServer
-    cpu: CpuTime
-    granted: frozenset[Grant]
-    watch: environment.Watch
-    steps: Steps
-    evidence: EvidenceBuilder
-    processes: Processes
-    budget: Budget
-    device: Device
-
-    @property
-    def settings(self) -> Settings:
-        """Settings of the request."""
-        return self.request.settings
+    def __init__(
+        self,
+        request: Request,
+        slot: SlotConfig,
+        backend: JudgeBackend,
+        status_page: StatusPage,
+        forkserver: ForkServer,
+        cpu: CpuTime,
+        granted: frozenset[Grant],
+    ) -> None:
+        """Prepare without starting a process."""
+        self.request, self.settings, self.slot = request, request.settings, slot
+        self.backend, self.forkserver = backend, forkserver
+        self.cpu, self.granted = cpu, granted
+        self.watch = environment.Watch(slot)
+        self.steps, self.evidence = Steps(status_page, slot, request.settings.total_s), EvidenceBuilder()
+        self.processes = Processes(request, slot, forkserver, cpu)
+        self.budget = Budget(request, slot, self.processes, self.steps, self.evidence)
+        self.device = Device(slot, backend, self.steps, self.evidence, timed=request.settings.timing.enabled)
 
     def untimed_if_large(self, reference: Reference, what: str) -> contextlib.AbstractContextManager[None]:
         """Return a lock that excludes timing if the inputs are large enough to disturb it."""
         large = self.slot.on_gpu and reference.cache.is_large
         return self.steps.untimed(what) if large else contextlib.nullcontext()
-
-
-def begin(
-    request: Request,
-    slot: SlotConfig,
-    backend: JudgeBackend,
-    status_page: StatusPage,
-    forkserver: ForkServer,
-    cpu: CpuTime,
-    granted: frozenset[Grant],
-) -> Context:
-    """Return the context of an evaluation, or of its restart with ``granted`` resources."""
-    steps, evidence = Steps(status_page, slot, request.settings.total_s), EvidenceBuilder()
-    processes = Processes(request, slot, forkserver, cpu)
-    return Context(
-        request,
-        slot,
-        backend,
-        forkserver,
-        cpu,
-        granted,
-        environment.Watch(slot),
-        steps,
-        evidence,
-        processes,
-        Budget(request, slot, processes, steps, evidence),
-        Device(slot, backend, steps, evidence, timed=request.settings.timing.enabled),
-    )

@@ -203,11 +203,7 @@ class Candidate(Exchange):
     def construct(self, init_inputs: list[Any] | dict[str, Any], case: Case, plan: Plan, *, warm_up: bool) -> None:
         """Import the source, construct the model and share filled inputs.
 
-        Args:
-            init_inputs: the constructor's arguments.
-            case: source of the inputs.
-            plan: the plan with the process's GPU memory allowance.
-            warm_up: True to compile the first call's code now, while the device is not exclusive.
+        ``warm_up`` is True to compile the first call's code now, while the device is not exclusive.
 
         Raises:
             ForkServerError: the process could not open the device. None of the kernel's code has run.
@@ -231,10 +227,7 @@ class Candidate(Exchange):
         self.bind_outputs(specs)
 
     def run(self, case: Case) -> dict[str, Any]:
-        """Make one checked call on a case.
-
-        Returns:
-            The figures of the error.
+        """Make one checked call on a case, and return the figures of the error.
 
         Raises:
             EvaluationEnded: the answer is not right, or the call failed.
@@ -315,15 +308,7 @@ def copy_out(views: Sequence[Output], into: list[torch.Tensor]) -> None:
 
 
 def check_form(reply: Reply, structure: str, specs: Sequence[TensorSpec]) -> None:
-    """Raise the reason why a candidate could not deliver its outputs.
-
-    Args:
-        reply: the candidate's description of its outputs.
-        structure, specs: the form of the reference's outputs.
-
-    Raises:
-        EvaluationEnded: always, with the first difference in structure, shape, dtype or device.
-    """
+    """Raise EvaluationEnded with the first difference from the form of the reference's outputs."""
     got = list(reply.tensors)
     if reply.structure != structure or len(got) != len(specs):
         raise _wrong(

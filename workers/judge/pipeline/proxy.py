@@ -44,16 +44,12 @@ _LEAST_S: Final = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Memory that a problem takes, reported by its process.
+    """Figures reported by a problem's process."""
 
-    Attributes:
-        weights: size of the model in bytes.
-        peak: maximum GPU memory in bytes that the process has allocated, or 0 on a CPU.
-        drawn: number of random numbers of one input set that can be changed, or 0 before a variant was made.
-    """
-
+    #: Size of the model in bytes, and the maximum GPU memory in bytes that was allocated, or 0 on a CPU.
     weights: int
     peak: int
+    #: Number of random numbers of one input set that can be changed, or 0 before a variant was made.
     drawn: int
 
 

@@ -41,17 +41,10 @@ _Hits = Iterator[tuple[str, int]]
 
 #: Modules and classes in which a kernel has no reason to replace anything, and the rule for a replacement.
 _OWNERS: Final = {
-    "time": "patched_clock",
-    "timeit": "patched_clock",
-    "statistics": "patched_clock",
-    "torch.cuda.Event": "patched_clock",
-    "torch.Event": "patched_clock",
-    "torch.cuda.Stream": "patched_clock",
-    "triton.testing": "patched_clock",
-    "torch.utils.benchmark": "patched_clock",
+    **dict.fromkeys(("time", "timeit", "statistics", "torch.cuda.Event", "torch.Event"), "patched_clock"),
+    **dict.fromkeys(("torch.cuda.Stream", "triton.testing", "torch.utils.benchmark"), "patched_clock"),
     "torch.profiler": "patched_clock",
-    "torch.testing": "patched_comparison",
-    "numpy.testing": "patched_comparison",
+    **dict.fromkeys(("torch.testing", "numpy.testing"), "patched_comparison"),
 }
 #: Single names that a kernel has no reason to replace, and the rule for a replacement.
 _NAMES: Final = {
@@ -111,14 +104,8 @@ _CALLS: Final[dict[str, str]] = {
     "torch.UntypedStorage._new_shared_cuda": "shared_device_memory",
 }
 _MODULES: Final = {
-    "socket": "network",
-    "urllib": "network",
-    "http": "network",
-    "requests": "network",
-    "redis": "network",
-    "psycopg": "network",
-    "subprocess": "processes",
-    "multiprocessing": "processes",
+    **dict.fromkeys(("socket", "urllib", "http", "requests", "redis", "psycopg"), "network"),
+    **dict.fromkeys(("subprocess", "multiprocessing"), "processes"),
 }
 #: Calls that count only inside the kernel's call, and their rules.
 _CALLS_IN_FORWARD: Final[dict[str, str]] = {

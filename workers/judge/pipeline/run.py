@@ -1,11 +1,8 @@
-"""One evaluation, from a request to an outcome: the driver of the stages.
+"""Driver of one evaluation, from a request to an outcome.
 
-Static checks come first and need no device. Then the reference and the judge open the device, followed by the
-candidate. The reference imports the problem, draws inputs and answers them. Only then does any of the kernel's code
-run (import, construction, compilation, checks and timing), so that it cannot disturb the reference. Timing and the
-checks of small inputs hold the device exclusively by the slot's lock. The reference's answers, its verifications and
-the checks of large inputs overlap with the same work of other slots, but with no timing. Everything else overlaps with
-all work of other slots.
+Timing and the checks of small inputs hold the device exclusively by the slot's lock. The reference's answers, its
+verifications and the checks of large inputs overlap with the same work of other slots, but with no timing. Everything
+else overlaps with all work of other slots.
 """
 
 from __future__ import annotations
@@ -21,17 +18,16 @@ from workers.judge.channel.gpu_memory import CudaCallError
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.handle import ForkServer
 from workers.judge.host.status_page import StatusPage
-from workers.judge.pipeline import context as contexts
 from workers.judge.pipeline.blame import OutOfAllowance
 from workers.judge.pipeline.context import Context, Grant
 from workers.judge.pipeline.cpu import CpuTime
+from workers.judge.pipeline.pytest_run import run_tests
 from workers.judge.pipeline.stages import clean_up
 from workers.judge.pipeline.stages.conclude import conclude
 from workers.judge.pipeline.stages.load import build, load
 from workers.judge.pipeline.stages.measure import measure
 from workers.judge.pipeline.stages.prepare import prepare
 from workers.judge.pipeline.stages.refer import refer
-from workers.judge.pipeline.stages.run_tests import run_tests
 from workers.judge.slot_config import SlotConfig
 
 #: Categories of checks that took too long: the kernel's, or the reference's, which draws and answers between them.
@@ -55,7 +51,7 @@ def evaluate(
     """
     cpu, granted = CpuTime(), frozenset[Grant]()
     while True:
-        context = contexts.begin(request, slot, backend, status_page, forkserver, cpu, granted)
+        context = Context(request, slot, backend, status_page, forkserver, cpu, granted)
         outcome, ran_out = _run(context)
         outcome, reports = clean_up.settle(context, outcome)
         missing = _missing_grant(context, outcome, ran_out=ran_out)

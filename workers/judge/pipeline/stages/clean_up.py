@@ -16,7 +16,7 @@ from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.control import Report
 from workers.judge.forkserver.handle import ForkServerError
 from workers.judge.forkserver.process import SealedProcess
-from workers.judge.pipeline import examine, killed
+from workers.judge.pipeline import blame, examine
 from workers.judge.pipeline.context import Context
 
 #: Upper estimate in bytes of the GPU memory for a candidate's CUDA context and loaded kernels.
@@ -77,7 +77,7 @@ def settle(context: Context, outcome: Outcome) -> tuple[Outcome, Reports]:
             process.imports.close()  # Otherwise its memory would outlive it and belong to no process.
         if processes.reference is not None:
             processes.reference.proxy.free_arena()
-    outcome = killed.settle(outcome, reports.values(), alone=context.slot.alone)
+    outcome = blame.settle(outcome, reports.values(), alone=context.slot.alone)
     outcome = _check_memory(context, _check_disk(context, outcome, reports))
     something_ran = processes.candidate is not None or context.evidence.tests is not None
     return context.device.check(outcome) if something_ran else outcome, reports

@@ -20,13 +20,7 @@ from workers.judge.pipeline.stages.refer import Referenced
 
 @dataclass(frozen=True, slots=True)
 class Concluded:
-    """A right kernel.
-
-    Attributes:
-        checks: number of input sets on which it was right.
-        hidden: number of hidden variants among them.
-        runtime, baseline: times of the kernel and the reference, or None if it was not timed.
-    """
+    """A kernel that was right on ``checks`` input sets, hidden variants included, with its time and the reference's."""
 
     checks: int
     hidden: int

@@ -12,12 +12,9 @@ from workers.judge.pipeline.context import Context
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Result of static checks that found no fault.
+    """Result of static checks that found no fault."""
 
-    Attributes:
-        environment_hash: key of the environment that measurements depend on.
-    """
-
+    #: Key of the environment that measurements depend on.
     environment_hash: str
 
 
