@@ -52,7 +52,7 @@ def command_table(document: str) -> str:
 
 def rule_table() -> str:
     """Return the table of the static rules."""
-    from workers.judge.pipeline.rules import RULES
+    from workers.judge.pipeline.findings import RULES
 
     lines = ["| rule | severity | meaning |", "|---|---|---|"]
     lines += [f"| `{rule}` | {severity} | {meaning} |" for rule, (severity, meaning) in RULES.items()]

@@ -42,14 +42,14 @@ class Loopback(SealedProcess):
 
 def reference(source: str, bounds: Bounds = PATIENT, **settings: Any) -> Reference:
     made = Reference(Loopback(), source, Settings.model_validate({"checks": 3, **settings}), "cpu", bounds)
-    made.begin()
-    made.load()
-    made.construct()
-    made.widen()
+    made.proxy.begin()
+    made.proxy.load()
+    made.proxy.construct()
+    made.oracle.widen()
     return made
 
 
 def first_of(made: Reference) -> Case:
-    first = made.first_case()
+    first = made.cache.first()
     made.answer_first(first)
     return first

@@ -27,6 +27,7 @@ from workers.judge.channel.flags import memory
 from workers.judge.host.status_page import StatusPage
 from workers.judge.host.turns import opened
 from workers.judge.pipeline.cpu import CpuTime
+from workers.judge.pipeline.evidence import EvidenceBuilder
 from workers.judge.pipeline.processes import Processes
 from workers.judge.pipeline.steps import Steps
 
@@ -314,7 +315,7 @@ def test_what_a_builder_has_made_is_not_compiled_under_a_tool(tool_rig: Rig) -> 
     try:
         processes.begin_reference()
         candidate = processes.begin_candidate()
-        assert processes.build({})["libraries"] == 1
+        assert processes.build(EvidenceBuilder())["libraries"] == 1
         candidate.process.stop()
         examining = processes.examiner(steps)
         error = examining.sanitize("memcheck")["error"]

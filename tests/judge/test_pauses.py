@@ -18,7 +18,7 @@ from tests.judge.rig import Rig
 from tests.waiting import until
 from workers.judge.forkserver.control import End, Report
 from workers.judge.host import linux
-from workers.judge.pipeline import killed
+from workers.judge.pipeline import blame
 
 #: Says that foreign code runs, and sleeps.
 ASLEEP = "import os, time; os.path.exists('asleep') or (open('asleep', 'w').close(), time.sleep({seconds}))"
@@ -81,17 +81,17 @@ def test_who_ends_by_sigkill_alone_has_crashed_unless_it_was_others() -> None:
 def category(reason: End, *, alone: bool, phase: Phase = Phase.CHECK) -> Category:
     facts = Facts(reason=reason, signal="SIGKILL")
     outcome = Outcome(category=Category.WORKER_LOST, message="killed", phase=phase, facts=facts)
-    return killed.settle(outcome, [report()], alone=alone).category
+    return blame.settle(outcome, [report()], alone=alone).category
 
 
 def test_what_fails_for_want_of_the_host_s_memory_is_the_fleet_s_failure() -> None:
     """A compiler that Linux ended is no kernel that cannot be compiled; a right answer stays right."""
     refused = Outcome(category=Category.COMPILE_ERROR, message="no", phase=Phase.LOAD, facts=Facts(exception="E"))
-    settled = killed.settle(refused, [report(), report(robbed=True)], alone=False)
+    settled = blame.settle(refused, [report(), report(robbed=True)], alone=False)
     assert (settled.category, settled.facts.instead_of) == (Category.WORKER_LOST, Category.COMPILE_ERROR)
-    assert killed.settle(refused, [report()], alone=False) is refused
+    assert blame.settle(refused, [report()], alone=False) is refused
     passed = Outcome(category=Category.PASSED, message="right")
-    assert killed.settle(passed, [report(robbed=True)], alone=False) is passed
+    assert blame.settle(passed, [report(robbed=True)], alone=False) is passed
 
 
 def report(*, robbed: bool = False) -> Report:

@@ -11,11 +11,12 @@ from kqueue.contract import Backend, Deadlines, Outcome, Phase, Request, Setting
 from tests.judge.rig import Rig
 from tests.judge.sources import kernel, problem
 from workers.judge.pipeline.cases import Case
+from workers.judge.pipeline.context import Context
 from workers.judge.pipeline.exchange import Candidate
 
 pytestmark = pytest.mark.slow("judges several kernels at once")
 
-EVALUATION = "workers.judge.pipeline.run._Evaluation"
+SHARES = "workers.judge.pipeline.stages.measure.shares_checks"
 
 PROBLEM, KERNEL = problem("x: torch.relu(x)"), kernel("x: torch.relu(x)")
 SLOW = KERNEL.replace("return", "import time; time.sleep(0.05)\n        return")
@@ -27,10 +28,10 @@ QUICK = Settings(checks=2, timing=Timing(calls=5, warmup=1), deadlines=Deadlines
 def _shared_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """All problems are as those that share a GPU with others. The judges are forked from this process."""
 
-    def shares(evaluation: Any) -> bool:
-        return not evaluation._granted
+    def shares(context: Context, _: Any) -> bool:
+        return not context.granted
 
-    monkeypatch.setattr(f"{EVALUATION}._shares_checks", property(shares))
+    monkeypatch.setattr(SHARES, shares)
 
 
 def judge(rig: Rig, source: str, settings: Settings = QUICK) -> Outcome:

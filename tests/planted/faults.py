@@ -28,6 +28,7 @@ _CLAIMS = "kqueue/store/evaluations/claims.py"
 _VERDICTS = "kqueue/store/evaluations/verdicts.py"
 _CONDITIONS = "kqueue/store/evaluations/conditions.py"
 _COMPARE = "workers/judge/pipeline/compare.py"
+_EXCHANGE = "workers/judge/pipeline/exchange.py"
 _TIMING = "workers/judge/pipeline/timing.py"
 _SEAL = "workers/judge/sandbox/seal.py"
 _MESSAGES = "workers/messages.py"
@@ -240,7 +241,7 @@ FAULTS = (
     Fault(
         "shape_unchecked",
         "An output of another shape is told as such.",
-        _COMPARE,
+        _EXCHANGE,
         "        if mine.shape != theirs.shape:",
         "        if len(mine.shape) != len(theirs.shape):",
         ("tests/judge/pipeline/test_compare.py", "tests/judge/test_judge.py"),
@@ -248,7 +249,7 @@ FAULTS = (
     Fault(
         "dtype_unchecked",
         "An output of another dtype is told as such.",
-        _COMPARE,
+        _EXCHANGE,
         "        if mine.dtype != theirs.dtype:",
         "        if mine.dtype is None:",
         ("tests/judge/pipeline/test_compare.py", "tests/judge/test_judge.py"),

@@ -21,14 +21,10 @@ from workers.judge.channel.protocol import Answer, Reply, TensorSpec, describe
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import compare
 from workers.judge.pipeline.cases import Case
-from workers.judge.pipeline.compare import (
-    check_each,
-    check_form,
-    check_values,
-    merge_errors,
-    need_no_excuse,
-    tolerance_for,
-)
+from workers.judge.pipeline.compare import check_each, check_values, need_no_excuse
+from workers.judge.pipeline.evidence import merge_errors
+from workers.judge.pipeline.exchange import check_form
+from workers.judge.pipeline.grades import tolerance_for
 
 TIGHT = Tolerance(atol=1e-4, rtol=1e-4)
 

@@ -174,7 +174,7 @@ def get_init_inputs():
     for keeps, last in ((False, bf16), (True, double)):
         made = reference(source, precision=Precision.BF16, keeps_float64=keeps, checks=1)
         made.answer(cases_of(made)[0])
-        assert [spec.dtype for spec in made.output_specs] == [bf16, half, phase, bf16, half, last, torch.int32]
+        assert [spec.dtype for spec in made.form.output_specs] == [bf16, half, phase, bf16, half, last, torch.int32]
 
 
 def test_get_inputs_that_was_not_written_for_other_numbers_is_no_fault() -> None:
@@ -274,12 +274,12 @@ def test_values_follow_from_the_seed_alone(inputs: str) -> None:
         numpy.random.seed(1)
         torch.manual_seed(1)
         made = loaded("return x", inputs)
-        cases = [*cases_of(made)[:3], *(made.fresh() for _ in range(3))]
+        cases = [*cases_of(made)[:3], *(made.cache.fresh() for _ in range(3))]
         assert all(case.kind == GIVEN for case in cases)
         for i, one in enumerate(cases):
             assert not any(torch.equal(one.inputs[0], other.inputs[0]) for other in cases[:i])
         assert len({case.seed for case in cases}) == len(cases)
-        again = made.again(cases[0].drawn, cases[0].seed)
+        again = made.cache.again(cases[0].drawn, cases[0].seed)
         made.answer(again)
         made.confirm(cases[0])
         drawn += [cases[0].inputs[0], again.inputs[0]]
@@ -396,7 +396,7 @@ def test_what_was_not_told_before_all_was_let_go_of_is_not_known_after() -> None
     )
     made = reference(source, bounds=replace(PATIENT, varied_bytes=0))
     first = first_of(made)
-    made.clear()
+    made.cache.clear()
     hidden = [case for case in made.answer(*made.more_cases(first)[made.settings.checks - 1 :]) if case.kind != GIVEN]
     assert hidden
     assert all(case.exact is None for case in hidden)
@@ -429,7 +429,7 @@ def test_a_variant_that_is_confirmed_is_answered_whatever_time_float64_has_left(
     """A kernel may be at work on the device meanwhile: it cannot have the case forgotten on which it is wrong."""
     made = loaded("return torch.nn.functional.gelu(self.layer(x))")
     [case] = [case for case in answered(made) if case.kind == "uniform"]
-    made._wide_left = 0.0
+    made.oracle.left_s = 0.0
     made.confirm(case)
     assert case.outputs
     assert made.answer(case) == [case]
@@ -442,16 +442,16 @@ def test_cases_that_take_much_together_are_held_one_at_a_time() -> None:
     """Nothing is drawn beside the first; each other one takes its place, and it comes again with the same bits."""
     made = loaded("return x * 2", LARGE, checks=3)
     first = first_of(made)
-    assert not made.is_roomy
+    assert not made.cache.is_roomy
     assert all(case.slot is None for case in made.more_cases(first))
     sums = [checksum(first.inputs[0]), checksum(first.outputs[0])]
-    other = made.fresh()
-    assert (len(made._held), first.slot, first.inputs, first.outputs) == (1, None, [], [])
+    other = made.cache.fresh()
+    assert (len(made.cache._held), first.slot, first.inputs, first.outputs) == (1, None, [], [])
     assert checksum(other.inputs[0]) != sums[0]
     made.answer(other)
     assert torch.equal(other.outputs[0], other.inputs[0] * 2)
     made.answer(first)
-    assert len(made._held) == 1
+    assert len(made.cache._held) == 1
     assert [checksum(first.inputs[0]), checksum(first.outputs[0])] == sums
 
 
@@ -475,7 +475,7 @@ def test_a_reference_that_changes_its_inputs_gets_fresh_ones(forward: str) -> No
     cases = cases_of(made)
     drawn = [case.inputs[0].clone() for case in cases]
     made.answer(*cases)
-    made.answer(*(others := [made.another() for _ in range(3)]))
+    made.answer(*(others := [made.cache.another() for _ in range(3)]))
     assert made.form.mutates_inputs
     for case, before in zip(cases, drawn, strict=True):
         if case.kind == GIVEN:
@@ -501,12 +501,12 @@ def test_an_arena_changes_nothing_but_where_things_lie(arena_bytes: int) -> None
     plain = reference(source)
     made = reference(source, bounds=replace(PATIENT, arena_bytes=arena_bytes))
     cases = cases_of(made)
-    assert made.arena_bytes <= arena_bytes
-    assert bool(made.arena_bytes) == bool(arena_bytes)
+    assert made.proxy.arena_bytes <= arena_bytes
+    assert bool(made.proxy.arena_bytes) == bool(arena_bytes)
     first_of(plain)
     for _ in range(10):
         mine = [case for case in cases if case.kind == GIVEN]
-        beside = [plain.again(case.drawn, case.seed) for case in mine]
+        beside = [plain.cache.again(case.drawn, case.seed) for case in mine]
         made.answer(*mine)
         plain.answer(*beside)
         for one, other in zip(mine, beside, strict=True):
@@ -514,8 +514,8 @@ def test_an_arena_changes_nothing_but_where_things_lie(arena_bytes: int) -> None
                 assert a.stride() == b.stride()
                 assert torch.equal(a, b)
             assert one.outputs[2].data_ptr() != one.outputs[0].data_ptr()
-        plain.drop(beside)
-        made.drop(cases)
-        cases = [made.again(case.drawn, case.seed) for case in mine]
-    made.clear()
-    assert made.arena_bytes == 0
+        plain.cache.drop(beside)
+        made.cache.drop(cases)
+        cases = [made.cache.again(case.drawn, case.seed) for case in mine]
+    made.cache.clear()
+    assert made.proxy.arena_bytes == 0

@@ -11,8 +11,7 @@ import torch
 
 from tests.judge.loopback import first_of, reference
 from workers.judge.channel.bits import checksum
-from workers.judge.pipeline import reference as module
-from workers.judge.pipeline import sensitivity
+from workers.judge.pipeline import case_cache, sensitivity
 from workers.judge.pipeline.reference import BOUNDS, Reference
 
 pytestmark = pytest.mark.slow("asks references often")
@@ -35,7 +34,7 @@ MANY = "return [torch.rand(512, 512)]"
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds of the memory for cases, divided by 16."""
-    monkeypatch.setattr(module, "_ROOMY_BYTES", module._ROOMY_BYTES // 16)
+    monkeypatch.setattr(case_cache, "_ROOMY_BYTES", case_cache._ROOMY_BYTES // 16)
 
 
 def loaded(forward: str, inputs: str = RANDN, names: str = "x", **settings: Any) -> Reference:
@@ -53,9 +52,9 @@ def test_noise_is_what_rounding_errors_of_the_inputs_do(inputs: str) -> None:
     made = loaded("return x * 2, x * 1e4 - (x * 1e4).round()", inputs, bounds=inexact)
     first = first_of(made)
     before = checksum(first.inputs[0])
-    made.clear()
+    made.cache.clear()
     sensitivity.learn(made, first)
-    plain, cancelled = made.fresh().noise
+    plain, cancelled = made.cache.fresh().noise
     assert 2e-8 < plain < 4e-7
     assert cancelled > 100 * plain
     made.answer(first)
@@ -136,15 +135,15 @@ def test_what_must_be_read(name: str) -> None:
     forward, inputs, least, most = NEEDS[name]
     made = loaded(forward, inputs, names="x, y=None, z=None")
     needed = sensitivity.needed_bytes(made, first_of(made), 0)
-    assert least * made.input_bytes <= needed <= most * made.input_bytes
+    assert least * made.cache.input_bytes <= needed <= most * made.cache.input_bytes
 
 
 def test_nothing_must_be_read_where_nobody_knows() -> None:
     hurried = loaded("return x * 2", MANY)
     first = first_of(hurried)
     for left_s in (0.0, 0.01):
-        hurried.left_s = left_s
+        hurried.proxy.left_s = left_s
         assert sensitivity.needed_bytes(hurried, first, 0) == 0
     for fault in ("x = x + (self.n % 5 == 0) * 1e-3", "assert self.n < 9"):
         made = loaded(f"self.n = getattr(self, 'n', 0) + 1\n{fault}\nreturn x[:16].sum(1)", MANY)
-        assert sensitivity.needed_bytes(made, first_of(made), 0) <= 0.15 * made.input_bytes
+        assert sensitivity.needed_bytes(made, first_of(made), 0) <= 0.15 * made.cache.input_bytes

@@ -16,7 +16,8 @@ from kqueue.contract import Backend, Phase, Policy, Request
 from tests.integrity.compose import compose
 from tests.integrity.corpus import KERNELS
 from workers.judge.ending import EvaluationEnded
-from workers.judge.pipeline import rules, static
+from workers.judge.pipeline import static
+from workers.judge.pipeline.findings import RULES
 
 GOOD = Path(__file__).parents[3] / "examples" / "kernels" / "good"
 #: The corpus' controls by name, and the gallery's right kernels by backend and name.
@@ -222,7 +223,7 @@ def test_every_rule_is_held_by_a_test() -> None:
     """A rule that finds nothing would be a claim."""
     elsewhere = {"compiled_by_torch", "no_own_kernel", "library_call", "ctypes"}
     elsewhere |= {"rules_stopped", "guard_stopped", "guard_skipped"}
-    assert {*CHEATS.values(), *SUSPICIOUS.values(), *NOTES.values()} == rules.RULES.keys() - elsewhere
+    assert {*CHEATS.values(), *SUSPICIOUS.values(), *NOTES.values()} == RULES.keys() - elsewhere
 
 
 @pytest.mark.parametrize("name", SANE)
@@ -372,7 +373,7 @@ def test_any_python_of_its_own_words_has_findings_or_none(pieces: list[str]) -> 
 def test_the_document_lists_the_rules() -> None:
     """`docs/policies.md` has each rule with its severity and meaning, in order, and no other."""
     document = (Path(__file__).parents[3] / "docs" / "policies.md").read_text(encoding="utf-8")
-    table = "".join(f"| `{rule}` | {severity} | {meaning} |\n" for rule, (severity, meaning) in rules.RULES.items())
+    table = "".join(f"| `{rule}` | {severity} | {meaning} |\n" for rule, (severity, meaning) in RULES.items())
     assert "| rule | severity | meaning |\n|---|---|---|\n" + table + "\n" in document
 
 

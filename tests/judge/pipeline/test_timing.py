@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kqueue.categories import Category
-from kqueue.contract import Measurement, Phase, Timing
+from kqueue.contract import Measurement, Timing
 from tests.judge.loopback import Loopback, reference
 from tests.judge.sources import problem
 from workers.judge.candidate.harness import Harness
@@ -21,6 +21,7 @@ from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import environment
 from workers.judge.pipeline import speed_of_light, timing
 from workers.judge.pipeline.cases import Case
+from workers.judge.pipeline.clocks import Instruments
 from workers.judge.pipeline.exchange import Exchange
 from workers.judge.pipeline.reference import BOUNDS, Reference
 from workers.judge.slot_config import SlotConfig
@@ -29,6 +30,7 @@ CPU = SlotConfig(
     name="cpu-0", number=0, device="cpu", siblings=1, scratch=Path("/nowhere"), lock=Path("/nowhere/lock"), uid=None
 )
 GPU = replace(CPU, device="GPU-0")
+WATCH = Instruments(environment.Watch(CPU))
 CALLS = [1_000_000 + 1_000 * i for i in range(21)]
 
 
@@ -74,13 +76,11 @@ DOUBLING = problem("x: x * 2", "return [torch.randn(64)]")
 def test_each_call_is_as_likely_to_be_kept_as_any_other() -> None:
     """Those of the first half and of the last; and the times of those that are kept are known."""
     made = reference(DOUBLING, checks=1)
-    made.answer_first(made.first_case())
+    made.answer_first(made.cache.first())
     seen = [0] * 16
     for _ in range(5):
-        process = made.process
-        process.enter(Phase.TIME, 60.0)
         with made.timed() as exchange:
-            stopwatch = timing.Stopwatch(exchange, made, CPU, 60.0, None, None, environment.Watch(CPU), 4)
+            stopwatch = timing.Stopwatch(exchange, made, CPU, WATCH, 4)
             taken = stopwatch.measure(Timing(calls=16, warmup=1, precision=0), basis="cpu_clock", overhead_share=0.2)
         assert len(taken.calls) == 16
         assert set(taken.kept) <= set(taken.calls)
@@ -100,8 +100,8 @@ def test_what_disturbs_some_copies_changes_nothing_of_what_they_take_less(
     disturbed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = reference(STRIDED, checks=1)
-    made.answer_first(made.first_case())
-    stopwatch = timing.Stopwatch(made.exchange, made, GPU, 60.0, None, None, environment.Watch(CPU), 0)
+    made.answer_first(made.cache.first())
+    stopwatch = timing.Stopwatch(made.proxy.exchange, made, GPU, WATCH, 0)
     stopwatch._series = timing.Series("gpu_clock", layouts={((1, 8),)})
     assert not stopwatch.has_other_layouts
     stopwatch._series = timing.Series("gpu_clock", layouts={((1, 8),), ((8, 1),)})
@@ -130,7 +130,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def verified(made: Reference, kernel: str) -> int:
     """Have three timed calls of a kernel for a problem verified; return the bytes that were kept of them."""
-    first = made.first_case()
+    first = made.cache.first()
     made.answer_first(first)
     process = Loopback(Harness)
     process.order(Order.OPEN, payload=Opening("cpu"))
@@ -138,10 +138,9 @@ def verified(made: Reference, kernel: str) -> int:
     process.order(Order.CONSTRUCT, payload=[])
     exchange = Exchange(process, made.form, "cpu")
     exchange.bind_inputs(first.inputs)
-    exchange.bind_outputs(made.output_specs)
+    exchange.bind_outputs(made.form.output_specs)
     exchange.outputs(process.order(Order.RUN, seed=first.seed))
-    process.enter(Phase.TIME, 60.0)
-    stopwatch = timing.Stopwatch(exchange, made, CPU, 60.0, None, None, environment.Watch(CPU), 3)
+    stopwatch = timing.Stopwatch(exchange, made, CPU, WATCH, 3)
     stopwatch.measure(Timing(calls=5, warmup=0, precision=0), basis="cpu_clock", overhead_share=0.0)
     kept = sum(tensor.nbytes for proof in stopwatch._proofs for tensor in proof.outputs)
     assert stopwatch.verify() == 3
@@ -242,8 +241,8 @@ def test_the_floor_counts_what_must_be_written_once() -> None:
         ("x.sum().expand(1 << 10)", 4),
     ):
         made = reference(SOURCE.replace("{outputs}", outputs), checks=1)
-        made.answer_first(made.first_case())
-        found = speed_of_light.floor(made.input_bytes, made.written_bytes, 4e12)
+        made.answer_first(made.cache.first())
+        found = speed_of_light.floor(made.cache.input_bytes, made.written_bytes, 4e12)
         assert (found["bytes_in"], found["bytes_out"]) == (4 << 10, written), outputs
         assert found["floor_out_ms"] == pytest.approx(written / 4e12 * 1e3)
 

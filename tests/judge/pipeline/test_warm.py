@@ -255,9 +255,8 @@ def memo_of(outcome: Outcome, *, used: int = 1, nbytes: int = 64, ended: bool = 
         return "digest"
 
     report = Report(End.EXITED, "reference", 0, 0, 0, 0, "")
-    reference = SimpleNamespace(
-        arena_bytes=0, case=case, process=SimpleNamespace(ended=report if ended else None), digest=digest
-    )
+    process, proxy = SimpleNamespace(ended=report if ended else None), SimpleNamespace(arena_bytes=0)
+    reference = SimpleNamespace(proxy=proxy, case=case, process=process, digest=digest)
     return warm.memo_of(cast("Reference", reference), outcome, used)
 
 

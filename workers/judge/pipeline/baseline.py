@@ -7,22 +7,18 @@ kernel is gone and the device still exclusive, and :meth:`Baseline.baseline_for`
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
-from kqueue.contract import Phase, Request
+from kqueue.contract import Phase
 from kqueue.evidence import Measurement
-from workers.judge.backend import JudgeBackend
-from workers.judge.channel.protocol import Job, Order
+from workers.judge.channel.protocol import Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import timing
 from workers.judge.pipeline.blame import blaming
-from workers.judge.pipeline.cases import Case
+from workers.judge.pipeline.clocks import Instruments
+from workers.judge.pipeline.context import Context
 from workers.judge.pipeline.exchange import Exchange
 from workers.judge.pipeline.reference import Reference
-from workers.judge.pipeline.steps import Steps
-from workers.judge.slot_config import SlotConfig
 
 #: Maximum factor by which the judge's own work inside a call can differ from its time when a baseline was cached.
 _DRIFT: Final = 1.25
@@ -39,39 +35,18 @@ class Baseline:
         basis: the clock that times kernel and reference.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        slot: SlotConfig,
-        backend: JudgeBackend,
-        environment_hash: str,
-        steps: Steps,
-        reference: Reference,
-        *,
-        begin_compiled: Callable[[], Exchange],
-        stopwatch: Callable[[Exchange], timing.Stopwatch],
-        evidence: dict[str, Any],
-    ) -> None:
-        """Read the cached baseline.
-
-        Args:
-            backend: storage of baselines.
-            environment_hash: key of the environment that measurements depend on.
-            begin_compiled: function that prepares a process that runs the reference under ``torch.compile``.
-            stopwatch: function that makes a stopwatch for a process, none of whose calls is verified.
-            evidence: gets the facts of a drift.
-        """
-        self._request = request
-        self._settings = request.settings
-        self._slot = slot
-        self._backend = backend
+    def __init__(self, context: Context, environment_hash: str, reference: Reference, instruments: Instruments) -> None:
+        """Read the cached baseline. ``environment_hash`` is a part of its key."""
+        self._context = context
+        self._settings = context.settings
+        self._slot = context.slot
+        self._backend = context.backend
+        self._steps = context.steps
+        self._problem_hash = context.request.problem_hash
         self._environment_hash = environment_hash
-        self._steps = steps
         self._reference = reference
-        self._begin_compiled = begin_compiled
-        self._stopwatch = stopwatch
-        self._evidence = evidence
-        self.basis: timing.Basis = "gpu_clock" if slot.on_gpu else "cpu_clock"
+        self._instruments = instruments
+        self.basis: timing.Basis = "gpu_clock" if context.slot.on_gpu else "cpu_clock"
         self.known: Measurement | None = self._cached(self.basis)
         self._reference_blocks = False
         self._taken: Measurement | None = None
@@ -84,7 +59,7 @@ class Baseline:
             with (
                 self._steps.alone("reference"),
                 self._steps.backstop(Phase.CHECK),
-                self._blaming(self._reference.exchange),
+                self._blaming(self._reference.proxy.exchange),
                 self._reference.timed() as exchange,
             ):
                 if self._stopwatch(exchange).blocks():
@@ -125,7 +100,7 @@ class Baseline:
 
     def _cached(self, basis: timing.Basis, *, compiled: bool = False) -> Measurement | None:
         key = self._settings_key(basis, compiled=compiled)
-        return self._backend.baseline(self._request.problem_hash, self._environment_hash, key)
+        return self._backend.baseline(self._problem_hash, self._environment_hash, key)
 
     def _time_reference(
         self, exchange: Exchange, basis: timing.Basis, *, compiled: bool = False, cached: Measurement | None = None
@@ -147,7 +122,7 @@ class Baseline:
             )
             for key in keys:
                 self._backend.keep_baseline(
-                    self._request.problem_hash,
+                    self._problem_hash,
                     self._environment_hash,
                     self._settings_key(key, compiled=compiled),
                     measurement,
@@ -156,7 +131,7 @@ class Baseline:
         return measurement
 
     def _blaming(self, exchange: Exchange) -> contextlib.AbstractContextManager[None]:
-        return blaming(_WHAT, exchange.process, self._reference.allowed_bytes)
+        return blaming(_WHAT, exchange.process, self._reference.proxy.allowed_bytes)
 
     def _measure_reference(self, exchange: Exchange, basis: timing.Basis) -> Measurement:
         series = self._stopwatch(exchange).measure(self._settings.timing, basis=basis, overhead_share=1.0)
@@ -169,7 +144,8 @@ class Baseline:
         if cached is not None and not _has_drifted(cached, series.yardstick_ms):
             return cached
         if cached is not None:
-            self._evidence["baseline_drift"] = {"was_ms": cached.yardstick_ms, "is_ms": series.yardstick_ms}
+            drift = {"was_ms": cached.yardstick_ms, "is_ms": series.yardstick_ms}
+            self._context.evidence.baseline_drift = drift
         if not compiled:
             with (
                 self._steps.alone("measure_reference"),
@@ -183,28 +159,28 @@ class Baseline:
         exchange.process.stop()
         return measurement
 
+    def _begin_compiled(self) -> Exchange:
+        """Prepare a process that runs the reference under ``torch.compile``."""
+        steps, reference, deadlines = self._steps, self._reference, self._settings.deadlines
+        exchange, job = self._context.processes.begin_compiled()
+        case, process = reference.cache.fresh(), exchange.process
+        with steps.timed("construct_reference"), steps.backstop(Phase.CONSTRUCT), self._blaming(exchange):
+            process.enter(Phase.LOAD, deadlines.load_s)
+            process.order(Order.LOAD, payload=job)
+            process.enter(Phase.CONSTRUCT, deadlines.construct_s)
+            process.order(Order.CONSTRUCT, payload=reference.proxy.init_inputs)
+            exchange.bind_inputs(case.inputs)
+            process.enter(Phase.COMPILE, deadlines.compile_s)
+            process.order(Order.WARM_UP)
+        with steps.untimed("reference"), steps.backstop(Phase.CHECK), self._blaming(exchange):
+            process.enter(Phase.CHECK, deadlines.check_s)
+            exchange.bind_outputs(reference.form.output_specs)
+            exchange.outputs(process.order(Order.RUN, seed=case.seed))
+        return exchange
 
-def begin_compiled(exchange: Exchange, job: Job, reference: Reference, case: Case, steps: Steps) -> None:
-    """Prepare a process that runs the reference under ``torch.compile``.
-
-    Raises:
-        EvaluationEnded: the reference failed.
-    """
-    deadlines = reference.settings.deadlines
-    process = exchange.process
-    blamed = partial(blaming, _WHAT, process, reference.allowed_bytes)
-    with steps.timed("construct_reference"), steps.backstop(Phase.CONSTRUCT), blamed():
-        process.enter(Phase.LOAD, deadlines.load_s)
-        process.order(Order.LOAD, payload=job)
-        process.enter(Phase.CONSTRUCT, deadlines.construct_s)
-        process.order(Order.CONSTRUCT, payload=reference.init_inputs)
-        exchange.bind_inputs(case.inputs)
-        process.enter(Phase.COMPILE, deadlines.compile_s)
-        process.order(Order.WARM_UP)
-    with steps.untimed("reference"), steps.backstop(Phase.CHECK), blamed():
-        process.enter(Phase.CHECK, deadlines.check_s)
-        exchange.bind_outputs(reference.output_specs)
-        exchange.outputs(process.order(Order.RUN, seed=case.seed))
+    def _stopwatch(self, exchange: Exchange) -> timing.Stopwatch:
+        """Return a stopwatch for a process, none of whose calls is verified."""
+        return timing.Stopwatch(exchange, self._reference, self._slot, self._instruments, 0)
 
 
 def _has_drifted(known: Measurement, now: float | None) -> bool:

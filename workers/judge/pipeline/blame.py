@@ -1,18 +1,20 @@
-"""Blame for a failure of a process that runs a problem: the problem's, or the fleet's."""
+"""Blame for a failure of a process: its problem's or kernel's, or the fleet's."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Any, Final
 
 import torch
 
 from kqueue.categories import Blame, Category
-from kqueue.contract import Phase
+from kqueue.contract import Outcome, Phase
+from kqueue.evidence import Facts
 from workers.judge.channel.gpu_memory import CudaCallError
 from workers.judge.channel.protocol import Tag
 from workers.judge.ending import EvaluationEnded
+from workers.judge.forkserver.control import End, Report
 from workers.judge.forkserver.process import SealedProcess
 
 _OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
@@ -87,3 +89,23 @@ def _out_of_gpu_memory(what: str, process: SealedProcess, allowed_bytes: int, fa
     message = f"{what} needs more of the GPU's memory than the {allowed_bytes} bytes allowed to it"
     facts["allowed_bytes"] = allowed_bytes
     return OutOfAllowance(Category.REFERENCE_ERROR, message, Phase.REFERENCE, **facts)
+
+
+def settle(outcome: Outcome, reports: Iterable[Report], *, alone: bool) -> Outcome:
+    """Return the outcome with the right blame after all sealed processes have ended.
+
+    ``alone`` is True if the evaluation had the device exclusively, which the last of several tries has.
+    """
+    if outcome.blame in (Blame.CANDIDATE, Blame.PROBLEM) and any(report.robbed for report in reports):
+        # For instance, a compiler killed by Linux looks like one that rejects the source.
+        return Outcome(
+            category=Category.WORKER_LOST,
+            message="the host had no memory left for a part of a sealed process",
+            phase=outcome.phase,
+            facts=Facts(out_of_memory=True, instead_of=outcome.category),
+        )
+    if alone and outcome.category is Category.WORKER_LOST and outcome.facts.reason == End.EXITED:
+        # Without a seccomp filter the process can send itself SIGKILL, and it ended like this in each try.
+        category = Category.REFERENCE_ERROR if outcome.phase is Phase.REFERENCE else Category.CRASHED
+        return outcome.model_copy(update={"category": category})
+    return outcome

@@ -30,6 +30,7 @@ from workers.judge.forkserver.control import End, Report
 from workers.judge.forkserver.handle import ForkServer, ForkServerError
 from workers.judge.forkserver.process import SealedProcess
 from workers.judge.host.artifacts import Entry, Header, Library, Refusal, Store
+from workers.judge.pipeline.evidence import EvidenceBuilder, Fields
 from workers.judge.sandbox import shelf
 from workers.judge.sandbox.seal import Profile
 
@@ -46,16 +47,11 @@ _PREPARE_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A kernel to build.
-
-    Attributes:
-        source: the kernel's source.
-        on_gpu: True if the candidate has a GPU.
-        lines: True to make nvcc record the source line of each instruction.
-    """
+    """A kernel to build."""
 
     source: str
     on_gpu: bool
+    #: True to make nvcc record the source line of each instruction.
     lines: bool
 
     def job(self) -> Job:
@@ -100,15 +96,8 @@ class Build:
         """End of the builder's log, or empty if it compiled nothing, because the candidate repeats that output."""
         return self.process.ended.log if self.process.ended is not None and self._compiled else ""
 
-    def run(self, evidence: dict[str, Any]) -> dict[str, Any]:
-        """Build, end the builder, and keep its libraries.
-
-        Args:
-            evidence: gets the facts of the build as ``build``.
-
-        Returns:
-            These facts: ``where`` the kernel is compiled (``builder`` or ``candidate``), ``libraries``, ``seconds``,
-            ``peak_bytes``, ``skipped`` (the reason if the build stopped early) and the ``key`` if builds are kept.
+    def run(self, evidence: EvidenceBuilder) -> Fields:
+        """Build, end the builder, and keep its libraries. Return the fields of :class:`kqueue.evidence.Build`.
 
         Raises:
             EvaluationEnded: the build failed, and its failure is final.
@@ -143,18 +132,16 @@ class Build:
         files = shelf.files(self._built)
         libraries = [path for path in files if path.name != shelf.REFUSED]
         self._compiled = bool(libraries)
-        facts: dict[str, Any] = {
+        facts: Fields = {
             "where": "builder" if libraries else "candidate",
             "libraries": len(libraries),
             "seconds": round(self.process.waited_s, 6),
             "peak_bytes": report.peak_bytes,
         }
-        evidence["build"] = (
-            facts | ({"skipped": skipped} if skipped else {}) | ({"key": self._key} if self._key else {})
-        )
+        evidence.build = facts | ({"skipped": skipped} if skipped else {}) | ({"key": self._key} if self._key else {})
         if ended_by_itself and (self._had_room(report) or len(files) == len(libraries)) and not report.robbed:
             self._keep(report, skipped)
-        return evidence["build"]
+        return evidence.build
 
     def _had_room(self, report: Report) -> bool:
         """Return whether no compiler of a process can have failed for lack of memory."""
@@ -212,14 +199,14 @@ class Reuse:
         """End of the earlier builder's log."""
         return self._entry.header.log
 
-    def run(self, evidence: dict[str, Any]) -> dict[str, Any]:
+    def run(self, evidence: EvidenceBuilder) -> Fields:
         """Record the facts as :meth:`Build.run` does, with the earlier builder's time as ``earlier_seconds``.
 
         Raises:
             EvaluationEnded: ``compile_error`` if a compiler rejected this source before.
         """
         header = self._entry.header
-        evidence["build"] = {
+        evidence.build = {
             "where": "store",
             "libraries": sum(library.name != shelf.REFUSED for library in header.libraries),
             "seconds": round(self._seconds, 6),
@@ -230,7 +217,7 @@ class Reuse:
         if header.refusal is not None:
             message, exception = header.refusal.message, header.refusal.exception
             raise EvaluationEnded(Category.COMPILE_ERROR, message, Phase.LOAD, exception=exception)
-        return evidence["build"]
+        return evidence.build
 
     def keep_refusal(self, outcome: Outcome, reports: Iterable[Report]) -> None:
         """Keep nothing, because the store already has this build."""

@@ -39,6 +39,7 @@ class Case:
             the reference does not hold them.
         outputs: the reference's output tensors, in the same memory. Empty until the case is answered.
         exact: outputs of the reference in float64, if available.
+        unproven: such outputs, until it is known whether the float64 model is the same model.
         noise: relative distance, for each output, between two reference outputs whose inputs differ by rounding
             errors. Empty until it is measured. All cases of an evaluation share this list.
     """
@@ -53,6 +54,7 @@ class Case:
     inputs: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     outputs: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     exact: list[torch.Tensor] | None = None
+    unproven: list[torch.Tensor] | None = None
     noise: list[float] = field(default_factory=list[float])
 
     @property

@@ -26,6 +26,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
@@ -38,6 +39,7 @@ from workers.judge.channel.gpu_memory import CudaCallError, call
 from workers.judge.channel.protocol import Order, TensorSpec
 from workers.judge.channel.semaphores import Semaphores
 from workers.judge.ending import EvaluationEnded
+from workers.judge.gpu import environment
 from workers.judge.pipeline.cases import Case
 from workers.judge.pipeline.exchange import Exchange, Output, copy_out
 
@@ -121,6 +123,15 @@ class Hold:
         self._page[flags.GO] = self._number
 
 
+@dataclass(frozen=True, slots=True)
+class Instruments:
+    """Means to time calls: the watch of the device's clocks, and on a GPU the stream's hold and the cache's flusher."""
+
+    watch: environment.Watch
+    hold: Hold | None = None
+    flusher: Flusher | None = None
+
+
 class GpuClock:
     """Clock of events around work that was enqueued in advance.
 
@@ -148,12 +159,7 @@ class GpuClock:
         return True
 
     def time(self, order: Order, case: Case, into: list[torch.Tensor]) -> tuple[int, int] | None:
-        """Time one call.
-
-        Args:
-            order: ``ENQUEUE``, ``ENQUEUE_IN_TURN`` or ``ENQUEUE_OVERHEAD``.
-            case: its inputs.
-            into: memory for its outputs.
+        """Time one call, with the order ``ENQUEUE``, ``ENQUEUE_IN_TURN`` or ``ENQUEUE_OVERHEAD``.
 
         Returns:
             Nanoseconds of the whole span, and of the judge's own work before GO. None if the candidate did not enqueue

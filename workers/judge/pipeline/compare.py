@@ -23,62 +23,11 @@ import torch
 
 from kqueue.categories import Category
 from kqueue.contract import Comparison, Phase, Settings, Tolerance
-from workers.judge.channel.protocol import Reply, TensorSpec
 from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import onepass
-from workers.judge.pipeline.cases import CLOSE, DTYPES, GIVEN, Case
+from workers.judge.pipeline.cases import CLOSE, GIVEN, Case
+from workers.judge.pipeline.grades import GRADES, Grade, basis_of, grade_for, tolerance_for
 
-
-@dataclass(frozen=True, slots=True)
-class _Grade:
-    """The requirements for outputs of one floating dtype.
-
-    Attributes:
-        tolerance: largest error of a value, used as ``atol`` and as ``rtol``. KernelBench's value for 32 and 16 bits.
-        farthest: largest distance of all values together relative to the reference's norm.
-        noise: largest distance between two correct answers, all values together, in multiples of the dtype's epsilon.
-        downgrade: smallest and largest relative distance from the float64 reference that a lower precision explains,
-            or None if no lower precision is in use.
-    """
-
-    tolerance: float
-    farthest: float
-    noise: float
-    downgrade: tuple[float, float] | None
-
-
-# The bounds of ``downgrade``. Let u be the unit roundoff: 2**-11 for fp16 and TF32, 2**-8 for bf16, 2**-4 and 2**-3 for
-# fp8 (e4m3, e5m2). Rounding to nearest moves a value by at most u of it, and by 0.42 u in the root mean square over a
-# binade. A sum of products of two rounded factors of both signs is off by sqrt(2) times that, 0.6 u of its norm: 3e-4
-# in TF32 and fp16, 2e-3 in bf16, 4e-2 and 8e-2 in fp8. Truncation doubles it. L layers in a row multiply it by sqrt(L).
-# For positive factors the errors average out: 1.5e-5 in fp16 with 512 terms.
-# For an fp32 reference, bf16 explains up to 4 u: 40 layers of rounding, or 10 of truncation. Larger errors can be
-# faults, such as a missing bias, which is 4e-2 of the norm after 512 terms. Fp8 instead of fp32 has errors of that
-# size, so neither is reported. Instead of 16 bits fp8 is common, and up to 2 u of e4m3, which is u of e5m2, are
-# explained. Zeros are off by 1, and independent values by 1.4.
-_BF16_EXPLAINS: Final = 4 * 2.0**-8
-_FP8_EXPLAINS: Final = 2 * 2.0**-4
-
-_WIDE: Final = _Grade(tolerance=1e-4, farthest=1e-2, noise=64, downgrade=(4e-6, _BF16_EXPLAINS))
-#: For fp32 where TF32 is allowed, which has as many mantissa bits as fp16.
-_TF32: Final = _Grade(tolerance=1e-2, farthest=5e-2, noise=4 << 13, downgrade=(1e-3, _BF16_EXPLAINS))
-_FP16: Final = _Grade(tolerance=1e-2, farthest=5e-2, noise=4, downgrade=(1e-3, _FP8_EXPLAINS))
-_BF16: Final = _Grade(tolerance=1e-2, farthest=5e-2, noise=4, downgrade=(5e-3, _FP8_EXPLAINS))
-#: For 8 bits the tolerance is one rounding step, which is 1/8 or 1/4 of a value.
-_E4M3: Final = _Grade(tolerance=0.15, farthest=0.3, noise=4, downgrade=None)
-_E5M2: Final = _Grade(tolerance=0.3, farthest=0.3, noise=4, downgrade=None)
-#: The grades by dtype, from fine to coarse. Values of other dtypes must be equal.
-_GRADES: Final = {
-    torch.float64: _WIDE,
-    torch.complex128: _WIDE,
-    torch.float32: _WIDE,
-    torch.complex64: _WIDE,
-    torch.float16: _FP16,
-    torch.bfloat16: _BF16,
-    torch.float8_e4m3fn: _E4M3,
-    torch.float8_e5m2: _E5M2,
-}
-_TF32_DTYPES: Final = frozenset({torch.float32, torch.complex64})
 #: Ratio of the output's error to the reference's own that suggests a lower precision.
 _COARSE: Final = 32.0
 #: Ratio of a correct kernel's distance from the float64 reference to the reference's own distance. Measured on products
@@ -99,61 +48,8 @@ _SAMPLE: Final = 1 << 21
 _SMALL_SAMPLE: Final = 1 << 16
 
 
-def tolerance_for(dtype: torch.dtype, settings: Settings, own: Tolerance | None = None) -> Tolerance:
-    """Return the tolerance for each value of an output of ``dtype``. ``own`` is the problem's tolerance."""
-    if dtype not in _GRADES:
-        return Tolerance(atol=0.0, rtol=0.0)
-    tolerance = _grade(dtype, settings).tolerance
-    return settings.tolerance or own or Tolerance(atol=tolerance, rtol=tolerance)
-
-
-def _basis(dtype: torch.dtype, settings: Settings) -> torch.dtype:
-    """Return the coarser of the output's and the evaluation's dtype, because fp32 results of bf16 values are coarse."""
-    return max(dtype, DTYPES[settings.precision], key=list(_GRADES).index)
-
-
-def _grade(dtype: torch.dtype, settings: Settings, own: Tolerance | None = None) -> _Grade:
-    """Return the requirements. A problem's own tolerance also widens ``farthest``."""
-    basis = _basis(dtype, settings)
-    grade = _TF32 if settings.tf32 and basis in _TF32_DTYPES else _GRADES[basis]
-    return grade if own is None else replace(grade, farthest=max(grade.farthest, own.rtol))
-
-
-def check_form(reply: Reply, structure: str, specs: Sequence[TensorSpec]) -> None:
-    """Raise the reason why a candidate could not deliver its outputs.
-
-    Args:
-        reply: the candidate's description of its outputs.
-        structure, specs: the form of the reference's outputs.
-
-    Raises:
-        EvaluationEnded: always, with the first difference in structure, shape, dtype or device.
-    """
-    got = list(reply.tensors)
-    if reply.structure != structure or len(got) != len(specs):
-        raise _wrong(
-            Category.WRONG_OUTPUT_STRUCTURE,
-            f"the output is {reply.structure}, the reference's is {structure} (T: a tensor)",
-            structure=reply.structure,
-        )
-    for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
-        if mine.shape != theirs.shape:
-            raise _wrong(Category.WRONG_SHAPE, f"output {i} has shape {theirs.shape}, not {mine.shape}", output=i)
-    for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
-        if mine.dtype != theirs.dtype:
-            raise _wrong(Category.WRONG_DTYPE, f"output {i} has dtype {theirs.dtype}, not {mine.dtype}", output=i)
-    for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
-        if mine.device != theirs.device:
-            raise _wrong(Category.WRONG_DEVICE, f"output {i} lives on {theirs.device}, not {mine.device}", output=i)
-    raise _wrong(Category.WRONG_OUTPUT_STRUCTURE, "the output could not be copied", structure=reply.structure)
-
-
 def check_values(outputs: list[torch.Tensor], case: Case, settings: Settings) -> dict[str, Any]:
-    """Compare delivered outputs with the reference's.
-
-    Args:
-        outputs: the candidate's outputs, with the reference's shapes, dtypes and devices.
-        case: the case, with the reference's outputs.
+    """Compare delivered outputs, of the reference's shapes, dtypes and devices, with the reference's.
 
     Returns:
         The worst figures of all outputs: ``max_abs_error``, ``max_rel_error``, ``relative_norm``
@@ -234,9 +130,10 @@ def _verdict(judged: Sequence[_Output], case: Case, settings: Settings) -> dict[
     fault = strict if settings.comparison is Comparison.STRICT else loose
     if fault is not None:
         where = "" if given else f" on {case.kind} inputs"
-        return _wrong(
+        return EvaluationEnded(
             fault.category,
             f"output {fault.output}{where}: {fault.message}",
+            Phase.CHECK,
             kind=case.kind,
             map=fault.map(),
             **figures,
@@ -313,14 +210,14 @@ class _Output:
     tolerance: Tolerance
     loose: Tolerance
     #: None if values must be equal, or the evaluation sets its own tolerance.
-    grade: _Grade | None
+    grade: Grade | None
     epsilon: float
     figures: Figures
 
     @classmethod
     def of(cls, number: int, out: torch.Tensor, case: Case, settings: Settings) -> _Output:
         ref = case.outputs[number]
-        floating = ref.dtype in _GRADES
+        floating = ref.dtype in GRADES
         loose = CLOSE[settings.precision]  # KernelBench's tolerance depends on the precision, not the output's dtype.
         return cls(
             number,
@@ -332,8 +229,8 @@ class _Output:
             math.prod(ref.shape[:-1]),
             tolerance_for(ref.dtype, settings, case.tolerance),
             settings.tolerance or Tolerance(atol=loose, rtol=loose),
-            _grade(ref.dtype, settings, case.tolerance) if floating and settings.tolerance is None else None,
-            torch.finfo(_basis(ref.dtype, settings)).eps if floating else 0.0,
+            grade_for(ref.dtype, settings, case.tolerance) if floating and settings.tolerance is None else None,
+            torch.finfo(basis_of(ref.dtype, settings)).eps if floating else 0.0,
             Figures(*[0.0] * 12),
         )
 
@@ -645,21 +542,6 @@ def _digit(wrong: int, of: int) -> str:
     return "0" if not wrong else "9" if wrong == of else str(1 + 8 * wrong // of)
 
 
-def merge_errors(figures: list[dict[str, Any]]) -> dict[str, Any]:
-    """Combine the figures of several cases: the worst of each, ignoring None."""
-    merged: dict[str, Any] = {}
-    for one in figures:
-        for name, value in one.items():
-            worst = merged.get(name)
-            if worst is None or value is None:
-                merged[name] = value if worst is None else worst
-            elif isinstance(value, bool):
-                merged[name] = (worst and value) if name.endswith("_correct") else (worst or value)
-            else:
-                merged[name] = max(worst, value)
-    return merged
-
-
 def _merged(judged: Sequence[_Output], *, given: bool) -> dict[str, Any]:
     """Return the worst figures of all outputs."""
     ratios = [ratio for output in judged if (ratio := output.ratio()) is not None]
@@ -701,7 +583,3 @@ def unravel(flat: int, shape: tuple[int, ...]) -> list[int]:
         flat, coordinate = divmod(flat, size)
         index.insert(0, coordinate)
     return index
-
-
-def _wrong(category: Category, message: str, **facts: Any) -> EvaluationEnded:
-    return EvaluationEnded(category, message, Phase.CHECK, **facts)

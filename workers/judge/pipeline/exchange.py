@@ -35,12 +35,16 @@ class Form:
     Attributes:
         arguments: arrangement of ``forward``'s arguments, or None before the first case.
         structure: arrangement of the outputs, empty before the first answer.
+        output_specs: shape, dtype and device of each output.
+        output_strides: strides of each output.
         output_aliases: for each output, the number of the input whose memory it shares, or None.
         mutates_inputs: True if the reference has changed an input.
     """
 
     arguments: Any = None
     structure: str = ""
+    output_specs: tuple[TensorSpec, ...] = ()
+    output_strides: tuple[tuple[int, ...], ...] = ()
     output_aliases: tuple[int | None, ...] = ()
     mutates_inputs: bool = False
 
@@ -138,7 +142,7 @@ class Exchange:
         """
         structure = self.form.structure
         if reply.answer is Answer.MISMATCH or reply.tensors != self._specs or reply.structure != structure:
-            compare.check_form(reply, structure, self._specs)
+            check_form(reply, structure, self._specs)
         return [
             self._output(i, spec, location)
             for i, (spec, location) in enumerate(zip(reply.tensors, reply.locations, strict=True))
@@ -179,13 +183,18 @@ class Exchange:
 
 
 class Candidate(Exchange):
-    """A candidate, from its opening to its last checked call."""
+    """A candidate, from its opening to its last checked call.
+
+    Attributes:
+        activities: the GPU activities of the profiled call, as reported by the candidate, or None.
+    """
 
     def __init__(
         self, process: SealedProcess, opening: int, job: Job, form: Form, settings: Settings, device: str
     ) -> None:
         """Use a process, which knows nothing of the kernel, without waiting for its order ``opening``."""
         super().__init__(process, form, device)
+        self.activities: list[Activity] | None = None
         self._opening = opening
         self._job = job
         self._settings = settings
@@ -194,11 +203,7 @@ class Candidate(Exchange):
     def construct(self, init_inputs: list[Any] | dict[str, Any], case: Case, plan: Plan, *, warm_up: bool) -> None:
         """Import the source, construct the model and share filled inputs.
 
-        Args:
-            init_inputs: the constructor's arguments.
-            case: source of the inputs.
-            plan: the plan with the process's GPU memory allowance.
-            warm_up: True to compile the first call's code now, while the device is not exclusive.
+        ``warm_up`` is True to compile the first call's code now, while the device is not exclusive.
 
         Raises:
             ForkServerError: the process could not open the device. None of the kernel's code has run.
@@ -222,10 +227,7 @@ class Candidate(Exchange):
         self.bind_outputs(specs)
 
     def run(self, case: Case) -> dict[str, Any]:
-        """Make one checked call on a case.
-
-        Returns:
-            The figures of the error.
+        """Make one checked call on a case, and return the figures of the error.
 
         Raises:
             EvaluationEnded: the answer is not right, or the call failed.
@@ -237,8 +239,8 @@ class Candidate(Exchange):
             raise EvaluationEnded(Category.INPUT_MUTATED, f"forward changed its input tensor {i}", Phase.CHECK, input=i)
         return compare.check_values(self.read(views), case, self._settings)
 
-    def profile(self, case: Case) -> list[Activity]:
-        """Return the GPU activities of one call, as reported by the candidate.
+    def profile(self, case: Case) -> None:
+        """Record the GPU activities of one call.
 
         Raises:
             NotRecorded: the candidate reported nothing, or nothing readable.
@@ -250,7 +252,7 @@ class Candidate(Exchange):
         page = memory("kqueue-profile", activities.SIZE)
         try:
             self.process.order(Order.PROFILE, fds=(page,))
-            return activities.decode(os.pread(page, activities.SIZE, 0))
+            self.activities = activities.decode(os.pread(page, activities.SIZE, 0))
         finally:
             os.close(page)
 
@@ -303,3 +305,28 @@ def copy_out(views: Sequence[Output], into: list[torch.Tensor]) -> None:
             view.read(copy)
         else:
             copy.copy_(view)
+
+
+def check_form(reply: Reply, structure: str, specs: Sequence[TensorSpec]) -> None:
+    """Raise EvaluationEnded with the first difference from the form of the reference's outputs."""
+    got = list(reply.tensors)
+    if reply.structure != structure or len(got) != len(specs):
+        raise _wrong(
+            Category.WRONG_OUTPUT_STRUCTURE,
+            f"the output is {reply.structure}, the reference's is {structure} (T: a tensor)",
+            structure=reply.structure,
+        )
+    for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
+        if mine.shape != theirs.shape:
+            raise _wrong(Category.WRONG_SHAPE, f"output {i} has shape {theirs.shape}, not {mine.shape}", output=i)
+    for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
+        if mine.dtype != theirs.dtype:
+            raise _wrong(Category.WRONG_DTYPE, f"output {i} has dtype {theirs.dtype}, not {mine.dtype}", output=i)
+    for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
+        if mine.device != theirs.device:
+            raise _wrong(Category.WRONG_DEVICE, f"output {i} lives on {theirs.device}, not {mine.device}", output=i)
+    raise _wrong(Category.WRONG_OUTPUT_STRUCTURE, "the output could not be copied", structure=reply.structure)
+
+
+def _wrong(category: Category, message: str, **facts: Any) -> EvaluationEnded:
+    return EvaluationEnded(category, message, Phase.CHECK, **facts)

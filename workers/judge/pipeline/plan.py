@@ -41,12 +41,7 @@ _KERNEL: Final = 2
 
 
 def capacity(total: int, siblings: int) -> int:
-    """Return the bytes that the evaluations of a GPU can book together, the same number in all its judges.
-
-    Args:
-        total: size of the GPU's memory in bytes.
-        siblings: number of its slots.
-    """
+    """Return the bytes that the evaluations of a GPU with ``siblings`` slots can book together, of ``total`` bytes."""
     return total - min(_OTHERS_BYTES + 3 * siblings * _CONTEXT_BYTES, total // 3)
 
 

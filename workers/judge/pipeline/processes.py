@@ -6,7 +6,7 @@ import contextlib
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from uuid import uuid4
 
 from kqueue.categories import Blame
@@ -23,6 +23,7 @@ from workers.judge.pipeline import build, static, warm
 from workers.judge.pipeline.build import Build, Reuse
 from workers.judge.pipeline.cases import DTYPES
 from workers.judge.pipeline.cpu import CpuTime
+from workers.judge.pipeline.evidence import EvidenceBuilder, Fields
 from workers.judge.pipeline.examine import Examiner
 from workers.judge.pipeline.exchange import Candidate, Exchange, await_opening
 from workers.judge.pipeline.reference import Reference
@@ -93,18 +94,18 @@ class Processes:
                 cpu_before_s=message.cpu_s,
             )
             reference = self._hold(process)
-            reference.left_s = min(self._deadlines.reference_s, _KEPT_S)
+            reference.proxy.left_s = min(self._deadlines.reference_s, _KEPT_S)
             self._memo = warm.Memo.model_validate(message.memo)
             self._uses = self._memo.uses + 1
             self.begin_candidate()
             return reference
         return self._fork_reference()
 
-    def make_reference_ready(self, evidence: dict[str, Any], allowed_bytes: int) -> Reference:
+    def make_reference_ready(self, evidence: EvidenceBuilder, allowed_bytes: int) -> Reference:
         """Construct the reference's model. Replace a kept reference whose answer has changed.
 
         Args:
-            evidence: gets the fields ``kept``, ``uses`` and, if it was replaced, the reason as ``replaced``.
+            evidence: gets the facts of the process, and the reason if it was replaced.
             allowed_bytes: the process's GPU memory allowance.
 
         Raises:
@@ -112,29 +113,28 @@ class Processes:
         """
         reference, memo = self.reference, self._memo
         assert reference is not None
-        evidence |= {"kept": memo is not None, "uses": self._uses}
+        facts: Fields = {"kept": memo is not None, "uses": self._uses}
+        evidence.reference = facts
         if memo is not None:
             try:
-                reference.allow(allowed_bytes)
-                reference.share_arena(memo.arena_bytes)
-                reference.construct()
-                case = reference.again(memo.drawn, memo.seed, on_device=memo.on_device)
+                reference.proxy.allow(allowed_bytes)
+                reference.proxy.share_arena(memo.arena_bytes)
+                reference.proxy.construct()
+                case = reference.cache.again(memo.drawn, memo.seed, on_device=memo.on_device)
                 reference.answer(case)
                 if reference.digest(case) == memo.digest:
-                    reference.drop([case])
+                    reference.cache.drop([case])
                     reference.case = None
-                    reference.renew()
+                    reference.proxy.renew()
                     return reference
-                evidence["replaced"] = "its answer to an earlier input has changed"
+                facts["replaced"] = "its answer to an earlier input has changed"
             except EvaluationEnded as ended:
-                evidence["replaced"] = ended.outcome.message
-            reference.process.stop()
-            reference.process.imports.close()
-            reference.free_arena()
+                facts["replaced"] = ended.outcome.message
+            reference.proxy.discard()
             reference = self._fork_reference()
-        reference.load()
-        reference.allow(allowed_bytes)
-        reference.construct()
+        reference.proxy.load()
+        reference.proxy.allow(allowed_bytes)
+        reference.proxy.construct()
         return reference
 
     def begin_candidate(self) -> Candidate:
@@ -199,7 +199,7 @@ class Processes:
             self._others.append(self.builder.process)
             self._cpu.count(Role.BUILDER, self.builder.process)
 
-    def build(self, evidence: dict[str, Any]) -> dict[str, Any]:
+    def build(self, evidence: EvidenceBuilder) -> Fields:
         """Compile the candidate's libraries. See :meth:`.Build.run`."""
         assert self.builder is not None
         result = self.builder.run(evidence)
@@ -214,7 +214,7 @@ class Processes:
         exchange = Exchange(process, self.reference.form, self._device)
         problem = self._request.problem
         await_opening(process, process.send(Order.OPEN, payload=self._opening(problem)))
-        process.order(Order.ALLOW, payload=self.reference.allowed_bytes)
+        process.order(Order.ALLOW, payload=self.reference.proxy.allowed_bytes)
         return exchange, self._job(problem, "Model", compiled=True)
 
     def examiner(self, steps: Steps) -> Examiner:
@@ -281,7 +281,7 @@ class Processes:
         profile = self._profile(Role.REFERENCE)
         reference = self._hold(SealedProcess(self._forkserver, profile, self._deadlines.compile_s))
         self._uses = 1
-        reference.begin()
+        reference.proxy.begin()
         return reference
 
     def _keep(self, outcome: Outcome) -> bool:
@@ -292,7 +292,7 @@ class Processes:
         if memo is None:
             return False
         try:
-            self.reference.keep(self._key, memo.model_dump(), booking.wanted_file(self._slot.ledger))
+            self.reference.proxy.keep(self._key, memo.model_dump(), booking.wanted_file(self._slot.ledger))
         except (EvaluationEnded, ForkServerError):
             return False
         return True

@@ -12,6 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from kqueue.categories import Category
@@ -23,7 +24,9 @@ from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.control import End
 from workers.judge.forkserver.process import SealedProcess
 from workers.judge.host import toolchain
+from workers.judge.pipeline import health, plan
 from workers.judge.pipeline.blame import invalid_problem
+from workers.judge.pipeline.context import Context
 
 _SANITIZER: Final = "compute-sanitizer"
 #: Maximum time in seconds for one evaluation. Another one that needs the device waits at most
@@ -55,19 +58,24 @@ def check(request: Request) -> None:
         raise invalid_problem(f"the stored source holds {actual}")
 
 
-class PytestRun:
-    """Tests that share one sealed process.
+def run_tests(context: Context) -> Outcome:
+    """Run a repository's tests. Their GPU memory use is unknown, so a slot's share is booked."""
+    budget, slot = context.budget, context.slot
+    budget.book(plan.of_first_draw(**budget.whole, alone=False))
+    held = partial(health.held_bytes, slot.device) if slot.on_gpu else lambda: None
+    tests = PytestRun(context.processes.begin_tests(), context.request, budget.plan.total, held)
+    try:
+        with context.steps.untimed("tests"), context.steps.backstop(Phase.CHECK):
+            return tests.run()
+    finally:
+        context.evidence.tests, context.evidence.tests_log = tests.evidence, tests.log
 
-    Attributes:
-        log: end of the tests' captured output.
-    """
+
+class PytestRun:
+    """Tests that share one sealed process. ``log`` is the end of their captured output."""
 
     def __init__(self, process: SealedProcess, request: Request, booked: int, held: Callable[[], int | None]) -> None:
-        """Prepare without running a test.
-
-        Args:
-            booked: the tests' GPU memory allowance in bytes.
-            held: function that returns the slot's GPU memory in bytes, or None if unknown.
+        """Prepare to run tests that can use ``booked`` bytes of GPU memory. ``held`` returns the bytes in use.
 
         Raises:
             EvaluationEnded: ``judge_error`` if compute-sanitizer is requested but not installed.
@@ -95,8 +103,8 @@ class PytestRun:
 
     @property
     def evidence(self) -> dict[str, Any]:
-        """Fields of :class:`~kqueue.evidence.Evidence`."""
-        return {"tests": Tests(words="\n".join(self._events), findings=self._findings).model_dump()}
+        """Fields of :class:`~kqueue.evidence.Tests`."""
+        return Tests(words="\n".join(self._events), findings=self._findings).model_dump()
 
     def run(self) -> Outcome:
         """Run the tests, which use the device, until their process ends.

@@ -43,7 +43,7 @@ _CHUNK: Final = 1 << 24
 def learn(reference: Reference, case: Case) -> Case | None:
     """Measure the noise of the reference, and find a region of the inputs that changes the answer to a given case.
 
-    ``reference.noise`` gets the relative distance between two answers whose inputs differ by rounding errors. Without
+    The cache's ``noise`` gets the relative distance between two answers whose inputs differ by rounding errors. Without
     float64 outputs, it shows whether a kernel has a lower precision. The case can be released meanwhile.
 
     Returns:
@@ -51,15 +51,15 @@ def learn(reference: Reference, case: Case) -> Case | None:
         if the inputs are so small that there are better hidden inputs.
     """
     reference.answer(case)  # The case could have been released while the evaluation waited for memory.
-    wants_noise, wants_region = case.exact is None, reference.varies_any_size
+    wants_noise, wants_region = case.exact is None, reference.cache.varies_any_size
     if not (wants_noise or wants_region) or reference.settings.tolerance is not None or reference.is_hurried:
         return None
-    unmoved = case.outputs if reference.is_roomy else [tensor.clone() for tensor in case.outputs]
+    unmoved = case.outputs if reference.cache.is_roomy else [tensor.clone() for tensor in case.outputs]
     if wants_noise:
         with _unless_it_has_ended(reference), _varied(reference, case, NUDGED) as (_, moved):
             if moved is not None:
                 all_figures = compare.differences(moved, unmoved, case, reference.settings)
-                reference.noise += [math.inf if f.strays else f.distance / (f.size or 1.0) for f in all_figures]
+                reference.cache.noise += [math.inf if f.strays else f.distance / (f.size or 1.0) for f in all_figures]
     for kind in REGIONS if wants_region else ():
         with _unless_it_has_ended(reference), _varied(reference, case, kind) as (varied, moved):
             if moved is None:
@@ -107,8 +107,8 @@ def needed_bytes(reference: Reference, case: Case, allowed_bytes: int) -> int:
     if any(alias is not None for alias in reference.form.output_aliases):
         return 0  # A view can be returned without reading the input.
     try:
-        reference.clear()
-        reference.allow(allowed_bytes)
+        reference.cache.clear()
+        reference.proxy.allow(allowed_bytes)
         return _needed_bytes(reference, case)
     except torch.OutOfMemoryError:
         return 0
@@ -119,9 +119,9 @@ def needed_bytes(reference: Reference, case: Case, allowed_bytes: int) -> int:
 
 
 def _needed_bytes(reference: Reference, case: Case) -> int:
-    enough_s = reference.left_s / 2
-    given = reference.again(case.drawn, case.seed, on_device=case.on_device)
-    reference.present(given)
+    enough_s = reference.proxy.left_s / 2
+    given = reference.cache.again(case.drawn, case.seed, on_device=case.on_device)
+    reference.cache.present(given)
     sums = _sums(reference.outputs(given, wide=True))
     base = reference.outputs(given, wide=True)
     if base is None or _sums(base) != sums:
@@ -129,10 +129,10 @@ def _needed_bytes(reference: Reference, case: Case) -> int:
     most, fewest = _POKES
     counted, tried = 0, 0
     claimed = [0.0] * len(given.inputs)
-    while tried < most and reference.left_s > enough_s:
+    while tried < most and reference.proxy.left_s > enough_s:
         if len(reference.process.imports) > _MANY_RUNS:
-            reference.clear()  # The judge's mappings hold memory that the process has already freed.
-            reference.present(given)
+            reference.cache.clear()  # The judge's mappings hold memory that the process has already freed.
+            reference.cache.present(given)
             base = reference.outputs(given, wide=True)
             if base is None or _sums(base) != sums:
                 return 0
@@ -143,7 +143,7 @@ def _needed_bytes(reference: Reference, case: Case) -> int:
                 claimed[i] += count / sum(changed) ** 2
     if not counted or tried < fewest:
         return 0
-    drawn = max(1, reference.taken().drawn)
+    drawn = max(1, reference.proxy.taken().drawn)
     floating = sum(tensor.numel() for tensor in given.inputs if tensor.is_floating_point())
     # An input that depends on several numbers is read once for all of them.
     numbers = drawn * min(1.0, floating / drawn) * least_share(counted, tried) / counted
@@ -191,7 +191,7 @@ def _varied(
     reference: Reference, case: Case, kind: str, *, position: int = 0, beside: bool = False, wide: bool = False
 ) -> Generator[tuple[Case | None, list[torch.Tensor] | None]]:
     """Yield a variant of a case and its answer, or None where there is none of the same form."""
-    varied = reference.variant(case, kind, position=position, beside=beside)
+    varied = reference.cache.variant(case, kind, position=position, beside=beside)
     if varied is None:
         yield None, None
         return
@@ -199,7 +199,7 @@ def _varied(
         yield varied, reference.outputs(varied, wide=wide)
     finally:
         if reference.process.ended is None:
-            reference.drop([varied])
+            reference.cache.drop([varied])
 
 
 def _sums(outputs: Sequence[torch.Tensor] | None) -> list[int] | None:

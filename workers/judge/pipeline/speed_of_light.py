@@ -15,17 +15,12 @@ _SLACK_MS: Final = 0.003
 
 
 def floor(read: int, written: int, bandwidth: float) -> dict[str, Any]:
-    """Return the bytes that a kernel moves, and the minimum time for that.
+    """Return the fields of :class:`kqueue.evidence.Floor`.
 
     Args:
         read: bytes of all inputs.
         written: bytes of output that must be written.
         bandwidth: the device's memory bandwidth in bytes per second.
-
-    Returns:
-        ``bytes_in`` (all inputs read once, although a kernel that needs only a part can be faster), ``bytes_out`` (all
-        outputs written once, as every kernel must), ``bandwidth_gbs``, ``floor_ms`` for both, and ``floor_out_ms``
-        for the outputs alone.
     """
     return {
         "bytes_in": read,
@@ -58,11 +53,7 @@ def needing(known: dict[str, Any], needed: int, cached: int) -> dict[str, Any]:
 
 
 def enforce(known: dict[str, Any], runtime: Measurement) -> None:
-    """Reject an impossible time.
-
-    Args:
-        known: result of :func:`floor` or :func:`needing`.
-        runtime: the kernel's time.
+    """Reject an impossible time. ``known`` is the result of :func:`floor` or :func:`needing`.
 
     Raises:
         EvaluationEnded: ``reward_hack`` if the outputs cannot have been written, or the needed inputs read, in time.

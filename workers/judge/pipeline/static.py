@@ -25,6 +25,7 @@ from kqueue.categories import Category
 from kqueue.contract import Backend, Phase, Policy, Tolerance
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import rules
+from workers.judge.pipeline.findings import RULES
 from workers.judge.pipeline.rules import ENTRY
 
 #: Variable with which a problem sets its own tolerance, and the maxima. The second also bounds the comparison of all
@@ -194,7 +195,7 @@ def _own(source: str, backend: Backend, seconds: float) -> Iterator[dict[str, An
         return
     lines = source.split("\n")  # Like Python: splitlines() has other line ends too.
     for rule, line in hits:
-        severity, meaning = rules.RULES[rule]
+        severity, meaning = RULES[rule]
         yield _finding(rule, severity, line, lines[line - 1] if line <= len(lines) else "", "kqueue", meaning)
 
 
@@ -244,7 +245,7 @@ def _guard(source: str) -> Iterator[dict[str, Any]]:
 
 
 def _about_the_guard(rule: str) -> dict[str, Any]:
-    severity, meaning = rules.RULES[rule]
+    severity, meaning = RULES[rule]
     return _finding(rule, severity, None, "", "kqueue", meaning)
 
 

@@ -46,6 +46,10 @@ class Steps:
         self.waited_for: list[str] = []
         self._step = ""
 
+    def enter(self, phase: Phase, deadline: float = 0.0) -> None:
+        """Show a phase on the status page. See :meth:`.StatusPage.enter`."""
+        self._status_page.enter(phase, deadline)
+
     @contextlib.contextmanager
     def timed(self, name: str) -> Generator[None]:
         """Add the block's time to the named duration."""
@@ -75,7 +79,7 @@ class Steps:
     @contextlib.contextmanager
     def backstop(self, phase: Phase) -> Generator[None]:
         """End the judge itself if every other deadline fails. Its parent then records ``judge_error``."""
-        self._status_page.enter(phase)
+        self.enter(phase)
         with _alarm(self._total_s + _BACKSTOP_S):
             yield
 
@@ -101,7 +105,7 @@ class Steps:
     @contextlib.contextmanager
     def _device(self, how: int) -> Generator[None]:
         """Hold the device's lock."""
-        self._status_page.enter(Phase.PREPARE)
+        self.enter(Phase.PREPARE)
         with contextlib.ExitStack() as held:
             with self.timed("wait_for_device"), _alarm(GPU_WAIT_S):
                 held.enter_context(turn(self._slot.lock, how, self._watched))

@@ -37,10 +37,9 @@ from kqueue.contract import Phase, Timing
 from kqueue.evidence import Clocks, Histogram, Measurement
 from workers.judge.channel.protocol import Order, TensorSpec
 from workers.judge.ending import EvaluationEnded
-from workers.judge.gpu import environment
 from workers.judge.pipeline import clocks, compare
 from workers.judge.pipeline.cases import Case
-from workers.judge.pipeline.clocks import CpuClock, Flusher, GpuClock, Hold, empty_kernel_ns
+from workers.judge.pipeline.clocks import CpuClock, GpuClock, Hold, Instruments, empty_kernel_ns
 from workers.judge.pipeline.exchange import Exchange
 from workers.judge.pipeline.reference import Reference
 from workers.judge.slot_config import SlotConfig
@@ -49,6 +48,8 @@ Basis = Literal["gpu_clock", "cpu_clock"]
 
 #: Version of this module's method, a part of the key under which baselines are cached.
 METHOD: Final = "10"
+#: Number of a candidate's launch-overhead measurements as a share of its calls.
+OVERHEAD_SHARE: Final = 0.2
 #: Minimum number of calls in a measurement, even if the time budget is exceeded.
 _FEWEST: Final = 5
 #: Minimum number of calls after which precision can end a measurement, and the maximum that is added at random. The
@@ -128,22 +129,18 @@ class Series:
 
 @dataclass(slots=True)
 class _Proof:
-    """A call that is kept to be verified.
+    """A call that is kept to be verified."""
 
-    Attributes:
-        outputs: the candidate's outputs, or pieces of them.
-        pieces: positions of the pieces in the outputs, or None for whole outputs.
-        drawn, on_device, seed: how the inputs are drawn, and the seed of the forward.
-        number: number of the call among those that could have been kept.
-        ns: the call's time, or None if its series was replaced or the device was throttled.
-    """
-
+    #: The candidate's outputs, or pieces of them, and the positions of the pieces, or None for whole outputs.
     outputs: list[torch.Tensor]
     pieces: list[list[slice]] | None
+    #: How the inputs are drawn, and the seed of the forward.
     drawn: int
     on_device: bool
     seed: int
+    #: Number of the call among those that could have been kept.
     number: int
+    #: Time, or None if the call's series was replaced or the device was throttled.
     ns: int | None
 
 
@@ -161,28 +158,22 @@ class Stopwatch:
         exchange: Exchange,
         reference: Reference,
         slot: SlotConfig,
-        seconds: float,
-        hold: Hold | None,
-        flusher: Flusher | None,
-        watch: environment.Watch,
+        instruments: Instruments,
         proofs: int,
     ) -> None:
-        """Prepare to time a process.
+        """Prepare to time a process, and begin its time phase.
 
-        Args:
-            exchange: the process, in its time phase.
-            reference: source of the inputs, which also answers the kept calls.
-            seconds: deadline of the time phase.
-            hold, flusher: hold of the judge's stream, and flusher of the L2 cache, on a GPU.
-            proofs: number of calls that are kept to be verified.
+        ``proofs`` is the number of calls that are kept to be verified.
         """
+        seconds = reference.settings.deadlines.time_s
+        exchange.process.enter(Phase.TIME, seconds)
         self._exchange = exchange
         self._reference = reference
         self._slot = slot
         self._seconds = seconds
-        self._hold = hold
-        self._flusher = flusher
-        self._watch = watch
+        self._hold = instruments.hold
+        self._flusher = instruments.flusher
+        self._watch = instruments.watch
         self._most = proofs
         self._random = random.SystemRandom()
         self._proofs: list[_Proof] = []
@@ -213,15 +204,11 @@ class Stopwatch:
         return blocks
 
     def measure(self, timing: Timing, *, basis: Basis, overhead_share: float) -> Series:
-        """Time calls until their median is known well enough, at most ``timing.calls``.
+        """Time calls until their median is known well enough. :meth:`verify` must be called afterwards.
 
         Args:
-            timing: number, precision and cache state of the calls.
             basis: the clock. A candidate whose forward waits for the GPU is timed by ``cpu_clock``.
             overhead_share: overhead measurements for each call, made at random so that drift affects both alike.
-
-        Returns:
-            The times. :meth:`verify` must be called afterwards.
 
         Raises:
             EvaluationEnded: a call failed, its outputs had another form than the reference's, or the device was
@@ -262,27 +249,24 @@ class Stopwatch:
         return series
 
     def verify(self) -> int:
-        """Answer the kept calls with the reference, and compare. The candidate is not needed for it.
+        """Answer the kept calls with the reference, compare them, and return their number.
 
         Float64 outputs can only excuse a kernel, so they are computed only where a call needs an excuse.
-
-        Returns:
-            The number of verified calls.
 
         Raises:
             EvaluationEnded: ``nondeterministic`` if a call was wrong although all checked calls were right.
         """
         kept, self._proofs = self._proofs, []
         reference = self._reference
-        reference.allow_exact()
+        reference.oracle.reset_time()
         size = max(1, sum(tensor.nbytes for proof in kept[:1] for tensor in proof.outputs))
-        together = max(1, min(_MOST_TOGETHER, _TOGETHER_BYTES // size)) if reference.is_roomy else 1
+        together = max(1, min(_MOST_TOGETHER, _TOGETHER_BYTES // size)) if reference.cache.is_roomy else 1
         for begin in range(0, len(kept), together):
             proofs = kept[begin : begin + together]
-            cases = [reference.again(p.drawn, p.seed, on_device=p.on_device) for p in proofs]
+            cases = [reference.cache.again(p.drawn, p.seed, on_device=p.on_device) for p in proofs]
             reference.answer(*cases, exactly=False)
             self._check(proofs, cases)
-            reference.drop(cases)
+            reference.cache.drop(cases)
         return len(kept)
 
     @property
@@ -311,7 +295,9 @@ class Stopwatch:
         # choose another layout in each call.
         assert self._series is not None, "calls have been timed"
         layouts, reference = self._series.layouts, self._reference
-        for number, (spec, strides) in enumerate(zip(reference.output_specs, reference.output_strides, strict=True)):
+        for number, (spec, strides) in enumerate(
+            zip(reference.form.output_specs, reference.form.output_strides, strict=True)
+        ):
             shape = spec.shape
             dense = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
             steps = _steps(shape, strides)
@@ -389,7 +375,7 @@ class Stopwatch:
         # A longer time would have ended the process, so the host was paused.
         if (passed := begun - self._since) < self._left_s:
             self._left_s -= passed
-        case = self._reference.fresh()
+        case = self._reference.cache.fresh()
         self._case = case
         self._since = time.monotonic()
         self._draw_s = self._since - begun
@@ -402,7 +388,7 @@ class Stopwatch:
 
     def _for_overhead(self, clock: GpuClock | CpuClock) -> Case:
         """Return inputs for an overhead call: fresh ones, which no cache holds. Large ones are the last call's."""
-        is_large = isinstance(clock, GpuClock) and not self._reference.is_roomy
+        is_large = isinstance(clock, GpuClock) and not self._reference.cache.is_roomy
         return self._case if is_large and self._case is not None else self._fresh()
 
     def _make_room(self) -> list[torch.Tensor]:
@@ -518,7 +504,6 @@ def overhead_of(series: Series, slot: SlotConfig, baseline: Measurement | None =
 
     Args:
         series: the series of a candidate, which can have slowed its overhead calls, or of the reference.
-        slot: the slot that ran the series.
         baseline: for a candidate, the reference's measurement. Its overhead counts if it is smaller, after subtracting
             the time that the judge's own work in the calls saves since then, and saves with these outputs' strides.
     """

@@ -60,12 +60,7 @@ def key(request: Request, device: str) -> str:
 
 
 def memo_of(reference: Reference, outcome: Outcome, uses: int) -> Memo | None:
-    """Return the memo of a reference to keep, or None if it must be ended.
-
-    Args:
-        outcome: the evaluation's outcome. After a failure of the problem or the fleet, the reference is ended.
-        uses: number of evaluations that it has served, including this one.
-    """
+    """Return the memo of a reference to keep after ``uses`` evaluations, or None if it must be ended."""
     case = reference.case
     if outcome.blame not in (Blame.NONE, Blame.CANDIDATE) or reference.process.ended is not None:
         return None
@@ -77,5 +72,5 @@ def memo_of(reference: Reference, outcome: Outcome, uses: int) -> Memo | None:
         seed=case.seed,
         on_device=case.on_device,
         digest=reference.digest(case),
-        arena_bytes=reference.arena_bytes,
+        arena_bytes=reference.proxy.arena_bytes,
     )

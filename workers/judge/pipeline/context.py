@@ -1,0 +1,66 @@
+"""Context of one evaluation: everything that its stages share except their results."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+
+from kqueue.contract import Request
+from workers.judge.backend import JudgeBackend
+from workers.judge.forkserver.handle import ForkServer
+from workers.judge.gpu import environment
+from workers.judge.host.status_page import StatusPage
+from workers.judge.pipeline.budget import Budget
+from workers.judge.pipeline.cpu import CpuTime
+from workers.judge.pipeline.evidence import EvidenceBuilder
+from workers.judge.pipeline.health import Device
+from workers.judge.pipeline.processes import Processes
+from workers.judge.pipeline.reference import Reference
+from workers.judge.pipeline.steps import Steps
+from workers.judge.slot_config import SlotConfig
+
+
+class Grant(enum.Enum):
+    """A GPU resource that an evaluation gets only after it failed without it, because all other slots must wait."""
+
+    #: All memory for the reference's first call.
+    ALL_MEMORY = enum.auto()
+    #: The exclusive device for checked calls on large inputs.
+    EXCLUSIVE = enum.auto()
+
+
+class Context:
+    """Parts of one evaluation, or of its restart.
+
+    Attributes:
+        backend: storage of environments, baselines and suspect GPU reports.
+        cpu: CPU time of the evaluation, restarts included.
+        granted: GPU resources that the evaluation gets because it failed without them.
+        watch: the GPU's clocks.
+        steps, evidence, processes, budget, device: state that the stages change.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        slot: SlotConfig,
+        backend: JudgeBackend,
+        status_page: StatusPage,
+        forkserver: ForkServer,
+        cpu: CpuTime,
+        granted: frozenset[Grant],
+    ) -> None:
+        """Prepare without starting a process."""
+        self.request, self.settings, self.slot = request, request.settings, slot
+        self.backend, self.forkserver = backend, forkserver
+        self.cpu, self.granted = cpu, granted
+        self.watch = environment.Watch(slot)
+        self.steps, self.evidence = Steps(status_page, slot, request.settings.total_s), EvidenceBuilder()
+        self.processes = Processes(request, slot, forkserver, cpu)
+        self.budget = Budget(request, slot, self.processes, self.steps, self.evidence)
+        self.device = Device(slot, backend, self.steps, self.evidence, timed=request.settings.timing.enabled)
+
+    def untimed_if_large(self, reference: Reference, what: str) -> contextlib.AbstractContextManager[None]:
+        """Return a lock that excludes timing if the inputs are large enough to disturb it."""
+        large = self.slot.on_gpu and reference.cache.is_large
+        return self.steps.untimed(what) if large else contextlib.nullcontext()

@@ -1,0 +1,122 @@
+"""Stage ``conclude``: the candidate ends, its timed calls are verified, and its time is compared with the bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kqueue.categories import Category
+from kqueue.contract import Outcome, Phase
+from kqueue.evidence import Measurement
+from workers.judge.ending import EvaluationEnded
+from workers.judge.forkserver.control import End
+from workers.judge.pipeline import provenance, sensitivity, speed_of_light, timing
+from workers.judge.pipeline.context import Context
+from workers.judge.pipeline.exchange import Candidate
+from workers.judge.pipeline.stages.measure import Measured, Times
+from workers.judge.pipeline.stages.refer import Referenced
+
+
+@dataclass(frozen=True, slots=True)
+class Concluded:
+    """A kernel that was right on ``checks`` input sets, hidden variants included, with its time and the reference's."""
+
+    checks: int
+    hidden: int
+    runtime: Measurement | None
+    baseline: Measurement | None
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome, still without evidence."""
+        message = f"right on {self.checks} input sets"
+        message += f", {self.hidden} of them hidden variants" if self.hidden else ""
+        return Outcome(category=Category.PASSED, message=message, runtime=self.runtime, baseline=self.baseline)
+
+
+def conclude(context: Context, referenced: Referenced, measured: Measured) -> Concluded:
+    """End the candidate, verify its timed calls, and enforce the policies and bounds."""
+    candidate, times = measured.candidate, measured.times
+    # The driver takes a while to free the candidate's memory. Meanwhile the reference verifies, and no other slot
+    # waits for the device. The driver opens the device for one process at a time, so the next candidate starts now.
+    candidate.process.begin_stop()
+    context.processes.begin_next()
+    if times is None:
+        _stop(context, candidate)
+    else:
+        _verify(context, referenced, candidate, times)
+    if candidate.activities is not None:
+        facts = provenance.assess(candidate.activities, context.request.kernel, context.request.backend)
+        context.evidence.provenance = facts
+        provenance.enforce(facts, context.settings.policies.decoys)
+    runtime = baseline = None
+    if times is not None:
+        runtime, baseline = _compare_times(context, referenced, times)
+        _enforce_bound(context, referenced, times, runtime)
+    return Concluded(measured.checks, measured.checks - context.settings.checks, runtime, baseline)
+
+
+def _stop(context: Context, candidate: Candidate) -> None:
+    """End a candidate that has finished its calls, and reject leftovers."""
+    context.steps.enter(Phase.CLEANUP)
+    # A candidate that died while it was profiled has finished all calls that count.
+    profiled_to_death = candidate.process.ended is not None
+    report = candidate.process.stop()
+    candidate.unbind()
+    candidate.process.imports.close()
+    if report.reason is not End.STOPPED and not profiled_to_death:
+        raise candidate.process.died()
+    if report.leftovers:
+        raise EvaluationEnded(
+            Category.SANDBOX_VIOLATION,
+            f"the kernel left {report.leftovers} process(es) behind",
+            Phase.CLEANUP,
+            leftovers=report.leftovers,
+        )
+
+
+def _verify(context: Context, referenced: Referenced, candidate: Candidate, times: Times) -> None:
+    """Measure a missing baseline, and verify timed calls, while and after the candidate ends."""
+    steps, baseline = context.steps, referenced.baseline
+    assert baseline is not None
+    if baseline.known is None:
+        _stop(context, candidate)  # It could disturb the timing of the reference.
+        with steps.alone("measure_reference"), steps.backstop(Phase.TIME):
+            baseline.take(times.series.basis)
+            context.budget.record()
+    with steps.untimed("verify"), steps.backstop(Phase.REFERENCE):
+        context.evidence.verified_calls = times.stopwatch.verify()
+    _stop(context, candidate)
+    context.device.test(final=True)
+    if times.stopwatch.has_other_layouts:
+        with steps.alone("layouts"), steps.backstop(Phase.TIME):
+            times.stopwatch.compare_layouts()
+
+
+def _compare_times(context: Context, referenced: Referenced, times: Times) -> tuple[Measurement, Measurement]:
+    """Return the times of the kernel and the reference."""
+    baseline, series, settings = referenced.baseline, times.series, context.settings.timing
+    assert baseline is not None
+    measured = baseline.baseline_for(series)
+    overhead = timing.overhead_of(series, context.slot, measured)
+    runtime = timing.summarise(series, overhead, settings, context.slot)
+    context.device.after_timing()
+    if settings.compiled_baseline:
+        context.evidence.compiled_baseline = baseline.compiled_baseline(series)
+    return runtime, measured
+
+
+def _enforce_bound(context: Context, referenced: Referenced, times: Times, runtime: Measurement) -> None:
+    """Reject a time that is too short to move the required bytes through memory."""
+    bound, steps = times.bound, context.steps
+    if not bound:
+        return
+    speed_of_light.enforce(bound, runtime)
+    cached = speed_of_light.cacheable(runtime, torch.cuda.get_device_properties(0).L2_cache_size)
+    if speed_of_light.is_beyond(bound, runtime, cached):
+        with steps.untimed("influence"), steps.backstop(Phase.REFERENCE):
+            allowed_bytes = context.budget.after_kernel()
+            needed = sensitivity.needed_bytes(referenced.reference, referenced.first, allowed_bytes)
+        bound = context.evidence.floor = speed_of_light.needing(bound, needed, cached)
+        speed_of_light.enforce(bound, runtime)

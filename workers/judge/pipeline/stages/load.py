@@ -1,0 +1,47 @@
+"""Stages ``build`` and ``load``: the kernel's source is compiled, imported and constructed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kqueue.contract import Backend, Phase
+from workers.judge.pipeline.context import Context
+from workers.judge.pipeline.exchange import Candidate
+from workers.judge.pipeline.stages.refer import Referenced
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A candidate whose libraries are compiled, as far as its builder could."""
+
+    candidate: Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A candidate whose model is constructed."""
+
+    candidate: Candidate
+
+
+def build(context: Context) -> Built:
+    """Compile the sources that the candidate will import."""
+    processes = context.processes
+    candidate = processes.begin_candidate()
+    if processes.builder is not None:
+        with context.steps.timed("build"), context.steps.backstop(Phase.COMPILE):
+            facts = processes.build(context.evidence)
+        if "skipped" not in facts:  # Otherwise the candidate can need the time to compile everything itself.
+            candidate.process.charge_compilers(facts["seconds"])
+    return Built(candidate)
+
+
+def load(context: Context, referenced: Referenced, built: Built) -> Loaded:
+    """Import the source and construct the model."""
+    candidate, reference = built.candidate, referenced.reference
+    with context.steps.timed("construct"), context.steps.backstop(Phase.CONSTRUCT):
+        triton = context.slot.on_gpu and context.request.backend is Backend.TRITON
+        candidate.form = reference.form
+        reference.cache.present(referenced.first)
+        candidate.construct(reference.proxy.init_inputs, referenced.first, context.budget.plan, warm_up=triton)
+    return Loaded(candidate)

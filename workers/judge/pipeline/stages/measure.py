@@ -1,0 +1,242 @@
+"""Stage ``measure``: the candidate's calls are checked and timed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final
+
+from kqueue.categories import Category
+from kqueue.contract import Phase, Policy
+from workers.judge.channel.activities import NotRecorded
+from workers.judge.ending import EvaluationEnded
+from workers.judge.pipeline import speed_of_light, timing
+from workers.judge.pipeline.cases import GIVEN, Case
+from workers.judge.pipeline.context import Context, Grant
+from workers.judge.pipeline.evidence import Fields, merge_errors
+from workers.judge.pipeline.exchange import Candidate
+from workers.judge.pipeline.reference import Reference
+from workers.judge.pipeline.stages.load import Loaded
+from workers.judge.pipeline.stages.refer import Referenced
+
+#: Number of timed calls that are verified: as many as the reference answers in this time in seconds, within bounds.
+_MOST_PROOFS: Final = 16
+_SLOW_PROOFS: Final = 8
+_FEWEST_PROOFS: Final = 2
+_PROOFS_S: Final = 0.05
+#: Categories that another run on the same input can overturn.
+_ABOUT_VALUES: Final = frozenset({Category.WRONG_VALUES, Category.NOT_FINITE})
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Timed calls of a candidate, which the stopwatch can still verify."""
+
+    stopwatch: timing.Stopwatch
+    series: timing.Series
+    #: Figures of the speed-of-light bound, empty on a CPU.
+    bound: Fields
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A candidate that was right in all checked calls, on ``checks`` input sets, with its times if it was timed."""
+
+    candidate: Candidate
+    checks: int
+    times: Times | None
+
+
+def measure(context: Context, referenced: Referenced, loaded: Loaded) -> Measured:
+    """Check and time the candidate."""
+    steps, candidate = context.steps, loaded.candidate
+    with steps.timed("wait_for_strangers"):
+        context.device.before_timing()
+    checks, times, checked = _Checks(context, referenced, candidate), None, 0
+    shares, timed = shares_checks(context, referenced.reference), referenced.baseline is not None
+    if shares:
+        with steps.untimed("check"), steps.backstop(Phase.CHECK):
+            checked = checks.run()
+    if timed or not shares:
+        with steps.alone("measure"), steps.backstop(Phase.CHECK):
+            if not shares:
+                checked = checks.run()
+            if timed:
+                times = _time(context, referenced, candidate)
+                if not shares:
+                    checks.run_again()
+    with context.untimed_if_large(referenced.reference, "check"), steps.backstop(Phase.CHECK):
+        if timed and shares:
+            checks.run_again()
+        checks.profile()
+    return Measured(candidate, checked, times)
+
+
+def shares_checks(context: Context, reference: Reference) -> bool:
+    """Return whether checked calls share the device with other slots' untimed work."""
+    # Large inputs keep the device busy, and the CPU idle, for as long as the timing does. For small inputs, the calls
+    # take less time than a second wait for the device.
+    has_siblings = context.slot.on_gpu and context.slot.siblings > 1
+    return has_siblings and reference.cache.is_large and Grant.EXCLUSIVE not in context.granted
+
+
+def _time(context: Context, referenced: Referenced, candidate: Candidate) -> Times:
+    """Time the candidate by the clock of the baseline."""
+    reference, instruments, baseline = referenced.reference, referenced.instruments, referenced.baseline
+    assert baseline is not None
+    context.budget.record()
+    stopwatch = timing.Stopwatch(candidate, reference, context.slot, instruments, _proofs(context, reference))
+    with context.steps.timed("time"):
+        series = stopwatch.measure(context.settings.timing, basis=baseline.basis, overhead_share=timing.OVERHEAD_SHARE)
+    context.budget.record()
+    bound: Fields = {}
+    if instruments.flusher is not None:
+        bandwidth = instruments.flusher.bandwidth()
+        bound = speed_of_light.floor(reference.cache.input_bytes, reference.written_bytes, bandwidth)
+    context.evidence.floor = bound
+    return Times(stopwatch, series, bound)
+
+
+def _proofs(context: Context, reference: Reference) -> int:
+    """Return the number of timed calls to verify, limited by the reference's speed."""
+    by_time = max(int(_PROOFS_S / reference.forward_s), _SLOW_PROOFS)
+    by_deadline = int(reference.proxy.left_s / 2 / reference.forward_s)
+    most = _MOST_PROOFS if context.slot.on_gpu else _SLOW_PROOFS
+    return max(_FEWEST_PROOFS, min(most, by_time, by_deadline))
+
+
+class _Checks:
+    """Checked calls, whose answers are compared with the reference's."""
+
+    def __init__(self, context: Context, referenced: Referenced, candidate: Candidate) -> None:
+        """Prepare without making a call."""
+        self._context = context
+        self._steps = context.steps
+        self._evidence = context.evidence
+        self._referenced = referenced
+        self._reference = referenced.reference
+        self._candidate = candidate
+
+    def run(self) -> int:
+        """Make all checked calls: every case once, and the first case again. Return the number of cases."""
+        cases, reference = self._referenced.cases, self._reference
+        with self._steps.timed("check"):
+            self._candidate.prepare_calls(reference.form.output_specs)
+            checked = 0
+            every = chain(cases, (reference.cache.fresh() for _ in range(self._referenced.later)))
+            try:
+                for case in every:
+                    if self._has_answered(case):
+                        checked += 1
+                        self._evidence.errors.append(self._check(case))
+            except EvaluationEnded as ended:
+                if ended.outcome.category in _ABOUT_VALUES:
+                    self._evidence.note(ended.outcome)
+                    self._compare_rest(every)
+                raise
+            try:
+                with self._confirming(cases[0]):
+                    self._evidence.errors.append(self._call(cases[0]))
+            except EvaluationEnded as ended:
+                raise _unless_repeated(ended, "right at first, wrong when the same input was run again") from None
+        self._evidence.checks, self._evidence.checks_asked = checked, self._context.settings.checks
+        self._evidence.reference_is_constant = reference.is_constant
+        return checked
+
+    def run_again(self) -> None:
+        """Make one checked call on a new input after the timing."""
+        self._candidate.process.enter(Phase.CHECK, self._context.settings.deadlines.check_s)
+        case = self._referenced.last or self._reference.cache.fresh()
+        try:
+            with self._confirming(case):
+                self._call(case)
+        except EvaluationEnded as ended:
+            raise _unless_repeated(ended, "right before it was timed, wrong after") from None
+
+    def profile(self) -> None:
+        """Profile the candidate to learn which kernels do its work. This comes last: it can end the candidate."""
+        policy, case = self._context.settings.policies.decoys, self._referenced.first
+        if not self._context.slot.on_gpu or policy is Policy.ALLOW:
+            return
+        with self._steps.timed("provenance"):
+            self._has_answered(case)
+            try:
+                self._candidate.profile(case)
+            except NotRecorded as error:
+                self._evidence.provenance_error = str(error)
+            except EvaluationEnded as ended:
+                self._evidence.provenance_error = str(ended)
+                if policy is Policy.REJECT:
+                    raise  # A candidate could end itself to escape profiling.
+
+    def _compare_rest(self, cases: Iterable[Case]) -> None:
+        """Compare further given cases until a kernel that failed one of the two verdicts has failed both."""
+        with contextlib.suppress(EvaluationEnded):  # The reference's failure no longer matters.
+            for case in cases:
+                errors = merge_errors(self._evidence.errors)
+                if not (errors["strict_correct"] or errors["kernelbench_correct"]):
+                    return
+                if case.kind == GIVEN:
+                    self._compare_one(case)
+
+    def _compare_one(self, case: Case) -> None:
+        """Compare one more answer of a wrong kernel. A missing answer fails both verdicts."""
+        try:
+            self._evidence.errors.append(self._call(case))
+        except EvaluationEnded as ended:
+            self._evidence.note(ended.outcome)
+            if ended.outcome.category not in _ABOUT_VALUES:
+                self._evidence.errors.append({"strict_correct": False, "kernelbench_correct": False})
+
+    def _call(self, case: Case) -> Fields:
+        """Make one checked call on a case."""
+        self._has_answered(case)
+        return self._candidate.run(case)
+
+    def _has_answered(self, case: Case) -> bool:
+        """Return whether the reference has an answer to the case, after running it if needed."""
+        with self._steps.backstop(Phase.REFERENCE):
+            answered = bool(self._reference.answer(case))
+        self._steps.enter(Phase.CHECK)
+        return answered
+
+    def _check(self, case: Case) -> Fields:
+        """Make one checked call, and another one on the same case if the answer is wrong."""
+        try:
+            with self._confirming(case):
+                return self._call(case)
+        except EvaluationEnded as ended:
+            if ended.outcome.category not in _ABOUT_VALUES:
+                raise
+            first = ended
+        if not self._has_answered(case):
+            return {}  # The reference did not confirm its answer to the variant.
+        try:
+            self._call(case)
+        except EvaluationEnded:
+            raise first from None
+        raise _unless_repeated(first, "wrong at first, right when the same input was run again")
+
+    @contextlib.contextmanager
+    def _confirming(self, case: Case) -> Generator[None]:
+        """Confirm the reference's answer to a case before a kernel is called wrong on it."""
+        try:
+            yield
+        except EvaluationEnded as ended:
+            if ended.outcome.category in _ABOUT_VALUES:
+                with self._steps.backstop(Phase.REFERENCE):
+                    self._reference.confirm(case)
+                self._steps.enter(Phase.CHECK)
+            raise
+
+
+def _unless_repeated(ended: EvaluationEnded, how: str) -> EvaluationEnded:
+    """Return ``nondeterministic`` for a wrong answer on an input that was also answered right, or else ``ended``."""
+    outcome = ended.outcome
+    if outcome.category not in _ABOUT_VALUES:
+        return ended
+    return EvaluationEnded(
+        Category.NONDETERMINISTIC, f"{how}: {outcome.message}", Phase.CHECK, **outcome.facts.model_dump()
+    )

@@ -1,0 +1,43 @@
+"""Stage ``prepare``: static checks, which need no device, and the worker's environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kqueue.contract import Backend, Phase, Policy
+from workers.judge.gpu import environment
+from workers.judge.pipeline import pytest_run, static, tools
+from workers.judge.pipeline.context import Context
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Result of static checks that found no fault."""
+
+    #: Key of the environment that measurements depend on.
+    environment_hash: str
+
+
+def prepare(context: Context) -> Prepared:
+    """Check the sources of the kernel and the problem, and this worker's tools."""
+    request = context.request
+    context.steps.enter(Phase.PREPARE)
+    pytest_run.check(request)
+    if request.backend is not Backend.PYTEST:
+        _read_sources(context)
+    tools.require(request.backend)
+    environment_hash = context.backend.environment(environment.facts(context.slot))
+    context.device.begin()
+    return Prepared(environment_hash)
+
+
+def _read_sources(context: Context) -> None:
+    request, policy = context.request, context.settings.policies.findings
+    static.check_problem(request.problem)
+    given, own = context.settings.tolerance, static.tolerance(request.problem)
+    if tolerance := given or own:
+        context.evidence.tolerance = tolerance.model_dump() | {"by": "settings" if given else "problem"}
+    static.check(request.kernel)
+    if policy is not Policy.ALLOW:
+        findings = context.evidence.findings = static.findings(request.kernel, request.backend)
+        static.enforce(findings, policy)

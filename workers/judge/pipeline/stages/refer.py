@@ -1,0 +1,141 @@
+"""Stage ``refer``: the reference imports the problem, draws inputs and answers them.
+
+None of the kernel's code runs yet, so that it cannot disturb the reference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from kqueue.contract import Phase
+from workers.judge.pipeline import answers, clocks, compare, plan, sensitivity, timing
+from workers.judge.pipeline.baseline import Baseline
+from workers.judge.pipeline.cases import Case
+from workers.judge.pipeline.context import Context, Grant
+from workers.judge.pipeline.reference import Reference
+from workers.judge.pipeline.stages.prepare import Prepared
+
+
+@dataclass(frozen=True, slots=True)
+class Referenced:
+    """Everything that is known before any of the kernel's code runs.
+
+    Attributes:
+        first: the first given case, which is answered.
+        cases: the cases to check now, the first one included.
+        later: number of given cases to draw later.
+        last: the case for after the timing, or None to draw one then.
+        instruments: the means to time calls.
+        baseline: the reference's time, or None if the kernel is not to be timed.
+    """
+
+    reference: Reference
+    first: Case
+    cases: tuple[Case, ...]
+    later: int
+    last: Case | None
+    instruments: clocks.Instruments
+    baseline: Baseline | None
+
+
+def refer(context: Context, prepared: Prepared) -> Referenced:
+    """Answer the cases, and choose the clock that can time the reference."""
+    on_gpu, timed = context.slot.on_gpu, context.settings.timing.enabled
+    if on_gpu:
+        context.evidence.tf32 = context.settings.tf32
+    context.processes.begin_reference()
+    with _warming_up(context):
+        reference, first = _begin(context)
+        cases, last = _answer(context, reference, first)
+    instruments, baseline = clocks.Instruments(context.watch), None
+    if timed and on_gpu:
+        instruments = clocks.Instruments(context.watch, clocks.Hold(), flusher := clocks.Flusher())
+        flusher()
+    if timed:
+        baseline = Baseline(context, prepared.environment_hash, reference, instruments)
+        baseline.get_going()
+    later = 0 if reference.cache.is_roomy else context.settings.checks - 1
+    return Referenced(reference, first, tuple(cases), later, last, instruments, baseline)
+
+
+@contextlib.contextmanager
+def _warming_up(context: Context) -> Generator[None]:
+    """Open the device and load the judge's own kernels while the reference draws and answers."""
+    if not context.slot.on_gpu:
+        yield
+        return
+    with context.steps.backstop(Phase.PREPARE):
+        torch.cuda.synchronize()
+        torch.cuda.set_per_process_memory_fraction(1.0)  # The evaluation's plan sets a limit later.
+    with ThreadPoolExecutor(1) as pool:
+        warm_up = pool.submit(answers.warm_up, context.settings)
+        yield
+    warm_up.result()
+
+
+def _begin(context: Context) -> tuple[Reference, Case]:
+    """Load the problem, answer its first case within booked memory, and fork the candidate."""
+    budget, processes, steps = context.budget, context.processes, context.steps
+    alone = Grant.ALL_MEMORY in context.granted
+    budget.book(plan.of_first_draw(**budget.whole, alone=alone))
+    with steps.timed("reference"), steps.backstop(Phase.REFERENCE):
+        assert processes.reference is not None
+        # The driver opens the device for one process at a time, and the reference needs it first.
+        processes.reference.proxy.await_opening()
+        processes.begin_candidate()
+        reference = processes.make_reference_ready(context.evidence, budget.plan.reference)
+        proxy, cache = reference.proxy, reference.cache
+        weights = proxy.taken().weights
+        first = cache.first()
+        cache.warm_up_variants()
+    context.evidence.inputs = [
+        {"shape": spec.shape, "dtype": str(spec.dtype).removeprefix("torch.")} for spec in cache.input_specs
+    ]
+    budget.book(plan.of_first_call(cache.input_bytes, weights, **budget.whole, alone=alone))
+    with context.untimed_if_large(reference, "reference"), steps.timed("reference"), steps.backstop(Phase.REFERENCE):
+        proxy.allow(budget.plan.reference)
+        reference.oracle.widen()
+        reference.answer_first(first)
+        peak = proxy.taken().peak
+    outputs = first.nbytes - cache.input_bytes
+    budget.book(plan.settled(cache.input_bytes, outputs, weights, peak, **budget.whole))
+    with steps.backstop(Phase.REFERENCE):
+        proxy.allow(budget.plan.reference)
+    reference.timed_bytes = max(budget.plan.reference, budget.plan.candidate)
+    budget.record()
+    return reference, first
+
+
+def _answer(context: Context, reference: Reference, first: Case) -> tuple[list[Case], Case | None]:
+    """Return the cases to check now, and the case for after the timing."""
+    # If all cases would take too much memory together, each is drawn and answered when it is checked.
+    settings, steps, cache = context.settings, context.steps, reference.cache
+    last: list[Case] = []
+    lock = context.untimed_if_large(reference, "reference") if cache.is_roomy else contextlib.nullcontext()
+    with lock, steps.timed("reference"), steps.backstop(Phase.REFERENCE):
+        cases = reference.more_cases(first)
+        if cache.is_roomy:
+            last = [cache.another()] if settings.timing.enabled else []
+            # The first variant's float64 answers load kernels. Here that does not delay the timing of other slots.
+            reference.answer(first, *cases[settings.checks - 1 :][:1])
+    with steps.untimed("reference"):
+        with steps.backstop(Phase.REFERENCE):
+            if (region := sensitivity.learn(reference, first)) is not None:
+                cases.append(region)
+            if context.slot.on_gpu and not cache.is_roomy:
+                torch.cuda.empty_cache()  # Free the copy of an output before lasting tensors are allocated.
+            answered = reference.answer(first, *cases, *last) if cache.is_roomy else reference.answer(first)
+            # The comparison loads kernels and buffers at first use. Load them before a kernel is compared.
+            compare.check_values(first.outputs, first, settings)
+            if context.slot.on_gpu and settings.timing.enabled:
+                cache.stock(timing.usual_calls(settings.timing, timing.OVERHEAD_SHARE))
+        # Test the device before the kernel uses it. This also loads the code that later tests need.
+        context.device.test()
+    if not cache.is_roomy:
+        return [first, *cases], None
+    return [case for case in answered if case not in last], last[0] if last else None
