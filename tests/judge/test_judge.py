@@ -392,7 +392,7 @@ frame, seen = sys._getframe(), []
 while frame:
     for value in list(frame.f_locals.values()):
         seen += [repr(value), repr(getattr(value, "__dict__", "")), repr(getattr(value, "about", ""))]
-        seen += [repr(one.about) for one in getattr(value, "_running", {}).values()]
+        seen += [repr(one.about) for one in getattr(getattr(value, "_watch", None), "running", {}).values()]
     frame = frame.f_back
 word = "'att" + "empt': "
 print("seen", len(seen), *[one for one in seen if word in one])

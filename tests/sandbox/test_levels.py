@@ -61,7 +61,7 @@ def test_a_worker_does_not_start_below_its_level(tmp_path: Path) -> None:
     allowed.stop()
     refused = forkserver()
     with pytest.raises(
-        launch.ForkServerError, match=r"KQUEUE_ISOLATION=strong .*only basic.*seccomp .*by the host; use"
+        launch.ForkServerError, match=r"KQUEUE_ISOLATION=strong .*only basic.*seccomp .*by the host, remedy: use"
     ):
         refused.wait_ready("strong")
     assert not refused.alive()

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.judge.channel import scalar_page
-from workers.judge.channel.protocol import DTYPES, Export, ProtocolError
+from workers.judge.channel.protocol import Export, ProtocolError
 from workers.judge.channel.scalar_page import ScalarPageError
+from workers.judge.channel.tensors import DTYPES
 
 MAGIC = scalar_page.encode(None)[:4]
 VALUES = st.recursive(

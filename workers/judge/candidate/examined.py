@@ -21,8 +21,9 @@ import torch
 from workers.judge.candidate.harness import Harness
 from workers.judge.channel import flags
 from workers.judge.channel.arguments import put_together, take_apart
-from workers.judge.channel.protocol import Command, Examine, Job, Order
+from workers.judge.channel.protocol import Examine, Job, Order
 from workers.judge.channel.randomness import set_seed
+from workers.judge.channel.wire import Command
 
 #: Names of the files that :mod:`workers.judge.candidate.examiner` writes for the program.
 PROBLEM: Final = "problem.py"
