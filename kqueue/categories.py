@@ -1,7 +1,7 @@
-"""The one table of categories: each outcome of an evaluation, who is to blame, and what it means.
+"""The table of categories: each outcome of an evaluation, the party to blame, and the meaning.
 
 KernelBench's two results, ``kqueue categories``, ``docs/categories.md`` and the database's columns come from
-:data:`CATEGORIES`. :data:`kqueue.evidence.NEEDS` says what an outcome of each category must have.
+:data:`CATEGORIES`. :data:`kqueue.evidence.NEEDS` lists the fields that an outcome of each category must have.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 
 class Blame(StrEnum):
-    """The party whose failure an outcome is."""
+    """The party that is responsible for an outcome."""
 
     NONE = "none"
     CANDIDATE = "candidate"
@@ -64,12 +64,12 @@ class Category(StrEnum):
 
     @property
     def info(self) -> CategoryInfo:
-        """The category's row of the table."""
+        """The category's row in :data:`CATEGORIES`."""
         return CATEGORIES[self]
 
     @property
     def blame(self) -> Blame:
-        """The party whose failure this is."""
+        """The party that is responsible for this outcome."""
         return CATEGORIES[self].blame
 
 
@@ -78,11 +78,9 @@ class CategoryInfo:
     """One row of the table.
 
     Attributes:
-        category: the category.
-        blame: the party whose failure it is.
-        compiled, correctness: KernelBench's two results. None if something else failed, so that nothing is known of the
-            kernel.
-        reusable: True if the same kernel would end so again, so that an equal evaluation may have the verdict.
+        blame: the party that is responsible.
+        compiled, correctness: KernelBench's two results. None if a failure elsewhere leaves them unknown.
+        reusable: True if the same kernel ends the same way again, so that the verdict can be reused.
         meaning: the meaning in one sentence, in Markdown.
     """
 
@@ -95,11 +93,11 @@ class CategoryInfo:
 
     @property
     def retried(self) -> bool:
-        """True if another attempt is made, until the evaluation's attempts are used up."""
+        """True if the evaluation is tried again, up to its maximum number of attempts."""
         return self.blame is Blame.FLEET
 
 
-#: What comes out the same again. Not what may depend on luck: time, memory, races, a process's death.
+#: Categories that a repetition gives again. Excluded are outcomes of chance: time, memory, races, a process's death.
 _REUSABLE: Final = frozenset(
     {
         Category.PASSED,
@@ -132,7 +130,7 @@ def _rows() -> list[CategoryInfo]:
         Blame.NONE,
         True,
         True,
-        {c.PASSED: "The kernel's outputs matched the reference on every input, and its time was taken if asked for."},
+        {c.PASSED: "The kernel's outputs matched the reference on every input. Its time was taken if requested."},
     )
     add(
         Blame.CANDIDATE,
@@ -141,10 +139,10 @@ def _rows() -> list[CategoryInfo]:
         {
             c.SYNTAX_ERROR: "The kernel's source is not valid Python.",
             c.ENTRY_POINT_MISSING: "The source defines no class `ModelNew` derived from `torch.nn.Module`.",
-            c.IMPORT_ERROR: "Executing the source at import raised an exception.",
-            c.REJECTED_BY_POLICY: "A static rule that the evaluation's policy enforces refused the source.",
-            c.COMPILE_ERROR: "A compiler (nvcc, the C++ compiler, Triton, NVRTC) refused the kernel.",
-            c.COMPILE_TIMEOUT: "Compilation did not end within its deadline.",
+            c.IMPORT_ERROR: "Importing the source raised an exception.",
+            c.REJECTED_BY_POLICY: "A static rule that the evaluation's policy enforces rejected the source.",
+            c.COMPILE_ERROR: "A compiler (nvcc, the C++ compiler, Triton, NVRTC) rejected the kernel.",
+            c.COMPILE_TIMEOUT: "Compilation exceeded its deadline.",
         },
     )
     add(
@@ -156,23 +154,23 @@ def _rows() -> list[CategoryInfo]:
             c.RUNTIME_ERROR: "`forward` raised an exception.",
             c.ILLEGAL_MEMORY_ACCESS: "A kernel read or wrote an address that it does not own (CUDA error 700).",
             c.CUDA_ERROR: "Another CUDA error, named in the facts (a misaligned address is 716).",
-            c.LAUNCH_RESOURCES_EXCEEDED: "A launch asked for more shared memory, registers or threads than there are.",
-            c.GPU_OUT_OF_MEMORY: "The candidate asked for more GPU memory than it may have.",
-            c.HOST_OUT_OF_MEMORY: "The candidate asked for more host memory than it may have.",
-            c.CRASHED: "The candidate's process ended by itself: a signal, or an exit before it had answered.",
-            c.TIMEOUT: "A phase, named in the verdict, did not end within its deadline.",
-            c.OUTPUT_LIMIT: "The candidate wrote more to stdout and stderr, or into its directory, than it may.",
-            c.SANDBOX_VIOLATION: "The candidate did what its sandbox forbids, such as leaving processes behind.",
-            c.WRONG_OUTPUT_STRUCTURE: "The output is not the reference's arrangement of tensors.",
+            c.LAUNCH_RESOURCES_EXCEEDED: "A launch requested more shared memory, registers or threads than available.",
+            c.GPU_OUT_OF_MEMORY: "The candidate requested more GPU memory than its limit.",
+            c.HOST_OUT_OF_MEMORY: "The candidate requested more host memory than its limit.",
+            c.CRASHED: "The candidate's process ended by itself: by a signal, or by an exit before its answer.",
+            c.TIMEOUT: "A phase, named in the verdict, exceeded its deadline.",
+            c.OUTPUT_LIMIT: "The candidate wrote more to stdout and stderr, or into its directory, than its limit.",
+            c.SANDBOX_VIOLATION: "The candidate violated its sandbox, for example by leaving processes behind.",
+            c.WRONG_OUTPUT_STRUCTURE: "The output's structure of tensors differs from the reference's.",
             c.WRONG_SHAPE: "An output's shape differs from the reference's.",
             c.WRONG_DTYPE: "An output's dtype differs from the reference's.",
-            c.WRONG_DEVICE: "An output lives on another device than the reference's.",
+            c.WRONG_DEVICE: "An output is on another device than the reference's.",
             c.NOT_FINITE: "An output holds NaN or infinity where the reference is finite.",
             c.WRONG_VALUES: "An output's values differ from the reference's beyond the tolerance.",
-            c.INPUT_MUTATED: "The candidate changed an input that the reference leaves alone.",
-            c.NONDETERMINISTIC: "The same input gave a right answer once and a wrong one once.",
-            c.REWARD_HACK: "The candidate was caught cheating; the facts say how.",
-            c.TESTS_FAILED: "No kernel: tests of a repository failed, and all that were to run have run.",
+            c.INPUT_MUTATED: "The candidate changed an input that the reference does not change.",
+            c.NONDETERMINISTIC: "The same input gave a correct answer once and a wrong one once.",
+            c.REWARD_HACK: "The candidate was caught cheating. The facts name the kind of cheating.",
+            c.TESTS_FAILED: "Not a kernel: all requested tests of a repository ran, and some failed.",
         },
     )
     add(
@@ -181,7 +179,7 @@ def _rows() -> list[CategoryInfo]:
         None,
         {
             c.REFERENCE_ERROR: "The reference raised an exception or crashed.",
-            c.REFERENCE_TIMEOUT: "The reference did not end within its deadline.",
+            c.REFERENCE_TIMEOUT: "The reference exceeded its deadline.",
             c.INVALID_PROBLEM: "The problem's source does not have the required form.",
         },
     )
@@ -193,7 +191,7 @@ def _rows() -> list[CategoryInfo]:
             c.GPU_UNHEALTHY: "The GPU failed its health check or could not be used.",
             c.WORKER_LOST: "The worker, its host, its connection or a process of the evaluation was lost while it ran.",
             c.JUDGE_ERROR: "The judge itself failed.",
-            c.TIMING_UNSTABLE: "No timing of the asked precision could be taken on this device now.",
+            c.TIMING_UNSTABLE: "This device could not be timed with the requested precision at the moment.",
         },
     )
     add(
@@ -202,13 +200,13 @@ def _rows() -> list[CategoryInfo]:
         None,
         {
             c.CANCELLED: "The producer cancelled the evaluation.",
-            c.EXPIRED: "The evaluation was not started within the queue wait that its producer allowed.",
+            c.EXPIRED: "No worker started the evaluation within the queue wait that its producer allowed.",
         },
     )
     return rows
 
 
-#: The row of each category, in the order of documents and dashboards.
+#: Row of each category, in the order of documents and dashboards.
 CATEGORIES: Final[dict[Category, CategoryInfo]] = {row.category: row for row in _rows()}
 
 
@@ -221,10 +219,10 @@ def markdown() -> str:
     lines = [
         "# Categories",
         "",
-        "Made from the table in `kqueue/categories.py` by `kqueue categories --markdown`; a test keeps them equal.",
-        "Only failures blamed on the fleet are tried again. A category is decided from structured facts",
+        "Written by `kqueue categories --markdown` from `kqueue/categories.py`. A test keeps them equal.",
+        "Only failures of the fleet are retried. A category is decided from structured facts",
         "(exception type, CUDA error code, signal, exit status, phase), never from text that a kernel can print.",
-        "`reused` says whether an equal evaluation may have the verdict.",
+        "`reused` says whether the verdict can be reused for an equal evaluation.",
         "",
         "| category | blame | compiled | correctness | reused | meaning |",
         "|---|---|---|---|---|---|",

@@ -1,7 +1,7 @@
-"""The models that cross every boundary: requests, settings, outcomes and verdicts.
+"""The models of the interfaces: requests, settings, outcomes and verdicts.
 
-All of them are immutable and have a JSON form. They refuse unknown fields. Units stand in the names: ``_s`` seconds,
-``_ms`` milliseconds, ``_bytes`` bytes.
+All are immutable, have a JSON form and refuse unknown fields. Names end in their units: ``_s`` seconds, ``_ms``
+milliseconds, ``_bytes`` bytes.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from kqueue.errors import InvalidRequest
 from kqueue.evidence import NEEDS, Environment, Evidence, Facts, Measurement, Part
 from kqueue.states import Priority, Writer
 
-#: The largest source of a problem or kernel, in bytes of UTF-8.
+#: Maximum size of the source of a problem or kernel, in bytes of UTF-8.
 MAX_SOURCE_BYTES: Final = 1 << 20
-#: The first line of a repository's files and of what is asked about its tests, in the place of problem and kernel; and
-#: how large these may be, in bytes.
+#: First line of the two texts that replace problem and kernel for a repository's tests: its files, and the options of
+#: the pytest run.
 TESTS_LINE: Final = "# kqueue pytest\n"
+#: Maximum size in bytes of each of these two texts.
 MAX_TESTS_BYTES: Final = 16 << 20
-#: The end of a candidate's output that is kept, in bytes.
+#: Size in bytes of the end of a candidate's output that is stored.
 LOG_TAIL_BYTES: Final = 16 << 10
 GIB: Final = 1 << 30
-#: The largest limit on bytes. The control groups and counters that enforce limits can hold it.
+#: Maximum value of limits in bytes, which the control groups and counters that enforce them can represent.
 _MOST_BYTES: Final = 1 << 50
-#: The SHA-256 of a text, as it is written everywhere: a regular expression.
+#: Pattern of a SHA-256 in hexadecimal.
 HASH: Final = "[0-9a-f]{64}"
-#: The name of a stored problem, which a request may give instead of its source: the SHA-256 of that source.
+#: Pattern of the name of a stored problem, which a request can give instead of its source: the source's SHA-256.
 _PROBLEM_NAME: Final = re.compile(f"sha256:({HASH})")
 
 
 class Backend(StrEnum):
-    """The language or library that a kernel is written in; or what stands in a kernel's place."""
+    """The language or library of a kernel, or ``pytest`` for a repository's tests."""
 
     CUDA = "cuda"
     TRITON = "triton"
@@ -47,12 +48,12 @@ class Backend(StrEnum):
     CPP = "cpp"
     CUPY = "cupy"
     PYTEST = "pytest"
-    """No kernel: tests of a repository, which takes the problem's place. ``kqueue pytest --fleet`` submits them."""
+    """No kernel but the tests of a repository, which replaces the problem. ``kqueue pytest --fleet`` submits them."""
 
 
 #: The backends of kernels.
 KERNEL_BACKENDS: Final = tuple(backend for backend in Backend if backend is not Backend.PYTEST)
-#: The backends that can be judged on the ``cpu`` lane (Triton through its interpreter).
+#: The backends that the ``cpu`` lane can judge (Triton through its interpreter).
 CPU_BACKENDS: Final = frozenset({Backend.TORCH, Backend.CPP, Backend.TRITON, Backend.PYTEST})
 
 
@@ -76,7 +77,7 @@ class Precision(StrEnum):
 
 
 class Comparison(StrEnum):
-    """The comparison that decides if a kernel's values are right. The result of the other is reported too."""
+    """The comparison that decides if a kernel's values are correct. The result of the other one is reported too."""
 
     STRICT = "strict"
     """Compare on every input distribution, and measure errors against the reference's own precision."""
@@ -88,28 +89,28 @@ class Sanitizer(StrEnum):
     """The tools of compute-sanitizer."""
 
     MEMCHECK = "memcheck"
-    """Accesses outside of what was allocated, and misaligned ones."""
+    """Finds out-of-bounds and misaligned accesses."""
     RACECHECK = "racecheck"
-    """Threads that use shared memory without waiting for each other."""
+    """Finds unsynchronized accesses to shared memory."""
     INITCHECK = "initcheck"
-    """Reads of global memory that nobody has written."""
+    """Finds reads of uninitialized global memory."""
     SYNCCHECK = "synccheck"
-    """Barriers that not all threads reach."""
+    """Finds barriers that not all threads reach."""
 
 
 class Policy(StrEnum):
     """The consequence of a finding."""
 
     ALLOW = "allow"
-    """Nothing. It is not looked for."""
+    """The judge does not check for it."""
     FLAG = "flag"
-    """It is reported beside the verdict."""
+    """The judge reports it next to the verdict."""
     REJECT = "reject"
     """It ends the evaluation."""
 
 
 class Phase(StrEnum):
-    """The phases of an evaluation, each with its own deadline."""
+    """The phases of an evaluation, each with a deadline."""
 
     PREPARE = "prepare"
     REFERENCE = "reference"
@@ -120,17 +121,17 @@ class Phase(StrEnum):
     TIME = "time"
     CLEANUP = "cleanup"
     EXAMINE = "examine"
-    """The kernel runs once more under a tool; no verdict ends in it."""
+    """The kernel runs once more under a tool. No verdict ends in this phase."""
     SELF_TEST = "canary"
-    """The judge tests the GPU after the candidate's end."""
+    """The judge runs the GPU self-test after the candidate's end."""
 
 
-#: Unknown fields beyond this number are counted, not named one by one: a million of them would take minutes.
+#: Number of unknown fields above which they are counted instead of named. Naming a million would take minutes.
 _FLOOD: Final = 32
 
 
 class Bounded(BaseModel):
-    """The base of models that strangers send. It refuses a flood of unknown fields in one line."""
+    """The base of models that untrusted clients send. It refuses very many unknown fields in one line."""
 
     @model_validator(mode="before")
     @classmethod
@@ -148,58 +149,59 @@ _Seconds = Annotated[float, Field(gt=0, le=3600)]
 
 
 class Deadlines(_Model):
-    """The deadline of each phase, in seconds."""
+    """The deadlines of the phases in seconds."""
 
     reference_s: _Seconds = 120.0
-    """To load the problem, make the inputs and run the reference on them."""
+    """Deadline for loading the problem, making the inputs and running the reference on them."""
     load_s: _Seconds = 60.0
-    """To import the kernel's source, compilation not included."""
+    """Deadline for importing the kernel's source, without compilation."""
     compile_s: _Seconds = 300.0
-    """For all compilation at import together."""
+    """Deadline for all compilation during import."""
     construct_s: _Seconds = 60.0
-    """To construct ``ModelNew`` and move it to the device."""
+    """Deadline for constructing ``ModelNew`` and moving it to the device."""
     check_s: _Seconds = 60.0
-    """For all checked calls together, including Triton's compilation at the first call."""
+    """Deadline for all checked calls, including Triton's compilation at the first call."""
     time_s: _Seconds = 60.0
-    """For all timed calls together."""
+    """Deadline for all timed calls."""
     examine_s: _Seconds = 300.0
-    """For an examination, all its tools together."""
+    """Deadline for all tools of an examination."""
 
     @property
     def total_s(self) -> float:
-        """The sum of all phases but an examination, in seconds. Import and compilation count twice, for builder and
-        candidate."""
+        """The sum in seconds of all phases except an examination. Import and compilation count twice, because builder
+        and candidate both do them."""
         return self.reference_s + 2 * (self.load_s + self.compile_s) + self.construct_s + self.check_s + self.time_s
 
 
 class Limits(_Model):
-    """The resources that a candidate may use."""
+    """The resource limits of a candidate."""
 
     host_memory_bytes: Annotated[int, Field(ge=256 << 20, le=_MOST_BYTES)] = 16 * GIB
-    """Resident memory of the candidate's whole process tree, and of its files where they lie in memory. At most half of
-    the host's memory counts."""
+    """Resident memory of the candidate's process tree, plus its files where they are stored in memory. At most half of
+    the host's memory applies."""
     output_bytes: Annotated[int, Field(ge=LOG_TAIL_BYTES, le=_MOST_BYTES)] = 8 << 20
     """Output to stdout and stderr together. One failed assertion on a GPU writes 1 MiB."""
     processes: Annotated[int, Field(ge=16, le=65536)] = 512
-    """Threads and processes at once. It is enforced where the candidate has a user id of its own."""
+    """Number of concurrent threads and processes. It is enforced where each candidate has a separate uid."""
     file_bytes: Annotated[int, Field(ge=1 << 20, le=_MOST_BYTES)] = 2 * GIB
-    """Size of the largest file that it may write."""
+    """Size of the largest file."""
     scratch_bytes: Annotated[int, Field(ge=1 << 20, le=_MOST_BYTES)] = 8 * GIB
-    """Size of all its files together, at most ``host_memory_bytes`` where they lie in memory. There may be 20,000."""
+    """Size of all files together, at most ``host_memory_bytes`` where they are stored in memory. The maximum number of
+    files is 20,000."""
 
 
 class Timing(_Model):
-    """The way in which the kernel is timed."""
+    """The settings of the kernel's timing."""
 
     enabled: bool = True
     """Time the kernel."""
     calls: Annotated[int, Field(ge=5, le=10_000)] = 100
-    """Most timed calls. There are fewer if the precision is reached earlier."""
+    """Maximum number of timed calls. Timing stops earlier once the precision is reached."""
     precision: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Timing stops when half the width of the median's 95 % confidence interval is this share of the median. 0 makes
+    """Half the width of the median's 95 % confidence interval, relative to the median, at which timing stops. 0 makes
     all calls."""
     warmup: Annotated[int, Field(ge=0, le=1_000)] = 3
-    """Calls before the timed ones that do not count. The checked calls come before these."""
+    """Number of warm-up calls before the timed ones and after the checked ones."""
     cold_l2: bool = True
     """Flush the GPU's L2 cache before every timed call."""
     compiled_baseline: bool = False
@@ -207,24 +209,24 @@ class Timing(_Model):
 
 
 class Debug(_Model):
-    """Switches that make a kernel's faults easier to find. They slow it down: with one of them nothing is timed."""
+    """Debug switches that help to locate a kernel's faults. They slow the kernel down, so they exclude timing."""
 
     launch_blocking: bool = False
-    """Let each launch on a GPU return when its kernel has ended (``CUDA_LAUNCH_BLOCKING``), so that a fault is told
-    where it happened and not at a later call."""
+    """Make each kernel launch wait for the kernel's end (``CUDA_LAUNCH_BLOCKING``), so that the failing launch itself
+    reports the fault, not a later call."""
     device_asserts: bool = False
-    """Let Triton check ``tl.device_assert`` and the overflow of integers (``TRITON_DEBUG``); on the lane ``cpu`` the
-    former alone."""
+    """Make Triton check ``tl.device_assert`` and integer overflow (``TRITON_DEBUG``). On the lane ``cpu`` it checks
+    only the former."""
 
 
 class Examination(_Model):
-    """Tools of the CUDA toolkit under which the kernel runs once more, in a process of its own, when all else is known.
-    What they say is evidence and changes no verdict. They need a GPU."""
+    """Tools of the CUDA toolkit under which the kernel runs once more, in a separate process, after all other phases.
+    Their reports are evidence and do not change the verdict. They need a GPU."""
 
     sanitize: Annotated[tuple[Sanitizer, ...], Field(max_length=len(Sanitizer))] = ()
-    """Tools of compute-sanitizer, one run each."""
+    """Tools of compute-sanitizer. Each has one run."""
     profile: bool = False
-    """Count with Nsight Compute what each kernel of a call does, on a device that it has alone."""
+    """Profile each kernel of a call with Nsight Compute, with exclusive use of the device."""
 
     @field_validator("sanitize")
     @classmethod
@@ -232,23 +234,23 @@ class Examination(_Model):
         return tuple(dict.fromkeys(value))
 
     def __bool__(self) -> bool:
-        """True if something is asked for."""
+        """Return True if any tool is requested."""
         return bool(self.sanitize) or self.profile
 
 
 class Policies(_Model):
-    """The consequences for kernels that give right answers and look like cheats."""
+    """The consequences for kernels that give correct answers but look like cheats."""
 
     findings: Policy = Policy.FLAG
-    """For findings of static rules. ``reject`` ends the evaluation as ``rejected_by_policy``, before the device is
-    used."""
+    """Policy for findings of static rules. ``reject`` ends the evaluation as ``rejected_by_policy``, before it uses the
+    device."""
     decoys: Policy = Policy.FLAG
-    """For kernels whose own GPU code does not do the work. ``reject`` ends the evaluation as ``reward_hack``. ``allow``
-    saves the time of looking."""
+    """Policy for kernels whose own GPU code does not do the work. ``reject`` ends the evaluation as ``reward_hack``.
+    ``allow`` saves the time of the check."""
 
 
 class Tolerance(_Model):
-    """The largest accepted error: ``|out - ref| <= atol + rtol * |ref|`` for every element."""
+    """The maximum error: ``|out - ref| <= atol + rtol * |ref|`` for every element."""
 
     atol: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     rtol: Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -258,22 +260,22 @@ class Settings(_Model):
     """The settings of an evaluation."""
 
     precision: Precision = Precision.FP32
-    """The floating dtype of the weights and inputs. What the problem makes in float32 or float64 is cast to it; what
-    it makes in other dtypes stays."""
+    """Floating dtype of the weights and inputs. The problem's float32 and float64 tensors are cast to it. Tensors of
+    other dtypes are unchanged."""
     keeps_float64: bool = False
-    """Leave float64 weights and inputs as the problem makes them."""
+    """Exclude float64 weights and inputs from the cast."""
     tf32: bool = False
-    """Let products and convolutions of fp32 values use TF32, in the reference and the kernel alike. fp32 values then
-    need to agree as fp16 values do. torch's own default is TF32 for convolutions alone."""
+    """Allow TF32 in products and convolutions of fp32 values, in the reference and the kernel alike. The tolerance for
+    fp32 values is then that for fp16. torch's default allows TF32 only in convolutions."""
     checks: Annotated[int, Field(ge=1, le=100)] = 5
-    """Number of input sets, each from a seed of its own, on which the kernel must agree with the reference."""
+    """Number of input sets, each with a separate seed, on which the kernel must agree with the reference."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 42
     """Seed that is set before both constructors, so that the weights agree. The judge chooses the seeds of inputs."""
     tolerance: Tolerance | None = None
-    """None takes the problem's own. Where it gives none, that of the output's dtype: 1e-4 for fp32 and wider, 1e-2 for
-    fp16 and bf16, 0.15 and 0.3 for the two fp8, equality for the rest."""
+    """Tolerance of the comparison. None takes the problem's. If the problem gives none, it depends on the output's
+    dtype: 1e-4 for fp32 and wider, 1e-2 for fp16 and bf16, 0.15 and 0.3 for the two fp8, equality for the rest."""
     comparison: Comparison = Comparison.STRICT
-    """The comparison that decides if values are right."""
+    """Comparison that decides if values are correct."""
     policies: Policies = Policies()
     timing: Timing = Timing()
     debug: Debug = Debug()
@@ -281,7 +283,7 @@ class Settings(_Model):
     deadlines: Deadlines = Deadlines()
     limits: Limits = Limits()
     max_attempts: Annotated[int, Field(ge=1, le=10)] = 3
-    """Most attempts. There is another one only after a failure of the fleet."""
+    """Maximum number of attempts. Only a failure of the fleet causes another attempt."""
 
     @model_validator(mode="after")
     def _debugs_or_times(self) -> Self:
@@ -291,7 +293,7 @@ class Settings(_Model):
 
     @property
     def total_s(self) -> float:
-        """The sum of all deadlines that count for the evaluation, in seconds."""
+        """The sum in seconds of all deadlines that apply to the evaluation."""
         return self.deadlines.total_s + (self.deadlines.examine_s if self.examine else 0)
 
 
@@ -306,49 +308,51 @@ def _source(value: str, what: str) -> str:
         raise ValueError(f"the {what}'s source is not valid UTF-8 text: {error.reason}") from None
     most = MAX_TESTS_BYTES if value.startswith(TESTS_LINE) else MAX_SOURCE_BYTES
     if size > most:
-        raise ValueError(f"the {what}'s source has {size} bytes; at most {most} are accepted")
+        raise ValueError(f"the {what}'s source has {size} bytes, but at most {most} are accepted")
     if "\0" in value:
         raise ValueError(f"the {what}'s source holds a NUL character")
     return value
 
 
-#: Postgres holds no NUL in text.
+#: Type of a label. Postgres cannot store NUL in text.
 _Label = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
 
 
 class Request(_Model):
-    """One request to judge one kernel against one problem."""
+    """A request to judge one kernel against one problem."""
 
     problem: str
     """Source of the reference, with ``class Model``, ``get_inputs()`` and ``get_init_inputs()``. Or the name of a
-    stored problem: ``sha256:`` and the hash of its source. Sources are kept as Python reads them: without a byte-order
-    mark, and with ``\\n`` at the end of each line."""
+    stored problem: ``sha256:`` and the hash of its source. The database stores sources in the form in which Python
+    reads them: without a byte-order mark, and with ``\\n`` at the end of each line."""
     kernel: str
     """Source of the candidate, with ``class ModelNew``."""
     backend: Backend
-    """The language or library of the kernel."""
+    """Language or library of the kernel."""
     lane: Annotated[str, Field(max_length=64)] = "auto"
-    """``cpu``, ``gpu``, ``gpu.<model>`` or ``auto``, which is ``gpu`` if a GPU worker is alive and else ``cpu``."""
+    """``cpu``, ``gpu``, ``gpu.<model>`` or ``auto``. ``auto`` is ``gpu`` if a GPU worker is alive, otherwise
+    ``cpu``."""
     settings: Settings = Settings()
     problem_label: _Label | None = None
     """A name for people. It identifies nothing."""
     kernel_label: _Label | None = None
     """A name for people. It identifies nothing."""
     batch: _Label | None = None
-    """A name under which a producer finds its evaluations again."""
+    """Name of a group of evaluations, under which the producer can list them."""
     idempotency_key: _Label | None = None
-    """Submitting the same key again returns the same evaluation. What decides the verdict must be the same too:
-    problem, kernel, settings and lane; and where ``reuse`` was allowed at first, it must be again."""
+    """Key of the request. Submitting it again returns the same evaluation. Problem, kernel, settings and lane must be
+    the same too, and ``reuse`` must still be allowed if it was at first."""
     priority: Priority = Priority.BATCH
-    """``interactive`` comes before all of ``batch``, which keeps a tenth of the devices' time; ``idle`` comes last."""
+    """``interactive`` precedes all of ``batch``, which keeps a tenth of the devices' time. ``idle`` comes last."""
     producer: _Label | None = None
-    """Whose evaluation it is. Producers share the devices by the seconds that they used of late. Over HTTP a token is
-    its own producer, whatever is said here."""
+    """Owner of the evaluation. Producers share the devices according to the seconds that they used recently. Over HTTP
+    each token is a producer, and this field is ignored."""
     reuse: bool = True
-    """Whether the verdict of an equal evaluation will do: the same problem, kernel and settings, judged in an
-    environment that serves the lane now. False has the kernel judged anew. The verdict says if it was reused."""
+    """Accept the verdict of an equal evaluation: one with the same problem, kernel and settings, judged in an
+    environment that serves the lane now. False requires a new judgement. The verdict says if it was reused."""
     queue_wait_s: Annotated[float, Field(gt=0, le=30 * 86400)] | None = None
-    """Longest wait for a worker, in seconds, after which the evaluation ends as ``expired``. None waits for ever."""
+    """Maximum wait in seconds for a worker, after which the evaluation ends as ``expired``. None waits without
+    limit."""
 
     @field_validator("problem")
     @classmethod
@@ -366,17 +370,17 @@ class Request(_Model):
     @classmethod
     def _producer(cls, value: str | None) -> str | None:
         if value is not None and value.startswith("token:"):
-            raise ValueError("names that begin with `token:` are for tokens: choose another")
+            raise ValueError("names that begin with `token:` are reserved for tokens: choose another")
         return value
 
     @model_validator(mode="after")
     def _tests_are_tests(self) -> Self:
-        # A problem may be named by its hash alone: the judge sees whether it is of the same kind.
+        # A problem can be named by its hash alone, so the judge checks that it is a repository's files.
         if self.kernel.startswith(TESTS_LINE) is not (self.backend is Backend.PYTEST):
-            raise ValueError("a repository's tests are no kernel: `kqueue pytest --fleet` submits them")
-        watched = self.settings.examine not in (Examination(), Examination(sanitize=(Sanitizer.MEMCHECK,)))
-        if self.backend is Backend.PYTEST and watched:
-            raise ValueError("a repository's tests can be run under compute-sanitizer's memcheck alone")
+            raise ValueError("a repository's tests are not a kernel: `kqueue pytest --fleet` submits them")
+        examined = self.settings.examine not in (Examination(), Examination(sanitize=(Sanitizer.MEMCHECK,)))
+        if self.backend is Backend.PYTEST and examined:
+            raise ValueError("a repository's tests can only be examined with compute-sanitizer's memcheck")
         return self
 
     @model_validator(mode="after")
@@ -387,7 +391,7 @@ class Request(_Model):
 
     @property
     def names_problem(self) -> bool:
-        """True if ``problem`` is the name of a stored problem, False if it is a source."""
+        """True if ``problem`` is the name of a stored problem, False if it is source."""
         return _PROBLEM_NAME.fullmatch(self.problem) is not None
 
     @property
@@ -427,77 +431,77 @@ def _complaint(fault: Mapping[str, Any]) -> str:
         case "extra_forbidden":
             return f"{name}: there is no such field"
         case _:
-            what = str(fault["msg"]).removeprefix("Value error, ")
+            text = str(fault["msg"]).removeprefix("Value error, ")
             shown = "" if isinstance(fault["input"], Mapping) else repr(fault["input"])
             return (
-                f"{name}: {what}"
+                f"{name}: {text}"
                 if name in {"problem", "kernel"} or not 0 < len(shown) <= 80
-                else f"{name}: {what}, not {shown}"
+                else f"{name}: {text}, not {shown}"
             )
 
 
 class _Result(Part):
-    """The fields of an outcome, and what follows from them."""
+    """The fields of an outcome, and the values derived from them."""
 
     category: Category
     message: str = ""
-    """One line for people: what happened and where."""
+    """One line for people: the failure and its place."""
     phase: Phase | None = None
-    """The phase in which it ended. None for a passed kernel."""
+    """Phase in which the evaluation ended. None for a passed kernel."""
     facts: Facts = Facts()
-    """The facts from which the category was decided."""
+    """Facts from which the category was decided."""
     runtime: Measurement | None = None
     """Time of the kernel. None unless it passed and was timed."""
     baseline: Measurement | None = None
-    """Time of the eager reference, where it was taken."""
+    """Time of the eager reference, if measured."""
     log: str = ""
-    """The last of the candidate's output, sanitised."""
+    """End of the candidate's output, without control characters."""
     evidence: Evidence = Evidence()
-    """What else was observed."""
+    """All other observations."""
 
     @property
     def blame(self) -> Blame:
-        """The party whose failure it is. :attr:`Blame.NONE` for a passed kernel."""
+        """The responsible party. :attr:`Blame.NONE` for a passed kernel."""
         return self.category.blame
 
     @property
     def passed(self) -> bool:
-        """True if the kernel was right."""
+        """True if the kernel was correct."""
         return self.category is Category.PASSED
 
     @property
     def judged(self) -> bool:
-        """True if it says something about the kernel: it was right, or failed by its own fault."""
+        """True if the verdict is about the kernel: it was correct, or failed by its own fault."""
         return self.blame in {Blame.NONE, Blame.CANDIDATE}
 
     @property
     def compiled(self) -> bool | None:
-        """KernelBench's ``compiled``. None where it is unknown."""
+        """KernelBench's ``compiled``. None if unknown."""
         return self.category.info.compiled
 
     @property
     def correctness(self) -> bool | None:
-        """KernelBench's ``correctness``. None where it is unknown."""
+        """KernelBench's ``correctness``. None if unknown."""
         return self.category.info.correctness
 
     @property
     def runtime_ms(self) -> float | None:
-        """Median time of a call, in milliseconds. None unless the kernel passed and was timed."""
+        """Median time of a call in milliseconds. None unless the kernel passed and was timed."""
         return self.runtime.median_ms if self.runtime else None
 
     @property
     def baseline_ms(self) -> float | None:
-        """Median time of the eager reference, in milliseconds. None where it was not taken."""
+        """Median time of the eager reference in milliseconds. None if not measured."""
         return self.baseline.median_ms if self.baseline else None
 
     @property
     def timing_basis(self) -> str | None:
-        """The clock that took the time: see :attr:`Measurement.basis`. None unless the kernel was timed."""
+        """The clock that took the time (:attr:`Measurement.basis`). None unless the kernel was timed."""
         return self.runtime.basis if self.runtime else None
 
     @property
     def speedup(self) -> float | None:
-        """``baseline_ms / runtime_ms``. None unless one clock took both times, and both are above zero."""
+        """``baseline_ms / runtime_ms``. None unless one clock took both times and both are above zero."""
         if self.runtime is None or self.baseline is None or self.runtime.basis != self.baseline.basis:
             return None
         if self.runtime.median_ms <= 0 or self.baseline.median_ms <= 0:
@@ -519,10 +523,10 @@ class _Result(Part):
 
 
 class Outcome(_Result):
-    """The result of one attempt, as its judge writes it.
+    """The result of one attempt, which its judge writes.
 
     Raises:
-        ValidationError: a field is unknown or has another type, or the outcome lacks what its category needs
+        ValidationError: a field is unknown or has another type, or a field that the category needs is missing
             (:data:`kqueue.evidence.NEEDS`).
     """
 
@@ -532,14 +536,14 @@ class Outcome(_Result):
             raise ValueError(f"the category {self.category} needs {', '.join(lacking)}")
         timed = self.runtime is not None or self.baseline is not None
         if timed and self.category is not Category.PASSED:
-            raise ValueError(f"only a passed kernel has times, not one that ended as {self.category}")
+            raise ValueError(f"only a passed kernel has times, but this one ended as {self.category}")
         if self.category is Category.PASSED and self.evidence.verified_calls is not None and self.runtime is None:
             raise ValueError("timed calls were verified, so a passed kernel needs runtime")
         return self
 
 
 class Verdict(_Result):
-    """The one final outcome of an evaluation."""
+    """The final outcome of an evaluation."""
 
     evaluation_id: UUID
     problem_label: str | None = None
@@ -547,26 +551,26 @@ class Verdict(_Result):
     backend: Backend
     lane: str
     attempts: int
-    """Number of attempts. 0 if it never started, or if the verdict was reused."""
+    """Number of attempts. 0 if none started, or if the verdict was reused."""
     written_by: Writer
-    """The part of the fleet that recorded it."""
+    """The process that recorded the verdict."""
     environment: Environment | None = None
-    """The device and software of the attempt, or of the one that a reused verdict is from. None where none got so
-    far."""
+    """The device and software of the attempt that gave this verdict, reused or not. None if no attempt recorded
+    them."""
     reused_from: UUID | None = None
-    """The evaluation whose verdict this is, if an equal one was judged before: its times are no new measurement. It may
-    have been removed since. None if this evaluation was judged itself."""
+    """The earlier, equal evaluation whose verdict was reused. Its times are not a new measurement. Retention can have
+    removed it since. None if this evaluation was judged itself."""
     judged_at: datetime | None = None
-    """When that evaluation finished. None if this one was judged itself."""
+    """Time when that earlier evaluation finished. None if this one was judged itself."""
     submitted_at: datetime
     finished_at: datetime
 
     @classmethod
     def load(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the verdict that a database or a server holds. Another version of kqueue may have written it.
+        """Return a verdict that a database or a server holds, possibly written by another version of kqueue.
 
-        Unknown fields are left out, at every level. An entry of ``facts`` or ``evidence`` that cannot be read is left
-        out too, and so is an ``environment`` that cannot be read.
+        Unknown fields are ignored at every level. An entry of ``facts`` or ``evidence`` that cannot be read is ignored
+        too, and so is an ``environment`` that cannot be read.
 
         Raises:
             ValidationError: another field is missing or wrong.
@@ -577,7 +581,7 @@ class Verdict(_Result):
             return cls.model_validate(_readable(fields, error), extra="ignore")
 
 
-#: What became of one evaluation: a local judge's, or a fleet's.
+#: The result of one evaluation: an outcome of a local judge, or a verdict of a fleet.
 Result = Outcome | Verdict
 
 

@@ -1,31 +1,30 @@
-"""Every exception that kqueue raises on purpose.
+"""All exceptions that kqueue raises intentionally.
 
 ::
 
     KqueueError
     ├── ConfigError             settings that cannot work
-    ├── InvalidRequest          a request refused before anything was written
-    │   ├── UnknownLane         the lane's name is not one
+    ├── InvalidRequest          a request refused before any write
+    │   ├── UnknownLane         no lane has this name
     │   ├── LaneUnavailable     no worker serves the lane
-    │   ├── IdempotencyConflict a known idempotency key, given for something else
+    │   ├── IdempotencyConflict an idempotency key used again for a different request
     │   └── UnknownProblem      no stored problem has the hash that the request names
     ├── UnknownEvaluation       no evaluation has this id
-    ├── WaitTimeout             the verdict did not come in time
+    ├── WaitTimeout             the verdict did not arrive in time
     ├── AccessRefused           the server needs a token, or one with a wider scope
     ├── JudgeUnavailable        this machine cannot judge
-    ├── EvaluationFailed        a verdict that says nothing about the kernel, where only a result can be returned
-    └── ServiceError            a service of the fleet failed, or has no room
+    ├── EvaluationFailed        a verdict without a result for the kernel, where a result must be returned
+    └── ServiceError            a service of the fleet failed, or has no capacity left
         ├── BudgetSpent         the token's budget is used up
-        ├── DatabaseUnavailable Postgres cannot be reached or refused
-        ├── BrokerUnavailable   Redis cannot be reached or refused
-        ├── ServerUnavailable   `kqueue serve` cannot be reached, or is full
-        ├── SchemaMismatch      the database's schema is not this version's
-        ├── ProposerFailed      a search's model or command wrote no kernel
+        ├── DatabaseUnavailable Postgres is unreachable or refused the connection
+        ├── BrokerUnavailable   Redis is unreachable or refused the connection
+        ├── ServerUnavailable   `kqueue serve` is unreachable or full
+        ├── SchemaMismatch      the database's schema does not match this version
+        ├── ProposerFailed      the model or command of a search wrote no kernel
         └── LocalFleetError     the one-machine fleet or an embedded service failed
-            └── HomeInUse       another process has its home
+            └── HomeInUse       another process uses its home directory
 
-A kernel's failure is never an exception: it is a :class:`kqueue.Verdict`.
-Each message says what to do about it.
+A kernel's failure is a :class:`kqueue.Verdict`, never an exception. Each message names the remedy.
 """
 
 from __future__ import annotations
@@ -41,66 +40,58 @@ if TYPE_CHECKING:
 
 
 class KqueueError(Exception):
-    """The base class of all exceptions that kqueue raises on purpose."""
+    """The base class of all exceptions that kqueue raises intentionally."""
 
 
 class ConfigError(KqueueError):
-    """A setting has an invalid value; the message names it."""
+    """A setting has an invalid value. The message names it."""
 
 
 class InvalidRequest(KqueueError, ValueError):
-    """A request was refused before anything was written; the message names the field and the fix."""
+    """A request was refused before any write. The message names the field and the remedy."""
 
 
 class UnknownLane(InvalidRequest):
-    """The lane's name is not one."""
+    """No lane has this name."""
 
 
 class LaneUnavailable(InvalidRequest):
-    """No live worker serves the lane, so the evaluation would only wait."""
+    """No live worker serves the lane, so the evaluation would wait indefinitely."""
 
 
 class IdempotencyConflict(InvalidRequest):
-    """A known idempotency key was given for another problem, kernel or lane, with other settings, or to judge anew.
-
-    Attributes:
-        keys: the keys in question.
-    """
+    """An idempotency key was used again for another problem, kernel or lane, other settings, or to forbid reuse."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self.keys = frozenset(keys)
         names = ", ".join(repr(key) for key in sorted(self.keys))
         super().__init__(
-            f"idempotency_key: {names} was used for another problem, kernel or lane, with other settings, or where a "
-            "reused verdict would do; use a new key"
+            f"idempotency_key: {names} was used for another problem, kernel or lane, with other settings, or with "
+            "reuse allowed: use a new key"
         )
 
 
 class UnknownProblem(InvalidRequest):
-    """No stored problem has the hash that the request names.
-
-    Attributes:
-        hashes: the hashes in question.
-    """
+    """No stored problem has the hash that the request names."""
 
     def __init__(self, hashes: Iterable[str]) -> None:
         self.hashes = frozenset(hashes)
         names = ", ".join(f"sha256:{name}" for name in sorted(self.hashes))
-        super().__init__(f"problem: unknown problem {names}: nobody has submitted its source yet; give the source")
+        super().__init__(f"problem: unknown problem {names}: its source was never submitted, so give the source")
 
 
 class UnknownEvaluation(KqueueError, LookupError):
-    """No evaluation has this id, or belongs to this batch."""
+    """No evaluation or batch has this name."""
 
     def __init__(self, name: UUID | str, *, what: str = "the id") -> None:
         super().__init__(f"no evaluation has {what} {name}: see `kqueue results` for those that exist")
 
 
 class WaitTimeout(KqueueError, TimeoutError):
-    """The verdict did not come in time; the evaluation continues.
+    """The verdict did not arrive in time. The evaluation continues.
 
     Attributes:
-        evaluation_ids: all evaluations that were waited for, in order, including those whose verdicts have come.
+        evaluation_ids: all evaluations that were waited for, in order, including those with a verdict.
     """
 
     def __init__(self, message: str, evaluation_ids: Iterable[UUID] = ()) -> None:
@@ -109,18 +100,15 @@ class WaitTimeout(KqueueError, TimeoutError):
 
 
 class EvaluationFailed(KqueueError):
-    """The verdict says nothing about the kernel, and the caller's interface can only return a result.
+    """The verdict has no result for the kernel, and the caller's interface can only return a result.
 
     The fleet or the problem failed, or the evaluation was cancelled or expired. Do not count it as a bad kernel.
-
-    Attributes:
-        verdict: the verdict.
     """
 
     def __init__(self, verdict: Verdict) -> None:
         self.verdict = verdict
         super().__init__(
-            f"{verdict.category} (to blame: {verdict.blame}): {verdict.message}; evaluation {verdict.evaluation_id}"
+            f"{verdict.category} (to blame: {verdict.blame}): {verdict.message} (evaluation {verdict.evaluation_id})"
         )
 
     def __reduce__(self) -> tuple[type[EvaluationFailed], tuple[Verdict]]:
@@ -128,7 +116,7 @@ class EvaluationFailed(KqueueError):
 
 
 class JudgeUnavailable(KqueueError):
-    """This machine cannot judge, or not this kernel; the message says what it lacks."""
+    """This machine cannot judge this kernel, or any. The message names the missing part."""
 
 
 class AccessRefused(KqueueError):
@@ -136,28 +124,28 @@ class AccessRefused(KqueueError):
 
 
 class ServiceError(KqueueError):
-    """A service that the fleet needs is missing or refused."""
+    """A service that the fleet needs is missing or refused the request."""
 
 
 class DatabaseUnavailable(ServiceError):
-    """Postgres cannot be reached or refused the connection."""
+    """Postgres is unreachable or refused the connection."""
 
 
 class BrokerUnavailable(ServiceError):
-    """Redis cannot be reached or refused the connection."""
+    """Redis is unreachable or refused the connection."""
 
 
 class ServerUnavailable(ServiceError):
-    """The address does not answer, is not a ``kqueue serve``, or takes no more evaluations for now."""
+    """The address does not answer, is not a ``kqueue serve``, or accepts no more evaluations for now."""
 
 
 class BudgetSpent(ServiceError):
-    """The token's budget is used up, so nothing new is accepted for a while; what was accepted is judged.
+    """The token's budget is used up. New submissions are refused, but accepted evaluations are still judged.
 
     Attributes:
-        budget_s: the budget, in seconds of slots.
-        window_s: the time in which they may be used, in seconds.
-        retry_after_s: seconds after which there is some left, if nothing more is used.
+        budget_s: the budget in slot seconds.
+        window_s: the length in seconds of the window that the budget covers.
+        retry_after_s: seconds until budget is available again, if no more is used.
     """
 
     def __init__(self, budget_s: float, window_s: float, retry_after_s: float) -> None:
@@ -178,7 +166,7 @@ class SchemaMismatch(ServiceError):
 
 
 class ProposerFailed(ServiceError):
-    """The model or command that is to write kernels for a search wrote none."""
+    """The model or command of a search wrote no kernel."""
 
 
 class LocalFleetError(ServiceError):
@@ -186,4 +174,4 @@ class LocalFleetError(ServiceError):
 
 
 class HomeInUse(LocalFleetError):
-    """Another process uses the home of the one-machine fleet or service. Stop it, or use its fleet."""
+    """Another process uses the home directory of the one-machine fleet or service. Stop it, or use its fleet."""

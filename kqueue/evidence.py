@@ -1,10 +1,10 @@
-"""The typed parts of an outcome: measurements, facts and evidence, and what each category must tell.
+"""The typed parts of an outcome: measurements, facts and evidence, and the fields that each category needs.
 
-A judge builds these models, so an unknown field or a wrong type is an error there. Rows of the database may come
-from another version of kqueue: :meth:`kqueue.contract.Verdict.load` reads them and tolerates what it does not know.
+A judge builds these models, so an unknown field or a wrong type is an error there. Rows of the database can come
+from another version of kqueue: :meth:`kqueue.contract.Verdict.load` reads them and ignores unknown fields.
 
-Units stand in the names: ``_s`` seconds, ``_ms`` milliseconds, ``_bytes`` bytes, ``_gbs`` 10^9 bytes a second. In the
-JSON form of :class:`Facts` and :class:`Evidence` a field without a value is absent; inside the other models it is null.
+Names end in their units: ``_s`` seconds, ``_ms`` milliseconds, ``_bytes`` bytes, ``_gbs`` 10^9 bytes per second. In the
+JSON form of :class:`Facts` and :class:`Evidence` a field without a value is absent. In the other models it is null.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with changed fields. Unlike pydantic's own method it validates the changes."""
+        """Return a copy with changed fields. Unlike pydantic's method, validate the changes."""
         copy = super().model_copy(deep=deep)
         return type(self).model_validate(dict(copy) | dict(update)) if update else copy
 
 
 def json_number(value: float) -> float | str:
-    """Return ``value`` as JSON can hold it: ``NaN``, ``Infinity`` and ``-Infinity`` become text."""
+    """Return ``value`` in a form that JSON can hold: ``NaN``, ``Infinity`` and ``-Infinity`` become text."""
     if math.isfinite(value):
         return float(value)
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-#: A number that a candidate influences, so it may be NaN or infinite.
+#: Type of a number that a candidate influences, so it can be NaN or infinite.
 Figure = Annotated[float, PlainSerializer(json_number, return_type=float | str, when_used="json")]
 
 
@@ -47,7 +47,7 @@ def _is_absent(value: object) -> bool:
     return value is None
 
 
-#: The default of a field that is absent from the JSON form where it has no value.
+#: Default of a field that is absent from the JSON form if it has no value.
 _ABSENT: Any = Field(default=None, exclude_if=_is_absent)
 
 
@@ -58,39 +58,40 @@ class Clocks(Part):
     """The clocks of a GPU after the timed calls. Empty on a CPU."""
 
     sm_mhz: float | None = _ABSENT
-    """Clock of the processors, in MHz."""
+    """Clock of the streaming multiprocessors in MHz."""
     memory_mhz: float | None = _ABSENT
-    """Clock of the memory, in MHz."""
+    """Clock of the memory in MHz."""
     throttle_reasons: str | None = _ABSENT
-    """NVML's bit mask of all reasons for lower clocks that were seen, in hexadecimal."""
+    """NVML's bit mask of all observed reasons for lower clocks, in hexadecimal."""
 
 
 class Histogram(Part):
-    """How many timed calls fell into each of several bins of equal width."""
+    """The distribution of the timed calls over bins of equal width."""
 
     low_ms: float
     """Lower end of the first bin: the shortest call."""
     high_ms: float
-    """Upper end of the last bin. Calls beyond it count in that."""
+    """Upper end of the last bin, which also counts all longer calls."""
     counts: tuple[int, ...]
     """Number of calls in each bin."""
 
 
 class Measurement(Part):
-    """The time of one call. All times are in milliseconds, with the null subtracted."""
+    """The time of one call. All times are in milliseconds, with the launch overhead subtracted."""
 
     basis: Literal["gpu_clock", "cpu_clock"]
-    """``gpu_clock``: CUDA events of the judge around work that was enqueued ahead. ``cpu_clock``: the judge's CPU clock
-    from the start of a call to its answer, launch and wait included. It times the ``cpu`` lane, and a ``forward`` that
-    waits for the GPU."""
+    """``gpu_clock``: CUDA events of the judge around work that was enqueued before the call. ``cpu_clock``: the judge's
+    CPU clock from the start of a call to its answer, launch and wait included. It times the ``cpu`` lane, and a
+    ``forward`` that waits for the GPU."""
     count: Annotated[int, Field(ge=1)]
-    """Timed calls that count."""
+    """Number of timed calls that count."""
     discarded: Annotated[int, Field(ge=0)] = 0
-    """Timed calls that do not count, because the device was throttled."""
+    """Number of timed calls that do not count because the device was throttled."""
     precision: float | None = None
-    """Half the width of the median's 95 % confidence interval, as a share of the median."""
+    """Half the width of the median's 95 % confidence interval, relative to the median."""
     yardstick_ms: float | None = None
-    """Median time of the judge's own work inside a call. It tells two devices apart, or one device at two times."""
+    """Median time of the judge's own work inside a call. It shows whether two measurements come from the same device in
+    the same condition."""
     median_ms: float
     """Median."""
     q1_ms: float
@@ -106,48 +107,48 @@ class Measurement(Part):
     max_ms: float
     """Longest call."""
     null_ms: float
-    """Median time of the same round trip without a ``forward``. It is subtracted from all times above."""
+    """Launch overhead: median time of the same round trip without a ``forward``. All times above exclude it."""
     cold_l2: bool
     """True if the GPU's L2 cache was flushed before each call."""
     clocks: Clocks = Clocks()
-    """Clocks of the GPU, as far as it tells them."""
+    """Clocks of the GPU, as far as the driver reports them."""
     histogram: Histogram | None = None
-    """The calls, up to where they are far longer than most. Null where an older version measured."""
+    """Distribution of the calls. Outliers count in the last bin. Null in measurements of older versions."""
 
 
 class BaselineError(Part):
-    """A baseline that could not be taken."""
+    """A baseline that could not be measured."""
 
     error: str
     """The reason, in one line."""
 
 
 class Drift(Part):
-    """A change of the device since the cached baseline was taken, by the judge's own work inside a call."""
+    """The change of the device since the cached baseline was measured, according to the judge's own work in a call."""
 
     was_ms: float
-    """Median time of that work when the baseline was taken, in milliseconds."""
+    """Median time of that work in milliseconds when the baseline was measured."""
     is_ms: float
-    """Median time of that work beside this kernel, in milliseconds."""
+    """Median time of that work in milliseconds during this kernel's timing."""
 
 
 class Floor(Part):
-    """The time that the GPU's memory needs for the kernel's inputs and outputs."""
+    """The speed-of-light bound: the time that the GPU's memory needs for the kernel's inputs and outputs."""
 
     bytes_in: int
-    """Size of all inputs, in bytes."""
+    """Size in bytes of all inputs."""
     bytes_out: int
-    """Size of all outputs that a kernel must write, in bytes."""
+    """Size in bytes of all outputs that a kernel must write."""
     bandwidth_gbs: float
-    """Bandwidth of the memory at its peak, in 10^9 bytes a second."""
+    """Peak bandwidth of the memory in 10^9 bytes per second."""
     floor_ms: float
-    """Time to read the inputs once and write the outputs once. A kernel that needs a part of its inputs may be
+    """Time to read the inputs once and write the outputs once. A kernel that needs only a part of its inputs can be
     faster."""
     floor_out_ms: float
     """Time to write the outputs once. No kernel is faster."""
     bytes_needed: int | None = _ABSENT
-    """Bytes of the inputs that the answer depends on, by what was tried, at least, less what a cache may hold of them.
-    Absent where the kernel took long enough to read all inputs."""
+    """Lower bound of the input bytes on which the answer depends, according to tests of the input sensitivity, without
+    the bytes that a cache can hold. Absent where the kernel was slow enough to read all inputs."""
     floor_needed_ms: float | None = _ABSENT
     """Time to read these bytes and write the outputs."""
 
@@ -156,42 +157,42 @@ class Floor(Part):
 
 
 class ErrorFigures(Part):
-    """The error of a kernel's outputs: the worst of all outputs and input sets."""
+    """The errors of a kernel's outputs: the maximum over all outputs and input sets."""
 
     max_abs_error: Figure
     """Largest absolute error of a value."""
     max_rel_error: Figure
     """Largest relative error of a value."""
     relative_norm: Figure
-    """``|output - reference| / |reference|``, in the Euclidean norm."""
+    """``|output - reference| / |reference|`` in the Euclidean norm."""
     error_ratio: Figure | None
-    """Distance of the output from the float64 reference, over the distance of the reference itself. Where there is no
-    float64 reference: distance from the reference, over how far rounding errors of the inputs move it. Null where
-    neither is known."""
+    """Distance of the output from the float64 reference, divided by the distance of the reference itself. Without a
+    float64 reference: distance from the reference, divided by the change that rounding errors of the inputs cause.
+    Null where neither is known."""
     precision_downgrade: bool
-    """True if the error is that of a lower precision than the reference's."""
+    """True if the error is typical of a lower precision than the reference's."""
     strict_correct: bool
-    """The verdict of the ``strict`` comparison: whether it holds for all of them."""
+    """Result of the ``strict`` comparison: true if all outputs and input sets are correct."""
     kernelbench_correct: bool | None
-    """The verdict of KernelBench's ``torch.allclose`` on the problem's own inputs. Null for other inputs."""
+    """Result of KernelBench's ``torch.allclose`` on the problem's own inputs. Null for other inputs."""
 
 
 class GivenTolerance(Part):
-    """A tolerance in the place of the dtype's: ``|out - ref| <= atol + rtol * |ref|`` for every value."""
+    """A tolerance that replaces the dtype's: ``|out - ref| <= atol + rtol * |ref|`` for every value."""
 
     atol: float
     """Absolute part."""
     rtol: float
     """Relative part."""
     by: Literal["settings", "problem"]
-    """Who gave it: the evaluation's settings, or the problem."""
+    """Origin of the tolerance: the evaluation's settings, or the problem."""
 
 
 class WrongPlace(Part):
     """One wrong value of an output."""
 
     index: tuple[int, ...]
-    """Its index in the output tensor. The real and imaginary parts of a complex value have one index more."""
+    """Its index in the output tensor. An additional last index distinguishes real and imaginary part."""
     expected: Figure
     """The reference's value."""
     got: Figure
@@ -199,49 +200,49 @@ class WrongPlace(Part):
 
 
 class WrongMap(Part):
-    """Where in an output wrong values lie: coarsely, all dimensions but the last taken as rows."""
+    """A coarse map of the wrong values in an output. All dimensions except the last form the rows."""
 
     rows: int
-    """Rows of the output: the product of all dimensions but the last."""
+    """Number of rows: the product of all dimensions except the last."""
     columns: int
-    """Values of a row. The real and imaginary parts of a complex value are two."""
+    """Number of values in a row. The real and imaginary parts of a complex value are two."""
     shares: Annotated[tuple[Annotated[str, Field(pattern=r"^[0-9]{1,16}$")], ...], Field(min_length=1, max_length=16)]
-    """The output in at most 16 by 16 cells, a text for each row of cells with a digit for each cell: ``0`` where no
-    value is wrong, ``9`` where all are, ``1`` to ``8`` for the eighths between. Of ``n`` cells cell ``i``, from 0,
+    """The output in at most 16 by 16 cells, one text for each row of cells with one digit for each cell: ``0`` where no
+    value is wrong, ``9`` where all are, ``1`` to ``8`` for the eighths between. With ``n`` cells, cell ``i`` (from 0)
     begins at ``i * rows // n`` or ``i * columns // n``."""
 
 
 class Shortage(Part):
-    """A launch that asked a GPU for more than it has, as Triton tells it."""
+    """A launch that requested more of a GPU's resource than available, reported by Triton."""
 
     resource: str
-    """What is short: ``shared memory`` in bytes, ``threads`` of a block, ``tensor memory`` in columns."""
+    """The exceeded resource: ``shared memory`` in bytes, ``threads`` of a block, ``tensor memory`` in columns."""
     required: int
-    """How much the launch asks for."""
+    """Requested amount."""
     limit: int
-    """How much there is."""
+    """Available amount."""
     kernel: str
-    """Name of the kernel; empty if unknown."""
+    """Name of the kernel. Empty if unknown."""
     settings: str
-    """The kernel's constants and options that a change may begin with, such as ``BLOCK=128, num_stages=4``."""
+    """The kernel's constants and options to change, such as ``BLOCK=128, num_stages=4``."""
 
 
 # The source and who did the work -----------------------------------------------------------------------
 
 
 class Severity(StrEnum):
-    """The weight of a finding."""
+    """The severity of a finding."""
 
     CHEAT = "cheat"
-    """Serves nothing else in a kernel."""
+    """The code has no other use in a kernel."""
     SUSPICIOUS = "suspicious"
-    """Has honest uses too."""
+    """The code has honest uses too."""
     NOTE = "note"
-    """Is usual."""
+    """The code is usual."""
 
 
 class Finding(Part):
-    """A label that a static rule gave to the source. It is no proof."""
+    """A match of a static rule in the source. It is not a proof."""
 
     rule: str
     """Name of the rule."""
@@ -250,15 +251,15 @@ class Finding(Part):
     line: int | None
     """Line of the source, from 1. Null where the rule names none."""
     evidence: str
-    """The text that the rule matched, shortened, control characters replaced."""
+    """The text that the rule matched, shortened, without control characters."""
     by: Literal["kqueue", "kernelguard"]
-    """Whose rule it is."""
+    """The project that defines the rule."""
     meaning: str
-    """What the rule looks for, in one line."""
+    """The rule's target in one line."""
 
 
 class LibraryKernel(Part):
-    """A library's GPU kernel that ran."""
+    """A library's GPU kernel that ran in the call."""
 
     name: str
     """Name of the kernel."""
@@ -276,13 +277,13 @@ class Provenance(Part):
     library: tuple[LibraryKernel, ...]
     """Kernels of libraries that ran, the most expensive first."""
     unclear_share: float
-    """Share of kernels whose names are neither in the source nor known as a library's."""
+    """Share of kernels whose names are neither in the source nor known from a library."""
     unclear: tuple[str, ...]
     """Names of these kernels."""
     copies_share: float
     """Share of copies and fills."""
     decoy: bool
-    """True if the source's own kernels did practically none of the work."""
+    """True if the source's own kernels did almost none of the work."""
     why: str
     """The result in one line."""
     basis: str
@@ -290,72 +291,72 @@ class Provenance(Part):
 
 
 class Build(Part):
-    """Compilation of the extensions that the source builds when it is imported."""
+    """The compilation of the extensions that the source builds when it is imported."""
 
     where: Literal["builder", "candidate", "store"]
-    """The process that compiled: the sealed builder, or the candidate itself. ``store`` if nothing was compiled: the
-    builder of an earlier evaluation of the same source has done it, or a compiler has refused it then."""
+    """The process that compiled: the sealed builder or the candidate itself. ``store`` if nothing was compiled, because
+    the result of an earlier evaluation of the same source was stored, success or failure."""
     libraries: int
     """Number of libraries that the builder compiled."""
     seconds: float
-    """Time that the builder took, or handing over what is kept, in seconds."""
+    """Time in seconds that the builder took, or that fetching the stored libraries took."""
     peak_bytes: int
-    """Largest private memory of the builder's process tree, in bytes."""
+    """Maximum private memory in bytes of the builder's process tree."""
     skipped: str | None = _ABSENT
-    """The reason why the candidate had to compile, where the builder gave up."""
+    """The reason why the builder gave up and the candidate compiled."""
     earlier_seconds: float | None = _ABSENT
-    """Time that the builder of the earlier evaluation took, in seconds, where its build is used."""
+    """Time in seconds of the builder whose stored libraries were used."""
     key: str | None = _ABSENT
-    """The hash of all that the build depends on, under which it is kept; absent where builds are not kept."""
+    """Hash of everything that the build depends on. It is the key in the store. Absent where builds are not stored."""
 
 
 # Examinations ------------------------------------------------------------------------------------------
-# A tool runs beside the kernel, in one sealed process: what it says is a claim, as a candidate's own profile is.
+# A tool shares a sealed process with the kernel, so its report is a claim, like a candidate's own profile.
 
 
 class SanitizerFinding(Part):
-    """What compute-sanitizer found at one place of the code, all threads together."""
+    """An error that compute-sanitizer found at one location of the code, for all threads together."""
 
     kind: str
-    """What is wrong there, such as ``Invalid __global__ read of size 16 bytes``."""
+    """The error, such as ``Invalid __global__ read of size 16 bytes``."""
     kernel: str | None = None
     """Name of the kernel. Null where the tool names none."""
     file: str | None = None
-    """Name of the source file. Null where the kernel was compiled without lines."""
+    """Name of the source file. Null where the kernel was compiled without line information."""
     line: int | None = None
     """Line in that file, from 1."""
     block: tuple[int, int, int] | None = None
-    """Block of the first thread that it was seen of."""
+    """Block of the first thread with the error."""
     thread: tuple[int, int, int] | None = None
-    """That thread, within its block."""
+    """Index of that thread in its block."""
     address: str | None = None
-    """The address that it used, in hexadecimal."""
+    """Address that the thread accessed, in hexadecimal."""
     size_bytes: int | None = None
     """Size of the access."""
     allocation_bytes: int | None = None
-    """Size of the allocation that lies nearest."""
+    """Size of the nearest allocation."""
     distance_bytes: int | None = None
-    """How far from that allocation it is: behind its end, or, where negative, before its beginning. 0 where it begins
-    within."""
+    """Distance from that allocation: behind its end or, if negative, before its beginning. 0 if the access begins
+    inside."""
     detail: str = ""
-    """The tool's further words on the first."""
+    """Further text of the tool on the first error."""
     count: int
-    """How often it was told."""
+    """Number of reports of this error."""
 
 
 class Sanitized(Part):
     """One run under a tool of compute-sanitizer."""
 
     tool: str
-    """The tool."""
+    """Name of the tool."""
     errors: int | None = None
-    """Number of errors as the tool counts them, each thread for itself. Null where it did not get so far."""
+    """Number of errors according to the tool, which counts each thread. Null where it did not finish."""
     findings: tuple[SanitizerFinding, ...] = ()
-    """What was found, in the order of the code's first failure, at most 32 places."""
+    """At most 32 findings, in the order of their first occurrence."""
     error: str | None = None
-    """The reason why the run says nothing, or not all."""
+    """The reason why the run is incomplete or has no result."""
     seconds: float
-    """How long it took, in seconds."""
+    """Time of the run in seconds."""
 
 
 class Stall(Part):
@@ -368,146 +369,147 @@ class Stall(Part):
 
 
 class SourceLine(Part):
-    """A line of a source at which warps were seen."""
+    """A source line at which warps were sampled."""
 
     file: str
     """Name of the file, such as ``kernel.py``."""
     line: int
     """Number of the line, from 1."""
     share: float
-    """How many of the warps that were seen in the kernel were there, 0 to 1."""
+    """Share of the kernel's warp samples that were at this line, 0 to 1."""
     text: str | None = None
-    """The line, where its file is known."""
+    """Text of the line, where the file is known."""
 
 
 class KernelProfile(Part):
-    """What one kernel of a call does, all its launches in that call together. Shares are 0 to 1."""
+    """The profile of one kernel of a call, for all its launches in that call together. Shares are 0 to 1."""
 
     name: str
     """Name of the kernel."""
     launches: int
     """Number of launches."""
     duration_ms: float
-    """Time on the GPU, in milliseconds, alone and with cold caches."""
+    """Time on the GPU in milliseconds, without concurrent work and with cold caches."""
     grid: tuple[int, int, int] | None = None
-    """Blocks of the longest launch. What follows is of that launch too."""
+    """Blocks of the longest launch. The fields below are of that launch too."""
     block: tuple[int, int, int] | None = None
     """Threads of a block."""
     registers: int | None = None
     """Registers of a thread."""
     shared_bytes: int | None = None
-    """Shared memory of a block, in bytes."""
+    """Shared memory in bytes of a block."""
     spills: int | None = None
-    """Instructions that move registers to memory or back."""
+    """Number of instructions that move registers to memory or back."""
     occupancy: float | None = None
-    """Warps that were there, as a share of those that fit."""
+    """Active warps as a share of the maximum."""
     occupancy_limit: str | None = None
-    """What keeps more blocks from fitting: ``registers``, ``shared memory``, ``warps`` or ``blocks``."""
+    """Resource that limits the number of blocks: ``registers``, ``shared memory``, ``warps`` or ``blocks``."""
     dram_bytes: float | None = None
     """Bytes read from and written to the GPU's memory."""
     dram_gbs: float | None = None
-    """Bandwidth that was reached, in 10^9 bytes a second."""
+    """Achieved bandwidth in 10^9 bytes per second."""
     dram_share: float | None = None
-    """That as a share of the memory's peak."""
+    """Achieved bandwidth as a share of the memory's peak."""
     compute_share: float | None = None
-    """Use of the processors' busiest unit."""
+    """Utilization of the processors' busiest unit."""
     tensor_share: float | None = None
-    """Use of the tensor cores."""
+    """Utilization of the tensor cores."""
     gflops: float | None = None
-    """Operations in fp32 and fp64 outside of the tensor cores, in 10^9 a second. A multiplication with an addition
+    """Operations in fp32 and fp64 outside the tensor cores, in 10^9 per second. A multiplication with an addition
     counts as two."""
     l2_hits: float | None = None
-    """Share of accesses that the L2 cache had."""
+    """Hit rate of the L2 cache."""
     stalls: tuple[Stall, ...] = ()
-    """Why warps waited, the three most frequent reasons."""
+    """The three most frequent reasons for which warps waited."""
     lines: tuple[SourceLine, ...] = ()
-    """The first five lines by how many warps were seen there. Told of the three longest kernels, where their compiler
-    has noted lines, as Triton and nvcc do here."""
+    """The five lines with the most warp samples. Only the three longest kernels have them, and only if their compiler
+    recorded line information, as Triton and nvcc do here."""
 
 
 class Profile(Part):
-    """What the kernels of one call do."""
+    """The profiles of the kernels of one call."""
 
     by: Literal["ncu", "cupti"]
-    """``ncu`` for Nsight Compute's counters. ``cupti`` where they may not be read: names, launches and times alone."""
+    """``ncu`` for Nsight Compute's counters. ``cupti`` where the counters are not readable: names, launches and times
+    only."""
     kernels: tuple[KernelProfile, ...] = ()
-    """The kernels, the longest first, at most 32."""
+    """At most 32 kernels, the longest first."""
     peak_gbs: float | None = None
-    """Peak bandwidth of the GPU's memory at the clock of this run, in 10^9 bytes a second."""
+    """Peak bandwidth of the GPU's memory at the clock of this run, in 10^9 bytes per second."""
     peak_gflops: float | None = None
-    """Peak of its processors in fp32 without tensor cores, at the clock of this run, in 10^9 operations a second."""
+    """Peak of the processors in fp32 without tensor cores, at the clock of this run, in 10^9 operations per second."""
     error: str | None = None
-    """The reason why it says nothing, or not all."""
+    """The reason why the profile is incomplete or empty."""
     seconds: float
-    """How long it took, in seconds."""
+    """Time of the run in seconds."""
 
 
 # Tests -------------------------------------------------------------------------------------------------
 
 
 class Tests(Part):
-    """What pytest said in the sealed process of a repository's tests: a claim of theirs."""
+    """Pytest's output in the sealed process of a repository's tests. It is a claim of that process."""
 
     words: str
-    """One JSON object a line, as `workers/testing/child.py` lists them: reports above all."""
+    """Pytest's reports and other messages, one JSON object per line, in the format of `workers/testing/child.py`."""
     findings: str | None = _ABSENT
-    """The beginning of what compute-sanitizer wrote. None where it was not asked for."""
+    """Beginning of compute-sanitizer's output. None if it was not requested."""
 
 
-# The place ---------------------------------------------------------------------------------------------
+# The device and its environment ------------------------------------------------------------------------
 
 
-#: True where a measure of the seal holds, else the reason why it does not.
+#: Type of a sandbox measure: True where it holds, otherwise the reason why it does not.
 Measure = Literal[True] | str
 
 
 class Isolation(Part):
-    """The seal around the candidate. Each measure is true, or tells why it does not hold."""
+    """The sandbox of the candidate. Each measure is true, or gives the reason why it does not hold."""
 
     level: Literal["none", "basic", "strong", "full"]
-    """The level that the measures add up to."""
+    """The level that follows from the measures."""
     view: Literal["host", "rebuilt"]
-    """``rebuilt`` where candidates see a private view of the file system, else ``host``."""
+    """``rebuilt`` if candidates see a private view of the file system, otherwise ``host``."""
     torch: str | None = None
     """Version of torch in the candidate's process."""
     own_uid: Measure
-    """The candidate has a user id of its own."""
+    """The candidate has a separate user id."""
     no_capabilities: Measure
     """It has no capabilities."""
     no_new_privs: Measure
     """It cannot gain privileges by executing a file."""
     limits: Measure
-    """Resource limits bound it."""
+    """Resource limits apply to it."""
     seccomp: Measure
-    """A filter bounds its system calls."""
+    """A seccomp filter restricts its system calls."""
     files: Measure
-    """Landlock bounds the files that it may read and write."""
+    """Landlock restricts the files that it can read and write."""
     mounts: Measure
-    """Its files, also in ``/tmp``, ``/var/tmp`` and ``/dev/shm``, are in a file system of its own, of a fixed size."""
+    """Its files, also in ``/tmp``, ``/var/tmp`` and ``/dev/shm``, are in a private file system of a fixed size."""
     tcp: Measure
     """Landlock denies TCP."""
     devices: Measure
-    """Landlock bounds the devices that it may control."""
+    """Landlock restricts the devices that it can control."""
     scopes: Measure
-    """Landlock keeps it from signals and abstract sockets of others."""
+    """Landlock denies it signals and abstract sockets of other processes."""
     gpu_nodes: Measure
-    """It sees the device nodes of its own GPU only."""
+    """It sees only the device nodes of its GPU."""
     user_namespace: Measure
-    """It has a user namespace of its own, where the fleet is not root."""
+    """It has a separate user namespace, where the fleet is not root."""
     network_namespace: Measure
-    """It has a network namespace of its own."""
+    """It has a separate network namespace."""
     ipc_namespace: Measure
-    """It has an IPC namespace of its own."""
+    """It has a separate IPC namespace."""
     cgroup_memory: Measure
-    """A control group bounds its memory."""
+    """A control group limits its memory."""
     cgroup_processes: Measure
-    """A control group bounds its processes."""
+    """A control group limits its processes."""
     cgroup_kill: Measure
-    """A control group ends all of its processes at once."""
+    """A control group can kill all of its processes at once."""
 
 
 class InputTensor(Part):
-    """A tensor among the inputs of one call, as the problem makes it."""
+    """A tensor among the inputs of one call."""
 
     shape: tuple[int, ...]
     """Its shape."""
@@ -519,31 +521,31 @@ class ReferenceProcess(Part):
     """The process that ran the reference."""
 
     kept: bool
-    """True if it had served an earlier evaluation of the problem."""
+    """True if it had already served an earlier evaluation of the problem."""
     uses: int
-    """Number of evaluations that it had served, this one included."""
+    """Number of evaluations that it has served, including this one."""
     replaced: str | None = _ABSENT
-    """The reason why a kept process was replaced by a new one."""
+    """The reason why an existing process was replaced."""
 
 
 class GpuMemory(Part):
-    """What each process of the evaluation might take of the GPU's memory, in bytes, its CUDA context left out."""
+    """The plan of GPU memory for the processes of the evaluation, in bytes, without their CUDA contexts."""
 
     inputs_bytes: int
     """Size of the inputs of one call."""
     outputs_bytes: int | None = None
-    """Size of its outputs. Null where the reference has not answered."""
+    """Size of the outputs of one call. Null where the reference has not answered."""
     weights_bytes: int
     """Size of the reference's weights."""
     judge_bytes: int
-    """What the judge may take."""
+    """Limit of the judge."""
     reference_bytes: int
-    """What the reference may take."""
+    """Limit of the reference."""
     candidate_bytes: int
-    """What the kernel is promised, weights and outputs included."""
+    """Memory guaranteed to the kernel, weights and outputs included."""
     used_bytes: int | None = None
-    """The most that the processes of the evaluation were seen to hold together, contexts included. Null where that was
-    not looked at: small problems, and hosts whose driver does not tell."""
+    """Maximum observed sum of the evaluation's processes, contexts included. Null if not observed: for small problems,
+    and on hosts whose driver does not report it."""
 
 
 class Environment(Part):
@@ -554,9 +556,9 @@ class Environment(Part):
     driver: str | None = None
     """Version of the GPU's driver."""
     memory_bytes: int | None = None
-    """Memory of the GPU, in bytes."""
+    """Size in bytes of the GPU's memory."""
     cuda: str | None = None
-    """Version of CUDA that torch was built with. Null on a CPU."""
+    """Version of CUDA for which torch was built. Null on a CPU."""
     torch: str
     """Version of torch."""
     triton: str | None = None
@@ -568,20 +570,20 @@ class Environment(Part):
     os: str | None = None
     """Name and release of the operating system."""
     kqueue: str | None = None
-    """Version of kqueue that judged. Null where one judged that did not tell."""
+    """Version of kqueue that judged. Null where it did not report its version."""
 
 
 class Stranger(Part):
-    """A process on the GPU that is not the fleet's."""
+    """A GPU process that does not belong to the fleet."""
 
     pid: int
-    """Process id."""
+    """Its process id."""
     name: str | None
-    """Name of its program. Null where it is unknown."""
+    """Name of its program. Null if unknown."""
     memory_bytes: int | None
-    """Memory of the GPU that it holds, in bytes. Null where the driver does not tell."""
+    """GPU memory in bytes that it holds. Null where the driver does not report it."""
     active: bool | None
-    """True if it was seen at work. Null where the driver does not tell."""
+    """True if it was observed computing. Null where the driver does not report it."""
 
 
 class EarlierAttempt(Part):
@@ -594,13 +596,13 @@ class EarlierAttempt(Part):
     device: str
     """Its device: a GPU's UUID, or ``cpu``."""
     category: Category
-    """How the attempt ended."""
+    """Outcome of the attempt."""
     message: str
-    """What happened, in one line."""
+    """Explanation in one line."""
     seconds: float
-    """How long it took, in seconds."""
+    """Duration in seconds."""
     handed_back: bool = Field(default=False, exclude_if=lambda value: not value)
-    """True if its worker was told to stop. Such an attempt uses up no try."""
+    """True if its worker was asked to stop. Such an attempt does not count."""
 
 
 # Facts and evidence ------------------------------------------------------------------------------------
@@ -610,23 +612,24 @@ class Hack(StrEnum):
     """The kinds of cheating that end an evaluation as ``reward_hack``."""
 
     FASTER_THAN_MEMORY = "faster_than_memory"
-    """The outputs cannot have been written in the measured time."""
+    """The measured time is too short for writing the outputs."""
     DECOY = "decoy"
-    """The source's own GPU code does practically none of the work."""
+    """The source's own GPU code does almost none of the work."""
 
 
 class Facts(Part):
-    """The facts from which a category was decided. Each category has those that :data:`NEEDS` names for it."""
+    """The facts from which a category was decided. :data:`NEEDS` lists those that each category has."""
 
     exception: str | None = _ABSENT
     """Qualified name of the exception's type."""
     cuda_code: int | None = _ABSENT
     """CUDA's error code."""
     traceback: str | None = _ABSENT
-    """The end of the traceback of an exception that the reference raised."""
+    """End of the traceback of an exception that the reference raised."""
     reason: str | None = _ABSENT
-    """Why the candidate's process ended: ``deadline``, ``memory``, ``output``, ``scratch``, ``closed`` (it closed its
-    channel), ``exited`` (by itself) or ``killed`` (by an operator, or by Linux where the host ran out of memory)."""
+    """Reason for the end of the candidate's process: ``deadline``, ``memory``, ``output``, ``scratch``, ``closed`` (it
+    closed its channel), ``exited`` (by itself) or ``killed`` (by an operator, or by Linux on a host that ran out of
+    memory)."""
     status: int | None = _ABSENT
     """Wait status of the candidate's process, as ``waitpid`` gives it."""
     signal: str | None = _ABSENT
@@ -636,13 +639,13 @@ class Facts(Part):
     leftovers: int | None = _ABSENT
     """Number of processes that the candidate left behind."""
     peak_bytes: int | None = _ABSENT
-    """Largest private memory of the candidate's process tree, in bytes."""
+    """Maximum private memory in bytes of the candidate's process tree."""
     held_bytes: int | None = _ABSENT
-    """Memory of the GPU that the candidate held, in bytes."""
+    """GPU memory in bytes that the candidate held."""
     allowed_bytes: int | None = _ABSENT
-    """Memory of the GPU that may be held, in bytes."""
+    """Limit in bytes of the candidate's GPU memory."""
     needed_bytes: int | None = _ABSENT
-    """Memory of the GPU that the problem needs, in bytes, where the GPU does not have so much."""
+    """GPU memory in bytes that the problem needs, where it exceeds the GPU's."""
     line: int | None = _ABSENT
     """Line of a syntax error, from 1."""
     column: int | None = _ABSENT
@@ -650,7 +653,7 @@ class Facts(Part):
     text: str | None = _ABSENT
     """Source line of a syntax error."""
     shortage: Shortage | None = _ABSENT
-    """What a launch lacked, where Triton says so."""
+    """The resource that a launch lacked, where Triton reports it."""
     findings: tuple[Finding, ...] | None = _ABSENT
     """The findings for which a policy rejected the source."""
     output: int | None = _ABSENT
@@ -668,70 +671,70 @@ class Facts(Part):
     first: tuple[WrongPlace, ...] | None = _ABSENT
     """The first wrong values."""
     map: WrongMap | None = _ABSENT
-    """Where all wrong values lie. None where only pieces of the output were compared, as of long timed calls."""
+    """Map of all wrong values. None if only parts of the output were compared, for example of long timed calls."""
     max_abs_error: Figure | None = _ABSENT
-    """As :attr:`ErrorFigures.max_abs_error`, of the input set that was wrong."""
+    """:attr:`ErrorFigures.max_abs_error` of the wrong input set."""
     max_rel_error: Figure | None = _ABSENT
-    """As :attr:`ErrorFigures.max_rel_error`, of the input set that was wrong."""
+    """:attr:`ErrorFigures.max_rel_error` of the wrong input set."""
     relative_norm: Figure | None = _ABSENT
-    """As :attr:`ErrorFigures.relative_norm`, of the input set that was wrong."""
+    """:attr:`ErrorFigures.relative_norm` of the wrong input set."""
     error_ratio: Figure | None = _ABSENT
-    """As :attr:`ErrorFigures.error_ratio`, of the input set that was wrong."""
+    """:attr:`ErrorFigures.error_ratio` of the wrong input set."""
     precision_downgrade: bool | None = _ABSENT
-    """As :attr:`ErrorFigures.precision_downgrade`, of the input set that was wrong."""
+    """:attr:`ErrorFigures.precision_downgrade` of the wrong input set."""
     strict_correct: bool | None = _ABSENT
-    """As :attr:`ErrorFigures.strict_correct`, of the input set that was wrong."""
+    """:attr:`ErrorFigures.strict_correct` of the wrong input set."""
     kernelbench_correct: bool | None = _ABSENT
-    """As :attr:`ErrorFigures.kernelbench_correct`, of the input set that was wrong."""
+    """:attr:`ErrorFigures.kernelbench_correct` of the wrong input set."""
     failed: int | None = _ABSENT
     """Number of failures that pytest reported, of tests and their fixtures."""
     hack: Hack | None = _ABSENT
     """The kind of cheating: ``faster_than_memory`` or ``decoy``."""
     median_ms: float | None = _ABSENT
-    """The median time that memory does not allow, in milliseconds."""
+    """Median time in milliseconds that is too short for the memory's bandwidth."""
     bytes_in: int | None = _ABSENT
-    """As :attr:`Floor.bytes_in`."""
+    """:attr:`Floor.bytes_in` of the problem."""
     bytes_out: int | None = _ABSENT
-    """As :attr:`Floor.bytes_out`."""
+    """:attr:`Floor.bytes_out` of the problem."""
     bandwidth_gbs: float | None = _ABSENT
-    """As :attr:`Floor.bandwidth_gbs`."""
+    """:attr:`Floor.bandwidth_gbs` of the GPU."""
     floor_ms: float | None = _ABSENT
-    """As :attr:`Floor.floor_ms`."""
+    """:attr:`Floor.floor_ms` of the problem."""
     floor_out_ms: float | None = _ABSENT
-    """As :attr:`Floor.floor_out_ms`."""
+    """:attr:`Floor.floor_out_ms` of the problem."""
     bytes_needed: int | None = _ABSENT
-    """As :attr:`Floor.bytes_needed`."""
+    """:attr:`Floor.bytes_needed` of the problem."""
     floor_needed_ms: float | None = _ABSENT
-    """As :attr:`Floor.floor_needed_ms`."""
+    """:attr:`Floor.floor_needed_ms` of the problem."""
     own_share: float | None = _ABSENT
-    """As :attr:`Provenance.own_share`, of a decoy."""
+    """:attr:`Provenance.own_share` of a decoy."""
     library: tuple[LibraryKernel, ...] | None = _ABSENT
-    """As :attr:`Provenance.library`, of a decoy."""
+    """:attr:`Provenance.library` of a decoy."""
     clocks: Clocks | None = _ABSENT
-    """Clocks of a GPU that was throttled throughout."""
+    """Clocks of a GPU that was throttled in all calls."""
     strangers: tuple[Stranger, ...] | None = _ABSENT
-    """Processes of others that kept the kernel from being timed."""
+    """Foreign GPU processes that prevented the timing."""
     missing: tuple[str, ...] | None = _ABSENT
-    """What this worker lacks to judge the backend, each with what to do."""
+    """Requirements of the backend that this worker lacks, each with the remedy."""
     room_bytes: int | None = _ABSENT
-    """Free space on the worker's disk, in bytes, when that was too little."""
+    """Free space in bytes on the worker's disk, if it was too little."""
     instead_of: Category | None = _ABSENT
-    """The category that does not count, because the fleet failed as well."""
+    """The category that does not count because the fleet failed as well."""
     out_of_memory: bool | None = _ABSENT
-    """True if the host's kernel killed processes for want of memory meanwhile."""
+    """True if Linux killed processes meanwhile because the host lacked memory."""
     hard_limit: bool | None = _ABSENT
-    """True if the judge overran Celery's hard limit."""
+    """True if the judge exceeded Celery's hard limit."""
     lease_expired: bool | None = _ABSENT
     """True if the worker was silent for longer than its lease."""
     suspected: bool | None = _ABSENT
-    """True if several attempts took their worker or GPU with them."""
+    """True if several attempts lost their worker or GPU, so that the kernel is suspected."""
 
 
 class Evidence(Part):
-    """What an attempt observed, beside its category. A field is None where nothing was looked at."""
+    """The observations of an attempt in addition to its category. A field without an observation is None."""
 
     findings: tuple[Finding, ...] | None = _ABSENT
-    """Labels that static rules gave to the source, the most severe first. None where the policy is ``allow``."""
+    """Matches of static rules in the source, the most severe first. None where the policy is ``allow``."""
     build: Build | None = _ABSENT
     """Compilation of a ``cuda`` or ``cpp`` source by the builder."""
     inputs: tuple[InputTensor, ...] | None = _ABSENT
@@ -739,12 +742,12 @@ class Evidence(Part):
     checks: int | None = _ABSENT
     """Number of the problem's input sets, hidden variants included, on which the kernel agreed with the reference."""
     checks_asked: int | None = _ABSENT
-    """Number of those that the settings asked for. The others are hidden variants."""
+    """Number of these input sets that the settings requested. The remaining ones are hidden variants."""
     comparison: ErrorFigures | None = _ABSENT
-    """Error of the outputs over all input sets that were compared, and both verdicts on it. A wrong kernel has both
-    too. None where no output was compared."""
+    """Errors of the outputs over all compared input sets, and the results of both comparisons, for wrong kernels too.
+    None where no output was compared."""
     tolerance: GivenTolerance | None = _ABSENT
-    """The tolerance that the settings or the problem gave. None where the dtype's counts."""
+    """Tolerance from the settings or the problem. None where the dtype's applies."""
     tf32: bool | None = _ABSENT
     """True if products and convolutions of fp32 values could use TF32. None on a CPU."""
     reference_is_constant: bool | None = _ABSENT
@@ -752,80 +755,80 @@ class Evidence(Part):
     verified_calls: int | None = _ABSENT
     """Number of timed calls whose outputs were compared afterwards. None where the kernel was not timed."""
     floor: Floor | None = _ABSENT
-    """Time that the GPU's memory needs for inputs and outputs. None on a CPU."""
+    """Speed-of-light bound: the time that the GPU's memory needs for inputs and outputs. None on a CPU."""
     provenance: Provenance | None = _ABSENT
-    """The origin of the code that did the work on the GPU."""
+    """Origin of the code that did the work on the GPU."""
     provenance_error: str | None = _ABSENT
-    """The reason why the provenance is unknown, where it was asked for."""
+    """The reason why the provenance is unknown, where it was requested."""
     sanitized: tuple[Sanitized, ...] | None = _ABSENT
-    """What compute-sanitizer says, a run for each tool. None where it was not asked for."""
+    """Results of compute-sanitizer, one run for each tool. None if not requested."""
     profile: Profile | None = _ABSENT
-    """What the kernels of a call do. None where it was not asked for."""
+    """Profile of the kernels of a call. None if not requested."""
     tests: Tests | None = _ABSENT
-    """What pytest reported, where tests of a repository stand in the place of a kernel."""
+    """Pytest's output, where a repository's tests replace the kernel."""
     compiled_baseline: Measurement | BaselineError | None = _ABSENT
-    """Time of the reference under ``torch.compile``, or why there is none. None where it was not asked for."""
+    """Time of the reference under ``torch.compile``, or the reason why it is missing. None if not requested."""
     baseline_drift: Drift | None = _ABSENT
-    """Change of the device since the cached baseline was taken, where it was large."""
+    """Change of the device since the cached baseline was measured, if it was large."""
     canary: str | None = _ABSENT
-    """Result of the GPU's own test after the candidate, in words."""
+    """Result of the GPU self-test after the candidate, as text."""
     leaked_bytes: int | None = _ABSENT
-    """Memory of the GPU that no process owned after the candidate, in bytes. None where that is unknown."""
+    """GPU memory in bytes that no process owned after the candidate. None if unknown."""
     strangers: tuple[Stranger, ...] | Literal["unknown"] | None = _ABSENT
-    """Processes of others on the GPU while the kernel was timed. ``unknown`` where they cannot be told apart."""
+    """Foreign GPU processes while the kernel was timed. ``unknown`` where they cannot be distinguished."""
     reference: ReferenceProcess | None = _ABSENT
-    """The process that ran the reference."""
+    """Process that ran the reference."""
     gpu_memory: GpuMemory | None = _ABSENT
-    """The plan of the GPU's memory. None on a CPU."""
+    """Plan of the GPU's memory. None on a CPU."""
     isolation: Isolation | None = _ABSENT
-    """The seal around the candidate. None where no candidate was started."""
+    """Sandbox of the candidate. None where no candidate was started."""
     slots_on_device: int | None = _ABSENT
     """Number of slots that share the device."""
     waited_for: tuple[str, ...] | None = _ABSENT
-    """Processes of other fleets and local judges of the same user that had the device while the evaluation waited for
-    it (``durations_s.wait_for_device``). None where there was none."""
+    """Processes of other fleets and local judges of the same user that held the device while the evaluation waited for
+    it (``durations_s.wait_for_device``). None if there were none."""
     durations_s: dict[str, float] | None = _ABSENT
-    """Time of each step, in seconds, by the step's name. Steps may contain other steps."""
+    """Duration in seconds of each step, by the step's name. Steps can contain other steps."""
     begun_s: dict[str, float] | None = _ABSENT
-    """When each step first began, in seconds after the judge took the evaluation up, by the step's name."""
+    """Time of each step's first beginning, in seconds after the judge started the evaluation, by the step's name."""
     cpu_s: dict[str, float] | None = _ABSENT
-    """CPU time of the processes of the evaluation, all their threads and children included, in seconds: of the
-    ``judge``, ``reference``, ``candidate``, ``builder``, ``compiled`` (the reference under ``torch.compile``) and
-    ``examined``. Of a reference that was kept, what it used in this evaluation."""
+    """CPU time in seconds of the evaluation's processes, with all their threads and children: of the ``judge``,
+    ``reference``, ``candidate``, ``builder``, ``compiled`` (the reference under ``torch.compile``) and ``examined``.
+    A reused reference process counts with its time in this evaluation only."""
     peak_bytes: int | None = _ABSENT
-    """Largest private memory of the candidate's process tree, in bytes."""
+    """Maximum private memory in bytes of the candidate's process tree."""
     output_bytes: int | None = _ABSENT
-    """Size of all that the candidate wrote to stdout and stderr, in bytes."""
+    """Size in bytes of the candidate's output to stdout and stderr."""
     cleanup: str | None = _ABSENT
     """The reason why the end of the candidate's process is unknown."""
     alone: bool | None = _ABSENT
-    """True if the evaluation had its device alone, because earlier attempts took their worker or GPU with them."""
+    """True if the evaluation had exclusive use of its device, because earlier attempts lost their worker or GPU."""
     attempts: tuple[EarlierAttempt, ...] | None = _ABSENT
-    """The attempts before this one. None where there was none."""
+    """The attempts before this one. None if there were none."""
     traceback: str | None = _ABSENT
-    """The end of the judge's own traceback, where the judge failed."""
+    """End of the judge's own traceback, where the judge failed."""
     emptied_at: datetime | None = _ABSENT
-    """When retention emptied the log and the long entries of the evidence."""
+    """Time at which retention removed the log and the long entries of the evidence."""
 
     @field_validator("floor", "isolation", mode="before")
     @classmethod
     def _empty_is_none(cls, value: object) -> object:
-        """A judge says by an empty object that a CPU has no floor, and that no candidate was sealed."""
+        """Return None for an empty object, by which a judge reports a CPU without a bound or a missing sandbox."""
         return None if value == {} else value
 
 
-# What each category tells ------------------------------------------------------------------------------
+# Needs of each category --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What an outcome of one category must have.
+    """The fields that an outcome of one category must have.
 
     Attributes:
-        message: a line for people.
-        phase: the phase in which it ended.
-        facts: fields of :class:`Facts`, all of which it has.
-        one_of: fields of :class:`Facts`, at least one of which it has.
+        message: True if it needs a message.
+        phase: True if it needs the phase in which it ended.
+        facts: required fields of :class:`Facts`.
+        one_of: fields of :class:`Facts` of which at least one is required.
     """
 
     message: bool = True
@@ -834,7 +837,7 @@ class Needs:
     one_of: tuple[str, ...] = ()
 
     def missing(self, *, message: str, phase: str | None, facts: Facts) -> list[str]:
-        """Return the names of what an outcome lacks; empty for one that has all."""
+        """Return the names of the fields that an outcome lacks."""
         lacking = [f"facts.{name}" for name in self.facts if getattr(facts, name) is None]
         if self.one_of and all(getattr(facts, name) is None for name in self.one_of):
             lacking.append(" or ".join(f"facts.{name}" for name in self.one_of))
@@ -848,7 +851,7 @@ class Needs:
 _RAISED: Final = ("exception",)
 _ENDED: Final = ("reason",)
 _COMPARED: Final = ("output", "kind", "wrong", "of", "first")
-#: Facts beyond the message, and the phase for failures of candidates and problems.
+#: Required facts, in addition to the message and to the phase of failures of candidates and problems.
 _FACTS: Final[dict[Category, tuple[str, ...]]] = {
     Category.IMPORT_ERROR: _RAISED,
     Category.REJECTED_BY_POLICY: ("findings",),
@@ -878,7 +881,7 @@ _ONE_OF: Final[dict[Category, tuple[str, ...]]] = {
     Category.WRONG_OUTPUT_STRUCTURE: ("structure", "output"),
     Category.TIMING_UNSTABLE: ("clocks", "strangers"),
 }
-#: What an outcome of each category must have. :class:`kqueue.contract.Outcome` refuses one that lacks it.
+#: Required fields of each category's outcomes. :class:`kqueue.contract.Outcome` refuses an outcome without them.
 NEEDS: Final[dict[Category, Needs]] = {
     category: Needs(
         message=info.blame is not Blame.NONE,

@@ -1,6 +1,6 @@
-"""States of evaluations, GPUs, searches and probes, priorities, and the other words that the database holds.
+"""States, priorities and other enumerations, which the database stores as text.
 
-The database holds each as text; a test compares these names with its constraints.
+A test compares these names with the database's constraints.
 """
 
 from __future__ import annotations
@@ -9,45 +9,45 @@ from enum import StrEnum
 
 
 class EvaluationState(StrEnum):
-    """The state of an evaluation. A verdict exists exactly when it is ``done``."""
+    """The state of an evaluation. It has a verdict exactly when it is ``done``."""
 
     QUEUED = "queued"
-    """It waits for a worker, for its first attempt or a further one."""
+    """It waits for its first or a further attempt."""
     RUNNING = "running"
     """A worker executes it."""
     DONE = "done"
-    """It has its verdict."""
+    """It has a verdict."""
 
 
 class Priority(StrEnum):
-    """Whose turn comes first."""
+    """The priority of an evaluation."""
 
     INTERACTIVE = "interactive"
-    """Somebody waits for it: it comes before all of ``batch``, which keeps a tenth of the devices' time."""
+    """A user waits for it. It precedes all ``batch`` evaluations, which keep a tenth of the devices' time."""
     BATCH = "batch"
     """It can wait."""
     IDLE = "idle"
-    """It comes after all else that waits on its lane."""
+    """It follows all other evaluations of its lane."""
 
 
 class Spent(StrEnum):
-    """What becomes of submissions with a token whose budget is used up."""
+    """The treatment of submissions with a token whose budget is used up."""
 
     REFUSE = "refuse"
-    """They are refused until there is some left."""
+    """They are refused until budget is available again."""
     LOWER = "lower"
     """They are accepted with the priority ``idle``."""
 
 
 class GpuState(StrEnum):
-    """The state of a GPU that some host's fleet uses."""
+    """The state of a GPU that a host's fleet uses."""
 
     SERVING = "serving"
-    """It is given evaluations, unless a test of it is due."""
+    """It receives evaluations, except when a GPU self-test is due."""
     DRAINED = "drained"
-    """An operator took it out of service, until an operator resumes it."""
+    """An operator took it out of service. An operator can resume it."""
     QUARANTINED = "quarantined"
-    """The fleet took it out of service, until it passes a test or an operator resumes it."""
+    """The fleet took it out of service, until it passes a self-test or an operator resumes it."""
 
 
 class SearchState(StrEnum):
@@ -56,53 +56,53 @@ class SearchState(StrEnum):
     RUNNING = "running"
     """A process runs it, or died while it did."""
     STOPPED = "stopped"
-    """It was interrupted, or an error ended it; it can be resumed."""
+    """It was interrupted or ended by an error. It can be resumed."""
     DONE = "done"
-    """It made all its steps, or had no more proposals."""
+    """It made all its steps, or ran out of proposals."""
 
 
 class ProbeKind(StrEnum):
-    """What a probe of the fleet's judge is (:mod:`kqueue.probes`)."""
+    """The kind of a probe, an evaluation with a known answer that tests the judge (:mod:`kqueue.probes`)."""
 
     HONEST = "honest"
-    """A right kernel, which must pass."""
+    """A correct kernel, which must pass."""
     CHEAT = "cheat"
     """A wrong kernel, which must be refused as wrong."""
     SPIN = "spin"
-    """A right kernel that takes a known time, which must be timed at that."""
+    """A known-duration kernel. It is correct, and the measured time must match its duration."""
 
 
 class Finding(StrEnum):
-    """What the verdict on a probe shows of the judge."""
+    """The finding about the judge that follows from the verdict on a probe."""
 
     AGREED = "agreed"
-    """It is what it must be."""
+    """The verdict is the expected one."""
     VOID = "void"
-    """Nothing: the fleet failed, the host lacked time or memory, or nobody judged it."""
+    """No finding: the fleet failed, the host lacked time or memory, or no worker judged the probe."""
     CHEAT_ACCEPTED = "cheat_accepted"
     """A wrong kernel passed."""
     CHEAT_MISTAKEN = "cheat_mistaken"
-    """A wrong kernel was refused for something that it is not."""
+    """A wrong kernel was refused for a fault that it does not have."""
     HONEST_REFUSED = "honest_refused"
-    """A right kernel did not pass."""
+    """A correct kernel did not pass."""
     CLOCK_SHORT = "clock_short"
-    """A spin was timed at less than it took."""
+    """The measured time of a known-duration kernel is shorter than its duration."""
     CLOCK_LONG = "clock_long"
-    """A spin was timed at more than it took."""
+    """The measured time of a known-duration kernel is longer than its duration."""
     CLOCK_UNEVEN = "clock_uneven"
-    """A spin and its reference were timed by different measures, or the spin not at all."""
+    """A known-duration kernel was not timed, or was timed in another way than its reference."""
 
 
 class Writer(StrEnum):
-    """The part of a fleet that recorded the end of an attempt or an evaluation."""
+    """The process that recorded the end of an attempt or an evaluation."""
 
     JUDGE = "judge"
     """The process that judged the kernel."""
     WORKER = "worker"
-    """The judge's parent, or the supervisor, for an attempt whose judge could not record its end."""
+    """The judge's parent or the supervisor, for an attempt whose judge could not record its end."""
     SWEEPER = "sweeper"
-    """A sweeper, for an attempt whose worker fell silent, or for an evaluation that nobody began in time."""
+    """A sweeper, for an attempt whose worker fell silent, or an evaluation that no worker began in time."""
     CLIENT = "client"
     """A producer that cancelled the evaluation."""
     DATABASE = "database"
-    """The database, which found the verdict of an equal evaluation."""
+    """The database, which reused the verdict of an equal evaluation."""

@@ -1,1 +1,1 @@
-"""The database's schema, step by step (Alembic). Used through :mod:`kqueue.store.schema`."""
+"""The Alembic migrations of the database's schema, which :mod:`kqueue.store.schema` runs."""

@@ -1,4 +1,4 @@
-"""Run by Alembic for each command, on the connection that :mod:`kqueue.store.schema` opened."""
+"""Alembic's environment, which runs for each command on the connection from :mod:`kqueue.store.schema`."""
 
 from __future__ import annotations
 

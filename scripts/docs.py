@@ -1,9 +1,9 @@
-"""`make docs`: write the generated parts of the documents. With `--check` only say which are out of date.
+"""`make docs`: write the generated parts of the documents. With `--check` only list the outdated documents.
 
-Generated are `docs/categories.md`, `docs/evidence.md`, `docs/settings.md`, `docs/options.md` and `docs/api.md` as a
-whole, and three tables between comments: the commands in `docs/cli.md`, the routes in `docs/http.md`, and the static
-rules in `docs/policies.md`. Exit status: 0, or with `--check` 1 if a document is out of
-date.
+`docs/categories.md`, `docs/evidence.md`, `docs/settings.md`, `docs/options.md` and `docs/api.md` are generated as a
+whole, and three documents have a generated table between comments: the commands in `docs/cli.md`, the routes in
+`docs/http.md`, and the static rules in `docs/policies.md`. The exit status is 0, or 1 if `--check` finds an outdated
+document.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HEADING = re.compile(r"^## ([a-z, ]+)$", re.MULTILINE)
 
 
 def commands(command: Any, *path: str) -> Iterator[tuple[str, str]]:
-    """Return the words and the first sentence of the help of every command below ``command``, a command of Click's."""
+    """Yield the name and the first sentence of the help of every command below ``command``, a Click command."""
     below = getattr(command, "commands", None)
     if below is None:
         yield " ".join(path), command.get_short_help_str(limit=1000)
@@ -34,7 +34,7 @@ def commands(command: Any, *path: str) -> Iterator[tuple[str, str]]:
 
 
 def command_table(document: str) -> str:
-    """Return the table of all commands; each links to the section of ``document`` that names it, if there is one."""
+    """Return the table of all commands, with links to the sections of ``document`` that name them."""
     from kqueue.cli import app
 
     sections = {
@@ -42,10 +42,10 @@ def command_table(document: str) -> str:
         for heading in HEADING.findall(document)
         for name in heading.split(", ")
     }
-    lines = ["| command | what it does |", "|---|---|"]
-    for words, help_text in commands(typer.main.get_command(app)):
-        shown = f"`kqueue {words}`"
-        section = sections.get(words.split()[0])
+    lines = ["| command | purpose |", "|---|---|"]
+    for command, help_text in commands(typer.main.get_command(app)):
+        shown = f"`kqueue {command}`"
+        section = sections.get(command.split()[0])
         lines.append(f"| {f'[{shown}](#{section})' if section else shown} | {help_text} |")
     return "\n".join(lines) + "\n"
 
@@ -60,15 +60,15 @@ def rule_table() -> str:
 
 
 def fill(document: str, name: str, table: str) -> str:
-    """Return ``document`` with ``table`` between the comments that begin and end the block ``name``."""
+    """Return ``document`` with ``table`` between the comments around the block ``name``."""
     block = re.compile(rf"(<!-- {name}: [^\n]* -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
     if len(block.findall(document)) != 1:
-        raise SystemExit(f"a document has no place, or two, for the table of {name}")
+        raise SystemExit(f"a document must have exactly one block for the table of {name}")
     return block.sub(lambda found: found[1] + table + found[2], document)
 
 
 def documents() -> dict[Path, str]:
-    """Return every document with a generated part, as it should be."""
+    """Return the correct text of every document with a generated part."""
     from kqueue import categories
     from kqueue.cli.categories import page
 
@@ -87,7 +87,7 @@ def documents() -> dict[Path, str]:
 
 
 def main() -> int:
-    """Write what has changed, or name it."""
+    """Write the outdated documents, or list them with `--check`."""
     sys.path.insert(0, str(ROOT))  # the packages of this checkout
     check = sys.argv[1:] == ["--check"]
     stale = {path: text for path, text in documents().items() if not path.exists() or path.read_text() != text}

@@ -1,12 +1,12 @@
 """Run a command with a Docker engine and base images made on this machine: `engine.py [--folder DIR] COMMAND ...`.
 
-For a machine where no engine runs, or where no registry of images can be reached. It needs root on Debian or Ubuntu and
-fetches from their mirrors and from where pip fetches: a small Debian with Python, made by debootstrap, the wheels and
-compilers for the images of docker-compose.yml, and Debian's engine if none is installed, which is unpacked and not
-installed. Then everything runs in namespaces of its own, in which there is no network but what the engine makes: no
-registry, no port on this machine. What it made is gone afterwards, unless `--folder` names where to keep it.
+It is for machines without a running engine or without access to an image registry. It needs root on Debian or Ubuntu.
+From their mirrors and pip's index it fetches a small Debian with Python (by debootstrap), the wheels and compilers for
+the images of docker-compose.yml, and Debian's engine if none is installed, which it only unpacks. Then everything runs
+in new namespaces, whose only networks are the engine's: no registry, no port on this machine. Afterwards all files are
+removed, unless `--folder` names a folder for them.
 
-The command gets DOCKER_HOST, PYTHON_IMAGE, VALKEY_IMAGE, POSTGRES_IMAGE, PROMETHEUS_IMAGE and WHEELHOUSE, and its exit
+The command gets DOCKER_HOST, PYTHON_IMAGE, VALKEY_IMAGE, POSTGRES_IMAGE, PROMETHEUS_IMAGE and WHEELHOUSE. Its exit
 status is this program's.
 """
 
@@ -33,48 +33,48 @@ import httpx
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCAL = ROOT / "docker" / "local"
-#: Debian 12 has Python 3.11, the oldest that kqueue runs on.
+#: Debian 12, which has Python 3.11, the oldest version that kqueue supports.
 SUITE = "bookworm"
 PROGRAMS = ("containerd", "debootstrap", "docker-init", "docker-proxy", "dockerd", "iptables", "runc")
 PACKAGES = ("containerd", "debootstrap", "docker.io", "iptables", "runc", "tini")
 PYTHON_IMAGE = "kqueue-local/python"
-#: Targets of docker/local/Dockerfile; the variable with an image's name begins with the target's.
+#: Targets of docker/local/Dockerfile. The variable with an image's name begins with the target's name.
 SERVICES = ("valkey", "postgres", "prometheus")
-#: What no image needs of a Debian tree.
+#: Patterns of files of a Debian tree that no image needs.
 LEFT_OUT = ("dev/*", "proc/*", "sys/*", "usr/share/doc/*", "usr/share/locale/*", "usr/share/man/*")
 LEFT_OUT += ("var/cache/apt/*", "var/lib/apt/lists/*")
-#: ioctl's name for setting an interface's flags, and the flags of one that is up (linux/sockios.h, net/if.h).
+#: The ioctl that sets an interface's flags, and the flags of an active one (linux/sockios.h, net/if.h).
 SIOCSIFFLAGS, IFF_UP, IFF_RUNNING = 0x8914, 0x1, 0x40
-#: Seconds for the engine to answer, and to stop what runs and itself.
+#: Seconds for the engine to answer, and to stop the containers and itself.
 START_S, STOP_S = 60.0, 60.0
 
 
 class Failure(Exception):
-    """A problem for the user to fix; the message says how."""
+    """A problem that the user can fix as the message says."""
 
 
 def main() -> int:
-    """Do what the command line says. Return the exit status."""
+    """Run the program with the command line's arguments. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, help="where to keep everything for the next run")
+    parser.add_argument("--folder", type=Path, help="folder in which all files are kept for the next run")
     parser.add_argument("--suite", default=SUITE, help=f"Debian's release in the images ({SUITE})")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="the command to run")
     options = parser.parse_args()
     if not options.command:
         parser.error("name a command")
-    # The command gets it too, and ends in its own way; then what was made is removed.
+    # The command gets Ctrl-C too, and ends by itself. Then this program cleans up.
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         if options.inside:
             return inside(options.folder, options.command)
         if os.geteuid() != 0:
-            raise Failure("this needs root: it makes a file system, namespaces and containers")
+            raise Failure("this needs root, because it makes a file system, namespaces and containers")
         with workplace(options.folder) as folder:
             begun = time.monotonic()
             environment = prepare(folder, options.suite)
-            print(f"engine: fetched and made what it takes in {time.monotonic() - begun:.0f} s", flush=True)
+            print(f"engine: fetched and prepared all files in {time.monotonic() - begun:.0f} s", flush=True)
             return enter(folder, environment, options.command)
     except Failure as failure:
         print(f"engine: {failure}", file=sys.stderr)
@@ -83,7 +83,7 @@ def main() -> int:
 
 @contextlib.contextmanager
 def workplace(kept: Path | None) -> Iterator[Path]:
-    """Yield the folder for everything: one that is kept, or one that is removed afterwards."""
+    """Yield the folder for all files: the given one, which is kept, or a temporary one."""
     if kept is not None:
         kept.mkdir(parents=True, exist_ok=True)
         yield kept.resolve()
@@ -97,15 +97,15 @@ def workplace(kept: Path | None) -> Iterator[Path]:
 
 
 def wheelhouse(folder: Path) -> Path:
-    """Return the folder with wheels: in the repository, because images are built from there."""
+    """Return the folder with wheels. It is in the repository, because images are built from there."""
     return ROOT / f"wheelhouse-{folder.name}"
 
 
-# What needs a network
+# Steps with a network
 
 
 def prepare(folder: Path, suite: str) -> dict[str, str]:
-    """Fetch what lacks in a folder. Return the environment in which the engine's programs are found."""
+    """Fetch the files that a folder lacks. Return the environment in which the engine's programs are found."""
     environment = programs(folder)
     tree = folder / "debian"
     if not tree.exists():
@@ -129,7 +129,7 @@ def prepare(folder: Path, suite: str) -> dict[str, str]:
 
 
 def programs(folder: Path) -> dict[str, str]:
-    """Return the environment in which the engine's programs are found; those of Debian's packages, where any lacks."""
+    """Return the environment in which the engine's programs are found. Fetch Debian's if this machine lacks any."""
     environment = os.environ | {"PATH": f"{os.environ['PATH']}:/usr/local/sbin:/usr/sbin:/sbin"}
     if all(shutil.which(program, path=environment["PATH"]) for program in PROGRAMS):
         return environment
@@ -137,12 +137,12 @@ def programs(folder: Path) -> dict[str, str]:
     if not tree.exists():
         archives, fresh = folder / "archives", folder / "programs.part"
         (archives / "partial").mkdir(parents=True, exist_ok=True)
-        # With what they depend on and this machine lacks.
+        # Includes the dependencies that this machine lacks.
         fetch = ["apt-get", "install", "-qq", "--yes", "--no-install-recommends", "--download-only"]
         run([*fetch, "-o", f"Dir::Cache::archives={archives}", *PACKAGES], environment, hint="`apt-get update` first?")
         for package in archives.glob("*.deb"):
             run(["dpkg", "--extract", str(package), str(fresh)], environment)
-        # A package makes this link when it is installed.
+        # The package creates this link when it is installed.
         with contextlib.suppress(FileExistsError):
             (fresh / "usr" / "sbin" / "iptables").symlink_to("xtables-nft-multi")
         fresh.rename(tree)
@@ -162,7 +162,7 @@ def programs(folder: Path) -> dict[str, str]:
 
 
 def fill(tree: Path, house: Path, context: Path, log: Path) -> None:
-    """Fetch the wheels and Debian packages of the images: kqueue's into `house`, the services' into `context`."""
+    """Fetch the wheels and Debian packages of kqueue's images into `house`, and the services' into `context`."""
 
     def apt(*arguments: str) -> None:
         run(["chroot", str(tree), "apt-get", "-qq", *arguments], dict(os.environ), hint="see above")
@@ -178,7 +178,7 @@ def fill(tree: Path, house: Path, context: Path, log: Path) -> None:
         shutil.rmtree(archives)
 
     script = [sys.executable, str(ROOT / "scripts" / "bootstrap.py"), "wheelhouse", "--cpu", "--out", str(house)]
-    asked = ["chroot", str(tree), "python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    asked = ["chroot", str(tree), "python3", "-c", "import sys\nprint('%d.%d' % sys.version_info[:2])"]
     python = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     with log.open("w") as lines:
         run([*script, "--python", python], dict(os.environ), lines)
@@ -186,7 +186,7 @@ def fill(tree: Path, house: Path, context: Path, log: Path) -> None:
         (context / service).mkdir(exist_ok=True)
     packages(house, "g++", "python3-dev")
     packages(context / "valkey", "redis-tools")
-    # Without what its pages need and its figures do not.
+    # Without its dependencies, which only its web pages need.
     run(["chroot", str(tree), "sh", "-c", "cd /tmp && apt-get -qq download prometheus"], dict(os.environ))
     for package in (tree / "tmp").glob("*.deb"):
         shutil.move(package, context / "prometheus")
@@ -195,11 +195,11 @@ def fill(tree: Path, house: Path, context: Path, log: Path) -> None:
             shutil.copy(path, context / service)
 
 
-# What needs none
+# Steps without a network
 
 
 def enter(folder: Path, environment: dict[str, str], command: list[str]) -> int:
-    """Run this program's other half in namespaces of its own. Return the command's exit status."""
+    """Run this program again with `--inside` in new namespaces. Return the command's exit status."""
     apart = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     again = [sys.executable, str(Path(__file__).resolve()), "--inside", "--folder", str(folder), *command]
     settings = Path("/etc/docker")
@@ -221,20 +221,20 @@ def cgroup(folder: Path) -> str:
 
 
 def inside(folder: Path, command: list[str]) -> int:
-    """Run the engine and, with it, the command. Return the command's exit status."""
-    # A setting or a key of the machine's own engine is none of this one's.
+    """Run the engine and the command. Return the command's exit status."""
+    # Hides the settings and keys of the machine's own engine.
     run(["mount", "-t", "tmpfs", "tmpfs", "/etc/docker"], dict(os.environ))
     with socket.socket() as any_socket:
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh", b"lo", IFF_UP | IFF_RUNNING))
     address = folder / "docker.sock"
     wanted = ["dockerd", f"--host=unix://{address}", f"--data-root={folder / 'data'}", f"--exec-root={folder / 'exec'}"]
     wanted += [f"--pidfile={folder / 'dockerd.pid'}", f"--cgroup-parent=/{cgroup(folder)}"]
-    # Containers reach each other and the command reaches their ports without rules of a firewall.
+    # Containers reach each other, and the command reaches their ports, without firewall rules.
     wanted += ["--iptables=false", "--ip6tables=false"]
     (folder / "dockerd.pid").unlink(missing_ok=True)
     begun = time.monotonic()
     with (folder / "dockerd.log").open("w") as log:
-        # In a session of its own, so that Ctrl-C ends the command and leaves it the engine to clear up with.
+        # A separate session, so that Ctrl-C does not end the engine, which the command needs for its cleanup.
         engine = subprocess.Popen(wanted, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     try:
         with httpx.Client(
@@ -244,7 +244,7 @@ def inside(folder: Path, command: list[str]) -> int:
             print(f"engine: answers after {time.monotonic() - begun:.1f} s", flush=True)
             given = images(api, folder)
         print(f"engine: has its base images after {time.monotonic() - begun:.0f} s", flush=True)
-        # What the engine's own programs need is not the command's.
+        # Only the engine's own programs need these libraries.
         clean = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
         given |= {"DOCKER_HOST": f"unix://{address}", "WHEELHOUSE": wheelhouse(folder).name}
         return subprocess.run(command, env=clean | given, check=False).returncode
@@ -258,7 +258,7 @@ def inside(folder: Path, command: list[str]) -> int:
 
 
 def wait(api: httpx.Client, engine: subprocess.Popen[bytes], log: Path) -> None:
-    """Return when the engine answers. Raises :class:`Failure` if it does not."""
+    """Wait until the engine answers. Raise a Failure if it does not."""
     deadline = time.monotonic() + START_S
     while engine.poll() is None and time.monotonic() < deadline:
         with contextlib.suppress(httpx.TransportError):
@@ -269,7 +269,7 @@ def wait(api: httpx.Client, engine: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def images(api: httpx.Client, folder: Path) -> dict[str, str]:
-    """Make the base images that the engine lacks. Return the variables of docker-compose.yml that name them."""
+    """Create the base images that the engine lacks. Return the variables of docker-compose.yml that name them."""
     names = {"PYTHON_IMAGE": PYTHON_IMAGE} | {f"{name.upper()}_IMAGE": f"kqueue-local/{name}" for name in SERVICES}
     there = {tag for image in api.get("/images/json").json() for tag in image["RepoTags"] or ()}
     if f"{PYTHON_IMAGE}:latest" not in there:
@@ -286,17 +286,17 @@ def images(api: httpx.Client, folder: Path) -> dict[str, str]:
 
 
 def send(api: httpx.Client, path: str, query: dict[str, Any], archive: list[str]) -> None:
-    """Send the engine an archive that a program prints. Raises :class:`Failure` if it says no."""
+    """Send the engine an archive from a program's output. Raise a Failure if it is refused."""
     with subprocess.Popen(archive, stdout=subprocess.PIPE) as program:
         assert program.stdout
         answer = api.post(path, params=query, content=iter(lambda: program.stdout.read(2**20), b""))
-    said = [json.loads(line) for line in answer.text.splitlines() if line]
-    if not answer.is_success or program.returncode != 0 or any("error" in line for line in said):
+    messages = [json.loads(line) for line in answer.text.splitlines() if line]
+    if not answer.is_success or program.returncode != 0 or any("error" in message for message in messages):
         raise Failure(f"{path} {query}: {answer.status_code}\n{answer.text[-2000:]}")
 
 
 def run(command: list[str], environment: dict[str, str], log: Any = None, hint: str = "") -> None:
-    """Run a command that must succeed; what it prints goes into a log, if there is one."""
+    """Run a command that must succeed, with its output in a log if there is one."""
     if subprocess.run(command, env=environment, stdout=log, stderr=log, check=False).returncode != 0:
         where = f"see {log.name}" if log else hint
         raise Failure(f"this failed: {' '.join(command[:6])} ... {where}")

@@ -1,7 +1,7 @@
 """`make env`: create `.env` from `.env.example` and fill in missing secrets. Uses only the standard library.
 
-It keeps existing values, so it can be run again after an upgrade that needs another secret. To rotate a secret, empty
-it in `.env`, run this, then `docker compose up -d`.
+It keeps existing values, so run it again after an upgrade that needs another secret. To rotate a secret, empty it in
+`.env`, run this, then `docker compose up -d`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SECRET = re.compile(r"^(?P<name>[A-Z_]+_PASSWORD|FLOWER_AUTH)=(?P<value>.*)$")
 
 
 def main(folder: Path = ROOT) -> int:
-    """Write `.env` in ``folder``. Print the names of new secrets, never a secret."""
+    """Write `.env` in ``folder``. Print the names of new secrets, but no secret."""
     file, example = folder / ".env", (folder / ".env.example").read_text().splitlines()
     lines = file.read_text().splitlines() if file.exists() else example
     known = {found["name"] for line in lines if (found := SECRET.match(line))}

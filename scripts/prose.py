@@ -25,7 +25,7 @@ _CHECKED: Final = ("kqueue", "workers", "migrations", "scripts", "docs", "README
 _SUBJECTS_SINCE: Final = "3456483"
 _SUBJECT: Final = re.compile(r"(?:Ask|Have|Keep|Know|Let|Look|Say|Take|Tell)\b")
 _OPENING: Final = re.compile(r"(?:What|How|Whether|Where|Who|Whose|When|Which)\b")
-#: Habits of sentences that are not questions, with what to write instead.
+#: Habits of sentences that are not questions, with the advice for each.
 _HABITS: Final = (
     (re.compile(r"\bwhat (?:is|are|was|were|it|they|has|have|had|can|could|must|does)\b", re.I), "write the noun"),
     (re.compile(r"(?:^|[.:;] )(?:Whoever|Whatever|Who|That which|Those (?:who|that)|What)\b"), "name the subject"),
@@ -41,7 +41,7 @@ _HABITS: Final = (
 )
 #: Spans that are not prose: roles, code, links' targets, quoted words.
 _SPANS: Final = re.compile(r":[\w:]+:`[^`]*`|``[^`]*``|`[^`]*`|\]\([^)]*\)|https?://\S+|\"[^\"]*\"|<[^>]*>")
-#: Signs that a string is SQL or source.
+#: Signs that a string is SQL or source code.
 _CODE: Final = re.compile(r"\b(?:SELECT|INSERT|UPDATE|DELETE|CREATE|ALTER|WITH|FROM)\b|[={}]|def |\\")
 _SECTION: Final = re.compile(r"(?:Args|Attributes|Returns|Raises|Yields|Note|Example|Examples):$")
 
@@ -71,7 +71,7 @@ def _files(paths: list[Path]) -> Iterator[Path]:
 
 
 def _subjects() -> Iterator[str]:
-    """Yield the subjects of new commits that do not say what the commit does; none in a shallow clone."""
+    """Yield the subjects of new commits with a verb that hides the change. None in a shallow clone."""
     log = ["git", "-C", str(_ROOT), "log", "--no-merges", "--format=%h %s", f"{_SUBJECTS_SINCE}..HEAD"]
     subjects = subprocess.run(log, capture_output=True, text=True, check=False).stdout.splitlines()
     yield from (subject for subject in subjects if _SUBJECT.match(subject.partition(" ")[2]))
@@ -82,7 +82,7 @@ def _findings(path: Path) -> Iterator[tuple[int, str]]:
     for line, paragraph, is_docstring in _of_python(text) if path.suffix == ".py" else _of_markdown(text):
         if is_docstring and _OPENING.match(paragraph):
             yield line, f"begin with a verb or a noun: {paragraph[:100]}"
-        # A span becomes one word, so that what is around it stays a sentence.
+        # A span becomes one word, so that the text around it remains a sentence.
         prose = _SPANS.sub("X", paragraph)
         for sentence in re.split(r"(?<=[.?!:]) (?=[A-Z])", prose):
             if sentence.endswith("?"):
@@ -93,7 +93,7 @@ def _findings(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _of_python(source: str) -> Iterator[tuple[int, str, bool]]:
-    """Yield line, paragraph and whether a docstring begins with it, of docstrings, comments and messages."""
+    """Yield the line, the text and a flag for a docstring's first paragraph, of docstrings, comments and messages."""
     tree = ast.parse(source)
     docstrings = {id(node): node for node in _docstrings(tree)}
     for node in docstrings.values():
@@ -117,14 +117,14 @@ def _of_python(source: str) -> Iterator[tuple[int, str, bool]]:
 
 
 def _docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
-    """Yield the strings that stand as statements: of modules, classes, functions and attributes."""
+    """Yield the strings that are statements, such as the docstrings of modules, classes, functions and attributes."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.value
 
 
 def _message(line: int, text: str) -> Iterator[tuple[int, str, bool]]:
-    """Yield a string if it is prose: words on one line that are no SQL and no source."""
+    """Yield a string if it is prose: words on one line that are neither SQL nor source code."""
     is_code = "\n" in text or _CODE.search(text)
     if not is_code and len(re.findall(r"[A-Za-z]{2,}", text)) > 2:
         yield line, text.strip(), False

@@ -1,4 +1,4 @@
-"""The generated pages of the reference: settings, options of commands, Python. `make docs` writes them."""
+"""The generated pages of the reference: settings, options of commands, and Python. `make docs` writes them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from kqueue.cli.categories import in_markdown, kind_of
 SETTINGS = """\
 # Settings
 
-Made from `kqueue/config.py` by `make docs`; a test keeps them equal.
+Generated from `kqueue/config.py` by `make docs`. A test compares both.
 
-A fleet's programs and clients read these variables of the environment. An argument of a command or of a class comes
-before its variable, and what a `kqueue up` of the same user tells comes after it: its addresses, its token, and
-`KQUEUE_GPU_FALLBACK`. Whatever starts with `KQUEUE_` and is not here is read by a script: the
-[compose stack's](compose.md) in `.env.example`, and `KQUEUE_TORCH` and `KQUEUE_WHEELHOUSE` by `make venv`
-([installing](install.md)).
+A fleet's programs and clients read these environment variables. An argument of a command or of a class takes precedence
+over its variable. A variable takes precedence over the values from a `kqueue up` of the same user, which are its
+addresses, its token, and `KQUEUE_GPU_FALLBACK`. Scripts read further variables that start with `KQUEUE_`: the
+[compose stack](compose.md) those in `.env.example`, and `make venv` ([installing](install.md)) `KQUEUE_TORCH` and
+`KQUEUE_WHEELHOUSE`.
 
 | variable | default | meaning |
 |---|---|---|
@@ -30,18 +30,18 @@ before its variable, and what a `kqueue up` of the same user tells comes after i
 OPTIONS = """\
 # Options
 
-Made from the commands of `kqueue` by `make docs`; a test keeps them equal. `kqueue COMMAND --help` says the same.
-What commands print, and their exit statuses, are in [cli.md](cli.md).
+Generated from the commands of `kqueue` by `make docs`. A test compares both. `kqueue COMMAND --help` prints the same.
+The output and exit statuses of commands are in [cli.md](cli.md).
 """
 PYTHON = """\
 # Names in Python
 
-Made from the package `kqueue` by `make docs`; a test keeps them equal. [python.md](python.md) shows how they are used.
-All arguments after a `*` are given by name. Adapters for programs of others are on pages of their own:
-[training](training.md), [evaluators](evaluator.md). `Category` is in [categories.md](categories.md); `Evidence`,
+Generated from the package `kqueue` by `make docs`. A test compares both. [python.md](python.md) shows examples.
+All arguments after a `*` are keyword arguments. Separate pages describe the adapters for other programs:
+[training](training.md) and [evaluators](evaluator.md). `Category` is in [categories.md](categories.md). `Evidence`,
 `Facts` and `Measurement` are in [evidence.md](evidence.md), and the fields of `Config` in [settings.md](settings.md).
 """
-#: What has a page of its own.
+#: Names that other pages describe.
 ELSEWHERE = {"Category", "Config", "Evidence", "Facts", "Measurement"}
 
 
@@ -62,7 +62,7 @@ def settings() -> str:
 
 
 def default(field: Any) -> str:
-    """Return a field's default in code; nothing if it has none, or one that its description tells."""
+    """Return a field's default in backquotes. Empty without a default, and for an empty one."""
     value = field.default
     if value in (None, "", PydanticUndefined):
         return ""
@@ -72,7 +72,7 @@ def default(field: Any) -> str:
 
 
 def leaves(command: Any, *path: str) -> Iterator[tuple[str, Any, Any]]:
-    """Return the words, the command and its context for every command of Click's below ``command``."""
+    """Yield the name, the command and its context for every Click command below ``command``."""
     context = command.context_class(command, info_name=" ".join(("kqueue", *path)), **command.context_settings)
     below = getattr(command, "commands", None)
     if below is None or (path and command.invoke_without_command):
@@ -86,8 +86,8 @@ def options() -> str:
     from kqueue.cli import app
 
     parts = [OPTIONS]
-    for words, command, context in leaves(typer.main.get_command(app)):
-        parts.append(f"## kqueue {words}\n\n{in_markdown(command.get_short_help_str(1000))}\n")
+    for name, command, context in leaves(typer.main.get_command(app)):
+        parts.append(f"## kqueue {name}\n\n{in_markdown(command.get_short_help_str(1000))}\n")
         rows = [row for one in command.get_params(context) if (row := option(one, context))]
         if rows:
             parts.append("| argument, option | meaning |\n|---|---|\n" + "\n".join(rows) + "\n")
@@ -95,7 +95,7 @@ def options() -> str:
 
 
 def option(one: Any, context: Any) -> str | None:
-    """Return the row of an argument or an option; None for those that are not told, and for `--help`."""
+    """Return the row of an argument or an option, or None for hidden ones and for `--help`."""
     record = one.get_help_record(context)
     if record is None or one.name == "help":
         return None
@@ -107,7 +107,7 @@ def python() -> str:
     import kqueue
     from kqueue.errors import KqueueError
 
-    # An asynchronous class has its methods' words from the other one.
+    # Asynchronous classes come last, because their methods share the descriptions of the synchronous ones.
     listed = sorted(set(dir(kqueue)) & set(vars(kqueue)["_HOME"]), key=lambda name: (name.startswith("Async"), name))
     names = {name: getattr(kqueue, name) for name in listed}
     classes = {name: one for name, one in names.items() if inspect.isclass(one)}
@@ -128,7 +128,7 @@ def python() -> str:
         ]
         table = "| field | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows)
         parts.append(f"## {model.__name__}\n\n{first(model)}\n\n{table}\n")
-    parts.append("## Words\n\n| type | values |\n|---|---|")
+    parts.append("## Enumerations\n\n| type | values |\n|---|---|")
     parts += [
         f"| `{name}` | {', '.join(f'`{value.value}`' for value in one)} |"
         for name, one in classes.items()
@@ -140,13 +140,13 @@ def python() -> str:
 
 
 def signature(name: str, what: Any) -> str:
-    """Return a callable's name with its arguments, and what it does. What only kqueue makes has none."""
+    """Return a callable's name, arguments and description. A class that only kqueue instantiates has no arguments."""
     taken = arguments(what)
     return f"`{name}{'' if '_transport' in taken else taken}`\n\n{first(what)}"
 
 
 def arguments(what: Any) -> str:
-    """Return the arguments of a callable, without ``self`` and without types, which the docstrings tell."""
+    """Return the arguments of a callable without ``self`` and without types, which the docstrings name."""
     parameters = [
         one.replace(annotation=inspect.Parameter.empty)
         for one in inspect.signature(what).parameters.values()
@@ -156,7 +156,7 @@ def arguments(what: Any) -> str:
 
 
 def methods(owner: str, what: Any, known: dict[str, str]) -> str:
-    """Return the table of a class's own methods. Those that an earlier class told with the same words are named."""
+    """Return the table of a class's methods, and a list of the methods with the same row in an earlier class."""
     rows: list[str] = []
     same: dict[str, list[str]] = {}
     for name, one in inspect.getmembers(what):
@@ -169,8 +169,8 @@ def methods(owner: str, what: Any, known: dict[str, str]) -> str:
         else:
             known[row] = owner
             rows.append(row)
-    table = "\n| method | what it does |\n|---|---|\n" + "\n".join(rows) + "\n" if rows else ""
-    return table + "".join(f"\nAs `{earlier}` has them: {', '.join(names)}.\n" for earlier, names in same.items())
+    table = "\n| method | purpose |\n|---|---|\n" + "\n".join(rows) + "\n" if rows else ""
+    return table + "".join(f"\nThe same as in `{earlier}`: {', '.join(names)}.\n" for earlier, names in same.items())
 
 
 def routes() -> str:
@@ -184,4 +184,4 @@ def routes() -> str:
         for path, methods in sorted(described.items())
         for method, one in methods.items()
     ]
-    return "| route | what it does |\n|---|---|\n" + "\n".join(rows) + "\n"
+    return "| route | purpose |\n|---|---|\n" + "\n".join(rows) + "\n"

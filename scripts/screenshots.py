@@ -1,7 +1,7 @@
-"""Take the pictures of the fleet's page that the documents show: `python scripts/screenshots.py`.
+"""Take the documents' pictures of the fleet's pages: `python scripts/screenshots.py`.
 
 It starts a fleet in a temporary folder, judges some of the gallery's kernels, and writes docs/pictures/*.png with the
-browser that is installed. What they show is of the machine it ran on.
+installed browser. The pictures show times of the machine on which it runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KERNEL = """import torch
 class ModelNew(torch.nn.Module):
     def forward(self, x):
 """
-#: Other kernels for the problem of the first of these, by what their `forward` returns; some are wrong.
+#: Other kernels for the problem of the first one, with the results of their `forward`. Some are wrong.
 OTHERS = {
     "einsum": 'torch.einsum("rc->r", x)',
     "matmul": "x @ x.new_ones(x.shape[1])",
@@ -40,19 +40,19 @@ OTHERS = {
     "bfloat16": "x.bfloat16().sum(1).float()",
     "mean": "x.mean(1)",
 }
-#: The pictures, by the height of what they show.
+#: Heights of the pictures in pixels.
 HEIGHTS = {"fleet": 450, "right": 800, "wrong": 800, "problem": 930}
 
 
 def main() -> int:
-    """Take them."""
+    """Take the pictures. Return the exit status."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
         print("no Chromium is installed", file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory(prefix="kqueue-pictures-") as name:
         top = Path(name)
-        top.chmod(0o711)  # candidates' directories lie below it
+        top.chmod(0o711)  # candidates' users must reach their directories below it
         config = load(home=top / "home", scratch=top / "scratch", gpus="none", cpu_slots=1, http_port=0, probe_share=0)
         with LocalFleet(config, http=True, durable=False) as fleet, Client(fleet.config) as client:
             chosen = [entry.request("cpu") for entry in entries("cpu") if entry.name in JUDGED]
@@ -64,8 +64,8 @@ def main() -> int:
             right = next(one.evaluation_id for one in verdicts if one.passed and one.speedup)
             problem = first.problem_hash
             wrong = next(one.evaluation_id for one in verdicts if not one.passed and one.facts.wrong)
-            words = [sys.executable, "-m", "kqueue", "open", "--no-browser"]
-            link = subprocess.run(words, env=config.environment(), capture_output=True, text=True, check=True).stdout
+            command = [sys.executable, "-m", "kqueue", "open", "--no-browser"]
+            link = subprocess.run(command, env=config.environment(), capture_output=True, text=True, check=True).stdout
             shoot(
                 browser,
                 link.split()[-1],
@@ -79,17 +79,17 @@ def main() -> int:
     return 0
 
 
-def shoot(browser: str, link: str, places: dict[str, str]) -> None:
-    """Log in by a link, and write a picture of the top of each place."""
+def shoot(browser: str, link: str, pages: dict[str, str]) -> None:
+    """Log in by a link, and write a picture of the top of each page."""
     PICTURES.mkdir(exist_ok=True)
     with sync_playwright() as tool:
         window = tool.chromium.launch(executable_path=browser, args=["--no-sandbox"]).new_page()
         window.goto(link)
         address = link.split("/login")[0].rstrip("/")
-        for name, place in places.items():
+        for name, path in pages.items():
             window.set_viewport_size({"width": 1200, "height": HEIGHTS[name]})
-            window.goto(address + place, wait_until="networkidle")
-            # Charts are asked for when they are about to be seen.
+            window.goto(address + path, wait_until="networkidle")
+            # Charts are loaded only when they come into view.
             window.wait_for_function("[...document.images].every(one => one.complete || one.y > innerHeight)")
             window.screenshot(path=PICTURES / f"{name}.png")
 

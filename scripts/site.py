@@ -1,8 +1,8 @@
 """Hooks of mkdocs for `make site`.
 
-Documents link to files of the repository beside `docs/` (`../README.md`, `../kqueue/store/roles.py`). On the site those
-are pages and files below `repository/`, so that each link leads somewhere without a network. Headings get the anchors
-that GitHub gives them, since that is what links in the documents name.
+Documents link to files of the repository outside of `docs/` (`../README.md`, `../kqueue/store/roles.py`). On the site
+these are pages and files below `repository/`, so that each link works without a network. Headings get GitHub's anchors,
+because links in the documents use them.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from mkdocs.structure.files import File, Files
 from pymdownx.slugs import slugify
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Where the repository's own files lie on the site.
+#: The site's folder for files of the repository outside of `docs/`.
 BELOW = "repository"
-#: A link's or a picture's target in Markdown.
+#: The target of a link or a picture in Markdown.
 LINK = re.compile(r"(\]\()(<?)([^)\s>#]+)((?:#[\w-]*)?>?\))")
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
 
 
 def on_config(config: Any) -> Any:
-    """Have headings named as GitHub names them."""
+    """Give headings the anchors that GitHub gives them."""
     config.mdx_configs["toc"]["slugify"] = slugify(case="lower")
     return config
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add what documents link to, and what the pages among that link to."""
+    """Add the files to which documents link, directly or through other added pages."""
     todo = [(ROOT / "docs", file.src_uri) for file in files.documentation_pages()]
     while todo:
         base, name = todo.pop()
@@ -45,7 +45,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Point a page's links to where their targets are on the site. Folders have no page: their links become text."""
+    """Return a page with links to their targets on the site. A link to a folder leads to a README."""
     here = page.file.src_uri
     source = ROOT / here.removeprefix(f"{BELOW}/") if here.startswith(f"{BELOW}/") else ROOT / "docs" / here
 
@@ -55,7 +55,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return found[0]
         if target.is_dir():
             target = target / "README.md" if (target / "README.md").exists() else ROOT / "README.md"
-        return found[1] + found[2] + posixpath.relpath(place(target), posixpath.dirname(here) or ".") + found[4]
+        return found[1] + found[2] + posixpath.relpath(location(target), posixpath.dirname(here) or ".") + found[4]
 
     parts: list[str] = []
     at = 0
@@ -65,21 +65,21 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return "".join([*parts, LINK.sub(moved, markdown[at:])])
 
 
-def place(target: Path) -> str:
-    """Where a file of the repository is on the site."""
+def location(target: Path) -> str:
+    """Return the path on the site of a file of the repository."""
     if target.is_relative_to(ROOT / "docs"):
         return target.relative_to(ROOT / "docs").as_posix()
     return f"{BELOW}/{target.relative_to(ROOT).as_posix()}"
 
 
 def targets(text: str, folder: Path) -> list[Path]:
-    """The files of the repository that a document's links name."""
-    found = [resolved(link[2], folder) for link in LINK.findall(FENCE.sub("", text))]
-    return [path for path in found if path is not None]
+    """Return the files of the repository that a document's links name."""
+    paths = [resolved(link[2], folder) for link in LINK.findall(FENCE.sub("", text))]
+    return [path for path in paths if path is not None]
 
 
 def resolved(link: str, folder: Path) -> Path | None:
-    """The file that a relative link names; None for an address, and for what is not there."""
+    """Return the file that a relative link names, or None for a URL and for a missing file."""
     if re.match(r"[a-z]+:|/", link):
         return None
     path = (folder / link).resolve()

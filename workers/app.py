@@ -1,8 +1,9 @@
 """The Celery application that a slot's worker process runs.
 
 The supervisor (:mod:`workers.fleet`) starts the process. :mod:`workers.start` imports torch and Triton and forks the
-slot's fork server and its judges' seat. From then on the worker's parent only forks: clerks, each of which claims one
-evaluation, has the slot's judge judge it, and records the outcome. One whose evaluations end by reading sees to others.
+slot's fork server and judge supervisor. From then on the worker's parent only forks task processes. A task process
+claims an evaluation, waits until the slot's judge has judged it, and records the outcome. It takes further evaluations
+as long as static checks alone decide them.
 """
 
 from __future__ import annotations
@@ -45,16 +46,16 @@ from workers.slot import FREE, GO, READY, READY_VARIABLE, STUCK, VARIABLE, Slot
 
 _log: Any = structlog.get_logger(__name__)
 
-#: How long a judge tries to claim its evaluation, and to record its outcome, while Postgres is away or has another
-#: version's schema, in seconds. One that did not wait would use up all messages in Redis meanwhile.
+#: Seconds for which a task process retries a claim or the record of an outcome while Postgres is away or has another
+#: version's schema. Without a wait, workers would take all messages from Redis during an outage.
 _PATIENCE_S: Final = 30.0
 _RETRY_S: Final = 0.5
-#: How many evaluations a child may see to that end by reading.
-_MOST_READ: Final = 500
-#: Seconds between looks at what may have happened to the worker.
-_LOOK_S: Final = 0.2
-#: And at its children, which costs more and tells of what has lasted for seconds.
-_LOOK_AT_CHILDREN_S: Final = 1.0
+#: Number of evaluations that a child finishes by static checks before it is recycled.
+_MOST_STATIC: Final = 500
+#: Seconds between checks of the supervisor's orders, the fork server and the judge.
+_CHECK_S: Final = 0.2
+#: Seconds between checks for children that do not die. These cost more, and a child counts as stuck only after seconds.
+_CHECK_CHILDREN_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +84,19 @@ def _make_app() -> Any:
 
 
 app = _make_app()
-# Celery warns of root. A fleet that is root runs each candidate as somebody else, which others cannot.
+# Celery warns of root. But only a fleet that runs as root can run each candidate under another uid.
 warnings.filterwarnings("ignore", category=SecurityWarning)
 
 
 def start_judges(slot: Slot) -> Judges:  # noqa: ARG001
-    """The slot's judges, whose seat :mod:`workers.start` has forked before this module was imported."""
+    """Return the slot's judges. :mod:`workers.start` forked their supervisor before this module was imported."""
     if api.started is None:
         raise ConfigError("this process has no judges: start workers with `python -m workers.fleet`")
     return api.started
 
 
 def run_evaluation(claim: Claim, slot: Slot, judges: Judges, engine: Engine) -> Outcome:
-    """Have the slot's judge judge."""
+    """Judge a claimed evaluation with the slot's judge."""
     config = load()
     own = replace(slot, gpu_shared=config.gpu_shared, alone=claim.alone)
     backend = StoredBackend(engine, claim.attempt_id, judges.conditions if config.reuse else None)
@@ -104,14 +105,14 @@ def run_evaluation(claim: Claim, slot: Slot, judges: Judges, engine: Engine) -> 
 
 @app.task(name=broker.EVALUATE, base=_Evaluate)
 def evaluate(evaluation_id: str) -> dict[str, Any]:
-    """Execute one evaluation; what is returned is what Flower shows.
+    """Execute one evaluation. Flower shows the returned object.
 
-    The child is used up by an evaluation that goes beyond reading, and by whatever goes wrong. One whose evaluations
-    ended by reading, or that has claimed nothing, takes the next task.
+    The child is recycled after an evaluation that ran code, and after any error. It takes another task if static
+    checks decided the evaluation, or if it claimed none.
 
     Raises:
         DatabaseUnavailable, SchemaMismatch: Postgres was away for long, or has another version's schema. The
-            worker's parent sees to the attempt.
+            worker's parent closes the attempt.
     """
     worker = _require()
     try:
@@ -128,18 +129,19 @@ def _execute(worker: _Worker, evaluation_id: UUID) -> dict[str, Any]:
         return {"evaluation": str(evaluation_id), "category": None, "note": "not claimed"}
     worker.judges.status_page.open(claim.evaluation_id, claim.number)
     with bound_contextvars(attempt=claim.number):
-        return _see_to(worker, claim)
+        return _process(worker, claim)
 
 
-def _see_to(worker: _Worker, claim: Claim) -> dict[str, Any]:
-    """Have a claimed evaluation judged, and record the outcome."""
+def _process(worker: _Worker, claim: Claim) -> dict[str, Any]:
+    """Judge a claimed evaluation and record the outcome."""
     _log.debug("an attempt begins", lane=claim.lane, alone=claim.alone)
     outcome, writer = _judge(worker, claim)
-    _child.read += 1
-    if outcome.category.blame is Blame.FLEET or _child.read >= _MOST_READ:
+    _child.finished += 1
+    if outcome.category.blame is Blame.FLEET or _child.finished >= _MOST_STATIC:
         worker.judges.status_page.use()
     if outcome.category.blame is Blame.FLEET and not worker.judges.work() and os.getppid() == worker.pid:
-        # Told before this task ends: the next evaluations would fail for the same want, and use up a try each.
+        # The signal is sent before this task ends. The next evaluations would fail for the same reason, and each
+        # would use up an attempt.
         os.kill(worker.pid, signal.SIGTERM)
     recorded = _finish(worker, claim, outcome, writer)
     worker.judges.status_page.close()
@@ -159,16 +161,16 @@ if VARIABLE in os.environ:
 
 @dataclass(slots=True)
 class _Child:
-    """This child of the worker's: how many evaluations it has seen to, all of which ended by reading."""
+    """The state of this child: the number of evaluations that it has finished."""
 
-    read: int = 0
+    finished: int = 0
 
 
 _child = _Child()
 
 
 def _claim(worker: _Worker, evaluation_id: UUID) -> Claim | None:
-    """Begin an attempt; None where somebody else did, or it is not to begin now."""
+    """Begin an attempt. Return None if another worker has begun it, or it must not begin now."""
     deadline = time.monotonic() + _PATIENCE_S
     failed = False
     while True:
@@ -177,7 +179,7 @@ def _claim(worker: _Worker, evaluation_id: UUID) -> Claim | None:
                 worker.engine, evaluation_id, worker_id=worker.slot.worker_id, lease_s=worker.config.lease_s
             )
             if claim is None and failed:
-                # A connection that broke at the end may have kept the answer: then this worker has it.
+                # The claim can have succeeded although its connection broke. Then this worker holds the evaluation.
                 evaluations.lose_worker(
                     worker.engine,
                     worker.slot.worker_id,
@@ -190,7 +192,7 @@ def _claim(worker: _Worker, evaluation_id: UUID) -> Claim | None:
         except (DatabaseUnavailable, SchemaMismatch) as error:
             if time.monotonic() >= deadline:
                 raise
-            # The connection is as old as this child. Another server may have taken over since.
+            # The connection is as old as this child, and another server can have taken over since then.
             worker.engine.dispose()
             if not failed:
                 _log.warning("an evaluation waits for Postgres", reason=str(error))
@@ -199,7 +201,7 @@ def _claim(worker: _Worker, evaluation_id: UUID) -> Claim | None:
 
 
 def _judge(worker: _Worker, claim: Claim) -> tuple[Outcome, Writer]:
-    """Return the outcome, and who tells it: the judge, or this worker where the judge died."""
+    """Return the outcome and its writer: the judge, or this worker if the judge died."""
     writer = Writer.JUDGE
     try:
         outcome = deaths.outcome_of(lambda: run_evaluation(claim, worker.slot, worker.judges, worker.engine))
@@ -229,7 +231,7 @@ def _finish(worker: _Worker, claim: Claim, outcome: Outcome, writer: Writer) -> 
         except (DatabaseUnavailable, SchemaMismatch) as error:
             if time.monotonic() >= deadline:
                 _log.error(
-                    "an outcome is lost, as Postgres stayed away: the evaluation will be judged again",
+                    "an outcome is lost because Postgres stayed away: the evaluation will be judged again",
                     category=str(outcome.category),
                     reason=str(error),
                 )
@@ -245,12 +247,12 @@ def _require() -> _Worker:
 
 # The worker's life, in order.
 
-#: The worker's parent: the process that imports this module.
+#: Process id of the worker's parent, which imports this module.
 _PARENT: Final = os.getpid()
 
 
 def _vital(when: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Connect a handler to a signal of Celery, which only logs what a handler raises: here it ends the worker."""
+    """Connect a handler to a Celery signal. Celery only logs a handler's exception, so this ends the worker for it."""
 
     def connect(handler: Callable[..., None]) -> Callable[..., None]:
         @when.connect(weak=False)
@@ -278,7 +280,7 @@ def _set_up_logging(**_: Any) -> None:
 
 @_vital(signals.worker_init)
 def _prepare(**_: Any) -> None:
-    """In the parent, before it has a pool."""
+    """Prepare the parent before it has a pool."""
     global _worker
     config = load()
     if VARIABLE not in os.environ:
@@ -286,21 +288,21 @@ def _prepare(**_: Any) -> None:
     slot = Slot.from_environment()
     judges = start_judges(slot)
     judges.wait_ready(config.isolation)
-    conditions = judges.conditions if config.reuse else "none"  # found out here, once for all children
-    _log.debug("what verdicts depend on beside the environment", conditions=conditions)
+    conditions = judges.conditions if config.reuse else "none"  # computed here, once for all children
+    _log.debug("conditions of verdicts in addition to the environment", conditions=conditions)
     _worker = _Worker(config, slot, _database(config, slot), judges, os.getpid())
     app.tasks[broker.EVALUATE].recorder = delivery.Recorder(config, slot, judges.status_page)
     TaskPool.watch(judges.status_page)
-    _ = app.backend  # looked up at a task's end; a child would import it anew
-    # Before every fork the pool collects garbage, which with torch takes 60 ms, and none of this is garbage.
+    _ = app.backend  # used at a task's end, where every child would import it again
+    # The pool collects garbage before every fork. With torch's objects, none of which is garbage, that takes 60 ms.
     gc.freeze()
     gc.enable()
 
 
 def _database(config: Config, slot: Slot) -> Engine:
-    """An engine that has met Postgres and holds no connection, as none may be shared with children."""
+    """Return an engine that has connected once, but holds no connection, because children must not share one."""
     engine = store_engine.connect(config.require_database(), application=f"kqueue judge {slot.name}", pool_size=1)
-    # What SQLAlchemy learns at the first connection and makes of statements, every child would learn anew, in 40 ms.
+    # SQLAlchemy inspects the server at its first connection and compiles statements. That would take each child 40 ms.
     with suppress(DatabaseUnavailable, SchemaMismatch):
         evaluations.warm_up(engine, worker_id=slot.worker_id)
     engine.dispose()
@@ -309,7 +311,7 @@ def _database(config: Config, slot: Slot) -> Engine:
 
 @_vital(signals.worker_process_init)
 def _prepare_child(**_: Any) -> None:
-    """In a child, before it has a task: connect, and touch the memory that a task needs, which is copied then."""
+    """Connect in a child before its first task. This also copies the shared memory pages that a task writes to."""
     worker = _require()
     with suppress(DatabaseUnavailable, SchemaMismatch):
         evaluations.warm_up(worker.engine, worker_id=worker.slot.worker_id)
@@ -317,58 +319,60 @@ def _prepare_child(**_: Any) -> None:
 
 @_vital(signals.worker_ready)
 def _report_ready(sender: Any, **_: Any) -> None:
-    """In the parent, when it would take its first message: the worker's row must exist before."""
+    """Report to the supervisor in the parent, before its first message: the worker's row must exist by then."""
     worker = _require()
-    door = socket.socket(fileno=int(os.environ[READY_VARIABLE]))
-    door.set_inheritable(False)
-    door.sendall(READY)
-    word = door.recv(1)
-    if not word:
-        os._exit(1)  # it was told to stop, or its supervisor is gone
-    door.setblocking(False)
+    supervisor = socket.socket(fileno=int(os.environ[READY_VARIABLE]))
+    supervisor.set_inheritable(False)
+    supervisor.sendall(READY)
+    order = supervisor.recv(1)
+    if not order:
+        os._exit(1)  # the supervisor stops this worker, or is gone
+    supervisor.setblocking(False)
     app.tasks[broker.EVALUATE].pool = sender.pool
-    keeper = _Keeper(worker, sender, door)
-    keeper.obey(word)
-    # By the timer: the event loop forgets the sockets that it watches whenever Redis is away.
-    sender.timer.call_repeatedly(_LOOK_S, keeper.look)
-    sender.timer.call_repeatedly(_LOOK_AT_CHILDREN_S, keeper.look_at_children)
+    watchdog = _Watchdog(worker, sender, supervisor)
+    watchdog.obey(order)
+    # Timers, because the event loop forgets the sockets that it watches whenever Redis is away.
+    sender.timer.call_repeatedly(_CHECK_S, watchdog.check)
+    sender.timer.call_repeatedly(_CHECK_CHILDREN_S, watchdog.check_children)
 
 
-class _Keeper:
-    """Looks after a worker's own affairs, in its event loop: the door to the supervisor, fork server and judge."""
+class _Watchdog:
+    """Periodic checks of the supervisor's orders, the fork server, the judge and the children, in the event loop."""
 
-    def __init__(self, worker: _Worker, consumer: Any, door: socket.socket) -> None:
+    def __init__(self, worker: _Worker, consumer: Any, supervisor: socket.socket) -> None:
         self._worker = worker
         self._consumer = consumer
-        self._door = door
+        self._supervisor = supervisor
         self._stuck = False
 
-    def look(self) -> None:
-        """Do what is due."""
+    def check(self) -> None:
+        """Obey the supervisor's orders, end a worker without judges, and end judges whose GPU self-test hangs."""
         with suppress(BlockingIOError, ConnectionResetError):
-            # Told to stop, it hears nothing more.
-            if words := self._door.recv(64):
-                self.obey(words)
+            # The supervisor closes the socket when it stops this worker. Then there is nothing to read.
+            if orders := self._supervisor.recv(64):
+                self.obey(orders)
         if not self._worker.judges.alive():
-            _log.error("the fork server or the seat is gone: this worker ends, and the supervisor starts another")
+            _log.error(
+                "the fork server or the judge supervisor is gone: this worker ends, and the supervisor starts another"
+            )
             os.kill(os.getpid(), signal.SIGTERM)
         for record in self._worker.judges.status_page.read():
             if record.phase is Phase.SELF_TEST and record.overdue:
-                _log.error("the GPU's test hangs: its judge is ended", evaluation=str(record.evaluation_id))
+                _log.error("the GPU self-test hangs: its judge is ended", evaluation=str(record.evaluation_id))
                 self._consumer.pool.abort(record.evaluation_id)
 
-    def look_at_children(self) -> None:
-        """Tell the supervisor if one that was killed does not die, and when it has."""
+    def check_children(self) -> None:
+        """Report to the supervisor when a killed child does not die, and again when it is gone."""
         if (stuck := self._consumer.pool.stuck(also_of=self._worker.judges.pid)) is not self._stuck:
             self._stuck = stuck
             with suppress(OSError):
-                self._door.sendall(STUCK if stuck else FREE)
+                self._supervisor.sendall(STUCK if stuck else FREE)
 
-    def obey(self, words: bytes) -> None:
-        """Take messages, or take none: the last word counts."""
+    def obey(self, orders: bytes) -> None:
+        """Start or stop taking messages. Only the last order counts."""
         for lane in self._worker.slot.lanes:
             name = broker.queue(lane).name
-            if words[-1:] == GO:
+            if orders[-1:] == GO:
                 self._consumer.add_task_queue(name)
             else:
                 self._consumer.cancel_task_queue(name)
@@ -376,8 +380,8 @@ class _Keeper:
 
 @_vital(signals.worker_shutdown)
 def _stop(sender: Any, **_: Any) -> None:
-    """In the parent, at the end of a warm stop."""
+    """Stop the judges in the parent at the end of a warm stop."""
     if _worker is not None:
         _worker.judges.stop()
-    # Nothing is left to do, and an interpreter that tidies up after Triton complains at length of leaks.
+    # Nothing is left to do, and an interpreter that cleans up after Triton prints many warnings of leaks.
     atexit.register(os._exit, sender.exitcode or 0)

@@ -1,4 +1,4 @@
-"""The judge's records in the fleet's database."""
+"""The judge backend that uses the fleet's database."""
 
 from __future__ import annotations
 
@@ -13,26 +13,23 @@ from kqueue.store import baselines, evaluations, gpus
 
 
 class StoredBackend:
-    """:class:`workers.judge.backend.JudgeBackend` of one attempt. Each raises DatabaseUnavailable without Postgres."""
+    """The :class:`workers.judge.backend.JudgeBackend` of one attempt.
+
+    Every method except :meth:`doubt` raises DatabaseUnavailable if Postgres is away.
+    """
 
     def __init__(self, engine: Engine, attempt_id: int, conditions: str | None) -> None:
-        """Say whose records these are.
-
-        Args:
-            engine: the fleet's database.
-            attempt_id: the attempt's row.
-            conditions: :attr:`workers.judge.api.Judges.conditions`; None if no verdict is to be reused.
-        """
+        """Bind the backend to an attempt. ``conditions`` is None if no verdict is to be reused."""
         self._engine = engine
         self._attempt_id = attempt_id
         self._conditions = conditions
 
     def environment(self, facts: dict[str, Any]) -> str:
-        """Note the attempt's environment."""
+        """Record the attempt's environment and return its hash."""
         return evaluations.set_environment(self._engine, self._attempt_id, facts, conditions=self._conditions)
 
     def baseline(self, problem_hash: str, environment_hash: str, settings_key: str) -> Measurement | None:
-        """Look a baseline up."""
+        """Return the cached baseline, or None."""
         return baselines.get(self._engine, problem_hash, environment_hash, settings_key)
 
     def keep_baseline(
@@ -42,6 +39,6 @@ class StoredBackend:
         baselines.put(self._engine, problem_hash, environment_hash, settings_key, measurement, replace=replace)
 
     def doubt(self, device: str, reason: str) -> None:
-        """Have the GPU tested. Without Postgres the doubt is lost: the verdict counts more."""
+        """Request a GPU self-test. Without Postgres the request is lost, because the verdict matters more."""
         with contextlib.suppress(DatabaseUnavailable):
             gpus.ask_for_test(self._engine, device, reason=reason, failed=True)

@@ -27,15 +27,16 @@ from workers.slot import Slot
 _log: Any = structlog.get_logger(__name__)
 
 _SWEEP_EVERY_S: Final = 1.0
-#: Interval of sweeps while every evaluation has its verdict.
+#: Seconds between sweeps while every evaluation has its verdict.
 _SWEEP_IDLE_S: Final = 3.0
-#: Delay of the next sweep after a service was away.
+#: Seconds before the next sweep after an outage of a service.
 _SWEEP_AGAIN_S: Final = 3.0
-#: The shortest time from one filling of Redis to the next. Workers have their windows meanwhile.
+#: Least seconds between two fillings of Redis. Meanwhile workers take the messages that are already there.
 _FILL_EVERY_S: Final = 0.05
-#: Pause of a supervisor that found another one filling Redis: one that reacts to every submission and end is enough.
-_LEAVE_IT_S: Final = 1.0
-#: Pause before the connection for notifications is opened again.
+#: Seconds for which a supervisor does not fill Redis after it found another one doing so. One supervisor that reacts
+#: to every submission and every verdict is enough.
+_YIELD_S: Final = 1.0
+#: Seconds before the connection for notifications is opened again.
 _LISTEN_AGAIN_S: Final = 3.0
 #: Seconds to wait for the services at the start.
 _SERVICES_S: Final = 10.0
@@ -51,10 +52,10 @@ class _Loss:
     since: float = field(default_factory=time.monotonic)
 
 
-class _News:
-    """Hears of submissions and ends of evaluations, on a connection of its own that the supervisor's selector watches.
+class _Notifications:
+    """Postgres notifications of submissions and verdicts, on a separate connection in the supervisor's selector.
 
-    What it misses while it has no connection, the next sweep finds.
+    The next sweep makes up for notifications that were missed without a connection.
     """
 
     def __init__(self, url: str, selector: selectors.BaseSelector) -> None:
@@ -63,11 +64,11 @@ class _News:
         self._connection: psycopg.Connection | None = None
         self._fileno = -1
         self._again_at = 0.0
-        #: True if there is news.
+        #: True if a notification has come since the last fill.
         self.fresh = False
 
     def listen(self) -> None:
-        """Open the connection, if there is none and it is time for that."""
+        """Open the connection if there is none and the pause after the last try is over."""
         now = time.monotonic()
         if self._connection is not None or now < self._again_at:
             return
@@ -82,7 +83,7 @@ class _News:
             self.fresh = True
 
     def hear(self) -> None:
-        """Read what the connection holds."""
+        """Read the notifications that have arrived."""
         if self._connection is None:
             return
         try:
@@ -95,7 +96,7 @@ class _News:
     def close(self) -> None:
         """Close the connection."""
         if self._connection is not None:
-            # By the number that it had: a connection that broke has none. The selector may be closed already.
+            # The stored number, because a broken connection has none. The selector can be closed already.
             with suppress(KeyError, ValueError):
                 self._selector.unregister(self._fileno)
             self._connection.close()
@@ -103,19 +104,13 @@ class _News:
 
 
 class Bookkeeping:
-    """Keeps the rows of one host's workers.
+    """The database rows of one host's workers.
 
-    If Postgres is away, nothing is lost: methods return False or keep their work for the next call.
+    If Postgres is away, nothing is lost: methods return False, or keep their work for the next call.
     """
 
     def __init__(self, config: Config, host: str, selector: selectors.BaseSelector) -> None:
-        """Configure the connections without opening them.
-
-        Args:
-            config: the fleet's settings.
-            host: this host's name.
-            selector: the supervisor's, which watches the connection for notifications.
-        """
+        """Configure the connections without opening them."""
         self._config = config
         self._host = host
         self.engine = store_engine.connect(config.require_database(), application="kqueue supervisor", pool_size=2)
@@ -127,12 +122,12 @@ class Bookkeeping:
         self._held: str | None = None
         self._heartbeat_at = 0.0
         self._sweep_at = 0.0
-        self._news = _News(config.require_database(), selector)
-        #: When this supervisor may fill Redis between sweeps.
+        self._news = _Notifications(config.require_database(), selector)
+        #: Monotonic time before which this supervisor does not fill Redis between sweeps.
         self._fill_after = 0.0
 
     def check_services(self) -> None:
-        """Check Postgres, its schema and Redis. Wait a moment for them, because the schema may just be migrating.
+        """Check Postgres, its schema and Redis. Retry for some seconds, because the schema can be migrating.
 
         Raises:
             DatabaseUnavailable, BrokerUnavailable: one of them does not answer.
@@ -151,7 +146,7 @@ class Bookkeeping:
 
     @property
     def due_at(self) -> float:
-        """When the next of the things that :meth:`step` does is due, on the monotonic clock."""
+        """Monotonic time at which :meth:`step` next has something to do."""
         fill_at = self._fill_after if self._news.fresh and not self._away else math.inf
         return min(self._heartbeat_at, self._sweep_at, fill_at)
 
@@ -165,9 +160,9 @@ class Bookkeeping:
         try:
             work()
         except (DatabaseUnavailable, SchemaMismatch) as error:
-            # Another version's schema counts too: it is being upgraded, or downgraded.
+            # Another version's schema counts as an outage: the database is being upgraded or downgraded.
             if not self._away:
-                _log.error("Postgres is away: what needs it waits", reason=str(error))
+                _log.error("Postgres is away: work that needs it waits", reason=str(error))
             self._away = True
             return False
         if self._away:
@@ -176,7 +171,7 @@ class Bookkeeping:
         return True
 
     def register(self, slot: Slot, pid: int, paused: str | None) -> bool:
-        """Write a worker's row, with the reason if it is paused. Return False if Postgres is away."""
+        """Write a worker's row, with the reason of its pause if any. Return False if Postgres is away."""
         return self.attempt(
             lambda: registry.register(
                 self.engine,
@@ -191,32 +186,32 @@ class Bookkeeping:
         )
 
     def pause(self, reasons: Mapping[UUID, str | None]) -> bool:
-        """Write for each worker the reason why it is paused, or None. Return False if Postgres is away."""
+        """Write the reason of each worker's pause, or None. Return False if Postgres is away."""
         return self.attempt(lambda: registry.pause(self.engine, reasons))
 
     def wait_for_device(self, holders: Mapping[UUID, str | None]) -> bool:
-        """Write who has the device that each worker waits for, or None. Return False if Postgres is away."""
+        """Write the holder of the device that each worker waits for, or None. Return False if Postgres is away."""
         return self.attempt(lambda: registry.wait_for_device(self.engine, holders))
 
     def note_steps(self, steps: Mapping[tuple[UUID, int], str | None]) -> bool:
-        """Write which step attempts are at; see :func:`registry.note_steps`. Return False if Postgres is away."""
+        """Write the current steps of attempts (:func:`registry.note_steps`). Return False if Postgres is away."""
         return self.attempt(lambda: registry.note_steps(self.engine, steps))
 
     def idle(self) -> set[UUID]:
-        """Return the workers of this host that judge nothing now; none if Postgres is away."""
-        found: set[UUID] = set()
+        """Return the workers of this host that judge nothing now. Empty if Postgres is away."""
+        idle: set[UUID] = set()
 
         def look() -> None:
             live = registry.live(self.engine, within_s=self._config.lease_s)
-            found.update(worker.id for worker in live if worker.host == self._host and worker.busy_with is None)
+            idle.update(worker.id for worker in live if worker.host == self._host and worker.busy_with is None)
 
         self.attempt(look)
-        return found
+        return idle
 
     def held(self) -> str | None:
-        """Return why this host's CPU slots are paused for what probes came to; None if they are not.
+        """Return the reason why wrongly judged probes pause this host's CPU slots, or None.
 
-        What was known last, if Postgres is away.
+        If Postgres is away, return the last answer.
         """
 
         def look() -> None:
@@ -230,8 +225,8 @@ class Bookkeeping:
 
         Args:
             worker_id: the row.
-            message: what happened to the worker.
-            handed_back: True if the supervisor killed it, so that its evaluation does not use up an attempt.
+            message: the worker's end in words.
+            handed_back: whether the supervisor killed it, so that its evaluation does not use up an attempt.
         """
         self._losses.append(_Loss(worker_id, message, handed_back))
 
@@ -239,8 +234,8 @@ class Bookkeeping:
         """Close the rows of dead workers, and queue their evaluations again.
 
         Args:
-            stopping: give up after one lease if Postgres is away. A sweeper then does it when the leases run out.
-            at_once: give up at once.
+            stopping: give up after one lease if Postgres is away. A sweeper closes the rows when the leases run out.
+            at_once: give up at the first failure.
         """
         while self._losses:
             loss = self._losses[0]
@@ -272,14 +267,14 @@ class Bookkeeping:
             self._sweep_at = time.monotonic()
 
     def step(self, worker_ids: Sequence[UUID]) -> None:
-        """Renew the leases of the given workers, sweep, and fill Redis with what comes next, each if due."""
+        """Renew the leases of the given workers, sweep, and fill Redis with the next messages, each if due."""
         now = time.monotonic()
         if now >= self._heartbeat_at:
             self._heartbeat_at = now + self._config.lease_s / 4
             self.attempt(lambda: registry.heartbeat(self.engine, worker_ids, lease_s=self._config.lease_s))
         if now >= self._sweep_at:
             self._sweep_at = now + _SWEEP_EVERY_S
-            # A supervisor that cannot renew its own leases must not declare others' overdue.
+            # A supervisor that cannot renew its own leases must not declare other supervisors' leases overdue.
             if not self._away:
                 self._sweep()
         if not self._away:
@@ -295,9 +290,9 @@ class Bookkeeping:
 
     def _fill(self) -> None:
         try:
-            pause = _FILL_EVERY_S if sweeper.fill_alone(self.engine, self._app) else _LEAVE_IT_S
+            pause = _FILL_EVERY_S if sweeper.fill_alone(self.engine, self._app) else _YIELD_S
         except BrokerUnavailable:
-            # The sweeps say so.
+            # The sweeps log this error.
             pause = _SWEEP_AGAIN_S
         self._fill_after = time.monotonic() + pause
 

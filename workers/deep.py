@@ -1,8 +1,8 @@
-"""The checks of `kqueue doctor --deep` for a worker's host: kernels of every backend are judged on every GPU.
+"""The checks of `kqueue doctor --deep` on a worker's host: judge a kernel of every backend on every GPU.
 
-They are judged as :class:`kqueue.judging.LocalJudge` judges all others, in sealed processes with fresh contexts. So
-each line is a round trip through compiler, driver, seal and comparison. A fleet of the same user and scratch
-directory is not disturbed: devices are held, and memory is booked, as by its own workers.
+:class:`kqueue.judging.LocalJudge` judges them like any kernel, in sealed processes with fresh contexts. So each check
+covers compiler, driver, seal and comparison. They do not disturb a fleet of the same user and scratch directory,
+because they lock devices and book memory like that fleet's workers.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-#: The same by the host, in float64.
-_BY_HOST: Final = (
+#: The same operations on the CPU in float64.
+_ON_HOST: Final = (
     _OPERATIONS.split("def get_inputs")[0]
     .replace("Model(", "ModelNew(")
     .replace("forward(self, x):", "forward(self, given):\n        x = given.cpu().double()")
@@ -160,17 +160,14 @@ class ModelNew(torch.nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class _Trial:
+class _Case:
     """A kernel whose category is known.
 
     Attributes:
-        name: the check's.
-        problem, kernel, backend: what is judged.
-        expected: what it must come to.
-        shown: what that shows.
-        timed: whether it is timed too.
-        deadlines: of its phases, in seconds.
-        lacks: why it is not tried on any GPU of this host; empty if it is.
+        shown: the detail of a check that succeeds.
+        timed: whether the kernel is timed too.
+        deadlines: deadlines of phases in seconds.
+        lacks: the reason to skip the kernel on this host, or empty.
     """
 
     name: str
@@ -185,42 +182,40 @@ class _Trial:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings to judge it with."""
+        """The request's settings."""
         timing = {"enabled": self.timed, "calls": 20}
         return {"checks": 2, "timing": timing, "deadlines": dict(self.deadlines)}
 
 
-def _trials(tools: Collection[str], *, on_gpu: bool) -> list[_Trial]:
+def _cases(tools: Collection[str], *, on_gpu: bool) -> list[_Case]:
     passed = Category.PASSED
-    trials = [
-        _Trial("torch", _PROBLEM, _RIGHT, Backend.TORCH, passed, "a right kernel passed", timed=True),
-        _Trial("wrong kernel", _PROBLEM, _WRONG, Backend.TORCH, Category.WRONG_VALUES, "was found out"),
-        _Trial("endless kernel", _PROBLEM, _ENDLESS, Backend.TORCH, Category.TIMEOUT, "was ended at its deadline",
+    cases = [
+        _Case("torch", _PROBLEM, _RIGHT, Backend.TORCH, passed, "a correct kernel passed", timed=True),
+        _Case("wrong kernel", _PROBLEM, _WRONG, Backend.TORCH, Category.WRONG_VALUES, "was detected"),
+        _Case("endless kernel", _PROBLEM, _ENDLESS, Backend.TORCH, Category.TIMEOUT, "was ended at its deadline",
                deadlines=(("check_s", 2.0),)),
-        _Trial("seed", _WEIGHTS, _SAME_WEIGHTS, Backend.TORCH, passed, "both models drew the same weights"),
-        _Trial("operations", _OPERATIONS, _BY_HOST, Backend.TORCH, passed,
+        _Case("seed", _WEIGHTS, _SAME_WEIGHTS, Backend.TORCH, passed, "both models drew the same weights"),
+        _Case("operations", _OPERATIONS, _ON_HOST, Backend.TORCH, passed,
                "products, convolution, norms, sorting and sums agree with the host's in float64"),
-        _Trial("triton kernel", _PROBLEM, _TRITON, Backend.TRITON, passed, "compiled and ran",
+        _Case("triton kernel", _PROBLEM, _TRITON, Backend.TRITON, passed, "compiled and ran",
                lacks="" if find_spec("triton") else "triton is not installed"),
-        _Trial("c++ kernel", _PROBLEM, _CPP, Backend.CPP, passed, "compiled and ran",
+        _Case("c++ kernel", _PROBLEM, _CPP, Backend.CPP, passed, "compiled and ran",
                lacks="" if "ninja" in tools else "there is no ninja"),
     ]  # fmt: skip
     if on_gpu:
-        trials += [
-            _Trial("cuda kernel", _PROBLEM, _CUDA, Backend.CUDA, passed, "compiled and ran",
+        cases += [
+            _Case("cuda kernel", _PROBLEM, _CUDA, Backend.CUDA, passed, "compiled and ran",
                    lacks="" if {"nvcc", "ninja"} <= set(tools) else "there is no nvcc or no ninja"),
-            _Trial("cupy kernel", _PROBLEM, _CUPY, Backend.CUPY, passed, "compiled and ran",
+            _Case("cupy kernel", _PROBLEM, _CUPY, Backend.CUPY, passed, "compiled and ran",
                    lacks="" if find_spec("cupy") else "cupy is not installed"),
         ]  # fmt: skip
-    return trials
+    return cases
 
 
 def judged(config: Config, tools: Collection[str]) -> Iterator[Check]:
-    """Judge known kernels on each GPU that the settings select, or on the CPU where there is none.
+    """Judge known kernels on each GPU that the settings select, or else on the CPU.
 
-    Args:
-        config: the settings of workers.
-        tools: which of ``nvcc`` and ``ninja`` there are.
+    ``tools`` names the installed ones of ``nvcc`` and ``ninja``.
     """
     selected = choose(config.gpus, devices(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     for device in selected or [None]:
@@ -228,32 +223,32 @@ def judged(config: Config, tools: Collection[str]) -> Iterator[Check]:
 
 
 def _on(device: Device | None, config: Config, tools: Collection[str]) -> Iterator[Check]:
-    place = "cpu" if device is None else f"gpu {device.index}"
+    location = "cpu" if device is None else f"gpu {device.index}"
     begun = time.monotonic()
     try:
         with LocalJudge("cpu" if device is None else device.uuid, config=config) as judge:
             took_s = time.monotonic() - begun
             detail = f"ready in {took_s:.1f} s, isolation {judge.machine.isolation}"
-            yield Check("judge", place, State.OK, detail)
-            for trial in _trials(tools, on_gpu=device is not None):
-                yield _tried(trial, judge, place)
+            yield Check("judge", location, State.OK, detail)
+            for case in _cases(tools, on_gpu=device is not None):
+                yield _judged(case, judge, location)
             if judge.doubts:
-                fix = "see docs/gpu-health.md; drain it if this comes back"
-                yield Check("judge", f"{place}: doubts", State.FAIL, "; ".join(judge.doubts), fix)
+                fix = "see docs/gpu-health.md, and drain the GPU if this comes back"
+                yield Check("judge", f"{location}: suspect GPU", State.FAIL, "; ".join(judge.doubts), fix)
     except JudgeUnavailable as error:
-        yield Check("judge", place, State.FAIL, str(error), "see the lines above: what is broken there breaks this")
+        yield Check("judge", location, State.FAIL, str(error), "fix the failed checks above")
 
 
-def _tried(trial: _Trial, judge: LocalJudge, place: str) -> Check:
-    name = f"{place}: {trial.name}"
-    if trial.lacks:
-        return Check("judge", name, State.INFO, f"not tried: {trial.lacks}")
+def _judged(case: _Case, judge: LocalJudge, location: str) -> Check:
+    name = f"{location}: {case.name}"
+    if case.lacks:
+        return Check("judge", name, State.INFO, f"skipped: {case.lacks}")
     begun = time.monotonic()
-    outcome = judge(problem=trial.problem, kernel=trial.kernel, backend=trial.backend, settings=trial.settings)
+    outcome = judge(problem=case.problem, kernel=case.kernel, backend=case.backend, settings=case.settings)
     took = f"in {time.monotonic() - begun:.1f} s"
-    if outcome.category is trial.expected:
+    if outcome.category is case.expected:
         timed = f", timed at {outcome.runtime_ms:.4f} ms" if outcome.runtime_ms is not None else ""
-        return Check("judge", name, State.OK, f"{trial.shown} {took}{timed}")
-    detail = f"{outcome.category} {took}, not {trial.expected}: {outcome.message}"
-    words = one_line(outcome.log.strip()[-300:])
-    return Check("judge", name, State.FAIL, detail, f"its last words: {words}" if words else "")
+        return Check("judge", name, State.OK, f"{case.shown} {took}{timed}")
+    detail = f"{outcome.category} {took}, not {case.expected}: {outcome.message}"
+    ending = one_line(outcome.log.strip()[-300:])
+    return Check("judge", name, State.FAIL, detail, f"end of its log: {ending}" if ending else "")

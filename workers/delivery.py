@@ -1,23 +1,23 @@
-"""The worker's parent records the outcome where the clerk could not, and tells Flower.
+"""The worker's parent records the outcome if the task process could not, and reports it to Flower.
 
-Celery runs the clerk in a child, which records what its judge has told, or how its judge has died. The parent learns of
-every other end through :class:`Request`, reads the flight recorder (:mod:`workers.judge.host.status_page`) and records
-once, first writer wins. "It" is the judge or the clerk, whichever ended:
+Celery runs the task process as a child, which records its judge's outcome or its judge's death. :class:`Request`
+reports every other end to the parent, which reads the status page (:mod:`workers.judge.host.status_page`) and records
+the outcome. The first writer wins. "It" is the judge or the task process, whichever ended:
 
 ============================================  ==========================  ================================
-how it ended                                  where it was                recorded, and by whom
+how it ended                                  its state                   the record and its writer
 ============================================  ==========================  ================================
 it finished                                   any                         its outcome, by the judge
 ``evaluate`` raised                           any                         ``judge_error``, by the judge
 it could not reach Postgres for 30 s          before its claim            nothing: still queued, sent again
 it could not reach Postgres for 30 s          after its claim             ``worker_lost``, by the worker
 it died                                       before its claim            nothing: still queued, sent again
-it died                                       claimed, box not open yet   ``worker_lost``, by the worker
+it died                                       claimed, page not open yet  ``worker_lost``, by the worker
 SIGKILL or another signal sent from outside   any                         ``worker_lost``, by the worker
 another signal, or an exit                    not testing the GPU         ``judge_error``, by the worker
 Celery's hard limit                           not testing the GPU         ``judge_error``, by the worker
 a hard limit, another signal, or an exit      testing the GPU             ``gpu_unhealthy``, by the worker
-revoked (cancelled) while it ran              any                         ``cancelled``; attempt closed
+revoked (cancelled) while it ran              any                         ``cancelled``, attempt closed
 revoked while it was queued                   -                           ``cancelled``
 a cold stop of the worker (SIGQUIT)           any                         ``worker_lost``, handed back, worker
 a quick stop of the fleet (SIGINT)            any                         the same, by the supervisor
@@ -27,16 +27,14 @@ the supervisor or the host died               any                         ``work
 it could not read the stored request          claimed                     ``judge_error``, by the judge
 ============================================  ==========================  ================================
 
-What is recorded concerns the evaluation of Celery's request, never what runs by then: a revoked evaluation frees its
-worker before its clerk's death is noticed, and the spare clerk may have begun the next one. docs/recovery.md has the
-cases.
+The record concerns the evaluation of Celery's request, never the one that runs by then. A revoked evaluation frees its
+worker before its task process is known to be dead, so the spare task process can already have begun the next one.
 
-An attempt that was handed back does not count as a try. For failures of Redis, Postgres, disks and clocks see
-docs/recovery.md.
+An attempt that was handed back does not count. For failures of Redis, Postgres, disks and clocks see docs/recovery.md.
 
-No foreign code runs in a judge: neither a kernel nor a problem can kill it. Nothing here waits for Postgres longer than
-a few seconds, as the worker's event loop stands still meanwhile. Where Postgres is away the worker ends itself instead:
-a living worker's leases are renewed, so only its end lets another worker have the evaluation.
+No foreign code runs in a judge, so neither a kernel nor a problem can kill it. Nothing here waits for Postgres longer
+than a few seconds, because the worker's event loop stands still meanwhile. If Postgres is away, the worker ends
+instead: a live worker's leases are renewed, so only its end frees the evaluation for another worker.
 """
 
 from __future__ import annotations
@@ -70,18 +68,18 @@ from workers.slot import Slot
 
 _log: Any = structlog.get_logger(__name__)
 
-#: After so many failures of the fleet in a row the worker ends, and the supervisor starts another.
+#: Number of consecutive failures of the fleet after which the worker ends, and the supervisor starts another.
 _MOST_FAILURES: Final = 10
-#: How long the worker's event loop waits for Postgres, to connect and for each statement.
+#: Seconds that the worker's event loop waits for a connection to Postgres, and for each statement.
 _PATIENCE_S: Final = 2
 
 
 def outcome_of(error: BaseException, record: Record, *, out_of_memory: bool = False) -> Outcome:
-    """Return the outcome of an attempt whose judge did not record one: the table above, after the claim.
+    """Return the outcome of a claimed attempt whose judge did not record one, by the table above.
 
     Args:
-        error: what Celery reports, such as :class:`~workers.pool.ChildDied`.
-        record: where the judge was last seen.
+        error: Celery's report, such as :class:`~workers.pool.ChildDied`.
+        record: the judge's last record on the status page.
         out_of_memory: whether the kernel's out-of-memory killer struck while it ran.
     """
     if isinstance(error, Terminated):
@@ -90,7 +88,7 @@ def outcome_of(error: BaseException, record: Record, *, out_of_memory: bool = Fa
         )
     if isinstance(error, TimeLimitExceeded):
         if record.phase is Phase.SELF_TEST:
-            category, message = Category.GPU_UNHEALTHY, "the GPU's test did not end within its deadline"
+            category, message = Category.GPU_UNHEALTHY, "the GPU self-test did not end within its deadline"
         else:
             category, message = Category.JUDGE_ERROR, "the judge overran Celery's hard limit"
         return Outcome(category=category, message=message, phase=record.phase, facts=Facts(hard_limit=True))
@@ -103,12 +101,12 @@ def outcome_of(error: BaseException, record: Record, *, out_of_memory: bool = Fa
 
 
 class Recorder:
-    """Writes for judges that cannot. One a worker, in its parent; connects when needed, and only then."""
+    """The writer of outcomes that judges could not record. Each worker's parent has one. It connects on demand."""
 
     def __init__(self, config: Config, slot: Slot, status_page: StatusPage) -> None:
         self._slot = slot
         self._status_page = status_page
-        #: How many evaluations in a row the fleet has failed.
+        #: Number of consecutive evaluations that failed because of the fleet.
         self._failures = 0
         self._retry_delay_s = config.retry_delay_s
         self._engine = _impatient(
@@ -118,17 +116,17 @@ class Recorder:
     def settle(
         self, evaluation_id: UUID, error: BaseException, *, oom_kills: int = 0, handed_back: bool = False
     ) -> Outcome | None:
-        """Record what came of an evaluation's attempt, which ended with ``error``; None if it had none.
+        """Record the outcome of an attempt that ended with ``error``. Return None if no attempt was on the status page.
 
         Args:
-            evaluation_id: the evaluation; another may run by now.
-            error: what Celery reports.
+            evaluation_id: the evaluation, which need not be the running one.
+            error: Celery's report.
             oom_kills: the out-of-memory killer's count when the child began.
-            handed_back: the child was killed because the worker was told to stop.
+            handed_back: whether the child was killed because the worker stops.
         """
         record = self._status_page.find(evaluation_id)
         if record is None:
-            # Usually nothing is open. A child that died between its claim and its first word left an attempt.
+            # Usually no attempt is open, except after a death between the claim and the first record on the page.
             self._record(
                 lambda: evaluations.lose_worker(
                     self._engine,
@@ -141,7 +139,7 @@ class Recorder:
             )
             return None
         if handed_back:
-            message = "the worker was told to stop at once"
+            message = "the worker was stopped at once"
             outcome = Outcome(category=Category.WORKER_LOST, message=message, phase=record.phase)
         else:
             outcome = outcome_of(error, record, out_of_memory=linux.out_of_memory_kills() > oom_kills)
@@ -158,7 +156,7 @@ class Recorder:
         )
         self._status_page.forget(record)
         _log.warning(
-            "recorded for a judge that could not",
+            "recorded an outcome that the judge could not",
             evaluation=str(record.evaluation_id),
             attempt=record.number,
             category=str(outcome.category),
@@ -167,14 +165,14 @@ class Recorder:
         return outcome
 
     def count(self, *, failed: bool) -> None:
-        """Count the evaluations that the fleet has failed, until one succeeds. End a worker that fails all."""
+        """Count consecutive failures of the fleet. End the worker after too many."""
         self._failures = self._failures + 1 if failed else 0
         if self._failures == _MOST_FAILURES:
-            _log.error("the fleet's failures follow each other here: this worker ends", failures=self._failures)
+            _log.error("many consecutive failures of the fleet: this worker ends", failures=self._failures)
             os.kill(os.getpid(), signal.SIGTERM)
 
     def cancel(self, evaluation_id: UUID) -> None:
-        """End an evaluation as ``cancelled``, unless it has its verdict."""
+        """End an evaluation as ``cancelled`` unless it has its verdict."""
         try:
             evaluations.cancel(self._engine, evaluation_id)
         except UnknownEvaluation:
@@ -190,7 +188,7 @@ class Recorder:
         try:
             write()
         except Exception as error:  # noqa: BLE001
-            # Whatever it was, the attempt may be open, and stays so while this worker is alive.
+            # After any error the attempt can still be open, and it stays open while this worker is alive.
             _log.exception("an outcome could not be recorded: this worker ends", reason=str(error))
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -198,26 +196,26 @@ class Recorder:
 class Request(request.Request):
     """Celery's view of one delivery, in the worker's parent.
 
-    Stock Celery 5.7 reports a hard limit twice, shows Flower a killed child's failure as ``ExceptionWithTraceback()``,
-    and at a cold stop waits for the end of a task that it has handed out and that no child has accepted yet.
+    This class corrects three faults: stock Celery 5.7 reports a hard limit twice, shows Flower a killed child's failure
+    as ``ExceptionWithTraceback()``, and waits at a cold stop for a task that no child has accepted yet.
     """
 
     _reason = ""
     _oom_kills = 0
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """A child has begun."""
+        """Note that a child has begun the task."""
         self._oom_kills = linux.out_of_memory_kills()
         super().on_accepted(pid, time_accepted)
         if state.should_terminate:
             self.cancel(self.task.pool)
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> None:
-        """The task raised (``return_ok``), or its child is gone; called once for each."""
+        """Record the failure of a task that raised (``return_ok``) or whose child is gone. Called once for each."""
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
-        # A cold stop kills the child for the worker's sake.
+        # A cold stop kills the child because the worker ends.
         outcome = self.task.recorder.settle(
             UUID(self.id), error, oom_kills=self._oom_kills, handed_back=self._already_cancelled
         )
@@ -227,18 +225,18 @@ class Request(request.Request):
         super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
 
     def on_success(self, failed__retval__runtime: tuple[bool, Any, float], **kwargs: Any) -> None:
-        """The task has returned, or raised."""
-        raised, told, _ = failed__retval__runtime
-        if not raised and told["category"] is not None:
-            self.task.recorder.count(failed=told["blame"] == Blame.FLEET)
+        """Count the outcome of a task that returned or raised."""
+        raised, result, _ = failed__retval__runtime
+        if not raised and result["category"] is not None:
+            self.task.recorder.count(failed=result["blame"] == Blame.FLEET)
         super().on_success(failed__retval__runtime, **kwargs)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: ARG002
-        """The hard limit: :meth:`on_failure` has done all there is to do, a moment ago."""
+        """Log the hard limit. :meth:`on_failure` was called just before and did the rest."""
         _log.error("the judge overran Celery's hard limit", evaluation=self.id, limit_s=timeout)
 
     def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002
-        """Tell Flower. Of a failure it learns the category; tracebacks could quote a source."""
+        """Send an event to Flower. A failure shows only its category, because a traceback could quote a source."""
         if type == "task-failed":
             fields |= {"exception": self._reason, "traceback": ""}
         super().send_event(type, **fields)
@@ -250,7 +248,7 @@ class Request(request.Request):
 
 
 def _impatient(engine: Engine) -> Engine:
-    """Make an engine give up soon: the event loop waits for it."""
+    """Set short timeouts on an engine, because the event loop waits for it."""
 
     def configure(_dialect: Any, _record: Any, _args: Any, options: dict[str, Any]) -> None:
         limit_ms = _PATIENCE_S * 1000

@@ -1,7 +1,7 @@
-"""The checks of `kqueue doctor` for a worker's host: GPUs, torch, compilers, and the sandbox.
+"""The checks of `kqueue doctor` for a worker's host: GPUs, torch, compilers and the sandbox.
 
 `kqueue doctor` runs ``python -m workers.doctor`` as a separate process, because it imports torch, opens a CUDA context
-on every GPU, and may hang or crash with the driver.
+on every GPU, and can hang or crash with the driver.
 """
 
 from __future__ import annotations
@@ -34,18 +34,16 @@ _CAPABILITIES: Final = """
 #: The capabilities that a root fleet needs to create candidates' directories, switch to their uids, and kill them.
 _NEEDED: Final = frozenset({"chown", "kill", "setgid", "setuid"})
 _GIB: Final = 1 << 30
-#: What an examination runs a kernel under, and what it is for.
+#: Programs that examine a running kernel, with the commands that use them.
 _EXAMINERS: Final = {"compute-sanitizer": "`kqueue sanitize`", "ncu": "`kqueue profile`"}
-#: Deadline for trying the seal, which imports torch and initialises the GPU's driver.
+#: Deadline in seconds of the seal's test, which imports torch and initialises the GPU's driver.
 _SEAL_S: Final = 90.0
 
 
 def examine(config: Config, *, deep: bool = False) -> Iterator[Check]:
-    """Run every check of a worker's parts. On a host without torch, only those that show it is not a worker.
+    """Run every check of a worker's parts. On a host without torch, stop after the GPUs.
 
-    Args:
-        config: the settings.
-        deep: judge kernels of every backend on every GPU too (:mod:`workers.deep`). Takes minutes.
+    ``deep`` adds the judging of a kernel of every backend on every GPU (:mod:`workers.deep`), which takes minutes.
     """
     yield from _gpus(deep=deep)
     if importlib.util.find_spec("torch") is None:
@@ -55,11 +53,11 @@ def examine(config: Config, *, deep: bool = False) -> Iterator[Check]:
     with ExitStack() as stack:
         uid = None
         if os.geteuid() == 0:
-            # One that no fleet of this host uses, which would kill whatever runs under it.
+            # A uid that no fleet of this host uses: a fleet kills every process that runs under its uids.
             held = uids.hold(config.candidate_uid)
             stack.callback(held.release)
             uid = held.uid
-        # This check forks, so it runs before torch, which may start threads.
+        # This check forks, so it runs before torch, which can start threads.
         user = list(_user(uid))
         yield from _torch()
         yield from _compilers()
@@ -95,7 +93,8 @@ def _gpus(*, deep: bool) -> Iterator[Check]:
                 if deep:
                     yield _clocks(nvml, index)
             except nvml.NVMLError as error:
-                yield Check("gpu", f"gpu {index}", State.FAIL, str(error), "see `nvidia-smi`; reset or drain the GPU")
+                fix = "see `nvidia-smi`, and reset or drain the GPU"
+                yield Check("gpu", f"gpu {index}", State.FAIL, str(error), fix)
     finally:
         nvml.nvmlShutdown()
 
@@ -114,52 +113,52 @@ def _device(nvml: Any, index: int) -> Check:
     if _optional(nvml, lambda: nvml.nvmlDeviceGetComputeMode(handle), default) != default:
         fix = f"run `nvidia-smi -i {index} -c DEFAULT`"
         return Check("gpu", f"gpu {index}", State.FAIL, f"{detail}, compute mode is exclusive", fix)
-    from workers.judge.gpu import facts  # imports pynvml, which a client's host may lack
+    from workers.judge.gpu import facts  # imports pynvml, which a client's host can lack
 
     seen = facts.read(handle)
     detail += f", {seen['temperature_c']} C" if "temperature_c" in seen else ""
     if sick := _sick(seen):
-        fix = f"drain it (`kqueue gpu drain {index}`), then reset or reboot; replace it if this comes back"
+        fix = f"drain it (`kqueue gpu drain {index}`), then reset or reboot. Replace it if this comes back"
         return Check("gpu", f"gpu {index}", State.WARN, f"{detail}, {sick}", fix)
     if slow := [reason for reason in seen.get("throttle", ()) if "Thermal" in reason or "Hw" in reason]:
         fix = "check cooling and power: kernels are not timed meanwhile"
         return Check("gpu", f"gpu {index}", State.WARN, f"{detail}, slowed by {', '.join(slow)}", fix)
     busy = len(seen.get("processes", ()))
     if busy:
-        fix = "do not trust times taken beside other work (a running fleet's own contexts count here)"
+        fix = "do not trust times taken during other work (a running fleet's own contexts count here)"
         return Check("gpu", f"gpu {index}", State.WARN, f"{detail}, {busy} processes on it", fix)
     return Check("gpu", f"gpu {index}", State.OK, detail)
 
 
 def _clocks(nvml: Any, index: int) -> Check:
-    """Report the clocks at which a GPU runs, and how fast it may run."""
+    """Report a GPU's current and highest clocks."""
     from workers.judge.gpu import facts
 
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    told: list[str] = []
+    clocks: list[str] = []
     for name, kind in (("SM", nvml.NVML_CLOCK_SM), ("memory", nvml.NVML_CLOCK_MEM)):
         now, most = (
             facts.ask(nvml.nvmlDeviceGetClockInfo, handle, kind),
             facts.ask(nvml.nvmlDeviceGetMaxClockInfo, handle, kind),
         )
-        told.append(f"{name} {now or '?'} of {most or '?'} MHz")
+        clocks.append(f"{name} {now or '?'} of {most or '?'} MHz")
     slowed = facts.read(handle).get("throttle", [])
-    return Check("gpu", f"gpu {index} clocks", State.OK, ", ".join(told + slowed))
+    return Check("gpu", f"gpu {index} clocks", State.OK, ", ".join(clocks + slowed))
 
 
 def _sick(seen: dict[str, Any]) -> str:
-    """Return the signs of failing memory in a GPU's facts, in one line; empty for none."""
+    """Return the signs of failing memory in a GPU's facts as one line, empty if there are none."""
     ecc, rows = seen.get("uncorrected_ecc", {}), seen.get("remapped_rows", {})
     signs = (
         (ecc.get("volatile"), f"{ecc.get('volatile')} memory errors that ECC could not correct"),
         (rows.get("pending"), "a memory row remap is pending"),
         (rows.get("failed"), "a memory row remap has failed"),
     )
-    return ", ".join(told for there, told in signs if there)
+    return ", ".join(sign for present, sign in signs if present)
 
 
 def _optional(nvml: Any, ask: Callable[[], Any], unknown: Any) -> Any:
-    """Return the driver's answer, or ``unknown`` if it does not support or permit the question."""
+    """Return the driver's answer, or ``unknown`` if it does not support or permit the query."""
     try:
         return ask()
     except nvml.NVMLError:
@@ -246,9 +245,9 @@ def _compilers() -> Iterator[Check]:
     nvcc = toolchain.program("nvcc")
     fix = "for kernels of backend cuda: install the CUDA toolkit of torch's version, or set CUDA_HOME" if gpu else ""
     yield tool("nvcc", nvcc and f"{_output(nvcc)[-1]} at {nvcc}", State.WARN if gpu else State.INFO, fix)
-    for name, what in _EXAMINERS.items():
+    for name, command in _EXAMINERS.items():
         found = toolchain.program(name)
-        fix = f"for {what}: install the CUDA toolkit" if gpu else ""
+        fix = f"for {command}: install the CUDA toolkit" if gpu else ""
         yield tool(name, found and f"{_output(found)[-1]} at {found}", State.INFO, fix)
 
 
@@ -257,7 +256,7 @@ def _ninja() -> str | None:
 
 
 def _output(program: str) -> list[str]:
-    """Return the lines of a program's ``--version`` output; at least one."""
+    """Return the lines of a program's ``--version`` output, or one line with the error."""
     try:
         done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -302,7 +301,7 @@ def _user(uid: int | None) -> Iterator[Check]:
 
 
 def _seal(config: Config, uid: int | None) -> Iterator[Check]:
-    """Try every measure of the seal as a fork server does, and report the level that they reach."""
+    """Try every measure of the seal like a fork server, and report the level that they reach."""
     from workers.judge.sandbox.level import MEASURES, Level, lacking, reached
 
     gpus = devices()
@@ -361,29 +360,29 @@ def _capabilities() -> Check:
 def _scratch(config: Config) -> Iterator[Check]:
     from workers.judge.sandbox import view
 
-    place = config.scratch.resolve()
-    there = next(part for part in (place, *place.parents) if part.exists())
+    directory = config.scratch.resolve()
+    there = next(part for part in (directory, *directory.parents) if part.exists())
     free = shutil.disk_usage(there).free
     # A compiled kernel is a library that is mapped as executable.
     if os.statvfs(there).f_flag & os.ST_NOEXEC:
-        fix = "mount it with exec, or set KQUEUE_SCRATCH to another place"
-        yield Check("sandbox", "scratch", State.FAIL, f"{place} is on a file system mounted noexec", fix)
+        fix = "mount it with exec, or set KQUEUE_SCRATCH to another directory"
+        yield Check("sandbox", "scratch", State.FAIL, f"{directory} is on a file system mounted noexec", fix)
     elif os.geteuid() == 0 and (blocked := view.obstacle(there)) is not None:
-        fix = f"`chmod o+x {blocked}`, or set KQUEUE_SCRATCH to a place that all users may enter"
-        yield Check("sandbox", "scratch", State.FAIL, f"{place} is behind {blocked}", fix)
+        fix = f"`chmod o+x {blocked}`, or set KQUEUE_SCRATCH to a directory that all users can enter"
+        yield Check("sandbox", "scratch", State.FAIL, f"{directory} is behind {blocked}", fix)
     elif not os.access(there, os.W_OK | os.X_OK):
         yield Check(
-            "sandbox", "scratch", State.FAIL, f"{there} is not writable", "set KQUEUE_SCRATCH to a place that is"
+            "sandbox", "scratch", State.FAIL, f"{there} is not writable", "set KQUEUE_SCRATCH to a writable directory"
         )
     elif free < 4 * _GIB:
         fix = "free some, or set KQUEUE_SCRATCH to another disk"
-        yield Check("sandbox", "scratch", State.WARN, f"{place}: {free / _GIB:.1f} GiB free", fix)
+        yield Check("sandbox", "scratch", State.WARN, f"{directory}: {free / _GIB:.1f} GiB free", fix)
     else:
-        yield Check("sandbox", "scratch", State.OK, f"{place}: {free / _GIB:.0f} GiB free")
+        yield Check("sandbox", "scratch", State.OK, f"{directory}: {free / _GIB:.0f} GiB free")
 
 
 def main() -> None:
-    """Print every check as a line of JSON, as soon as it is known. With ``--deep`` the long ones too."""
+    """Print every check as a line of JSON when it ends. ``--deep`` adds the long checks."""
     for check in examine(load(), deep="--deep" in sys.argv[1:]):
         sys.stdout.write(json.dumps(check.to_json()) + "\n")
         sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""The supervisor's process that tells a collector of OpenTelemetry about evaluations that have ended.
+"""The supervisor's child process that sends traces of finished evaluations to an OpenTelemetry collector.
 
-It is a process of its own: a supervisor has one thread, and must not wait for a collector. Whatever becomes of it, no
-evaluation waits for it.
+It is a separate process because the supervisor has one thread and must not wait for a collector. No evaluation waits
+for it or depends on it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from workers.process import in_memory
 
 _log: Any = structlog.get_logger(__name__)
 
-#: Either of them switches it on.
+#: Environment variables of which either enables the traces.
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-#: When the process has to have begun to look, on this host's monotonic clock.
+#: Variable with the monotonic time from which the process exports finished evaluations.
 SINCE_VARIABLE: Final = "KQUEUE_TRACES_SINCE"
 _PROGRAM: Final = "workers.traces"
 _PACKAGE: Final = "opentelemetry-exporter-otlp-proto-http"
-#: Seconds before one that ended is started again.
+#: Seconds before a process that ended is started again.
 _AGAIN_S: Final = 10.0
-#: Seconds that it may take to tell the last ones when the fleet ends, and from its start on where that is more.
+#: Seconds for the last exports when the fleet ends. A process gets at least ``_FIRST_S`` seconds from its start.
 _LAST_S: Final = 5.0
 _FIRST_S: Final = 20.0
 
@@ -49,10 +49,10 @@ def is_wanted(environment: Mapping[str, str]) -> bool:
 
 
 class Exporter:
-    """The process, if it is wanted. :meth:`step` keeps it running, :meth:`stop` ends it."""
+    """The owner of the process, if traces are enabled. :meth:`step` keeps it running, :meth:`stop` ends it."""
 
     def __init__(self, config: Config) -> None:
-        """Look at the environment; nothing is started."""
+        """Read the environment without starting anything."""
         self._config = config
         self._process: subprocess.Popen[bytes] | None = None
         self._start_at = 0.0
@@ -67,7 +67,7 @@ class Exporter:
                 self._wanted = False
 
     def step(self, now: float) -> None:
-        """Start it if it does not run and is due."""
+        """Start the process if it does not run and its restart is due."""
         if not self._wanted:
             return
         if self._process is not None and (code := self._process.poll()) is not None:
@@ -77,11 +77,11 @@ class Exporter:
             self._process = self._start()
 
     def pids(self) -> set[int]:
-        """Return the process, if it runs."""
+        """Return the process's id if it runs."""
         return set() if self._process is None else {self._process.pid}
 
     def stop(self) -> None:
-        """End it; it may tell of what has just ended, for a moment."""
+        """End the process after a short wait in which it exports the last evaluations."""
         if self._process is None:
             return
         self._process.terminate()
@@ -98,7 +98,7 @@ class Exporter:
 
         def prepare() -> None:
             die_with_this()
-            # It waits for the signal when it has begun: one that comes before must not end it.
+            # The process waits for the signal once it runs. A signal that comes before that must not end it.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
         self._started_at = time.monotonic()

@@ -1,16 +1,17 @@
 """``python -m workers.fleet``: the supervisor, which keeps one worker process running for each slot of this host.
 
 The supervisor judges nothing. It finds the GPUs and starts a Celery worker for each slot, pinned to its GPU's UUID. It
-lets a worker take messages once its row is in the database, and renews its lease. When a worker dies, it queues the
-worker's evaluation again and starts another. It also sweeps: overdue leases, expired waits, messages that Redis lost.
+lets a worker take messages once the worker's row is in the database, and renews its lease. When a worker dies, it
+queues the worker's evaluation again and starts another worker. It also sweeps overdue leases, expired waits, and
+evaluations whose messages Redis lost.
 
-Workers pause while their GPU may not be used (:mod:`workers.monitor`), while the host is short of memory or disk
-(:mod:`workers.pressure`), while something that was killed in their slot does not die, and on CPUs until an operator
-resumes them where probes were judged wrongly. A paused worker finishes its
-evaluation, and its row has the reason.
+A worker pauses while its GPU must not be used (:mod:`workers.monitor`), while the host is short of memory or disk
+(:mod:`workers.pressure`), and while a killed process in its slot does not die. A CPU worker also pauses after wrongly
+judged probes until an operator resumes it. A paused worker finishes its evaluation, and its row has the reason.
 
-SIGTERM: workers finish their evaluations, then everything ends. SIGTERM again, SIGINT or SIGHUP: workers that judge
-are killed and their evaluations are queued again; the others end by themselves. Workers die with the supervisor.
+At SIGTERM, workers finish their evaluations, then everything ends. At a second SIGTERM, SIGINT or SIGHUP, workers that
+judge are killed and their evaluations are queued again, while idle workers end by themselves. Workers die with the
+supervisor.
 """
 
 from __future__ import annotations
@@ -49,29 +50,29 @@ from workers.slot import Slot
 
 _log: Any = structlog.get_logger(__name__)
 
-#: Seconds between two looks at the host's room and the GPUs, and between two writes of the reasons for pauses, which
-#: somebody else may have changed.
+#: Seconds between checks of the host's memory and disk and of the GPUs, and between writes of the reasons for pauses,
+#: which another program can have changed.
 _LOOK_EVERY_S: Final = 1.0
-#: Seconds for which another fleet keeps workers waiting for a device before the log says so.
+#: Seconds that workers wait for a device of another fleet before the log mentions it.
 _QUEUE_S: Final = 5.0
 #: Seconds after which a worker that is not ready is replaced. On a busy host, importing torch alone takes a minute.
 _READY_S: Final = 600.0
-#: Seconds that idle workers may take to end where those that judge are killed.
+#: Seconds for idle workers to end during a quick stop before they are killed too.
 _IDLE_END_S: Final = 5.0
 
 
 @dataclass(slots=True)
 class _Stop:
-    """The requests to stop so far."""
+    """The state of the requests to stop."""
 
     warm: bool = False
     """Workers finish their evaluations."""
     quick: bool = False
     """Workers that judge are killed."""
-    told: bool = False
-    """Workers have been told to finish."""
+    sent: bool = False
+    """The workers have got the request to finish."""
     asked_at: float = 0.0
-    """When the last request came, on the monotonic clock."""
+    """Monotonic time of the last request."""
 
     def on_signal(self, number: int, _frame: object) -> None:
         self.quick = self.quick or self.warm or number != signal.SIGTERM
@@ -80,7 +81,7 @@ class _Stop:
 
 
 class Supervisor:
-    """A host's workers. :meth:`run` returns when all of them have ended."""
+    """The supervisor of a host's workers. :meth:`run` returns when all of them have ended."""
 
     def __init__(
         self,
@@ -89,18 +90,16 @@ class Supervisor:
         gpus: Sequence[Device] = (),
         *,
         program: str = "workers.start",
-        canary: str = "workers.judge.gpu.self_test",
+        self_test: str = "workers.judge.gpu.self_test",
         patience_s: float = _READY_S,
     ) -> None:
         """Configure a supervisor without starting anything.
 
         Args:
-            config: the fleet's settings.
-            slots: the slots, from :func:`workers.plan.plan`.
-            gpus: the slots' GPUs.
+            config, slots, gpus: the settings, and the plan from :func:`workers.plan.plan`.
             program: the module that a worker process runs.
-            canary: the module that tests a GPU.
-            patience_s: how long a worker may take to become ready.
+            self_test: the module that tests a GPU.
+            patience_s: seconds for a worker to become ready.
         """
         self._patience_s = patience_s
         self._config = config
@@ -112,32 +111,32 @@ class Supervisor:
         self._workers = [WorkerProcess(slot, self._selector) for slot in slots]
         locks = {slot.device: slot.lock for slot in slots}
         ledgers = {slot.device: slot.ledger for slot in slots}
-        self._monitor = Monitor(self._books.engine, self._host, gpus, locks, ledgers, canary=canary)
+        self._monitor = Monitor(self._books.engine, self._host, gpus, locks, ledgers, self_test=self_test)
         self._pressure = Pressure(config)
         self._scratch = Scratch(config.scratch)
         self._exporter = Exporter(config)
         self._look_at = 0.0
-        #: Why CPU slots must take no evaluations: probes were judged wrongly.
+        #: Reason for a pause of the CPU slots because of wrongly judged probes, or None.
         self._held: str | None = None
-        #: Devices that others keep from workers: since when on the monotonic clock, and who was said to.
+        #: Devices that other fleets hold while workers wait, with the monotonic time and the last logged holder.
         self._waits: dict[str, tuple[float, str]] = {}
-        #: The workers that wait for such a device, and who has it, as last written.
+        #: The workers that wait for such a device, with its holder as last written.
         self._kept: dict[UUID, str] = {}
-        #: The attempts that ran at the last look, and the steps of them as last written.
+        #: The attempts that ran at the last check, and their steps as last written.
         self._running: set[tuple[UUID, int]] = set()
         self._steps: dict[tuple[UUID, int], str | None] = {}
         #: The reasons for pauses as last written.
         self._written: dict[UUID, str | None] = {}
         self._stop = _Stop()
-        #: The workers that judged nothing when the end was to be quick; None before.
+        #: The workers that judged nothing at the request for a quick stop. None before that request.
         self._idle: set[UUID] | None = None
 
     def check_services(self) -> None:
-        """Check Postgres, its schema and Redis; see :meth:`Bookkeeping.check_services`."""
+        """Check Postgres, its schema and Redis (:meth:`Bookkeeping.check_services`)."""
         self._books.check_services()
 
     def run(self) -> None:
-        """Keep the workers running until told to stop."""
+        """Keep the workers running until a signal requests a stop."""
         linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
         wake, waker = socket.socketpair()
         wake.setblocking(False)
@@ -173,7 +172,7 @@ class Supervisor:
         return self._stop.warm and all(worker.process is None for worker in self._workers) and self._books.settled
 
     def _pause_s(self) -> float:
-        """Return the seconds until something is due. Signals, deaths and workers' words end the pause early."""
+        """Return the seconds until something is due. Signals, deaths and workers' messages end the pause early."""
         now = time.monotonic()
         due = [self._books.due_at, self._look_at]
         due += [worker.start_at for worker in self._workers if worker.process is None and not self._stop.warm]
@@ -185,11 +184,11 @@ class Supervisor:
         self._exporter.step(now)
         for worker in self._workers:
             if (code := worker.returncode(now)) is not None:
-                self._bury(worker, code)
+                self._clean_up(worker, code)
             elif worker.overdue(now, self._patience_s) and not worker.killed_at:
                 _log.error("a worker has not become ready: it is replaced", slot=worker.slot.name, pid=worker.pid)
                 worker.kill()
-            self._look_after_survivors(worker, now)
+            self._check_survivors(worker, now)
         resets = self._monitor.resets()
         if self._stop.warm:
             self._end_workers()
@@ -209,12 +208,12 @@ class Supervisor:
             self._monitor.step(self._books.attempt)
             self._look_at_locks(now)
             self._look_at_steps()
-        self._let_in()
-        self._write_pauses(anew=looking)
+        self._admit()
+        self._write_pauses(again=looking)
         self._books.step([worker.slot.worker_id for worker in self._workers if worker.registered or worker.stuck])
 
     def _start(self, worker: WorkerProcess) -> None:
-        """Start a worker, or try again later: the disk may be full, and the host may have no process to give."""
+        """Start a worker. Try again later if that fails, as with a full disk or too many processes."""
         try:
             self._scratch.renew(worker.slot.scratch)
             worker.start(self._config, program=self._program, host=self._host, cores=self._cores)
@@ -227,8 +226,8 @@ class Supervisor:
         held = self._held if worker.slot.device == "cpu" else self._monitor.pauses(worker.slot.device)
         return worker.stuck or self._pressure.reason or held
 
-    def _let_in(self) -> None:
-        """Register the workers that are ready, and tell them to take messages or to pause."""
+    def _admit(self) -> None:
+        """Register the workers that are ready, and order them to take messages or to pause."""
         for worker in self._workers:
             if not worker.waits:
                 continue
@@ -238,15 +237,13 @@ class Supervisor:
                 worker.tell(reason)
                 _log.info("worker ready", slot=worker.slot.name, lanes=",".join(worker.slot.lanes), paused=reason)
 
-    def _write_pauses(self, *, anew: bool) -> None:
-        """Write the reasons for pauses, if they have changed or ``anew``, then tell the workers.
-
-        In this order, because the database then refuses the claim of a worker that has not heard yet.
-        """
+    def _write_pauses(self, *, again: bool) -> None:
+        """Write the reasons for pauses if they have changed or ``again`` is set, then send the workers their orders."""
         present = [w for w in self._workers if w.registered or (w.stuck and w.process is None)]
         wanted = {worker.slot.worker_id: self._reason(worker) for worker in present}
-        if not wanted or (wanted == self._written and not anew):
+        if not wanted or (wanted == self._written and not again):
             return
+        # The database comes first, so that it refuses the claim of a worker that has not got its order yet.
         if not self._books.pause(wanted):
             return
         for worker in present:
@@ -258,10 +255,7 @@ class Supervisor:
         self._written = wanted
 
     def _look_at_locks(self, now: float) -> None:
-        """Tell whom evaluations wait for, where other fleets of this user or local judges have a device.
-
-        Their workers' rows have it while it lasts, and the log where it lasts long.
-        """
+        """Write to workers' rows which other fleet or local judge of this user holds the device they wait for."""
         kept: dict[UUID, str] = {}
         for device, lock in {worker.slot.device: worker.slot.lock for worker in self._workers}.items():
             holder = holders.stranger(lock)
@@ -271,8 +265,8 @@ class Supervisor:
             for worker in self._workers:
                 if any(linux.descends(pid, worker.pid) for pid in holder.keeps_waiting):
                     kept[worker.slot.worker_id] = holder.words
-            since, told = self._waits.setdefault(device, (now, ""))
-            if now - since >= _QUEUE_S and holder.words != told:
+            since, logged = self._waits.setdefault(device, (now, ""))
+            if now - since >= _QUEUE_S and holder.words != logged:
                 _log.warning(
                     "evaluations wait for a device that another fleet uses", device=device, used_by=holder.words
                 )
@@ -282,9 +276,9 @@ class Supervisor:
             self._kept = kept
 
     def _look_at_steps(self) -> None:
-        """Write which step an evaluation is at, if it runs for longer than a look: a shorter one is worth no write."""
-        boxes = [worker.status_page for worker in self._workers if worker.status_page is not None]
-        steps = {(record.evaluation_id, record.number): record.step for box in boxes for record in box.read()}
+        """Write the current steps of attempts that ran at the last check. Shorter attempts are not worth a write."""
+        pages = [worker.status_page for worker in self._workers if worker.status_page is not None]
+        steps = {(record.evaluation_id, record.number): record.step for page in pages for record in page.read()}
         changed = {
             attempt: step
             for attempt, step in steps.items()
@@ -294,8 +288,8 @@ class Supervisor:
         if not changed or self._books.note_steps(changed):
             self._steps = {attempt: step for attempt, step in (self._steps | changed).items() if attempt in steps}
 
-    def _bury(self, worker: WorkerProcess, returncode: int) -> None:
-        """Clean up after a worker that has ended: kill its leftovers, and have its evaluation queued again."""
+    def _clean_up(self, worker: WorkerProcess, returncode: int) -> None:
+        """Clean up after a worker that has ended: kill the processes that it left, and queue its evaluation again."""
         how = describe(returncode)
         (_log.info if self._stop.warm else _log.warning)("worker ended", slot=worker.slot.name, how=how)
         if worker.registered:
@@ -307,7 +301,7 @@ class Supervisor:
             worker.survivors, worker.survived_at = {*linux.children(os.getpid())} - spared, time.monotonic()
 
     def _reset(self, uuid: str) -> None:
-        """Kill a GPU's workers, and with them everything that they started. Their evaluations are handed back."""
+        """Kill a GPU's workers with everything that they started. Their evaluations are handed back."""
         mine = [worker for worker in self._workers if worker.slot.device == uuid]
         for worker in mine:
             if worker.process is not None and not worker.killed_at:
@@ -317,13 +311,13 @@ class Supervisor:
             self._monitor.ended(uuid, self._books.attempt)
 
     def _spared(self) -> set[int]:
-        """Return the children that a sweep must leave alone: those in use, and those that do not die."""
-        known = {worker.process.pid for worker in self._workers if worker.process is not None}
-        known |= self._scratch.pids() | self._monitor.pids() | self._exporter.pids()
-        return known.union(*(worker.survivors for worker in self._workers))
+        """Return the children that a sweep must not kill: children in use, and killed ones that do not die."""
+        in_use = {worker.process.pid for worker in self._workers if worker.process is not None}
+        in_use |= self._scratch.pids() | self._monitor.pids() | self._exporter.pids()
+        return in_use.union(*(worker.survivors for worker in self._workers))
 
-    def _look_after_survivors(self, worker: WorkerProcess, now: float) -> None:
-        """Keep a slot closed while a process that was killed in it exists: it may hold the GPU, and has the uid."""
+    def _check_survivors(self, worker: WorkerProcess, now: float) -> None:
+        """Close a slot while a process that was killed in it exists, because it can hold the GPU and has the uid."""
         if not worker.survivors:
             return
         worker.survivors = {pid for pid in worker.survivors if not _reaped(pid)}
@@ -338,11 +332,11 @@ class Supervisor:
                 _log.error("a slot is stuck", slot=worker.slot.name, reason=reason)
 
     def _end_workers(self) -> None:
-        """Tell all workers to finish. Where that is to be quick, kill those that judge, and after a while the rest."""
-        if not self._stop.told:
+        """Order all workers to finish. For a quick stop, kill those that judge, and later the idle ones."""
+        if not self._stop.sent:
             for worker in self._workers:
                 worker.finish()
-            self._stop.told = True
+            self._stop.sent = True
         if self._stop.quick:
             if self._idle is None:
                 self._idle = self._books.idle()
@@ -352,7 +346,7 @@ class Supervisor:
                     worker.kill()
 
     def _kill_all(self) -> None:
-        """Kill everything that is left, and wait for it, but not for processes that do not die."""
+        """Kill all remaining processes and wait until they have died, for at most ``STUCK_S`` seconds."""
         self._monitor.stop()
         for worker in self._workers:
             worker.kill()
@@ -365,7 +359,7 @@ class Supervisor:
 
 
 def _reaped(pid: int) -> bool:
-    """True if a child is gone. It may no longer be ours to reap."""
+    """Return whether a child is gone. Another part of this process can have reaped it."""
     with contextlib.suppress(ChildProcessError):
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     return True

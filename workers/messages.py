@@ -1,18 +1,18 @@
 """Strict reading of messages from Redis, whose writers are not trusted.
 
 Stock Celery runs any task with any arguments, callbacks and limits that a message names, obeys orders such as
-``shutdown`` or ``pool_grow`` from anybody, and ends on a message that is not JSON. This module reads each message
+``shutdown`` or ``pool_grow`` from any sender, and ends on a message that is not JSON. This module reads each message
 strictly, and gives Celery a new message built only from these parts:
 
 =================  ===================================================================================
-a task's message   an evaluation's id, a hard limit within bounds, a label for Flower; everything else
-                   (callbacks, chains, chords, retries, times, another task's name) is ignored
-an order           revoking evaluations by id, and the questions that Flower asks
-anything else      is dropped with a log line; it is gone from Redis by then
+a task's message   an evaluation's id, a hard limit within bounds, and a label for Flower. All other fields
+                   (callbacks, chains, chords, retries, times, another task's name) are ignored.
+an order           revoking evaluations by id, and Flower's queries
+any other message  dropped with a log line. It is gone from Redis by then.
 =================  ===================================================================================
 
-So a writer to Redis can only announce an evaluation, which its claim in Postgres makes harmless, or cancel one.
-Besides messages a worker reads nothing from Redis (:mod:`kqueue.transport`).
+So a writer to Redis can only announce an evaluation or cancel one. An announcement is harmless, because a worker must
+claim the evaluation in Postgres. A worker reads only messages from Redis (:mod:`kqueue.transport`).
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from kqueue.limits import hard_limit_s
 
 _log: Any = structlog.get_logger(__name__)
 
-#: Longest message. A task's has about 1500 characters; an order that revokes many evaluations is the longest.
+#: Limit on a message in characters. A task's message has about 1500. An order that revokes many evaluations is longer.
 _MESSAGE_CHARACTERS: Final = 128 << 10
-#: The hard limit's bounds in seconds. A shorter limit could abort an honest evaluation. The longest lies above every
+#: Bounds of the hard limit in seconds. A shorter limit could abort an honest evaluation. The longest is above every
 #: limit that a request can ask for.
 SHORTEST_LIMIT_S = hard_limit_s(0.0)
 LONGEST_LIMIT_S = 7 * 3600.0
-#: Most evaluations that one order may revoke, and most workers that it may address.
+#: Limit on the evaluations that one order revokes, and on the workers that it addresses.
 _MOST: Final = 1000
-#: Characters of a dropped message to log.
+#: Number of characters of a dropped message that are logged.
 _SHOWN: Final = 200
 
-#: The permitted orders with their permitted arguments. All others are removed from Celery.
+#: The permitted orders with their permitted arguments. All other orders are removed from Celery.
 _ORDERS: Final[Mapping[str, frozenset[str]]] = {
     "revoke": frozenset({"task_id", "terminate", "signal"}),
     # Flower sends it every few seconds, though events are already on.
     "enable_events": frozenset(),
-    # Sent once by anyone who starts listening to events.
+    # Each program that begins to receive events sends it once.
     "heartbeat": frozenset(),
     "ping": frozenset(),
     "stats": frozenset(),
@@ -71,18 +71,14 @@ _TOKEN: Final = re.compile(r"[A-Za-z0-9.-]{1,100}")
 
 
 class Refused(Exception):
-    """A message is dropped; the text has the reason."""
+    """A message is dropped for the reason in the text."""
 
 
 def task(payload: Any, queue: str) -> dict[str, Any]:
-    """Build a new task message for Celery from the trusted parts of ``payload``.
-
-    Args:
-        payload: the message from the queue, decoded from JSON.
-        queue: the queue's name.
+    """Build a new task message for Celery from the trusted parts of ``payload``, a message decoded from JSON.
 
     Raises:
-        Refused: the message is not one of ours.
+        Refused: kqueue did not send the message.
     """
     headers, (args, kwargs, _embed) = _headers(payload), _body(payload, 3)
     if headers.get("task") != broker.EVALUATE:
@@ -109,11 +105,7 @@ def task(payload: Any, queue: str) -> dict[str, Any]:
 
 
 def order(payload: Any, queue: str) -> dict[str, Any]:
-    """Build a new order for Celery from the trusted parts of ``payload``.
-
-    Args:
-        payload: the published message, decoded from JSON.
-        queue: the worker's own mailbox.
+    """Build a new order for Celery from the trusted parts of ``payload``, a message decoded from JSON.
 
     Raises:
         Refused: workers do not obey this order.
@@ -131,7 +123,7 @@ def order(payload: Any, queue: str) -> dict[str, Any]:
         ids = named if isinstance(named, list) else [named]
         if not 0 < len(ids) <= _MOST:
             raise Refused("it revokes nothing, or too many at once")
-        # A judge is only ever ended by SIGKILL.
+        # SIGKILL is the only signal that ends a judge.
         arguments = {
             "task_id": [_identity(identity) for identity in ids],
             "terminate": bool(arguments.get("terminate")),
@@ -141,7 +133,7 @@ def order(payload: Any, queue: str) -> dict[str, Any]:
     if destination is not None and not (_texts(destination) and len(destination) <= _MOST):
         raise Refused("its destination is not a list of workers")
     if body.get("pattern") or body.get("matcher"):
-        # Matching a hostile regular expression may take for ever.
+        # Matching a hostile regular expression can take forever.
         raise Refused("it selects workers by a pattern")
     clock = headers.get("clock")
     return _payload(
@@ -164,7 +156,7 @@ class Transport(transport.Transport):
         read = order if queue.endswith(".celery.pidbox") else task
         try:
             message = read(message, queue)
-        except Exception as error:  # noqa: BLE001 no message may end a worker
+        except Exception as error:  # noqa: BLE001 no message must end a worker
             reason = str(error) if isinstance(error, Refused) else f"it cannot be read: {type(error).__name__}"
             _log.warning("a message was dropped", queue=queue, reason=reason, message=ascii(repr(message)[:_SHOWN]))
             return
@@ -184,7 +176,7 @@ def guard(app: Celery) -> None:
 
 
 def _decode(text: str) -> Any:
-    """Decode JSON; return None for anything else. kombu's own decoder raises, which ends the worker."""
+    """Decode JSON. Return None for other text, where kombu's own decoder raises, which ends the worker."""
     try:
         return json.loads(text) if len(text) <= _MESSAGE_CHARACTERS else None
     except (ValueError, RecursionError):
@@ -201,7 +193,7 @@ def _headers(payload: Any) -> dict[str, Any]:
 
 
 def _body(payload: dict[str, Any], length: int | None) -> Any:
-    """Return the body, which must be a list of ``length`` if that is given."""
+    """Return the body, which must be a list of ``length`` items unless that is None."""
     body, properties = payload.get("body"), payload.get("properties")
     if not isinstance(body, str) or not isinstance(properties, dict):
         raise Refused("it has no body")
@@ -227,7 +219,7 @@ def _payload(body: Any, headers: dict[str, Any], queue: str) -> dict[str, Any]:
             "delivery_info": {"exchange": "", "routing_key": queue},
             "priority": 0,
             "body_encoding": "base64",
-            # A new tag: with another message's tag, acknowledging this one would acknowledge that one.
+            # A new tag, because acknowledging a message with another message's tag acknowledges that one.
             "delivery_tag": str(uuid4()),
         },
     }
@@ -244,7 +236,7 @@ def _identity(value: Any) -> str:
 
 
 def _limit_s(value: Any) -> float:
-    """Return the hard limit in seconds, clamped to its bounds; the longest if there is none."""
+    """Return the hard limit in seconds, clamped to its bounds. Without one, return the longest."""
     hard = value[0] if isinstance(value, list) and value else None
     if not isinstance(hard, int | float) or not hard < LONGEST_LIMIT_S:  # NaN too
         return LONGEST_LIMIT_S

@@ -1,12 +1,12 @@
-"""The supervisor's GPU monitor: it records health and bookings of memory, tests suspects, and says which GPUs may work.
+"""The supervisor's GPU monitor: it records health and memory bookings, tests suspect GPUs, and pauses unhealthy ones.
 
-A GPU's state is a row of the table ``gpus`` (:mod:`kqueue.store.gpus`). Judges, operators and this module change it;
-this module acts on it. Anyone who suspects a GPU requests a test, and the GPU takes no evaluations until it passes. A
+A GPU's state is a row of the table ``gpus`` (:mod:`kqueue.store.gpus`). Judges, operators and this module change it.
+A judge, an operator or this module can request a test of a suspect GPU, which takes no evaluations until it passes. A
 test runs :mod:`workers.judge.gpu.self_test` in a fresh process. Two failures in a row quarantine the GPU until it
 passes a later test. This module never resets a GPU.
 
-Only helper processes talk to the driver, and the supervisor never waits for one. A helper that hangs where SIGKILL
-does not reach it is left behind, and its GPU is not tested again while it exists.
+Only helper processes call the driver, and the supervisor never waits for one. A helper that hangs in the kernel, where
+SIGKILL has no effect, is left behind, and its GPU is not tested again while it exists.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from workers.pool import kill_group
 
 _log: Any = structlog.get_logger(__name__)
 
-#: Seconds between looks at the states.
+#: Seconds between reads of the states.
 _LOOK_S: Final = 1.0
-#: Deadline of a test. On a busy host, importing torch is most of it.
+#: Deadline of a test in seconds. On a busy host, importing torch takes most of it.
 _TEST_S: Final = 90.0
-#: Seconds that a killed helper may take to die before it counts as hanging.
+#: Seconds after which a killed helper that has not died counts as hanging.
 _DYING_S: Final = 5.0
 #: Seconds before an inconclusive test is repeated.
 _AGAIN_S: Final = 5.0
-#: After this silence of the health watcher, the driver counts as hanging.
+#: Seconds without output of the health watcher after which the driver counts as hanging.
 _SILENT_S: Final = 60.0
-#: Exit status of an inconclusive canary.
+#: Exit status of an inconclusive GPU self-test.
 _UNKNOWN: Final = 3
 _KEPT_XIDS: Final = 16
 _LINE_BYTES: Final = 1 << 20
 
 
 class _Helper:
-    """A process that talks to the driver. It dies with the supervisor and holds none of its secrets."""
+    """A process that calls the driver. It dies with the supervisor and holds none of its secrets."""
 
     def __init__(self, module: str, arguments: Sequence[str], *, visible: str, output: IO[bytes] | int) -> None:
         environment = launch.clean_environment(os.environ) | {"CUDA_VISIBLE_DEVICES": visible}
@@ -77,7 +77,7 @@ class _Helper:
 
     @property
     def hangs(self) -> bool:
-        """True if it was killed and has not died for ``_DYING_S`` seconds."""
+        """True if it was killed and has not died within ``_DYING_S`` seconds."""
         return self.killed_at is not None and not self.ended and time.monotonic() - self.killed_at > _DYING_S
 
     def kill(self) -> None:
@@ -88,7 +88,7 @@ class _Helper:
 
 @dataclass(slots=True)
 class _Test:
-    """A running canary."""
+    """A running GPU self-test."""
 
     helper: _Helper
     output: IO[bytes]
@@ -96,7 +96,7 @@ class _Test:
     def last_line(self) -> str:
         self.output.seek(0)
         lines = self.output.read()[-8192:].decode("utf-8", "replace").splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "it printed nothing"
 
 
 class Monitor:
@@ -110,17 +110,15 @@ class Monitor:
         locks: Mapping[str, Path],
         ledgers: Mapping[str, Path],
         *,
-        canary: str = "workers.judge.gpu.self_test",
+        self_test: str = "workers.judge.gpu.self_test",
     ) -> None:
         """Configure a monitor without starting anything.
 
         Args:
-            engine: the database.
-            host: this host's name.
-            devices: the GPUs.
+            engine, host, devices: the database, this host's name, and its GPUs.
             locks: the lock file for exclusive use of each GPU, by UUID.
             ledgers: the folder in which each GPU's memory is booked, by UUID.
-            canary: the module that a test runs.
+            self_test: the module that a test runs.
         """
         self._engine = engine
         self._host = host
@@ -129,7 +127,7 @@ class Monitor:
         self._ledgers = ledgers
         #: The bookings as last written.
         self._booked: dict[str, list[Entry]] = {}
-        self._self_test = canary
+        self._self_test = self_test
         self._registered = False
         self._states: dict[str, GpuStatus] = {}
         self._look_at = 0.0
@@ -139,9 +137,10 @@ class Monitor:
         self._heard = b""
         self._facts: dict[str, dict[str, Any]] = {}
         self._xids: dict[str, list[dict[str, Any]]] = {}
-        #: The least unaccounted memory seen, which is the driver's own.
+        #: Lowest amount of unaccounted memory by GPU in bytes, which belongs to the driver.
         self._least: dict[str, int] = {}
-        self._unsaid = False
+        #: True while facts have not been written to the database.
+        self._unwritten = False
         self._suspicions: dict[str, str] = {}
         self._tests: dict[str, _Test] = {}
         self._left_behind: list[tuple[str, _Helper]] = []
@@ -150,7 +149,7 @@ class Monitor:
         """Do the work that is due.
 
         Args:
-            in_database: runs a function that uses Postgres; returns False if Postgres is away.
+            in_database: runs a function that uses Postgres, and returns False if Postgres is away.
         """
         if not self._devices:
             return
@@ -179,7 +178,7 @@ class Monitor:
         return self._states[uuid].paused
 
     def resets(self) -> set[str]:
-        """Return the GPUs that an operator wants to reset: end their workers now. Their tests wait until then."""
+        """Return the GPUs that an operator wants to reset. The caller ends their workers, and tests wait for that."""
         return {uuid for uuid, state in self._states.items() if state.reset_due}
 
     def ended(self, uuid: str, in_database: Callable[[Callable[[], object]], bool]) -> None:
@@ -220,20 +219,20 @@ class Monitor:
         for uuid, reason in list(self._suspicions.items()):
             gpus.ask_for_test(self._engine, uuid, reason=reason)
             del self._suspicions[uuid]
-        if self._unsaid:
+        if self._unwritten:
             hanging = {uuid for uuid, _ in self._left_behind}
-            told = {
+            facts_by_gpu = {
                 uuid: known | {"xids": self._xids[uuid]} | ({"test_hangs": True} if uuid in hanging else {})
                 for uuid, known in self._facts.items()
             }
-            gpus.see(self._engine, told)
-            self._unsaid = False
+            gpus.see(self._engine, facts_by_gpu)
+            self._unwritten = False
         for uuid in self._devices:
             self._write_bookings(uuid, booking.entries(self._ledgers[uuid]))
         self._look()
 
     def _write_bookings(self, uuid: str, entries: list[Entry]) -> None:
-        """Write how much of a GPU's memory is booked and who waits, if that has changed."""
+        """Write a GPU's booked memory and the processes that wait for memory, if that has changed."""
         if self._booked.get(uuid) == entries:
             return
         now = time.monotonic()
@@ -279,19 +278,19 @@ class Monitor:
         *lines, self._heard = self._heard[-_LINE_BYTES:].split(b"\n")
         for line in lines:
             try:
-                told = json.loads(line)
+                report = json.loads(line)
             except ValueError:
                 continue
             self._heard_at = time.monotonic()
-            for uuid, number in told["xids"]:
+            for uuid, number in report["xids"]:
                 self._on_xid(uuid, number)
-            for uuid, known in told["gpus"].items():
+            for uuid, known in report["gpus"].items():
                 if reason := facts.breakage(self._facts.get(uuid, known if "error" not in known else {}), known):
                     self._suspicions[uuid] = reason
                 self._facts[uuid] = known
-                if (nobodys := known.get("unaccounted_bytes")) is not None:
-                    self._least[uuid] = min(nobodys, self._least.get(uuid, nobodys))
-            self._unsaid = True
+                if (unaccounted := known.get("unaccounted_bytes")) is not None:
+                    self._least[uuid] = min(unaccounted, self._least.get(uuid, unaccounted))
+            self._unwritten = True
 
     def _on_xid(self, uuid: str, number: int) -> None:
         of_application = number in facts.OF_APPLICATIONS
@@ -309,7 +308,7 @@ class Monitor:
             if in_database(lambda: gpus.record_failure(self._engine, uuid, reason=reason)):
                 in_database(self._look)
             return
-        output = os.fdopen(os.memfd_create("kqueue-canary", os.MFD_CLOEXEC), "w+b")
+        output = os.fdopen(os.memfd_create("kqueue-self-test", os.MFD_CLOEXEC), "w+b")
         arguments = [uuid, str(self._locks[uuid])] + ([str(self._least[uuid])] if uuid in self._least else [])
         helper = _Helper(self._self_test, arguments, visible=uuid, output=output)
         self._tests[uuid] = _Test(helper, output)
@@ -322,13 +321,13 @@ class Monitor:
             if time.monotonic() - helper.started_at > _TEST_S:
                 helper.kill()
             return
-        status, said = helper.process.returncode, test.last_line()
+        status, answer = helper.process.returncode, test.last_line()
         if helper.hangs:
             reason = "the test hangs in the driver and cannot be killed"
         elif helper.killed_at is not None:
             reason = f"the test did not end within {_TEST_S:.0f} s"
         else:
-            reason = said
+            reason = answer
 
         def record() -> None:
             if status == 0:
@@ -345,8 +344,8 @@ class Monitor:
             self._left_behind.append((uuid, helper))
         test.output.close()
         del self._tests[uuid]
-        known = self._states.get(uuid)
+        gpu = self._states.get(uuid)
         passed = status == 0
         (_log.info if passed else _log.error)(
-            "a GPU's test ended", gpu=uuid, passed=passed, said=reason, state=known.state if known else None
+            "a GPU's test ended", gpu=uuid, passed=passed, said=reason, state=gpu.state if gpu else None
         )

@@ -14,7 +14,7 @@ from workers.judge.host.scratch import device_lock
 from workers.judge.slot_config import set_environment
 from workers.slot import VARIABLE, Slot
 
-#: Most CPU slots on a host without GPUs, if the settings do not say.
+#: Default limit on the number of CPU slots of a host without GPUs.
 _MOST_CPU_SLOTS: Final = 8
 
 
@@ -55,15 +55,16 @@ def plan(config: Config, gpus: Sequence[Device], cores: int) -> list[Slot]:
         add(f"cpu-{i}", "cpu", ("cpu",), cpu_slots)
     if not slots:
         raise ConfigError(
-            f"nothing to do: KQUEUE_GPUS={config.gpus} finds no GPU and KQUEUE_CPU_SLOTS is 0; set one of them"
+            f"nothing to do: KQUEUE_GPUS={config.gpus} finds no GPU and KQUEUE_CPU_SLOTS is 0. Set one of them"
         )
     return slots
 
 
 def environment(slot: Slot, config: Config, cores: int, base: Mapping[str, str]) -> dict[str, str]:
-    """Return a worker process's environment: ``base``, the settings, and the slot. Holds secrets.
+    """Return a worker process's environment, secrets included: ``base``, the settings, and the slot.
 
-    Of OpenTelemetry's settings, among which are a collector's credentials, a worker has no use.
+    OpenTelemetry's settings are left out, because a worker does not need them and they include a collector's
+    credentials.
     """
     env = (
         {name: value for name, value in base.items() if not name.startswith("OTEL_")}

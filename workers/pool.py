@@ -1,33 +1,33 @@
 """The worker's pool: Celery's prefork pool, changed so that one-task children start and die fast.
 
-A worker runs one task at a time, and a child sees to one kernel that is run. Stock Celery 5.7 on billiard 4.3 runs 0.24
-one-task children a second, because it usually misses a child's end: the sentinel pipe closes a moment before the
-process can be waited for, so the parent sees a living child, stops watching it, and looks again only when a 5 s timer
-fires. It notices a segmentation fault after 4 s. The changes and their reasons:
+A worker runs one task at a time, and a child runs one kernel. Stock Celery 5.7 on billiard 4.3 runs 0.24 one-task
+children per second, because it usually misses a child's end: the sentinel pipe closes a moment before the process can
+be waited for, so the parent sees a live child, stops watching it, and checks again only when a 5 s timer fires. It
+notices a segmentation fault after 4 s. The changes and their reasons:
 
 ==================================  ====================================================================
-pidfd instead of the pipe           readable exactly when the child can be waited for: no race, and a child
-                                    that only closes its descriptors cannot fake its end (with the pipe that
-                                    blocks stock Celery's event loop for good)
-5 ms between polls of the counter   a child that has answered waits until its answer was read; stock Celery
-                                    polls every 100 ms
-upkeep every 0.25 s                 catches whatever the rest misses; every 5 s in stock Celery
-SIGKILL first, then report          at a hard limit, stock Celery reports while the child still runs, asks it
-                                    to stop, and waits in a way that the child can make endless
-process group, subreaper, sweep     a child's leftovers are killed with it, even those that left its group or
-                                    session; no wait for them is unbounded
-structured exit status              stock Celery gives it in a message's text only
-used up by judging, not by tasks    a task whose evaluation ends by reading, or that claims nothing, leaves its child
-                                    as it was, and a fork costs more than such a task. The flight recorder says which
-                                    child was used up; it gets no other task
-its parent's death by one call     before its first task stock Celery imports a parser of C in every child to call one
-                                    function of the C library
-a spare child                       forked and connected while the other one judges, so that the next task need not
-                                    wait for that. It gets its task when that of the other one has ended
+pidfd instead of the pipe           It is readable exactly when the child can be waited for, so there is no race. A
+                                    child that only closes its descriptors cannot fake its end, which with the pipe
+                                    blocks stock Celery's event loop forever.
+5 ms between polls of the counter   A child that has answered waits until its answer was read. Stock Celery polls
+                                    every 100 ms.
+upkeep every 0.25 s                 It notices ends that all other checks missed. Stock Celery does it every 5 s.
+SIGKILL first, then report          At a hard limit, stock Celery reports while the child still runs, asks it to
+                                    stop, and waits in a way that the child can make endless.
+process group, subreaper, sweep     The processes that a child started are killed with it, even after they left its
+                                    group or session. No wait for them is unbounded.
+structured exit status              Stock Celery gives it only in the text of a message.
+recycled by judging, not by tasks   A task that claims nothing, or whose evaluation static checks decide, leaves its
+                                    child clean, and a fork costs more than such a task. The status page records
+                                    which child was used up and gets no further task.
+parent-death signal by one call     Stock Celery imports a parser of C in every child to call one function of the C
+                                    library.
+a spare child                       It is forked and connected while the other child judges, so that the next task
+                                    starts at once. It gets its task when the other child's task has ended.
 ==================================  ====================================================================
 
-``benchmarks/respawn.py`` compares the two pools; ``tests/fleet`` checks the gap between two tasks. The module extends
-private parts, so celery, billiard and kombu are pinned to minor versions.
+``benchmarks/respawn.py`` compares the two pools, and ``tests/fleet`` checks the gap between two tasks. The module
+extends private parts, so celery, billiard and kombu are pinned to minor versions.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ from workers.judge.host.status_page import TASK_PROCESSES, StatusPage
 
 _log: Any = get_logger(__name__)
 
-#: Seconds between a finished child's polls of whether its answer was read, and the number of polls.
+#: Seconds between polls of a finished child that waits until its answer was read, and the number of polls.
 _ANSWER_READ_POLL_S: Final = 0.005
 _ANSWER_READ_POLLS: Final = 6000
 _UPKEEP_S: Final = 0.25
-#: Seconds from the end of a child that was used up to its replacement's fork.
+#: Seconds from the end of a used-up child to the fork of its replacement.
 _REPLACE_AFTER_S: Final = 0.03
 #: Children beyond those that have tasks.
 _SPARE: Final = TASK_PROCESSES - 1
-#: Seconds that a killed process may take to die before its slot counts as stuck. Releasing a GPU takes a moment; a
+#: Seconds after which a killed process that has not died makes its slot stuck. Releasing a GPU takes a moment, but a
 #: process that hangs in the kernel or a driver never dies.
 STUCK_S: Final = 5.0
 
@@ -83,17 +83,17 @@ class ChildDied(WorkerLostError):
 
 
 def kill_group(pid: int) -> None:
-    """Send SIGKILL to a process that was not reaped yet, and to the process group that it leads."""
+    """Send SIGKILL to a process that has not been reaped, and to the process group that it leads."""
     for kill in (os.kill, os.killpg):
         with suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
 
 
 class _Child(asynpool.Worker):
-    """A child that leads a process group, so that the whole group can be killed at once, and ends when it is used up.
+    """A child that leads a process group, so that the whole group can be killed at once. It ends when it is used up.
 
     Attributes:
-        status_page: says whether it is used up; None: any task uses it up.
+        status_page: the page that records whether the child is used up. If None, any task uses it up.
     """
 
     status_page: StatusPage | None = None
@@ -153,17 +153,17 @@ class _Pool(asynpool.AsynPool):
             self._sweep()
 
     def _track_child_process(self, proc: Any, hub: Any) -> None:
-        # The parent class watches the descriptor that it finds here, and closes it at the end.
+        # The parent class watches the descriptor in this attribute, and closes it at the end.
         if not hasattr(proc, "_sentinel_poll"):
             proc._sentinel_poll = os.pidfd_open(proc.pid)
         super()._track_child_process(proc, hub)
 
     def _event_process_exit(self, hub: Any, proc: Any) -> None:
-        # The child has ended but was not reaped, so no other group can have its number.
+        # The child has ended but was not reaped, so no other process group can have its id.
         kill_group(proc.pid)
         self._sweep()
         if proc.exitcode == billiard.pool.EX_RECYCLE:
-            # It has answered. Replacing it takes 30 ms, in which the loop could not hand the next task to the spare.
+            # It has answered. Replacing it takes 30 ms, so the loop first gives the next task to the spare child.
             self._untrack_child_process(proc, hub)
             hub.call_later(_REPLACE_AFTER_S, self.maintain_pool)
         else:
@@ -172,7 +172,7 @@ class _Pool(asynpool.AsynPool):
     def _sweep(self) -> None:
         was_unswept, self._unswept = self._unswept, not linux.sweep(self._services | {p.pid for p in self._pool})
         if self._unswept and not was_unswept:
-            _log.warning("a process that a task left behind does not die; trying again")
+            _log.warning("a process that a task left behind does not die, trying again")
 
     def on_job_ready(self, job: Any, i: Any, obj: Any, inqW_fd: int) -> None:  # noqa: N803
         status_page, child = self.Worker.status_page, self._fileno_to_inq.get(inqW_fd)
@@ -187,7 +187,7 @@ class _Pool(asynpool.AsynPool):
             job._set(None, (False, ExceptionInfo()))
 
     def terminate_job(self, pid: int, sig: int | None = None) -> None:  # noqa: ARG002
-        # The parent cleans up for its child, and the child may ignore milder signals.
+        # The parent cleans up for its child, and the child can ignore milder signals.
         super().terminate_job(pid, signal.SIGKILL)
 
 
@@ -195,25 +195,25 @@ class TaskPool(prefork.TaskPool):
     """The pool that Celery's setting ``worker_pool`` names."""
 
     Pool = _Pool
-    #: Killed children that are still there, with the time at which each was first seen.
+    #: Killed children that have not died, with the monotonic time at which each was first seen.
     _doomed: Mapping[int, float] = MappingProxyType({})
 
     @staticmethod
     def watch(status_page: StatusPage) -> None:
-        """Have children used up by what the flight recorder tells. Call it before the pool starts."""
+        """Recycle children by the status page from now on. Call this before the pool starts."""
         _Child.status_page = status_page
 
     @property
     def num_processes(self) -> int:
-        """The number of tasks at a time. Celery fetches so many messages."""
+        """The number of concurrent tasks, which is also the number of messages that Celery fetches."""
         pool: Any = self
         return pool.limit
 
     def stuck(self, *, also_of: int) -> bool:
-        """True if a killed process has not died for ``STUCK_S`` seconds. Call it regularly.
+        """Return whether a killed process has not died for ``STUCK_S`` seconds. Call this regularly.
 
         Args:
-            also_of: a process whose children count too, beside this one's.
+            also_of: another process whose children count too.
         """
         now = time.monotonic()
         children = [*linux.children(os.getpid()), *linux.children(also_of)]
@@ -222,7 +222,7 @@ class TaskPool(prefork.TaskPool):
         return any(now - since > STUCK_S for since in self._doomed.values())
 
     def abort(self, evaluation_id: UUID) -> None:
-        """End the running task of an evaluation as its hard limit would."""
+        """End the running task of an evaluation in the same way as its hard limit."""
         pool: Any = self._pool
         jobs = [job for job in pool._cache.values() if job.correlation_id == str(evaluation_id) and job._time_accepted]
         for job in jobs:

@@ -1,7 +1,7 @@
 """Pause intake while the host is short of memory or disk space.
 
-Below a configured share of free memory or disk no evaluation is taken; running ones continue. Intake resumes at 1.5
-times that share, so that a host at the limit does not flap.
+Below a configured share of free memory or disk space, workers take no evaluations, and running ones continue. Intake
+resumes at 1.5 times that share, so that a host at the limit does not flap.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _GIB: Final = 1 << 30
 
 
 class Pressure:
-    """The state of one host. :attr:`reason` names the shortage; None if there is none."""
+    """The state of one host. :attr:`reason` names the shortage, or is None."""
 
     def __init__(self, config: Config) -> None:
         self.reason: str | None = None
         self._memory = config.min_free_memory
         self._disk = config.min_free_disk
-        self._places = (config.scratch.absolute(), config.home_path)
+        self._folders = (config.scratch.absolute(), config.home_path)
 
     def look(self) -> None:
         """Check the host, and log a change."""
         factor = 1.0 if self.reason is None else _HYSTERESIS
-        short = _short_memory(self._memory * factor) or _short_disk(self._places, self._disk * factor)
+        short = _short_memory(self._memory * factor) or _short_disk(self._folders, self._disk * factor)
         if short and self.reason is None:
             _log.error("no evaluations are taken", reason=short)
             self.reason = short
@@ -50,27 +50,27 @@ def _short_memory(least: float) -> str | None:
     return None
 
 
-def _short_disk(places: tuple[Path, ...], least: float) -> str | None:
-    for place in places:
-        there = next(part for part in (place, *place.parents) if part.exists())
+def _short_disk(folders: tuple[Path, ...], least: float) -> str | None:
+    for folder in folders:
+        there = next(part for part in (folder, *folder.parents) if part.exists())
         try:
             disk = os.statvfs(there)
         except OSError:
             continue
         if disk.f_bavail < least * disk.f_blocks:
             size = disk.f_blocks * disk.f_frsize / _GIB
-            return f"less than {least:.1%} of the {size:.1f} GiB of the disk of {place} is free"
+            return f"less than {least:.1%} of the {size:.1f} GiB of the disk of {folder} is free"
         # File systems without a fixed number of inodes report 0.
         if disk.f_favail < least * disk.f_files:
-            return f"less than {least:.1%} of the {disk.f_files} inodes of the disk of {place} are free"
+            return f"less than {least:.1%} of the {disk.f_files} inodes of the disk of {folder} are free"
     return None
 
 
 def _host_memory() -> tuple[int, int]:
     """Return the bytes of memory available without swapping, and the total."""
-    known = dict.fromkeys(("MemAvailable", "MemTotal"), 0)
+    memory = dict.fromkeys(("MemAvailable", "MemTotal"), 0)
     for line in Path("/proc/meminfo").read_text().splitlines():
         name, _, rest = line.partition(":")
-        if name in known:
-            known[name] = int(rest.split()[0]) << 10
-    return known["MemAvailable"], known["MemTotal"]
+        if name in memory:
+            memory[name] = int(rest.split()[0]) << 10
+    return memory["MemAvailable"], memory["MemTotal"]

@@ -1,4 +1,4 @@
-"""One slot's worker process: starting it, exchanging words with it over a socket, and ending it."""
+"""The worker process of one slot: its start, its messages on a socket, and its end."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from workers.slot import GO, PAGE_VARIABLE, PAUSE, READY, READY_VARIABLE, SETTIN
 
 _log: Any = structlog.get_logger(__name__)
 
-#: Delay before a worker that died young is started again; doubled each time up to the last.
+#: Seconds before a worker that died young is started again. The first delay doubles each time up to the last.
 _FIRST_BACKOFF_S: Final = 1.0
 _LAST_BACKOFF_S: Final = 30.0
-#: A worker that lived this long is started again with the first delay.
+#: Seconds of life after which a worker is started again with the first delay.
 _HEALTHY_S: Final = 60.0
 
 
@@ -41,19 +41,18 @@ class WorkerProcess:
     """A slot and its current worker process, if it has one.
 
     Attributes:
-        slot: the slot; its ``worker_id`` is that of the current or last process.
-        selector: watches the socket to the process while it runs.
-        process: the process; None while none runs.
+        slot: the slot, whose ``worker_id`` belongs to the current or last process.
+        selector: the selector that watches the socket to the process while it runs.
+        process: the process, or None while none runs.
         pid: the id of the current or last process.
-        status_page: what the process does; None while none runs.
-        ready: True once the process has said so.
-        registered: True while its row in the table ``workers`` is open.
-        killed_at: when it was killed, on the monotonic clock; 0 if it was not.
+        status_page: the page on which the process records its progress, or None while none runs.
+        ready: whether the process has reported that it is ready.
+        registered: whether its row in the table ``workers`` is open.
+        killed_at: monotonic time of its SIGKILL, or 0.
         survivors: processes of the last worker that were killed and have not died.
-        survived_at: when they were killed.
-        stuck: the reason why nothing may run in the slot: something that was killed in it does not die. None if
-            nothing such is left.
-        start_at: when the next process may start.
+        survived_at: monotonic time at which they were killed.
+        stuck: the reason why nothing must run in the slot, which is a killed process that does not die, or None.
+        start_at: monotonic time before which the next process does not start.
     """
 
     slot: Slot
@@ -68,31 +67,24 @@ class WorkerProcess:
     survived_at: float = 0.0
     stuck: str | None = None
     start_at: float = 0.0
-    #: Our end of the socket pair to the process. None if it has ended or was told to.
+    #: The supervisor's end of the socket pair to the process. None after the process ended or got the order to end.
     _link: socket.socket | None = None
-    #: The last word that was sent.
-    _said: bytes = b""
+    #: The last order that was sent.
+    _order: bytes = b""
     _started_at: float = 0.0
     _backoff_s: float = _FIRST_BACKOFF_S
 
     def overdue(self, now: float, patience_s: float) -> bool:
-        """True if the process runs for longer than ``patience_s`` and has not said that it is ready."""
+        """Return whether the process has run for longer than ``patience_s`` without becoming ready."""
         return self.process is not None and not self.ready and now - self._started_at > patience_s
 
     @property
     def waits(self) -> bool:
-        """True if the process is ready and waits to be told to take messages or to pause."""
+        """True if the process is ready and waits for its first order."""
         return self.ready and not self.registered and self._link is not None
 
     def start(self, config: Config, *, program: str, host: str, cores: int) -> None:
-        """Start a worker process in the slot, whose directory must be empty.
-
-        Args:
-            config: the fleet's settings.
-            program: the module that the process runs.
-            host: this host's name.
-            cores: this host's number of cores.
-        """
+        """Start a worker process, which runs the module ``program``, in the slot, whose directory must be empty."""
         self.slot = slot = replace(self.slot, worker_id=uuid4())
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-m", program, "worker"]
@@ -111,11 +103,11 @@ class WorkerProcess:
         }
         try:
             with theirs:
-                # A session of its own: only the supervisor acts on a terminal's Ctrl-C. preexec_fn is safe because the
+                # The separate session keeps a terminal's Ctrl-C from the worker. preexec_fn is safe because the
                 # supervisor has one thread.
                 self.process = subprocess.Popen(
                     command,
-                    # Celery imports from its working directory, so that must not be writable by others.
+                    # Celery imports from its working directory, so no other user must be able to write there.
                     cwd="/",
                     env=env,
                     pass_fds=[theirs.fileno(), settings, page],
@@ -128,7 +120,7 @@ class WorkerProcess:
             os.close(settings)
             os.close(page)
         ours.setblocking(False)
-        self._link, self._said = ours, b""
+        self._link, self._order = ours, b""
         self.ready, self.registered = False, False
         self.killed_at, self.stuck = 0.0, None
         self._started_at = time.monotonic()
@@ -137,34 +129,34 @@ class WorkerProcess:
         _log.info("worker started", slot=slot.name, device=slot.device, pid=self.pid)
 
     def hear(self) -> None:
-        """Read what the process has said: that it is ready, or that something it killed does not die."""
+        """Read the messages of the process: that it is ready, or that a process it killed does not die."""
         if self._link is None:
             return
-        words = b""
+        messages = b""
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
-            words = self._link.recv(64)
-        if not words:
-            # It died; the supervisor notices that elsewhere.
+            messages = self._link.recv(64)
+        if not messages:
+            # The process died, which the supervisor notices elsewhere.
             self.selector.unregister(self._link)
-        for word in words:
-            if word == READY[0]:
+        for message in messages:
+            if message == READY[0]:
                 self.ready = True
             else:
-                self.stuck = "a process that it killed does not die" if word == STUCK[0] else None
+                self.stuck = "a process that it killed does not die" if message == STUCK[0] else None
                 _log.warning("a slot is stuck" if self.stuck else "a slot is free again", slot=self.slot.name)
 
     def tell(self, reason: str | None) -> None:
-        """Tell the process to pause for ``reason``, or with None to take messages."""
-        word = GO if reason is None else PAUSE
-        if self._link is not None and self._said != word:
-            self._said = word
-            with contextlib.suppress(OSError):  # it died; the supervisor notices that elsewhere
-                self._link.sendall(word)
+        """Order the process to pause for ``reason``, or to take messages if that is None."""
+        order = GO if reason is None else PAUSE
+        if self._link is not None and self._order != order:
+            self._order = order
+            with contextlib.suppress(OSError):  # the process died, which the supervisor notices elsewhere
+                self._link.sendall(order)
 
     def finish(self) -> None:
-        """Tell the process to finish its evaluation and end."""
+        """Order the process to finish its evaluation and end."""
         if self.process is not None:
-            _log.info("worker told to finish and end", slot=self.slot.name)
+            _log.info("worker finishes and ends", slot=self.slot.name)
             self._hang_up()
             self.process.terminate()
 
@@ -175,7 +167,7 @@ class WorkerProcess:
             kill_group(self.process.pid)
 
     def returncode(self, now: float) -> int | None:
-        """Return how the process ended; None while it runs. One that was killed and hangs counts as ended."""
+        """Return the exit status, or None while the process runs. A killed process that hangs counts as ended."""
         if self.process is None:
             return None
         code = self.process.poll()
@@ -184,7 +176,7 @@ class WorkerProcess:
         return code
 
     def close(self) -> None:
-        """Note that the process has ended, and when the next may start."""
+        """Note the end of the process, and schedule the start of the next one."""
         self._hang_up()
         now = time.monotonic()
         if now - self._started_at >= _HEALTHY_S:
@@ -193,7 +185,7 @@ class WorkerProcess:
         self.postpone()
 
     def postpone(self) -> None:
-        """Start the next process later, each time twice as late."""
+        """Delay the start of the next process, each time for twice as long."""
         self.start_at = time.monotonic() + self._backoff_s
         self._backoff_s = min(2 * self._backoff_s, _LAST_BACKOFF_S)
 
@@ -206,7 +198,7 @@ class WorkerProcess:
 
 
 def in_memory(settings: Mapping[str, str]) -> int:
-    """Return a descriptor to read the settings from. Unlike an environment, no other process can see it."""
+    """Return a descriptor of a memory file with the settings. Unlike an environment, no other process can read it."""
     descriptor = os.memfd_create("kqueue-settings", os.MFD_CLOEXEC)
     with os.fdopen(os.dup(descriptor), "w") as stream:
         json.dump(dict(settings), stream)

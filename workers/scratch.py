@@ -1,4 +1,4 @@
-"""The directories and uids of a fleet's slots, which no other fleet on the host uses at the same time."""
+"""The directories and uids of a fleet's slots, which are exclusive among the fleets of the host."""
 
 from __future__ import annotations
 
@@ -18,29 +18,25 @@ _TRASH: Final = "trash-"
 
 
 class Scratch:
-    """Gives each slot a private directory and a uid, and removes old directories in the background."""
+    """The allocator of slots' private directories and uids. It removes old directories in the background."""
 
     def __init__(self, root: Path) -> None:
-        """Configure the scratch without creating anything.
-
-        Args:
-            root: the setting ``scratch``.
-        """
+        """Configure the scratch below the setting ``scratch`` without creating anything."""
         self._root = root.absolute()
         #: Descriptors whose locks reserve the fleet's directory and uids.
         self._held: list[int] = []
         self._removals: list[subprocess.Popen[bytes]] = []
 
     def assign(self, slots: list[Slot]) -> list[Slot]:
-        """Create the shared directories, which other users may only traverse. Return the slots with place and uid.
+        """Create the shared directories, which other users can only traverse. Return the slots with scratch and uid.
 
         Raises:
             ConfigError: another user owns the directories.
         """
         scratch.prepare(self._root)
-        place, descriptor = scratch.reserve(self._root, "fleet")
+        directory, descriptor = scratch.reserve(self._root, "fleet")
         self._held.append(descriptor)
-        self._removals += [linux.start_removal(old) for old in place.glob(_TRASH + "*")]
+        self._removals += [linux.start_removal(old) for old in directory.glob(_TRASH + "*")]
         assigned: list[Slot] = []
         for slot in slots:
             uid = None
@@ -48,7 +44,7 @@ class Scratch:
                 held = uids.hold(slot.uid)
                 self._held.append(held.descriptor)
                 uid = held.uid
-            assigned.append(replace(slot, scratch=place / slot.name, uid=uid))
+            assigned.append(replace(slot, scratch=directory / slot.name, uid=uid))
         return assigned
 
     def renew(self, directory: Path) -> None:

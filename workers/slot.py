@@ -1,4 +1,4 @@
-"""A slot: a place on a device, and the one worker process of the fleet that serves it."""
+"""A slot: a share of a device, served by one worker process of the fleet."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ from uuid import UUID
 
 from workers.judge.slot_config import SlotConfig
 
-#: The supervisor tells a worker process its slot through this variable, as JSON. Holds no secret.
+#: Variable with a worker process's slot as JSON, which holds no secret.
 VARIABLE: Final = "KQUEUE_SLOT"
-#: The number of the socket between a worker process and its supervisor, for the words below.
+#: Variable with the descriptor of a worker process's socket to the supervisor, for the messages below.
 READY_VARIABLE: Final = "KQUEUE_READY"
-#: Words of one byte. The worker is ready, and waits for the first of the two words that it is told; something that
-#: it killed does not die; nothing such is left.
+#: Messages of a worker, of one byte each: it is ready and waits for its first order, a process that it killed does not
+#: die, or no such process is left.
 READY: Final = b"r"
 STUCK: Final = b"s"
 FREE: Final = b"f"
-#: What it is told: take messages; take none.
+#: Orders to a worker, of one byte each: take messages, or take none.
 GO: Final = b"g"
 PAUSE: Final = b"p"
-#: The number of the descriptor from which a worker process reads the fleet's settings, secrets among them.
+#: Variable with the descriptor from which a worker process reads the fleet's settings, secrets included.
 SETTINGS_VARIABLE: Final = "KQUEUE_SETTINGS"
-#: The number of the descriptor of the page from which the supervisor reads what is done
-#: (:mod:`workers.judge.host.status_page`).
+#: Variable with the descriptor of the status page that the supervisor reads (:mod:`workers.judge.host.status_page`).
 PAGE_VARIABLE: Final = "KQUEUE_PAGE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot(SlotConfig):
-    """A place, as a worker process of the fleet must know it.
+    """The slot of a fleet's worker process.
 
     Attributes:
-        worker_id: the row of this life of the worker process in the table ``workers``.
+        worker_id: the row of the current worker process in the table ``workers``.
         lanes: the lanes served, the most general first: ``["gpu", "gpu.h200"]``.
     """
 
@@ -47,6 +46,6 @@ class Slot(SlotConfig):
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Return the slot of this process, as its supervisor wrote it."""
-        known = json.loads(os.environ[VARIABLE])
-        return cls.from_json(known | {"worker_id": UUID(known["worker_id"]), "lanes": tuple(known["lanes"])})
+        """Return the slot of this process from the variable that the supervisor set."""
+        fields = json.loads(os.environ[VARIABLE])
+        return cls.from_json(fields | {"worker_id": UUID(fields["worker_id"]), "lanes": tuple(fields["lanes"])})

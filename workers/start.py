@@ -1,7 +1,7 @@
-"""``python -m workers.start``: a slot's worker process, from its first instruction on.
+"""``python -m workers.start``: the program of a slot's worker process.
 
 The order matters. The process starts with an environment without secrets, imports torch once, and forks the slot's
-fork server and its judges' seat. So neither holds a secret, and both share the memory of the imports. Only then does
+fork server and judge supervisor. So neither holds a secret, and both share the memory of the imports. Only then does
 the process read the fleet's settings from a descriptor and become the Celery worker.
 """
 
@@ -21,22 +21,19 @@ from workers.judge.forkserver import handle as launch
 from workers.judge.host.status_page import StatusPage
 from workers.slot import PAGE_VARIABLE, READY_VARIABLE, SETTINGS_VARIABLE, Slot
 
-#: Variables with the numbers of descriptors that are this process's alone.
+#: Variables with descriptors that this process does not pass on.
 _OWN: Final = (READY_VARIABLE, SETTINGS_VARIABLE)
 
 
 def main() -> NoReturn:
-    """Fork the slot's fork server and judge supervisor, then become its worker.
-
-    Arguments: those of ``celery -A … ``.
-    """
+    """Fork the slot's fork server and judge supervisor, then become its worker with the arguments of ``celery``."""
     # Garbage collection takes a tenth of the imports' time and finds nothing. Forks and workers.app enable it again.
     gc.disable()
-    from workers.judge.candidate import harness  # torch: not for who only becomes a worker
+    from workers.judge.candidate import harness  # imports torch, which become_worker() does not need
     from workers.judge.forkserver import server
 
     harness.preload()
-    gc.freeze()  # what was loaded stays, here and in all that is forked
+    gc.freeze()  # loaded modules stay, in this process and in all forks
     slot = Slot.from_environment()
     launch.prepare_scratch(slot)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -58,10 +55,10 @@ def main() -> NoReturn:
 
 
 def become_worker(application: str) -> NoReturn:
-    """Take the fleet's settings and run the Celery worker of the module ``application``."""
+    """Read the fleet's settings and run the Celery worker of the module ``application``."""
     with os.fdopen(int(os.environ.pop(SETTINGS_VARIABLE)), "rb") as stream:
         os.environ.update(json.load(stream))
-    logs.configure_early(slot=Slot.from_environment().name)  # Celery has it done later than its first signal
+    logs.configure_early(slot=Slot.from_environment().name)  # Celery sets logging up only after its first signal
     # Not celery.__main__, which imports all other commands, Flower among them.
     from celery.bin.base import CLIContext
     from celery.bin.worker import worker

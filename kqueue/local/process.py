@@ -1,9 +1,7 @@
 """Child processes that never outlive their owner, and a lock that gives a directory one owner at a time.
 
-A child is a program of its own, or a fork of its owner that shares the memory of what the owner has imported.
-
-A child dies with the *thread* that started it. Start children from the main thread, or from a thread that
-lives as long as they should.
+A child is a new program, or a fork of its owner that shares the memory of the owner's imports. It dies with the
+*thread* that started it. Start children from the main thread, or from a thread that lives as long as they must.
 """
 
 from __future__ import annotations
@@ -28,13 +26,13 @@ from typing import Any, Final, NoReturn, Self
 from kqueue.errors import HomeInUse, LocalFleetError
 
 _PR_SET_PDEATHSIG: Final = 1
-#: Size at which a log is rotated. One older log is kept, as ``<name>.1``.
+#: Size in bytes at which a log is rotated. One older log is kept, as ``<name>.1``.
 _LOG_BYTES: Final = 8 << 20
 #: Seconds to wait for a killed child. One that hangs in the kernel is left behind.
 _KILLED_S: Final = 10.0
-#: Longest path of a unix socket.
+#: Longest path of a unix socket in bytes.
 _SOCKET_PATH_BYTES: Final = 107
-#: Seconds that the servers of a killed owner may take to shut down.
+#: Seconds to wait until the servers of a killed owner have shut down.
 _RELEASE_S: Final = 20.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -58,12 +56,13 @@ class Child:
         """Start ``argv``, or fork this process and call ``run`` in the fork.
 
         Args:
-            argv: program and arguments; no shell. Of a fork it is the command line that others see.
+            argv: the program and its arguments, without a shell. For a fork, its command line in the process list.
             log: file (mode 0600) to which stdout and stderr are appended.
             environment: the child's entire environment.
             death_signal: the signal to send when the owner dies.
-            keep: descriptors for the child to inherit; a fork has none.
-            run: what a fork does; its result is as for :func:`sys.exit`. This process must have no other thread.
+            keep: descriptors that the program inherits. A fork inherits none.
+            run: the function of a fork, whose result is passed to :func:`sys.exit`. This process must have no other
+                thread.
 
         Raises:
             LocalFleetError: the program cannot be started.
@@ -72,7 +71,7 @@ class Child:
         owner = os.getpid()
 
         def in_child() -> None:
-            # A shell starts background jobs with SIGINT and SIGQUIT ignored; children would inherit that.
+            # A shell starts background jobs with SIGINT and SIGQUIT ignored, which children would inherit.
             for signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
                 signal.signal(signum, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -108,23 +107,23 @@ class Child:
 
     @property
     def status(self) -> int | None:
-        """Exit status, negative for a signal; None while it runs."""
+        """Exit status, negative for a signal, or None while it runs."""
         return self._process.poll()
 
     def alive(self) -> bool:
-        """True while the process runs."""
+        """Return whether the process runs."""
         return self.status is None
 
     def children(self) -> set[int]:
         """Return the pids of its running direct children."""
-        found: set[int] = set()
+        pids: set[int] = set()
         for task in Path(f"/proc/{self.pid}/task").glob("*/children"):
             with contextlib.suppress(OSError):
-                found.update(int(pid) for pid in task.read_text().split())
-        return {pid for pid in found if running(pid)}
+                pids.update(int(pid) for pid in task.read_text().split())
+        return {pid for pid in pids if running(pid)}
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait at most ``timeout_s`` seconds for it to end. Return True if it has ended."""
+        """Wait at most ``timeout_s`` seconds for its end. Return whether it has ended."""
         deadline = time.monotonic() + timeout_s
         while (alive := self.alive()) and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -161,15 +160,15 @@ class Child:
         return log_tail(self.log, lines)
 
     def last_words(self) -> str:
-        """Return how it ended, and the end of its log."""
+        """Return a message with its exit status and the end of its log."""
         return f"ended with status {self.status}. The end of {self.log}:\n{self.tail()}"
 
 
 class _Fork:
-    """A fork of this process, with what :class:`Child` uses of :class:`subprocess.Popen`."""
+    """A fork of this process, with the part of :class:`subprocess.Popen`'s interface that :class:`Child` uses."""
 
     def __init__(self, become: Callable[[], NoReturn]) -> None:
-        """Fork; ``become`` is called in the fork, with all signals blocked."""
+        """Fork, and call ``become`` in the fork with all signals blocked."""
         self._status: int | None = None
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
@@ -182,7 +181,7 @@ class _Fork:
     def poll(self) -> int | None:
         if self._status is None:
             pid, status = self.pid, 0
-            with contextlib.suppress(ChildProcessError):  # it is gone, as SIGCHLD is ignored
+            with contextlib.suppress(ChildProcessError):  # it was reaped, because SIGCHLD is ignored
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
             self._status = os.waitstatus_to_exitcode(status) if pid else None
         return self._status
@@ -191,7 +190,7 @@ class _Fork:
 def _become(
     run: Callable[[], Any], argv: Sequence[str], log: int, environment: Mapping[str, str], set_up: Callable[[], None]
 ) -> NoReturn:
-    """Give a fork what a new program would have, call ``run``, and end: nothing returns into the owner's frames."""
+    """Give a fork the state of a new program, call ``run``, and exit, so that the owner's frames do not continue."""
     status = 1
     try:
         os.setsid()
@@ -201,9 +200,9 @@ def _become(
         for descriptor, source in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
             os.dup2(source, descriptor)
         for descriptor in {int(entry) for entry in os.listdir("/proc/self/fd")} - {0, 1, 2}:  # noqa: PTH208
-            with contextlib.suppress(OSError):  # that of the list
+            with contextlib.suppress(OSError):  # the descriptor of listdir itself is closed
                 os.close(descriptor)
-        # New ones: what the owner's buffers hold is the owner's.
+        # New streams, because the old buffers can hold output of the owner.
         sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
         os.environ.clear()
@@ -225,16 +224,16 @@ def _become(
 
 
 def _show(argv: Sequence[str]) -> None:
-    """Have others see this as this process's command line, cut to the room that its own has."""
+    """Set this process's command line in the process list, cut to the length of the original one."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, room = int(fields[45]), int(fields[46]) - int(fields[45])
-    words = "\0".join([Path(argv[0]).name, *argv[1:]]).encode()
+    line = "\0".join([Path(argv[0]).name, *argv[1:]]).encode()
     if start:
-        ctypes.memmove(start, words[: room - 1].ljust(room, b"\0"), room)
+        ctypes.memmove(start, line[: room - 1].ljust(room, b"\0"), room)
 
 
 def log_tail(log: Path, lines: int = 20) -> str:
-    """Return the last lines of a log; empty if there is no log."""
+    """Return the last lines of a log. Empty if there is no log."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - (32 << 10)))
@@ -245,13 +244,9 @@ def log_tail(log: Path, lines: int = 20) -> str:
 
 
 def bound_log(log: Path, most_bytes: int = _LOG_BYTES) -> None:
-    """Rotate a large log: copy it to ``<name>.1`` and truncate it, so that its writer can keep appending.
+    """Rotate a log above a size: copy it to ``<name>.1`` and truncate it, so that its writer can go on appending.
 
     Lines written during the copy are lost.
-
-    Args:
-        log: the file.
-        most_bytes: size above which it is rotated.
     """
     with contextlib.suppress(OSError):
         if log.stat().st_size > most_bytes:
@@ -262,7 +257,7 @@ def bound_log(log: Path, most_bytes: int = _LOG_BYTES) -> None:
 
 
 def command_line(pid: int) -> list[str]:
-    """Return a process's program and arguments; empty if it is gone."""
+    """Return a process's program and arguments. Empty if it is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     except OSError:
@@ -276,7 +271,7 @@ def _open_log(log: Path) -> int:
 
 
 def running(pid: int) -> bool:
-    """True if a process with this pid runs. Zombies do not count."""
+    """Return whether a process with this pid runs. Zombies do not count."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -295,8 +290,8 @@ class Lock:
         """Lock a directory.
 
         Args:
-            directory: created with mode 0700 if missing.
-            what: what the directory is for, in messages.
+            directory: the directory, created with mode 0700 if missing.
+            what: the directory's use, for messages.
 
         Raises:
             HomeInUse: another owner holds the lock.
@@ -351,8 +346,8 @@ class Lock:
 def socket_directory(directory: Path, socket: str) -> Path:
     """Create a directory (mode 0700) for the unix socket named ``socket``, and return its path.
 
-    The path is ``directory/run``. If that is too long for a socket, or has characters that are special in URLs or
-    in a server's settings, it is a short path under the temporary directory, the same at every start.
+    The path is ``directory/run``. If that is too long for a socket, or has characters that are special in URLs or in a
+    server's settings, the path is a short one in the temporary directory, the same at every start.
 
     Raises:
         LocalFleetError: the short path belongs to another user.
@@ -365,15 +360,15 @@ def socket_directory(directory: Path, socket: str) -> Path:
             base = Path("/tmp")  # noqa: S108 the directory made in it is checked below
         path = base / f"kqueue-{os.getuid()}-{digest}"
     path.mkdir(mode=0o700, exist_ok=True)
-    found = path.lstat()
-    if path.is_symlink() or not path.is_dir() or found.st_uid != os.getuid():
+    status = path.lstat()
+    if path.is_symlink() or not path.is_dir() or status.st_uid != os.getuid():
         raise LocalFleetError(f"{path} belongs to another user: remove it, or choose a home with a shorter path")
     path.chmod(0o700)
     return path
 
 
 def drop_socket_directory(path: Path, directory: Path) -> None:
-    """Remove a path of :func:`socket_directory` if it lies outside ``directory``."""
+    """Remove a path from :func:`socket_directory` if it is outside of ``directory``."""
     if path != directory / "run":
         shutil.rmtree(path, ignore_errors=True)
 
@@ -384,7 +379,7 @@ def wait_until_ready(
     """Call ``ready`` every ``every_s`` seconds until it returns True.
 
     Raises:
-        LocalFleetError: the child ended, or ``timeout_s`` seconds passed; the message shows the end of its log.
+        LocalFleetError: the child ended, or ``timeout_s`` seconds passed. The message shows the end of its log.
     """
     deadline = time.monotonic() + timeout_s
     while not ready():

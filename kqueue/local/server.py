@@ -15,8 +15,8 @@ from kqueue.local.process import Child, Lock, drop_socket_directory, socket_dire
 class Server(ABC):
     """A server on a data directory, listening on a unix socket that only its owner can open.
 
-    The data persist when it stops. A directory has one owner at a time. The server shuts down cleanly when its
-    owner stops it, exits or is killed.
+    The data persist after a stop. A directory has one owner at a time. The server shuts down cleanly when its owner
+    stops it, exits or is killed.
     """
 
     #: Name for messages and for the log.
@@ -25,16 +25,11 @@ class Server(ABC):
     socket_name: ClassVar[str]
     #: Signals that end the server, each with its grace in seconds. The first is also sent when the owner dies.
     ends: ClassVar[tuple[tuple[signal.Signals, float], ...]]
-    #: Seconds until ready. Recovery after a crash may take long.
+    #: Seconds to wait until it is ready. Recovery after a crash can take long.
     start_s: ClassVar[float] = 60.0
 
     def __init__(self, directory: Path, *, log: Path | None = None) -> None:
-        """Configure a server without starting it.
-
-        Args:
-            directory: holds everything; created if missing.
-            log: the server's log, by default ``directory/<kind>.log``.
-        """
+        """Configure a server without starting it. ``directory`` holds data, log and lock, and is created if missing."""
         self._directory = directory.expanduser().absolute()
         self._data = self._directory / "data"
         self._log = log or self._directory / f"{self.kind.lower()}.log"
@@ -55,23 +50,23 @@ class Server(ABC):
 
     @property
     def pid(self) -> int | None:
-        """The server's pid; None before it starts and after it stops."""
+        """The server's pid, or None before it starts and after it stops."""
         return self._child.pid if self._child else None
 
     def alive(self) -> bool:
-        """True while the server runs."""
+        """Return whether the server runs."""
         return self._child is not None and self._child.alive()
 
     def last_words(self) -> str:
-        """Return how the server ended, and the end of its log."""
+        """Return a message with the server's exit status and the end of its log."""
         return self._child.last_words() if self._child else "does not run"
 
     def start(self) -> Self:
         """Start the server and wait until it answers.
 
         Raises:
-            LocalFleetError: there is no server program, the directory is in use, or the server does not start; the
-                message says which and what to do.
+            LocalFleetError: the server program is missing, the directory is in use, or the server does not start. The
+                message names the cause and a remedy.
         """
         if self.alive():
             return self
@@ -120,7 +115,7 @@ class Server(ABC):
 
     @abstractmethod
     def _program(self) -> Path:
-        """Return the path of the server's program or programs. Raises :class:`LocalFleetError` if missing."""
+        """Return the path of the server's program or programs. Raise :class:`LocalFleetError` if it is missing."""
 
     @abstractmethod
     def _prepare(self, program: Path) -> None:
@@ -132,9 +127,9 @@ class Server(ABC):
 
     @abstractmethod
     def ready(self) -> bool:
-        """True if the server answers."""
+        """Return whether the server answers."""
 
 
 def clean_environment() -> dict[str, str]:
-    """Return an environment without the owner's variables: no secrets, no settings meant for other servers."""
+    """Return an environment without the owner's variables, which include secrets and settings of other servers."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8", "TZ": "UTC"}

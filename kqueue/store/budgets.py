@@ -1,7 +1,8 @@
-"""Budgets of tokens: so many seconds of slots in a moving window, and what happens when they are used up.
+"""Budgets of tokens: a number of slot seconds in a moving window, and the consequence when they are used up.
 
-The seconds are those of attempts, as `kqueue cost` counts them, on all lanes: of attempts that have ended, as far as
-they lie in the window, and of those that run, until now. They count for the token that is the evaluation's producer.
+Slot seconds are the durations of attempts on all lanes, as `kqueue cost` counts them: of ended attempts, the part that
+lies in the window, and of running attempts, the time until now. They count for the token that is the evaluation's
+producer.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from kqueue.errors import BudgetSpent
 from kqueue.states import Spent
 from kqueue.store.engine import transaction
 
-#: The beginning of the producer that a token is.
+#: Prefix of a producer that is a token.
 PRODUCER: Final = "token:"
-#: Seconds of one attempt in the window; of one whose worker fell silent until its lease ran out.
+#: Seconds of one attempt in the window. An attempt whose worker fell silent counts until its lease ended.
 _SECONDS: Final = """
     greatest(0, extract(epoch FROM coalesce(a.ended_at, least(now(), a.lease_until))
         - greatest(a.started_at, now() - make_interval(secs => t.budget_window_s))))::float8
@@ -29,7 +30,7 @@ _IN_WINDOW: Final = """
     a.payer = 'token:' || t.id
     AND (a.ended_at IS NULL OR a.ended_at > now() - make_interval(secs => t.budget_window_s))
 """
-#: The time and, in the same round trip, the budgets of those tokens that have one.
+#: Query for the database's time and, in the same round trip, for the existing budgets of tokens.
 _USED: Final = text(f"""
     SELECT now() AS now, used.* FROM (SELECT 1) AS one LEFT JOIN (
         SELECT t.id, t.budget_s AS seconds, t.budget_window_s AS window_s, t.budget_then AS then,
@@ -37,7 +38,7 @@ _USED: Final = text(f"""
         FROM tokens AS t WHERE t.id = ANY(CAST(:ids AS uuid[])) AND t.budget_s IS NOT NULL
     ) AS used ON true
 """)  # noqa: S608 -- of constants
-#: Seconds until enough attempts have left the window, if nothing more is used.
+#: Query for the seconds until enough attempts have left the window, if no more is used.
 _UNTIL: Final = text(f"""
     SELECT extract(epoch FROM min(ended_at) - now()) + max(window_s) FROM (
         SELECT a.ended_at, t.budget_window_s AS window_s, sum({_SECONDS}) OVER (ORDER BY a.ended_at, a.id) AS left_s
@@ -49,14 +50,14 @@ _UNTIL: Final = text(f"""
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a token may use.
+    """The budget of a token.
 
     Attributes:
-        seconds: of slots, in any window.
-        window_s: the window's length in seconds; it ends now.
-        then: what happens to what is submitted when they are used up.
-        used_s: how many are used.
-        token_id: whose it is; None for one that is to be given.
+        seconds: slot seconds available in any window.
+        window_s: the length in seconds of the window, which ends now.
+        then: the consequence for submissions when they are used up.
+        used_s: slot seconds used in the current window.
+        token_id: the token. None before the budget is assigned.
     """
 
     seconds: float
@@ -67,7 +68,7 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left; 0 where more was used than the budget, by what was accepted before."""
+        """Remaining slot seconds, at least 0. Evaluations that were accepted earlier can exceed the budget."""
         return max(0.0, self.seconds - self.used_s)
 
     @property
@@ -77,7 +78,7 @@ class Budget:
 
 
 def token_of(producer: str | None) -> UUID | None:
-    """Return the token that a producer is; None if it is none."""
+    """Return the id of the token that a producer is, or None if it is not a token."""
     if producer is None or not producer.startswith(PRODUCER):
         return None
     try:
@@ -87,22 +88,22 @@ def token_of(producer: str | None) -> UUID | None:
 
 
 def look(connection: Connection, token_ids: Collection[UUID]) -> tuple[datetime, dict[UUID, Budget]]:
-    """Return the database's time, and the budgets of those tokens that have one, within the caller's transaction."""
+    """Within the caller's transaction, return the database's time and the existing budgets of these tokens."""
     rows = connection.execute(_USED, {"ids": [str(one) for one in token_ids]}).all()
     return rows[0].now, {row.id: _read(row) for row in rows if row.id is not None}
 
 
 def of(engine: Engine, token_ids: Collection[UUID]) -> dict[UUID, Budget]:
-    """Return the budgets of those tokens that have one."""
+    """Return the existing budgets of these tokens."""
     with transaction(engine) as connection:
         return look(connection, token_ids)[1]
 
 
 def refusal(connection: Connection, budget: Budget) -> BudgetSpent:
-    """Return the error for a submission of a token whose budget is used up, within the caller's transaction."""
+    """Within the caller's transaction, return the error for a submission of a token whose budget is used up."""
     too_many = budget.used_s - budget.seconds
     wait_s = connection.scalar(_UNTIL, {"id": budget.token_id, "too_many": too_many})
-    # What runs has not begun to leave the window yet.
+    # A running attempt does not leave the window before a whole window has passed.
     return BudgetSpent(budget.seconds, budget.window_s, float(wait_s) if wait_s is not None else budget.window_s)
 
 

@@ -1,4 +1,4 @@
-"""Making texts and numbers that foreign code influenced fit for Postgres."""
+"""Conversion of texts and numbers that foreign code influenced into values that Postgres accepts."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, Final
 
 from kqueue.evidence import json_number
 
-#: Text in Postgres holds neither NUL nor half a surrogate pair.
+#: Characters that Postgres refuses in text: NUL and surrogates.
 _UNFIT: Final = re.compile("[\0\ud800-\udfff]")
 
 
 def text(value: str) -> str:
-    """Return ``value`` with U+FFFD in the place of each character that Postgres refuses."""
+    """Return ``value`` with U+FFFD instead of each character that Postgres refuses."""
     return _UNFIT.sub("\ufffd", value)
 
 
 def json(value: Any) -> Any:
-    """Return ``value`` as JSON that Postgres takes.
+    """Return ``value`` as JSON that Postgres accepts.
 
-    NaN and the infinities become the strings ``NaN``, ``Infinity`` and ``-Infinity``; sets and tuples
-    become lists; what JSON does not know becomes its text.
+    NaN and the infinities become the strings ``NaN``, ``Infinity`` and ``-Infinity``. Sets and tuples become lists.
+    Objects that JSON cannot represent become their text.
     """
     match value:
         case None | bool():

@@ -1,4 +1,4 @@
-"""Connections to Postgres, and the translation of its errors to kqueue's."""
+"""Connections to Postgres, and the translation of its errors into kqueue's."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sqlalchemy.engine import URL, make_url
 from kqueue.errors import ConfigError, DatabaseUnavailable, SchemaMismatch
 
 CONNECT_TIMEOUT_S: Final = 5
-#: The limits of every session. A process that is stopped in the middle of a transaction must not keep its locks, and no
-#: session waits without end for another's locks.
+#: Limits of every session. A process that stops in the middle of a transaction must not keep its locks, and no session
+#: must wait without limit for a lock.
 _SESSION: Final = {
     "timezone": "UTC",
     "statement_timeout": "30s",
     "lock_timeout": "10s",
     "idle_in_transaction_session_timeout": "60s",
 }
-#: A connection notices within half a minute that its peer is gone.
+#: Settings with which a connection detects within half a minute that its peer is gone.
 _KEEPALIVE: Final[dict[str, Any]] = {
     "keepalives": 1,
     "keepalives_idle": 10,
@@ -34,19 +34,19 @@ _KEEPALIVE: Final[dict[str, Any]] = {
 
 #: Faults of the connection or the server, not of the statement.
 _UNAVAILABLE: Final = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError)
-#: Where Postgres notices that a migration has changed the type of what a prepared statement returns. The statement
-#: fails once, as the driver prepares it anew. The error has no code of its own, and its message is in any language.
+#: Function of Postgres that detects that a migration changed the result type of a prepared statement. The statement
+#: fails once, then the driver prepares it again. The error has no specific code, and its message is localized.
 _STALE_PLAN: Final = "RevalidateCachedQuery"
-#: The connection of :func:`together`, in the thread that is in its block.
+#: Connection of the :func:`together` block that the current thread executes.
 _shared: Final[ContextVar[Connection | None]] = ContextVar("shared", default=None)
 _OTHER_SCHEMA: Final = (pg.UndefinedTable, pg.UndefinedColumn, pg.UndefinedFunction)
 
 
 def parse(url: str) -> URL:
-    """Return the database's URL, with the driver that kqueue uses.
+    """Return the parsed URL of the database, with the driver that kqueue uses.
 
     Raises:
-        ConfigError: it is not a URL of a Postgres database.
+        ConfigError: ``url`` is not a URL of a Postgres database.
     """
     try:
         parsed = make_url(url)
@@ -58,15 +58,15 @@ def parse(url: str) -> URL:
 
 
 def connect(url: str, *, application: str, pool_size: int = 5) -> Engine:
-    """Return an engine on the database. It connects when first used.
+    """Return an engine on the database. It connects on first use.
 
     Args:
         url: SQLAlchemy or libpq URL of Postgres.
-        application: shown in ``pg_stat_activity``.
-        pool_size: connections kept; two more may be opened for a moment.
+        application: name shown in ``pg_stat_activity``.
+        pool_size: number of persistent connections. Two more can be opened temporarily.
 
     Raises:
-        ConfigError: ``url`` is not one of a Postgres database.
+        ConfigError: ``url`` is not a URL of a Postgres database.
     """
     return create_engine(
         parse(url),
@@ -83,10 +83,10 @@ def connect(url: str, *, application: str, pool_size: int = 5) -> Engine:
 
 
 def connect_listener(url: str, *, application: str) -> psycopg.Connection:
-    """Return a connection outside any pool, in autocommit, for waiting for notifications.
+    """Return an autocommit connection outside any pool, for receiving notifications.
 
     Raises:
-        DatabaseUnavailable: it cannot be had.
+        DatabaseUnavailable: the connection failed.
     """
     dsn = parse(url).set(drivername="postgresql").render_as_string(hide_password=False)
     with translate():
@@ -97,12 +97,12 @@ def connect_listener(url: str, *, application: str) -> psycopg.Connection:
 
 @contextmanager
 def translate() -> Generator[None]:
-    """Raise kqueue's errors for errors of SQLAlchemy and psycopg that are no fault of the statement.
+    """Raise kqueue's errors for errors of SQLAlchemy and psycopg that the statement did not cause.
 
     Raises:
-        DatabaseUnavailable: Postgres cannot be reached, refused, or did not answer in time; or a migration has just
-            changed what a prepared statement returns.
-        SchemaMismatch: a table or column that kqueue needs is not there.
+        DatabaseUnavailable: Postgres is unreachable, refused the request or did not answer in time, or a migration has
+            just changed the result type of a prepared statement.
+        SchemaMismatch: a table, column or function that kqueue needs is missing.
     """
     try:
         yield
@@ -119,35 +119,35 @@ def translate() -> Generator[None]:
 def _raise(fault: BaseException | None, error: Exception, *, lost: bool) -> None:
     if isinstance(fault, _OTHER_SCHEMA):
         raise SchemaMismatch(
-            f"the database lacks what this kqueue needs ({_line(fault)}): run `kqueue db upgrade`"
+            f"the database lacks an object that this kqueue needs ({_line(fault)}): run `kqueue db upgrade`"
         ) from error
     if isinstance(fault, pg.InsufficientPrivilege):
         raise DatabaseUnavailable(
-            f"the login in KQUEUE_DATABASE_URL may not do this: {_line(fault)}; use one whose role may"
+            f"the login in KQUEUE_DATABASE_URL lacks the right ({_line(fault)}): use a login whose role has it"
         ) from error
     if isinstance(fault, pg.FeatureNotSupported) and fault.diag.source_function == _STALE_PLAN:
-        raise DatabaseUnavailable(f"the schema has just changed ({_line(fault)}): ask again") from error
+        raise DatabaseUnavailable(f"the schema has just changed ({_line(fault)}): try again") from error
     if lost or isinstance(fault, _UNAVAILABLE):
         raise DatabaseUnavailable(
-            f"Postgres cannot be used: {_line(fault)}; check KQUEUE_DATABASE_URL and that the server runs"
+            f"Postgres cannot be used ({_line(fault)}): check KQUEUE_DATABASE_URL and that the server runs"
         ) from error
 
 
 def lacks_right(error: DatabaseUnavailable) -> bool:
-    """Return True if the login may not do what was asked, False if Postgres could not be used."""
+    """Return True if the login lacks the right for the request, False if Postgres could not be used."""
     return isinstance(getattr(error.__cause__, "orig", None), pg.InsufficientPrivilege)
 
 
 def _line(fault: BaseException | None) -> str:
-    """Return the first line of an error's text; libpq's errors can have many."""
+    """Return the first line of an error's text, because libpq's errors can have many lines."""
     return (str(fault).strip() or type(fault).__name__).splitlines()[0]
 
 
 @contextmanager
 def transaction(engine: Engine) -> Generator[Connection]:
-    """Yield the connection of one transaction, committed at the end of the block, within :func:`translate`.
+    """Yield the connection of one transaction, which is committed at the end of the block.
 
-    Within :func:`together` that is the one transaction of all.
+    Errors are translated by :func:`translate`. Inside :func:`together` all blocks share one transaction.
     """
     shared = _shared.get()
     with translate():
@@ -160,9 +160,9 @@ def transaction(engine: Engine) -> Generator[Connection]:
 
 @contextmanager
 def together(engine: Engine) -> Generator[None]:
-    """Have all transactions of a block be one: for whoever reads by several functions of the store.
+    """Merge all transactions of a block into one, for callers that read with several functions of the store.
 
-    To begin and to end one, and to see that its connection lives, takes three times as many messages as a query.
+    Beginning and ending a transaction and checking its connection takes three times as many messages as a query.
     """
     with translate(), engine.begin() as connection:
         token = _shared.set(connection)

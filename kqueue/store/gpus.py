@@ -1,7 +1,7 @@
-"""GPUs: their states, tests and resets. The database's clock decides.
+"""GPUs: their states, self-tests and resets. All times are by the database's clock.
 
 Every function is one transaction and raises :class:`~kqueue.errors.DatabaseUnavailable` if Postgres cannot be used. The
-supervisor acts on what stands here (:mod:`workers.monitor`).
+supervisor acts on these rows (:mod:`workers.monitor`).
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Gpu, ProbePause, Worker
 from kqueue.store.sql import any_text
 
-#: Failed tests in a row that take a GPU out of service. One may be chance.
+#: Number of consecutive failed self-tests that take a GPU out of service. One failure can be chance.
 QUARANTINED_AFTER: Final = 2
-#: Seconds to the first test that may bring a GPU back, doubled for each one that fails, and the longest.
+#: Seconds to the first self-test that can return a GPU to service. The interval doubles with each failure.
 _FIRST_TEST_S: Final = 10.0
+#: Maximum interval in seconds between self-tests.
 _LAST_TEST_S: Final = 600.0
 _REASON_CHARACTERS: Final = 500
-#: The condition that a GPU is given evaluations: see :attr:`GpuStatus.paused`.
+#: SQL condition for a GPU that accepts evaluations (:attr:`GpuStatus.paused`).
 SERVES: Final = and_(Gpu.state == GpuState.SERVING, Gpu.check_at.is_(None))
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """An evaluation that waits for memory of a GPU.
+    """An evaluation that waits for GPU memory.
 
     Attributes:
         label: its id, or the name of its slot.
@@ -49,12 +50,12 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A GPU's memory as evaluations have booked it.
+    """The reserved memory of a GPU.
 
     Attributes:
-        booked_bytes: all that is booked.
-        capacity_bytes: the most that may be booked.
-        waiting: the evaluations that wait until theirs fits, the next one first.
+        booked_bytes: the sum of all reservations.
+        capacity_bytes: the maximum of that sum.
+        waiting: the evaluations that wait for a reservation, the next one first.
     """
 
     booked_bytes: int
@@ -64,24 +65,23 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class GpuStatus:
-    """A GPU that some host's fleet uses.
+    """A GPU that a host's fleet uses.
 
     Attributes:
         uuid: ``GPU-...``.
-        host: the host's name.
-        index: NVML's number on that host.
+        index: NVML's index on that host.
         name: the vendor's name.
-        state: whether it may be given evaluations.
-        reason: why it is in that state, or is being tested; None if there is no reason.
-        since: when it came into that state, UTC.
-        failures: tests failed in a row.
-        check_at: when it is tested next, UTC. A serving GPU that waits for a test is given nothing either.
-        due: True if it is to be tested now.
-        reset_at: when its workers are ended at the latest, UTC; None if no reset was asked for.
-        reset_due: True if they are to be ended now: nothing runs on it any more, or the time is over.
-        facts: what was last seen of it (:mod:`workers.judge.gpu.facts`).
-        memory: what its supervisor last saw booked; None if that was nothing.
-        seen_at: when its supervisor last reported it, UTC.
+        state: the state, which decides if it accepts evaluations.
+        reason: the reason for its state or self-test, or None.
+        since: when it entered that state, UTC.
+        failures: number of consecutive failed self-tests.
+        check_at: time of the next self-test, UTC. Until then a serving GPU accepts no evaluations either.
+        due: True if the self-test is due now.
+        reset_at: latest time at which its workers are ended for a reset, UTC. None if no reset was requested.
+        reset_due: True if they are to be ended now, because nothing runs on the GPU or the time has passed.
+        facts: the last facts about it (:mod:`workers.judge.gpu.facts`).
+        memory: the reservations last reported by its supervisor, or None.
+        seen_at: time of its supervisor's last report, UTC.
         running: the evaluations that its workers execute.
     """
 
@@ -104,20 +104,20 @@ class GpuStatus:
 
     @property
     def paused(self) -> str | None:
-        """Why its workers take no evaluations; None if they do."""
+        """The reason why its workers accept no evaluations, or None if they do."""
         if self.state == GpuState.SERVING and self.check_at is None:
             return None
-        what = "is being tested" if self.state == GpuState.SERVING else f"is {self.state}"
-        return f"GPU {self.index} {what}" + (f": {self.reason}" if self.reason else "")
+        condition = "is being tested" if self.state == GpuState.SERVING else f"is {self.state}"
+        return f"GPU {self.index} {condition}" + (f": {self.reason}" if self.reason else "")
 
     @property
     def is_left_alone(self) -> bool:
-        """True if it is quarantined and no test decides on that: only an operator's :func:`resume` ends it."""
+        """True if only an operator's :func:`resume` ends its quarantine, because no self-test or reset is planned."""
         return self.state == GpuState.QUARANTINED and self.check_at is None and self.reset_at is None
 
 
 def register(engine: Engine, *, host: str, index: int, uuid: str, name: str) -> None:
-    """Record that a host's fleet uses a GPU. The state of a known one stays: drained is drained."""
+    """Record that a host's fleet uses a GPU. The state of a known GPU is unchanged, so a drained one stays drained."""
     row: dict[str, Any] = {"host": host, "index": index, "name": name}
     with transaction(engine) as connection:
         connection.execute(
@@ -128,13 +128,13 @@ def register(engine: Engine, *, host: str, index: int, uuid: str, name: str) -> 
 
 
 def see(engine: Engine, facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Record the facts of GPUs that are seen, by UUID."""
+    """Record the current facts of GPUs, by UUID."""
     with transaction(engine) as connection:
-        for uuid, known in facts.items():
+        for uuid, of_gpu in facts.items():
             connection.execute(
                 update(Gpu)
                 .where(Gpu.uuid == uuid)
-                .values(seen_at=func.now(), facts=literal(clean.json(dict(known)), JSONB))
+                .values(seen_at=func.now(), facts=literal(clean.json(dict(of_gpu)), JSONB))
             )
 
 
@@ -146,14 +146,12 @@ def see_memory(
     capacity_bytes: int | None,
     waiting: Sequence[tuple[str, int, float]],
 ) -> None:
-    """Record how much of a GPU's memory is booked, and who waits for some.
+    """Record the reserved memory of a GPU, and the evaluations that wait for a reservation.
 
     Args:
-        engine: the database.
-        uuid: the GPU.
-        booked_bytes: all that is booked.
-        capacity_bytes: the most that may be booked; None if nobody books.
-        waiting: label, wanted bytes, and seconds waited of each evaluation that waits, the next one first.
+        booked_bytes: the sum of all reservations.
+        capacity_bytes: the maximum of that sum. None if there are no reservations.
+        waiting: label, requested bytes and seconds waited of each waiting evaluation, the next one first.
     """
     with transaction(engine) as connection:
         memory: Any = null()
@@ -168,48 +166,47 @@ def see_memory(
                 }
                 for label, wanted_bytes, seconds in waiting
             ]
-            known = {"booked_bytes": booked_bytes, "capacity_bytes": capacity_bytes, "waiting": waits}
-            memory = literal(known, JSONB)
+            fields = {"booked_bytes": booked_bytes, "capacity_bytes": capacity_bytes, "waiting": waits}
+            memory = literal(fields, JSONB)
         connection.execute(update(Gpu).where(Gpu.uuid == uuid).values(memory=memory))
 
 
 def find(engine: Engine, *, uuids: Collection[str] | None = None, host: str | None = None) -> list[GpuStatus]:
-    """Return GPUs, ordered by host and index: all, or only those with these UUIDs or of this host."""
+    """Return GPUs, ordered by host and index: all, or only those with these UUIDs or on this host."""
     with transaction(engine) as connection:
         return _find(connection, uuids=uuids, host=host)
 
 
 def resolve(engine: Engine, named: str, *, host: str) -> GpuStatus:
-    """Return the GPU that an operator means.
+    """Return the GPU that an operator named.
 
     Args:
-        engine: the database.
-        named: its index on ``host``, or its UUID or the beginning of that.
-        host: whose index.
+        named: its index on ``host``, its UUID, or the beginning of its UUID.
+        host: the host to which an index refers.
 
     Raises:
-        InvalidRequest: none, or more than one.
+        InvalidRequest: no GPU or more than one has this name.
     """
-    known = find(engine)
+    gpus = find(engine)
     if named.isdigit():
-        found = [gpu for gpu in known if gpu.host == host and gpu.index == int(named)]
+        matches = [gpu for gpu in gpus if gpu.host == host and gpu.index == int(named)]
     else:
-        found = [gpu for gpu in known if gpu.uuid.lower().startswith(named.lower())]
-    if len(found) != 1:
-        listed = ", ".join(f"{gpu.index} on {gpu.host} ({gpu.uuid})" for gpu in found or known) or "none"
-        what = "more than one GPU" if found else f"no GPU of {host}" if named.isdigit() else "no GPU"
-        raise InvalidRequest(f"{what} is named by {named}; known are: {listed}")
-    return found[0]
+        matches = [gpu for gpu in gpus if gpu.uuid.lower().startswith(named.lower())]
+    if len(matches) != 1:
+        listed = ", ".join(f"{gpu.index} on {gpu.host} ({gpu.uuid})" for gpu in matches or gpus) or "none"
+        number = "more than one GPU" if matches else f"no GPU of {host}" if named.isdigit() else "no GPU"
+        raise InvalidRequest(f"{number} is named by {named} (known GPUs: {listed})")
+    return matches[0]
 
 
 def drain(engine: Engine, uuid: str, *, reason: str | None) -> None:
-    """Give a GPU no more evaluations until it is resumed. What runs on it goes on to its end."""
+    """Give a GPU no more evaluations until it is resumed. Running evaluations finish."""
     with transaction(engine) as connection:
         _move(connection, uuid, GpuState.DRAINED, reason, check_at=None)
 
 
 def resume(engine: Engine, uuid: str) -> None:
-    """Give a drained GPU evaluations again. One whose last test failed is tested first, at once."""
+    """Return a drained GPU to service. If its last self-test failed, it is first tested again."""
     with transaction(engine) as connection:
         healthy = connection.scalar(select(Gpu.failures == 0).where(Gpu.uuid == uuid))
         if healthy:
@@ -220,14 +217,9 @@ def resume(engine: Engine, uuid: str) -> None:
 
 
 def quarantine(connection: Connection, uuid: str, *, reason: str) -> None:
-    """Within the caller's transaction, take a GPU out of service until an operator resumes it. No test does.
+    """Within the caller's transaction, take a GPU out of service until an operator resumes it, without self-tests.
 
-    A GPU that an operator drained stays drained.
-
-    Args:
-        connection: the transaction.
-        uuid: the GPU.
-        reason: why, in one line.
+    A drained GPU stays drained.
     """
     state = connection.scalar(select(Gpu.state).where(Gpu.uuid == uuid).with_for_update())
     if state is not None and state != GpuState.DRAINED:
@@ -235,13 +227,12 @@ def quarantine(connection: Connection, uuid: str, *, reason: str) -> None:
 
 
 def suspect(connection: Connection, uuid: str, *, reason: str, failed: bool) -> None:
-    """Within the caller's transaction, ask the GPU's supervisor to test it now.
+    """Within the caller's transaction, request a self-test of a GPU from its supervisor.
 
     Args:
-        connection: the transaction.
-        uuid: the GPU; a device that is none is passed over.
-        reason: what happened, in one line.
-        failed: True if that was a failed test, False if it was a sign that something is wrong.
+        uuid: the GPU. Other devices are ignored.
+        reason: the suspect GPU report, in one line.
+        failed: True if a self-test failed, False for any other sign of a fault.
     """
     connection.execute(
         update(Gpu)
@@ -255,32 +246,31 @@ def suspect(connection: Connection, uuid: str, *, reason: str, failed: bool) -> 
 
 
 def ask_for_test(engine: Engine, uuid: str, *, reason: str, failed: bool = False) -> None:
-    """:func:`suspect` in a transaction of its own."""
+    """Request a self-test of a GPU in a separate transaction (:func:`suspect`)."""
     with transaction(engine) as connection:
         suspect(connection, uuid, reason=reason, failed=failed)
 
 
 def reset(engine: Engine, uuid: str, *, reason: str, grace_s: float) -> bool:
-    """Take a GPU out of service, have its workers restarted, and return it to service when it passes a test.
+    """Take a GPU out of service, restart its workers, and return it to service when it passes a self-test.
 
-    A GPU that an operator drained is tested too, and stays drained whatever the result. One that :func:`quarantine`
-    took out of service stays as it is: it may pass every test.
+    A drained GPU is tested too, and stays drained whatever the result. A GPU that :func:`quarantine` took out of
+    service is unchanged, because it can pass every self-test.
 
     Args:
-        engine: the database.
         uuid: the GPU, whatever its state.
-        reason: who asked, in one line.
-        grace_s: seconds that its evaluations may take to end. Then they are broken off, and done again elsewhere.
+        reason: the origin of the request, in one line.
+        grace_s: seconds after which running evaluations are aborted and retried elsewhere.
 
     Returns:
-        False if nothing was changed, as only :func:`resume` may.
+        False if nothing was changed, because only :func:`resume` can return the GPU to service.
     """
     with transaction(engine) as connection:
         connection.execute(select(Gpu.uuid).where(Gpu.uuid == uuid).with_for_update())
-        known = _find(connection, uuids=[uuid], host=None)
-        if any(gpu.is_left_alone for gpu in known):
+        gpus = _find(connection, uuids=[uuid], host=None)
+        if any(gpu.is_left_alone for gpu in gpus):
             return False
-        if all(gpu.state != GpuState.DRAINED for gpu in known):
+        if all(gpu.state != GpuState.DRAINED for gpu in gpus):
             _move(connection, uuid, GpuState.QUARANTINED, reason, check_at=None)
         connection.execute(
             update(Gpu).where(Gpu.uuid == uuid).values(reset_at=func.now() + timedelta(seconds=grace_s), check_at=None)
@@ -289,7 +279,7 @@ def reset(engine: Engine, uuid: str, *, reason: str, grace_s: float) -> bool:
 
 
 def test_after_reset(engine: Engine, uuid: str) -> None:
-    """Record that a GPU's workers have ended, as a reset asked for: it is due for a test."""
+    """Record that a GPU's workers ended for a reset, so that a self-test is due."""
     with transaction(engine) as connection:
         connection.execute(
             update(Gpu).where(Gpu.uuid == uuid, Gpu.reset_at.is_not(None)).values(reset_at=None, check_at=func.now())
@@ -297,7 +287,7 @@ def test_after_reset(engine: Engine, uuid: str) -> None:
 
 
 def record_pass(engine: Engine, uuid: str) -> None:
-    """Record a passed test: the GPU serves, unless an operator has drained it."""
+    """Record a passed self-test. The GPU serves again unless an operator drained it."""
     with transaction(engine) as connection:
         row = connection.execute(
             select(Gpu.state, Gpu.reset_at, Gpu.check_at).where(Gpu.uuid == uuid).with_for_update()
@@ -308,10 +298,12 @@ def record_pass(engine: Engine, uuid: str) -> None:
 
 
 def record_failure(engine: Engine, uuid: str, *, reason: str) -> GpuStatus | None:
-    """Record a failed test. The second in a row takes the GPU out of service; it is tested again at growing intervals.
+    """Record a failed self-test. The second consecutive one takes the GPU out of service.
+
+    Further self-tests follow at growing intervals.
 
     Returns:
-        The GPU as it is now, None if its row is gone.
+        The GPU's new status, or None if it has no row.
     """
     with transaction(engine) as connection:
         row = connection.execute(
@@ -327,27 +319,24 @@ def record_failure(engine: Engine, uuid: str, *, reason: str) -> GpuStatus | Non
                 _move(connection, uuid, GpuState.QUARANTINED, reason, check_at=func.now() + timedelta(seconds=again_s))
             else:
                 _move(connection, uuid, GpuState.SERVING, reason, check_at=func.now())
-        [known] = _find(connection, uuids=[uuid], host=None)
-        return known
+        [gpu] = _find(connection, uuids=[uuid], host=None)
+        return gpu
 
 
 def _count(connection: Connection, uuid: str, *, failures: int) -> None:
-    """Count a test. A drained GPU was tested for a reset, and is not tested again."""
+    """Count a self-test. A drained GPU was tested for a reset and is not tested again."""
     check_at = case((Gpu.state == GpuState.DRAINED, null()), else_=Gpu.check_at)
     connection.execute(update(Gpu).where(Gpu.uuid == uuid).values(failures=failures, check_at=check_at))
 
 
 def _left_to_tests(row: Row[*tuple[Any, ...]]) -> bool:
-    """Return True if a test decides on a GPU's state.
-
-    None does while an operator has drained it, while a reset is under way, or after :func:`quarantine`.
-    """
-    left_alone = row.state == GpuState.QUARANTINED and row.check_at is None
-    return row.state != GpuState.DRAINED and row.reset_at is None and not left_alone
+    """Return True if a self-test decides on a GPU's state: not while drained or resetting, or after quarantine()."""
+    needs_operator = row.state == GpuState.QUARANTINED and row.check_at is None
+    return row.state != GpuState.DRAINED and row.reset_at is None and not needs_operator
 
 
 def postpone(engine: Engine, uuid: str, *, reason: str, seconds: float) -> None:
-    """Record that a test could not be made. It is due again later, and nothing else changes."""
+    """Record that a self-test was impossible. It is due again later, and nothing else changes."""
     with transaction(engine) as connection:
         connection.execute(
             update(Gpu)
@@ -373,12 +362,12 @@ def _move(connection: Connection, uuid: str, state: GpuState, reason: str | None
         )
     )
     if state == GpuState.SERVING:
-        # Whatever probes had taken it out of service for, it was put back.
+        # The GPU is back in service, so pauses that probes caused end too.
         paused = update(ProbePause).where(ProbePause.device == uuid, ProbePause.resumed_at.is_(None))
         connection.execute(paused.values(resumed_at=func.now()))
     else:
-        # At once, so that no retry is kept for its workers and all who look are told. Claims ask the GPU's own row.
-        # The supervisor lifts it.
+        # The workers are paused at once, so that no retry is reserved for them and all reports show the pause. Claims
+        # check the GPU's own row. The supervisor ends the pause.
         [gpu] = _find(connection, uuids=[uuid], host=None)
         connection.execute(
             update(Worker).where(Worker.device == uuid, Worker.stopped_at.is_(None)).values(paused=gpu.paused)
@@ -401,19 +390,19 @@ def _find(connection: Connection, *, uuids: Collection[str] | None, host: str | 
     if host is not None:
         query = query.where(Gpu.host == host)
     rows = connection.execute(query.order_by(Gpu.host, Gpu.index)).mappings()
-    found: list[GpuStatus] = []
+    statuses: list[GpuStatus] = []
     for row in rows:
         fields: dict[str, Any] = dict(row) | {"state": GpuState(row["state"]), "running": tuple(row["running"])}
         fields["memory"] = _memory(row["memory"])
-        found.append(GpuStatus(**fields))
-    return found
+        statuses.append(GpuStatus(**fields))
+    return statuses
 
 
-def _memory(known: Mapping[str, Any] | None) -> Memory | None:
-    if known is None:
+def _memory(fields: Mapping[str, Any] | None) -> Memory | None:
+    if fields is None:
         return None
     waiting = tuple(
         Waiting(label=one["label"], wanted_bytes=one["wanted_bytes"], since=datetime.fromisoformat(one["since"]))
-        for one in known["waiting"]
+        for one in fields["waiting"]
     )
-    return Memory(booked_bytes=known["booked_bytes"], capacity_bytes=known["capacity_bytes"], waiting=waiting)
+    return Memory(booked_bytes=fields["booked_bytes"], capacity_bytes=fields["capacity_bytes"], waiting=waiting)

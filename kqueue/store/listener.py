@@ -1,4 +1,4 @@
-"""Waiting for verdicts without polling: one connection and one thread for any number of waits."""
+"""Wait for verdicts without polling, with one connection and one thread for any number of waits."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from kqueue.store.engine import connect_listener
 
 _log = logging.getLogger(__name__)
 
-#: After so many seconds of silence the connection is tried, and all awaited verdicts are looked up.
+#: Seconds without a notification after which the connection is checked and all awaited verdicts are read.
 _SILENCE_S: Final = 30.0
-#: The first pause before the connection is opened again, doubled each time, and the longest.
+#: First and maximum pause in seconds before a reconnection. The pause doubles each time.
 _RETRY_S: Final = (0.1, 5.0)
 
 
 class Listener:
-    """Waits for verdicts. Its thread starts with the first :meth:`watch`.
+    """Waits for verdicts in a thread, which starts with the first :meth:`watch`.
 
-    It reads the database when the connection listens, and again after every reconnection, so it misses no
-    notification. A broken connection delays an answer and never loses it.
+    It reads the database after each connection or reconnection, so it misses no notification. A broken connection
+    delays an answer but never loses it.
 
     Args:
-        url: the database to listen on.
+        url: the database whose notifications it receives.
         engine: an engine on the same database, for reading verdicts.
-        application: shown in ``pg_stat_activity``.
+        application: name shown in ``pg_stat_activity``.
     """
 
     def __init__(self, url: str, engine: Engine, *, application: str) -> None:
@@ -58,7 +58,7 @@ class Listener:
     def watch(self, evaluation_id: UUID) -> Future[Verdict]:
         """Return a future of the evaluation's verdict. Cancel it to stop waiting.
 
-        An evaluation that does not exist never gets one.
+        For an evaluation that does not exist, the future is never set.
         """
         future: Future[Verdict] = Future()
         with self._lock:
@@ -74,7 +74,7 @@ class Listener:
         return future
 
     def close(self) -> None:
-        """Stop the thread. Futures that still wait get a :class:`~kqueue.errors.KqueueError`."""
+        """Stop the thread. Pending futures raise a :class:`~kqueue.errors.KqueueError`."""
         with self._lock:
             if self._closing.is_set():
                 return
@@ -95,7 +95,7 @@ class Listener:
                 self._waiters.pop(evaluation_id, None)
 
     def _ring(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it rings already
+        with contextlib.suppress(BlockingIOError):  # a wake-up is already pending
             self._push.send(b"!")
 
     def _run(self) -> None:
@@ -109,7 +109,7 @@ class Listener:
                         pause = _RETRY_S[0]
                         self._listen(connection)
                 except (KqueueError, psycopg.Error) as error:
-                    _log.warning("waiting for verdicts goes on in %.1f s: %s", pause, error)
+                    _log.warning("the wait for verdicts resumes in %.1f s: %s", pause, error)
                     self._closing.wait(pause)
                     pause = min(2 * pause, _RETRY_S[1])
         finally:
@@ -119,7 +119,7 @@ class Listener:
                     future.set_exception(KqueueError(reason))
 
     def _listen(self, connection: psycopg.Connection) -> None:
-        """Settle the evaluations of notifications, until closed or until the connection breaks."""
+        """Settle the notified evaluations, until the listener is closed or the connection breaks."""
         with selectors.DefaultSelector() as selector:
             selector.register(connection.fileno(), selectors.EVENT_READ)
             selector.register(self._bell, selectors.EVENT_READ)
@@ -128,16 +128,16 @@ class Listener:
                     connection.execute("SELECT 1")
                     self._settle(self._awaited())
                     continue
-                with contextlib.suppress(BlockingIOError):  # it did not ring
+                with contextlib.suppress(BlockingIOError):  # there was no wake-up
                     self._bell.recv(4096)
-                told = _told(connection)
+                notified = _notified(connection)
                 with self._lock:
-                    news = (self._unread | told) & self._waiters.keys()
+                    news = (self._unread | notified) & self._waiters.keys()
                     self._unread.clear()
                 self._settle(news)
 
     def _settle(self, ids: Collection[UUID]) -> None:
-        """Set the futures of those of ``ids`` that have their verdicts."""
+        """Set the futures of all evaluations in ``ids`` that have a verdict."""
         if not ids:
             return
         for evaluation_id, verdict in evaluations.verdicts(self._engine, ids).items():
@@ -159,11 +159,11 @@ class Listener:
             return futures
 
 
-def _told(connection: psycopg.Connection) -> set[UUID]:
+def _notified(connection: psycopg.Connection) -> set[UUID]:
     """Return the evaluations that the received notifications name."""
     connection.pgconn.consume_input()
-    told: set[UUID] = set()
+    notified: set[UUID] = set()
     while notification := connection.pgconn.notifies():
-        with contextlib.suppress(ValueError):  # not one of ours
-            told.add(UUID(notification.extra.decode("ascii", "replace")))
-    return told
+        with contextlib.suppress(ValueError):  # not a notification of kqueue
+            notified.add(UUID(notification.extra.decode("ascii", "replace")))
+    return notified

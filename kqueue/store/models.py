@@ -1,7 +1,7 @@
-"""The tables. ``migrations/`` makes the same schema; a test compares the two.
+"""The tables. ``migrations/`` creates the same schema, and a test compares the two, comments included.
 
-The unit is the evaluation. An evaluation has attempts (more than one only when the fleet failed) and, in
-the end, exactly one verdict. Times are UTC, set by the database's clock, never by a worker's.
+An evaluation has attempts (more than one only if the fleet failed) and finally exactly one verdict. Times are UTC, set
+by the database's clock, never by a worker's.
 """
 
 from __future__ import annotations
@@ -58,25 +58,26 @@ class Base(DeclarativeBase):
     }
 
     def __init_subclass__(cls) -> None:
-        """Take the first line of a table's docstring as its comment in the database."""
+        """Use the first line of a table's docstring as its comment in the database."""
         super().__init_subclass__()
         cast("Table", cls.__table__).comment = (cls.__doc__ or "").splitlines()[0]
 
 
 def _one_of(values: type[StrEnum], column: str = "state") -> str:
-    """The condition that a column holds one of these."""
+    """Return the SQL condition that a column has one of these values."""
     return f"{column} IN ({', '.join(repr(value.value) for value in values)})"
 
 
-#: The characters of a source or log in which words are looked for.
+#: Number of characters at the start of a source or log that are indexed for the search of words.
 _WORDS_CHARACTERS: Final = 100_000
 
 
 def words(column: str) -> str:
-    """Return the SQL of a text's words: letters and digits between ASCII's other signs, as indexes have them.
+    """Return the SQL for the words of a text, as its index stores them: letters and digits between ASCII punctuation.
 
-    So ``tl.load(x_ptr)`` has the words ``tl``, ``load``, ``x`` and ``ptr``. Postgres itself would take parts of a
-    source for hosts, paths and tags. What comes after so many characters is left out: an index does not take more.
+    For example, ``tl.load(x_ptr)`` has the words ``tl``, ``load``, ``x`` and ``ptr``. Without this step Postgres would
+    parse parts of a source as hosts, paths and tags. Only the first characters count, because an index entry is
+    limited.
     """
     signs = punctuation.replace("'", "''")
     blanks = " " * len(punctuation)
@@ -85,14 +86,14 @@ def words(column: str) -> str:
 
 
 def _words_index(table: str, column: str, **more: Any) -> Index:
-    # A colon would name a parameter.
+    # The colon is escaped because SQLAlchemy would read it as the start of a parameter.
     expression = text(words(column).replace(":", r"\:"))
     return Index(f"ix_{table}_words", expression, postgresql_using="gin", **more)
 
 
-#: The condition of indexes on evaluations without a verdict.
+#: Condition of indexes on evaluations without a verdict.
 _OPEN: Final = text(f"state <> '{EvaluationState.DONE}'")
-#: The condition of the index on evaluations whose kernels were to be profiled.
+#: Condition of the index on evaluations whose kernels were to be profiled.
 PROFILED: Final = text("(settings -> 'examine' ->> 'profile') = 'true'")
 
 
@@ -172,38 +173,39 @@ class Evaluation(Base):
     kernel_label: Mapped[str | None]
     lane: Mapped[str]
     settings: Mapped[dict[str, Any]]
-    """A :class:`kqueue.contract.Settings`."""
+    """The settings (:class:`kqueue.contract.Settings`)."""
     batch: Mapped[str | None]
     idempotency_key: Mapped[str | None]
     state: Mapped[str] = mapped_column(server_default=EvaluationState.QUEUED)
-    """An :class:`~kqueue.states.EvaluationState`."""
+    """The state (:class:`~kqueue.states.EvaluationState`)."""
     attempts: Mapped[int] = mapped_column(Integer, server_default="0")
-    """Attempts begun; the running or last attempt's number."""
+    """Number of started attempts, which is the running or last attempt's number."""
     submitted_at: Mapped[datetime] = mapped_column(server_default=func.now())
     available_at: Mapped[datetime] = mapped_column(server_default=func.now())
-    """No worker claims it before: the backoff after a failure of the fleet."""
+    """Time before which no worker claims it, because of the backoff after a failure of the fleet."""
     expires_at: Mapped[datetime | None]
-    """It ends as ``expired`` if it was never started by then."""
+    """Time at which it ends as ``expired`` if it was never started."""
     published_at: Mapped[datetime | None]
-    """When its message was last given to Redis; null while it is not among the next of its lane."""
+    """Time of its last message to Redis. Null while it is not among the next of its lane."""
     priority: Mapped[str] = mapped_column(server_default=Priority.BATCH)
-    """A :class:`~kqueue.states.Priority`."""
+    """The priority (:class:`~kqueue.states.Priority`)."""
     producer: Mapped[str] = mapped_column(server_default="")
-    """Who shares the devices with other producers: ``token:`` and its id, or the name that was declared."""
+    """The producer, which shares the devices with other producers: ``token:`` and the token's id, or a declared
+    name."""
     token_id: Mapped[UUID | None] = mapped_column(ForeignKey("tokens.id"))
     """The token with which it was submitted over HTTP."""
     reuse: Mapped[bool] = mapped_column(server_default=text("false"))
-    """True if the verdict of an equal evaluation will do."""
+    """True if the verdict of an equal evaluation is accepted."""
     probe: Mapped[bool] = mapped_column(server_default=text("false"))
-    """True for one of the fleet's own, which shows what its judge is worth (:mod:`kqueue.store.probes`)."""
+    """True for a probe, which the fleet submits to test its judge (:mod:`kqueue.store.probes`)."""
     traceparent: Mapped[str | None]
-    """The producer's span, as W3C's trace context writes it; null if the producer named none."""
+    """The producer's span in the format of W3C's trace context. Null if the producer named none."""
 
 
 class Share(Base):
-    """What a producer's attempts have used of late, which decides whose turn it is.
+    """A producer's recent use of the devices, which decides the order of evaluations.
 
-    An attempt that ends adds a row, so none waits for another one's. Sweeps add rows up.
+    Each attempt that ends adds a row, so that no attempt waits for another's lock. Sweeps merge the rows.
     """
 
     __tablename__ = "shares"
@@ -211,20 +213,20 @@ class Share(Base):
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
     producer: Mapped[str]
     resource: Mapped[str]
-    """``cpu`` or ``gpu``: the first word of a lane's name."""
+    """``cpu`` or ``gpu``, the prefix of a lane's name."""
     priority: Mapped[str]
     seconds: Mapped[float] = mapped_column(server_default=text("0"))
-    """Seconds of its ended attempts. This and the next two fade (:mod:`kqueue.store.evaluations.order`)."""
+    """Seconds of its ended attempts. This and the next two columns decay (:mod:`kqueue.store.evaluations.order`)."""
     squares: Mapped[float] = mapped_column(server_default=text("0"))
-    """The sum of those seconds' squares."""
+    """Sum of the squares of those seconds."""
     ended: Mapped[float] = mapped_column(server_default=text("0"))
-    """The number of those attempts."""
+    """Number of those attempts."""
     at: Mapped[datetime] = mapped_column(server_default=func.now())
-    """The moment for which the numbers hold."""
+    """Time for which the numbers hold."""
 
 
 class Worker(Base):
-    """A slot's worker process: one row for each life of it."""
+    """A slot's worker process, one row for each start."""
 
     __tablename__ = "workers"
     __table_args__ = (Index("ix_workers_alive", "heartbeat_at", postgresql_where=text("stopped_at IS NULL")),)
@@ -241,17 +243,17 @@ class Worker(Base):
     heartbeat_at: Mapped[datetime] = mapped_column(server_default=func.now())
     stopped_at: Mapped[datetime | None]
     paused: Mapped[str | None]
-    """Why it takes no evaluations at present; null if it does."""
+    """Reason why it accepts no evaluations at present. Null if it does."""
     waits_for: Mapped[str | None]
-    """The process outside of its fleet that has the device it waits for; null while it waits for none."""
+    """Process outside its fleet that holds the device for which it waits. Null while it does not wait."""
     waits_since: Mapped[datetime | None]
-    """Since when it waits."""
+    """Time since which it waits."""
     fingerprint: Mapped[str | None]
-    """The hash of all that its verdicts depend on beside what is asked for; null before its first kernel ran."""
+    """Hash of all properties of the worker on which its verdicts depend. Null before its first kernel ran."""
 
 
 class Gpu(Base):
-    """A GPU that some host's fleet uses, and whether it may be given evaluations."""
+    """A GPU that a host's fleet uses, and its state."""
 
     __tablename__ = "gpus"
     __table_args__ = (CheckConstraint(_one_of(GpuState), name="state"),)
@@ -259,28 +261,28 @@ class Gpu(Base):
     uuid: Mapped[str] = mapped_column(primary_key=True)
     host: Mapped[str]
     index: Mapped[int]
-    """NVML's number on that host."""
+    """NVML's index on that host."""
     name: Mapped[str]
     state: Mapped[str] = mapped_column(server_default=GpuState.SERVING)
-    """A :class:`~kqueue.states.GpuState`."""
+    """The state (:class:`~kqueue.states.GpuState`)."""
     reason: Mapped[str | None]
     since: Mapped[datetime] = mapped_column(server_default=func.now())
-    """When it came into its state."""
+    """Time since which it is in its state."""
     failures: Mapped[int] = mapped_column(Integer, server_default="0")
-    """Tests failed in a row."""
+    """Number of consecutive failed self-tests."""
     check_at: Mapped[datetime | None]
-    """When its supervisor tests it next; null if nothing calls for a test."""
+    """Time of the next self-test by its supervisor. Null if none is planned."""
     reset_at: Mapped[datetime | None]
-    """When its workers are ended at the latest, for a reset; null if no reset was asked for."""
+    """Latest time at which its workers are ended for a reset. Null if no reset was requested."""
     facts: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'::jsonb"))
-    """The last facts from NVML and the kernel's log."""
+    """Latest facts from NVML and the Linux kernel's log."""
     memory: Mapped[dict[str, Any] | None]
-    """Its memory as evaluations have booked it, a :class:`kqueue.store.gpus.Memory`; null while nobody books."""
+    """Its reserved memory (:class:`kqueue.store.gpus.Memory`). Null while there are no reservations."""
     seen_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class Environment(Base):
-    """A set of facts that times depend on, identified by its hash."""
+    """The facts on which times depend, identified by their hash."""
 
     __tablename__ = "environments"
 
@@ -294,7 +296,7 @@ class Environment(Base):
     python: Mapped[str]
     host: Mapped[str]
     facts: Mapped[dict[str, Any]]
-    """All of the above and the other facts that the worker knew."""
+    """All columns above and the other facts that the worker reported."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
@@ -319,18 +321,18 @@ class Attempt(Base):
     started_at: Mapped[datetime] = mapped_column(server_default=func.now())
     lease_until: Mapped[datetime]
     step: Mapped[str | None]
-    """The step that it was last seen at; null of an attempt that was over within a second or two."""
+    """Last recorded step. Null for an attempt that ended within a second or two."""
     ended_at: Mapped[datetime | None]
     category: Mapped[str | None]
     message: Mapped[str | None]
     outcome: Mapped[dict[str, Any] | None]
-    """The :class:`kqueue.contract.Outcome` that the attempt came to."""
+    """Result of the attempt (:class:`kqueue.contract.Outcome`)."""
     written_by: Mapped[str | None]
-    """A :class:`~kqueue.states.Writer`."""
+    """The process that recorded it (:class:`~kqueue.states.Writer`)."""
     handed_back: Mapped[bool] = mapped_column(server_default=text("false"))
-    """True if it was broken off because its worker was told to stop: it is no try, and no sign against the kernel."""
+    """True if it was aborted because its worker was asked to stop. It does not count, nor suggest a bad kernel."""
     payer: Mapped[str | None]
-    """The producer whose budget its seconds count for, if that is a token."""
+    """Producer whose budget pays for its seconds, if that is a token."""
 
 
 class Verdict(Base):
@@ -365,22 +367,22 @@ class Verdict(Base):
     written_by: Mapped[str]
     finished_at: Mapped[datetime] = mapped_column(server_default=func.now())
     content: Mapped[str | None]
-    """The hash of problem, kernel and settings; null where no judge said anything of the kernel."""
+    """Hash of problem, kernel and settings. Null if no judge gave a result for the kernel."""
     reusable: Mapped[bool | None]
-    """True if equal evaluations may have it."""
+    """True if equal evaluations can reuse it."""
     reused_from: Mapped[UUID | None]
-    """The evaluation whose verdict this is, which may have been removed since; null if it was judged itself."""
+    """Evaluation whose verdict was reused. Retention can have removed it since. Null if this one was judged itself."""
     judged_at: Mapped[datetime | None]
-    """When that one finished."""
+    """Time at which that evaluation finished."""
     environment_hash: Mapped[str | None] = mapped_column(ForeignKey("environments.hash"))
-    """Of a reused verdict: what it was reached on. Of others the attempt has it."""
+    """Environment of a reused verdict. For other verdicts the attempt has it."""
 
 
 class Summary(Base):
-    """What pages add up and sort of a verdict: a narrow row for each, but for those of probes.
+    """The columns of a verdict by which pages sum and sort, one narrow row each, without probes.
 
-    The function of the database that writes verdicts writes it too. All queries that look at a whole problem or batch
-    find what they need in its indexes, where what is of one problem or batch lies side by side.
+    The database function that writes verdicts writes it too. All queries over a whole problem or batch are answered by
+    its indexes, in which the rows of one problem or batch are adjacent.
     """
 
     __tablename__ = "summaries"
@@ -429,9 +431,9 @@ class Summary(Base):
 
 
 class Batch(Base):
-    """A batch, and when its last evaluation was submitted, within a second.
+    """A batch, and the time of its last submission within a second.
 
-    Whoever submits writes it.
+    Each submission updates it.
     """
 
     __tablename__ = "batches"
@@ -449,14 +451,14 @@ class Baseline(Base):
     problem_hash: Mapped[str] = mapped_column(ForeignKey("problems.hash"), primary_key=True)
     environment_hash: Mapped[str] = mapped_column(ForeignKey("environments.hash"), primary_key=True)
     settings_key: Mapped[str] = mapped_column(primary_key=True)
-    """The settings that the time depends on: precision, seed, L2 and the method."""
+    """The settings on which the time depends: precision, seed, L2 and the method."""
     measurement: Mapped[dict[str, Any]]
-    """A :class:`kqueue.contract.Measurement`."""
+    """The time (:class:`kqueue.contract.Measurement`)."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class Token(Base):
-    """A credential for the HTTP server, and what its holder may do."""
+    """A credential for the HTTP server, and the rights of its holder."""
 
     __tablename__ = "tokens"
     __table_args__ = (
@@ -470,28 +472,28 @@ class Token(Base):
     id: Mapped[UUID] = mapped_column(primary_key=True)
     name: Mapped[str]
     digest: Mapped[str] = mapped_column(unique=True)
-    """SHA-256 of the secret, in hexadecimal; the secret itself is shown once and kept nowhere."""
+    """SHA-256 of the secret in hexadecimal. The secret itself is shown once and never stored."""
     scopes: Mapped[list[str]]
-    """Of ``read``, ``submit``, ``problems`` and ``admin``."""
+    """Some of ``read``, ``submit``, ``problems`` and ``admin``."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     expires_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
     last_used_at: Mapped[datetime | None]
     priority: Mapped[str] = mapped_column(server_default="interactive")
-    """The highest :class:`~kqueue.states.Priority` that its holder may ask for."""
+    """The highest :class:`~kqueue.states.Priority` that its holder can request."""
     weight: Mapped[float] = mapped_column(server_default=text("1"))
-    """Its share of the devices beside other producers', each of whom has 1."""
+    """Its share of the devices, relative to other producers, which have 1 by default."""
     budget_s: Mapped[float | None]
-    """Seconds of slots that it may use in any window of ``budget_window_s`` seconds; null for no limit."""
+    """Slot seconds available in any window of ``budget_window_s`` seconds. Null for no limit."""
     budget_window_s: Mapped[float | None]
     budget_then: Mapped[str | None]
-    """A :class:`~kqueue.states.Spent`: what becomes of submissions when they are used up."""
+    """Treatment of submissions when they are used up (:class:`~kqueue.states.Spent`)."""
 
 
 class Probe(Base):
-    """A probe of the fleet's own judge: an evaluation whose outcome is known, and what it came to.
+    """A probe of the fleet's own judge: an evaluation with a known outcome, and its result.
 
-    It stays when the evaluation is removed.
+    It is kept when the evaluation is removed.
     """
 
     __tablename__ = "probes"
@@ -505,45 +507,45 @@ class Probe(Base):
     evaluation_id: Mapped[UUID] = mapped_column(primary_key=True)
     lane: Mapped[str]
     kind: Mapped[str]
-    """A :class:`~kqueue.states.ProbeKind`."""
+    """The kind (:class:`~kqueue.states.ProbeKind`)."""
     idea: Mapped[str]
-    """Which of its kind."""
+    """Name of the probe within its kind."""
     spin_ms: Mapped[float | None]
-    """How long its ``forward`` takes; null for one that does not spin."""
+    """Duration in milliseconds of a known-duration kernel's ``forward``. Null for other kinds."""
     confirms: Mapped[bool] = mapped_column(server_default=text("false"))
-    """True if it was submitted because another one was judged wrongly."""
+    """True if it was submitted because another probe was judged wrongly."""
     submitted_at: Mapped[datetime] = mapped_column(server_default=func.now())
     settled_at: Mapped[datetime | None]
-    """When its verdict was looked at; null before, and the rest with it."""
+    """Time at which its verdict was evaluated. Before that, it and all following columns are null."""
     finding: Mapped[str | None]
-    """A :class:`~kqueue.states.Finding`."""
+    """The finding (:class:`~kqueue.states.Finding`)."""
     words: Mapped[str | None]
-    """The same for people."""
+    """The finding as text."""
     bias: Mapped[float | None]
-    """By how much the judged time of a spin differed from what it took, as a share of that."""
+    """Error of the measured time of a known-duration kernel, relative to its duration."""
     judged_at: Mapped[datetime | None]
-    """When it got its verdict."""
+    """Time of its verdict."""
     worker: Mapped[str | None]
-    """The worker that judged it, by its name; null if none did."""
+    """Name of the worker that judged it. Null if none did."""
     host: Mapped[str | None]
     device: Mapped[str | None]
     """A GPU's UUID, or ``cpu``."""
     spent: Mapped[bool] = mapped_column(server_default=text("false"))
-    """True if its place was paused since: it is no evidence any more."""
+    """True if its device was paused since, so that it no longer counts."""
 
 
 class ProbeLane(Base):
-    """How many evaluations a lane has ended since its last probe."""
+    """The number of evaluations of a lane since its last probe."""
 
     __tablename__ = "probe_lanes"
 
     lane: Mapped[str] = mapped_column(primary_key=True)
     ended: Mapped[float] = mapped_column(server_default=text("0"))
-    """Evaluations that a judge reached a verdict on, without probes."""
+    """Number of evaluations with a judge's verdict, without probes."""
     due_after: Mapped[float]
-    """After so many of them the next probe is due; drawn by lot each time."""
+    """Number of evaluations after which the next probe is due. It is random."""
     looked_at: Mapped[datetime] = mapped_column(server_default=func.now())
-    """Those that ended before are counted."""
+    """Time up to which evaluations are counted."""
 
 
 class ProbePause(Base):
@@ -557,16 +559,16 @@ class ProbePause(Base):
     device: Mapped[str]
     """A GPU's UUID, or ``cpu``."""
     finding: Mapped[str]
-    """What was wrong, a :class:`~kqueue.states.Finding`."""
+    """The cause (:class:`~kqueue.states.Finding`)."""
     reason: Mapped[str]
-    """The same for people."""
+    """The cause as text."""
     probes: Mapped[list[UUID]]
-    """The evaluations that showed it."""
+    """Evaluations that are evidence for it."""
     doubted_since: Mapped[datetime | None]
-    """Since its last good probe of that kind; null if there was none."""
+    """Time of its last good probe of that kind. Null if there was none."""
     paused_at: Mapped[datetime] = mapped_column(server_default=func.now())
     resumed_at: Mapped[datetime | None]
-    """When an operator put it back into service; null before."""
+    """Time at which an operator returned it to service. Null before."""
 
 
 class Session(Base):
@@ -576,22 +578,22 @@ class Session(Base):
     __table_args__ = (Index("ix_sessions_token_id", "token_id"), Index("ix_sessions_ends_at", "ends_at"))
 
     digest: Mapped[str] = mapped_column(primary_key=True)
-    """SHA-256 of the secret, in hexadecimal; the secret itself is in the browser's cookie or in the link."""
+    """SHA-256 of the secret in hexadecimal. The secret itself is in the browser's cookie or in the link."""
     token_id: Mapped[UUID] = mapped_column(ForeignKey("tokens.id", ondelete="CASCADE"))
-    """The token whose rights it has, for as long as that is valid."""
+    """The token whose rights it has while the token is valid."""
     is_link: Mapped[bool] = mapped_column(server_default=text("false"))
-    """True for a link, which is good for one login."""
+    """True for a link, which is valid for one login."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     ends_at: Mapped[datetime]
-    """It is refused from then on."""
+    """Time from which it is refused."""
 
 
-#: What a search may be called. The name becomes part of a folder's.
+#: Pattern of a search's name, which becomes part of a folder's name.
 SEARCH_NAME: Final = "[A-Za-z0-9][A-Za-z0-9._+-]{0,99}"
 
 
 class SearchRun(Base):
-    """A search for a fast kernel, of many steps."""
+    """A search for a fast kernel in many steps."""
 
     __tablename__ = "search_runs"
     __table_args__ = (
@@ -604,9 +606,9 @@ class SearchRun(Base):
     id: Mapped[UUID] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
     plan: Mapped[dict[str, Any]]
-    """All that was asked for, a :class:`kqueue.search.plan.Plan`."""
+    """The requested search (:class:`kqueue.search.plan.Plan`)."""
     state: Mapped[str] = mapped_column(server_default=SearchState.RUNNING)
-    """A :class:`~kqueue.states.SearchState`."""
+    """The state (:class:`~kqueue.states.SearchState`)."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     ended_at: Mapped[datetime | None]
 
@@ -614,7 +616,7 @@ class SearchRun(Base):
 class SearchStep(Base):
     """A step of a search: some kernels are chosen, and proposals made from each.
 
-    Step 0 has one proposal, the kernel to start from.
+    Step 0 has one proposal, the initial kernel.
     """
 
     __tablename__ = "search_steps"
@@ -622,19 +624,19 @@ class SearchStep(Base):
     run_id: Mapped[UUID] = mapped_column(ForeignKey("search_runs.id", ondelete="CASCADE"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     digest: Mapped[str | None]
-    """What failed and what helped before this step; null unless the algorithm has a summariser."""
+    """Report of failures and improvements before this step. Null unless the algorithm has a summariser."""
     summary: Mapped[str | None]
-    """What the summariser made of the digest."""
+    """The summariser's text from the digest."""
     best: Mapped[int | None]
     """The best proposal at the end of the step."""
     test: Mapped[dict[str, Any] | None]
-    """The best kernel, judged once more; null where the step had no test."""
+    """Result of judging the best kernel once more. Null if the step had no test."""
     started_at: Mapped[datetime] = mapped_column(server_default=func.now())
     ended_at: Mapped[datetime | None]
 
 
 class SearchProposal(Base):
-    """A kernel that was proposed in a search, and what became of it."""
+    """A kernel that was proposed in a search, and its result."""
 
     __tablename__ = "search_proposals"
     __table_args__ = (
@@ -646,26 +648,26 @@ class SearchProposal(Base):
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     step: Mapped[int]
     parent: Mapped[int | None]
-    """The proposal that it was made from; null for the kernel to start from."""
+    """The proposal from which it was made. Null for the initial kernel."""
     prompt: Mapped[str | None]
-    """What the proposer was asked."""
+    """The proposer's prompt."""
     answer: Mapped[str | None]
-    """What it said; null until it has."""
+    """The proposer's answer. Null until it arrives."""
     kernel: Mapped[str | None]
     """The kernel in the answer."""
     error: Mapped[str | None]
-    """Why there is no answer; null if there is one."""
+    """Reason why there is no answer. Null if there is one."""
     evaluation_id: Mapped[UUID | None]
-    """Its evaluation. It may be another fleet's, and retention may have removed it: the columns below stay."""
+    """Its evaluation. It can belong to another fleet, and retention can remove it: the columns below are kept."""
     category: Mapped[str | None]
-    """Null for a text that cannot be a kernel, which nobody judges."""
+    """Null for a text that cannot be a kernel, which is not judged."""
     message: Mapped[str | None]
     runtime_ms: Mapped[float | None]
     speedup: Mapped[float | None]
     scores: Mapped[dict[str, Any] | None]
-    """The score by each metric's name; null if nothing is known about the kernel."""
+    """The score by each metric's name. Null if the verdict has no result for the kernel."""
     feedback: Mapped[str | None]
-    """The verdict in words, as the proposers of its children read it."""
+    """The verdict as text for the proposers of its children."""
     asked_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
-    """When all of this was known."""
+    """Time at which all columns were complete."""

@@ -1,14 +1,14 @@
-"""Probes: when one is due, what they came to, and what is paused for it. The database's clock decides.
+"""Probes: scheduling, results and pauses. All times are by the database's clock.
 
-A sweeper calls :func:`step` every few seconds. It settles the probes that have their verdicts, pauses what judged
-wrongly, and says which probes to submit. A *place* is what is paused: a GPU, or a host's CPU slots.
+A sweeper calls :func:`step` every few seconds. It settles the probes that have verdicts, pauses the devices that judged
+wrongly, and submits the probes that are due. A device is a GPU, or all CPU slots of a host.
 
-- A cheat that passed pauses its place at once. It cannot be chance.
-- Whatever else was judged wrongly is confirmed first, by further probes of the same kind on the lane: two of the last
-  three of a place. Workers cannot be chosen, so others may get some of these; there is an end to them.
+- A cheat that passed pauses its device at once, because it cannot be chance.
+- Any other wrong finding must be confirmed by further probes of the same kind on the lane: two of a device's last three
+  must be wrong. Workers cannot be chosen, so other devices can get some of these probes. Their number is limited.
 
-Every function is one transaction unless it says otherwise, and raises :class:`~kqueue.errors.DatabaseUnavailable` if
-Postgres cannot be used.
+Every function is one transaction unless noted, and raises :class:`~kqueue.errors.DatabaseUnavailable` if Postgres
+cannot be used.
 """
 
 from __future__ import annotations
@@ -34,36 +34,38 @@ from kqueue.store.evaluations import REAL, VERDICTS, to_verdict
 from kqueue.store.models import Attempt, Evaluation, Probe, ProbeLane, ProbePause, Verdict, Worker
 from kqueue.store.sql import any_text, any_uuid, read
 
-#: Seconds of ended evaluations that count at most after nobody swept.
+#: Maximum age in seconds of the ended evaluations that count after a period without a sweeper.
 _COUNTED_S: Final = 600.0
-#: Of the last so many probes of a kind at a place, so many wrong ones are no chance.
+#: Number of a device's last probes of a kind among which wrong ones are counted.
 _LAST: Final = 3
+#: Number of wrong ones among them that rules out chance.
 _WRONG: Final = 2
-#: How many probes confirm one that was judged wrongly: so many for each place on the lane, and at most.
+#: Number of confirming probes after a wrong finding, for each device of the lane.
 _CONFIRMING: Final = 4
+#: Maximum number of confirming probes for a lane.
 _MOST_CONFIRMING: Final = 24
-#: A finding that was not confirmed in this time was chance.
+#: Time after which an unconfirmed finding counts as chance.
 _RECENT: Final = timedelta(hours=6)
-#: Findings that say nothing against the judge.
+#: Findings that are not evidence against the judge.
 _GOOD: Final = (Finding.AGREED, Finding.VOID)
 _REASON_CHARACTERS: Final = 300
-#: The time of which the record is told.
+#: Default period of :func:`record`.
 _DAY: Final = timedelta(days=1)
-#: As many verdicts in doubt are counted of a pause. All of them can be listed.
+#: Maximum number of suspect verdicts that are counted for a pause. :func:`doubted` lists all.
 MOST_DOUBTED: Final = 10_000
-#: One sweeper at a time settles and submits.
+#: Key of the advisory lock with which only one sweeper settles and submits.
 _LOCK: Final = 0x6B71_7565_7565_0004
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A probe that has its verdict, and what that shows.
+    """A probe with a verdict, and the finding that follows.
 
     Attributes:
-        evaluation_id, lane, kind, idea: which one.
-        finding, words, bias: as :class:`~kqueue.probes.Judgement` has them.
-        worker, host, device: who judged it; None if nobody did.
-        judged_at: when it had its verdict, UTC.
+        evaluation_id, lane, kind, idea: the probe.
+        finding, words, bias: the result (:class:`~kqueue.probes.Judgement`).
+        worker, host, device: the worker that judged it. None if no worker did.
+        judged_at: time of the verdict, UTC.
     """
 
     evaluation_id: UUID
@@ -81,16 +83,16 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A place that was taken out of service.
+    """A device that was taken out of service because of probes.
 
     Attributes:
-        id: its number.
-        host, device: the place; ``device`` is a GPU's UUID, or ``cpu``.
-        finding, reason: why.
-        probes: the evaluations that showed it.
-        doubted_since: since its last good probe of that kind, UTC; None if there was none.
-        paused_at, resumed_at: from when to when, UTC.
-        doubted: how many verdicts of real evaluations the place reached since then, :data:`MOST_DOUBTED` at most.
+        id: the pause's number.
+        host, device: the device. ``device`` is a GPU's UUID, or ``cpu``.
+        probes: the evaluations that are evidence for it.
+        doubted_since: time of the device's last good probe of that kind, UTC. None if there was none.
+        paused_at, resumed_at: start and end of the pause, UTC.
+        doubted: number of suspect verdicts, which the device reached on real evaluations since
+            ``doubted_since``, at most :data:`MOST_DOUBTED`.
     """
 
     id: int
@@ -107,12 +109,12 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What :func:`step` did.
+    """The actions of one :func:`step`.
 
     Attributes:
-        settled: the probes that were found to have their verdicts.
-        paused: the places that were taken out of service.
-        submitted: the probes that were submitted; their messages are the sweeper's to send.
+        settled: the probes whose verdicts were evaluated.
+        paused: the devices that were taken out of service.
+        submitted: the probes that were submitted. The sweeper sends their messages.
     """
 
     settled: tuple[Settled, ...] = ()
@@ -122,13 +124,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """How spins were timed on one kind of device.
+    """The timing errors of known-duration kernels on one kind of device.
 
     Attributes:
         resource: ``cpu`` or ``gpu``.
-        spins: how many there were.
-        bias: the median of what they were timed at too much, as a share of their time.
-        worst: the largest such, whatever its sign.
+        spins: number of known-duration kernels.
+        bias: median error of the measured time, relative to the known duration.
+        worst: the error with the largest absolute value.
     """
 
     resource: str
@@ -139,17 +141,17 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What probes showed since a moment.
+    """The results of probes over a period.
 
     Attributes:
-        judged: those that show something.
-        void: those that show nothing, as the fleet failed or nobody judged them.
-        cheats, honest, spins: how many of each kind were judged.
-        findings: how many came to each finding, without those that are void.
-        clocks: how spins were timed.
-        places: how many GPUs, and hosts with CPU slots, were met.
-        unmet: live workers, by their names, that judged none.
-        pauses: the places that are out of service now.
+        judged: number of probes with a finding.
+        void: number of probes without one, because the fleet failed or no worker judged them.
+        cheats, honest, spins: number of judged probes of each kind.
+        findings: number of probes for each finding except ``void``.
+        clocks: the timing errors of known-duration kernels.
+        places: number of devices that judged a probe.
+        unmet: names of live workers that judged none.
+        pauses: the devices that are out of service now.
     """
 
     judged: int
@@ -165,28 +167,27 @@ class Record:
 
     @property
     def cheats_accepted(self) -> int:
-        """How many cheats passed."""
+        """Number of cheats that passed."""
         return self.findings.get(Finding.CHEAT_ACCEPTED, 0)
 
     @property
     def honest_refused(self) -> int:
-        """How many honest kernels did not."""
+        """Number of honest kernels that did not pass."""
         return self.findings.get(Finding.HONEST_REFUSED, 0)
 
     @property
     def wrong(self) -> int:
-        """How many were judged wrongly, in whatever way."""
+        """Number of probes with any wrong finding."""
         return sum(number for finding, number in self.findings.items() if finding not in _GOOD)
 
 
 def step(engine: Engine, *, share: float, live_s: float) -> Step:
-    """Settle probes, pause what judged them wrongly, and submit those that are due. In several transactions.
+    """Settle probes, pause devices that judged them wrongly, and submit due probes, in several transactions.
 
-    Any number of sweepers may do so at once: each probe is settled by one, and each that is due is submitted once.
+    Concurrent sweepers are safe: only one settles each probe, and each due probe is submitted once.
 
     Args:
-        engine: the database.
-        share: probes for each judged evaluation; 0 submits none.
+        share: number of probes for each judged evaluation. 0 submits none.
         live_s: seconds without a heartbeat for which a worker counts as alive.
     """
     with transaction(engine) as connection:
@@ -202,19 +203,17 @@ def step(engine: Engine, *, share: float, live_s: float) -> Step:
 
 
 def submit(engine: Engine, lane: str, kind: ProbeKind | None = None) -> UUID:
-    """Submit a probe now, whether one is due or not, and return its evaluation.
+    """Submit a probe now, due or not, and return its evaluation.
 
     Args:
-        engine: the database.
-        lane: where it waits.
-        kind: of this kind; None for any.
+        kind: its kind. None for a random kind.
     """
     with transaction(engine) as connection:
         return _write(connection, probes.draw(lane, kind), confirms=False)
 
 
 def held(engine: Engine, host: str) -> str | None:
-    """Return why a host's CPU slots must take no evaluations; None if they may."""
+    """Return the reason why a host's CPU slots must accept no evaluations, or None if they can."""
     query = select(ProbePause.reason).where(
         ProbePause.host == host, ProbePause.device == "cpu", ProbePause.resumed_at.is_(None)
     )
@@ -223,7 +222,7 @@ def held(engine: Engine, host: str) -> str | None:
 
 
 def resume(engine: Engine, host: str) -> int:
-    """Let a host's CPU slots take evaluations again; return how many pauses that ended. Their supervisor lifts them."""
+    """End all pauses of a host's CPU slots and return their number. The supervisor then resumes the workers."""
     ended = update(ProbePause).where(
         ProbePause.host == host, ProbePause.device == "cpu", ProbePause.resumed_at.is_(None)
     )
@@ -232,14 +231,14 @@ def resume(engine: Engine, host: str) -> int:
 
 
 def pauses(engine: Engine, *, since: datetime | None = None) -> list[Pause]:
-    """Return the places that are out of service, and those that were at some time since a moment; the latest first."""
+    """Return the current pauses, and with ``since`` also the ended ones that began later, the latest first."""
     now = ProbePause.resumed_at.is_(None)
     with transaction(engine) as connection:
         return _pauses(connection, now if since is None else or_(now, ProbePause.paused_at >= since))
 
 
 def doubted(engine: Engine, pause_id: int) -> list[UUID]:
-    """Return the evaluations whose verdicts a pause puts in doubt, the earliest first; none if there is no such."""
+    """Return the evaluations with suspect verdicts of a pause, the earliest first, or none for an unknown pause."""
     with transaction(engine) as connection:
         row = connection.execute(select(*ProbePause.__table__.columns).where(ProbePause.id == pause_id)).one_or_none()
         if row is None:
@@ -249,7 +248,7 @@ def doubted(engine: Engine, pause_id: int) -> list[UUID]:
 
 
 def listing(engine: Engine, *, since: datetime, limit: int) -> list[Settled]:
-    """Return the probes that were settled since a moment, the latest first."""
+    """Return the probes that were settled since a time, the latest first."""
     columns = [getattr(Probe, name) for name in Settled.__dataclass_fields__]
     query = select(*columns).where(Probe.settled_at >= since).order_by(Probe.settled_at.desc(), Probe.evaluation_id)
     with transaction(engine) as connection:
@@ -257,12 +256,11 @@ def listing(engine: Engine, *, since: datetime, limit: int) -> list[Settled]:
 
 
 def record(engine: Engine, *, live_s: float, since: datetime | None = None) -> Record:
-    """Return what probes showed.
+    """Return the results of probes.
 
     Args:
-        engine: the database.
         live_s: seconds without a heartbeat for which a worker counts as alive.
-        since: the moment from which they count; None for the last day.
+        since: start of the period. None for the last day.
     """
     columns = (Probe.kind, Probe.finding, Probe.bias, Probe.lane, Probe.worker, Probe.host, Probe.device)
     with transaction(engine) as connection:
@@ -274,18 +272,18 @@ def record(engine: Engine, *, live_s: float, since: datetime | None = None) -> R
             )
         ).all()
         paused = _pauses(connection, ProbePause.resumed_at.is_(None))
-    shown = [row for row in rows if row.finding != Finding.VOID]
+    judged = [row for row in rows if row.finding != Finding.VOID]
     findings: defaultdict[Finding, int] = defaultdict(int)
     kinds: defaultdict[str, int] = defaultdict(int)
     biases: defaultdict[str, list[float]] = defaultdict(list)
-    for row in shown:
+    for row in judged:
         findings[Finding(row.finding)] += 1
         kinds[row.kind] += 1
         if row.bias is not None:
             biases["cpu" if row.device == "cpu" else "gpu"].append(row.bias)
     return Record(
-        judged=len(shown),
-        void=len(rows) - len(shown),
+        judged=len(judged),
+        void=len(rows) - len(judged),
         cheats=kinds[ProbeKind.CHEAT],
         honest=kinds[ProbeKind.HONEST],
         spins=kinds[ProbeKind.SPIN],
@@ -293,17 +291,17 @@ def record(engine: Engine, *, live_s: float, since: datetime | None = None) -> R
         clocks=tuple(
             Clock(resource, len(of), statistics.median(of), max(of, key=abs)) for resource, of in sorted(biases.items())
         ),
-        places=len({(row.host, row.device) for row in shown}),
-        unmet=tuple(sorted(set(live) - {row.worker for row in shown})),
+        places=len({(row.host, row.device) for row in judged}),
+        unmet=tuple(sorted(set(live) - {row.worker for row in judged})),
         pauses=tuple(paused),
     )
 
 
-# What they came to ------------------------------------------------------------------------------------
+# Results of probes -------------------------------------------------------------------------------------
 
 
 def _settle(connection: Connection) -> tuple[Settled, ...]:
-    """Look at the verdicts that probes have got. One whose evaluation was removed shows nothing."""
+    """Settle the probes that have verdicts. A probe whose evaluation was removed is void."""
     gone = ~select(Evaluation.id).where(Evaluation.id == Probe.evaluation_id).exists()
     judged = select(Verdict.evaluation_id).where(Verdict.evaluation_id == Probe.evaluation_id).exists()
     open_ones = connection.execute(
@@ -316,7 +314,7 @@ def _settle(connection: Connection) -> tuple[Settled, ...]:
     ids = [row.evaluation_id for row in open_ones]
     verdicts: dict[UUID, Any] = {}
     for row in connection.execute(VERDICTS.where(Verdict.evaluation_id == any_uuid(ids))).mappings():
-        with suppress(ValueError):  # another version's: a probe must not stop the sweep
+        with suppress(ValueError):  # a verdict of another version must not stop the sweep
             verdicts[row["id"]] = to_verdict(row)
     by = {
         row.evaluation_id: row
@@ -329,8 +327,8 @@ def _settle(connection: Connection) -> tuple[Settled, ...]:
     }
     settled = [_settled(row, verdicts.get(row.evaluation_id), by.get(row.evaluation_id)) for row in open_ones]
     for one in settled:
-        told = ("finding", "words", "bias", "judged_at", "worker", "host", "device")
-        values = {name: getattr(one, name) for name in told}
+        names = ("finding", "words", "bias", "judged_at", "worker", "host", "device")
+        values = {name: getattr(one, name) for name in names}
         connection.execute(
             update(Probe).where(Probe.evaluation_id == one.evaluation_id).values(settled_at=func.now(), **values)
         )
@@ -340,19 +338,19 @@ def _settle(connection: Connection) -> tuple[Settled, ...]:
 def _settled(row: Row[*tuple[Any, ...]], verdict: Any, by: Row[*tuple[Any, ...]] | None) -> Settled:
     kind = ProbeKind(row.kind)
     if verdict is None:
-        shown = Judgement(Finding.VOID, "the evaluation was removed, or its verdict cannot be read")
+        judgement = Judgement(Finding.VOID, "the evaluation was removed, or its verdict cannot be read")
     elif by is None:
-        shown = Judgement(Finding.VOID, f"{verdict.category}: nobody judged it")
+        judgement = Judgement(Finding.VOID, f"{verdict.category}: no worker judged it")
     else:
-        shown = probes.judge(verdict, kind=kind, spin_ms=row.spin_ms)
+        judgement = probes.judge(verdict, kind=kind, spin_ms=row.spin_ms)
     return Settled(
         evaluation_id=row.evaluation_id,
         lane=row.lane,
         kind=kind,
         idea=row.idea,
-        finding=shown.finding,
-        words=shown.words,
-        bias=shown.bias,
+        finding=judgement.finding,
+        words=judgement.words,
+        bias=judgement.bias,
         worker=by.name if by else None,
         host=by.host if by else None,
         device=by.device if by else None,
@@ -360,12 +358,12 @@ def _settled(row: Row[*tuple[Any, ...]], verdict: Any, by: Row[*tuple[Any, ...]]
     )
 
 
-# What is paused -----------------------------------------------------------------------------------------
+# Pauses ------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Suspicion:
-    """A place at which a probe of a kind was judged wrongly: its last ones of that kind, the latest first."""
+    """The last probes of a kind on a device that judged one of them wrongly, the latest first."""
 
     host: str
     device: str
@@ -374,21 +372,21 @@ class _Suspicion:
 
     @property
     def wrong(self) -> list[Row[*tuple[Any, ...]]]:
-        """Those that were judged wrongly."""
+        """The probes that were judged wrongly."""
         return [row for row in self.last if row.finding not in _GOOD]
 
     @property
     def is_sure(self) -> bool:
-        """True if it was no chance."""
+        """True if chance is ruled out."""
         return len(self.wrong) >= _WRONG or any(row.finding == Finding.CHEAT_ACCEPTED for row in self.wrong)
 
     @property
     def is_open(self) -> bool:
-        """True if one more probe could confirm it."""
+        """True if one more probe could confirm the suspicion."""
         return bool(self.wrong) and not self.is_sure and self.last.index(self.wrong[0]) < _LAST - _WRONG + 1
 
 
-#: The last probes of each place and kind for which something was judged wrongly of late.
+#: Query for the last probes of each device and kind with a recent wrong finding.
 _SUSPECTED: Final = text("""
     WITH suspected AS (
         SELECT DISTINCT host, device, kind FROM probes
@@ -405,11 +403,11 @@ _SUSPECTED: Final = text("""
 
 
 def _suspicions(connection: Connection) -> list[_Suspicion]:
-    found: dict[tuple[str, str, str], _Suspicion] = {}
+    suspicions: dict[tuple[str, str, str], _Suspicion] = {}
     for row in connection.execute(_SUSPECTED, {"recent": _RECENT, "last": _LAST}):
-        where = row.host, row.device, row.kind
-        found.setdefault(where, _Suspicion(row.host, row.device, ProbeKind(row.kind), [])).last.append(row)
-    return list(found.values())
+        key = row.host, row.device, row.kind
+        suspicions.setdefault(key, _Suspicion(row.host, row.device, ProbeKind(row.kind), [])).last.append(row)
+    return list(suspicions.values())
 
 
 def _pause_all(connection: Connection) -> tuple[Pause, ...]:
@@ -418,7 +416,7 @@ def _pause_all(connection: Connection) -> tuple[Pause, ...]:
 
 
 def _pause(connection: Connection, one: _Suspicion) -> Pause | None:
-    """Take a place out of service, unless it is. Its probes so far count no more, so that it can be put back."""
+    """Take a device out of service if it is not. Its earlier probes no longer count, so that it can be resumed."""
     wrong = [row for row in one.wrong if row.finding == Finding.CHEAT_ACCEPTED] or one.wrong
     latest = wrong[0]
     here = (Probe.host == one.host, Probe.device == one.device)
@@ -427,7 +425,7 @@ def _pause(connection: Connection, one: _Suspicion) -> Pause | None:
             *here,
             Probe.kind == one.kind,
             Probe.finding == Finding.AGREED,
-            # A judge that is broken now and then agrees between two that it got wrong.
+            # A judge that fails intermittently can agree between two wrong findings.
             Probe.judged_at < min(row.judged_at for row in wrong),
         )
     )
@@ -437,7 +435,7 @@ def _pause(connection: Connection, one: _Suspicion) -> Pause | None:
         ProbePause.host == one.host, ProbePause.device == one.device, ProbePause.resumed_at.is_(None)
     )
     if connection.scalars(since.limit(1)).first() is not None:
-        return None  # these had begun before
+        return None  # already paused, and these probes had begun before
     pause_id = connection.scalars(
         insert(ProbePause)
         .values(
@@ -451,7 +449,8 @@ def _pause(connection: Connection, one: _Suspicion) -> Pause | None:
         .returning(ProbePause.id)
     ).one()
     if one.device == "cpu":
-        # At once, so that a claim before the supervisor has looked is refused. The supervisor lifts it.
+        # The workers are paused at once, so that claims before the supervisor's next check are refused. The supervisor
+        # ends the pause.
         mine = (Worker.host == one.host, Worker.device == "cpu", Worker.stopped_at.is_(None))
         connection.execute(update(Worker).where(*mine).values(paused=reason))
     else:
@@ -467,10 +466,10 @@ def _pauses(connection: Connection, which: ColumnElement[bool]) -> list[Pause]:
     return [read(Pause, [row], doubted=number)[0] for row, number in zip(rows, counts, strict=True)]
 
 
-def _doubted(pause: Row[*tuple[Any, ...]], what: Any) -> Any:
-    """Select something of the real evaluations that a paused place judged since its last good probe."""
+def _doubted(pause: Row[*tuple[Any, ...]], column: Any) -> Any:
+    """Return the query for a column of the real evaluations that a paused device judged since its last good probe."""
     query = (
-        select(what)
+        select(column)
         .select_from(Verdict)
         .join(Attempt, Attempt.id == Verdict.attempt_id)
         .join(Worker, Worker.id == Attempt.worker_id)
@@ -485,10 +484,10 @@ def _doubted(pause: Row[*tuple[Any, ...]], what: Any) -> Any:
     return query if pause.doubted_since is None else query.where(Verdict.finished_at > pause.doubted_since)
 
 
-# Which are due ------------------------------------------------------------------------------------------
+# Submission --------------------------------------------------------------------------------------------
 
-#: Verdicts that a judge reached since each lane was last looked at. Those that commit meanwhile are missed, which
-#: matters to nobody.
+#: Statement that counts the judges' verdicts of each lane since its last execution. Verdicts that commit meanwhile are
+#: missed, which is harmless.
 _COUNT: Final = text("""
     WITH counted AS (
         SELECT e.lane, count(*) AS number
@@ -506,7 +505,7 @@ _COUNT: Final = text("""
 
 
 def _submit_due(connection: Connection, share: float, live_s: float) -> tuple[UUID, ...]:
-    """Submit at most one probe for each lane that has none under way."""
+    """Submit at most one probe for each lane that has no open one."""
     free = _free_lanes(connection, live_s)
     if not free:
         return ()
@@ -537,23 +536,24 @@ def _submit_due(connection: Connection, share: float, live_s: float) -> tuple[UU
 
 
 def _interval(share: float) -> float:
-    """Return after how many evaluations the next probe is due: about ``1 / share``, by lot, so that nobody can tell."""
+    """Return a random number of evaluations until the next probe, about ``1 / share``."""
+    # It is random so that no producer can predict a probe.
     return random.SystemRandom().uniform(0.5, 1.5) / share
 
 
 def _free_lanes(connection: Connection, live_s: float) -> dict[str, int]:
-    """Return the lanes that some live worker serves which does not pause, and on how many places."""
-    places: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
+    """Return the lanes that some live and unpaused worker serves, with their numbers of devices."""
+    devices: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
     alive = (Worker.stopped_at.is_(None), Worker.heartbeat_at >= func.now() - timedelta(seconds=live_s))
     query = select(Worker.lanes, Worker.host, Worker.device).where(*alive, Worker.paused.is_(None))
     for lanes, host, device in connection.execute(query):
         for lane in lanes:
-            places[lane].add((host, device))
-    return {lane: len(of) for lane, of in places.items()}
+            devices[lane].add((host, device))
+    return {lane: len(of) for lane, of in devices.items()}
 
 
 def _wanted(connection: Connection, free: dict[str, int]) -> dict[str, ProbeKind]:
-    """Return by lane the kind of probe that would confirm what was judged wrongly there, as long as there is hope."""
+    """Return, by lane, the kind of probe that could still confirm a wrong finding there."""
     wanted: dict[str, ProbeKind] = {}
     for one in _suspicions(connection):
         first = min(one.wrong, key=lambda row: row.settled_at) if one.wrong else None
@@ -574,7 +574,7 @@ def _wanted(connection: Connection, free: dict[str, int]) -> dict[str, ProbeKind
 
 def _write(connection: Connection, probe: probes.Probe, *, confirms: bool) -> UUID:
     identity, request = uuid4(), probe.request
-    # A function of the database: sweepers have no right to write sources and evaluations.
+    # A function of the database writes the probe, because sweepers lack the right to write sources and evaluations.
     fields = {
         "id": str(identity),
         "problem": request.problem,

@@ -1,7 +1,7 @@
-"""Retention: removing old evaluations and emptying old logs, in small bites.
+"""Retention: removal of old evaluations and logs in small batches.
 
 Every function is one or a few short transactions and raises :class:`~kqueue.errors.DatabaseUnavailable`
-where Postgres cannot be used, or the caller has not the right to remove.
+if Postgres cannot be used or the caller lacks the right to remove.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Baseline, Batch, Evaluation, Kernel, Problem, Verdict, Worker
 from kqueue.store.sql import any_text, any_uuid
 
-#: The most rows of each kind that one call removes or empties.
+#: Maximum number of rows of each kind that one call removes or empties.
 _BITE: Final = 500
-#: Rows of workers without attempts are removed so many days after the workers ended.
+#: Age in days at which rows of stopped workers without attempts are removed.
 _WORKERS_DAYS: Final = 7.0
-#: An empty batch is forgotten so long after its last submission.
+#: Time since the last submission after which an empty batch is removed.
 _BATCH_STAYS: Final = timedelta(hours=1)
-#: Longer entries of a verdict's evidence, and of its attempts' outcomes, are emptied with the log.
+#: Maximum length of the entries of evidence that are kept when a log is emptied.
 _LONG_CHARACTERS: Final = 1000
 
 _EMPTY: Final = text("""
@@ -52,9 +52,9 @@ class Pruned:
     """The numbers of rows that were removed or emptied.
 
     Attributes:
-        evaluations: removed with their attempts and verdicts.
-        problems, kernels: removed, as nothing refers to them any more.
-        workers: rows of workers that ended long ago.
+        evaluations: evaluations removed with their attempts and verdicts.
+        problems, kernels: sources removed because no evaluation refers to them.
+        workers: removed rows of workers that stopped long ago.
         logs: verdicts whose logs were emptied.
     """
 
@@ -72,16 +72,15 @@ class Pruned:
 
 
 def prune(engine: Engine, *, retention_days: float | None, log_retention_days: float | None) -> Pruned:
-    """Remove and empty a bite of the rows that are old enough. The result is empty if nothing is left to do.
+    """Remove and empty one batch of old rows. The result is empty if no more are left.
 
-    A verdict whose log is emptied loses the long entries of its evidence too, and keeps the rest; ``emptied_at`` in the
-    evidence says when. An evaluation's idempotency key is removed with it: given again, it makes a new evaluation.
-    Baselines, their problems, and environments stay, but for those of probes. What probes came to stays too.
+    A verdict whose log is emptied also loses the long entries of its evidence, where ``emptied_at`` records the time.
+    An evaluation is removed with its idempotency key, so the same key then creates a new evaluation. Baselines, their
+    problems and environments are kept, except for probes. The results of probes are kept too.
 
     Args:
-        engine: the database.
-        retention_days: evaluations that finished so many days ago are removed; None: none are.
-        log_retention_days: logs of evaluations that finished so many days ago are emptied; None: none are.
+        retention_days: days since the verdict after which evaluations are removed. None keeps them.
+        log_retention_days: days since the verdict after which logs are emptied. None keeps them.
     """
     pruned = Pruned()
     if retention_days is not None:
@@ -104,11 +103,11 @@ def _remove(engine: Engine, age: timedelta) -> Pruned:
             .with_for_update(of=Verdict, skip_locked=True)
         ).all()
         ids = any_uuid([row.id for row in old])
-        # Verdicts refer to attempts, and both to evaluations.
+        # The order follows the foreign keys: verdicts refer to attempts, and both refer to evaluations.
         connection.execute(delete(Verdict).where(Verdict.evaluation_id == ids))
         connection.execute(delete(Attempt).where(Attempt.evaluation_id == ids))
         connection.execute(delete(Evaluation).where(Evaluation.id == ids))
-        # One to which something was submitted a moment ago may have more that is not committed yet.
+        # A batch with a recent submission can have evaluations that are not committed yet.
         connection.execute(
             delete(Batch).where(
                 Batch.name == any_text({row.batch for row in old if row.batch is not None}),
@@ -116,7 +115,7 @@ def _remove(engine: Engine, age: timedelta) -> Pruned:
                 ~select(Evaluation.id).where(Evaluation.batch == Batch.name).exists(),
             )
         )
-        # Nobody asks for a probe's problem again.
+        # A probe's problem is never used again.
         probed = [row.problem_hash for row in old if row.probe]
         connection.execute(delete(Baseline).where(Baseline.problem_hash == any_text(probed)))
     return Pruned(
@@ -127,17 +126,17 @@ def _remove(engine: Engine, age: timedelta) -> Pruned:
 
 
 def _forget(engine: Engine, kind: type[Problem | Kernel], hashes: Collection[str]) -> int:
-    """Remove the sources that nothing refers to; return how many."""
+    """Remove sources without references and return their number."""
     try:
         with transaction(engine) as connection:
             return _delete(connection, kind, sorted(hashes))
     except IntegrityError as error:
-        # One of them is being submitted again at this moment. It stays, and the others go.
+        # One of them is just being submitted again. It is kept. Each half is tried again, so that the rest is removed.
         if not isinstance(error.orig, ForeignKeyViolation):
             raise
         half = len(hashes) // 2
-        some = sorted(hashes)
-        return _forget(engine, kind, some[:half]) + _forget(engine, kind, some[half:]) if half else 0
+        ordered = sorted(hashes)
+        return _forget(engine, kind, ordered[:half]) + _forget(engine, kind, ordered[half:]) if half else 0
 
 
 def _delete(connection: Connection, kind: type[Problem | Kernel], hashes: list[str]) -> int:
@@ -145,13 +144,13 @@ def _delete(connection: Connection, kind: type[Problem | Kernel], hashes: list[s
     unused = [~select(Evaluation.id).where(column == kind.hash).exists()]
     if kind is Problem:
         unused.append(~select(Baseline.problem_hash).where(Baseline.problem_hash == Problem.hash).exists())
-    found = delete(kind).where(kind.hash == any_text(hashes), *unused)
-    return len(connection.scalars(found.returning(kind.hash)).all())
+    statement = delete(kind).where(kind.hash == any_text(hashes), *unused)
+    return len(connection.scalars(statement.returning(kind.hash)).all())
 
 
 def _forget_workers(engine: Engine) -> int:
-    """Remove rows of workers that ended long ago and have no attempts; return how many."""
-    some = (
+    """Remove rows of workers that stopped long ago and have no attempts, and return their number."""
+    old = (
         select(Worker.id)
         .where(
             Worker.stopped_at < func.now() - timedelta(days=_WORKERS_DAYS),
@@ -161,4 +160,4 @@ def _forget_workers(engine: Engine) -> int:
         .with_for_update(skip_locked=True)
     )
     with transaction(engine) as connection:
-        return len(connection.scalars(delete(Worker).where(Worker.id.in_(some)).returning(Worker.id)).all())
+        return len(connection.scalars(delete(Worker).where(Worker.id.in_(old)).returning(Worker.id)).all())

@@ -1,9 +1,9 @@
-"""Roles in the database: groups with the rights that each part of a fleet needs, and no more.
+"""Roles in the database: groups with the minimum privileges of each part of a fleet.
 
-They belong to the cluster and cannot log in; logins are made members (:func:`login`, ``kqueue db login``).
-Several databases of one cluster share them, so they are made where they are missing and never dropped.
-:func:`kqueue.store.schema.upgrade` applies the rights each time: what is lacking is granted, what is too
-much is revoked. The owner of the tables needs none of this, and neither does a one-machine fleet.
+They belong to the cluster and cannot log in. Logins become members (:func:`login`, ``kqueue db login``). Several
+databases of a cluster share the roles, so they are created if missing and never dropped.
+:func:`kqueue.store.schema.upgrade` applies the privileges each time: it grants missing ones and revokes excess ones.
+The owner of the tables and one-machine fleets need no roles.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from kqueue.store.engine import transaction
 if TYPE_CHECKING:
     from psycopg import Connection as PsycopgConnection
 
-#: Submits, waits and cancels; writes no verdict.
+#: Role that submits, waits and cancels. It cannot write verdicts.
 PRODUCER: Final = "kqueue_producer"
-#: Claims, renews, ends and sweeps; changes no source and no verdict's outcome.
+#: Role that claims, renews, ends and sweeps. It cannot change sources or outcomes of verdicts.
 WORKER: Final = "kqueue_worker"
-#: Serves HTTP: a producer that also looks tokens up.
+#: Role that serves HTTP: a producer that can also read tokens.
 GATEWAY: Final = "kqueue_gateway"
-#: Reads.
+#: Role that only reads.
 READER: Final = "kqueue_reader"
 
 _ALL: Final = ("",)
-#: The relations that every role may read. Only the gateway reads the digests of tokens
-#: and sessions.
+#: Relations that every role can read. Only the gateway can read the digests of tokens and sessions.
 _READABLE: Final = (
     "alembic_version",
     "attempts",
@@ -59,10 +58,10 @@ _READABLE: Final = (
     "outcomes",
 )
 
-#: Privileges on a relation or function, with their columns (``""``: all of them).
+#: Type of privileges on relations and functions, with their columns (``""``: all of them).
 _Rights = Mapping[str, Mapping[str, tuple[str, ...]]]
 
-#: What decides whose turn it is, and with that why an evaluation waits, and whether it is accepted.
+#: Privileges on the columns that decide the order of evaluations, why one waits, and whether it is accepted.
 _WEIGHTS: Final = {"SELECT": ("id", "weight", "budget_s", "budget_window_s", "budget_then")}
 
 _PRODUCE: Final[_Rights] = {
@@ -93,11 +92,11 @@ _PRODUCE: Final[_Rights] = {
     "kqueue_cancel": {"EXECUTE": _ALL},
     "kqueue_reuse": {"EXECUTE": _ALL},
 }
-#: The rights of whoever searches, beside those of a producer.
+#: Additional privileges of producers that run searches.
 _SEARCH: Final[_Rights] = {
     name: {"INSERT": _ALL, "UPDATE": _ALL} for name in ("search_runs", "search_steps", "search_proposals")
 }
-#: The rights of each role beside reading the relations in :data:`_READABLE`.
+#: Privileges of each role in addition to reading the relations in :data:`_READABLE`.
 _WRITES: Final[Mapping[str, _Rights]] = {
     READER: {"tokens": _WEIGHTS},
     PRODUCER: _PRODUCE | _SEARCH,
@@ -105,9 +104,9 @@ _WRITES: Final[Mapping[str, _Rights]] = {
         **_PRODUCE,
         "evaluations": _PRODUCE["evaluations"] | {"UPDATE": ("published_at", "token_id")},
         "tokens": {"SELECT": _ALL, "UPDATE": ("last_used_at",)},
-        # Browsers log in and out. Links that log one in are made by whoever may make tokens.
+        # Browsers log in and out. Only the creator of tokens creates login links.
         "sessions": {"SELECT": _ALL, "INSERT": ("digest", "token_id", "ends_at"), "DELETE": _ALL},
-        # An operator's resets and tests of GPUs.
+        # Resets and self-tests of GPUs by an operator.
         "gpus": {"UPDATE": ("state", "reason", "since", "failures", "check_at", "reset_at")},
         "workers": {"UPDATE": ("paused",)},
         "probe_pauses": {"UPDATE": ("resumed_at",)},
@@ -133,7 +132,7 @@ _WRITES: Final[Mapping[str, _Rights]] = {
         "tokens": _WEIGHTS,
         "environments": {"INSERT": _ALL},
         "baselines": {"INSERT": _ALL, "UPDATE": ("measurement",)},
-        # Rows of workers that ended long ago are removed; those that an attempt refers to cannot be.
+        # Rows of workers that stopped long ago are removed. The foreign key protects rows that an attempt refers to.
         "workers": {"INSERT": _ALL, "UPDATE": _ALL, "DELETE": _ALL},
         "gpus": {"INSERT": _ALL, "UPDATE": _ALL},
         "probes": {
@@ -150,7 +149,7 @@ _WRITES: Final[Mapping[str, _Rights]] = {
 #: All roles.
 ROLES: Final = tuple(_WRITES)
 
-#: One right: the role, the relation or function, the privilege, and the column (``""``: all).
+#: Type of one privilege: the role, the relation or function, the privilege, and the column (``""``: all).
 _Right = tuple[str, str, str, str]
 
 _GRANTED: Final = text("""
@@ -163,7 +162,7 @@ _GRANTED: Final = text("""
     CROSS JOIN LATERAL aclexplode(t.attacl) AS a JOIN pg_roles AS r ON r.oid = a.grantee
     WHERE c.relnamespace = current_schema()::regnamespace AND r.rolname = ANY(:roles)
     UNION ALL
-    -- A function is everybody's unless that was revoked, which a backup restored without privileges forgets.
+    -- PUBLIC can execute a function unless that was revoked. A backup restored without privileges loses the revocation.
     SELECT coalesce(r.rolname, 'public'), p.proname, a.privilege_type, ''
     FROM pg_proc AS p CROSS JOIN LATERAL aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) AS a
     LEFT JOIN pg_roles AS r ON r.oid = a.grantee
@@ -171,7 +170,7 @@ _GRANTED: Final = text("""
     AND (r.rolname = ANY(:roles) OR a.grantee = 0)
 """)
 
-#: Asks if a login may do more than the roles may. The answer has no row if there is no such login.
+#: Query that returns True if a login has more privileges than the roles, and no row if it does not exist.
 _MORE: Final = text("""
     SELECT
         rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication OR rolbypassrls
@@ -182,23 +181,23 @@ _MORE: Final = text("""
 
 
 def rights(role: str) -> Iterator[_Right]:
-    """Yield all rights of a role."""
+    """Yield all privileges of a role."""
     for relation in _READABLE:
         yield role, relation, "SELECT", ""
-    things: _Rights = _WRITES[role]
-    for thing, privileges in things.items():
+    objects: _Rights = _WRITES[role]
+    for thing, privileges in objects.items():
         for privilege, columns in privileges.items():
             for column in columns:
                 yield role, thing, privilege, column
 
 
 def apply(connection: Connection) -> list[str]:
-    """Make the roles that are missing, and set the rights of all.
+    """Create the missing roles, and set the privileges of all.
 
     Nothing happens if another user owns the tables.
 
     Returns:
-        The roles that do not exist and that this user may not make.
+        The roles that do not exist and that this user cannot create.
     """
     owner = "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_regclass('alembic_version')"
     if not connection.scalar(text(owner)):
@@ -206,41 +205,43 @@ def apply(connection: Connection) -> list[str]:
     missing = [role for role in ROLES if not _ensure(connection, role)]
     present = [role for role in ROLES if role not in missing]
     wanted = {right for role in present for right in rights(role)}
-    found: set[_Right] = {(r[0], r[1], r[2], r[3]) for r in connection.execute(_GRANTED, {"roles": list(ROLES)})}
-    for right in sorted(wanted - found):
+    present_rights: set[_Right] = {
+        (r[0], r[1], r[2], r[3]) for r in connection.execute(_GRANTED, {"roles": list(ROLES)})
+    }
+    for right in sorted(wanted - present_rights):
         _execute(connection, _statement("GRANT", right, "TO"))
-    for right in sorted(found - wanted):
+    for right in sorted(present_rights - wanted):
         _execute(connection, _statement("REVOKE", right, "FROM"))
     return missing
 
 
 def login(engine: Engine, name: str, role: str, password: str) -> None:
-    """Make ``name`` a login with this password that is a member of one of the roles, and of no other of them.
+    """Create a login that is a member of exactly one of the roles, or change the password of an existing one.
 
-    If it exists, its password is changed. The server is given the password's verifier, never the password.
+    The server receives the password's verifier, never the password.
 
     Raises:
-        ConfigError: ``name`` stands for somebody who may do more, or the role does not exist yet.
-        DatabaseUnavailable: this user may not make logins, or Postgres cannot be used.
+        ConfigError: the existing ``name`` has more privileges, or the role does not exist yet.
+        DatabaseUnavailable: this user cannot create logins, or Postgres cannot be used.
     """
     if not password:
         raise ConfigError(f"no password was given for {name}")
     with transaction(engine) as connection:
         if connection.scalar(text("SELECT to_regrole(:role)"), {"role": role}) is None:
             raise ConfigError(
-                f"the role {role} does not exist: run `kqueue db upgrade` as a user that may create roles"
+                f"the role {role} does not exist: run `kqueue db upgrade` as a user that can create roles"
             )
-        known = connection.execute(_MORE, {"name": name, "roles": list(ROLES)}).scalar_one_or_none()
-        if known:
-            raise ConfigError(f"{name} may do more than {role}: choose another name")
+        has_more = connection.execute(_MORE, {"name": name, "roles": list(ROLES)}).scalar_one_or_none()
+        if has_more:
+            raise ConfigError(f"{name} has more privileges than {role}: choose another name")
         raw: PsycopgConnection[Any] = connection.connection.driver_connection  # pyright: ignore[reportAssignmentType]
         verifier = raw.pgconn.encrypt_password(password.encode(), name.encode(), b"scram-sha-256").decode()
-        verb = SQL("CREATE") if known is None else SQL("ALTER")
-        who = Identifier(name)
-        _execute(connection, SQL("{} ROLE {} LOGIN PASSWORD {}").format(verb, who, Literal(verifier)))
+        verb = SQL("CREATE") if has_more is None else SQL("ALTER")
+        member = Identifier(name)
+        _execute(connection, SQL("{} ROLE {} LOGIN PASSWORD {}").format(verb, member, Literal(verifier)))
         for other in ROLES:
             if other == role:
-                _execute(connection, SQL("GRANT {} TO {}").format(Identifier(role), who))
+                _execute(connection, SQL("GRANT {} TO {}").format(Identifier(role), member))
             elif connection.scalar(
                 text(
                     "SELECT count(*) FROM pg_auth_members WHERE roleid = to_regrole(:role) "
@@ -248,23 +249,23 @@ def login(engine: Engine, name: str, role: str, password: str) -> None:
                 ),
                 {"role": other, "name": name},
             ):
-                _execute(connection, SQL("REVOKE {} FROM {}").format(Identifier(other), who))
+                _execute(connection, SQL("REVOKE {} FROM {}").format(Identifier(other), member))
 
 
 def _ensure(connection: Connection, role: str) -> bool:
-    """Make the role if it is missing; return True if it exists then."""
+    """Create the role if it is missing, and return True if it then exists."""
     if connection.scalar(text("SELECT to_regrole(:role)"), {"role": role}) is not None:
         return True
     try:
         with connection.begin_nested():
             connection.execute(text(f"CREATE ROLE {role} NOLOGIN"))
-    except IntegrityError:  # another database's migration made it at this moment
+    except IntegrityError:  # another database's migration has just created it
         return True
     except ProgrammingError as error:
         state = getattr(error.orig, "sqlstate", None)
         if state == "42710":  # it exists
             return True
-        if state == "42501":  # this user may not
+        if state == "42501":  # this user lacks the right
             return False
         raise
     return True
@@ -273,7 +274,7 @@ def _ensure(connection: Connection, role: str) -> bool:
 def _statement(verb: LiteralString, right: _Right, preposition: LiteralString) -> Composable:
     role, thing, privilege, column = right
     return SQL(verb + " {}{} ON {}{} " + preposition + " {}").format(
-        # Privileges are named by the constants above or by Postgres.
+        # The names of privileges come from the constants above or from Postgres.
         SQL(cast("LiteralString", privilege)),
         SQL(" ({})").format(Identifier(column)) if column else SQL(""),
         SQL("FUNCTION " if privilege == "EXECUTE" else ""),

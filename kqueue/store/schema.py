@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Held while the schema is changed, so that migration jobs started together take turns.
+#: Key of the advisory lock for changes of the schema, which serializes concurrent migration jobs.
 _LOCK: Final = 0x6B71_7565_7565_0001
 
 
 def head() -> str:
-    """Return the revision that this version of kqueue works with."""
-    # By the files' names: most commands ask, and Alembic takes longer to import than they take to answer.
+    """Return the revision that this version of kqueue needs."""
+    # The files' names suffice. Importing Alembic would take longer than most commands that need the revision.
     return max(file.name.partition("_")[0] for file in (_migrations() / "versions").glob("[0-9]*_*.py"))
 
 
 def current(url: str) -> str | None:
-    """Return the database's revision, None if it has no kqueue schema yet.
+    """Return the database's revision, or None if it has no kqueue schema yet.
 
     Raises:
-        DatabaseUnavailable: it cannot be reached.
+        DatabaseUnavailable: the database is unreachable.
     """
     engine = connect(url, application="kqueue-schema", pool_size=1)
     try:
@@ -44,42 +44,42 @@ def current(url: str) -> str | None:
 
 
 def check(engine: Engine) -> None:
-    """Return if the database's schema is the one that this version of kqueue works with.
+    """Return if the database's schema is the one that this version of kqueue needs.
 
     Raises:
-        SchemaMismatch: it is not; the message says which side to upgrade.
-        DatabaseUnavailable: the database cannot be reached.
+        SchemaMismatch: it is not. The message says which side to upgrade.
+        DatabaseUnavailable: the database is unreachable.
     """
-    found, wanted = _current(engine), head()
-    if found == wanted:
+    revision, wanted = _current(engine), head()
+    if revision == wanted:
         return
-    if found is None:
+    if revision is None:
         raise SchemaMismatch("the database has no kqueue schema yet: run `kqueue db upgrade`")
     from alembic.script import ScriptDirectory
 
-    known = {script.revision for script in ScriptDirectory.from_config(_alembic()).walk_revisions()}
-    if found in known:
+    revisions = {script.revision for script in ScriptDirectory.from_config(_alembic()).walk_revisions()}
+    if revision in revisions:
         raise SchemaMismatch(
-            f"the database's schema is at {found}, this kqueue needs {wanted}: run `kqueue db upgrade`"
+            f"the database's schema is at {revision}, this kqueue needs {wanted}: run `kqueue db upgrade`"
         )
     raise SchemaMismatch(
-        f"the database's schema is at {found}, which this kqueue (at {wanted}) does not know: "
-        "it was made by a newer version; upgrade kqueue here"
+        f"the database's schema is at {revision}, which this kqueue (at {wanted}) does not know: "
+        "it was made by a newer version, so upgrade kqueue here"
     )
 
 
 @contextmanager
 def checked(url: str, *, application: str, pool_size: int = 1) -> Generator[Engine]:
-    """Yield an engine on a database whose schema is this version's; its connections are closed at the end.
+    """Check the schema of a database and yield an engine on it, whose connections are closed at the end.
 
     Args:
-        url: the database.
-        application: shown in ``pg_stat_activity``.
-        pool_size: connections kept.
+        application: name shown in ``pg_stat_activity``.
+        pool_size: number of persistent connections.
 
     Raises:
-        ConfigError: ``url`` is not one of a Postgres database.
-        SchemaMismatch, DatabaseUnavailable: as :func:`check`.
+        ConfigError: ``url`` is not a URL of a Postgres database.
+        SchemaMismatch: the schema is another version's.
+        DatabaseUnavailable: the database is unreachable.
     """
     engine = connect(url, application=application, pool_size=pool_size)
     try:
@@ -90,14 +90,14 @@ def checked(url: str, *, application: str, pool_size: int = 1) -> Generator[Engi
 
 
 def upgrade(url: str, revision: str = "head") -> None:
-    """Bring the database to ``revision``, and at the newest one set the rights of the roles.
+    """Upgrade the schema to ``revision``, and at the newest one set the privileges of the roles.
 
-    Nothing happens if it is there already. Roles that this user may not make are left out, with a warning that says
-    what to do. Only logins with fewer rights than the owner need them.
+    Roles that this user cannot create are skipped, with a warning that names the statements to run. Only logins with
+    fewer privileges than the owner need them.
 
     Raises:
-        DatabaseUnavailable: it cannot be reached or refuses to be changed.
-        SchemaMismatch: a newer version of kqueue made its schema.
+        DatabaseUnavailable: the database is unreachable or refuses the change.
+        SchemaMismatch: a newer version of kqueue created its schema.
     """
     from alembic import command
 
@@ -107,18 +107,18 @@ def upgrade(url: str, revision: str = "head") -> None:
     if missing:
         statements = " ".join(f"CREATE ROLE {role} NOLOGIN;" for role in missing)
         _log.warning(
-            "roles are missing that this user may not make: where logins with fewer rights are wanted, run %s "
-            "as a user that may, then `kqueue db upgrade` again",
+            "this user cannot create all roles: if logins with fewer privileges are needed, run %s "
+            "as a user that can, then run `kqueue db upgrade` again",
             statements,
         )
 
 
 def downgrade(url: str, revision: str) -> None:
-    """Take the database back to ``revision`` (``base``: nothing of kqueue is left). Loses data.
+    """Downgrade the schema to ``revision`` (``base`` removes it completely). Data is lost.
 
     Raises:
-        DatabaseUnavailable: it cannot be reached or refuses to be changed.
-        SchemaMismatch: a newer version of kqueue made its schema.
+        DatabaseUnavailable: the database is unreachable or refuses the change.
+        SchemaMismatch: a newer version of kqueue created its schema.
     """
     from alembic import command
 
@@ -163,6 +163,6 @@ def _migrating(url: str) -> Generator[AlembicConfig]:
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
             yield _alembic(connection)
     except CommandError as error:
-        raise SchemaMismatch(f"the schema cannot be brought there: {error}") from error
+        raise SchemaMismatch(f"the schema cannot be migrated to this revision: {error}") from error
     finally:
         engine.dispose()

@@ -20,13 +20,13 @@ from kqueue.store.engine import transaction, translate
 from kqueue.store.models import SearchProposal, SearchRun, SearchStep
 from kqueue.store.sql import read
 
-#: The fewest characters of an id that name a run.
+#: Minimum number of characters of an id that identify a run.
 _SHORTEST_ID: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A search. ``plan`` is all that was asked for."""
+    """A search. ``plan`` is the requested search."""
 
     id: UUID
     name: str
@@ -38,7 +38,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step; the fields are those of :class:`~kqueue.store.models.SearchStep`."""
+    """A step. The fields are the columns of :class:`~kqueue.store.models.SearchStep`."""
 
     number: int
     digest: str | None
@@ -51,7 +51,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A proposal; the fields are those of :class:`~kqueue.store.models.SearchProposal`."""
+    """A proposal. The fields are the columns of :class:`~kqueue.store.models.SearchProposal`."""
 
     number: int
     step: int
@@ -79,7 +79,7 @@ _RUN: Final = _columns(Run, SearchRun)
 _STEP: Final = _columns(Step, SearchStep)
 _PROPOSAL: Final = _columns(Proposal, SearchProposal)
 
-#: Asks if a session has an advisory lock. Its key's halves are in two columns.
+#: Query that returns True if a session holds an advisory lock. Two columns contain the halves of its key.
 _HELD: Final = text("""
     SELECT EXISTS (
         SELECT FROM pg_locks
@@ -102,25 +102,26 @@ def create(engine: Engine, name: str, plan: Mapping[str, Any]) -> Run:
             return read(Run, connection.execute(insert(SearchRun).values(values).returning(*_RUN)))[0]
     except IntegrityError:
         raise InvalidRequest(
-            f"--run-name: {name!r} is another search: go on with it by `kqueue search resume`, or choose another name"
+            f"--run-name: {name!r} is another search: resume it with `kqueue search resume`, or choose another name"
         ) from None
 
 
 def find(engine: Engine, which: str) -> Run:
-    """Return the run with this name or id, of which the first eight characters are enough.
+    """Return the run with this name or id. The first eight characters of the id suffice.
 
     Raises:
-        InvalidRequest: there is no such run, or more than one.
+        InvalidRequest: no run or more than one has this name or id.
     """
     named: ColumnElement[bool] = SearchRun.name == which
     if re.fullmatch(rf"[0-9a-f-]{{{_SHORTEST_ID},36}}", which):
         named |= cast(SearchRun.id, Text).startswith(which)
     with transaction(engine) as connection:
-        found = read(Run, connection.execute(select(*_RUN).where(named)))
-    exact = [run for run in found if run.name == which] or found
+        runs = read(Run, connection.execute(select(*_RUN).where(named)))
+    exact = [run for run in runs if run.name == which] or runs
     if len(exact) != 1:
         raise InvalidRequest(
-            f"{'several searches have' if exact else 'no search has'} the name or id {which!r}; `kqueue search list`"
+            f"{'several searches have' if exact else 'no search has'} the name or id {which!r}: see "
+            "`kqueue search list`"
         )
     return exact[0]
 
@@ -134,40 +135,37 @@ def listing(engine: Engine, limit: int) -> list[Run]:
 def steps(engine: Engine, run_id: UUID) -> list[Step]:
     """Return a run's steps in order."""
     with transaction(engine) as connection:
-        found = select(*_STEP).where(SearchStep.run_id == run_id).order_by(SearchStep.number)
-        return read(Step, connection.execute(found))
+        query = select(*_STEP).where(SearchStep.run_id == run_id).order_by(SearchStep.number)
+        return read(Step, connection.execute(query))
 
 
 def proposals(engine: Engine, run_id: UUID) -> list[Proposal]:
     """Return a run's proposals in order."""
     with transaction(engine) as connection:
-        found = select(*_PROPOSAL).where(SearchProposal.run_id == run_id).order_by(SearchProposal.number)
-        return read(Proposal, connection.execute(found))
+        query = select(*_PROPOSAL).where(SearchProposal.run_id == run_id).order_by(SearchProposal.number)
+        return read(Proposal, connection.execute(query))
 
 
 def begin_step(
     engine: Engine, run_id: UUID, number: int, planned: Sequence[Mapping[str, Any]], digest: str | None
 ) -> tuple[Step, list[Proposal]]:
-    """Record a step with the proposals that it is to have, all or nothing.
+    """Record a step with its planned proposals in one transaction.
 
     Args:
-        engine: the database.
-        run_id: the run.
-        number: the step's number.
-        planned: columns of each proposal, ``number`` and ``parent`` among them.
-        digest: what the step's summariser reads.
+        planned: columns of each proposal, including ``number`` and ``parent``.
+        digest: the text for the step's summariser.
     """
     with transaction(engine) as connection:
         values = clean.json({"number": number, "digest": digest})
-        made = connection.execute(insert(SearchStep).values(run_id=run_id, **values).returning(*_STEP))
-        step = read(Step, made)[0]
+        inserted = connection.execute(insert(SearchStep).values(run_id=run_id, **values).returning(*_STEP))
+        step = read(Step, inserted)[0]
         rows = [{"run_id": run_id, "step": number, **clean.json(one)} for one in planned]
-        made = connection.execute(insert(SearchProposal).values(rows).returning(*_PROPOSAL))
-        return step, sorted(read(Proposal, made), key=lambda one: one.number)
+        inserted = connection.execute(insert(SearchProposal).values(rows).returning(*_PROPOSAL))
+        return step, sorted(read(Proposal, inserted), key=lambda one: one.number)
 
 
 def update_step(engine: Engine, run_id: UUID, number: int, *, ended: bool = False, **columns: Any) -> Step:
-    """Record columns of a step, and with ``ended`` its end."""
+    """Update columns of a step. ``ended`` records its end too."""
     where = (SearchStep.run_id == run_id, SearchStep.number == number)
     values = clean.json(columns) | ({"ended_at": func.now()} if ended else {})
     with transaction(engine) as connection:
@@ -180,7 +178,7 @@ def asked(engine: Engine, run_id: UUID, number: int, *, prompt: str, answer: str
 
 
 def ended(engine: Engine, run_id: UUID, number: int, *, evaluation_id: UUID | None = None, **columns: Any) -> Proposal:
-    """Record what became of a proposal."""
+    """Record the result of a proposal."""
     return _update(engine, run_id, number, evaluation_id=evaluation_id, **columns, ended_at=func.now())
 
 
@@ -194,7 +192,7 @@ def _update(engine: Engine, run_id: UUID, number: int, **columns: Any) -> Propos
 
 
 def set_state(engine: Engine, run_id: UUID, state: SearchState, plan: Mapping[str, Any] | None = None) -> None:
-    """Record a run's state, and its plan where that changed. Only who has the run may (:func:`alone`)."""
+    """Record a run's state, and its changed plan. Only the holder of the run can call this (:func:`alone`)."""
     at = None if state is SearchState.RUNNING else func.now()
     values = {"state": state, "ended_at": at} | ({} if plan is None else {"plan": clean.json(plan)})
     with transaction(engine) as connection:
@@ -203,13 +201,13 @@ def set_state(engine: Engine, run_id: UUID, state: SearchState, plan: Mapping[st
 
 @contextmanager
 def alone(engine: Engine, run_id: UUID) -> Generator[None]:
-    """Hold a run, so that no other process searches in it. However the process ends, it is free afterwards.
+    """Hold a run exclusively, so that no other process searches in it. It is released even if the process dies.
 
     Raises:
-        InvalidRequest: another process has it.
+        InvalidRequest: another process holds it.
     """
     with translate(), engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        # It is closed at the end instead of going back to the pool, and the lock ends with it.
+        # The connection is closed at the end instead of being returned to the pool, which also ends the lock.
         connection.detach()
         if not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": _key(run_id)}):
             raise InvalidRequest(
@@ -218,15 +216,15 @@ def alone(engine: Engine, run_id: UUID) -> Generator[None]:
         try:
             yield
         finally:
-            # Else it would be free only when the server has noticed that the connection is closed.
+            # Without this, the lock would end only when the server detects that the connection is closed.
             with suppress(SQLAlchemyError):
                 connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": _key(run_id)})
 
 
 def held(engine: Engine, run_id: UUID) -> bool:
-    """Return True while a process has the run (:func:`alone`).
+    """Return True while a process holds the run (:func:`alone`).
 
-    It is read from the list of locks: trying the lock would refuse it to a process that wants the run at that moment.
+    The list of locks answers this, because trying the lock could make a process that wants the run fail.
     """
     with transaction(engine) as connection:
         return bool(connection.scalar(_HELD, {"key": _key(run_id)}))

@@ -1,7 +1,7 @@
-"""Sessions of browsers, and the links that begin one. A secret is shown once; the table holds its SHA-256 digest.
+"""Sessions of browsers, and the links that start one. A secret is shown once, and the table holds its SHA-256 digest.
 
-A session has the rights of a token for as long as the token is valid, and no longer than its own end. Every function
-is one transaction. It raises :class:`~kqueue.errors.DatabaseUnavailable` if Postgres cannot be used.
+A session has the rights of a token while the token is valid, and at most until its own end. Every function is one
+transaction and raises :class:`~kqueue.errors.DatabaseUnavailable` if Postgres cannot be used.
 """
 
 from __future__ import annotations
@@ -19,34 +19,36 @@ from kqueue.store.models import Session, Token
 from kqueue.store.sql import read
 from kqueue.store.tokens import COLUMNS, PREFIX, VALID, Known, Scope, digest_of, new_secret
 
-#: The beginnings of the secrets of sessions and of links, by which people and scanners of secrets recognise them.
+#: Prefix of session secrets, by which people and secret scanners recognise them.
 _SESSION: Final = f"{PREFIX}session_"
+#: Prefix of link secrets.
 _LINK: Final = f"{PREFIX}link_"
-#: How long a browser stays logged in, and how long a link is good.
+#: Time for which a browser stays logged in.
 LIFETIME: Final = timedelta(hours=12)
+#: Time for which a link is valid.
 LINK_LIFETIME: Final = timedelta(minutes=1)
-#: The token of those who log in by a link, one for each name.
+#: Namespace of the ids of tokens for logins by link, one for each name.
 _FAMILY: Final = UUID("0f3ad3a1-6e5c-4d0a-8f6e-2f3f2f1b7c11")
 _LIVE: Final = Session.ends_at > func.now()
 
 
 def begin(engine: Engine, token_id: UUID) -> str:
-    """Log a browser in with a token. Return the session's secret, which is kept nowhere."""
+    """Log a browser in with a token. Return the session's secret, which is not stored."""
     with transaction(engine) as connection:
         return _begin(connection, token_id)
 
 
 def find(engine: Engine, secret: str) -> Known | None:
-    """Return the token of the session with this secret; None if either is not valid."""
+    """Return the token of the session with this secret, or None if either is not valid."""
     query = select(*COLUMNS).join(Session, Session.token_id == Token.id)
     with transaction(engine) as connection:
-        found = read(
+        tokens = read(
             Known,
             connection.execute(
                 query.where(Session.digest == digest_of(secret), Session.is_link.is_(False), _LIVE, VALID)
             ),
         )
-    return found[0] if found else None
+    return tokens[0] if tokens else None
 
 
 def end(engine: Engine, secret: str) -> None:
@@ -56,13 +58,9 @@ def end(engine: Engine, secret: str) -> None:
 
 
 def invite(engine: Engine, name: str) -> str:
-    """Return the secret of a link that logs one browser in, to look and to submit; it is kept nowhere.
+    """Return the secret of a link with which one browser can log in, to read and to submit. It is not stored.
 
-    Its sessions are those of a token of this name that has no secret, and that can be revoked as any other.
-
-    Args:
-        engine: the database.
-        name: whom the link is for.
+    Its sessions belong to a token of this name, which has no secret and can be revoked.
     """
     secret = new_secret(_LINK)
     token_id = uuid5(_FAMILY, name)
@@ -82,7 +80,7 @@ def invite(engine: Engine, name: str) -> str:
 
 
 def accept(engine: Engine, secret: str) -> str | None:
-    """Log a browser in by a link, which is used up. Return the session's secret; None if the link is not good."""
+    """Log a browser in by a link and invalidate the link. Return the session's secret, or None for an invalid link."""
     with transaction(engine) as connection:
         token_id = connection.scalar(
             delete(Session)
@@ -94,7 +92,7 @@ def accept(engine: Engine, secret: str) -> str | None:
 
 
 def _begin(connection: Connection, token_id: UUID) -> str:
-    """Add a session, and remove those that have ended."""
+    """Add a session, and remove expired ones."""
     secret = new_secret(_SESSION)
     connection.execute(delete(Session).where(Session.ends_at <= func.now()))
     connection.execute(

@@ -1,4 +1,4 @@
-"""What the store's modules share: small SQL expressions, and rows as dataclasses."""
+"""Common code of the store's modules: small SQL expressions, and rows as dataclasses."""
 
 from __future__ import annotations
 
@@ -15,22 +15,20 @@ _T = TypeVar("_T")
 
 
 def any_uuid(values: Collection[UUID]) -> ColumnElement[Any]:
-    """Return ``ANY(values)``: one parameter, however many ids there are."""
+    """Return ``ANY(values)`` with one parameter for any number of ids."""
     return any_(literal(list(values), ARRAY(Uuid)))
 
 
 def any_text(values: Collection[str]) -> ColumnElement[Any]:
-    """Return ``ANY(values)``: one parameter, however many texts there are."""
+    """Return ``ANY(values)`` with one parameter for any number of texts."""
     return any_(literal(list(values), ARRAY(Text)))
 
 
 def read(kind: type[_T], rows: Iterable[Row[*tuple[Any, ...]]], **more: Any) -> list[_T]:
-    """Return rows as dataclasses. Columns have the fields' names, and text becomes the enums that fields ask for.
+    """Return rows as dataclasses. Columns have the fields' names, and text becomes the fields' enums.
 
     Args:
-        kind: the dataclass.
-        rows: the rows.
-        more: fields that no column holds, the same for all rows.
+        more: values of fields without a column, the same for all rows.
     """
     reader = _reader(kind)
     return [reader.validate_python({**row._mapping, **more}) for row in rows]  # pyright: ignore[reportPrivateUsage]

@@ -1,6 +1,6 @@
-"""Tokens of the HTTP server. A secret is shown once; the table holds its SHA-256 digest.
+"""Tokens of the HTTP server. A secret is shown once, and the table holds its SHA-256 digest.
 
-Every function is one transaction. It raises :class:`~kqueue.errors.DatabaseUnavailable` if Postgres cannot be used.
+Every function is one transaction and raises :class:`~kqueue.errors.DatabaseUnavailable` if Postgres cannot be used.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from kqueue.store.evaluations import OPEN
 from kqueue.store.models import Evaluation, Session, Token
 from kqueue.store.sql import any_uuid, read
 
-#: The beginning of every secret, by which people and scanners of secrets recognise one.
+#: Prefix of every secret, by which people and secret scanners recognise it.
 PREFIX: Final = "kq_"
-#: ``last_used_at`` is written at most so often.
+#: Minimum interval between two updates of ``last_used_at``.
 _NOTED_EVERY: Final = timedelta(minutes=1)
 
 
 class Scope(StrEnum):
-    """The rights of a token's holder. Each scope includes those before it."""
+    """The rights of a token's holder. Each scope includes the previous ones."""
 
     READ = "read"
-    """Look at everything, sources and logs included."""
+    """Read everything, including sources and logs."""
     SUBMIT = "submit"
     """Submit kernels for stored problems, wait for them, and cancel."""
     PROBLEMS = "problems"
-    """Bring new problems, whose source the fleet runs too."""
+    """Submit new problems, whose source the fleet runs too."""
     ADMIN = "admin"
-    """Run the fleet: clean up, and reset GPUs."""
+    """Operate the fleet: clean up, and reset GPUs."""
 
     def covers(self, other: Scope) -> bool:
         """Return True if this scope includes ``other``."""
@@ -54,10 +54,12 @@ _ORDER: Final = list(Scope)
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A token, without its secret; moments in UTC.
+    """A token without its secret. Times are UTC.
 
-    ``priority`` is the highest that its holder may ask for, ``weight`` its share of the devices beside others' 1,
-    ``budget`` what it may use, and has used by then; None for no limit.
+    Attributes:
+        priority: the highest priority that its holder can request.
+        weight: its share of the devices, relative to other producers, which have 1 by default.
+        budget: its budget, with the used part. None for no limit.
     """
 
     id: UUID
@@ -82,16 +84,14 @@ def create(
     weight: float = 1.0,
     budget: Budget | None = None,
 ) -> tuple[Known, str]:
-    """Make a token. Return it and its secret, which is kept nowhere.
+    """Create a token. Return it and its secret, which is not stored.
 
     Args:
-        engine: the database.
         name: the holder's name, for people.
-        scopes: what the token is good for.
-        expires_after: how long the token is valid; None for ever.
-        priority: the highest that its holder may ask for.
-        weight: its share of the devices, where every other producer has 1.
-        budget: what it may use; None for no limit.
+        expires_after: the time for which the token is valid. None for no limit.
+        priority: the highest priority that its holder can request.
+        weight: its share of the devices, relative to other producers, which have 1 by default.
+        budget: its budget. None for no limit.
     """
     secret = new_secret(PREFIX)
     with transaction(engine) as connection:
@@ -109,14 +109,14 @@ def create(
             )
             .returning(*COLUMNS)
         )
-        [made] = read(Known, rows, budget=budget)
-    return made, secret
+        [token] = read(Known, rows, budget=budget)
+    return token, secret
 
 
 def set_budget(engine: Engine, which: str, budget: Budget | None) -> list[Known]:
-    """Give the valid tokens whose id or name is ``which`` a budget, or with None no limit. Return them.
+    """Set or remove the budget of the valid tokens whose id or name is ``which``, and return them.
 
-    What they have used counts from their first attempts on, as far as the window reaches.
+    Their earlier attempts count too, if they lie in the window.
     """
     with transaction(engine) as connection:
         rows = connection.execute(
@@ -129,33 +129,30 @@ def set_budget(engine: Engine, which: str, budget: Budget | None) -> list[Known]
 
 
 def renew(engine: Engine, token_id: UUID, name: str, scopes: Collection[Scope]) -> str:
-    """Give a token a new secret and return that. The former secret, and browsers that came by it, are refused then.
+    """Replace a token's secret and return the new one. The old secret and its browser sessions become invalid.
 
-    A token without this id is made. A revoked or expired token becomes valid again.
+    A token without this id is created. A revoked or expired token becomes valid again.
 
     Args:
-        engine: the database.
-        token_id: the token's id.
         name: the holder's name, for people.
-        scopes: what the token is good for.
     """
     secret = new_secret(PREFIX)
-    given = {"name": name, "digest": digest_of(secret), "scopes": [scope.value for scope in scopes]}
+    columns = {"name": name, "digest": digest_of(secret), "scopes": [scope.value for scope in scopes]}
     fresh = {"created_at": func.now(), "expires_at": None, "revoked_at": None, "last_used_at": None}
     with transaction(engine) as connection:
         connection.execute(
             insert(Token)
-            .values(id=token_id, **given)
-            .on_conflict_do_update(index_elements=[Token.id], set_=given | fresh)
+            .values(id=token_id, **columns)
+            .on_conflict_do_update(index_elements=[Token.id], set_=columns | fresh)
         )
         connection.execute(delete(Session).where(Session.token_id == token_id))
     return secret
 
 
 def find(engine: Engine, secret: str) -> Known | None:
-    """Return the valid token with this secret and note its use; None if there is none.
+    """Return the valid token with this secret and record its use, or return None.
 
-    The search is for the digest, so the time that it takes says nothing about any secret.
+    The query is for the digest, so its duration reveals nothing about any secret.
     """
     digest = digest_of(secret)
     with transaction(engine) as connection:
@@ -165,25 +162,25 @@ def find(engine: Engine, secret: str) -> Known | None:
         if row is None or not hmac.compare_digest(row.digest, digest):
             return None
         if row.last_used_at is None or row.now - row.last_used_at >= _NOTED_EVERY:
-            # Nobody waits for another's note of the same.
+            # A locked row is skipped, because the lock's holder records the same use.
             free = select(Token.id).where(Token.id == row.id).with_for_update(skip_locked=True)
             connection.execute(update(Token).where(Token.id.in_(free)).values(last_used_at=func.now()))
     return read(Known, [row])[0]
 
 
 def listing(engine: Engine) -> list[Known]:
-    """Return all tokens in the order in which they were made, those that are no longer valid included."""
+    """Return all tokens in the order of their creation, including those that are no longer valid."""
     with transaction(engine) as connection:
-        known = read(Known, connection.execute(select(*COLUMNS).order_by(Token.created_at, Token.id)))
-        _, found = budgets.look(connection, [token.id for token in known])
-    return [replace(token, budget=found.get(token.id)) for token in known]
+        tokens = read(Known, connection.execute(select(*COLUMNS).order_by(Token.created_at, Token.id)))
+        _, by_token = budgets.look(connection, [token.id for token in tokens])
+    return [replace(token, budget=by_token.get(token.id)) for token in tokens]
 
 
 def revoke(engine: Engine, which: str) -> list[Known]:
     """Revoke the tokens whose id or name is ``which``, and log their browsers out.
 
     Returns:
-        Those that were not revoked before.
+        The tokens that were not revoked before.
     """
     with transaction(engine) as connection:
         rows = connection.execute(
@@ -198,7 +195,7 @@ def revoke(engine: Engine, which: str) -> list[Known]:
 
 
 def unfinished(engine: Engine, token_id: UUID) -> int:
-    """Return the number of a token's evaluations that have no verdict yet."""
+    """Return the number of a token's evaluations without a verdict."""
     with transaction(engine) as connection:
         return connection.scalars(
             select(func.count()).select_from(Evaluation).where(Evaluation.token_id == token_id, OPEN)
@@ -206,7 +203,7 @@ def unfinished(engine: Engine, token_id: UUID) -> int:
 
 
 def attribute(engine: Engine, token_id: UUID, evaluation_ids: Collection[UUID]) -> None:
-    """Note the token with which evaluations were submitted."""
+    """Record the token with which evaluations were submitted."""
     with transaction(engine) as connection:
         connection.execute(
             update(Evaluation)
@@ -215,7 +212,7 @@ def attribute(engine: Engine, token_id: UUID, evaluation_ids: Collection[UUID]) 
         )
 
 
-#: The columns that make up a :class:`Known`.
+#: Columns of a :class:`Known`.
 COLUMNS: Final = (
     Token.id,
     Token.name,
@@ -227,12 +224,12 @@ COLUMNS: Final = (
     Token.revoked_at,
     Token.last_used_at,
 )
-#: The condition that a token is good at present.
+#: SQL condition for a valid token.
 VALID: Final = and_(Token.revoked_at.is_(None), or_(Token.expires_at.is_(None), Token.expires_at > func.now()))
 
 
 def _matches(which: str) -> ColumnElement[bool]:
-    """The condition that a token has this id or name."""
+    """Return the SQL condition for a token with this id or name."""
     try:
         return Token.id == UUID(which)
     except ValueError:
@@ -246,10 +243,10 @@ def _budget_columns(budget: Budget | None) -> dict[str, Any]:
 
 
 def new_secret(prefix: str) -> str:
-    """Return a secret that begins with ``prefix`` and that nobody can guess."""
+    """Return a random secret that begins with ``prefix``."""
     return prefix + secrets.token_urlsafe(32)
 
 
 def digest_of(secret: str) -> str:
-    """Return a secret as tables hold it."""
+    """Return the digest of a secret, which the tables hold instead of it."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()

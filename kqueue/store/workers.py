@@ -1,4 +1,4 @@
-"""Workers: the lanes that they serve, and their signs of life. The database's clock decides.
+"""Workers: their lanes and heartbeats. All times are by the database's clock.
 
 Every function is one transaction and raises :class:`~kqueue.errors.DatabaseUnavailable` if Postgres cannot be used.
 """
@@ -21,12 +21,12 @@ from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Worker
 from kqueue.store.sql import any_uuid, read
 
-#: An attempt whose end could not be recorded must not live as long as its worker does. Its lease is not renewed later
-#: than so many seconds after Celery's hard limit, which kills it.
+#: Seconds after Celery's hard limit until which a lease can be renewed. An attempt whose end could not be recorded must
+#: not live as long as its worker does.
 _OVERTIME_S: Final = 60.0
 
-#: A worker runs one attempt at a time, so only its last one is alive. An attempt that is being ended at this moment is
-#: skipped: a process that froze while it held a row must not keep its neighbours from renewing.
+#: Statement that renews leases. A worker runs one attempt at a time, so only its last one is renewed. Attempts whose
+#: rows are locked are skipped, so that a process that froze while it held a row does not block the other workers.
 _RENEW: Final = text("""
     UPDATE attempts AS a
     SET lease_until = least(
@@ -60,7 +60,7 @@ _WAIT: Final = text("""
     WHERE w.id = said.id AND w.waits_for IS DISTINCT FROM said.holder
 """)
 
-#: An attempt that is being ended at this moment is skipped here too.
+#: Statement that records steps. It skips attempts with locked rows too.
 _NOTE_STEPS: Final = text("""
     UPDATE attempts AS a
     SET step = said.step
@@ -75,11 +75,11 @@ _NOTE_STEPS: Final = text("""
       )
 """)
 
-#: True for a worker without a heartbeat for the interval ``silent_for``, which is a parameter.
+#: SQL condition for a worker without a heartbeat during the interval ``silent_for``, which is a parameter.
 _SILENT: Final = and_(
     Worker.stopped_at.is_(None), Worker.heartbeat_at < func.now() - bindparam("silent_for", type_=Interval)
 )
-#: True if :func:`stop_silent` would find any.
+#: SQL condition that :func:`stop_silent` would find a worker.
 ANY_SILENT: Final = select(Worker.id).where(_SILENT).exists()
 
 
@@ -88,18 +88,15 @@ class LiveWorker:
     """A live worker.
 
     Attributes:
-        id: of this life of the worker process.
+        id: id of this start of the worker process.
         name: Celery's node name.
-        host: the host's name.
-        pid: on that host.
-        lanes: the lanes that it serves.
         device: a GPU's UUID, or ``cpu``.
         busy_with: the evaluation that it executes now.
-        busy_since: when it began with that, UTC.
-        step: the step that it is at, as ``evidence.durations_s`` names it, once it runs for more than a second.
-        paused: why it takes no evaluations; None if it does.
-        waits_for: the process that has its device, if that keeps its evaluation waiting and is no part of its fleet.
-        waits_since: since when, UTC.
+        busy_since: the time at which it began that, UTC.
+        step: its current step, named as in ``evidence.durations_s``, if the attempt has run for more than a second.
+        paused: the reason why it accepts no evaluations, or None.
+        waits_for: the process outside its fleet that holds its device while its evaluation waits.
+        waits_since: the time since which it waits, UTC.
     """
 
     id: UUID
@@ -127,7 +124,7 @@ def register(
     device: str,
     paused: str | None = None,
 ) -> None:
-    """Record that a worker process begins to serve ``lanes``, or why not yet. Registering it again renews the row."""
+    """Record that a worker process serves ``lanes``, or why it is paused. A known worker's row is updated."""
     row: dict[str, Any] = {"name": name, "host": host, "pid": pid, "lanes": list(lanes), "device": device}
     row["paused"] = paused
     with transaction(engine) as connection:
@@ -141,9 +138,9 @@ def register(
 
 
 def heartbeat(engine: Engine, ids: Collection[UUID], *, lease_s: float) -> None:
-    """Record that the workers ``ids`` live, and renew the leases of their attempts by ``lease_s`` seconds.
+    """Record that the workers ``ids`` are alive, and renew the leases of their attempts by ``lease_s`` seconds.
 
-    A worker that counted as dead lives again.
+    A worker that counted as dead counts as alive again.
     """
     with transaction(engine) as connection:
         connection.execute(
@@ -153,24 +150,25 @@ def heartbeat(engine: Engine, ids: Collection[UUID], *, lease_s: float) -> None:
 
 
 def pause(engine: Engine, reasons: Mapping[UUID, str | None]) -> None:
-    """Record why workers take no evaluations; None: they do. A claim by a worker with a reason is refused."""
+    """Record the reasons why workers accept no evaluations. None ends the pause. Claims by paused workers are
+    refused."""
     with transaction(engine) as connection:
         connection.execute(_PAUSE, {"ids": list(reasons), "reasons": list(reasons.values())})
 
 
 def wait_for_device(engine: Engine, holders: Mapping[UUID, str | None]) -> None:
-    """Record which processes outside of the fleet have the devices that workers wait for; None: it waits for none."""
+    """Record the processes outside the fleet that hold the devices for which workers wait. None ends the wait."""
     with transaction(engine) as connection:
         connection.execute(_WAIT, {"ids": list(holders), "holders": list(holders.values())})
 
 
 def note_steps(engine: Engine, steps: Mapping[tuple[UUID, int], str | None]) -> None:
-    """Record which step attempts that run are at, by evaluation and number."""
+    """Record the current steps of running attempts, by evaluation and number."""
     evaluations, numbers = zip(*steps, strict=True)
     names = [None if step is None else clean.text(step) for step in steps.values()]
-    told = {"evaluations": list(evaluations), "numbers": list(numbers), "steps": names}
+    parameters = {"evaluations": list(evaluations), "numbers": list(numbers), "steps": names}
     with transaction(engine) as connection:
-        connection.execute(_NOTE_STEPS, told)
+        connection.execute(_NOTE_STEPS, parameters)
 
 
 def stop(engine: Engine, id: UUID) -> None:  # noqa: A002
@@ -182,18 +180,18 @@ def stop(engine: Engine, id: UUID) -> None:  # noqa: A002
 
 
 def stop_silent(engine: Engine, *, older_than_s: float) -> int:
-    """Mark workers as stopped that were silent for more than ``older_than_s`` seconds; return how many.
+    """Mark workers as stopped that were silent for more than ``older_than_s`` seconds, and return their number.
 
-    One that is being written to is passed over: it is heard of, and to wait for it could be to wait for each other.
+    A worker whose row is locked is skipped: it has just sent a heartbeat, and waiting for the lock could deadlock.
     """
-    found = select(Worker.id).where(_SILENT).with_for_update(skip_locked=True)
-    silent = update(Worker).where(Worker.id.in_(found)).values(stopped_at=func.now())
+    silent = select(Worker.id).where(_SILENT).with_for_update(skip_locked=True)
+    statement = update(Worker).where(Worker.id.in_(silent)).values(stopped_at=func.now())
     with transaction(engine) as connection:
-        return connection.execute(silent, {"silent_for": timedelta(seconds=older_than_s)}).rowcount
+        return connection.execute(statement, {"silent_for": timedelta(seconds=older_than_s)}).rowcount
 
 
 def live(engine: Engine, *, within_s: float) -> list[LiveWorker]:
-    """Return the workers with a sign of life within the last ``within_s`` seconds, by host and name."""
+    """Return the workers with a heartbeat within the last ``within_s`` seconds, by host and name."""
     busy = (
         select(Attempt.evaluation_id, Attempt.started_at, Attempt.step)
         .where(Attempt.worker_id == Worker.id, Attempt.ended_at.is_(None))
@@ -201,7 +199,7 @@ def live(engine: Engine, *, within_s: float) -> list[LiveWorker]:
         .limit(1)
         .lateral()
     )
-    # A wait that was noted for an earlier evaluation is none of this one's.
+    # A recorded wait without a running evaluation belongs to an earlier one.
     waits = and_(Worker.waits_for.is_not(None), busy.c.evaluation_id.is_not(None))
     with transaction(engine) as connection:
         rows = connection.execute(
@@ -227,7 +225,7 @@ def live(engine: Engine, *, within_s: float) -> list[LiveWorker]:
 
 
 def live_lanes(engine: Engine, *, within_s: float) -> dict[str, int]:
-    """Return the number of live workers of each lane, paused ones too. Lanes without any are left out."""
+    """Return the number of live workers of each lane that has any, including paused ones."""
     with transaction(engine) as connection:
         served = connection.scalars(select(Worker.lanes).where(_alive(within_s)))
         return dict(Counter(lane for lanes in served for lane in lanes))

@@ -11,11 +11,11 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-#: Name, what it answers, and how.
+#: Views by name, with their comments and queries.
 VIEWS = [
     (
         "evaluation_overview",
-        "One wide row for each evaluation: what was asked, where it stands, what came of it, on what it ran.",
+        "One wide row for each evaluation: its request, state, outcome and environment.",
         """
         SELECT
             e.id, e.batch, e.problem_label, e.problem_hash, e.kernel_label, e.kernel_hash, k.backend, e.lane,
@@ -102,7 +102,7 @@ VIEWS = [
 
 
 def upgrade() -> None:
-    """Make everything."""
+    """Create all tables and views."""
     op.create_table(
         "environments",
         sa.Column("hash", sa.Text(), nullable=False),
@@ -116,7 +116,7 @@ def upgrade() -> None:
         sa.Column("facts", postgresql.JSONB(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.PrimaryKeyConstraint("hash", name=op.f("pk_environments")),
-        comment="What a number was taken on: identified by the hash of its facts.",
+        comment="Facts on which times depend, identified by their hash.",
     )
     op.create_table(
         "kernels",
@@ -147,7 +147,7 @@ def upgrade() -> None:
         sa.Column("heartbeat_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.Column("stopped_at", sa.DateTime(timezone=True), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_workers")),
-        comment="A slot's worker process: one row for each life of it.",
+        comment="A slot's worker process, one row for each start.",
     )
     op.create_index(
         "ix_workers_alive", "workers", ["heartbeat_at"], unique=False, postgresql_where=sa.text("stopped_at IS NULL")
@@ -280,7 +280,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Leave nothing."""
+    """Drop all tables and views."""
     for name, _, _ in reversed(VIEWS):
         op.execute(f"DROP VIEW {name}")
     for table in (

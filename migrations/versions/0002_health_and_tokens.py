@@ -13,7 +13,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add what says where evaluations may run, and who may ask over HTTP."""
+    """Add GPUs, pauses of workers, handed-back attempts, and tokens for HTTP."""
     op.create_table(
         "gpus",
         sa.Column("uuid", sa.Text(), nullable=False),
@@ -30,7 +30,7 @@ def upgrade() -> None:
         sa.Column("seen_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.CheckConstraint("state IN ('serving', 'drained', 'quarantined')", name=op.f("ck_gpus_state")),
         sa.PrimaryKeyConstraint("uuid", name=op.f("pk_gpus")),
-        comment="A GPU that some host's fleet uses, and whether it may be given evaluations.",
+        comment="A GPU that a host's fleet uses, and its state.",
     )
     op.add_column("workers", sa.Column("paused", sa.Text(), nullable=True))
     op.add_column("attempts", sa.Column("handed_back", sa.Boolean(), server_default=sa.text("false"), nullable=False))
@@ -46,14 +46,14 @@ def upgrade() -> None:
         sa.Column("last_used_at", sa.DateTime(timezone=True), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_tokens")),
         sa.UniqueConstraint("digest", name=op.f("uq_tokens_digest")),
-        comment="What lets somebody use the HTTP door, and for what.",
+        comment="A credential for HTTP, and its scopes.",
     )
     op.add_column("evaluations", sa.Column("token_id", sa.Uuid(), nullable=True))
     op.create_foreign_key(op.f("fk_evaluations_token_id_tokens"), "evaluations", "tokens", ["token_id"], ["id"])
     op.create_index(
         "ix_evaluations_token_open", "evaluations", ["token_id"], postgresql_where=sa.text("state <> 'done'")
     )
-    # What a sweeper asks every second, however long the queue is, and what removing old evaluations needs.
+    # For the sweeper's queries every second, which must not slow down with the queue, and for removing old evaluations.
     op.create_index(
         "ix_evaluations_unpublished",
         "evaluations",
@@ -73,7 +73,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Take it away again; which GPUs were drained, and all tokens, are forgotten."""
+    """Remove them. Drained GPUs and all tokens are lost."""
     for name in ("ix_verdicts_attempt_id", "ix_verdicts_whole"):
         op.drop_index(name, table_name="verdicts")
     for name in ("ix_evaluations_expires_at", "ix_evaluations_unpublished"):

@@ -1,7 +1,7 @@
 """Cancelling as a function, so that a producer needs no right to write verdicts.
 
-The rights of the roles themselves are kept in :mod:`kqueue.store.roles`, which every upgrade applies: they
-follow the newest schema, and roles may be made after the schema was.
+The rights of the roles themselves are in :mod:`kqueue.store.roles`, which every upgrade applies, because they depend on
+the newest schema, and roles can be created after the schema.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ down_revision = "0002"
 branch_labels = None
 depends_on = None
 
-#: It runs with its owner's rights: nothing in it is looked up where its caller could have put something else.
+#: It runs with its owner's rights, so its names must not resolve to objects of its caller.
 CANCEL = """
 CREATE FUNCTION {schema}.kqueue_cancel(which uuid) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -38,18 +38,18 @@ $$
 
 
 def upgrade() -> None:
-    """Add the function; nobody but its owner may call it until told so."""
+    """Add the function. Only its owner can call it until rights are granted."""
     schema = op.get_bind().scalar(sa.text("SELECT quote_ident(current_schema())"))
     op.execute(CANCEL.format(schema=schema))
     op.execute(
         "COMMENT ON FUNCTION kqueue_cancel IS "
-        "'Ends an evaluation as cancelled; false if it had its verdict, null if there is none such.'"
+        "'Ends an evaluation as cancelled. Returns false if it had its verdict, null if it does not exist.'"
     )
     op.execute("REVOKE ALL ON FUNCTION kqueue_cancel FROM PUBLIC")
 
 
 def downgrade() -> None:
-    """Take it away, and what the roles may do here; the roles stay, as other databases may use them."""
+    """Remove the function and the roles' rights. The roles stay, because other databases can use them."""
     op.execute("DROP FUNCTION kqueue_cancel")
     for role in ("kqueue_producer", "kqueue_worker", "kqueue_gateway", "kqueue_reader"):
         if op.get_bind().scalar(sa.text("SELECT to_regrole(:role)"), {"role": role}) is not None:

@@ -1,4 +1,4 @@
-"""A token's scope says whether its holder may bring new problems: ``problems``, between ``submit`` and ``admin``."""
+"""The scope ``problems``, between ``submit`` and ``admin``, which permits a token's holder to submit new problems."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Let existing tokens do what they could do before."""
+    """Preserve the rights of existing tokens."""
     op.execute("UPDATE tokens SET scopes = array_replace(scopes, 'submit', 'problems')")
     op.create_table_comment(
         "tokens",
-        "A credential for the HTTP server, and what its holder may do.",
-        existing_comment="What lets somebody use the HTTP door, and for what.",
+        "A credential for the HTTP server, and the rights of its holder.",
+        existing_comment="A credential for HTTP, and its scopes.",
     )
 
 
 def downgrade() -> None:
-    """Give no token more than it had: one that could only name problems can only read."""
+    """Extend no token's rights: a token that could only name existing problems becomes read-only."""
     op.execute("UPDATE tokens SET scopes = array_replace(scopes, 'submit', 'read')")
     op.execute("UPDATE tokens SET scopes = array_replace(scopes, 'problems', 'submit')")
     op.create_table_comment(
         "tokens",
-        "What lets somebody use the HTTP door, and for what.",
-        existing_comment="A credential for the HTTP server, and what its holder may do.",
+        "A credential for HTTP, and its scopes.",
+        existing_comment="A credential for the HTTP server, and the rights of its holder.",
     )

@@ -1,7 +1,7 @@
-"""One function that writes verdicts, for workers and for cancelling alike.
+"""One function that writes verdicts, for workers and for cancelling.
 
-No role may insert verdicts any more: whoever may call ``kqueue_conclude`` writes them, and whoever may call
-``kqueue_cancel`` the one for a cancelled evaluation.
+No role can insert verdicts any more. The right to call ``kqueue_conclude`` permits any verdict, and the right to call
+``kqueue_cancel`` only the verdict of a cancelled evaluation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ down_revision = "0004"
 branch_labels = None
 depends_on = None
 
-#: Both run with their owner's rights: nothing in them is looked up where their callers could have put something else.
+#: Both run with their owner's rights, so their names must not resolve to objects of a caller.
 CONCLUDE = """
 CREATE FUNCTION {schema}.kqueue_conclude(verdict jsonb) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -51,15 +51,15 @@ BEGIN
 END
 $$
 """
-#: The comment of the table, before and after.
+#: The table's comment before and after this migration.
 _ENVIRONMENT: Final = (
-    "What a number was taken on: identified by the hash of its facts.",
-    "A set of facts that times depend on, identified by its hash.",
+    "Facts on which times depend, identified by their hash.",
+    "The facts on which times depend, identified by their hash.",
 )
 
 
 def upgrade() -> None:
-    """Add the function, and have cancelling use it; nobody but its owner may call it until told so."""
+    """Add the function, and use it for cancelling. Only its owner can call it until rights are granted."""
     schema = _schema()
     op.execute(CONCLUDE.format(schema=schema))
     op.execute(
@@ -72,7 +72,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Have cancelling write its verdict itself again. The older version's upgrade lets workers insert them."""
+    """Restore the earlier function for cancelling. The older version's upgrade permits workers to insert verdicts."""
     roles = importlib.import_module("migrations.versions.0003_roles")
     op.execute(roles.CANCEL.format(schema=_schema()).replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION"))
     op.execute("DROP FUNCTION kqueue_conclude")

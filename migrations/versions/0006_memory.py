@@ -1,4 +1,4 @@
-"""The memory of GPUs as evaluations have booked it."""
+"""The memory of GPUs that evaluations have booked."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add a column, which supervisors write; null while nobody books."""
+    """Add a column, which supervisors write. It is null while no memory is booked."""
     op.add_column("gpus", sa.Column("memory", postgresql.JSONB(), nullable=True))
 
 
 def downgrade() -> None:
-    """Remove it again. The ledgers themselves are files of the hosts."""
+    """Remove the column. The ledgers themselves are files of the hosts."""
     op.drop_column("gpus", "memory")

@@ -12,13 +12,13 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Queue what is there as its tokens' batch work; nobody has used anything yet."""
+    """Queue existing evaluations as batch work of their tokens. All producers begin without usage."""
     op.add_column("evaluations", sa.Column("priority", sa.Text(), server_default="batch", nullable=False))
     op.add_column("evaluations", sa.Column("producer", sa.Text(), server_default="", nullable=False))
     op.create_check_constraint(op.f("ck_evaluations_priority"), "evaluations", "priority IN ('interactive', 'batch')")
-    # Before the update, which would have to write to it.
+    # Dropped before the update, which would have to write to it.
     op.drop_index("ix_evaluations_unpublished", table_name="evaluations")
-    # Redis is about to hold a window of the queued ones.
+    # From now on Redis holds only a window of the queued evaluations.
     op.execute("""
         UPDATE evaluations
         SET producer = coalesce('token:' || token_id, ''),
@@ -48,14 +48,14 @@ def upgrade() -> None:
         sa.Column("ended", sa.Double(), server_default=sa.text("0"), nullable=False),
         sa.Column("at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_shares")),
-        comment="What a producer's attempts have used of late, which decides whose turn it is.",
+        comment="A producer's recent use of the devices, which decides the order of evaluations.",
     )
     op.add_column("tokens", sa.Column("priority", sa.Text(), server_default="interactive", nullable=False))
     op.add_column("tokens", sa.Column("weight", sa.Double(), server_default=sa.text("1"), nullable=False))
 
 
 def downgrade() -> None:
-    """Forget all of it: the oldest goes first again."""
+    """Remove priorities and usage. The oldest evaluation comes first again."""
     op.drop_column("tokens", "weight")
     op.drop_column("tokens", "priority")
     op.drop_table("shares")

@@ -11,10 +11,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make it."""
+    """Create the index."""
     op.create_index("ix_evaluations_lane_state", "evaluations", ["lane", "state"])
 
 
 def downgrade() -> None:
-    """Remove it."""
+    """Drop the index."""
     op.drop_index("ix_evaluations_lane_state", table_name="evaluations")

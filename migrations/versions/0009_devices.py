@@ -1,4 +1,4 @@
-"""The devices that workers wait for, because processes outside of their fleet have them."""
+"""The devices for which workers wait because processes outside of their fleet hold them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add two columns, which supervisors write; null while a worker does not wait."""
+    """Add two columns, which supervisors write. They are null while a worker does not wait."""
     op.add_column("workers", sa.Column("waits_for", sa.Text(), nullable=True))
     op.add_column("workers", sa.Column("waits_since", sa.DateTime(timezone=True), nullable=True))
 
 
 def downgrade() -> None:
-    """Remove them again. The evidence of verdicts still says who had a device."""
+    """Remove the columns. The evidence of verdicts still names the holder of a device."""
     op.drop_column("workers", "waits_since")
     op.drop_column("workers", "waits_for")

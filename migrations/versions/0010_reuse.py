@@ -1,7 +1,7 @@
-"""Verdicts that are reused: what an evaluation's content was, and who answers by an earlier verdict.
+"""The reuse of verdicts: the hash of each evaluation's content, and a function that answers by an earlier verdict.
 
-``kqueue_conclude`` notes of each verdict that a judge reached what was judged, and ``kqueue_reuse`` looks there.
-Producers may call the latter, so it takes nobody's word: contents are hashed from the evaluations' rows.
+``kqueue_conclude`` stores the hash of the judged content with each verdict of a judge, and ``kqueue_reuse`` searches
+for it. Producers can call the latter, so it trusts no argument but hashes the contents of the evaluations' rows.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ down_revision = "0009"
 branch_labels = None
 depends_on = None
 
-#: What an evaluation ``e`` asks for.
+#: The hash of the content of an evaluation ``e``.
 _CONTENT: Final = (
     "encode(sha256(convert_to(e.problem_hash || ' ' || e.kernel_hash || ' ' || e.settings::text, 'UTF8')), 'hex')"
 )
-#: Both run with their owner's rights: nothing in them is looked up where their callers could have put something else.
+#: Both run with their owner's rights, so their names must not resolve to objects of a caller.
 CONCLUDE: Final = """
 CREATE OR REPLACE FUNCTION {schema}.kqueue_conclude(verdict jsonb) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -41,10 +41,10 @@ BEGIN
 END
 $$
 """
-#: Of each content the last 32 that were judged are looked at. All of those that were judged as now must agree. Limits
-#: make the planner go through the indexes, one step for each evaluation, however many were judged. So one plan is good
-#: for all, and planning anew would take longer than looking. Rows are found by their ids alone: the planner would look
-#: for a queued one among all that are queued if there were none at the last count.
+#: The last 32 judged evaluations of each content are examined. All of them that were judged under today's conditions
+#: must agree. The limits make the planner use the indexes, one step for each evaluation, however many were judged. So
+#: one plan suits all calls, and planning at each call would take longer than the search. Rows are selected by id alone,
+#: because the planner would scan all queued evaluations if there were none at the last ANALYZE.
 REUSE: Final = """
 CREATE FUNCTION {schema}.kqueue_reuse(which uuid[], live_s double precision) RETURNS SETOF uuid
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
@@ -109,7 +109,7 @@ BEGIN
 END
 $$
 """
-#: As in the first migration, with what a reused verdict was reached on, and whose it is.
+#: Changes to the view of the first migration: the environment and the original of a reused verdict.
 _OVERVIEW: Final = (
     ("n.hash = last.environment_hash", "n.hash = coalesce(last.environment_hash, v.environment_hash)"),
     ("AS total_s\n", "AS total_s,\n            v.reused_from\n"),
@@ -117,7 +117,7 @@ _OVERVIEW: Final = (
 
 
 def upgrade() -> None:
-    """Nothing that was asked for or judged before is reused."""
+    """Add columns and functions. Earlier evaluations and verdicts are not reused."""
     op.add_column("evaluations", sa.Column("reuse", sa.Boolean(), server_default=sa.text("false"), nullable=False))
     for table in ("workers", "attempts"):
         op.add_column(table, sa.Column("fingerprint", sa.Text(), nullable=True))
@@ -136,8 +136,8 @@ def upgrade() -> None:
     op.execute(CONCLUDE.format(schema=schema, content=_CONTENT))
     op.execute(REUSE.format(schema=schema, content=_CONTENT))
     op.execute(
-        "COMMENT ON FUNCTION kqueue_reuse IS 'Ends queued evaluations whose equals were judged, as those ended, "
-        "and returns them; live_s is how long a worker may be silent that serves now.'"
+        "COMMENT ON FUNCTION kqueue_reuse IS 'Ends queued evaluations with verdicts of equal ones that were judged, "
+        "and returns them. A worker counts as live for live_s seconds after its last heartbeat.'"
     )
     op.execute("REVOKE ALL ON FUNCTION kqueue_reuse FROM PUBLIC")
     query = _overview()
@@ -148,7 +148,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Keep the verdicts that were reused, whose messages say so from then on."""
+    """Remove the reuse. Reused verdicts stay, and their messages name the originals."""
     op.execute("""
         UPDATE verdicts SET message = concat_ws(' ', nullif(message, ''), '(reused from ' || reused_from || ')')
         WHERE reused_from IS NOT NULL

@@ -13,7 +13,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make the three tables."""
+    """Create the three tables."""
     op.create_table(
         "search_runs",
         sa.Column("id", sa.Uuid(), nullable=False),
@@ -27,7 +27,7 @@ def upgrade() -> None:
         sa.CheckConstraint("jsonb_typeof(plan) = 'object'", name=op.f("ck_search_runs_plan")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_search_runs")),
         sa.UniqueConstraint("name", name=op.f("uq_search_runs_name")),
-        comment="A search for a fast kernel, of many steps.",
+        comment="A search for a fast kernel in many steps.",
     )
     op.create_index(op.f("ix_search_runs_created_at"), "search_runs", ["created_at"])
     op.create_table(
@@ -72,13 +72,13 @@ def upgrade() -> None:
             ondelete="CASCADE",
         ),
         sa.PrimaryKeyConstraint("run_id", "number", name=op.f("pk_search_proposals")),
-        comment="A kernel that was proposed in a search, and what became of it.",
+        comment="A kernel that was proposed in a search, and its result.",
     )
     op.create_index(op.f("ix_search_proposals_run_id_step"), "search_proposals", ["run_id", "step"])
 
 
 def downgrade() -> None:
-    """Remove them. The evaluations that searches asked for stay."""
+    """Drop the tables. The evaluations that searches submitted stay."""
     op.drop_table("search_proposals")
     op.drop_table("search_steps")
     op.drop_table("search_runs")

@@ -1,4 +1,4 @@
-"""Sessions of browsers at the fleet's page, and the links that begin one."""
+"""Sessions of browsers at the fleet's pages, and the links that begin a session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make the table."""
+    """Create the table."""
     op.create_table(
         "sessions",
         sa.Column("digest", sa.Text(), nullable=False),
@@ -31,5 +31,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Remove it: all browsers are logged out."""
+    """Drop the table. All browsers are logged out."""
     op.drop_table("sessions")

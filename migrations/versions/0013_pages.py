@@ -1,7 +1,7 @@
 """Indexes for pages: the words of problems and logs, and evaluations by problem, kernel or batch with their times.
 
-All are made while others wait to write: with a million evaluations for some minutes. Any of them may be made before,
-under a running fleet, by ``CREATE INDEX CONCURRENTLY`` with the same name; what is there is passed over.
+Creating them blocks writers: with a million evaluations for some minutes. To avoid that, create any of them before
+under a running fleet by ``CREATE INDEX CONCURRENTLY`` with the same name. Existing indexes are skipped.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ down_revision = "0012"
 branch_labels = None
 depends_on = None
 
-#: The words of a text: letters and digits between ASCII's other signs. Later changes of
-#: :data:`kqueue.store.models.words` need a migration of their own.
+#: The words of a text: letters and digits between ASCII punctuation. Later changes of
+#: :data:`kqueue.store.models.words` need a new migration.
 _WORDS: Final = (
     "to_tsvector('simple'::regconfig, translate(\"left\"({column}, 100000), "
     "'!\"#$%&''()*+,-./:;<=>?@[\\]^_`{{|}}~', '                                '))"
@@ -30,7 +30,7 @@ _INDEXES: Final = {
     "ix_evaluations_kernel_hash_submitted_at": "evaluations (kernel_hash, submitted_at)",
     "ix_evaluations_batch_submitted_at": "evaluations (batch, submitted_at) WHERE batch IS NOT NULL",
 }
-#: What the new ones do better.
+#: The indexes that the new ones replace.
 _FORMER: Final = {
     "ix_evaluations_problem_hash": "evaluations (problem_hash)",
     "ix_evaluations_kernel_hash": "evaluations (kernel_hash)",
@@ -39,9 +39,9 @@ _FORMER: Final = {
 
 
 def upgrade() -> None:
-    """Make them, and remove those that they replace."""
+    """Create the indexes, and drop the indexes that they replace."""
     for name, on in _INDEXES.items():
-        # What an interrupted CONCURRENTLY leaves has the name, and finds nothing.
+        # An interrupted CONCURRENTLY leaves an invalid index of the same name.
         broken = sa.text("SELECT NOT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:name)")
         if op.get_bind().scalar(broken, {"name": name}):
             op.execute(f"DROP INDEX {name}")
@@ -51,7 +51,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Remove them, and make the former ones again."""
+    """Drop the indexes, and create the former ones again."""
     for name, on in _FORMER.items():
         op.execute(f"CREATE INDEX {name} ON {on}")
     for name in _INDEXES:

@@ -1,4 +1,4 @@
-"""Budgets of tokens, the token that an attempt's time counts for, and the priority that comes after all else."""
+"""Budgets of tokens, the token that pays for an attempt, and the lowest priority, ``idle``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WHOLE = "ck_tokens_budget"
 
 
 def upgrade() -> None:
-    """Add the columns. What ran before counts for no budget."""
+    """Add the columns. Earlier attempts count for no budget."""
     op.add_column("tokens", sa.Column("budget_s", sa.Double(), nullable=True))
     op.add_column("tokens", sa.Column("budget_window_s", sa.Double(), nullable=True))
     op.add_column("tokens", sa.Column("budget_then", sa.Text(), nullable=True))
@@ -35,7 +35,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Remove them again. What was to come after all else is `batch`."""
+    """Remove the columns. Evaluations of priority ``idle`` become ``batch``."""
     op.execute("UPDATE evaluations SET priority = 'batch' WHERE priority = 'idle'")
     op.execute("UPDATE shares SET priority = 'batch' WHERE priority = 'idle'")
     op.drop_constraint(op.f(_PRIORITY), "evaluations", type_="check")

@@ -1,7 +1,7 @@
-"""Probes of the fleet's own judge: evaluations whose outcome is known, what they came to, and what was paused for it.
+"""Probes of the fleet's own judge: evaluations with known outcomes, their results, and the pauses that they caused.
 
-A sweeper has no right to write sources and evaluations. ``kqueue_probe`` writes those of a probe, and marks them, so
-that no report counts them as somebody's.
+A sweeper has no right to write sources and evaluations. ``kqueue_probe`` writes them for a probe, and marks the
+evaluation, so that reports leave it out.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ down_revision = "0014"
 branch_labels = None
 depends_on = None
 
-#: It runs with its owner's rights: nothing in it is looked up where its caller could have put something else. It hashes
-#: the sources itself. A kernel's hash is that of its backend, a zero and its source.
+#: It runs with its owner's rights, so its names must not resolve to objects of its caller. It hashes the sources
+#: itself. A kernel's hash covers its backend, a zero byte and its source.
 PROBE: Final = """
 CREATE FUNCTION {schema}.kqueue_probe(probe jsonb) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -46,7 +46,7 @@ BEGIN
 END
 $$
 """
-#: The views that tell of evaluations, and what they get.
+#: The views of evaluations, with the text to replace and its replacement, which excludes probes.
 _REAL: Final = (
     ("evaluation_overview", None, "\n        WHERE NOT e.probe"),
     ("outcomes", "GROUP BY", "WHERE NOT e.probe\n        GROUP BY"),
@@ -55,7 +55,7 @@ _REAL: Final = (
 
 
 def upgrade() -> None:
-    """What was evaluated before was no probe."""
+    """Add the tables. Earlier evaluations are not probes."""
     op.add_column("evaluations", sa.Column("probe", sa.Boolean(), server_default=sa.text("false"), nullable=False))
     op.create_table(
         "probes",
@@ -82,7 +82,7 @@ def upgrade() -> None:
             name=op.f("ck_probes_finding"),
         ),
         sa.PrimaryKeyConstraint("evaluation_id", name=op.f("pk_probes")),
-        comment="A probe of the fleet's own judge: an evaluation whose outcome is known, and what it came to.",
+        comment="A probe of the fleet's own judge: an evaluation with a known outcome, and its result.",
     )
     op.create_index("ix_probes_settled_at", "probes", ["settled_at"])
     op.create_index("ix_probes_open", "probes", ["lane"], postgresql_where=sa.text("settled_at IS NULL"))
@@ -93,7 +93,7 @@ def upgrade() -> None:
         sa.Column("due_after", sa.Double(), nullable=False),
         sa.Column("looked_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.PrimaryKeyConstraint("lane", name=op.f("pk_probe_lanes")),
-        comment="How many evaluations a lane has ended since its last probe.",
+        comment="The number of evaluations of a lane since its last probe.",
     )
     op.create_table(
         "probe_pauses",
@@ -118,7 +118,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Remove the probes too, which would count as somebody's evaluations."""
+    """Remove the tables, and the probes, which would count as users' evaluations."""
     op.execute("DROP FUNCTION kqueue_probe")
     for name, query in _earlier().items():
         op.execute(f"CREATE OR REPLACE VIEW {name} AS {query}")
@@ -130,7 +130,7 @@ def downgrade() -> None:
 
 
 def _earlier() -> dict[str, str]:
-    """Return the views' queries as the migrations before this one left them."""
+    """Return the views' queries before this migration."""
     first = importlib.import_module("migrations.versions.0001_everything")
     reuse = importlib.import_module("migrations.versions.0010_reuse")
     queries = {name: query for name, _, query in first.VIEWS}

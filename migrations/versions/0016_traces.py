@@ -1,4 +1,4 @@
-"""The trace that an evaluation belongs to, where its producer named one."""
+"""The trace of an evaluation, if its producer named one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add a column, which producers write; null for what was submitted before."""
+    """Add a column, which producers write. It is null for earlier submissions."""
     op.add_column("evaluations", sa.Column("traceparent", sa.Text(), nullable=True))
 
 
 def downgrade() -> None:
-    """Remove it again."""
+    """Remove the column."""
     op.drop_column("evaluations", "traceparent")

@@ -1,8 +1,8 @@
-"""What pages add up and sort: a narrow row for each verdict, and one for each batch.
+"""Summaries for the sums and sorting of pages: a narrow row for each verdict, and one for each batch.
 
-Verdicts are wide and lie where they were written, so whoever counts those of one problem or batch would read the whole
-table. ``kqueue_conclude`` writes a summary with each verdict. What was there before is copied, while others wait to
-write: with a million evaluations for a minute or two.
+Verdicts are wide and stored in the order of writing, so a count by problem or batch would read the whole table.
+``kqueue_conclude`` writes a summary with each verdict. Copying existing verdicts blocks writers: with a million
+evaluations for a minute or two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ down_revision = "0016"
 branch_labels = None
 depends_on = None
 
-#: What ``kqueue_conclude`` does, and what it does from now on.
+#: The statement of ``kqueue_conclude`` to replace, and its replacement.
 _WRITES: Final = "INSERT INTO {schema}.verdicts VALUES (given.*) ON CONFLICT DO NOTHING;"
 _SUMMARISES: Final = """INSERT INTO {schema}.verdicts VALUES (given.*) ON CONFLICT DO NOTHING;
     IF FOUND THEN
@@ -27,8 +27,8 @@ _SUMMARISES: Final = """INSERT INTO {schema}.verdicts VALUES (given.*) ON CONFLI
                given.speedup, given.reused_from IS NOT NULL, given.finished_at
         FROM {schema}.evaluations AS e WHERE e.id = given.evaluation_id AND NOT e.probe;
     END IF;"""
-#: Retention changes no verdict in these columns; an operator may, by hand. It runs with its owner's rights: nothing in
-#: it is looked up where its caller could have put something else.
+#: Updates the summary of a verdict that an operator changes by hand. Retention does not change these columns. It runs
+#: with its owner's rights, so its names must not resolve to objects of its caller.
 CORRECT: Final = """
 CREATE FUNCTION {schema}.kqueue_correct() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -63,7 +63,7 @@ _INDEXES: Final = {
 
 
 def upgrade() -> None:
-    """Copy what there is, and have it kept."""
+    """Create the summaries, and copy existing verdicts and batches."""
     op.create_table(
         "summaries",
         sa.Column("evaluation_id", sa.Uuid(), nullable=False),
@@ -82,21 +82,21 @@ def upgrade() -> None:
             ondelete="CASCADE",
         ),
         sa.PrimaryKeyConstraint("evaluation_id", name=op.f("pk_summaries")),
-        comment="What pages add up and sort of a verdict: a narrow row for each, but for those of probes.",
+        comment="The columns of a verdict by which pages sum and sort, one narrow row each, without probes.",
     )
     op.create_table(
         "batches",
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("last_at", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_batches")),
-        comment="A batch, and when its last evaluation was submitted, within a second.",
+        comment="A batch, and the time of its last submission within a second.",
     )
     schema = _schema()
     op.execute(_conclude().replace(_WRITES.format(schema=schema), _SUMMARISES.format(schema=schema)))
     op.execute(CORRECT.format(schema=schema))
     op.execute("COMMENT ON FUNCTION kqueue_correct IS 'Changes the summary of a verdict that is changed.'")
     op.execute("REVOKE ALL ON FUNCTION kqueue_correct FROM PUBLIC")
-    # Its lock keeps others from writing verdicts until this is committed.
+    # Its lock blocks writers of verdicts until this migration is committed.
     op.execute("""
         CREATE TRIGGER kqueue_correct
         AFTER UPDATE OF category, runtime_ms, speedup, reused_from, finished_at ON verdicts
@@ -114,12 +114,12 @@ def upgrade() -> None:
     op.execute("DROP INDEX ix_evaluations_problem_hash_submitted_at")
     for name, on in _INDEXES.items():
         op.execute(f"CREATE INDEX {name} ON {on}")
-    # Until they were counted, the planner would read them whole.
+    # Without statistics the planner would scan them sequentially.
     op.execute("ANALYZE summaries, batches")
 
 
 def downgrade() -> None:
-    """Nothing is lost: all of it stands in evaluations and verdicts."""
+    """Drop the summaries. Nothing is lost, because evaluations and verdicts hold the same data."""
     op.execute(_conclude())
     op.execute("DROP TRIGGER kqueue_correct ON verdicts")
     op.execute("DROP FUNCTION kqueue_correct")
@@ -132,7 +132,7 @@ def downgrade() -> None:
 
 
 def _conclude() -> str:
-    """Return the function that writes verdicts, as the migrations before this one left it."""
+    """Return the definition of ``kqueue_conclude`` before this migration."""
     reuse = importlib.import_module("migrations.versions.0010_reuse")
     written: str = reuse.CONCLUDE.format(schema=_schema(), content=reuse._CONTENT)
     assert written.count(_WRITES.format(schema=_schema())) == 1

@@ -1,4 +1,4 @@
-"""The step that an evaluation is at while it runs, and which evaluations of a problem were profiled."""
+"""The current step of a running evaluation, and an index of a problem's profiled evaluations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add a column, which supervisors write; it stays null where their version does not know it. Add an index."""
+    """Add a column, which supervisors write unless their version is older, and an index."""
     op.add_column("attempts", sa.Column("step", sa.Text(), nullable=True))
     op.create_index(
         "ix_evaluations_profiled",
@@ -23,6 +23,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Remove both again. The evidence of verdicts still has the time of each step."""
+    """Remove both. The evidence of verdicts still has the time of each step."""
     op.drop_index("ix_evaluations_profiled", "evaluations")
     op.drop_column("attempts", "step")

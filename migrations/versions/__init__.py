@@ -1,1 +1,1 @@
-"""One file a step, numbered in order."""
+"""The migrations, one module each, numbered in order."""

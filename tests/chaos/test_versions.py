@@ -196,4 +196,4 @@ def _is_refused(prefix: list[str], fleet: Any) -> None:
     command = [*prefix, sys.executable, "-P", "-m", "workers.fleet"]
     done = subprocess.run(command, env=fleet.environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 3
-    assert "made by a newer version; upgrade kqueue here" in done.stderr
+    assert "made by a newer version, so upgrade kqueue here" in done.stderr

@@ -45,7 +45,7 @@ TABLES = ("evaluations", "problems", "kernels")
 WRONG: list[tuple[dict[str, object], type[KqueueError], str]] = [
     ({"backend": "rust"}, InvalidRequest, r"backend: .*'cuda'.*not 'rust'"),
     ({"kernel": ""}, InvalidRequest, r"kernel: the kernel's source is empty"),
-    ({"kernel": "x" * 10_000_000}, InvalidRequest, r"kernel: .*10000000 bytes; at most 1048576"),
+    ({"kernel": "x" * 10_000_000}, InvalidRequest, r"kernel: .*10000000 bytes, but at most 1048576"),
     ({"problem": b"\xff\xfe"}, InvalidRequest, r"problem: .*unicode"),
     ({"problem": "\ud800"}, InvalidRequest, r"problem: .*not valid UTF-8"),
     ({"kernel": "a\0b"}, InvalidRequest, r"kernel: .*NUL"),

@@ -112,7 +112,7 @@ def test_another_versions_schema_is_waited_out(services: Any, fleet: Any) -> Non
         # The reason is logged once: at first it may be that the tables are being changed.
         for line in (f"an evaluation waits for Postgres *.*evaluation={_ID}", "Postgres is away"):
             services.until(lambda line=line: re.search(line, fleet.log.read_text()[told:]), what=line)
-        assert "lacks what this kqueue needs" in fleet.log.read_text()[told:]
+        assert "lacks an object that this kqueue needs" in fleet.log.read_text()[told:]
     finally:
         change(services.engine, "ALTER TABLE evaluations RENAME COLUMN configuration TO settings")
         change(services.engine, "ALTER TABLE workers RENAME COLUMN beaten_at TO heartbeat_at")

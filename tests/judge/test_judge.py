@@ -400,7 +400,7 @@ print("seen", len(seen), *[one for one in seen if word in one])
     judges = Judges(rig.forkserver)
     judges.status_page.open(identity, 7)
     request = Request(problem=PROBLEM, kernel=right(top=top), backend=Backend.TORCH, settings=QUICK)
-    outcome = judges.judge(request, rig.slot, rig.records)
+    outcome = judges.judge(request, rig.slot, rig.backend)
     judges.leave()
     assert outcome.category is Category.PASSED, outcome.message
     assert "level 30 []" in outcome.log

@@ -267,6 +267,6 @@ def test_workers_that_cannot_start_show_their_log(tmp_path: Path) -> None:
     os.close(held)
     other = fleet.flower_url.rpartition(":")[2]
     assert other != str(port)
-    assert f"Flower takes the port {other}, as {port} is in use; KQUEUE_FLOWER_PORT or --flower-port" in said[0]
+    assert f"Flower uses port {other} because {port} is in use. Choose another with KQUEUE_FLOWER_PORT" in said[0]
     assert said[1].startswith("another fleet of this user runs on this machine")
     until_gone([pid for pid in below(os.getpid()) if pid not in before])

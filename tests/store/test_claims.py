@@ -85,7 +85,7 @@ class TestClaim:
         """Any producer may write sources, and verdicts are found again by their hashes."""
         for table, identity in (("kernels", submit()), ("problems", submit(number=1))):
             change(engine, f"UPDATE {table} SET source = source || ' '")
-            with pytest.raises(SchemaMismatch, match="their hashes stand for"):
+            with pytest.raises(SchemaMismatch, match="do not match their hashes"):
                 _ = claim(identity).request
             change(engine, f"UPDATE {table} SET source = rtrim(source)")
 

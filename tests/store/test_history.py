@@ -38,7 +38,7 @@ class TestSuspicion:
             verdict = evaluations.verdict(engine, identity)
             assert (verdict.category, verdict.attempts, verdict.facts.suspected) == (outcome.category, 3, True)
             assert verdict.message.startswith(outcome.message)
-            assert "3 tries took their worker or GPU with them, the last of them alone on its device" in verdict.message
+            assert "3 tries lost their worker or GPU, the last one with exclusive use of its device" in verdict.message
             tried = [(a.number, a.worker, a.device, a.category, a.message) for a in verdict.evidence.attempts]
             assert tried == [(n, "cpu-0@here", "cpu", outcome.category, outcome.message) for n in (1, 2)]
             assert all(told.seconds >= 0 for told in verdict.evidence.attempts)
@@ -89,4 +89,4 @@ class TestSuspicion:
         assert finish(engine, claim(identity), self.UNHEALTHY) is Recorded.RETRY
         assert finish(engine, claim(identity), self.UNHEALTHY) is Recorded.FINAL
         verdict = evaluations.verdict(engine, identity)
-        assert verdict.message.endswith("2 tries took their worker or GPU with them: the kernel is suspected")
+        assert verdict.message.endswith("2 tries lost their worker or GPU: the kernel is suspected")

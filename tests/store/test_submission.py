@@ -72,7 +72,7 @@ class TestSubmit:
         evaluations.submit(engine, [Request(**fields()), Request(**fields(priority="interactive", producer="me"))])
         assert count(engine, "evaluations", "priority = 'interactive' AND producer = 'me'") == 1
         assert count(engine, "evaluations", "priority = 'batch' AND producer = ''") == 1
-        with pytest.raises(ValidationError, match="are for tokens"):
+        with pytest.raises(ValidationError, match="reserved for tokens"):
             Request(**fields(producer="token:me"))
 
     def test_a_stored_problem_is_named_by_its_hash(self, engine: Engine, fields) -> None:

@@ -116,12 +116,12 @@ class TestFinish:
         [line] = caplog.messages
         assert line == (
             f"too late for a verdict: evaluation {claimed.evaluation_id}, attempt 1, worker_lost by worker "
-            "('killed\\nby SIGKILL'); crashed by judge stands"
+            "('killed\\nby SIGKILL'). crashed by judge was recorded before"
         )
         cancelled = claim(submit())
         evaluations.cancel(engine, cancelled.evaluation_id)
         finish(engine, cancelled, PASSED)
-        assert "passed by judge ('fine'); cancelled by client stands" in caplog.messages[1]
+        assert "passed by judge ('fine'). cancelled by client was recorded before" in caplog.messages[1]
 
     def test_what_postgres_refuses_does_not_lose_a_verdict(self, engine: Engine, submit, claim) -> None:
         """NUL, half surrogates, NaN and infinities are replaced, and the verdict is readable."""

@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import pytest
 
-from workers.testing import claims, sealed
+from workers.testing import claims
 from workers.testing.controller import Controller, Running, _Run
-from workers.testing.groups import Group
+from workers.testing.groups import Group, moved
 
 WARNING = {"module": "builtins", "name": "UserWarning", "words": "careful", "file": "f.py", "line": 3, "source": "x()"}
 
@@ -134,7 +134,7 @@ def test_a_folder_is_moved_and_another_with_its_name_is_not() -> None:
         "options": {"rootdir": "/app", "url": "http://app/x", "n": 3},
         "args": ["--junitxml=/app/x.xml", "/apple", "/app-2/x", "../app/x", os.fspath(Path("/srv/app"))],
     }
-    assert sealed.moved(order, "/app", "/there") == {
+    assert moved(order, "/app", "/there") == {
         "tests": ["backend/app/test_a.py::t", "test_b.py::t[one-/there/data]"],
         "options": {"rootdir": "/there", "url": "http://app/x", "n": 3},
         "args": ["--junitxml=/there/x.xml", "/apple", "/app-2/x", "../app/x", "/srv/app"],

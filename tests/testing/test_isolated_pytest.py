@@ -101,7 +101,7 @@ def test_a_module_that_cannot_be_imported_alone_is_an_error(cli: Cli) -> None:
     cli.write("test_a.py", "import builtins\nbuiltins.shared = 1\ndef test_a(): pass\n")
     cli.write("test_b.py", "shared\ndef test_b(): pass\n")
     said = cli.process("pytest").stdout
-    for words in ("test_b.py could not be collected in a process of its own", "NameError", "1 passed, 1 error"):
+    for words in ("test_b.py could not be collected in a separate process", "NameError", "1 passed, 1 error"):
         assert words in said
 
 
@@ -328,7 +328,7 @@ def test_what_failed_is_run_once_more_under_compute_sanitizer(cli: Cli, tmp_path
 REFUSED = [
     (["-p", "xdist", "-n", "2"], "none", "leave out pytest-xdist's options"),
     (["--sanitize"], "none", "compute-sanitizer is neither on PATH nor below CUDA_HOME"),
-    (["--kqueue-timeout", "soon"], "none", "'soon' is no number of seconds"),
+    (["--kqueue-timeout", "soon"], "none", "'soon' is not a number of seconds"),
     (["--isolate", "file"], "none", "invalid choice: 'file'"),
     ([], "GPU-of-another-host", "KQUEUE_GPUS=GPU-of-another-host"),
 ]

@@ -1,21 +1,21 @@
-"""Tests of a repository, a fresh process and a fresh CUDA context for each module: a plugin of pytest.
+"""A plugin of pytest that runs each test module in a fresh process with a fresh CUDA context.
 
-================================  ====================================================================
-:mod:`~workers.testing.plugin`      the options, and what the controlling pytest does with them
-:mod:`~workers.testing.groups`      which tests share a process, and what is told of them
-:mod:`~workers.testing.controller`  runs groups side by side, and hands their reports to pytest
-:mod:`~workers.testing.claims`      what a process says, checked before pytest is told of it
-:mod:`~workers.testing.host`      this host: GPUs and slots, and their locks, which a fleet here shares
-:mod:`~workers.testing.job`         one process of tests here: its start, its messages, its end
-:mod:`~workers.testing.reaper`      the process between: it ends a job's process with all that it started
+==================================  ==================================================================
+:mod:`~workers.testing.plugin`      the options, and their use by the controlling pytest
+:mod:`~workers.testing.groups`      groups of tests that share a process, and the orders to such processes
+:mod:`~workers.testing.controller`  the controlling pytest, which runs groups concurrently and gets their reports
+:mod:`~workers.testing.claims`      checks of a process's messages before they reach pytest
+:mod:`~workers.testing.host`        this host: GPUs and slots, and their locks, which a local fleet shares
+:mod:`~workers.testing.job`         one process of tests on this host: its start, its messages, its end
+:mod:`~workers.testing.reaper`      the parent of a job's process, which ends it with all that it started
 :mod:`~workers.testing.fleet`       a fleet: a group's tests as an evaluation, its reports from the verdict
-:mod:`~workers.testing.repository`  the files that travel there
-:mod:`~workers.testing.sealed`      what runs there, in a sealed process
-:mod:`~workers.testing.child`       what runs in a process of tests, here or there: pytest on the tests of one group
-:mod:`~workers.testing.context`     whether the CUDA contexts of a process still work
-:mod:`~workers.testing.sanitizer`   what failed, once more under compute-sanitizer
-================================  ====================================================================
+:mod:`~workers.testing.repository`  the files that are sent to a fleet
+:mod:`~workers.testing.sealed`      the program in a fleet's sealed process
+:mod:`~workers.testing.child`       the program of a process of tests: pytest on the tests of one group
+:mod:`~workers.testing.context`     checks of a process's CUDA contexts
+:mod:`~workers.testing.sanitizer`   a second run of failed tests under compute-sanitizer
+==================================  ==================================================================
 
-The controlling pytest collects as always, and prints, counts and writes what it always does: a child sends it the
-reports that pytest makes. The repository is trusted as it is where pytest runs without this: see docs/pytest.md.
+The controlling pytest collects, prints, counts and writes as usual. The children send it the reports that pytest makes.
+The repository is trusted like in a run of pytest without this plugin. See docs/pytest.md.
 """

@@ -1,23 +1,24 @@
-"""``python -m workers.testing.child ORDER SAID``: pytest on the tests of one group; it says on a socket what happens.
+"""``python -m workers.testing.child ORDER SAID``: run pytest on the tests of one group, and report on a socket.
 
-It is given the command line of the controlling pytest, so it has the same root folder, settings, conftests and plugins,
-and another choice of tests. What pytest would print, write to its cache and to files is the controlling pytest's to do.
+It gets the command line of the controlling pytest, so it has the same root folder, settings, conftests and plugins, but
+runs only its group's tests. The controlling pytest does all printing and writes the cache and the report files.
 
-What it says are objects with a field ``at``:
+Its messages are objects with a field ``at``:
 
 =========  =================================================================================
-capture    the files in which pytest captures output come beside it
-start      a test begins: ``nodeid``, ``location``
-report     ``data``: the report of a phase, as pytest makes it for other processes
-finish     a test is over: ``nodeid``, ``location``
-warning    a warning that a test caused: ``nodeid``, ``warning``
-wait       ``on``: whether it waits for the device, which a fleet uses
-lost       ``words``: why no test can be run
-renew      the tests that are left need another process: a CUDA context is broken, or this one has had its share
-stop       a test or plugin ends the run. ``how``: exit, stop, fail (``session.shouldfail``) or interrupt (Ctrl-C's
-           exception); ``reason``; ``status``: the exit status that it wants, or null
-end        ``status``: pytest's exit status; ``enough``: whether it stopped at as many failures as were allowed;
-           ``fault``: what is wrong with the process after its last test, or empty
+capture    The files in which pytest captures output are passed with it as descriptors.
+start      A test begins: ``nodeid``, ``location``.
+report     ``data`` is the report of a phase, serialized by pytest.
+finish     A test is over: ``nodeid``, ``location``.
+warning    A test caused a warning: ``nodeid``, ``warning``.
+wait       ``on`` is true while it waits for the device, which a fleet uses.
+lost       ``words`` is the reason why no test can be run.
+renew      The remaining tests need another process, because a CUDA context is broken or this process has used up
+           its time or output.
+stop       A test or plugin ends the run. ``how`` is exit, stop, fail (``session.shouldfail``) or interrupt (Ctrl-C's
+           exception). ``reason`` is its text, and ``status`` the requested exit status or null.
+end        ``status`` is pytest's exit status. ``enough`` is true if it stopped at the limit on failures. ``fault`` is
+           the process's fault after its last test, or empty.
 =========  =================================================================================
 """
 
@@ -48,7 +49,7 @@ from workers.testing import context
 from workers.testing.groups import Order
 from workers.testing.plugin import UNLOCKED
 
-#: Plugins of pytest that choose tests by what is in its cache: the controlling pytest's do it.
+#: Plugins of pytest that choose tests by its cache, which only the controlling pytest must do.
 _CHOOSING: Final = ("lfplugin", "nfplugin", "stepwiseplugin")
 #: The plugin of pytest that prints.
 _REPORTER: Final = "terminalreporter"
@@ -70,29 +71,31 @@ _UNSET: Final = {
     "pastebin": None,
     "keepduplicates": True,
     "pyargs": False,
-    # The controlling pytest has emptied it.
+    # The controlling pytest has emptied the log file.
     "log_file_mode": "a",
 }
 
 
-#: The longest report of a process that has a limit on what it says, in characters, and what it may always have.
+#: Upper and lower bound in characters on the limit of one message, for a process whose total output is limited.
 _LONGEST: Final = 128 << 10
 _SHORTEST: Final = 4 << 10
-#: The part of what is left to be said that one report may take, and the part of all from which on no warning is said.
+#: Divisor of limits: one message gets at most a fourth of the remaining output, and warnings are dropped after a fourth
+#: of the total.
 _SHARE: Final = 4
-#: What is kept of each text of a longer one, at first and in the end: the end of output, the beginning of what failed.
+#: Characters kept of each text of a message that is too long, at first and at least. Of output the end is kept, of
+#: other texts the beginning.
 _KEPT: Final = 16 << 10
 _LEAST: Final = 64
-#: Of a list one entry is kept for so many characters of a text. All that pytest reads as tuples is shorter than four.
+#: Characters of a text per kept entry of a list. With ``_LEAST`` four entries are kept, more than pytest's tuples have.
 _CHARACTERS: Final = 16
-#: The fields of a report that is long in all others.
+#: The fields that a report keeps if shortening its texts is not enough.
 _BARE: Final = frozenset(
     {"$report_type", "nodeid", "location", "outcome", "when", "duration", "start", "stop", "longrepr", "wasxfail"}
 )
 
 
 def main(order: Order, said: int) -> int:
-    """Run the tests, say on a socket's descriptor what happens, and return pytest's exit status."""
+    """Run the tests, report on the socket with descriptor ``said``, and return pytest's exit status."""
     sys.path[:] = order.searched
     sys.argv[:] = [order.program, *order.args]
     os.set_inheritable(said, False)
@@ -109,7 +112,7 @@ class _Child:
 
     Attributes:
         modules: the tests' modules.
-        enough: True if pytest stopped at as many failures as were allowed.
+        enough: whether pytest stopped at the limit on failures.
     """
 
     def __init__(self, order: Order, said: int) -> None:
@@ -126,7 +129,7 @@ class _Child:
         self.enough = False
 
     def say(self, at: str, *, beside: tuple[int, ...] = (), **what: Any) -> None:
-        """Tell the controlling pytest, from this process alone: a test may fork and go on in both."""
+        """Send a message to the controlling pytest. Forks of this process, which a test can make, send none."""
         if os.getpid() != self._pid:
             return
         line = json.dumps({"at": at, **what}, default=str)
@@ -141,13 +144,13 @@ class _Child:
         self._nbytes += len(line)
         say(self._said, line.encode(), beside)
 
-    def _has_had_its_share(self) -> bool:
+    def _is_used_up(self) -> bool:
         most_s, most_bytes = self._order.renew_s or math.inf, self._order.renew_bytes or math.inf
         return time.monotonic() - self._began > most_s or self._nbytes > most_bytes
 
     @contextlib.contextmanager
     def _showing_stacks(self) -> Generator[None]:
-        """Show where the process is if the block takes too long; whoever ends it then cannot."""
+        """Print stacks if the block takes too long, because the process that ends this one cannot print them."""
         if self._order.stacks_s is None:
             yield
             return
@@ -159,7 +162,7 @@ class _Child:
 
     @contextlib.contextmanager
     def devices(self) -> Generator[None]:
-        """Use the devices, while nobody times on them, and no kernel that is suspected of breaking them is judged."""
+        """Share the devices with judges. Timings, and kernels that need a device exclusively, wait meanwhile."""
         if not self._order.locks:
             yield
             return
@@ -171,11 +174,11 @@ class _Child:
             self.say("wait", on=False)
             yield
 
-    # What pytest calls -----------------------------------------------------------------------------------
+    # Hooks of pytest -------------------------------------------------------------------------------------
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> None:
-        """Choose other tests than the command line does, before any plugin looks."""
+        """Replace the command line's choice of tests before any plugin reads it."""
         self._config = config
         for name, value in {**self._order.options, **_UNSET, "basetemp": self._order.basetemp}.items():
             if hasattr(config.option, name):
@@ -189,12 +192,12 @@ class _Child:
                 config.pluginmanager.unregister(name=name)
         if config.pluginmanager.hasplugin(_REPORTER):
             reporter = config.pluginmanager.unregister(name=_REPORTER)
-            config.pluginmanager.register(_Untold(reporter), _REPORTER)
+            config.pluginmanager.register(_Silenced(reporter), _REPORTER)
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Say where output is captured, which is lost with this process where nobody else has the files open."""
+        """Pass on the files with captured output, which would be lost with this process if no other had them open."""
         manager: Any = session.config.pluginmanager.getplugin("capturemanager")
-        with contextlib.suppress(AttributeError, OSError):  # pytest -s, or a pytest that keeps them elsewhere
+        with contextlib.suppress(AttributeError, OSError):  # pytest -s, or a pytest with other attributes
             capturing = manager._global_capturing
             self.say("capture", beside=tuple(one.tmpfile.fileno() for one in (capturing.out, capturing.err)))
 
@@ -205,18 +208,18 @@ class _Child:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Keep the tests of the group, in its order."""
-        found: dict[str, list[pytest.Item]] = {}
+        """Select the tests of the group, in its order."""
+        by_id: dict[str, list[pytest.Item]] = {}
         for item in items:
-            found.setdefault(item.nodeid, []).append(item)
-        items[:] = [found[name].pop(0) for name in self._order.tests if found.get(name)]
+            by_id.setdefault(item.nodeid, []).append(item)
+        items[:] = [by_id[name].pop(0) for name in self._order.tests if by_id.get(name)]
         modules = {id(module): module for item in items if (module := getattr(item, "module", None)) is not None}
         self.modules = list(modules.values())
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self.say(
-                "lost", words=f"{report.nodeid} could not be collected in a process of its own:\n{report.longreprtext}"
+                "lost", words=f"{report.nodeid} could not be collected in a separate process:\n{report.longreprtext}"
             )
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -226,13 +229,13 @@ class _Child:
             self._showing_stacks(),
         ):
             done = yield
-        if not self._stopped and self._has_had_its_share():
+        if not self._stopped and self._is_used_up():
             self._renew(item.session, "other processes run the rest")
         return done
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Look at the contexts after each test, so that the test is named that broke one."""
+        """Check the contexts after each test, so that the test which broke one fails."""
         try:
             return (yield)
         finally:
@@ -245,7 +248,7 @@ class _Child:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        # The terminal's reporter asks it in other runs, and what is asked may change the report, as for subtests.
+        # The terminal's reporter calls this hook in other runs, and the hook can change the report, as for subtests.
         self._config.hook.pytest_report_teststatus(report=report, config=self._config)
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
         self._failed += report.failed
@@ -257,9 +260,9 @@ class _Child:
         self.say("finish", nodeid=nodeid, location=location)
 
     def pytest_warning_recorded(self, warning_message: Any, when: str, nodeid: str) -> None:
-        if when == "runtest":  # others were seen when the controlling pytest collected
+        if when == "runtest":  # the controlling pytest got all other warnings when it collected
             kind, source = warning_message.category, warning_message.line
-            if source is None:  # the controlling pytest, which prints it, opens no file by a name that it is told
+            if source is None:  # the controlling pytest prints it, and opens no file by a name from a message
                 source = linecache.getline(warning_message.filename, warning_message.lineno)
             warning = {
                 "module": kind.__module__,
@@ -290,40 +293,37 @@ class _Child:
             self._stop("stop", str(session.shouldstop))
 
     def _renew(self, session: pytest.Session, why: str) -> None:
-        """Leave the tests that are left to another process."""
+        """Hand the remaining tests to another process."""
         self._stopped = True
         session.shouldstop = why
         self.say("renew")
 
     def _stop(self, how: str, reason: str, status: int | None = None) -> None:
         _ignore_interrupts()
-        with contextlib.suppress(BrokenPipeError):  # it is gone itself
+        with contextlib.suppress(BrokenPipeError):  # the controlling pytest is gone
             self.say("stop", how=how, reason=reason, status=status)
 
 
 def _ignore_interrupts() -> None:
-    """Tear fixtures down undisturbed, as the controlling pytest ends all processes for what it is told next."""
+    """Protect the teardown of fixtures, because the controlling pytest ends all processes after the next message."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def bounded(line: str, most: int) -> str:
-    """Return a word, with less and less of its texts and lists until it is not longer than that, where that can be."""
+    """Return a message with its texts and lists shortened until it has at most ``most`` characters, if possible."""
     if len(line) <= most:
         return line
-    word, shorter, kept = json.loads(line), line, _KEPT
+    message, shorter, kept = json.loads(line), line, _KEPT
     while len(shorter) > most and kept >= _LEAST:
-        shorter = json.dumps(_shortened(word, kept))
+        shorter = json.dumps(_shortened(message, kept))
         kept //= 2
-    if len(shorter) > most and word["at"] == "report":
-        shorter = json.dumps(word | {"data": _bare(_shortened(word["data"], _LEAST))})
+    if len(shorter) > most and message["at"] == "report":
+        shorter = json.dumps(message | {"data": _bare(_shortened(message["data"], _LEAST))})
     return shorter
 
 
 def _shortened(value: Any, kept: int) -> Any:
-    """Return what is to be said with the end of each output, and the beginning of every other text.
-
-    Of long lists, such as the lines of a comparison, the beginning and the end are kept.
-    """
+    """Return a value with the end of each output, the beginning of other texts, and both ends of long lists."""
     match value:
         case str():
             return value if len(value) <= kept else f"{value[:kept]}\n... and {len(value) - kept} characters more"
@@ -349,16 +349,16 @@ def _shortened(value: Any, kept: int) -> Any:
 
 
 def _bare(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the data of a report with nothing but what it must have."""
-    found = {name: inner for name, inner in data.items() if name in _BARE} | {"keywords": {}, "sections": []}
-    if isinstance(found["longrepr"], dict):
-        crash = found["longrepr"].get("reprcrash") or {}
-        found["longrepr"] = f"{crash.get('message', '')}\n... and more than a report may have"
-    return found
+    """Return a report's data with only the fields that pytest requires."""
+    bare = {name: inner for name, inner in data.items() if name in _BARE} | {"keywords": {}, "sections": []}
+    if isinstance(bare["longrepr"], dict):
+        crash = bare["longrepr"].get("reprcrash") or {}
+        bare["longrepr"] = f"{crash.get('message', '')}\n... and more than fits into a report"
+    return bare
 
 
-class _Untold:
-    """The terminal's reporter for whoever asks for it, as pytest does for how to print; no event comes to it."""
+class _Silenced:
+    """A stand-in for the terminal's reporter with its attributes, which pytest reads, but without its hooks."""
 
     def __init__(self, reporter: Any) -> None:
         self._reporter = reporter

@@ -1,6 +1,7 @@
-"""What a process of tests says, before pytest is told of it: foreign code may have said it, on another host.
+"""Checks of messages from a process of tests before they reach pytest. Foreign code on another host can forge them.
 
-pytest and its plugins believe a report: one of a wrong form ends the whole run, and a text may command a terminal.
+pytest and its plugins trust a report. A malformed report ends the whole run, and a text can contain control sequences
+of the terminal.
 """
 
 from __future__ import annotations
@@ -16,35 +17,35 @@ from kqueue.text import clean
 
 _PHASES: Final = ("setup", "call", "teardown")
 _OWN: Final = ("passed", "failed", "skipped")
-#: The outcomes of plugins have names like this one.
+#: Form of the outcomes that plugins define.
 _OUTCOME: Final = re.compile(r"[A-Za-z_][\w-]{0,31}", re.ASCII)
-#: By these the terminal's reporter keeps what is no test's outcome, or what it takes apart in ways of its own.
+#: Keys that the terminal's reporter uses for other objects than tests' outcomes, or treats specially.
 _TAKEN: Final = frozenset({"deselected", "error", "warnings", "xfailed", "xpassed"})
-#: What pytest sets itself, and what it takes for a sign of pytest-xdist.
+#: The field that pytest sets itself, and the field that marks a report of pytest-xdist.
 _ID: Final = "_id"
 _XDIST: Final = "node"
-#: No status or number of a line is larger.
+#: Bound on statuses and line numbers.
 _MOST: Final = 1 << 31
-#: What colours a text, as reports are with ``--color=yes``.
+#: The escape sequences that colour a text, as in reports with ``--color=yes``.
 _COLOUR: Final = re.compile(r"(\x1b\[[\d;:]{0,64}m)", re.ASCII)
 _RETURN: Final = re.compile(r"\r\n?")
 
 
 def is_number(value: object) -> TypeGuard[int]:
-    """Return whether a value is a whole number such as a status or a line's; JSON's true is none."""
+    """Return whether a value is an integer in the range of statuses and line numbers. JSON's true is not one."""
     return type(value) is int and abs(value) < _MOST
 
 
 def outcome(value: object) -> bool:
-    """Return whether a value can be a report's outcome: one of pytest's, or of a plugin's."""
+    """Return whether a value can be a report's outcome, of pytest or of a plugin."""
     return isinstance(value, str) and value not in _TAKEN and _OUTCOME.fullmatch(value) is not None
 
 
 def check_report(report: pytest.TestReport) -> None:
-    """Check what pytest has made of a report's data.
+    """Check a report that pytest has made of received data.
 
     Raises:
-        Exception: it is not the report of a phase of a test, or holds what pytest cannot work with.
+        Exception: it is not the report of a phase of a test, or has a field that pytest cannot process.
     """
     held: dict[str, Any] = vars(report)
     hides = [name for name in held if hasattr(type(report), name) or name == _XDIST]
@@ -66,16 +67,16 @@ def check_report(report: pytest.TestReport) -> None:
         and (crash is None or isinstance(crash.message, str))
     )
     if not sound:
-        raise ValueError("a report of no test")
-    # Each of these fails if a text in it is none.
+        raise ValueError("not the report of a test")
+    # Each of these raises if a text in it has another type.
     _ = report.longreprtext, str(crash), report.head_line
 
 
 def with_tuples(data: dict[str, Any]) -> dict[str, Any]:
-    """Return a report's data with tuples where reports have some, which JSON has made lists.
+    """Return a report's data with the tuples restored that JSON has turned into lists.
 
     Raises:
-        Exception: they are none.
+        Exception: such a field is not a list.
     """
     if _ID in data or _XDIST in data:
         raise ValueError("a report with fields of pytest's own")
@@ -91,36 +92,36 @@ def with_tuples(data: dict[str, Any]) -> dict[str, Any]:
 def warning(said: dict[str, Any]) -> warnings.WarningMessage:
     """Return a warning that another process has caught.
 
-    Its line of source is what that process has found. Otherwise it would be looked for in a file here, by a name that
-    foreign code may have chosen: of a pipe, of a device, or of what is nobody else's business.
+    The message must include the line of source. Otherwise pytest would read it from a local file whose name foreign
+    code can choose, such as a pipe, a device, or a private file.
 
     Raises:
-        Exception: it is none.
+        Exception: the message is not a warning.
     """
     match said:
-        case {"module": str(module), "name": str(name), "words": str(words), "file": str(file), "source": str(source)}:
+        case {"module": str(module), "name": str(name), "words": str(text), "file": str(file), "source": str(source)}:
             line = said["line"]
         case _:
-            raise ValueError("a warning that lacks something")
+            raise ValueError("a warning with missing fields")
     if not is_number(line):
-        raise ValueError("a warning of no line")
+        raise ValueError("a warning without a line number")
     kind = cast("type[Warning]", type(name, (Warning,), {"__module__": module}))
-    return warnings.WarningMessage(kind(words), kind, file, line, line=source)
+    return warnings.WarningMessage(kind(text), kind, file, line, line=source)
 
 
 def cleaned(word: dict[str, Any]) -> dict[str, Any]:
-    """Return a word with its texts fit for a terminal, but for the names that it and its report are known by."""
-    found = shown(word)
-    for given, made in ((word, found), (word.get("data"), found.get("data"))):
+    """Return a message with texts that are safe for a terminal, except node ids, which identify tests."""
+    safe = shown(word)
+    for given, made in ((word, safe), (word.get("data"), safe.get("data"))):
         if isinstance(given, dict) and "nodeid" in given:
             made["nodeid"] = given["nodeid"]
-    return found
+    return safe
 
 
 def shown(value: Any) -> Any:
-    """Return a value with texts that are fit for a terminal (:mod:`kqueue.text`), in colour where they are.
+    """Return a value with texts that are safe for a terminal (:mod:`kqueue.text`). Colours are kept.
 
-    What overwrites a line, such as a bar of progress, becomes a line of its own.
+    A text that overwrites its line, such as a progress bar, becomes several lines.
     """
     match value:
         case str():

@@ -1,6 +1,6 @@
-"""Whether the CUDA contexts of this process still work: asked of the driver, whichever library opened them.
+"""Checks of this process's CUDA contexts through the driver, whichever library opened them.
 
-An error such as an illegal address stays with a context, and every later call returns it. torch, CuPy, Triton and the
+An error such as an illegal address is sticky: every later call in the context returns it. torch, CuPy, Triton and the
 runtime share the device's primary context. Nothing here loads the driver or opens a context.
 """
 
@@ -19,13 +19,13 @@ _DRIVER: Final = "libcuda.so.1"
 
 
 def fault() -> str:
-    """Wait for all work on this process's GPUs, and return the error that a context is left with; empty if none."""
+    """Wait for all work on this process's GPUs, and return a context's error, or an empty text."""
     driver = _loaded()
     if driver is None:
         return ""
     count = ctypes.c_int()
     if driver.cuDeviceGetCount(ctypes.byref(count)):
-        return ""  # nothing has started it
+        return ""  # the driver is not initialized
     for number in range(count.value):
         flags, active = ctypes.c_uint(), ctypes.c_int()
         if driver.cuDevicePrimaryCtxGetState(number, ctypes.byref(flags), ctypes.byref(active)) or not active.value:
@@ -36,24 +36,24 @@ def fault() -> str:
 
 
 def unload(modules: Iterable[ModuleType]) -> str:
-    """Let go of all that test modules hold, have CuPy unload what it has compiled, and return what fails at that.
+    """Free the objects of test modules, unload CuPy's compiled kernels, and return an error of that, or an empty text.
 
-    Errors of modules that are unloaded would otherwise come up while Python ends, which ignores them.
+    Otherwise such errors would arise while Python ends, which ignores them.
     """
     if _loaded() is None:
         return ""
     failed: list[str] = []
 
-    def note(found: Any) -> None:
-        name = type(found.exc_value).__name__
+    def note(unraisable: Any) -> None:
+        name = type(unraisable.exc_value).__name__
         if name.startswith("CUDA"):
-            failed.append(f"{name}: {found.exc_value}")
+            failed.append(f"{name}: {unraisable.exc_value}")
 
     before, sys.unraisablehook = sys.unraisablehook, note
     try:
         cupy: Any = sys.modules.get("cupy")
         if cupy is not None:
-            with contextlib.suppress(AttributeError):  # while cupy itself fails to be imported
+            with contextlib.suppress(AttributeError):  # a cupy whose import failed
                 cupy.clear_memo()
         for module in modules:
             vars(module).clear()
@@ -72,7 +72,7 @@ def _loaded() -> Any:
 
 
 def _synchronized(driver: Any, number: int) -> int:
-    """Return the error of a device's primary context, 0 if there is none."""
+    """Return the error of a device's primary context, or 0."""
     context = ctypes.c_void_p()
     if code := driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), number):
         return code

@@ -1,4 +1,4 @@
-"""The controlling pytest: it runs groups of tests side by side, and hands what they report to its own plugins."""
+"""The controlling pytest, which runs groups of tests concurrently, and passes their reports to its own plugins."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from kqueue.signals import raise_interrupts
 from workers.testing import claims, sanitizer
 from workers.testing.groups import Group, grouped
 
-#: Seconds between two looks at jobs that say nothing.
-_LOOK_S: Final = 0.2
+#: Seconds between checks of jobs that send no messages.
+_CHECK_S: Final = 0.2
 #: Options of these types mean the same in a job's process.
 _PLAIN: Final = (bool, int, float, str, type(None))
 
 _Phase = Literal["setup", "call", "teardown"]
-#: pytest's exit status where not all could be run for other reasons than the tests'.
+#: pytest's exit status if some tests could not be run for reasons outside of the tests.
 _INTERNAL_ERROR: Final = 3
 
 
@@ -37,16 +37,15 @@ class Running(Protocol):
     """A process with a group's tests.
 
     Attributes:
-        sources: descriptors that can be read when it has said or printed something.
+        sources: descriptors that become readable when it has sent a message or printed.
         sanitized: whether it runs under compute-sanitizer.
-        overdue: True once it was ended because a test took too long.
-        limit_s: most seconds for that.
-        status: how the process ended: an exit status, or a signal as a negative number; None while it runs, and where
-            that is not known.
-        why: how it was ended, where no status tells that; else empty.
-        unrun: why its tests have not run, for no reason of theirs; else empty. Nothing was heard then.
-        last_words: the end of what it has printed.
-        findings: what compute-sanitizer has found, in words.
+        overdue: whether it was ended because a test took too long.
+        limit_s: limit on a test in seconds.
+        status: its exit status, negative for a signal. None while it runs, or if it is unknown.
+        why: the way in which it was ended if the status does not show it, or empty.
+        unrun: the reason outside of the tests why they did not run, or empty. Then it has sent no messages.
+        last_words: the end of its output.
+        findings: the findings of compute-sanitizer as a text.
     """
 
     sources: tuple[int, ...]
@@ -64,46 +63,41 @@ class Running(Protocol):
     def findings(self) -> str: ...
 
     def heard(self) -> Iterable[dict[str, Any]]:
-        """Yield what it has said and was not yielded before, without waiting."""
+        """Yield its new messages without waiting."""
         ...
 
     def output(self) -> bytes:
-        """Return what it has printed since the last call, without waiting."""
+        """Return its output since the last call without waiting."""
         ...
 
     def watch(self) -> bool:
-        """Return True once it is gone."""
+        """Return whether it is gone."""
         ...
 
     def end(self) -> None:
-        """Tell it to end."""
+        """Begin to end it."""
         ...
 
     def close(self) -> None:
-        """Let go of it, when it is gone."""
+        """Release its resources when it is gone."""
         ...
 
 
 class Host(Protocol):
-    """What runs processes with tests: this host, or a fleet.
+    """A runner of processes with tests: this host, or a fleet.
 
     Attributes:
-        words: what the header says of it.
+        words: its description in pytest's header.
     """
 
     words: str
 
     def open(self, order: dict[str, Any], folder: Path) -> None:
-        """Get ready.
-
-        Args:
-            order: the fields of :class:`~workers.testing.groups.Order` that all processes share.
-            folder: for files of processes.
-        """
+        """Prepare a run with the shared fields of :class:`~workers.testing.groups.Order` and a folder for files."""
         ...
 
     def has_room(self) -> bool:
-        """Return whether a process can begin now."""
+        """Return whether a process can start now."""
         ...
 
     def start(self, group: Group, *, sanitized: bool) -> Running:
@@ -111,30 +105,28 @@ class Host(Protocol):
         ...
 
     def over(self, job: Any) -> None:
-        """Take note of the end of a process that was started."""
+        """Note the end of a process."""
         ...
 
     def close(self) -> None:
-        """Let go of all, also of what still runs."""
+        """Release all resources, including groups that still run."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """The tests of one group, in one process after another until all have run.
+    """The run of one group's tests, in one process after another until all have run.
 
     Attributes:
-        group: the tests that are left.
-        whole: all of the group's tests.
-        events: what is to be told to pytest's plugins; True for the beginning of a test.
-        held: the end of the last test, which is told when its process has gone on or ended well.
+        group, whole: the remaining tests, and all tests of the group.
+        events: pending calls of pytest's hooks, with True for the beginning of a test.
+        held: the last reports of the last test, held back until its process has continued or ended well.
         at: the test that runs, and its phase.
-        finished: tests of the present process that are over.
-        failed: reports of what failed.
-        lost: why pytest could run no test.
-        renewed: True if the present process has given the tests that are left to another.
-        ended: what the present process said at its end.
-        over: True once all is known.
+        finished: number of tests that the current process has finished.
+        lost: the reason why pytest could run no test, or empty.
+        renewed: whether the current process has handed the remaining tests to another process.
+        ended: the last message of the current process.
+        over: whether the outcomes of all tests are known.
     """
 
     group: Group
@@ -151,43 +143,39 @@ class _Run:
 
 
 class Controller:
-    """The plugin that takes the running of tests over from pytest."""
+    """The plugin that replaces pytest's own loop over the tests."""
 
     def __init__(self, config: pytest.Config, searched: list[str]) -> None:
-        """Look for where tests can run.
-
-        Args:
-            config: pytest's.
-            searched: ``sys.path`` before conftests and test modules changed it.
+        """Configure the host that runs the tests. ``searched`` is ``sys.path`` before test modules changed it.
 
         Raises:
-            ConfigError: a setting or an option cannot be followed.
+            ConfigError: a setting or an option is invalid.
         """
         self._config = config
         self._isolate = config.option.kqueue_isolate
         self._sanitizes = config.option.kqueue_sanitize
         self._host = _host(config)
         self._order: dict[str, Any] = {
-            "args": [os.fspath(word) for word in config.invocation_params.args],
+            "args": [os.fspath(argument) for argument in config.invocation_params.args],
             "program": sys.argv[0],
             "searched": searched,
         }
         self._session: pytest.Session
-        #: Groups of which tests were not run, and why.
+        #: Descriptions of the groups with tests that were not run, with the reasons.
         self._unrun: list[str] = []
         self._items: dict[str, pytest.Item] = {}
         self._runs: list[_Run] = []
         self._speaker: _Run | None = None
 
     def pytest_report_header(self) -> str:
-        """Say how tests are run."""
+        """Return the line of the header that describes the run."""
         return f"kqueue: a process for each {self._isolate}, {self._host.words}"
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
-        """Run all tests, instead of pytest's own loop."""
+        """Run all tests in place of pytest's own loop."""
         if session.testsfailed and not session.config.option.continue_on_collection_errors:
-            return None  # pytest's own says so
+            return None  # pytest's own loop reports this
         self._session = session
         self._items = {item.nodeid: item for item in session.items}
         groups = grouped(session.items, self._isolate)
@@ -201,7 +189,7 @@ class Controller:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kqueue-")))
             stack.callback(self._host.close)
             self._host.open(self._order, folder)
-            # A CI job's time limit is a SIGTERM. It cancels tests on a fleet as Ctrl-C does.
+            # A CI job's time limit is a SIGTERM. It cancels tests on a fleet like Ctrl-C.
             raise_interrupts()
             try:
                 self._run_all()
@@ -225,12 +213,12 @@ class Controller:
                         running[job] = run
                         for source in job.sources:
                             selector.register(source, selectors.EVENT_READ)
-                    selector.select(_LOOK_S)
+                    selector.select(_CHECK_S)
                     for job, run in list(running.items()):
                         gone = job.watch()
                         self._show(job)
-                        for word in job.heard():
-                            self._hear(run, job, word)
+                        for message in job.heard():
+                            self._hear(run, job, message)
                         if gone:
                             for source in job.sources:
                                 selector.unregister(source)
@@ -259,7 +247,7 @@ class Controller:
             for job in list(left):
                 gone = job.watch()
                 job.output()
-                deque(job.heard(), maxlen=0)  # it may wait until this is read
+                deque(job.heard(), maxlen=0)  # the process can block until its messages are read
                 if gone:
                     self._host.over(job)
                     job.close()
@@ -279,15 +267,17 @@ class Controller:
         if session.shouldstop:
             raise session.Interrupted(session.shouldstop)
 
-    # What a job says -------------------------------------------------------------------------------------
+    # Messages of a job -----------------------------------------------------------------------------------
 
     def _hear(self, run: _Run, job: Running, word: dict[str, Any]) -> None:
         if job.sanitized:
-            return  # the tests have been told of; only the findings count
+            return  # the tests were reported before, and only the findings count
         try:
             heard = self._checked(run, word)
-        except Exception as error:  # noqa: BLE001 -- foreign code may have said it, on a host that is not this one
-            run.lost = run.lost or f"its process said what cannot be understood ({type(error).__name__}: {error})"
+        except Exception as error:  # noqa: BLE001 -- foreign code on another host can have sent it
+            run.lost = (
+                run.lost or f"its process sent a message that cannot be understood ({type(error).__name__}: {error})"
+            )
             return
         hook: Any = self._config.hook
         match word["at"]:
@@ -324,11 +314,7 @@ class Controller:
                 pass
 
     def _checked(self, run: _Run, word: dict[str, Any]) -> Any:
-        """Return what a word is about, if it is one of a process with this group's tests: a test, a report, fields.
-
-        Raises:
-            Exception: it is not.
-        """
+        """Return the test, report or fields of a message. Raise an exception if it is not valid for the group."""
         match word:
             case {"at": "start" | "finish", "nodeid": name}:
                 return _named(run, name)
@@ -349,17 +335,17 @@ class Controller:
                 status
             ):
                 return None
-            case {"at": "lost", "words": str(words)}:
-                return words
+            case {"at": "lost", "words": str(reason)}:
+                return reason
             case {"at": "end", "status": status, "enough": bool(), "fault": str()} if claims.is_number(status):
                 return word
             case {"at": "start" | "finish" | "report" | "warning" | "stop" | "lost" | "end" as at}:
-                raise ValueError(f"a word {at!r} that lacks something")
+                raise ValueError(f"a message {at!r} with missing fields")
             case _:
                 return None
 
     def _stop(self, how: str, reason: str, status: int | None) -> None:
-        """End the run as a test or plugin wants it to."""
+        """End the run in the way that a test or plugin requested."""
         if how == "interrupt":
             raise KeyboardInterrupt(reason)
         if how == "fail":
@@ -370,11 +356,7 @@ class Controller:
         pytest.exit(reason, status)
 
     def _concluded(self, run: _Run, job: Running) -> bool | None:
-        """Conclude from a process's end.
-
-        Returns:
-            None if all is known of the group; else whether its next process runs under compute-sanitizer.
-        """
+        """Handle the end of a process. Return None if its group is over, else whether its next one is sanitized."""
         if job.sanitized:
             self._add_findings(run, job)
             self._finish(run)
@@ -385,7 +367,7 @@ class Controller:
             self._finish(run)
             return None
         began = run.finished > 0 or run.at is not None
-        # A process with a broken context may die of it as it ends; the test that broke it has failed for that.
+        # A process with a broken context can die of it at its end. The test that broke the context has failed already.
         if not run.renewed and (why := self._fault(run, job)):
             self._blame(run, job, why)
         self._let_go(run)
@@ -395,16 +377,16 @@ class Controller:
             if not began:
                 self._give_up(run, job, run.lost or "no test began in its process")
             elif run.ended is not None and not run.renewed and not run.lost:
-                self._give_up(run, job, "pytest found this test when it collected, and not in the process of its own")
+                self._give_up(run, job, "did not find this test, which pytest had collected")
             else:
-                return False  # what is left has another process
+                return False  # the remaining tests get another process
         if run.failed and self._sanitizes:
             return True
         self._finish(run)
         return None
 
     def _fault(self, run: _Run, job: Running) -> str:
-        """Return in words what is wrong with how a process ended; empty if nothing is."""
+        """Return a description of the fault in a process's end, or an empty text."""
         ended = run.ended
         if job.overdue:
             return f"took longer than {job.limit_s:g} s (--kqueue-timeout) and was ended"
@@ -413,7 +395,7 @@ class Controller:
         if run.lost and run.group.items:
             return run.lost
         if job.status is None:
-            return "could not be ended, or its keeper was killed"
+            return "could not be ended, or its reaper was killed"
         if ended is not None and ended["fault"]:
             return f"is left with a broken CUDA context: {ended['fault']}"
         if ended is None or job.status != ended["status"]:
@@ -421,7 +403,7 @@ class Controller:
         return ""
 
     def _blame(self, run: _Run, job: Running, why: str) -> None:
-        """Report a process's fault as the failure of the test that ran, or else of the one that had ended last."""
+        """Report a process's fault as the failure of the running test, or else of the last test that ended."""
         if run.at is not None:
             name, phase = run.at
             run.at = None
@@ -445,18 +427,18 @@ class Controller:
             self._give_up(run, job, why)
 
     def _taken(self, run: _Run, name: str) -> pytest.Item:
-        """Return a test by its node id, and leave it out of what is left of its group."""
-        found = next((item for item in run.group.items if item.nodeid == name), None)
-        if found is None:
+        """Return a test by its node id, and remove it from the remaining tests of its group."""
+        item = next((item for item in run.group.items if item.nodeid == name), None)
+        if item is None:
             return self._items[name]
-        run.group.items.remove(found)
-        return found
+        run.group.items.remove(item)
+        return item
 
     def _place_of(self, run: _Run) -> str:
         return f"{self._isolate} {run.whole.name}"
 
     def _give_up(self, run: _Run, job: Running, why: str) -> None:
-        """Report that the tests that are left cannot be run."""
+        """Report that the remaining tests cannot be run."""
         hook: Any = self._config.hook
         why = why if run.lost else f"its process {_and_said(why, job)}"
         while run.group.items:
@@ -468,13 +450,13 @@ class Controller:
             run.held.append(_report(item, "teardown", "passed"))
 
     def _add_findings(self, run: _Run, job: Running) -> None:
-        found = job.findings
+        text = job.findings
         if job.overdue:
-            found = f"(ended after {job.limit_s:g} s)\n{found}"
+            text = f"(ended after {job.limit_s:g} s)\n{text}"
         for report in run.failed:
-            sanitizer.add(report, f"compute-sanitizer on {self._place_of(run)}", found)
+            sanitizer.add(report, f"compute-sanitizer on {self._place_of(run)}", text)
 
-    # Telling pytest --------------------------------------------------------------------------------------
+    # Calls of pytest's hooks -----------------------------------------------------------------------------
 
     def _report(self, run: _Run, report: pytest.TestReport) -> None:
         hook: Any = self._config.hook
@@ -485,7 +467,7 @@ class Controller:
             self._flush(run)
 
     def _let_go(self, run: _Run) -> None:
-        """Tell the end of the last test."""
+        """Report the end of the last test."""
         hook: Any = self._config.hook
         for report in run.held:
             self._report(run, report)
@@ -494,7 +476,7 @@ class Controller:
         run.held.clear()
 
     def _tell(self, run: _Run, event: Callable[[], object], *, begins: bool = False) -> None:
-        """Tell pytest's plugins, at once if no other group speaks: so what is printed of a module stays together."""
+        """Queue a hook call. Make it at once unless another group has its turn: modules' output must not mix."""
         run.events.append((begins, event))
         if self._speaker is None and not self._sanitizes:
             self._speaker = run
@@ -510,7 +492,7 @@ class Controller:
             event()
 
     def _finish(self, run: _Run) -> None:
-        """Tell all of a group, and let others speak if it was this one's turn."""
+        """Report the end of a group, and give the next group its turn if this one had it."""
         run.over = True
         if self._speaker is None or self._speaker is run:
             for other in self._runs:
@@ -562,7 +544,7 @@ def _report(
 
 def _end_in_words(status: int) -> str:
     if status >= 0:
-        return f"ended with exit status {status}, before pytest was done or after"
+        return f"ended with exit status {status}, which is not pytest's"
     with contextlib.suppress(ValueError):
         name = signal.Signals(-status).name
         return f"was killed by {name} ({signal.strsignal(-status)})"

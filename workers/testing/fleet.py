@@ -1,6 +1,7 @@
-"""The hosts of a fleet, which run tests as evaluations: a group's in one sealed process, its reports in the verdict.
+"""The hosts of a fleet, which run a group's tests as an evaluation in a sealed process, with reports in the verdict.
 
-So they have what evaluations have: a place in the queue, a lease, other tries when the fleet fails, and one end.
+Like other evaluations they have a position in the queue, a lease, further attempts after failures of the fleet, and
+one verdict.
 """
 
 from __future__ import annotations
@@ -20,39 +21,40 @@ from kqueue.client import Client
 from kqueue.client.remote import RemoteClient
 from kqueue.contract import TESTS_LINE, Backend, Phase, Verdict, parse_request
 from kqueue.errors import ConfigError, KqueueError, UnknownProblem
-from workers.testing import claims, repository, sanitizer, sealed
+from workers.testing import claims, groups, repository, sanitizer
 from workers.testing.groups import Group, named
 from workers.testing.job import without_frames
 
 if TYPE_CHECKING:
     from kqueue.client.ticket import Ticket
 
-#: Groups that are with the fleet at once, unless it is told otherwise.
+#: Default limit on the number of groups that are submitted and not finished.
 _AT_ONCE: Final = 64
-#: The most seconds for one test: nobody waits longer for its device.
+#: Limit on one test in seconds, because other evaluations wait for its device.
 _MOST_S: Final = 600.0
-#: What a process may use of a device's time, and say, before it gives the tests that are left to another.
+#: Seconds of a device's time, and bytes of messages, after which a process hands the remaining tests to another one.
 _RENEW_S: Final = 240.0
 _RENEW_BYTES: Final = 256 << 10
-#: About how much it may say in all, which is less than a judge listens to (:mod:`workers.judge.pipeline.pytest_run`).
+#: Approximate limit on the bytes of its messages, below the judge's limit (:mod:`workers.judge.pipeline.pytest_run`).
 _SAID_BYTES: Final = 1536 << 10
-#: Variables of the sender's that pytest reads. Others are the host's.
+#: The sender's environment variables for pytest. All other variables are the host's.
 _CARRIED: Final = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")
 #: Options that name the sender's folders.
 _FOLDERS: Final = frozenset({"basetemp", "confcutdir", "inifilename", "rootdir"})
 _LABEL: Final = 200
-#: The folder of the repository's files on a host (:mod:`workers.judge.candidate.tester`), as a process prints it, with
-#: what stands before it. It is looked for once in a run of such characters, as a log may consist of slashes.
+#: The path of the repository's files on a host (:mod:`workers.judge.candidate.tester`) in a process's output. The group
+#: is the text directly before it. The lookbehind makes a match begin only at the start of a run of such characters, so
+#: that a log full of slashes does not take quadratic time.
 _THERE: Final = re.compile(r"(?<![\w./-])([\w.-]*)/[\w./-]+/[0-9a-f]{32}/repository(?=/)")
-#: How a verdict says that a phase took too long. Of the limit for all of a process's tests it says something else.
+#: End of a verdict's message about a phase that took too long. The limit on a process's total time has another message.
 _PHASE_S: Final = "did not end within its deadline"
 
 
 class Fleet:
-    """A fleet, which runs tests.
+    """The :class:`~workers.testing.controller.Host` that runs tests on a fleet.
 
     Attributes:
-        words: what the header says of it.
+        words: its description in pytest's header.
     """
 
     def __init__(
@@ -67,25 +69,23 @@ class Fleet:
         timeout_s: float,
         sanitizing: bool,
     ) -> None:
-        """Pack the repository's files; the fleet is asked later.
+        """Pack the repository's files without contacting the fleet.
 
         Args:
-            slots: the most groups that are with the fleet at once.
-            url: of `kqueue serve`; by default the environment's fleet.
-            lane: where they run.
-            rootdir: pytest's.
-            inifile: the file of pytest's settings, where there is one.
-            cwd: the folder that pytest was started in.
-            timeout_s: most seconds for a test.
-            sanitizing: whether tests are to be run under compute-sanitizer.
+            slots: the limit on groups that are submitted and not finished.
+            url: the URL of `kqueue serve`, or None for the environment's fleet.
+            lane: the lane of the evaluations.
+            rootdir, inifile, cwd: pytest's root folder, its file of settings if any, and its working directory.
+            timeout_s: limit on one test in seconds.
+            sanitizing: whether failed tests are run again under compute-sanitizer.
 
         Raises:
-            ConfigError: no fleet is known, the files are too many or too large, or a limit or the lane does not do.
+            ConfigError: no fleet is known, the files are too many or too large, or a limit or the lane is invalid.
         """
         if sanitizing and lane == "cpu":
             raise ConfigError("--kqueue-sanitize: compute-sanitizer needs a GPU: choose another lane than cpu")
         if timeout_s > _MOST_S:
-            raise ConfigError(f"--kqueue-timeout: on a fleet at most {_MOST_S:g} s, as others wait for the device")
+            raise ConfigError(f"--kqueue-timeout: on a fleet at most {_MOST_S:g} s, because other evaluations wait")
         rootdir = rootdir.resolve()
         self._root = repository.find(rootdir)
         self._cwd = cwd.resolve()
@@ -101,16 +101,16 @@ class Fleet:
         self._lane = "gpu" if sanitizing and lane == "auto" else lane
         self._room = slots or _AT_ONCE
         self._batch = f"pytest-{uuid4().hex}"
-        #: Groups whose submission has begun and whose end is not known.
+        #: Number of groups whose submission has begun and whose end is not known.
         self._open = 0
         self._over: set[UUID] = set()
         size = len(self._archive) / 2**20
         self.words = f"up to {self._room} at once, on a fleet (batch {self._batch}, {size:.1f} MiB)"
 
     def open(self, order: dict[str, Any], folder: Path) -> None:  # noqa: ARG002
-        """Get ready; see :class:`~workers.testing.controller.Host`."""
+        """Complete the order's shared fields."""
         options = {name: value for name, value in order["options"].items() if name not in _FOLDERS}
-        options["log_file"] = os.devnull  # it may lie where no test can write
+        options["log_file"] = os.devnull  # its folder can be one where no test can write
         searched = [path for path in order["searched"] if Path(path).resolve().is_relative_to(self._root)]
         self._order = order | {
             "args": [*self._options, *order["args"]],
@@ -120,27 +120,27 @@ class Fleet:
             "renew_bytes": _RENEW_BYTES,
             "said_bytes": _SAID_BYTES,
             "stacks_s": self._timeout_s,
-            sealed.ROOT: str(self._root),
-            sealed.STARTED_IN: str(self._cwd.relative_to(self._root)),
-            sealed.ENVIRONMENT: {name: os.environ[name] for name in _CARRIED if name in os.environ},
+            groups.ROOT: str(self._root),
+            groups.STARTED_IN: str(self._cwd.relative_to(self._root)),
+            groups.ENVIRONMENT: {name: os.environ[name] for name in _CARRIED if name in os.environ},
         }
 
     def has_room(self) -> bool:
-        """Return whether another group may be submitted now."""
+        """Return whether another group can be submitted now."""
         return self._open < self._room
 
     def start(self, group: Group, *, sanitized: bool) -> Evaluation:
         """Submit a group's tests.
 
         Raises:
-            KqueueError: the fleet refuses them, or cannot be used.
+            KqueueError: the fleet refuses the tests, or cannot be used.
         """
         for item in group.items:
             if not item.path.resolve().is_relative_to(self._root):
                 raise ConfigError(f"{item.path} does not lie in {self._root}, whose files are sent")
         slower, order = sanitizer.SLOWDOWN if sanitized else 1, self._order | named(group)
         timeout_s = min(self._timeout_s * slower, _MOST_S)
-        if sanitized:  # all of it is watched, as far as that comes
+        if sanitized:  # one process runs as many of the tests as its time allows
             order |= {"renew_s": None, "renew_bytes": None, "stacks_s": None}
         fields: dict[str, Any] = {
             "kernel": TESTS_LINE + json.dumps(order),
@@ -161,25 +161,25 @@ class Fleet:
         return Evaluation(self._submit(fields), self._root, timeout_s, sanitized=sanitized)
 
     def over(self, job: Evaluation) -> None:
-        """Take note of a group's end."""
+        """Note a group's end."""
         if not job.cancelled:
             self._open -= 1
             self._over.add(job.ticket.evaluation_id)
 
     def close(self) -> None:
-        """Cancel what is left, also what was accepted when its submission was broken off."""
-        # Where the fleet is away, they end by themselves.
+        """Cancel all unfinished groups, including groups whose submission was interrupted after it was accepted."""
+        # If the fleet is away, the groups end by themselves.
         with contextlib.suppress(KqueueError), contextlib.closing(self._client):
             for ticket in self._client.batch(self._batch) if self._open else ():
                 if ticket.evaluation_id not in self._over:
                     ticket.cancel()
 
     def _submit(self, fields: dict[str, Any]) -> Ticket:
-        """Submit a group; the repository's files go with the first alone, as the fleet keeps them by their hash."""
+        """Submit a group. Only the first one includes the repository's files, which the fleet then stores."""
         if self._stored:
             try:
                 return self._client.submit(parse_request(fields | {"problem": self._stored}))
-            except UnknownProblem:  # removed meanwhile, as nothing needed them
+            except UnknownProblem:  # the fleet has removed the files because no evaluation used them
                 pass
         request = parse_request(fields | {"problem": self._archive})
         ticket = self._client.submit(request)
@@ -188,26 +188,19 @@ class Fleet:
 
 
 class Evaluation:
-    """A group's tests on a fleet; see :class:`~workers.testing.controller.Running`.
+    """The :class:`~workers.testing.controller.Running` of a group's tests on a fleet.
 
-    All is heard at its end: so what a try has said that failed is heard of nowhere.
+    All messages come with the verdict, so the messages of attempts that failed because of the fleet are lost.
 
     Attributes:
-        ticket: the evaluation's.
-        cancelled: True once it was told to end.
+        ticket: the evaluation's ticket.
+        cancelled: whether :meth:`end` was called.
     """
 
     sources = ()
 
     def __init__(self, ticket: Ticket, root: Path, timeout_s: float, *, sanitized: bool) -> None:
-        """Wait for a submitted evaluation.
-
-        Args:
-            ticket: the evaluation's.
-            root: the repository's folder here.
-            timeout_s: most seconds for a test.
-            sanitized: whether it runs under compute-sanitizer.
-        """
+        """Begin to wait for a submitted evaluation of tests of the repository in the folder ``root``."""
         self.sanitized = sanitized
         self.findings = ""
         self.ticket = ticket
@@ -223,7 +216,7 @@ class Evaluation:
         self._printed = b""
 
     def watch(self) -> bool:
-        """Return True once it has a verdict, or was cancelled.
+        """Return whether it has a verdict or was cancelled.
 
         Raises:
             KqueueError: the fleet cannot be used.
@@ -234,34 +227,34 @@ class Evaluation:
         return self.cancelled or self._verdict is not None
 
     def heard(self) -> Iterator[dict[str, Any]]:
-        """Yield what its process has said, once there is a verdict."""
-        words, self._words = self._words, []
-        yield from words
+        """Yield the process's messages once there is a verdict."""
+        messages, self._words = self._words, []
+        yield from messages
 
     def output(self) -> bytes:
-        """Return what it has printed, once there is a verdict: the end of that, as a fleet keeps it."""
+        """Return the end of the process's output once there is a verdict."""
         printed, self._printed = self._printed, b""
         return printed
 
     def end(self) -> None:
-        """Wait for it no longer; :meth:`Fleet.close` cancels it."""
+        """Stop waiting for it. :meth:`Fleet.close` cancels it."""
         self.cancelled = True
         self._future.cancel()
 
     def close(self) -> None:
-        """Let go of it."""
+        """Do nothing."""
 
     def _conclude(self, verdict: Verdict) -> None:
         log = claims.shown(here(verdict.log, self._root))
         self._printed, self.last_words = log.encode(), without_frames(log)
-        told = f"{verdict.category}: {claims.shown(verdict.message)}"
+        summary = f"{verdict.category}: {claims.shown(verdict.message)}"
         if verdict.blame in (Blame.FLEET, Blame.NOBODY):
-            self.unrun = self.findings = told
+            self.unrun = self.findings = summary
             return
         self._words = words(verdict)
         status, ended_well = verdict.facts.status, verdict.category in (Category.PASSED, Category.TESTS_FAILED)
         if ended_well:
-            # The judge has seen that its process has ended so.
+            # The judge has checked that the process ended with this status.
             self.status = _last_status(self._words)
         elif verdict.category is Category.CRASHED and status is not None:
             self.status = os.waitstatus_to_exitcode(status)
@@ -269,19 +262,20 @@ class Evaluation:
             self.overdue = True
         else:
             self.why = f"was ended: {claims.shown(verdict.message)}"
-        found = sanitizer.shown(verdict.evidence.tests.findings or "") if verdict.evidence.tests is not None else ""
-        self.findings = claims.shown(found) if ended_well or self.overdue else f"{told}\n{claims.shown(found)}".rstrip()
+        raw = sanitizer.shown(verdict.evidence.tests.findings or "") if verdict.evidence.tests is not None else ""
+        findings = claims.shown(raw)
+        self.findings = findings if ended_well or self.overdue else f"{summary}\n{findings}".rstrip()
 
 
 def here(log: str, root: Path) -> str:
-    """Return what a process on a host has printed, with the repository's folder here in the place of that there."""
-    return _THERE.sub(lambda found: f"{found[1]}{root}", log)
+    """Return a remote process's output with the repository's remote path replaced by its path on this host."""
+    return _THERE.sub(lambda path: f"{path[1]}{root}", log)
 
 
-def _last_status(said: list[dict[str, Any]]) -> int | None:
-    """Return the status in the last word of an end, which the judge has compared."""
-    for word in reversed(said):
-        match word:
+def _last_status(messages: list[dict[str, Any]]) -> int | None:
+    """Return the status in the last message ``end``, which the judge has compared with the process's exit."""
+    for message in reversed(messages):
+        match message:
             case {"at": "end", "status": status, "fault": _} if claims.is_number(status):
                 return status
             case _:
@@ -289,20 +283,20 @@ def _last_status(said: list[dict[str, Any]]) -> int | None:
     return None
 
 
-def _in_a_test(verdict: Verdict, said: list[dict[str, Any]]) -> bool:
-    """Return whether it is a test that took too long: neither what comes before and after, nor all of them together."""
-    last = next((word["at"] for word in reversed(said) if word["at"] in ("start", "finish")), "")
+def _in_a_test(verdict: Verdict, messages: list[dict[str, Any]]) -> bool:
+    """Return whether a single test took too long, and not the time between tests or their total."""
+    last = next((message["at"] for message in reversed(messages) if message["at"] in ("start", "finish")), "")
     return verdict.phase is Phase.CHECK and last == "start" and verdict.message.endswith(_PHASE_S)
 
 
 def words(verdict: Verdict) -> list[dict[str, Any]]:
-    """Return what a process has said, as far as that can be read: foreign code may have said it."""
-    found: list[dict[str, Any]] = []
+    """Return the valid messages of a process. Foreign code can have sent invalid ones."""
+    messages: list[dict[str, Any]] = []
     for line in (verdict.evidence.tests.words if verdict.evidence.tests else "").splitlines():
         try:
-            word = json.loads(line)
-            if isinstance(word, dict) and isinstance(word.get("at"), str):
-                found.append(claims.cleaned(word))
+            message = json.loads(line)
+            if isinstance(message, dict) and isinstance(message.get("at"), str):
+                messages.append(claims.cleaned(message))
         except (ValueError, RecursionError):
             pass
-    return found
+    return messages

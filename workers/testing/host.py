@@ -1,4 +1,4 @@
-"""This host: places for tests on its GPUs, each in turn, and the locks that a fleet here takes to time on them."""
+"""Slots for tests on this host's GPUs, with the GPUs' locks, which a local fleet holds while it times kernels."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from workers.testing.job import Job
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where one process of tests runs at a time.
+class TestSlot:
+    """A slot for one process of tests at a time.
 
     Attributes:
-        gpu: the UUID of its GPU; None where this host shows none.
+        gpu: the UUID of its GPU, or None on a host without visible GPUs.
         lock: the lock of its device.
     """
 
@@ -31,72 +31,72 @@ class Place:
 
 
 class Here:
-    """This host, which runs tests."""
+    """The :class:`~workers.testing.controller.Host` that runs tests on this host."""
 
     def __init__(self, slots: int | None, *, cwd: Path, timeout_s: float, sanitizing: bool) -> None:
-        """Look for places, and for compute-sanitizer if it is asked for.
+        """Find the slots, and compute-sanitizer if it is requested.
 
         Args:
-            slots: the most processes at once; by default one a GPU, or half of the CPUs where there is none.
-            cwd: the working directory of tests.
-            timeout_s: most seconds for a test; infinite for no limit.
-            sanitizing: whether tests are to be run under compute-sanitizer.
+            slots: the limit on concurrent processes. By default one for each GPU, or half of the CPUs without GPUs.
+            cwd: the tests' working directory.
+            timeout_s: limit on one test in seconds, infinite for no limit.
+            sanitizing: whether failed tests are run again under compute-sanitizer.
 
         Raises:
-            ConfigError: KQUEUE_GPUS names a GPU that is not there, or KQUEUE_SCRATCH is another user's; or there is no
-                compute-sanitizer.
+            ConfigError: KQUEUE_GPUS names a missing GPU, another user owns KQUEUE_SCRATCH, or compute-sanitizer is
+                missing.
         """
         self._sanitizer = sanitizer.command() if sanitizing else []
         self._cwd = cwd
         self._timeout_s = timeout_s
         self._count = 0
-        self._at: dict[Job, Place] = {}
-        found = _places(slots)
-        self._free = deque(found)
-        gpus = len({place.gpu for place in found if place.gpu is not None})
-        where = "no GPU in sight" if not gpus else "1 GPU" if gpus == 1 else f"{gpus} GPUs"
-        self.words = f"{len(found)} at once, {where}"
+        self._used: dict[Job, TestSlot] = {}
+        all_slots = _test_slots(slots)
+        self._free = deque(all_slots)
+        gpus = len({slot.gpu for slot in all_slots if slot.gpu is not None})
+        where = "no visible GPU" if not gpus else "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+        self.words = f"{len(all_slots)} at once, {where}"
 
     def open(self, order: dict[str, Any], folder: Path) -> None:
-        """Get ready; see :class:`~workers.testing.controller.Host`."""
+        """Store the order's shared fields and the folder."""
         self._order, self._folder = order, folder
 
     def has_room(self) -> bool:
-        """Return whether a process can begin now."""
+        """Return whether a slot is free."""
         return bool(self._free)
 
     def start(self, group: Group, *, sanitized: bool) -> Job:
         """Start a process for a group's tests."""
         self._count += 1
-        place = self._free.popleft()
+        slot = self._free.popleft()
         job = Job(
             group,
             self._order,
-            gpu=place.gpu,
-            lock=place.lock,
+            gpu=slot.gpu,
+            lock=slot.lock,
             folder=self._folder / f"kqueue-{self._count}",
             cwd=self._cwd,
             timeout_s=self._timeout_s * (sanitizer.SLOWDOWN if sanitized else 1),
             sanitizer=self._sanitizer if sanitized else (),
         )
-        self._at[job] = place
+        self._used[job] = slot
         return job
 
     def over(self, job: Job) -> None:
-        """Take a process's place back."""
-        self._free.append(self._at.pop(job))
+        """Free the slot of a process that has ended."""
+        self._free.append(self._used.pop(job))
 
     def close(self) -> None:
-        """Let go of all."""
+        """Do nothing: the controller closes all jobs."""
 
 
-def _places(slots: int | None) -> Sequence[Place]:
+def _test_slots(slots: int | None) -> Sequence[TestSlot]:
     config = load()
     root = config.scratch.absolute()
     scratch.prepare(root)
     gpus = [gpu.uuid for gpu in choose(config.gpus, devices(), os.environ.get("CUDA_VISIBLE_DEVICES"))]
     count = slots or len(gpus) or max(1, len(os.sched_getaffinity(0)) // 2)
-    on = [Place(uuid, scratch.device_lock(root, uuid)) for uuid in gpus] or [
-        Place(None, scratch.device_lock(root, "cpu"))
+    on_devices = [TestSlot(uuid, scratch.device_lock(root, uuid)) for uuid in gpus] or [
+        TestSlot(None, scratch.device_lock(root, "cpu"))
     ]
-    return [on[number % len(on)] for number in range(count)]
+    return [on_devices[number % len(on_devices)] for number in range(count)]

@@ -1,4 +1,4 @@
-"""A job: the process of one group's tests, as the controlling pytest sees it."""
+"""A job: the process of one group's tests, from the controlling pytest's side."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ from workers.testing import reaper
 from workers.testing.groups import Group, Order, named
 from workers.testing.sanitizer import findings
 
-#: How much is read at once, and how much of the last output is kept, in bytes.
+#: Bytes that are read at once, and bytes of the last output that are kept.
 _READ_BYTES: Final = 1 << 20
 _KEPT_BYTES: Final = 16 << 10
-#: Least limit in seconds for what comes before the first test, Python's start and imports too, and after the last.
+#: Least limit in seconds on the time before the first test, imports included, and after the last test.
 _AROUND_S: Final = 600.0
-#: Seconds in which a keeper says that its program is gone, when all has gone on; then it is killed itself.
+#: Seconds in which a reaper reports the end of its program if nothing hangs. After that it is killed itself.
 _GONE_S: Final = reaper.GRACE_S + 2 * reaper.KILLED_S + 5
 #: Frames of pytest and of this package in the traceback of a process that dies.
 _FRAME: Final = re.compile(
     r'  File "(.*/(_pytest|pluggy)/.*|.*/workers/testing/(child|sealed)\.py|<frozen runpy>|<string>)"'
 )
-#: Caches of its own keep one module's faults from another. A home of its own would hide settings and data.
+#: Directories that a job does not get privately. Private caches keep one module's faults from another module, but a
+#: private home would hide settings and data. TMPDIR is always private.
 _SHARED: Final = frozenset({"HOME", "XDG_CACHE_HOME", "TMPDIR"})
 
 
 class Job:
-    """A process with tests on this host, and its keeper.
+    """A process with tests on this host, and its reaper.
 
     Attributes:
         sanitized: whether it runs under compute-sanitizer.
-        overdue: True once it was ended because it took too long.
-        limit_s: most seconds for what it does now, waiting for its device left out.
-        status: how the process ended: an exit status, or a signal as a negative number; None while it runs, and if it
-            could not be ended.
-        sources: what can be read when it has said or printed something.
-        why: always empty: how it has ended its status tells, and what has not run of it, nobody.
+        overdue: whether it was ended because it took too long.
+        limit_s: limit on the current step in seconds, without waits for its device.
+        status: its exit status, negative for a signal. None while it runs, and if it could not be ended.
+        sources: descriptors that become readable when it has sent a message or printed.
+        why, unrun: always empty, because the status says how a local process ended.
     """
 
     why = unrun = ""
@@ -70,12 +70,11 @@ class Job:
         Args:
             group: the tests to run.
             order: the fields of :class:`Order` that all processes of the run share.
-            gpu: the UUID of its GPU; None where this host shows none.
-            lock: the lock of its device.
-            folder: for its files and caches; created, and removed at its end but for pytest's temporary directories.
+            gpu, lock: the UUID of its GPU, or None, and the lock of its device.
+            folder: the folder for its files and caches. At its end only pytest's temporary directories remain.
             cwd: its working directory.
-            timeout_s: most seconds for a test; infinite for no limit.
-            sanitizer: words before the program's, which take a log's name for ``%s``.
+            timeout_s: limit on one test in seconds, infinite for no limit.
+            sanitizer: command that runs the program, with ``%s`` for the name of the log.
 
         Raises:
             OSError: it could not be started.
@@ -86,7 +85,7 @@ class Job:
         self._timeout_s = timeout_s
         self._left_s: float | None = None
         self._allow(max(timeout_s, _AROUND_S))
-        self._told_at = math.inf
+        self._signalled_at = math.inf
         self._tail = bytearray()
         self._scratch = folder / "scratch"
         self._scratch.mkdir(parents=True)
@@ -101,7 +100,7 @@ class Job:
         program = [word.replace("%s", str(self._found)) for word in sanitizer]
         program += [sys.executable, "-P", "-m", "workers.testing.child", str(file), str(says.fileno())]
         try:
-            self._keeper = subprocess.Popen(
+            self._reaper = subprocess.Popen(
                 [sys.executable, "-P", "-m", "workers.testing.reaper", str(os.getpid()), str(says.fileno()), *program],
                 cwd=cwd,
                 env=self._environment(gpu),
@@ -121,15 +120,15 @@ class Job:
         os.set_blocking(self._printed, False)
 
     def heard(self) -> Iterator[dict[str, Any]]:
-        """Yield what the process has said and was not yielded before, without waiting; end it if it takes too long."""
+        """Yield the process's new messages without waiting. End it if it takes too long."""
         for line in self._lines.read():
             with contextlib.suppress(ValueError):  # it died within this line
-                if isinstance(word := json.loads(line or b"0"), dict) and isinstance(word.get("at"), str):
-                    yield self._noted(word)
-        # Now that all it has said is known, however late this process gets to read it.
+                if isinstance(message := json.loads(line or b"0"), dict) and isinstance(message.get("at"), str):
+                    yield self._note(message)
+        # The deadline is checked after all messages are read, because this process can be late itself.
         if time.monotonic() > self._deadline and not self.overdue and not self._ended:
             self.overdue = True
-            self._tell(reaper.ABORT)
+            self._signal(reaper.ABORT)
 
     def output(self) -> bytes:
         """Return what the process has printed since the last call, without waiting."""
@@ -140,61 +139,61 @@ class Job:
 
     @property
     def findings(self) -> str:
-        """What compute-sanitizer has found."""
+        """The output of compute-sanitizer."""
         return findings(self._found)
 
     @property
     def last_words(self) -> str:
-        """The end of what the process printed: captured by pytest for the test that ran, and beside that."""
+        """The end of the process's output, including the output of the running test that pytest captured."""
         parts = [content(captured, _KEPT_BYTES, at_end=True) for captured in self._lines.descriptors]
         parts.append(self._tail.decode(errors="replace"))
         return without_frames("\n".join(part.rstrip("\n") for part in parts))
 
     def watch(self) -> bool:
-        """Return True once the process is gone with all that it started. A keeper that does not end is killed."""
-        if time.monotonic() - self._told_at > _GONE_S:
-            self._keeper.kill()
-        return self._ended or self._keeper.poll() is not None
+        """Return whether the process is gone with all that it started. A reaper that does not end is killed."""
+        if time.monotonic() - self._signalled_at > _GONE_S:
+            self._reaper.kill()
+        return self._ended or self._reaper.poll() is not None
 
     def end(self) -> None:
-        """Tell the process to end, as Ctrl-C does: fixtures are torn down, then it is killed with all it started."""
-        self._tell(reaper.END)
+        """End the process like Ctrl-C: fixtures are torn down, then it is killed with all that it started."""
+        self._signal(reaper.END)
 
     def close(self) -> None:
-        """Wait for the keeper's end and remove the job's files."""
+        """Wait for the reaper's end and remove the job's files."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._keeper.wait(_GONE_S)
-        if self._keeper.poll() is None:
-            self._keeper.kill()
-            self._keeper.wait()
+            self._reaper.wait(_GONE_S)
+        if self._reaper.poll() is None:
+            self._reaper.kill()
+            self._reaper.wait()
         self._lines.close()
         os.close(self._printed)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _tell(self, number: signal.Signals) -> None:
-        self._told_at = min(self._told_at, time.monotonic())
-        self._keeper.send_signal(number)
+    def _signal(self, number: signal.Signals) -> None:
+        self._signalled_at = min(self._signalled_at, time.monotonic())
+        self._reaper.send_signal(number)
 
-    def _noted(self, word: dict[str, Any]) -> dict[str, Any]:
-        if word["at"] == "start":
+    def _note(self, message: dict[str, Any]) -> dict[str, Any]:
+        if message["at"] == "start":
             self._allow(self._timeout_s)
-        elif word["at"] == "finish":
+        elif message["at"] == "finish":
             self._allow(max(self._timeout_s, _AROUND_S))
-        elif word["at"] == "wait" and word.get("on"):
+        elif message["at"] == "wait" and message.get("on"):
             self._left_s, self._deadline = self._deadline - time.monotonic(), math.inf
-        elif word["at"] == "wait" and self._left_s is not None:
+        elif message["at"] == "wait" and self._left_s is not None:
             self._left_s, self._deadline = None, time.monotonic() + self._left_s
-        if word["at"] == "gone":
-            self.status = word.get("status")
+        if message["at"] == "gone":
+            self.status = message.get("status")
             self._ended = True
-        return word
+        return message
 
     def _allow(self, seconds: float) -> None:
-        if not self.overdue:  # the limit that it has passed is told
+        if not self.overdue:  # the report names the limit that it exceeded
             self.limit_s, self._deadline = seconds, time.monotonic() + seconds
 
     def _environment(self, gpu: str | None) -> dict[str, str]:
-        """Return this process's environment without kqueue's settings, and with caches and a GPU of its own."""
+        """Return this process's environment without kqueue's settings, and with private caches and the job's GPU."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KQUEUE_")}
         own = private_directories(str(self._scratch))
         for name in own.keys() - _SHARED - environment.keys():
@@ -212,6 +211,6 @@ class Job:
 
 
 def without_frames(text: str) -> str:
-    """Return what a process printed at its end without the frames of pytest and of this package."""
+    """Return a process's last output without the frames of pytest and of this package."""
     lines = text.replace("\0", "\\x00").splitlines()
     return "\n".join(line for line in lines if not _FRAME.match(line)).strip()

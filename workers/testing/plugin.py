@@ -1,6 +1,6 @@
-"""The plugin ``kqueue`` of pytest: ``pytest --kqueue`` runs each module in a process of its own.
+"""The plugin ``kqueue`` of pytest: ``pytest --kqueue`` runs each module in a separate process.
 
-pytest loads this module in every run, so it imports nothing but pytest until ``--kqueue`` is given.
+pytest loads this module in every run, so it imports only pytest until ``--kqueue`` is given.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import pytest
 
-#: Where modules are looked for, before a conftest or a test module adds its own folder. A child begins with it.
+#: The ``sys.path`` before a conftest or a test module adds its own folder. A child begins with it.
 _SEARCHED: Final = list(sys.path)
-#: The marker of tests that leave their device to a fleet.
+#: The marker of tests that run without the lock of their device.
 UNLOCKED: Final = "kqueue_unlocked"
-#: Options for a debugger or a look at fixtures, which need the tests in pytest's own process.
+#: Options for debugging and for showing fixtures, which need the tests in pytest's own process.
 _ONE_PROCESS: Final = {
     "usepdb": "--pdb",
     "trace": "--trace",
@@ -27,26 +27,26 @@ _ONE_PROCESS: Final = {
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options, all of which begin with ``--kqueue``."""
     group = parser.getgroup("kqueue", "a fresh process and CUDA context for each module (kqueue)")
-    group.addoption("--kqueue", action="store_true", help="run each module in a process of its own, several at once")
+    group.addoption("--kqueue", action="store_true", help="run each module in a separate process, several at once")
     group.addoption(
         "--kqueue-isolate",
         choices=("module", "class", "test"),
         default="module",
-        help="what has a process of its own: each module (the default), class or test",
+        help="run each module (the default), class or test in a separate process",
     )
     group.addoption(
         "--kqueue-slots",
         type=_slots,
         metavar="N",
-        help="most processes at once, in turn on the GPUs (default: one a GPU, else half of the CPUs)",
+        help="limit on concurrent processes, in turn on the GPUs (default: one for each GPU, else half of the CPUs)",
     )
     group.addoption(
         "--kqueue-timeout",
         type=_seconds,
         default=600.0,
         metavar="S",
-        help="most seconds for one test; what comes before the first and after the last has as long, and at least 600;"
-        " 0 for no limit (default: 600)",
+        help="limit on one test in seconds, 0 for no limit (default: 600). The time before the first test and after"
+        " the last has the same limit, but at least 600",
     )
     group.addoption("--kqueue-fleet", action="store_true", help="run them on the hosts of a fleet")
     group.addoption(
@@ -58,23 +58,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--kqueue-url",
         metavar="URL",
-        help="with --kqueue-fleet: of `kqueue serve`; the token is KQUEUE_TOKEN (default: the environment's fleet)",
+        help="with --kqueue-fleet: `kqueue serve`, with KQUEUE_TOKEN as token (default: the environment's fleet)",
     )
     group.addoption(
         "--kqueue-sanitize",
         action="store_true",
-        help="run what failed once more under compute-sanitizer, and show what it finds",
+        help="run failed tests once more under compute-sanitizer, and show its findings",
     )
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Take over the running of tests where ``--kqueue`` is given.
+    """Take over the running of tests if ``--kqueue`` is given.
 
     Raises:
-        pytest.UsageError: another option does not go with it.
+        pytest.UsageError: another option is incompatible with it.
     """
-    config.addinivalue_line("markers", f"{UNLOCKED}: with --kqueue, a fleet on this host may time beside this test")
+    config.addinivalue_line("markers", f"{UNLOCKED}: with --kqueue, a fleet on this host can time during this test")
     if not config.getoption("--kqueue") or config.option.collectonly:
         return
     _check(config)
@@ -88,28 +88,28 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _check(config: pytest.Config) -> None:
-    for option, word in _ONE_PROCESS.items():
+    for option, flag in _ONE_PROCESS.items():
         if config.getoption(option, False):
-            raise pytest.UsageError(f"{word} needs the tests in pytest's own process: leave out --kqueue")
+            raise pytest.UsageError(f"{flag} needs the tests in pytest's own process: leave out --kqueue")
     if config.getoption("dist", "no") != "no" or config.getoption("tx", None):
         raise pytest.UsageError(
-            "--kqueue runs tests side by side itself: leave out pytest-xdist's options (add -n 0 where the project's"
-            " settings have them), and say how many with --kqueue-slots"
+            "--kqueue runs tests concurrently itself: leave out pytest-xdist's options (add -n 0 if the project's"
+            " settings have them), and set their number with --kqueue-slots"
         )
     if config.getoption("cov_source", None) and not config.getoption("no_cov", False):
         raise pytest.UsageError(
-            "pytest-cov does not see into the processes of --kqueue: add --no-cov, and measure with `coverage run -m"
+            "pytest-cov does not measure the processes of --kqueue: add --no-cov, and measure with `coverage run -m"
             " pytest` and coverage's setting `patch = subprocess`"
         )
     if not config.getoption("kqueue_fleet") and (config.option.kqueue_url or config.option.kqueue_lane != "auto"):
-        raise pytest.UsageError("--kqueue-url and --kqueue-lane say which fleet runs the tests: add --kqueue-fleet")
+        raise pytest.UsageError("--kqueue-url and --kqueue-lane select a fleet for the tests: add --kqueue-fleet")
     if sys.platform != "linux":
         raise pytest.UsageError("--kqueue needs Linux")
 
 
 def _slots(text: str) -> int:
     if not text.isdigit() or not 1 <= int(text) <= 1024:
-        raise _refused(f"{text!r} is no number of processes from 1 to 1024")
+        raise _refused(f"{text!r} is not a number of processes from 1 to 1024")
     return int(text)
 
 
@@ -119,11 +119,11 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1e9:
-        raise _refused(f"{text!r} is no number of seconds")
+        raise _refused(f"{text!r} is not a number of seconds")
     return value
 
 
-def _refused(words: str) -> Any:
+def _refused(message: str) -> Any:
     import argparse
 
-    return argparse.ArgumentTypeError(words)
+    return argparse.ArgumentTypeError(message)

@@ -1,9 +1,9 @@
 """``python -m workers.testing.reaper``: run a program, and end it with all that it started.
 
-It is a subreaper: what the program leaves behind becomes its child, even from a session of its own, and is killed when
-the program has ended. It ends with whoever started it. Its last word on the descriptor that it is given is one line of
-JSON, ``{"at": "gone", "status": ..., "stuck": ...}``: the program's exit status, negative for a signal; and whether
-something could not be killed.
+It is a subreaper: processes that the program leaves behind become its children, even from other sessions, and are
+killed when the program has ended. It ends with its own parent. Its last message on the given descriptor is a line of
+JSON, ``{"at": "gone", "status": ..., "stuck": ...}``. ``status`` is the program's exit status, negative for a signal,
+and ``stuck`` is true if a process could not be killed.
 """
 
 from __future__ import annotations
@@ -19,23 +19,18 @@ from typing import Final
 
 from workers.judge.host import linux
 
-#: Tell the program to end as at Ctrl-C, so that its fixtures are torn down; abort it, so that it shows where it is.
+#: Signals to the reaper: end the program like Ctrl-C, so that its fixtures are torn down, or abort it, so that it
+#: prints its stacks.
 END: Final = signal.SIGTERM
 ABORT: Final = signal.SIGUSR1
-#: Seconds that the program may take to end when it is told to, and that killed processes may take to die.
+#: Seconds for the program to end after such a signal, and for killed processes to die.
 GRACE_S: Final = 30.0
 KILLED_S: Final = 10.0
 _HEEDED: Final = frozenset({signal.SIGCHLD, END, ABORT})
 
 
 def main(parent: int, said: int, program: list[str]) -> None:
-    """Run a program to its end.
-
-    Args:
-        parent: the process that this one ends with.
-        said: a descriptor, which the program inherits.
-        program: its words.
-    """
+    """Run a program, which inherits the descriptor ``said``, to its end or the end of the process ``parent``."""
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEEDED)
     linux.prctl(linux.PR_SET_PDEATHSIG, END)
@@ -45,7 +40,7 @@ def main(parent: int, said: int, program: list[str]) -> None:
 
     def in_child() -> None:
         die_with_reaper()
-        # A shell's background job ignores it, and so would the tests.
+        # A shell starts background jobs with SIGINT ignored, which the tests would inherit.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
@@ -54,10 +49,10 @@ def main(parent: int, said: int, program: list[str]) -> None:
     deadline = time.monotonic() + KILLED_S
     while not linux.sweep(set()) and time.monotonic() < deadline:
         time.sleep(0.01)
-    word = {"at": "gone", "status": child.returncode if ended else None, "stuck": bool(linux.children(os.getpid()))}
-    with contextlib.suppress(OSError):  # nobody listens any more
-        # The program may have died within a line.
-        os.write(said, b"\n" + json.dumps(word).encode() + b"\n")
+    message = {"at": "gone", "status": child.returncode if ended else None, "stuck": bool(linux.children(os.getpid()))}
+    with contextlib.suppress(OSError):  # the reader is gone
+        # The program can have died within a line.
+        os.write(said, b"\n" + json.dumps(message).encode() + b"\n")
 
 
 def _wait(child: subprocess.Popen[bytes]) -> bool:

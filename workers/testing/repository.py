@@ -1,4 +1,4 @@
-"""The files of a repository that travel to the hosts of a fleet."""
+"""The files of a repository that are sent to the hosts of a fleet."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from kqueue.contract import MAX_TESTS_BYTES
 from kqueue.errors import ConfigError
 from workers.judge.candidate.archive import pack
 
-#: The most files: the file system of a sealed process holds 20,000.
+#: Limit on the number of files. The file system of a sealed process holds 20,000.
 _MOST_FILES: Final = 15_000
-#: The most that is packed, in bytes: what is above does not become small enough.
+#: Limit on the total size in bytes before compression. A larger repository hardly compresses below the second limit.
 _MOST_BYTES: Final = 512 << 20
-#: Folders that no repository is made of.
+#: Folders that are not sent.
 _LEFT_OUT: Final = frozenset({"__pycache__", "node_modules"})
-#: How many of the largest files a refusal names.
+#: Number of the largest files that a refusal names.
 _NAMED: Final = 3
 
 
 def find(folder: Path) -> Path:
-    """Return the folder of the repository that a folder lies in; the folder itself where that is in none.
+    """Return the root of the repository that contains a folder, or the folder itself outside of repositories.
 
     Raises:
-        ConfigError: it lies in one that Git does not read.
+        ConfigError: Git cannot read the repository.
     """
-    told = _git(folder.resolve(), "rev-parse", "--show-toplevel")
-    return folder.resolve() if told is None else Path(os.fsdecode(told.rstrip(b"\n"))).resolve()
+    output = _git(folder.resolve(), "rev-parse", "--show-toplevel")
+    return folder.resolve() if output is None else Path(os.fsdecode(output.rstrip(b"\n"))).resolve()
 
 
 def packed(root: Path) -> str:
     """Return the files of a repository as a text, without what Git ignores.
 
     Raises:
-        ConfigError: there are too many, they are too large, one cannot be read, or Git does not say what it ignores.
+        ConfigError: there are too many, they are too large, one cannot be read, or Git does not list the ignored ones.
     """
     sizes = {name: size for name in _files(root) if (size := _size(root / name)) is not None}
     largest = sorted(sizes, key=lambda name: -sizes[name])[:_NAMED]
     named = ", ".join(f"{name} ({sizes[name] / 2**20:.1f} MiB)" for name in largest)
-    advice = f"the largest are {named}; what Git ignores is left out"
+    advice = f"the largest are {named}. Files that Git ignores are left out"
     if len(sizes) > _MOST_FILES:
         raise ConfigError(f"{root} has {len(sizes)} files, of which at most {_MOST_FILES} can be sent: {advice}")
     if sum(sizes.values()) > _MOST_BYTES:
@@ -59,23 +59,23 @@ def packed(root: Path) -> str:
 
 
 def _size(path: Path) -> int | None:
-    """Return the size of a file, or of the one that a link leads to; None for what is neither file nor link."""
+    """Return the size of a file, or of a link's target. Return None for other objects."""
     if path.is_file():
         return path.stat().st_size
     return path.lstat().st_size if path.is_symlink() else None
 
 
 def _files(root: Path) -> Iterator[PurePosixPath]:
-    """Yield the paths of files and links in a folder: those that Git does not ignore where it is a repository's."""
-    told = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    if told is None:
+    """Yield the paths of files and links in a folder, without files that Git ignores if it is in a repository."""
+    output = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    if output is None:
         yield from _walked(root)
         return
-    for name in dict.fromkeys(os.fsdecode(name) for name in told.split(b"\0") if name):
+    for name in dict.fromkeys(os.fsdecode(name) for name in output.split(b"\0") if name):
         path = root / name
         if path.is_symlink() or not path.is_dir():
             yield PurePosixPath(name)
-        elif os.path.lexists(path / ".git"):  # a repository within this one, which has its own word on its files
+        elif os.path.lexists(path / ".git"):  # a nested repository, which has its own list of ignored files
             yield from (PurePosixPath(name, inner) for inner in _files(path))
 
 
@@ -96,15 +96,11 @@ def _walked(root: Path) -> Iterator[PurePosixPath]:
                 folders.append(each)
 
 
-def _git(folder: Path, *words: str) -> bytes | None:
-    """Return what Git says of a folder; None where that lies in no repository.
-
-    Raises:
-        ConfigError: it lies in one, and Git says nothing. What it ignores, such as credentials, would travel.
-    """
+def _git(folder: Path, *arguments: str) -> bytes | None:
+    """Return Git's output for a folder, or None outside of repositories. Raise a ConfigError if Git fails in one."""
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *words], capture_output=True, stdin=subprocess.DEVNULL, check=False
+            ["git", "-C", str(folder), *arguments], capture_output=True, stdin=subprocess.DEVNULL, check=False
         )
     except OSError as error:
         why = f"git: {error.strerror}"
@@ -112,10 +108,11 @@ def _git(folder: Path, *words: str) -> bytes | None:
         if done.returncode == 0:
             return done.stdout
         why = " ".join(done.stderr.decode(errors="replace").split())
+    # Without Git's answer, ignored files such as credentials would be sent.
     for each in (folder, *folder.parents):
         if os.path.lexists(each / ".git"):
             raise ConfigError(
-                f"{each} is a Git repository, and git does not say which of its files it ignores ({why}): see to it"
-                f" that `git -C {each} status` works, or remove {each / '.git'}, and all files are sent"
+                f"{each} is a Git repository, and git does not say which of its files it ignores ({why}): repair it"
+                f" until `git -C {each} status` works, or remove {each / '.git'} to send all files"
             )
     return None

@@ -1,4 +1,4 @@
-"""compute-sanitizer, under which what failed is run once more."""
+"""compute-sanitizer, under which failed tests are run once more."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from kqueue.errors import ConfigError
 from workers.judge.candidate import started
 from workers.judge.host import toolchain
 
-#: Most characters of its findings that a report shows.
+#: Number of characters of its findings that a report shows.
 _SHOWN: Final = 10_000
-#: How many times longer tests may take under it.
+#: Factor by which tests' time limits grow under it.
 SLOWDOWN: Final = 10
 
 
 def command() -> list[str]:
-    """Return the words that come before a program's; ``%s`` stands for the file that the findings go to.
+    """Return the command that runs a program under it, with ``%s`` for the file of the findings.
 
     Raises:
-        ConfigError: there is no compute-sanitizer.
+        ConfigError: compute-sanitizer is missing.
     """
     program = toolchain.program("compute-sanitizer")
     if program is None:
         raise ConfigError(
-            "--kqueue-sanitize: compute-sanitizer is neither on PATH nor below CUDA_HOME; the CUDA toolkit has it"
+            "--kqueue-sanitize: compute-sanitizer is neither on PATH nor below CUDA_HOME. Install the CUDA toolkit"
         )
     return started.watching(program, "%s")
 
 
 def findings(log: Path) -> str:
-    """Return what compute-sanitizer has written, shortened."""
+    """Return the findings in a log, shortened for a report."""
     try:
         return shown(log.read_text(errors="replace"))
     except OSError:
@@ -40,7 +40,7 @@ def findings(log: Path) -> str:
 
 
 def shown(text: str) -> str:
-    """Return what compute-sanitizer has written as a report shows it."""
+    """Return compute-sanitizer's output shortened for a report."""
     text = text.strip()
     if not text:
         return "it wrote nothing"

@@ -1,24 +1,24 @@
 """The life of an evaluation in Postgres: submitted, claimed, ended once.
 
-Two rules hold it together. First, an attempt begins by compare-and-set on a queued evaluation, so any number of
-messages for one evaluation do no harm. Second, an evaluation ends under a lock on its row, and the first writer wins.
-Judge, worker, sweeper and producer may all try, and exactly one verdict comes of it. A transaction that holds an
-evaluation's row may then lock the row of its attempt, never the other way round.
+Two rules apply. First, an attempt begins by compare-and-set on a queued evaluation, so repeated messages for one
+evaluation are harmless. Second, an evaluation ends under a lock on its row, and the first writer wins. Judge, worker,
+sweeper and producer can all try, and exactly one verdict results. A transaction that holds an evaluation's row can then
+lock the row of its attempt, never the other way round.
 
 Each function is one transaction unless its docstring says otherwise. Each raises
-:class:`~kqueue.errors.DatabaseUnavailable` if Postgres cannot be reached, refuses, or does not answer in time. Nothing
-is half written then.
+:class:`~kqueue.errors.DatabaseUnavailable` if Postgres is unreachable, refuses, or does not answer in time. Nothing is
+written partially in that case.
 
 ==============================================  ==========================================================
 :mod:`~kqueue.store.evaluations.submission`     writes evaluations
-:mod:`~kqueue.store.evaluations.reuse`          ends evaluations whose equals were judged
-:mod:`~kqueue.store.evaluations.order`          decides whose turn it is
+:mod:`~kqueue.store.evaluations.reuse`          ends evaluations with the verdicts of equal ones
+:mod:`~kqueue.store.evaluations.order`          decides the order of evaluations
 :mod:`~kqueue.store.evaluations.publishing`     records which messages are in Redis
 :mod:`~kqueue.store.evaluations.claims`         begins attempts
-:mod:`~kqueue.store.evaluations.verdicts`       ends attempts and evaluations: every way to write a verdict
+:mod:`~kqueue.store.evaluations.verdicts`       ends attempts and evaluations: all ways to write a verdict
 :mod:`~kqueue.store.evaluations.history`        decides from ended attempts whether a kernel is suspected
 :mod:`~kqueue.store.evaluations.queries`        reads verdicts and ids
-:mod:`~kqueue.store.evaluations.conditions`     SQL conditions that these share
+:mod:`~kqueue.store.evaluations.conditions`     common SQL conditions
 ==============================================  ==========================================================
 """
 

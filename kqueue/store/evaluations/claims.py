@@ -1,4 +1,4 @@
-"""Beginning attempts."""
+"""Claims, which begin attempts."""
 
 from __future__ import annotations
 
@@ -44,23 +44,22 @@ from kqueue.store.evaluations.reuse import answer, fingerprint
 from kqueue.store.evaluations.verdicts import expire, warm_up_finish
 from kqueue.store.models import Attempt, Environment, Evaluation, Gpu, Kernel, Problem, Worker
 
-#: A retry that is due is kept for a slot farther away from the one that failed, for so many seconds. Most evaluations
-#: take less, so such a slot becomes free meanwhile; a retry that waits longer is better done anywhere.
+#: Seconds for which a due retry is reserved for slots farther from the failed one. Most evaluations take less, so such
+#: a slot becomes free in that time. Afterwards any slot can take the retry.
 _ELSEWHERE_S: Final = 10.0
 
 
 @dataclass(frozen=True)
 class Claim:
-    """An attempt that the caller, and nobody else, now executes.
+    """An attempt that only the caller now executes.
 
     Attributes:
-        evaluation_id: what to judge.
         attempt_id: the attempt's row.
         number: the attempt's number, from 1.
-        lane: the lane that it was submitted to.
-        alone: True if earlier tries took their worker or GPU with them: nothing else may use the device meanwhile.
-        hashes: of the problem and the kernel, by which the request names its sources.
-        stored: the request, as it lies in the database.
+        lane: the lane to which it was submitted.
+        alone: True if the attempt needs exclusive use of the device, because earlier tries lost their worker or GPU.
+        hashes: the hashes of problem and kernel by which the request names its sources.
+        stored: the request from the database.
     """
 
     evaluation_id: UUID
@@ -73,11 +72,11 @@ class Claim:
 
     @cached_property
     def request(self) -> Request:
-        """Sources and settings, as submitted.
+        """The submitted sources and settings.
 
         Raises:
-            SchemaMismatch: a producer of another version of kqueue wrote what this one cannot read, or the sources are
-                not those that their hashes stand for.
+            SchemaMismatch: another version of kqueue wrote a request that this one cannot read, or the sources do not
+                match their hashes.
         """
         try:
             request = Request.model_validate(self.stored)
@@ -88,27 +87,30 @@ class Claim:
                 f"this version of kqueue cannot read the stored request ({where}: {fault['msg']}): "
                 "producer and worker are of different versions"
             ) from None
-        # Verdicts are found again by these, and any producer may have written the sources.
+        # Verdicts are reused by these hashes, and any producer can have written the sources.
         if (request.problem_hash, request.kernel_hash) != self.hashes:
-            raise SchemaMismatch("the stored sources are not those that their hashes stand for: store them anew")
+            raise SchemaMismatch("the stored sources do not match their hashes: submit them again")
         return request
 
 
 def claim(engine: Engine, evaluation_id: UUID, *, worker_id: UUID, lease_s: float) -> Claim | None:
-    """Begin an attempt, if the evaluation is queued and due. Of any number of callers one gets it.
+    """Begin an attempt, if the evaluation is queued and due. Only one of several concurrent callers gets it.
 
-    The others get None. So does a caller if the evaluation is running, done, not due yet or unknown; if it waited
-    longer than its producer allowed, which gives it its verdict ``expired`` here; if an equal evaluation was judged
-    while it waited, whose verdict it gets here (:mod:`kqueue.store.evaluations.reuse`); if the worker is paused, or its
-    GPU out of service; or if the last attempt failed near this worker. In that case the next attempt is kept for some
-    seconds for a worker on another slot, or better on another device. The message of an evaluation that stays queued is
-    sent again.
+    All other callers get None. The result is also None in these cases:
+
+    - The evaluation is running, done, not due yet or unknown.
+    - It waited longer than its producer allowed. It then ends as ``expired``.
+    - An equal evaluation was judged while it waited. It then ends with that verdict
+      (:mod:`kqueue.store.evaluations.reuse`).
+    - The worker is paused, or its GPU is out of service.
+    - The last attempt failed near this worker. The next attempt is then reserved for some seconds for a worker on
+      another slot, preferably on another device.
+
+    The message of an evaluation that stays queued is sent again.
 
     Args:
-        engine: the database.
-        evaluation_id: from the message.
-        worker_id: a registered worker's.
-        lease_s: how long the attempt counts as alive without a heartbeat, and a worker too.
+        worker_id: a registered worker.
+        lease_s: seconds without a heartbeat for which the attempt counts as alive, and a worker too.
     """
     with transaction(engine) as connection:
         if answer(connection, [evaluation_id], live_s=lease_s):
@@ -116,7 +118,7 @@ def claim(engine: Engine, evaluation_id: UUID, *, worker_id: UUID, lease_s: floa
         row = _begin(connection, evaluation_id, worker_id, lease_s)
         if row is None:
             expire(connection, Evaluation.id == evaluation_id)
-            # The message that brought it here is used up.
+            # The message that triggered this claim is consumed.
             connection.execute(
                 update(Evaluation)
                 .where(Evaluation.id == evaluation_id, QUEUED, Evaluation.published_at.is_not(None))
@@ -126,37 +128,36 @@ def claim(engine: Engine, evaluation_id: UUID, *, worker_id: UUID, lease_s: floa
         number: int = row.pop("number")
         attempt_id: int = row.pop("attempt_id")
         hashes = (row.pop("problem_hash"), row.pop("kernel_hash"))
-        del row["producer"]  # it is not for judges
+        del row["producer"]  # judges must not see it
         alone = number > 1 and History.read(connection, evaluation_id).suspected
     return Claim(evaluation_id, attempt_id, number, row["lane"], alone, hashes, row)
 
 
 def warm_up(engine: Engine, *, worker_id: UUID) -> None:
-    """Do for no evaluation what claiming and ending one takes, so that a process has it at hand when it needs it."""
+    """Claim and end an evaluation that does not exist, to prewarm the connection and the statements."""
     claim(engine, UUID(int=0), worker_id=worker_id, lease_s=0)
     warm_up_finish(engine)
 
 
 def set_environment(engine: Engine, attempt_id: int, facts: dict[str, Any], *, conditions: str | None) -> str:
-    """Record what an attempt runs on, and return the environment's hash. The worker's fingerprint follows from it.
+    """Record the environment of an attempt and the fingerprint of its worker. Return the environment's hash.
 
     Args:
-        engine: the database.
         attempt_id: the attempt's row.
-        facts: what numbers depend on, and nothing that changes between attempts. It must hold ``device``,
-            ``torch``, ``python`` and ``host``, and may hold ``driver``, ``cuda``, ``triton`` and more.
-        conditions: what else this worker's verdicts depend on, in any form; the same for all of its life. None: none
-            of them is reused.
+        facts: the facts on which times depend, without any that change between attempts. ``device``, ``torch``,
+            ``python`` and ``host`` are required. ``driver``, ``cuda``, ``triton`` and more are optional.
+        conditions: all other properties on which this worker's verdicts depend, in any form, constant for its life.
+            None forbids the reuse of its verdicts.
     """
-    known = clean.json(facts)
-    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
-    row = {name: str(known[name]) for name in ("device", "torch", "python", "host")}
-    row |= {name: str(known[name]) for name in ("driver", "cuda", "triton") if known.get(name) is not None}
+    cleaned = clean.json(facts)
+    digest = hashlib.sha256(json.dumps(cleaned, sort_keys=True).encode()).hexdigest()
+    row = {name: str(cleaned[name]) for name in ("device", "torch", "python", "host")}
+    row |= {name: str(cleaned[name]) for name in ("driver", "cuda", "triton") if cleaned.get(name) is not None}
     with transaction(engine) as connection:
-        connection.execute(insert(Environment).values(hash=digest, facts=known, **row).on_conflict_do_nothing())
+        connection.execute(insert(Environment).values(hash=digest, facts=cleaned, **row).on_conflict_do_nothing())
         mark = None if conditions is None else fingerprint(digest, conditions)
-        told = update(Attempt).where(Attempt.id == attempt_id)
-        connection.execute(told.values(environment_hash=digest, fingerprint=mark))
+        attempt = update(Attempt).where(Attempt.id == attempt_id)
+        connection.execute(attempt.values(environment_hash=digest, fingerprint=mark))
         if mark is not None:
             whose = select(Attempt.worker_id).where(Attempt.id == attempt_id).scalar_subquery()
             changed = update(Worker).where(Worker.id == whose, Worker.fingerprint.is_distinct_from(mark))
@@ -165,10 +166,7 @@ def set_environment(engine: Engine, attempt_id: int, facts: dict[str, Any], *, c
 
 
 def _begin(connection: Connection, evaluation_id: UUID, worker_id: UUID, lease_s: float) -> dict[str, Any] | None:
-    """Compare and set, and open the attempt: return the request and the attempt's id and number.
-
-    None if the evaluation cannot be had.
-    """
+    """Open the attempt by compare-and-set. Return the request and the attempt's id and number, or None."""
     values = {"evaluation": evaluation_id, "worker": worker_id, "lease": timedelta(seconds=lease_s)}
     row = connection.execute(_claiming(), values).mappings().one_or_none()
     return None if row is None else {str(name): value for name, value in row.items()}
@@ -176,7 +174,7 @@ def _begin(connection: Connection, evaluation_id: UUID, worker_id: UUID, lease_s
 
 @cache
 def _claiming() -> Select[*tuple[Any, ...]]:
-    """Return the statement that claims: one, as each costs the slot a round trip; made once, as that takes 2 ms."""
+    """Return the claiming statement. It is one, to save round trips, and cached, because building it takes 2 ms."""
     evaluation_id, worker_id = bindparam("evaluation", type_=Uuid[UUID]()), bindparam("worker", type_=Uuid[UUID]())
     lease = bindparam("lease", type_=Interval)
     begun = (
@@ -228,17 +226,15 @@ def _claiming() -> Select[*tuple[Any, ...]]:
 
 
 def _may_take(worker_id: ColumnElement[UUID]) -> ColumnElement[bool]:
-    """The condition that neither the worker is paused nor its GPU out of service.
-
-    The GPU is asked itself: a supervisor that looked at it before it was drained may since have written that its
-    workers go on.
-    """
+    """Return the condition that neither the worker is paused nor its GPU out of service."""
+    # The GPU's own row is checked, because a supervisor that read it before it was drained can since have ended the
+    # pause of its workers.
     out_of_service = select(Gpu.uuid).where(Gpu.uuid == Worker.device, not_(gpus.SERVES)).exists()
     return select(Worker.id).where(Worker.id == worker_id, Worker.paused.is_(None), not_(out_of_service)).exists()
 
 
 def _better_elsewhere(worker_id: ColumnElement[UUID], lease: ColumnElement[timedelta]) -> ColumnElement[bool]:
-    """The condition that a live worker is farther from the last failure than this one, and so should have it."""
+    """Return the condition that a live worker is farther from the last failure than this one, and so preferred."""
     failed, me, other = aliased(Worker), aliased(Worker), aliased(Worker)
 
     def distance(worker: type[Worker]) -> ColumnElement[int]:

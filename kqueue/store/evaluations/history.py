@@ -14,7 +14,7 @@ from kqueue.evidence import EarlierAttempt
 from kqueue.states import Writer
 from kqueue.store.models import Attempt, Worker
 
-#: A kernel is suspected after so many tries that took their worker or GPU with them.
+#: Number of tries that lost their worker or GPU, after which the kernel is suspected.
 _SUSPECTED_AFTER: Final = 2
 
 
@@ -26,7 +26,7 @@ class History:
 
     @classmethod
     def read(cls, connection: Connection, evaluation_id: UUID) -> History:
-        """Read an evaluation's ended attempts, within the caller's transaction."""
+        """Within the caller's transaction, read an evaluation's ended attempts."""
         return cls(
             tuple(
                 connection.execute(
@@ -49,23 +49,23 @@ class History:
 
     @cached_property
     def tries(self) -> int:
-        """The number of attempts that count: those that were not handed back."""
+        """The number of attempts that count as tries, which excludes those handed back."""
         return sum(not attempt.handed_back for attempt in self.attempts)
 
     @cached_property
     def deaths(self) -> int:
-        """The number of tries that took their worker or GPU with them."""
+        """The number of tries that lost their worker or GPU."""
         return sum(
             is_death(attempt.category, attempt.written_by) for attempt in self.attempts if not attempt.handed_back
         )
 
     @property
     def suspected(self) -> bool:
-        """True if the kernel is suspected: its next try runs alone on its device, and is the last."""
+        """True if the kernel is suspected. Its next try has exclusive use of its device and is the last."""
         return is_suspected(self.deaths)
 
-    def told(self) -> tuple[EarlierAttempt, ...]:
-        """Return the attempts as a verdict's evidence tells of them."""
+    def as_evidence(self) -> tuple[EarlierAttempt, ...]:
+        """Return the attempts in the form of a verdict's evidence."""
         return tuple(
             EarlierAttempt(
                 number=attempt.number,
@@ -81,10 +81,10 @@ class History:
 
 
 def is_death(category: str, written_by: str) -> bool:
-    """Return True if a failed try of the fleet ended without a word of its judge, or with a failing GPU."""
+    """Return True if a failed try of the fleet ended without a report of its judge, or with a failing GPU."""
     return written_by != Writer.JUDGE or category in (Category.WORKER_LOST, Category.GPU_UNHEALTHY)
 
 
 def is_suspected(deaths: int) -> bool:
-    """Return True if a kernel is suspected after so many tries that took their worker or GPU with them."""
+    """Return True if a kernel with this number of tries that lost their worker or GPU is suspected."""
     return deaths >= _SUSPECTED_AFTER

@@ -1,12 +1,11 @@
-"""Whose turn it is.
+"""The order of evaluations.
 
-Evaluations of one producer, lane and priority go in the order of their submission. Between producers the one goes first
-that has used the least of late: seconds of devices, divided by its weight, which count half after every
-:data:`HALF_LIFE_S` seconds. What runs counts as if it took as long as that producer's attempts usually do, and longer
-if it does. Between priorities ``interactive`` goes first, but ``batch`` keeps :data:`BATCH_SHARE` of the seconds.
+Evaluations of one producer, lane and priority are ordered by submission. The producer with the least recent use goes
+first: device seconds divided by its weight, halved after every :data:`HALF_LIFE_S` seconds. A running attempt counts
+with the mean duration of that producer's attempts, or its actual duration if that is longer. ``interactive`` precedes
+``batch``, which keeps :data:`BATCH_SHARE` of the seconds. ``idle`` comes last on its lane.
 
-Nothing of this is fixed when an evaluation is submitted: whoever asks for the next ones gets them in the order that
-holds then. What is ``idle`` goes after all else on its lane.
+The order is not fixed at submission: each query for the next evaluations applies the current one.
 """
 
 from __future__ import annotations
@@ -40,31 +39,33 @@ from kqueue.store.engine import transaction
 from kqueue.store.evaluations.conditions import REAL
 from kqueue.store.models import Attempt, Evaluation, Share
 
-#: After so many seconds what a producer has used counts half. A producer that had all devices for long waits for about
-#: as long when another one comes that has used none.
+#: Seconds after which used device seconds count half. A producer that had all devices for long waits for about as long
+#: when another one comes that has used none.
 HALF_LIFE_S: Final = 300.0
-#: The share of the devices' time that ``batch`` gets while ``interactive`` evaluations wait.
+#: Share of the devices' time that ``batch`` gets while ``interactive`` evaluations wait.
 BATCH_SHARE: Final = 0.1
-#: Half-lives after which nothing is left of what was used.
+#: Number of half-lives after which rows are removed.
 _FORGOTTEN: Final = 100
-#: The seconds that an attempt is expected to take while nothing is known of its producer or its resource.
+#: Expected seconds of an attempt while nothing is known of its producer or its resource.
 _UNKNOWN_S: Final = 1.0
-#: Messages in Redis for each slot of a lane, and for a lane with few slots or none. A worker that ends an evaluation
-#: finds the next one there, even if nobody fills the window for some seconds.
+#: Number of messages in Redis for each slot of a lane. A worker that ends an evaluation finds the next one there, even
+#: if the window is not refilled for some seconds.
 _PER_SLOT: Final = 3
+#: Minimum number of messages in Redis for a lane.
 _LEAST: Final = 8
 
-#: The numbers of a row of ``shares``.
+#: Numeric columns of ``shares``.
 _NUMBERS: Final = ("seconds", "squares", "ended")
-#: How much they count now. ``power`` refuses results that are too small.
+#: Factor with which these columns count now. ``power`` raises an error for results that are too small.
 _FADE: Final = func.power(
     0.5, func.least(500.0, func.greatest(0.0, func.extract("epoch", func.now() - Share.at)) / HALF_LIFE_S)
 )
-#: The next evaluations of each lane, priority and producer. The groups are found by one step through an index for each,
-#: however many evaluations a group has. With many groups, few of each are looked at. Those that were never tried are
-#: looked for once more behind those that were. The inner statement reads from the beginning of a group on, in the order
-#: of its index, and the outer one drops what lies behind the group. With equality instead, the planner takes the index
-#: by time of submission where one producer has most of the evaluations, and reads all of them for another one's head.
+#: Query for the next evaluations of each lane, priority and producer. It finds each group with one step through an
+#: index, however many evaluations the group has. With many groups, it reads few rows of each. A second pass over each
+#: group finds evaluations that were never tried behind those that were. The inner query reads from the start of a group
+#: in the order of its index, and the outer one drops rows behind the group. With equality instead, if one producer has
+#: most of the evaluations, the planner uses the index by time of submission and reads all of them to find another
+#: producer's first one.
 _HEADS: Final = text("""
     WITH RECURSIVE groups AS (
         (
@@ -101,7 +102,7 @@ _HEADS: Final = text("""
 """)
 _RESOURCE: Final = func.split_part(Evaluation.lane, ".", 1)
 _WHOSE: Final = (Share.producer, Share.resource, Share.priority)
-#: Both what ended and what runs, by one statement: between two an attempt could end, and be in neither.
+#: Query for ended and running attempts in one statement. Between two statements an attempt could end and be in neither.
 _USED: Final = union_all(
     select(
         *_WHOSE, *(func.sum(getattr(Share, name) * _FADE).label(name) for name in _NUMBERS), false().label("runs")
@@ -131,11 +132,6 @@ class Next:
     """An evaluation that is among the next of its lane.
 
     Attributes:
-        id: the evaluation.
-        priority: its priority.
-        producer: whose it is.
-        submitted_at: when it was submitted.
-        attempts: the number of attempts so far.
         published: True if it has a message in Redis.
     """
 
@@ -149,12 +145,12 @@ class Next:
 
 @dataclass(slots=True)
 class Used:
-    """What the attempts of one producer and priority have used of one resource of late.
+    """The recent use of one resource by the attempts of one producer and priority.
 
     Attributes:
-        seconds: of ended attempts, and what is expected of those that run.
-        ended: the number of ended attempts that ``seconds`` and ``squares`` are of, as they count now.
-        mean_s: the seconds that an attempt takes.
+        seconds: seconds of ended attempts, plus the expected seconds of running ones.
+        ended: the decayed number of the ended attempts in ``seconds`` and ``squares``.
+        mean_s: mean duration in seconds of an attempt.
         squares: the sum of the squares of the ended attempts' seconds.
     """
 
@@ -166,12 +162,11 @@ class Used:
 
 @dataclass(slots=True)
 class Shares:
-    """What all have used of one resource.
+    """The recent use of one resource by all producers.
 
     Attributes:
-        used: by priority and producer.
-        weights: of producers whose weight is not 1.
-        mean_s: the seconds that an attempt takes, whoever's it is.
+        used: the use by priority and producer.
+        mean_s: mean duration in seconds of an attempt of any producer.
     """
 
     used: dict[tuple[Priority, str], Used] = field(default_factory=dict)
@@ -179,36 +174,31 @@ class Shares:
     mean_s: float = _UNKNOWN_S
 
     def of(self, priority: Priority, producer: str) -> Used:
-        """Return what a producer has used in a priority; changes are kept."""
+        """Return the use by a producer in a priority. Changes to the object take effect."""
         return self.used.setdefault((priority, producer), Used(mean_s=self.mean_s))
 
     def burden(self, producer: str) -> float:
-        """Return the number by which producers are compared: the lowest goes first."""
+        """Return a producer's weighted use. The producer with the lowest one goes first."""
         return sum(self.of(p, producer).seconds for p in Priority) / self.weights.get(producer, 1.0)
 
     def batch_is_due(self) -> bool:
-        """Return True if ``batch`` has had less than its share."""
+        """Return True if ``batch`` has used less than its share."""
         of = {p: sum(used.seconds for (of, _), used in self.used.items() if of is p) for p in Priority}
         return of[Priority.BATCH] < BATCH_SHARE * (of[Priority.BATCH] + of[Priority.INTERACTIVE])
 
 
 def window(slots: int) -> int:
-    """Return the number of a lane's messages to keep in Redis.
-
-    Args:
-        slots: the number of live workers that serve the lane.
-    """
+    """Return the number of messages to keep in Redis for a lane with this number of live workers."""
     return max(_LEAST, _PER_SLOT * slots)
 
 
 def upcoming(engine: Engine, slots: Mapping[str, int]) -> dict[str, list[Next]]:
-    """Return the next evaluations of each lane, in order, as many as its window holds.
+    """Return the next evaluations of each lane in order, as many as its window holds.
 
-    Those that were tried before take none of these places, as the worker that is free may have to refuse them: there
-    are up to as many more. Lanes for which nothing waits are left out.
+    Evaluations with earlier attempts are extra, up to as many again, because the free worker might have to refuse them.
+    Lanes without waiting evaluations are omitted.
 
     Args:
-        engine: the database.
         slots: the number of live workers of each lane.
     """
     most = max(map(window, (0, *slots.values())))
@@ -216,8 +206,8 @@ def upcoming(engine: Engine, slots: Mapping[str, int]) -> dict[str, list[Next]]:
     with transaction(engine) as connection:
         for row in connection.execute(_HEADS, {"most": most}):
             priority = Priority(row.priority)
-            known = Next(row.id, priority, row.producer, row.submitted_at, row.attempts, row.published)
-            heads[row.lane].append(known)
+            head = Next(row.id, priority, row.producer, row.submitted_at, row.attempts, row.published)
+            heads[row.lane].append(head)
         contested = any(_contested(waiting) for waiting in heads.values())
         shares = read_shares(connection) if contested else defaultdict(Shares)
     return {
@@ -227,7 +217,7 @@ def upcoming(engine: Engine, slots: Mapping[str, int]) -> dict[str, list[Next]]:
 
 
 def read_shares(connection: Connection) -> defaultdict[str, Shares]:
-    """Return what all have used of each resource, within the caller's transaction."""
+    """Within the caller's transaction, return the recent use of each resource."""
     weights = {row.producer: row.weight for row in connection.execute(_WEIGHTS)}
     shares: defaultdict[str, Shares] = defaultdict(lambda: Shares(weights=weights))
     rows = connection.execute(_USED).all()
@@ -248,18 +238,19 @@ def read_shares(connection: Connection) -> defaultdict[str, Shares]:
 
 
 def tally(engine: Engine) -> None:
-    """Add up what was used, and remove what counts for nothing any more. One at a time may do so."""
+    """Merge the rows of ``shares``, and remove those that no longer count. Only one process can do this at a time."""
     with transaction(engine) as connection:
         connection.execute(_TALLY, {"half_life": HALF_LIFE_S, "forgotten": _FORGOTTEN * HALF_LIFE_S})
 
 
 def charge(closed: CTE) -> CTE:
-    """Return the part of a statement that counts an attempt's seconds as used by its producer.
+    """Return the part of a statement that charges an attempt's seconds to its producer.
 
-    What nobody could end, as Postgres was away, counts until its lease ran out. Probes are nobody's, and used by none.
+    An attempt that could not be ended while Postgres was unavailable counts until its lease expired. Probes have no
+    producer and are not charged.
 
     Args:
-        closed: the part that ends the attempt, with what it returns of it.
+        closed: the part that ends the attempt and returns its columns.
     """
     until = func.least(closed.c.ended_at, closed.c.lease_until)
     seconds = cast(func.greatest(0.0, func.extract("epoch", until - closed.c.started_at)), Double)
@@ -277,18 +268,12 @@ def _resource(lane: str) -> str:
 
 
 def _contested(waiting: Iterable[Next]) -> bool:
-    """Return True if more than one priority or producer waits."""
+    """Return True if evaluations of more than one priority or producer wait."""
     return len({(one.priority, one.producer) for one in waiting}) > 1
 
 
 def _merged(waiting: Iterable[Next], shares: Shares, most: int) -> Iterator[Next]:
-    """Yield those of the evaluations whose turn it is first. Charges ``shares`` for each.
-
-    Args:
-        waiting: the evaluations of one lane, in the order of submission for each priority and producer.
-        shares: what their producers have used.
-        most: how many that were never tried, at most, and how many that were.
-    """
+    """Yield at most ``most`` evaluations without and ``most`` with earlier attempts, in order. Charge ``shares``."""
     queues: dict[Priority, dict[str, list[Next]]] = {priority: {} for priority in Priority}
     for one in waiting:
         queues[one.priority].setdefault(one.producer, []).append(one)
@@ -296,7 +281,7 @@ def _merged(waiting: Iterable[Next], shares: Shares, most: int) -> Iterator[Next
         for of_one in queue.values():
             of_one.reverse()
     burdens = {producer: shares.burden(producer) for queue in queues.values() for producer in queue}
-    # Places for those that were tried before, and for others.
+    # The remaining number of evaluations to yield, with earlier attempts and without.
     left = {True: most, False: most}
     while left[False]:
         ready = [priority for priority in Priority if queues[priority]]

@@ -1,4 +1,4 @@
-"""Keeping track of the messages in Redis."""
+"""The record of the messages in Redis."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kqueue.store.evaluations.conditions import QUEUED
 from kqueue.store.models import Evaluation, Kernel
 from kqueue.store.sql import any_uuid
 
-#: One row for each message, as :func:`to_message` reads it.
+#: Query with one row for each message, which :func:`to_message` reads.
 MESSAGES: Final = select(
     Evaluation.id,
     Evaluation.problem_hash,
@@ -41,31 +41,27 @@ def to_message(row: Row[*tuple[Any, ...]]) -> Message:
 
 
 def _total_s(settings: Mapping[str, Any]) -> float:
-    """Return the sum of the deadlines in a row's settings, which another version may have written."""
-    known = {name: settings[name] for name in ("deadlines", "examine") if name in settings}
-    return Settings.model_validate(known, extra="ignore").total_s
+    """Return the sum of the deadlines in a row's settings, possibly written by another version."""
+    fields = {name: settings[name] for name in ("deadlines", "examine") if name in settings}
+    return Settings.model_validate(fields, extra="ignore").total_s
 
 
 def published(engine: Engine) -> dict[str, set[UUID]]:
     """Return the queued evaluations whose messages should be in Redis, by lane."""
-    found: dict[str, set[UUID]] = {}
+    by_lane: dict[str, set[UUID]] = {}
     with transaction(engine) as connection:
         for identity, lane in connection.execute(
             select(Evaluation.id, Evaluation.lane).where(QUEUED, Evaluation.published_at.is_not(None))
         ):
-            found.setdefault(lane, set()).add(identity)
-    return found
+            by_lane.setdefault(lane, set()).add(identity)
+    return by_lane
 
 
 def publish(engine: Engine, ids: Collection[UUID]) -> list[Message]:
-    """Record that messages are in Redis now, and return those that the caller must send for it.
+    """Record that messages are in Redis now, and return those that the caller must therefore send.
 
-    Evaluations that have their message, or that somebody claims or ends at this moment, are left out, so of any number
-    of callers one sends a message.
-
-    Args:
-        engine: the database.
-        ids: the evaluations.
+    Evaluations that have a message, or whose rows another transaction has locked, are skipped. So only one of several
+    concurrent callers sends a message.
     """
     free = (
         select(Evaluation.id)
@@ -81,7 +77,7 @@ def publish(engine: Engine, ids: Collection[UUID]) -> list[Message]:
 
 
 def unpublish(engine: Engine, ids: Collection[UUID]) -> int:
-    """Record that messages are not in Redis, so that they can be sent again; return of how many queued evaluations."""
+    """Record that messages are not in Redis, so that they are sent again. Return the number of changed evaluations."""
     free = (
         select(Evaluation.id)
         .where(Evaluation.id == any_uuid(ids), QUEUED, Evaluation.published_at.is_not(None))

@@ -1,4 +1,4 @@
-"""Reading verdicts and ids."""
+"""Queries for verdicts and ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Verdict
 from kqueue.store.sql import any_uuid
 
-#: One row for each verdict, as :func:`to_verdict` reads it.
+#: Query with one row for each verdict, which :func:`to_verdict` reads.
 VERDICTS: Final = (
     select(
         Evaluation.id,
@@ -47,37 +47,37 @@ VERDICTS: Final = (
 
 def to_verdict(row: RowMapping) -> contract.Verdict:
     """Return the verdict in a row of :data:`VERDICTS`."""
-    known: dict[str, Any] = {str(name): value for name, value in row.items()}
-    return contract.Verdict.load({"evaluation_id": known.pop("id"), **known})
+    fields: dict[str, Any] = {str(name): value for name, value in row.items()}
+    return contract.Verdict.load({"evaluation_id": fields.pop("id"), **fields})
 
 
 def verdict(engine: Engine, evaluation_id: UUID) -> contract.Verdict | None:
-    """Return the evaluation's verdict, None while it has none.
+    """Return the evaluation's verdict, or None while it has none.
 
     Raises:
-        UnknownEvaluation: there is no such evaluation.
+        UnknownEvaluation: no evaluation has this id.
     """
-    found = verdicts(engine, [evaluation_id])
-    if not found and not existing(engine, [evaluation_id]):
+    by_id = verdicts(engine, [evaluation_id])
+    if not by_id and not existing(engine, [evaluation_id]):
         raise UnknownEvaluation(evaluation_id)
-    return found.get(evaluation_id)
+    return by_id.get(evaluation_id)
 
 
 def verdicts(engine: Engine, ids: Collection[UUID]) -> dict[UUID, contract.Verdict]:
-    """Return the verdicts of those of ``ids`` that have one."""
+    """Return the existing verdicts of evaluations, by id."""
     with transaction(engine) as connection:
         rows = connection.execute(VERDICTS.where(Verdict.evaluation_id == any_uuid(ids))).mappings()
         return {row["id"]: to_verdict(row) for row in rows}
 
 
 def existing(engine: Engine, ids: Collection[UUID]) -> set[UUID]:
-    """Return those of ``ids`` that are evaluations."""
+    """Return the ids that belong to evaluations."""
     with transaction(engine) as connection:
         return set(connection.scalars(select(Evaluation.id).where(Evaluation.id == any_uuid(ids))))
 
 
 def in_batch(engine: Engine, name: str) -> list[UUID]:
-    """Return the evaluations of a batch, in the order in which they were submitted."""
+    """Return the evaluations of a batch in the order of their submission."""
     with transaction(engine) as connection:
         return list(
             connection.scalars(

@@ -1,13 +1,13 @@
-"""Reusing verdicts: an evaluation whose equal was judged ends with that verdict, and takes no slot.
+"""Reuse of verdicts: an evaluation ends with the verdict of an equal, earlier one, without using a slot.
 
-Equal are evaluations of the same problem, kernel and settings, as the database hashes them. The verdict must have been
-reached under the fingerprint of a worker that serves the lane now. The fingerprint stands for all else that a verdict
-depends on: the environment (GPU, driver, versions, host), the seal, the toolchain, and the judge's own code. A worker's
-is known from the first kernel on that it has run.
+Equal evaluations have the same problem, kernel and settings, according to hashes in the database. The verdict must have
+the fingerprint of a worker that serves the lane now. The fingerprint covers all other properties on which a verdict
+depends: the environment (GPU, driver, versions, host), the sandbox, the toolchain, and the judge's own code. A worker's
+fingerprint is known after its first kernel.
 
-A verdict is reused only if it would come out the same again (:func:`reusable`), and if all of the last verdicts on the
-same content and fingerprint agree. So what passes by luck is judged anew once it has failed. No reused verdict is
-reused or counted in ``best_verdicts``: it is the one measurement, told again.
+A verdict is reused only if a repetition would give it again (:func:`reusable`), and if all of the last verdicts with
+the same content and fingerprint agree. So a kernel that passes by luck is judged again once it has failed. A reused
+verdict is never reused again or counted in ``best_verdicts``, because it repeats one measurement.
 """
 
 from __future__ import annotations
@@ -23,39 +23,34 @@ from kqueue.contract import Outcome
 
 
 def answer(connection: Connection, ids: Collection[UUID], *, live_s: float) -> set[UUID]:
-    """End those of the queued evaluations ``ids`` whose equals were judged, within the caller's transaction.
+    """Within the caller's transaction, end queued evaluations that equal judged ones, and return them.
 
-    Evaluations that ask to be judged, that were tried, or that another transaction holds are left alone.
+    Evaluations that forbid reuse, had an attempt, or are locked by another transaction are skipped.
 
     Args:
-        connection: the caller's transaction.
-        ids: the evaluations.
-        live_s: seconds for which a silent worker counts as one that serves.
-
-    Returns:
-        those that have their verdicts now.
+        live_s: seconds without a heartbeat for which a worker counts as alive.
     """
     if not ids:
         return set()
-    # A function of the database: producers have no right to write verdicts.
+    # A function of the database does this, because producers lack the right to write verdicts.
     return set(connection.scalars(select(func.kqueue_reuse(list(ids), live_s))))
 
 
 def fingerprint(environment_hash: str, conditions: str) -> str:
-    """Return what stands for all that a worker's verdicts depend on beside what is asked for.
+    """Return the hash of all properties of a worker on which its verdicts depend, except the request.
 
     Args:
-        environment_hash: of the facts of its place.
-        conditions: what else they depend on, in any form.
+        environment_hash: hash of the facts of its environment.
+        conditions: all other properties, in any form.
     """
     return hashlib.sha256(json.dumps([environment_hash, conditions]).encode()).hexdigest()
 
 
 def reusable(outcome: Outcome) -> bool:
-    """Return True if equal evaluations may have this outcome.
+    """Return True if equal evaluations can reuse this outcome, because a repetition would give it again.
 
-    It must be one that comes out the same again. Those that took more than one try, and times that were taken beside
-    strangers who were seen, or on a device that had changed, are not.
+    Excluded are outcomes after several tries, and times that were measured next to foreign GPU processes or on a device
+    that had changed.
     """
     evidence = outcome.evidence
     disturbed = evidence.baseline_drift is not None or evidence.strangers not in (None, "unknown", ())

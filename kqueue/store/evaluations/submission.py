@@ -1,4 +1,4 @@
-"""Writing evaluations."""
+"""Submission of evaluations."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from kqueue.store.evaluations.reuse import answer
 from kqueue.store.models import Evaluation, Kernel, Problem
 from kqueue.store.sql import any_text, any_uuid
 
-#: Notified when evaluations were submitted to a lane on which others wait.
+#: Channel that is notified when evaluations were submitted to a lane on which other evaluations wait.
 SUBMISSIONS_CHANNEL: Final = "kqueue_submissions"
-#: How often a submission is tried that meets the removal of rows that it shares.
+#: Maximum number of tries of a submission that conflicts with the removal of rows that it shares.
 _TRIES: Final = 5
 
 
-#: A batch's row is written at most once a second, or its producers would wait for each other. In the order of names,
-#: or two of them might wait for each other for ever.
+#: Statement that updates batches. A batch's row is written at most once a second, because its producers would block
+#: each other otherwise. The order of names prevents deadlocks.
 _ENLIST: Final = text("""
     INSERT INTO batches AS b (name, last_at)
     SELECT given.name, now() FROM unnest(:names) AS given (name)
@@ -52,10 +52,10 @@ class Submitted:
     """An accepted evaluation.
 
     Attributes:
-        message: the message that has a worker execute it.
-        created: False if an earlier submission under the same idempotency key made it.
-        reused: True if it has its verdict already, that of an equal evaluation.
-        next: True if it is among the next of its lane: the caller sends its message.
+        message: the message with which a worker executes it.
+        created: False if an earlier submission with the same idempotency key created it.
+        reused: True if it already has a verdict, reused from an equal evaluation.
+        next: True if it is among the next of its lane, so that the caller sends its message.
     """
 
     message: Message
@@ -70,10 +70,7 @@ class Submitted:
 
 
 class _Removed(Exception):
-    """A row that was found is gone for its age (:func:`kqueue.store.retention.prune`): the next try writes it anew.
-
-    For a problem or kernel Postgres says so itself, by a violation of a foreign key.
-    """
+    """Retention removed an evaluation that was found before. The next try writes it again."""
 
 
 def submit(
@@ -85,26 +82,25 @@ def submit(
     reuse_s: float | None = None,
     traceparent: str | None = None,
 ) -> list[Submitted]:
-    """Write evaluations, all or none, and return them in the order of ``requests``.
+    """Write evaluations in one transaction, and return them in the order of ``requests``.
 
-    A request whose idempotency key is known, from before or from earlier in ``requests``, comes back as the
-    evaluation that has the key, with ``created`` False. One whose equal was judged before ends with that verdict, in
-    the same transaction (:mod:`kqueue.store.evaluations.reuse`).
+    If a request's idempotency key exists, in the database or earlier in ``requests``, the evaluation with that key is
+    returned with ``created`` False. If an equal evaluation was judged before, the new one ends with its verdict in the
+    same transaction (:mod:`kqueue.store.evaluations.reuse`).
 
     Args:
-        engine: the database.
-        requests: the requests. Their lanes are resolved already, never ``auto``.
-        slots: the number of live workers of each lane, if the caller sends messages. While a lane has less waiting than
-            its window holds, it is told to send them, and they count as sent. None leaves all messages to the fleet.
-        any_lane: the idempotency keys of requests that asked for no certain lane.
-        reuse_s: seconds for which a silent worker counts as one that serves; None to reuse no verdict.
-        traceparent: the trace that they belong to (:mod:`kqueue.tracing`).
+        requests: the requests. Their lanes are already resolved, never ``auto``.
+        slots: the number of live workers of each lane, if the caller sends messages. While fewer evaluations wait on a
+            lane than its window holds, the new ones are marked as ``next`` and count as sent. None leaves all messages
+            to the fleet.
+        any_lane: the idempotency keys of requests that accept any lane.
+        reuse_s: seconds without a heartbeat for which a worker counts as alive. None reuses no verdict.
+        traceparent: the trace to which they belong (:mod:`kqueue.tracing`).
 
     Raises:
-        IdempotencyConflict: a known key was given for something else: another problem, kernel, lane or settings, or
-            for a verdict that may be reused and now for one that may not.
+        IdempotencyConflict: a key was used again for another problem, kernel, lane or settings, or to forbid reuse.
         UnknownProblem: a request names a problem that is not stored.
-        BudgetSpent: a request is a token's whose budget is used up, and it needs to be judged.
+        BudgetSpent: a request that must be judged has a token whose budget is used up.
     """
     if not requests:
         return []
@@ -131,16 +127,16 @@ def _submit(
     for i, request in enumerate(requests):
         if request.idempotency_key is not None:
             first.setdefault(request.idempotency_key, i)
-    made = [i for i, r in enumerate(requests) if r.idempotency_key is None or first[r.idempotency_key] == i]
-    # Ascending ids keep a batch in its order (`in_batch`), as all its rows have the same time of submission.
-    ids = dict(zip(made, sorted(uuid4() for _ in made), strict=True))
-    # One order for everybody: two submissions that share rows wait for each other instead of deadlocking.
+    new = [i for i, r in enumerate(requests) if r.idempotency_key is None or first[r.idempotency_key] == i]
+    # All rows have the same time of submission, so ascending ids preserve a batch's order (`in_batch`).
+    ids = dict(zip(new, sorted(uuid4() for _ in new), strict=True))
+    # A common order of rows makes submissions that share rows wait for each other instead of deadlocking.
     ordered = sorted(ids, key=lambda i: requests[i].idempotency_key or "")
     with transaction(engine) as connection:
         _write_sources(connection, requests)
         payers = [budgets.token_of(request.producer) for request in requests]
-        now, known = budgets.look(connection, {token_id for token_id in payers if token_id is not None})
-        spent = {token_id: budget for token_id, budget in known.items() if budget.spent}
+        now, of_tokens = budgets.look(connection, {token_id for token_id in payers if token_id is not None})
+        spent = {token_id: budget for token_id, budget in of_tokens.items() if budget.spent}
         if spent:
             requests = [
                 request.model_copy(update={"priority": Priority.IDLE})
@@ -148,7 +144,7 @@ def _submit(
                 else request
                 for request, payer in zip(requests, payers, strict=True)
             ]
-        crowd, nexts = _places(connection, {i: requests[i].lane for i in made}, slots)
+        crowd, nexts = _places(connection, {i: requests[i].lane for i in new}, slots)
         connection.execute(
             insert(Evaluation).on_conflict_do_nothing(index_elements=["idempotency_key"]),
             [_row(ids[i], requests[i], now, traceparent, published=i in nexts) for i in ordered],
@@ -174,15 +170,15 @@ def _submit(
         reused = answer(connection, may, live_s=reuse_s) if reuse_s is not None else set[UUID]()
         created = [ids.get(i) == row.id for i, row in enumerate(found)]
         for row, payer, is_new in zip(found, payers, created, strict=True):
-            # What is there already, and what has a reused verdict, costs nothing.
+            # Existing evaluations and reused verdicts cost nothing.
             budget = None if payer is None else spent.get(payer)
             if is_new and row.id not in reused and budget is not None and budget.then is Spent.REFUSE:
                 raise budgets.refusal(connection, budget)
         if names := {batch for i in ids if (batch := requests[i].batch) is not None}:
             connection.execute(_ENLIST, {"names": list(names)})
     if crowd and any(created):
-        # By itself: a commit that notifies keeps all others from theirs, and this one writes nothing to the disk. The
-        # next sweep does without it.
+        # A separate transaction, because a commit that notifies blocks all other such commits, and this one writes
+        # nothing to disk. If it fails, the next sweep replaces the notification.
         with suppress(DatabaseUnavailable), transaction(engine) as connection:
             connection.execute(select(func.pg_notify(SUBMISSIONS_CHANNEL, "")))
     return [
@@ -192,44 +188,37 @@ def _submit(
 
 
 def asks_for(request: Request, row: Row[*tuple[Any, ...]], *, any_lane: bool) -> bool:
-    """Return True if a request may have the verdict of an evaluation that is stored under its key, or was just written.
+    """Return True if a request asks for the verdict of an evaluation that has its key or was just written.
 
-    Labels, batch, priority, producer and patience decide nothing of a verdict.
+    Labels, batch, priority, producer and queue wait do not influence a verdict.
 
     Args:
-        request: what is asked for.
         row: the evaluation's ``problem_hash``, ``kernel_hash``, ``lane``, ``settings`` and ``reuse``.
-        any_lane: the request asks for no certain lane.
+        any_lane: the request accepts any lane.
     """
     if (row.problem_hash, row.kernel_hash) != (request.problem_hash, request.kernel_hash):
         return False
-    if row.reuse and not request.reuse:  # who takes a reused verdict takes a fresh one too
+    if row.reuse and not request.reuse:  # a request that accepts a reused verdict accepts a new one too
         return False
     if row.lane != request.lane and not any_lane:
         return False
     if row.settings == request.settings.model_dump(mode="json"):
         return True
     try:
-        # An older version wrote fewer.
+        # An older version wrote fewer settings.
         return Settings.model_validate(row.settings) == request.settings
     except ValidationError:
         return False
 
 
 def _places(connection: Connection, lanes: Mapping[int, str], slots: Mapping[str, int] | None) -> tuple[bool, set[int]]:
-    """Return whether others wait on these lanes, or not all fit a window, and which entries fit.
-
-    Args:
-        connection: the caller's transaction.
-        lanes: the lane of each entry.
-        slots: as for :func:`submit`.
-    """
+    """Return whether other evaluations wait on these lanes or not all fit a window, and which entries fit."""
     if slots is None:
         return True, set()
     crowd, nexts = False, set[int]()
     for lane in sorted(set(lanes.values())):
         most = order.window(slots.get(lane, 0))
-        # In the index's order, or the planner may prefer to read the table.
+        # This order is the index's. Without it the planner can prefer to read the whole table.
         few = select(Evaluation.id).where(QUEUED, Evaluation.lane == lane).limit(most)
         few = few.order_by(Evaluation.priority, Evaluation.producer, Evaluation.submitted_at, Evaluation.id).subquery()
         waiting = connection.scalars(select(func.count()).select_from(few)).one()
@@ -240,11 +229,7 @@ def _places(connection: Connection, lanes: Mapping[int, str], slots: Mapping[str
 
 
 def _write_sources(connection: Connection, requests: Sequence[Request]) -> None:
-    """Write the problems and kernels that are not stored yet.
-
-    Raises:
-        UnknownProblem: a request names a problem that is neither stored nor given in another request.
-    """
+    """Write the problems and kernels that are not stored yet. Raise UnknownProblem for an unknown name."""
     problems = {r.problem_hash: {"hash": r.problem_hash, "source": r.problem} for r in requests if not r.names_problem}
     named = {r.problem_hash for r in requests if r.names_problem} - problems.keys()
     kernels = {r.kernel_hash: {"hash": r.kernel_hash, "backend": r.backend.value, "source": r.kernel} for r in requests}

@@ -1,4 +1,4 @@
-"""Ending attempts and evaluations: every way to write a verdict."""
+"""The ends of attempts and evaluations: all ways to write a verdict."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ from kqueue.store.sql import any_uuid
 
 _log = logging.getLogger(__name__)
 
-#: Notified by the database with the evaluation's id when its verdict is committed.
+#: Channel that the database notifies with the evaluation's id when its verdict is committed.
 VERDICTS_CHANNEL: Final = "kqueue_verdicts"
-#: The most rows that one call of the sweeper's functions ends.
+#: Maximum number of rows that one call of the sweeper's functions ends.
 _SWEEP_ROWS: Final = 1000
 
 
 class Recorded(Enum):
-    """The effect of an outcome that was handed to :func:`finish`."""
+    """The effect of an outcome that was passed to :func:`finish`."""
 
     FINAL = "final"
-    """It is the verdict."""
+    """The outcome is the verdict."""
     RETRY = "retry"
-    """The fleet failed; the evaluation is queued again."""
+    """The fleet failed, so the evaluation is queued again."""
     LATE = "late"
-    """The attempt or the evaluation had ended before: nothing changed but that the attempt is closed."""
+    """The attempt or the evaluation had already ended. Only the attempt is closed."""
 
 
-#: One function of the database writes verdicts, those of cancelled and of equal evaluations too.
+#: Statement that writes a verdict. One function of the database writes all verdicts, also cancelled and reused ones.
 _CONCLUDE: Final = text("SELECT kqueue_conclude(:verdict)").bindparams(bindparam("verdict", type_=JSONB))
 
 
@@ -73,22 +73,19 @@ def finish(
     retry_delay_s: float,
     handed_back: bool = False,
 ) -> Recorded:
-    """End an attempt with its outcome. The first writer wins; calling it again does no harm.
+    """End an attempt with its outcome. The first writer wins, and repeated calls are harmless.
 
-    A failure of the fleet puts the evaluation back into the queue while it has tries left. It is due after
-    ``retry_delay_s`` seconds, doubled for each further try. The try after two that took their worker or GPU with them
-    runs alone, and is the last. Any other outcome is the verdict. An outcome that comes too late is logged. Characters
-    and numbers that Postgres refuses are replaced (:mod:`kqueue.store.clean`).
+    After a failure of the fleet the evaluation is queued again while it has tries left. It is due after
+    ``retry_delay_s`` seconds, doubled for each further try. After two tries that lost their worker or GPU, the next try
+    has exclusive use of its device and is the last. Any other outcome is the verdict. A late outcome is logged.
+    Characters and numbers that Postgres refuses are replaced (:mod:`kqueue.store.clean`).
 
     Args:
-        engine: the database.
-        evaluation_id: the evaluation.
         number: the attempt's number, as claimed.
-        outcome: what it came to.
-        written_by: the part of the fleet that records it.
+        written_by: the process that records it.
         retry_delay_s: seconds before a second try.
-        handed_back: the attempt was broken off because its worker was told to stop. It is no try, and the evaluation
-            is due again at once.
+        handed_back: the attempt was aborted because its worker was asked to stop. It does not count as a try, and the
+            evaluation is due again at once.
     """
     with transaction(engine) as connection:
         recorded = _end(
@@ -106,24 +103,24 @@ def finish(
 
 
 def warm_up_finish(engine: Engine) -> None:
-    """Do for no attempt what ending one takes, so that a process has it at hand when it needs it."""
-    nobody = UUID(int=0)
-    outcome = Outcome(category=Category.WORKER_LOST, message="nobody's")
+    """End an attempt that does not exist, to prewarm the connection and the statements of :func:`finish`."""
+    unknown = UUID(int=0)
+    outcome = Outcome(category=Category.WORKER_LOST, message="warm-up")
     with transaction(engine) as connection:
-        _end(connection, nobody, 1, outcome, written_by=Writer.JUDGE, retry_delay_s=0)
-        _close_attempt(connection, nobody, 1, outcome, written_by=Writer.JUDGE, handed_back=False)
+        _end(connection, unknown, 1, outcome, written_by=Writer.JUDGE, retry_delay_s=0)
+        _close_attempt(connection, unknown, 1, outcome, written_by=Writer.JUDGE, handed_back=False)
 
 
 def cancel(engine: Engine, evaluation_id: UUID) -> bool:
-    """End an evaluation as ``cancelled``; return False if it had its verdict already.
+    """End an evaluation as ``cancelled``, or return False if it already has a verdict.
 
-    An attempt that runs stays open until its worker ends it.
+    A running attempt stays open until its worker ends it.
 
     Raises:
-        UnknownEvaluation: there is no such evaluation.
+        UnknownEvaluation: no evaluation has this id.
     """
     with transaction(engine) as connection:
-        # A function of the database: producers have no right to write verdicts.
+        # A function of the database does this, because producers lack the right to write verdicts.
         cancelled: bool | None = connection.scalar(select(func.kqueue_cancel(evaluation_id)))
     if cancelled is None:
         raise UnknownEvaluation(evaluation_id)
@@ -131,10 +128,10 @@ def cancel(engine: Engine, evaluation_id: UUID) -> bool:
 
 
 def cancel_all(engine: Engine, ids: Collection[UUID]) -> tuple[set[UUID], set[UUID]]:
-    """End evaluations as ``cancelled``, in one statement.
+    """End evaluations as ``cancelled`` in one statement.
 
     Returns:
-        Those that were cancelled, as the others had their verdicts; and those of them whose attempts are open.
+        The evaluations that were cancelled, without those that already had verdicts, and the subset with open attempts.
     """
     with transaction(engine) as connection:
         cancelled = set(
@@ -151,15 +148,15 @@ def cancel_all(engine: Engine, ids: Collection[UUID]) -> tuple[set[UUID], set[UU
 
 
 def expire_queued(engine: Engine) -> int:
-    """End evaluations that waited longer than their producers allowed, as ``expired``; return how many."""
+    """End evaluations that waited longer than their producers allowed as ``expired``, and return their number."""
     with transaction(engine) as connection:
         return expire(connection, literal(True))
 
 
 def expire_leases(engine: Engine, *, retry_delay_s: float) -> list[tuple[UUID, Recorded]]:
-    """End every attempt whose worker has been silent past its lease, as ``worker_lost``.
+    """End every attempt whose worker's lease has expired as ``worker_lost``.
 
-    One transaction each. An attempt that somebody else is ending at this moment is left to them.
+    Each has a separate transaction. An attempt that another process is ending is skipped.
     """
     with transaction(engine) as connection:
         overdue = connection.execute(
@@ -199,17 +196,15 @@ def lose_worker(
     evaluation_id: UUID | None = None,
     handed_back: bool = False,
 ) -> list[tuple[UUID, Recorded]]:
-    """End a worker's open attempts as ``worker_lost`` at once. The caller has seen the worker die.
+    """End a worker's open attempts as ``worker_lost`` at once, because the caller observed the worker's death.
 
-    One transaction each.
+    Each has a separate transaction.
 
     Args:
-        engine: the database.
-        worker_id: whose attempts.
-        evaluation_id: of this evaluation only, where the worker itself lives.
+        evaluation_id: the only evaluation to end, if the worker itself lives. None for all.
         retry_delay_s: seconds before a second try.
         message: one line for people.
-        handed_back: the worker was told to stop and its attempts are no tries, as for :func:`finish`.
+        handed_back: the worker was asked to stop, so its attempts do not count as tries.
     """
     with transaction(engine) as connection:
         running = connection.execute(
@@ -238,9 +233,9 @@ def lose_worker(
 
 
 def expire(connection: Connection, which: ColumnElement[bool]) -> int:
-    """Within the caller's transaction, end the expired evaluations among ``which``; return how many.
+    """Within the caller's transaction, end the expired evaluations among ``which`` and return their number.
 
-    Evaluations that another transaction holds are left to it.
+    Evaluations that another transaction has locked are skipped.
     """
     ids = connection.scalars(
         select(Evaluation.id).where(EXPIRED_INDEXED, which).limit(_SWEEP_ROWS).with_for_update(skip_locked=True)
@@ -264,7 +259,7 @@ def _end(
     handed_back: bool = False,
     only_overdue: bool = False,
 ) -> Recorded | None:
-    """End attempt ``number``. None: unknown, or with ``only_overdue`` locked by another or alive again."""
+    """End an attempt. Return None if it is unknown, or with ``only_overdue`` if it is locked or no longer overdue."""
     evaluation = connection.execute(_locking(wait=not only_overdue), {"evaluation": evaluation_id}).one_or_none()
     if evaluation is None:
         return None
@@ -294,33 +289,27 @@ def _end(
             return Recorded.RETRY
         outcome = _last_of(outcome, earlier, died=is_death(outcome.category, written_by))
     if earlier.attempts:
-        evidence = outcome.evidence.model_copy(update={"attempts": earlier.told()})
+        evidence = outcome.evidence.model_copy(update={"attempts": earlier.as_evidence()})
         outcome = outcome.model_copy(update={"evidence": evidence})
     _conclude(connection, evaluation_id, outcome, written_by=written_by, attempt_id=attempt_id)
     return Recorded.FINAL
 
 
 def _last_of(outcome: Outcome, earlier: History, *, died: bool) -> Outcome:
-    """Return a failure of the fleet that is final, with a message that says so.
-
-    Args:
-        outcome: the last try's.
-        earlier: the attempts before it.
-        died: the last try took its worker or GPU with it too.
-    """
+    """Return the outcome of a final failure of the fleet, with a message that counts the tries."""
     message, facts = outcome.message, outcome.facts
     tries, deaths = earlier.tries + 1, earlier.deaths + died
     if tries > 1:
         message = f"{message} (the last of {tries} tries)"
     if is_suspected(deaths):
-        where = ", the last of them alone on its device" if earlier.suspected and died else ""
-        message = f"{message}; {deaths} tries took their worker or GPU with them{where}: the kernel is suspected"
+        where = ", the last one with exclusive use of its device" if earlier.suspected and died else ""
+        message = f"{message}. {deaths} tries lost their worker or GPU{where}: the kernel is suspected"
         facts = facts.model_copy(update={"suspected": True})
     return outcome.model_copy(update={"message": message, "facts": facts})
 
 
 def _log_late(connection: Connection, evaluation_id: UUID, number: int, outcome: Outcome, written_by: Writer) -> None:
-    """Log an outcome that somebody else was quicker than, if it differs from the one that stands."""
+    """Log an outcome that came later than another one, if the two differ."""
     standing = connection.execute(
         select(
             func.coalesce(Verdict.category, Attempt.category).label("category"),
@@ -333,13 +322,15 @@ def _log_late(connection: Connection, evaluation_id: UUID, number: int, outcome:
     ).one_or_none()
     if standing is None or standing.category != outcome.category:
         _log.warning(
-            "too late for a verdict: evaluation %s, attempt %d, %s by %s (%.200r); %s",
+            "too late for a verdict: evaluation %s, attempt %d, %s by %s (%.200r). %s",
             evaluation_id,
             number,
             outcome.category,
             written_by,
             outcome.message,
-            "no such evaluation" if standing is None else f"{standing.category} by {standing.written_by} stands",
+            "No such evaluation"
+            if standing is None
+            else f"{standing.category} by {standing.written_by} was recorded before",
         )
 
 
@@ -353,7 +344,7 @@ def _close_attempt(
     handed_back: bool,
     only_overdue: bool = False,
 ) -> int | None:
-    """End an open attempt, and count its seconds as used by its producer; return its id, or None if there is none."""
+    """End an open attempt and charge its producer. Return its id, or None if there is no open attempt."""
     values = {
         "of": evaluation_id,
         "nth": number,
@@ -372,12 +363,12 @@ def _close_attempt(
     return attempt_id
 
 
-# Statements of each evaluation's end are made once: making one takes longer than having it executed.
+# Statements of each evaluation's end are cached, because building one takes longer than executing it.
 
 
 @cache
 def _locking(*, wait: bool) -> Executable:
-    """Lock an evaluation's row, or not if another has it and ``wait`` is False."""
+    """Return the statement that locks an evaluation's row. Without ``wait`` it skips a locked row."""
     most = Evaluation.settings["max_attempts"].as_integer().label("max_attempts")
     evaluation = select(Evaluation.state, most).where(Evaluation.id == bindparam("evaluation"))
     return evaluation.with_for_update(skip_locked=not wait)
@@ -385,8 +376,8 @@ def _locking(*, wait: bool) -> Executable:
 
 @cache
 def _closing(*, only_overdue: bool) -> Executable:
-    """End an open attempt, charge its producer, and return its id."""
-    told = ("category", "message", "outcome", "written_by", "handed_back")
+    """Return the statement that ends an open attempt, charges its producer and returns its id."""
+    names = ("category", "message", "outcome", "written_by", "handed_back")
     closed = (
         update(Attempt)
         .where(
@@ -394,7 +385,7 @@ def _closing(*, only_overdue: bool) -> Executable:
             Attempt.number == bindparam("nth"),
             OVERDUE if only_overdue else Attempt.ended_at.is_(None),
         )
-        .values(ended_at=func.now(), **{name: bindparam(name) for name in told})
+        .values(ended_at=func.now(), **{name: bindparam(name) for name in names})
         .returning(Attempt.id, Attempt.evaluation_id, Attempt.started_at, Attempt.ended_at, Attempt.lease_until)
         .cte("closed")
     )
@@ -404,7 +395,7 @@ def _closing(*, only_overdue: bool) -> Executable:
 def _conclude(
     connection: Connection, evaluation_id: UUID, outcome: Outcome, *, written_by: Writer, attempt_id: int | None
 ) -> None:
-    """Write the verdict, unless there is one, and notify those who wait. The caller holds the evaluation's row."""
+    """Write the verdict unless there is one, which notifies waiting processes. The caller holds the row's lock."""
     verdict = {
         "evaluation_id": evaluation_id,
         "attempt_id": attempt_id,

@@ -1,4 +1,4 @@
-"""Batches: lists of them, their best kernels, and how they failed."""
+"""Batches: lists of them, their best kernels and their failures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kqueue.store.models import Batch, Evaluation, Kernel, Summary, Verdict
 from kqueue.store.reports.curves import RIGHT
 from kqueue.store.sql import read
 
-#: Batches that are looked at beyond those that are asked for, as each may be a second later than its row says.
+#: Number of additionally read batches, because a batch's last submission can be a second later than in its row.
 _NEAR: Final = 100
 
 
@@ -28,10 +28,8 @@ class KnownBatch:
     """A batch.
 
     Attributes:
-        name: as its producer gave it.
-        evaluations: the number of its evaluations.
-        unfinished: those that have no verdict yet.
-        submitted_at, last_at: when its first and its last one were submitted, UTC.
+        unfinished: the number of evaluations without a verdict.
+        submitted_at, last_at: the first and the last submission, UTC.
     """
 
     name: str
@@ -43,7 +41,7 @@ class KnownBatch:
 
 @dataclass(frozen=True, slots=True)
 class BestOfBatch:
-    """A kernel of a batch that passed and was timed; times in milliseconds."""
+    """A kernel of a batch that passed and was timed. Times are in milliseconds."""
 
     evaluation_id: UUID
     problem_hash: str
@@ -59,12 +57,11 @@ class BestOfBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchFault:
-    """How some evaluations of a batch failed.
+    """One kind of failure in a batch.
 
     Attributes:
-        category, blame: how, and by whose fault.
-        number: how many did.
-        evaluation_id, message: one of them, and what was said of it.
+        category, blame: the kind of failure and its blame.
+        evaluation_id, message: an example and its message.
     """
 
     category: Category
@@ -75,35 +72,33 @@ class BatchFault:
 
 
 def known_batches(engine: Engine, *, beginning: str = "", limit: int = 50) -> list[KnownBatch]:
-    """Return batches, those with the latest submission first.
+    """Return batches, the latest submission first.
 
     Args:
-        engine: the database.
-        beginning: what their names begin with.
-        limit: at most so many.
+        beginning: the prefix of their names.
     """
-    # Their rows tell the time within a second, so some more are looked at.
-    some = (
+    # The rows' times are exact to a second, so some more batches are read.
+    latest = (
         select(Batch.name)
         .where(Batch.name.startswith(beginning, autoescape=True))
         .order_by(Batch.last_at.desc(), Batch.name)
         .limit(limit + _NEAR)
         .subquery()
     )
-    mine = Evaluation.batch == some.c.name
+    mine = Evaluation.batch == latest.c.name
     first, last = (select(edge(Evaluation.submitted_at)).where(mine).scalar_subquery() for edge in (func.min, func.max))
-    begun = select(some.c.name, first.label("submitted_at"), last.label("last_at")).subquery()
-    found = (
+    begun = select(latest.c.name, first.label("submitted_at"), last.label("last_at")).subquery()
+    page = (
         select(begun)
-        .where(begun.c.last_at.is_not(None))  # retention may have removed all of one
+        .where(begun.c.last_at.is_not(None))  # retention can have removed all evaluations
         .order_by(begun.c.last_at.desc(), begun.c.name)
         .limit(limit)
         .subquery()
     )
-    unfinished = select(func.count()).where(OPEN, Evaluation.batch == found.c.name).scalar_subquery()
-    ended = select(func.count()).where(Summary.batch == found.c.name).scalar_subquery()
-    query = select(found, unfinished.label("unfinished"), ended.label("ended")).order_by(
-        found.c.last_at.desc(), found.c.name
+    unfinished = select(func.count()).where(OPEN, Evaluation.batch == page.c.name).scalar_subquery()
+    ended = select(func.count()).where(Summary.batch == page.c.name).scalar_subquery()
+    query = select(page, unfinished.label("unfinished"), ended.label("ended")).order_by(
+        page.c.last_at.desc(), page.c.name
     )
     with transaction(engine) as connection:
         rows = connection.execute(query).all()
@@ -113,7 +108,7 @@ def known_batches(engine: Engine, *, beginning: str = "", limit: int = 50) -> li
 
 
 def best_of_batch(engine: Engine, batch: str, *, limit: int = 20) -> list[BestOfBatch]:
-    """Return a batch's kernels that passed and were timed, the largest speedup first; no reused verdicts."""
+    """Return a batch's kernels that passed and were timed, the largest speedup first, without reused verdicts."""
     best = (
         select(Summary.evaluation_id, Summary.speedup, Summary.runtime_ms)
         .where(
@@ -150,16 +145,14 @@ def best_of_batch(engine: Engine, batch: str, *, limit: int = 20) -> list[BestOf
 
 
 def batch_faults(engine: Engine, batch: str, counts: Mapping[Category, int]) -> list[BatchFault]:
-    """Return how evaluations of a batch failed, with an example of each way, the most frequent first.
+    """Return the kinds of failures in a batch, each with an example, the most frequent first.
 
     Args:
-        engine: the database.
-        batch: its name.
-        counts: how many of its evaluations came to each category, as :class:`BatchState` has it.
+        counts: the number of verdicts of each category (:class:`BatchState`).
     """
     failed = [category for category in counts if category not in RIGHT]
     given = func.unnest(literal(failed, ARRAY(Text))).table_valued("category").render_derived()
-    # One step through an index for each.
+    # Each category takes one step through an index.
     one = (
         select(Summary.evaluation_id)
         .where(Summary.batch == batch, Summary.category == given.c.category)
@@ -174,12 +167,12 @@ def batch_faults(engine: Engine, batch: str, counts: Mapping[Category, int]) -> 
     )
     with transaction(engine) as connection:
         rows = connection.execute(query).all()
-    found = [fault for row in rows for fault in read(BatchFault, [row], number=counts[Category(row.category)])]
-    return sorted(found, key=lambda fault: (-fault.number, fault.category))
+    faults = [fault for row in rows for fault in read(BatchFault, [row], number=counts[Category(row.category)])]
+    return sorted(faults, key=lambda fault: (-fault.number, fault.category))
 
 
 def ended_since(engine: Engine, batch: str, *, since: datetime) -> int:
-    """Return how many evaluations of a batch got their verdicts since a moment."""
+    """Return the number of verdicts of a batch since a time."""
     query = select(func.count()).where(Summary.batch == batch, Summary.finished_at >= since)
     with transaction(engine) as connection:
         return connection.scalars(query).one()

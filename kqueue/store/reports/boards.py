@@ -1,4 +1,4 @@
-"""A problem's page: who is the fastest, what the reference takes, how evaluations ended; and lists of problems."""
+"""A problem's page: its leaderboard, the times of its reference, and the records and profiles of its kernels."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ from kqueue.store.models import (
 )
 from kqueue.store.sql import read
 
-#: The last profiles of a problem of which those that are shown are chosen.
+#: Number of the last profiles of a problem from which the displayed ones are chosen.
 _PROFILES: Final = 100
-#: The last evaluations of a problem in which its kernels are counted.
+#: Number of the last evaluations of a problem in which its kernels are counted.
 COUNTED: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class UsedProblem:
-    """A stored problem, and how it was used.
+    """A stored problem and its use.
 
     Attributes:
         problem_hash: SHA-256 of its source.
-        problem_label: what its last evaluation called it; None where that did not.
-        created_at: when it was submitted for the first time, UTC.
-        used_at: when it was submitted for the last time; None if no evaluation is left.
-        evaluations: the number of its last evaluations, :data:`COUNTED` at most.
-        kernels: how many kernels those had.
+        problem_label: the label from its last evaluation, or None.
+        created_at: its first submission, UTC.
+        used_at: its last submission, UTC. None if no evaluation is left.
+        evaluations: the number of its last evaluations, at most :data:`COUNTED`.
+        kernels: the number of kernels in these evaluations.
     """
 
     problem_hash: str
@@ -75,18 +75,17 @@ class UsedProblem:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A kernel on a problem's leaderboard: its best measurement in a precision on a device model; times in ms.
+    """A kernel on a leaderboard: its best measurement in a precision on a device model. Times are in milliseconds.
 
     Attributes:
-        kernel_hash, kernel_label, backend: the kernel.
-        precision, device: how and on what it was measured.
+        precision, device: the precision and the device model.
         runtime_ms, q1_ms, q3_ms: median and quartiles.
-        baseline_ms: the median of the eager reference beside it; None where it was not taken.
-        compiled_ms: the median of the compiled reference; None where it was not asked for, or failed.
-        speedup: over the eager reference; None where that is unknown.
-        measured: the number of its honest measurements.
-        evaluation_id, finished_at: where and when that was, UTC.
-        producer: who submitted it: a token's name, or what was declared.
+        baseline_ms: the median of the eager reference. None if not measured.
+        compiled_ms: the median of the compiled reference. None if not requested or failed.
+        speedup: speedup over the eager reference, or None.
+        measured: the number of its valid measurements.
+        evaluation_id, finished_at: the evaluation of the best one and its end, UTC.
+        producer: its producer: a token's name, or a declared name.
     """
 
     kernel_hash: str
@@ -107,14 +106,14 @@ class Placed:
 
     @property
     def speedups(self) -> tuple[float | None, float | None]:
-        """The eager reference's median over the upper and the lower quartile; None where one is unknown."""
+        """The eager reference's median divided by the upper and the lower quartile. None if unknown."""
         low, high = (self.baseline_ms / ms if self.baseline_ms and ms else None for ms in (self.q3_ms, self.q1_ms))
         return low, high
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An evaluation that was faster than all of its problem before it."""
+    """An evaluation with a higher speedup than all earlier ones of its problem."""
 
     evaluation_id: UUID
     kernel_label: str | None
@@ -125,13 +124,13 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class KnownBaseline:
-    """A cached time of a reference; times in milliseconds.
+    """A cached time of a reference. Times are in milliseconds.
 
     Attributes:
-        environment_hash, device, driver, torch, host: where it was taken.
-        settings_key: the settings that the time depends on.
-        median_ms, q1_ms, q3_ms: of its calls.
-        created_at: when it was taken for the first time, UTC.
+        environment_hash, device, driver, torch, host: the environment of the measurement.
+        settings_key: the settings on which the time depends.
+        median_ms, q1_ms, q3_ms: median and quartiles of the calls.
+        created_at: the first measurement, UTC.
     """
 
     environment_hash: str
@@ -148,12 +147,10 @@ class KnownBaseline:
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """What Nsight Compute counted of a kernel.
+    """The profile of a kernel by Nsight Compute.
 
     Attributes:
-        evaluation_id: its evaluation.
-        name: what that called the kernel, or else the beginning of its hash; no other one of the same list has it.
-        profile: what was counted.
+        name: the kernel's label, or a prefix of its hash, made unique within the list.
     """
 
     evaluation_id: UUID
@@ -162,7 +159,7 @@ class Profiled:
 
 
 class _Measured:
-    """Honest measurements, by a name of their own in a statement, with what each was measured in and on."""
+    """Valid measurements with their precision and device, under a distinct alias in a statement."""
 
     def __init__(self, name: str) -> None:
         self.summary = aliased(Summary, name=name)
@@ -170,11 +167,11 @@ class _Measured:
         self._attempt, self._environment = aliased(Attempt), aliased(Environment)
         self.precision: ColumnElement[Any] = self._evaluation.settings["precision"].astext
         self.device = self._environment.device
-        #: The least is the one that counts: the fastest, and of equals the first.
+        #: Sort key whose minimum is the best measurement: the fastest, and the earliest of equal ones.
         self.order = tuple_(self.summary.runtime_ms, self.summary.finished_at, self.summary.evaluation_id)
 
     def select(self, *columns: Any) -> Select[*tuple[Any, ...]]:
-        """Select of all of them."""
+        """Return the query for columns of all valid measurements."""
         return (
             select(*columns)
             .select_from(self.summary)
@@ -183,7 +180,7 @@ class _Measured:
             .join(self._attempt, self._attempt.id == self._verdict.attempt_id)
             .outerjoin(self._environment, self._environment.hash == self._attempt.environment_hash)
             .where(
-                # As the indexes have it, whose conditions no parameter would fit.
+                # The same literals as in the partial indexes, which Postgres would not use with parameters.
                 self.summary.category == literal_column(f"'{Category.PASSED}'"),
                 ~self.summary.reused,
                 self.summary.runtime_ms.is_not(None),
@@ -191,7 +188,7 @@ class _Measured:
         )
 
     def is_alike(self, other: _Measured) -> ColumnElement[bool]:
-        """The condition that two are of the same kernel and problem, in the same precision on the same model."""
+        """Return the condition that two have the same kernel, problem, precision and device model."""
         return and_(
             self.summary.kernel_hash == other.summary.kernel_hash,
             self.summary.problem_hash == other.summary.problem_hash,
@@ -202,7 +199,7 @@ class _Measured:
 
 @cache
 def _measured(name: str) -> _Measured:
-    """Return the same ones for the same name: to make them takes as long as what is asked of them."""
+    """Return a cached instance, because creating one takes as long as executing its query."""
     return _Measured(name)
 
 
@@ -212,10 +209,8 @@ def used_problems(
     """Return stored problems, the latest first.
 
     Args:
-        engine: the database.
-        named: a part of a label that their evaluations gave them, or the beginning of their hash.
-        after: ``created_at`` and hash of the last one that the caller has: what follows it.
-        limit: at most so many.
+        named: a part of a label from their evaluations, or a prefix of their hash.
+        after: ``created_at`` and hash of the caller's last result, after which the list continues.
     """
     last = (
         select(Evaluation.problem_label, Evaluation.kernel_hash, Evaluation.submitted_at)
@@ -231,7 +226,7 @@ def used_problems(
         wanted.append(tuple_(Problem.created_at, Problem.hash) < tuple_(*map(literal, after)))
     order = (Problem.created_at.desc(), Problem.hash.desc())
     page = select(Problem.hash, Problem.created_at).where(*wanted).order_by(*order).limit(limit).subquery()
-    some = (
+    last_ones = (
         select(Evaluation.kernel_hash)
         .where(Evaluation.problem_hash == page.c.hash)
         .order_by(Evaluation.submitted_at.desc())
@@ -240,7 +235,7 @@ def used_problems(
         .subquery()
     )
     counted = select(
-        func.count().label("evaluations"), func.count(func.distinct(some.c.kernel_hash)).label("kernels")
+        func.count().label("evaluations"), func.count(func.distinct(last_ones.c.kernel_hash)).label("kernels")
     ).lateral()
     newest = (
         select(Evaluation.problem_label, Evaluation.submitted_at.label("used_at"))
@@ -278,15 +273,11 @@ def leaderboard(
 ) -> list[Placed]:
     """Return a problem's kernels that passed and were timed, the largest speedup first.
 
-    A kernel has one line for each precision and device model: its fastest measurement, as in the view
-    ``best_verdicts``. Verdicts that were reused are no measurements.
+    A kernel has one line for each precision and device model with its fastest measurement, as in the view
+    ``best_verdicts``. Reused verdicts do not count as measurements.
 
     Args:
-        engine: the database.
-        problem_hash: the problem.
-        precision, backend: only of this one.
-        device: only of this device model.
-        limit: at most so many.
+        precision, backend, device: the only precision, backend and device model to list.
     """
     mine, other, every = _measured("mine"), _measured("other"), _measured("every")
     wanted: list[ColumnElement[bool]] = [mine.summary.problem_hash == problem_hash]
@@ -298,7 +289,7 @@ def leaderboard(
         wanted.append(
             select(Kernel.hash).where(Kernel.hash == mine.summary.kernel_hash, Kernel.backend == backend).exists()
         )
-    # In the order of speedups, which an index has, until there are enough: each that no other one of its kernel beats.
+    # Rows are read in the order of speedups, by an index, until enough are found that no other row of the kernel beats.
     first = (
         mine.select(
             mine.summary.evaluation_id.label("id"),
@@ -356,9 +347,9 @@ def leaderboard(
 
 
 def records(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[Record]:
-    """Return the evaluations that were faster than all before them, the latest first: the numbers of the curve."""
-    # From the last one backwards: each is the fastest of all that ended before the one that beat it. The index has them
-    # in the order of their speedups, so none is passed over twice. Of equal ones the first is the record.
+    """Return the evaluations that were faster than all before them, the latest first: the steps of the curve."""
+    # The search goes backwards: each record is the fastest of all evaluations that ended before the next record. The
+    # index orders them by speedup, so none is read twice. Of equal evaluations the first is the record.
     timed = [
         Summary.problem_hash == problem_hash,
         Summary.category == Category.PASSED,
@@ -390,7 +381,7 @@ def records(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[Recor
     ).lateral()
     first_of = first(former.c.speedup)
     best = best.union_all(select(first_of).select_from(best).join(former, true()).join(first_of, true()))
-    # They come in this order, and Postgres looks for no more than are asked for.
+    # The rows are produced in this order, and Postgres stops at the limit.
     latest = select(best).limit(limit).subquery()
     query = (
         select(
@@ -431,9 +422,9 @@ def baselines_of(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[
 
 
 def profiled(engine: Engine, problem_hash: str, *, limit: int = 7) -> list[Profiled]:
-    """Return the last profile of each kernel of a problem, the latest first, on the device of the very last one."""
+    """Return the last profile of each kernel of a problem, the latest first, on the device of the latest one."""
     profile: Any = Verdict.evidence["profile"]
-    # Chosen before anybody looks into the evidence, which is large.
+    # The evidence is large, so the evaluations are chosen before it is read.
     latest = (
         select(Verdict.evaluation_id)
         .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
@@ -453,23 +444,23 @@ def profiled(engine: Engine, problem_hash: str, *, limit: int = 7) -> list[Profi
     )
     with transaction(engine) as connection:
         rows = connection.execute(query).all()
-    found: dict[str, Profiled] = {}
+    by_kernel: dict[str, Profiled] = {}
     names: set[str] = set()
     for identity, kernel_hash, label, counted, device in rows:
-        if kernel_hash in found or device != rows[0].device or len(found) == limit:
+        if kernel_hash in by_kernel or device != rows[0].device or len(by_kernel) == limit:
             continue
         name = label or kernel_hash[:12]
         name = f"{name} {kernel_hash[:8]}" if name in names else name
         names.add(name)
-        found[kernel_hash] = Profiled(identity, name, Profile.model_validate(counted))
-    return list(found.values())
+        by_kernel[kernel_hash] = Profiled(identity, name, Profile.model_validate(counted))
+    return list(by_kernel.values())
 
 
 def evaluation_of(engine: Engine, kernel_hash: str) -> UUID:
-    """Return the evaluation that stands for a kernel: its fastest honest measurement, or else its last evaluation.
+    """Return the evaluation to show for a kernel: its fastest valid measurement, or else its last evaluation.
 
     Raises:
-        UnknownEvaluation: no evaluation has such a kernel.
+        UnknownEvaluation: no evaluation has this kernel.
     """
     is_measured = and_(Verdict.category == Category.PASSED, Verdict.reused_from.is_(None))
     query = (
@@ -480,7 +471,7 @@ def evaluation_of(engine: Engine, kernel_hash: str) -> UUID:
         .limit(1)
     )
     with transaction(engine) as connection:
-        found = connection.scalars(query).one_or_none()
-    if found is None:
+        evaluation_id = connection.scalars(query).one_or_none()
+    if evaluation_id is None:
         raise UnknownEvaluation(kernel_hash, what="the kernel")
-    return found
+    return evaluation_id

@@ -1,4 +1,4 @@
-"""What evaluations cost: time of slots, of devices held alone, of CPUs, and waiting, by whom or what they were for."""
+"""The cost of evaluations: slot seconds, exclusive device seconds, CPU seconds and waiting, by different keys."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from kqueue.store.sql import read
 
 
 class By(StrEnum):
-    """What costs are added up by."""
+    """The key by which costs are summed."""
 
     PRODUCER = "producer"
-    """Who submitted: a token of HTTP, or the name that was declared."""
+    """The producer: a token of HTTP, or a declared name."""
     BATCH = "batch"
     PROBLEM = "problem"
     """The problem's label, or its hash where it has none."""
@@ -41,19 +41,19 @@ _KEYS: Final[dict[By, ColumnElement[Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the evaluations of one producer, batch, problem, lane or day cost.
+    """The cost of the evaluations of one producer, batch, problem, lane or day.
 
     Attributes:
-        key: which one; empty for evaluations that have none.
-        evaluations: those that got their verdicts.
-        passed: those of them that passed.
-        fleet_failed: those that failed by the fleet's own fault.
-        reused: those that cost nothing, as they had the verdict of an equal one.
-        attempts: attempts of all of them.
-        slot_s: seconds for which these attempts had a slot.
-        alone_s: seconds for which the last of them held a device alone, to time on it.
-        cpu_s: seconds of CPUs that judges and sealed processes used in the last of them.
-        waited_s: seconds from submission to the first attempt, or to the verdict where there was none.
+        key: the key's value. Empty for evaluations without one.
+        evaluations: the number of evaluations with verdicts.
+        passed: the number of evaluations that passed.
+        fleet_failed: the number of evaluations that failed by the fleet's own fault.
+        reused: the number of evaluations without cost, because they reused a verdict.
+        attempts: the number of all their attempts.
+        slot_s: seconds for which these attempts occupied a slot.
+        alone_s: seconds for which the last attempts had exclusive use of a device for timing.
+        cpu_s: CPU seconds of judges and sealed processes in the last attempts.
+        waited_s: seconds from submission to the first attempt, or to the verdict if there was none.
     """
 
     key: str
@@ -69,14 +69,12 @@ class Cost:
 
 
 def cost(engine: Engine, *, by: By, since: datetime | None, batch: str | None = None, limit: int = 100) -> list[Cost]:
-    """Return what evaluations cost that got their verdicts since a moment, the dearest first.
+    """Return the cost of evaluations with verdicts since a time, the highest first.
 
     Args:
-        engine: the database.
-        by: what is added up.
-        since: the moment; None for all that are kept.
-        batch: only of this batch.
-        limit: how many rows at most.
+        by: the key by which costs are summed.
+        since: the time. None for all stored evaluations.
+        batch: the only batch to count.
     """
     wanted: list[ColumnElement[bool]] = [REAL]
     if since is not None:
@@ -93,8 +91,8 @@ def cost(engine: Engine, *, by: By, since: datetime | None, batch: str | None = 
         .where(Attempt.evaluation_id == Evaluation.id)
         .lateral("tried")
     )
-    alone = _told("durations_s", "alone", beginning="alone_")
-    worked = _told("cpu_s", "worked")
+    alone = _sum_of("durations_s", "alone", beginning="alone_")
+    worked = _sum_of("cpu_s", "worked")
     waited = func.coalesce(tried.c.begun_at, Verdict.finished_at) - Evaluation.submitted_at
     key = _KEYS[by]
     query = (
@@ -124,8 +122,8 @@ def cost(engine: Engine, *, by: By, since: datetime | None, batch: str | None = 
         return read(Cost, connection.execute(query))
 
 
-def _told(field: str, name: str, *, beginning: str = "") -> LateralFromClause:
-    """Return the sum of the seconds that a verdict of its own has in a field of its evidence, of some names there."""
+def _sum_of(field: str, name: str, *, beginning: str = "") -> LateralFromClause:
+    """Return the sum of the seconds in a field of a verdict's evidence with this prefix, or 0 for a reused verdict."""
     part = func.jsonb_each_text(Verdict.evidence[field]).table_valued("key", "value", name=f"{name}_part")
     return (
         select(func.coalesce(func.sum(cast(part.c.value, Double)), 0.0).label("seconds"))

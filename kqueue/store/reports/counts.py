@@ -47,7 +47,7 @@ def states(engine: Engine) -> dict[str, dict[EvaluationState, int]]:
 
 
 def backlog(engine: Engine) -> dict[str, dict[EvaluationState, int]]:
-    """Return the number of evaluations that are queued and running, by lane. Finished ones are not counted."""
+    """Return the number of queued and running evaluations, by lane."""
     counted: dict[str, dict[EvaluationState, int]] = {}
     open_states = (EvaluationState.QUEUED, EvaluationState.RUNNING)
     with transaction(engine) as connection:
@@ -65,9 +65,8 @@ class Crowd:
     """The queued evaluations of one lane, priority and producer.
 
     Attributes:
-        lane, priority, producer: what they have in common.
-        queued: their number.
-        since: when the first of them was submitted, UTC.
+        lane, priority, producer: their common lane, priority and producer.
+        since: the earliest time of submission, UTC.
     """
 
     lane: str
@@ -78,7 +77,7 @@ class Crowd:
 
 
 def crowds(engine: Engine) -> list[Crowd]:
-    """Return who has how many evaluations queued, by lane, priority and number."""
+    """Return the numbers of queued evaluations by lane, priority and producer, ordered by lane, priority and number."""
     group = (Evaluation.lane, Evaluation.priority, Evaluation.producer)
     number = func.count()
     query = select(*group, number.label("queued"), func.min(Evaluation.submitted_at).label("since"))
@@ -91,13 +90,12 @@ def crowds(engine: Engine) -> list[Crowd]:
 def outcomes(
     engine: Engine, *, since: datetime | None = None, problem_hash: str | None = None, batch: str | None = None
 ) -> dict[Category, int]:
-    """Return how many evaluations came to each category, in the categories' order; those without any left out.
+    """Return the number of evaluations of each category that occurs, in the categories' order.
 
     Args:
-        engine: the database.
-        since: finished then or later.
-        problem_hash: only of this problem, by its whole hash.
-        batch: only of this batch.
+        since: earliest time of the verdict.
+        problem_hash: the whole hash of the only problem to count.
+        batch: the only batch to count.
     """
     query = select(Summary.category, func.count().label("number")).group_by(Summary.category)
     if since is not None:
@@ -113,7 +111,7 @@ def outcomes(
 
 
 def attempts_by_device(engine: Engine, *, since: datetime) -> dict[str, dict[Category, int]]:
-    """Return what the attempts that began since came to, by device (a GPU's UUID, or ``cpu``) and category."""
+    """Return the numbers of attempts that began since a time, by device (a GPU's UUID, or ``cpu``) and category."""
     counted: dict[str, dict[Category, int]] = {}
     with transaction(engine) as connection:
         for device, category, number in connection.execute(
@@ -130,13 +128,12 @@ def attempts_by_device(engine: Engine, *, since: datetime) -> dict[str, dict[Cat
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Attempts that failed by the fleet's own fault, in one way.
+    """Attempts with one kind of failure of the fleet.
 
     Attributes:
-        category: how.
-        number: how many there were.
-        last_at: when the last of them began, UTC.
-        message: what was said of that one.
+        category: the kind.
+        last_at: the start of the last one, UTC.
+        message: the message of the last one.
     """
 
     category: Category
@@ -146,9 +143,9 @@ class Fault:
 
 
 def faults(engine: Engine, *, since: datetime) -> list[Fault]:
-    """Return how the fleet failed in attempts that began since a moment, the most frequent first.
+    """Return the failures of the fleet in attempts that began since a time, the most frequent first.
 
-    Attempts that were broken off because their worker was told to stop are no failures.
+    Attempts that were aborted because their worker was asked to stop are no failures.
     """
     newest = func.array_agg(aggregate_order_by(func.coalesce(Attempt.message, ""), Attempt.started_at.desc()))
     query = (
@@ -171,8 +168,8 @@ def faults(engine: Engine, *, since: datetime) -> list[Fault]:
 
 
 def among(batches: Collection[str], ids: Collection[UUID]) -> ColumnElement[bool]:
-    """The condition that an evaluation belongs to one of these batches, or is one of these."""
-    # No empty list is asked for: with one, no index would do.
+    """Return the condition that an evaluation belongs to one of these batches or has one of these ids."""
+    # Empty lists are omitted, because Postgres would use no index with one.
     wanted: list[ColumnElement[bool]] = []
     if batches:
         wanted.append(Evaluation.batch == any_text(batches))
@@ -186,12 +183,12 @@ class BatchState:
     """The progress of a batch.
 
     Attributes:
-        total: its evaluations.
-        queued, running, done: those in each state.
-        categories: how many came to each.
-        blames: the same by blame.
-        submitted_at: when its first was accepted, UTC.
-        finished_at: when its last one finished, UTC; None while one has not.
+        total: the number of its evaluations.
+        queued, running, done: the number of evaluations in each state.
+        categories: the number of verdicts of each category.
+        blames: the number of verdicts by blame.
+        submitted_at: the first submission, UTC.
+        finished_at: the last verdict, UTC. None while any evaluation has none.
     """
 
     total: int
@@ -205,16 +202,16 @@ class BatchState:
 
 
 def batch_state(engine: Engine, batch: str) -> BatchState | None:
-    """Return how far a batch is; None where no evaluation belongs to one of that name."""
+    """Return the progress of a batch, or None if no evaluation belongs to it."""
     return state_of(engine, batches=[batch])
 
 
 def state_of(engine: Engine, *, batches: Collection[str] = (), ids: Collection[UUID] = ()) -> BatchState | None:
-    """Return how far batches and single evaluations are, taken together; None where there is none of them."""
+    """Return the common progress of batches and single evaluations, or None if there are none."""
     with transaction(engine) as connection:
-        # One statement: what ends meanwhile is counted once.
+        # In one statement, evaluations that end meanwhile are counted once.
         rows = connection.execute(_states(batches, ids)).all()
-        # Of each batch one step through an index, however many evaluations it has.
+        # Each batch takes one step through an index, however many evaluations it has.
         given = func.unnest(literal(list(batches), ARRAY(Text))).table_valued("batch").render_derived()
         first = select(func.min(Evaluation.submitted_at)).where(Evaluation.batch == given.c.batch).scalar_subquery()
         moments: list[datetime | None] = list(connection.scalars(select(first).select_from(given)))
@@ -245,7 +242,7 @@ def state_of(engine: Engine, *, batches: Collection[str] = (), ids: Collection[U
 
 
 def _states(batches: Collection[str], ids: Collection[UUID]) -> CompoundSelect[*tuple[Any, ...]]:
-    """Select states with categories, numbers, and the first submission and last end of what is named by its id."""
+    """Return the query for states, categories and numbers, and for first submission and last end of single ids."""
     number, never = func.count().label("number"), null().cast(DateTime(timezone=True))
     waiting = (
         select(Evaluation.state, null().cast(Text).label("category"), number, never.label("first"), never.label("last"))
@@ -257,7 +254,7 @@ def _states(batches: Collection[str], ids: Collection[UUID]) -> CompoundSelect[*
         .where(Summary.batch == any_text(batches))
         .group_by(Summary.category)
     )
-    others = (
+    single = (
         select(
             Evaluation.state,
             Verdict.category,
@@ -269,4 +266,4 @@ def _states(batches: Collection[str], ids: Collection[UUID]) -> CompoundSelect[*
         .where(Evaluation.id == any_uuid(ids), (Evaluation.batch == any_text(batches)).is_not(True))
         .group_by(Evaluation.state, Verdict.category)
     )
-    return union_all(waiting, ended, others)
+    return union_all(waiting, ended, single)

@@ -1,4 +1,4 @@
-"""The whole course of evaluations that have ended, in times."""
+"""The whole course of ended evaluations, as times."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ class Try:
 
     Attributes:
         number: from 1.
-        worker, host: names.
         device: a GPU's UUID, or ``cpu``.
-        started_at, ended_at: UTC. One that was cancelled is open until its worker ends it.
-        category, written_by: what it came to, and who recorded that; None while it is open.
-        handed_back: True if it was broken off because its worker was told to stop.
-        begun_s: seconds from its beginning to that of each of its judge's steps.
-        durations_s: seconds that each of them took in all.
+        started_at, ended_at: UTC. The attempt of a cancelled evaluation is open until its worker ends it.
+        category, written_by: its outcome, and the process that recorded it. None while it is open.
+        handed_back: True if it was aborted because its worker was asked to stop.
+        begun_s: start of each of its judge's steps, in seconds after its own start.
+        durations_s: total seconds of each step.
     """
 
     number: int
@@ -51,18 +50,14 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """An evaluation that has its verdict, from its submission on.
+    """An evaluation with a verdict, from its submission on.
 
     Attributes:
-        evaluation_id: its id.
-        traceparent: the producer's span, as :mod:`kqueue.tracing` has it; None if none was named.
-        lane, priority: where it waited.
-        backend: what the kernel is written in.
+        traceparent: the producer's span (:mod:`kqueue.tracing`), or None.
         submitted_at, finished_at: UTC.
-        category, blame, written_by: the verdict, and who recorded it.
-        reused: True if the verdict is that of an equal evaluation.
-        model: the GPU's or CPU's name; None where no judge came so far.
-        tries: the attempts, in order.
+        category, blame, written_by: the verdict, and the process that recorded it.
+        reused: True if the verdict was reused from an equal evaluation.
+        model: the GPU's or CPU's name. None if no judge recorded it.
     """
 
     evaluation_id: UUID
@@ -81,7 +76,7 @@ class Course:
 
 
 def courses(engine: Engine, ids: Collection[UUID]) -> list[Course]:
-    """Return the courses of evaluations; those without a verdict, and probes, are left out."""
+    """Return the courses of evaluations. Probes and evaluations without a verdict are omitted."""
     final = aliased(Attempt)
     query = (
         select(

@@ -1,6 +1,6 @@
-"""What charts show: the candidates of a problem over time, KernelBench's fast_p, and counts by category.
+"""The data of charts: the candidates of a problem over time, KernelBench's fast_p, and counts by category.
 
-Each asks an index for the evaluations of one problem or batch, never for all.
+Each query reads the evaluations of one problem or batch through an index.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN
 from kqueue.store.models import Evaluation, Summary
 
-#: The categories of right kernels.
+#: Categories of correct kernels.
 RIGHT: Final = [category for category in Category if category.blame is Blame.NONE]
 _BLAMES: Final[dict[str, Blame]] = {category.value: category.blame for category in Category}
 
@@ -27,10 +27,9 @@ class Point:
     """A candidate of a problem.
 
     Attributes:
-        evaluation_id: its evaluation.
-        at: when its verdict was reached, UTC.
-        speedup: how many times as fast as the baseline it is; None if it was not timed.
-        blame: of its verdict: ``none`` if it passed.
+        at: the time of its verdict, UTC.
+        speedup: the speedup over the baseline. None if it was not timed.
+        blame: the verdict's blame, ``none`` if it passed.
     """
 
     evaluation_id: UUID
@@ -41,11 +40,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class FastP:
-    """What KernelBench's fast_p of a batch is made from.
+    """The data of KernelBench's fast_p of a batch.
 
     Attributes:
-        speedups: that of the best right kernel of each problem that has one, the slowest first; 0 where none was timed.
-        problems: how many problems the batch has, with those that have no right kernel.
+        speedups: the speedup of the best correct kernel of each problem that has one, ascending. 0 if not timed.
+        problems: the number of all problems of the batch.
     """
 
     speedups: list[float]
@@ -56,9 +55,8 @@ def best_so_far(engine: Engine, problem_hash: str, *, limit: int = 20_000) -> li
     """Return the candidates of a problem in the order of their verdicts.
 
     Args:
-        engine: the database.
         problem_hash: the problem's whole hash.
-        limit: only the latest ones, at most so many.
+        limit: maximum number of results, which are the latest.
     """
     latest = (
         select(Summary.evaluation_id, Summary.finished_at.label("at"), Summary.speedup, Summary.category)
@@ -68,12 +66,12 @@ def best_so_far(engine: Engine, problem_hash: str, *, limit: int = 20_000) -> li
     )
     with transaction(engine) as connection:
         rows = connection.execute(latest).all()
-    # Tens of thousands: each look-up counts.
+    # There can be tens of thousands of rows, so each look-up matters.
     return [Point(identity, at, speedup, _BLAMES[category]) for identity, at, speedup, category in reversed(rows)]
 
 
 def fast_p(engine: Engine, batch: str) -> FastP:
-    """Return the speedups of the best right kernels of a batch, by problem, and the number of its problems."""
+    """Return the speedups of the best correct kernels of a batch by problem, and the number of its problems."""
     right = case((Summary.category.in_(RIGHT), func.coalesce(Summary.speedup, 0.0)))
     ended = (
         select(Summary.problem_hash, func.max(right).label("best"))

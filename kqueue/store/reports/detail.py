@@ -20,7 +20,7 @@ from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Problem, Verdict, Worker
 from kqueue.store.sql import read
 
-#: Hexadecimal digits of an evaluation's id that may stand for all of it.
+#: Minimum number of hexadecimal digits that identify an evaluation.
 _MIN_PREFIX: Final = 4
 
 
@@ -33,12 +33,12 @@ class AttemptDetail:
         worker: the worker's node name.
         started_at: UTC.
         ended_at: None while it runs.
-        step: the step that it is at, as ``evidence.durations_s`` names it, while it runs and for more than a second.
-        category: what it came to; None while it runs.
-        message: one line about that.
-        phase: where it ended; of one whose judge died, by the flight recorder.
-        written_by: who recorded it.
-        environment: the facts of what it ran on; None if it ended before they were recorded.
+        step: its current step, named as in ``evidence.durations_s``, if it has run for more than a second.
+        category: its outcome. None while it runs.
+        message: one line about the outcome.
+        phase: the phase in which it ended, according to the status page if its judge died.
+        written_by: the process that recorded the outcome.
+        environment: the facts of its environment. None if it ended before they were recorded.
     """
 
     number: int
@@ -58,17 +58,13 @@ class Detail:
     """One evaluation in full.
 
     Attributes:
-        evaluation_id: its id.
-        state: where it is in its life.
-        lane: the lane that it was submitted to.
-        backend: what the kernel is written in.
+        lane: the lane to which it was submitted.
         problem_label, problem_hash, problem: name, SHA-256 and source of the reference.
-        kernel_label, kernel_hash, kernel: of the candidate.
-        settings: as submitted, a :class:`kqueue.Settings` in JSON.
+        kernel_label, kernel_hash, kernel: name, SHA-256 and source of the candidate.
+        settings: the submitted :class:`kqueue.Settings` in JSON.
         batch: the producer's name for the batch.
         submitted_at, expires_at: UTC.
-        attempts: in order.
-        verdict: None while there is none.
+        verdict: the verdict. None while there is none.
     """
 
     evaluation_id: UUID
@@ -89,10 +85,10 @@ class Detail:
     verdict: contract.Verdict | None
 
     def request(self, **changes: Any) -> contract.Request:
-        """Return a request for the same kernel, judged in the same way, without a batch.
+        """Return a request to judge the same kernel in the same way, without a batch.
 
         Args:
-            changes: other fields of the request.
+            changes: different fields of the request.
 
         Raises:
             InvalidRequest: a field is wrong, or the settings are another version's.
@@ -110,33 +106,33 @@ class Detail:
 
 
 def resolve_id(engine: Engine, prefix: str) -> UUID:
-    """Return the evaluation whose id is ``prefix`` or, from four digits on, the only one that begins with it.
+    """Return the evaluation whose id is ``prefix``, or the only one whose id begins with it (at least four digits).
 
     Raises:
-        UnknownEvaluation: there is none.
-        InvalidRequest: there are several, or ``prefix`` is no id and no beginning of one.
+        UnknownEvaluation: no id matches.
+        InvalidRequest: several ids match, or ``prefix`` is neither an id nor a prefix of one.
     """
     digits = prefix.strip().lower().replace("-", "")
     if not _MIN_PREFIX <= len(digits) <= 32 or not set(digits) <= set("0123456789abcdef"):
         raise InvalidRequest(
-            f"{prefix} is no evaluation's id: give an id, or at least its first {_MIN_PREFIX} digits (0-9, a-f); "
-            "`kqueue results` lists those that have finished"
+            f"{prefix} is no evaluation's id: give an id, or at least its first {_MIN_PREFIX} digits (0-9, a-f). "
+            "`kqueue results` lists the finished evaluations"
         )
     first, last = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
     with transaction(engine) as connection:
-        found = connection.scalars(select(Evaluation.id).where(Evaluation.id.between(first, last)).limit(2)).all()
-    if not found:
+        ids = connection.scalars(select(Evaluation.id).where(Evaluation.id.between(first, last)).limit(2)).all()
+    if not ids:
         raise UnknownEvaluation(prefix)
-    if len(found) > 1:
+    if len(ids) > 1:
         raise InvalidRequest(f"several evaluations begin with {prefix}: give more of the id")
-    return found[0]
+    return ids[0]
 
 
 def show(engine: Engine, evaluation_id: UUID) -> Detail:
     """Return one evaluation in full.
 
     Raises:
-        UnknownEvaluation: there is no such evaluation.
+        UnknownEvaluation: no evaluation has this id.
     """
     with transaction(engine) as connection:
         row = connection.execute(

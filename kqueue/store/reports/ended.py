@@ -1,4 +1,4 @@
-"""What ended since a moment, for whoever counts."""
+"""Evaluations that ended since a time, for counters."""
 
 from __future__ import annotations
 
@@ -18,25 +18,23 @@ from kqueue.store.evaluations import REAL
 from kqueue.store.models import Attempt, Evaluation, Verdict
 from kqueue.store.sql import any_uuid, read
 
-#: The categories of earlier attempts in a verdict's evidence. One that was handed back is no failure.
+#: JSON path of the categories of earlier attempts in a verdict's evidence, without attempts that were handed back.
 _FAILED: Final = "$.attempts[*] ? (!(@.handed_back == true)).category"
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An evaluation that has its verdict, without what is large.
+    """An evaluation with a verdict, without its large columns.
 
     Attributes:
-        evaluation_id: its id.
-        lane, priority: where it waited.
-        category: what it came to.
-        written_by: the part of the fleet that recorded it.
-        reused: True if the verdict is that of an equal evaluation.
+        category: the category of its verdict.
+        written_by: the process that recorded the verdict.
+        reused: True if the verdict was reused from an equal evaluation.
         submitted_at, finished_at: UTC.
-        begun_at: when its first attempt began; None if it never did.
+        begun_at: the start of its first attempt, or None.
         durations_s: seconds of each step of the attempt that gave the verdict.
-        built: the process that compiled its extensions, as :class:`kqueue.evidence.Build` has it; None for none.
-        earlier: the categories of the attempts before the last one, but of those that were handed back.
+        built: the process that compiled its extensions (:class:`kqueue.evidence.Build`), or None.
+        earlier: the categories of the attempts before the last one, without those handed back.
     """
 
     evaluation_id: UUID
@@ -60,15 +58,13 @@ def now(engine: Engine) -> datetime:
 
 
 def finished(engine: Engine, *, after: tuple[datetime, UUID], limit: int) -> list[tuple[UUID, datetime]]:
-    """Return the ids of evaluations with verdicts, and when they got them, in this order.
+    """Return the ids of evaluations with verdicts and the times of these, in order of time.
 
-    A verdict's time is that at which its transaction began, so one may appear behind a later one: whoever asks again
-    asks from some seconds before, and passes over those that are known.
+    A verdict's time is the start of its transaction, so an earlier one can appear after a later one. A caller that
+    polls must therefore start some seconds before its last result, and skip known evaluations.
 
     Args:
-        engine: the database.
-        after: a time and an id: what comes after them.
-        limit: how many are returned at most.
+        after: a time and an id, after which the result begins.
     """
     order = (Verdict.finished_at, Verdict.evaluation_id)
     query = select(Verdict.evaluation_id, Verdict.finished_at).order_by(*order).limit(limit)
@@ -78,7 +74,7 @@ def finished(engine: Engine, *, after: tuple[datetime, UUID], limit: int) -> lis
 
 
 def ended(engine: Engine, ids: Collection[UUID]) -> list[Ended]:
-    """Return what became of evaluations; those without a verdict, and probes, are left out."""
+    """Return evaluations that have ended. Probes and evaluations without a verdict are omitted."""
     first = select(Attempt.started_at).where(Attempt.evaluation_id == Evaluation.id, Attempt.number == 1)
     evidence: Any = Verdict.evidence
     query = (

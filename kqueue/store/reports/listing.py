@@ -22,9 +22,9 @@ from kqueue.store.sql import read
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One line of a list of evaluations; times in milliseconds, moments in UTC.
+    """One line of a list of evaluations. Durations are in milliseconds, and other times in UTC.
 
-    What comes with the verdict, from ``category`` on, is None for an evaluation that has none.
+    The fields from ``category`` on come from the verdict. They are None for an evaluation without one.
     """
 
     evaluation_id: UUID
@@ -51,17 +51,17 @@ class Listed:
     device: str | None
     finished_at: datetime | None
     reused_from: UUID | None
-    """The evaluation whose verdict this is; None for one that was judged itself."""
+    """The evaluation whose verdict was reused. None for one that was judged itself."""
 
 
 class Filters(TypedDict, total=False):
-    """The conditions on the evaluations of a list. None is no condition."""
+    """The conditions on the evaluations of a list. None means no condition."""
 
     state: EvaluationState | None
     category: Category | None
     blame: Blame | None
     problem: str | None
-    """A problem's label, or the beginning of its hash."""
+    """A problem's label, or a prefix of its hash."""
     backend: Backend | None
     lane: str | None
     batch: str | None
@@ -71,7 +71,7 @@ class Filters(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The fastest kernel that passed for a problem, in a precision, on a device model; times in milliseconds."""
+    """The fastest kernel that passed for a problem, in a precision, on a device model. Times are in milliseconds."""
 
     problem_hash: str
     problem_label: str | None
@@ -119,9 +119,9 @@ _LISTED: Final = (
     .outerjoin(Attempt, Attempt.id == Verdict.attempt_id)
     .outerjoin(Environment, Environment.hash == func.coalesce(Verdict.environment_hash, Attempt.environment_hash))
 )
-#: A column of text.
+#: Type of a text column.
 _Text = ColumnElement[Any] | InstrumentedAttribute[Any]
-#: Asks for the time, so that its index can give the order.
+#: Condition on the time of the verdict, which lets its index give the order.
 _FINISHED: Final = Verdict.finished_at.is_not(None)
 _BEST: Final = table("best_verdicts", *(column(field.name) for field in fields(Best)))
 
@@ -132,10 +132,8 @@ def results(
     """Return finished evaluations, the latest first.
 
     Args:
-        engine: the database.
-        since: finished then or later.
-        limit: at most so many.
-        filters: only those that fit.
+        since: earliest time of the verdict.
+        filters: conditions on the evaluations.
     """
     wanted = _wanted(filters)
     if since is not None:
@@ -151,14 +149,12 @@ def listing(
     limit: int = 100,
     **filters: Unpack[Filters],
 ) -> list[Listed]:
-    """Return evaluations, the latest submitted first.
+    """Return evaluations, the latest submission first.
 
     Args:
-        engine: the database.
-        since: submitted then or later.
-        after: ``submitted_at`` and id of the last one that the caller has: what follows it.
-        limit: at most so many.
-        filters: only those that fit.
+        since: earliest time of submission.
+        after: ``submitted_at`` and id of the caller's last result, after which the list continues.
+        filters: conditions on the evaluations.
     """
     wanted = _wanted(filters)
     if since is not None:
@@ -172,14 +168,11 @@ def listing(
 def finished_in(
     engine: Engine, batch: str, *, since: datetime | None, after: tuple[datetime, UUID] | None, limit: int
 ) -> list[Listed]:
-    """Return the finished evaluations of a batch in the order in which they finished.
+    """Return the finished evaluations of a batch in the order of their ends.
 
     Args:
-        engine: the database.
-        batch: its name.
-        since: finished then or later.
-        after: ``finished_at`` and id of the last one that the caller has: what follows it.
-        limit: at most so many.
+        since: earliest time of the verdict.
+        after: ``finished_at`` and id of the caller's last result, after which the list continues.
     """
     wanted: list[ColumnElement[bool]] = [Evaluation.batch == batch, _FINISHED]
     if since is not None:
@@ -189,23 +182,22 @@ def finished_in(
     return _read(engine, _LISTED.where(*wanted).order_by(Verdict.finished_at, Evaluation.id), limit)
 
 
-#: The fewest digits of a hash that stand for no label.
+#: Minimum number of digits that are read as a hash rather than as a label.
 _HASH_DIGITS: Final = 12
 
 
 def unfinished(engine: Engine, *, before: datetime | None = None, **filters: Unpack[Filters]) -> list[UUID]:
-    """Return the evaluations that have no verdict yet, the oldest first.
+    """Return the evaluations without a verdict, the oldest first.
 
     Args:
-        engine: the database.
-        before: submitted before that.
-        filters: only those that fit. A problem's hash must be whole, or at least its first 12 digits.
+        before: latest time of submission.
+        filters: conditions on the evaluations. At least 12 digits of a problem's hash are needed.
     """
     wanted = [OPEN, *_wanted(filters)]
     if before is not None:
         wanted.append(Evaluation.submitted_at < before)
     if (problem := filters.get("problem")) is not None and len(problem) < _HASH_DIGITS:
-        wanted.append(Evaluation.problem_label == problem)  # a label such as `1` is no beginning of strangers' hashes
+        wanted.append(Evaluation.problem_label == problem)  # a label such as `1` must not match hashes
     query = select(Evaluation.id).join(Kernel, Kernel.hash == Evaluation.kernel_hash).where(*wanted)
     with transaction(engine) as connection:
         return list(connection.scalars(query.order_by(Evaluation.submitted_at, Evaluation.id)))
@@ -222,11 +214,8 @@ def best(
     """Return the rows of the view ``best_verdicts``, the largest speedup first.
 
     Args:
-        engine: the database.
-        problem: a problem's label, or the beginning of its hash.
-        precision: only this one.
+        problem: a problem's label, or a prefix of its hash.
         device: a device model's name, or a part of it.
-        limit: at most so many.
     """
     wanted: list[ColumnElement[bool]] = []
     columns = _BEST.c
@@ -247,7 +236,7 @@ def _read(engine: Engine, query: Select[*tuple[Any, ...]], limit: int) -> list[L
 
 
 def _wanted(filters: Filters) -> list[ColumnElement[bool]]:
-    """Return the conditions that a list's filters stand for."""
+    """Return the SQL conditions of a list's filters."""
     columns = {
         "state": Evaluation.state,
         "category": Verdict.category,
@@ -268,7 +257,7 @@ def _wanted(filters: Filters) -> list[ColumnElement[bool]]:
 
 
 def _is_named(name: str, label: _Text, digest: _Text) -> ColumnElement[bool]:
-    """The condition that a problem has this label, or a hash that begins with it."""
+    """Return the condition that a problem has this label, or a hash with this prefix."""
     if re.fullmatch(HASH, name):
-        return digest == name  # an index has it, and no label looks like that
+        return digest == name  # the index on hashes answers this, and no label looks like a hash
     return or_(label == name, digest.startswith(name, autoescape=True))

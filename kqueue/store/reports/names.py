@@ -1,4 +1,4 @@
-"""What a word on a command line may be the name of."""
+"""Resolution of a word on a command line to the object that it names."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from kqueue.errors import InvalidRequest
 from kqueue.store.engine import transaction
 from kqueue.store.models import Evaluation, Problem, SearchRun
 
-#: Hexadecimal digits that may stand for a hash, an evaluation's id and a run's.
+#: Minimum numbers of hexadecimal digits that identify an object.
 _SHORTEST: Final = {"problem": 6, "evaluation": 4, "run": 8}
 _HASH_DIGITS: Final = 64
 _ID_DIGITS: Final = 32
 
 
 class Kind(StrEnum):
-    """What has a name."""
+    """The kinds of objects with names."""
 
     PROBLEM = "problem"
     BATCH = "batch"
@@ -32,7 +32,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a word names: ``key`` is the whole hash, name or id."""
+    """An object that a word names. ``key`` is the whole hash, name or id."""
 
     kind: Kind
     key: str
@@ -42,28 +42,28 @@ def named(engine: Engine, word: str, *, among: Collection[Kind] = tuple(Kind)) -
     """Return the problem, batch, run of a search or evaluation that a word names.
 
     Problems are named by their hash, with or without ``sha256:``, runs by their name or id, and evaluations by their
-    id. First digits will do.
+    id. The first digits of hashes and ids suffice.
 
     Args:
-        engine: the database.
-        word: the word.
-        among: what it may be.
+        among: the accepted kinds.
 
     Raises:
-        InvalidRequest: it names nothing, or several things.
+        InvalidRequest: it names no object, or several.
     """
-    found = [one for one in _found(engine, word) if one.kind in among]
-    # A whole name or id goes before what only begins so.
-    whole = [one for one in found if word.removeprefix("sha256:").lower() == one.key or word == one.key]
-    if len(found) == 1 or len(whole) == 1:
-        return (whole or found)[0]
-    if not found:
-        raise InvalidRequest(f"{word} is no {_or(among)}: `kqueue results` and `kqueue search list` name what there is")
-    could_be = ", ".join(f"{one.kind} {one.key}" for one in found[:_SHOWN])
-    raise InvalidRequest(f"{word} could be {could_be}{', ...' if len(found) > _SHOWN else ''}: give more of it")
+    matches = [one for one in _matches(engine, word) if one.kind in among]
+    # A complete name or id takes precedence over prefixes.
+    whole = [one for one in matches if word.removeprefix("sha256:").lower() == one.key or word == one.key]
+    if len(matches) == 1 or len(whole) == 1:
+        return (whole or matches)[0]
+    if not matches:
+        raise InvalidRequest(
+            f"{word} is no {_or(among)}: `kqueue results` and `kqueue search list` list the existing ones"
+        )
+    could_be = ", ".join(f"{one.kind} {one.key}" for one in matches[:_SHOWN])
+    raise InvalidRequest(f"{word} could be {could_be}{', ...' if len(matches) > _SHOWN else ''}: give more of it")
 
 
-#: Things that are shown of those that a word may name.
+#: Number of matches that an error message lists.
 _SHOWN: Final = 4
 
 
@@ -72,8 +72,8 @@ def _or(kinds: Collection[Kind]) -> str:
     return f"{', '.join(others)} or {last}" if others else str(last)
 
 
-def _found(engine: Engine, word: str) -> list[Named]:
-    """Return all that a word may name, at most two of each kind."""
+def _matches(engine: Engine, word: str) -> list[Named]:
+    """Return all objects that a word can name, at most two of each kind."""
     named: list[Named] = []
     digits = word.removeprefix("sha256:").lower()
     with transaction(engine) as connection:

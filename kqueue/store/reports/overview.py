@@ -1,4 +1,4 @@
-"""The fleet at a glance: what waits longest, what ended of late, and how busy devices were."""
+"""The fleet at a glance: the longest waits, recently ended evaluations, and the use of devices."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Oldest:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """How busy a device's slots were in the last hour.
+    """The use of a device's slots in the last hour.
 
     Attributes:
         host, device: the device: a GPU's UUID, or ``cpu`` of a host.
-        share: the share of their time for which its slots had an evaluation, 0 to 1.
+        share: the share of time in which its slots had an evaluation, 0 to 1.
     """
 
     host: str
@@ -53,7 +53,7 @@ def oldest(engine: Engine) -> list[Oldest]:
 
 
 def use(engine: Engine) -> list[Use]:
-    """Return how busy the slots of each device were in the last hour; of those that live."""
+    """Return the use of each device's slots in the last hour, for devices with live workers."""
     columns = _UTILISATION.c
     query = (
         select(columns.host, columns.device, func.avg(columns.busy_share).label("share"))
@@ -66,7 +66,7 @@ def use(engine: Engine) -> list[Use]:
 
 
 def ended_by_minute(engine: Engine, *, minutes: int) -> list[int]:
-    """Return how many evaluations got their verdict in each of the last minutes, the oldest first."""
+    """Return the number of verdicts in each of the last minutes, the oldest first."""
     ago = cast(func.floor(func.extract("epoch", func.now() - Verdict.finished_at) / 60), Integer)
     query = (
         select(ago.label("ago"), func.count().label("number"))

@@ -14,7 +14,7 @@ from kqueue.store.evaluations import REAL_PROBLEM
 from kqueue.store.models import Evaluation, Problem
 from kqueue.store.sql import read
 
-#: Evaluations of a problem in which a label is looked for.
+#: Number of a problem's evaluations in which a label is searched.
 _LOOKED_AT: Final = 100
 
 
@@ -23,10 +23,10 @@ class StoredProblem:
     """A stored problem.
 
     Attributes:
-        problem_hash: SHA-256 of its source. ``sha256:`` and this is the problem's name.
-        problem_label: a label that a producer gave it; None where none is found.
+        problem_hash: SHA-256 of its source. The problem's name is ``sha256:`` and this hash.
+        problem_label: a label from one of its evaluations, or None.
         bytes: size of its source.
-        created_at: when it was submitted for the first time, UTC.
+        created_at: its first submission, UTC.
     """
 
     problem_hash: str
@@ -41,10 +41,8 @@ def problems(
     """Return stored problems, the latest first.
 
     Args:
-        engine: the database.
-        problem: a label that an evaluation gave the problem, or the beginning of its hash.
-        after: ``created_at`` and hash of the last one that the caller has: what follows it.
-        limit: at most so many.
+        problem: a label from one of its evaluations, or a prefix of its hash.
+        after: ``created_at`` and hash of the caller's last result, after which the list continues.
     """
     wanted: list[ColumnElement[bool]] = [REAL_PROBLEM]
     if problem is not None:
@@ -74,9 +72,9 @@ def problem(engine: Engine, problem_hash: str) -> tuple[StoredProblem, str]:
 
 
 def _labelled(few: Subquery) -> Select[*tuple[Any, ...]]:
-    """Return the query for some problems, each with a label of the first evaluations of it that are found."""
-    some = select(Evaluation.problem_label).where(Evaluation.problem_hash == few.c.hash).limit(_LOOKED_AT)
-    given = some.correlate(few).subquery()
+    """Return the query for problems with one label from the first evaluations that are found."""
+    labels = select(Evaluation.problem_label).where(Evaluation.problem_hash == few.c.hash).limit(_LOOKED_AT)
+    given = labels.correlate(few).subquery()
     label = select(func.max(given.c.problem_label).label("problem_label")).lateral()
     size = func.octet_length(few.c.source).label("bytes")
     return select(few.c.hash.label("problem_hash"), label.c.problem_label, size, few.c.created_at).join(label, true())

@@ -23,17 +23,14 @@ from kqueue.store.sql import any_uuid, read
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of an evaluation; moments in UTC.
+    """The progress of an evaluation. Times are UTC.
 
     Attributes:
-        evaluation_id: its id.
-        state: where it is in its life.
-        problem_label, kernel_label: as given.
-        device: that of its last attempt: a GPU's UUID, or ``cpu``; None before the first.
-        submitted_at: when it was accepted.
-        started_at: when its last attempt began.
-        finished_at: when it had its verdict.
-        blame: of its verdict.
+        problem_label, kernel_label: the labels from its request.
+        device: the device of its last attempt: a GPU's UUID, or ``cpu``. None before the first.
+        started_at: the start of its last attempt.
+        finished_at: the time of its verdict.
+        blame: the blame of its verdict.
     """
 
     evaluation_id: UUID
@@ -79,17 +76,17 @@ def progress(engine: Engine, evaluation_id: UUID) -> Progress:
     """Return the progress of an evaluation.
 
     Raises:
-        UnknownEvaluation: there is no such evaluation.
+        UnknownEvaluation: no evaluation has this id.
     """
     with transaction(engine) as connection:
-        found = read(Progress, connection.execute(_PROGRESS.where(Evaluation.id == evaluation_id)))
-    if not found:
+        rows = read(Progress, connection.execute(_PROGRESS.where(Evaluation.id == evaluation_id)))
+    if not rows:
         raise UnknownEvaluation(evaluation_id)
-    return found[0]
+    return rows[0]
 
 
 def progress_of_batch(engine: Engine, batch: str, *, done: bool, limit: int) -> list[Progress]:
-    """Return the progress of a batch's evaluations, the latest first: of those with a verdict, or of the others."""
+    """Return the progress of a batch's evaluations with or without a verdict, the latest first."""
     with transaction(engine) as connection:
         rows = connection.execute(
             _PROGRESS.where(Evaluation.batch == batch, not_(OPEN) if done else OPEN)
@@ -100,7 +97,7 @@ def progress_of_batch(engine: Engine, batch: str, *, done: bool, limit: int) -> 
 
 
 def last_queued(engine: Engine, *, batches: Collection[str] = (), ids: Collection[UUID] = ()) -> UUID | None:
-    """Return the one of some batches' and single evaluations that was submitted last, of those that are queued."""
+    """Return the last submitted one of the queued evaluations among these batches and ids."""
     with transaction(engine) as connection:
         return connection.scalar(
             select(Evaluation.id)
@@ -111,7 +108,7 @@ def last_queued(engine: Engine, *, batches: Collection[str] = (), ids: Collectio
 
 
 def placed(engine: Engine, ids: Collection[UUID]) -> dict[UUID, str]:
-    """Return the device (a GPU's UUID, or ``cpu``) of the attempt that each of ``ids`` got its verdict from."""
+    """Return the device (a GPU's UUID, or ``cpu``) of the attempt that gave each evaluation its verdict."""
     with transaction(engine) as connection:
         rows = connection.execute(
             select(Verdict.evaluation_id, Worker.device)
@@ -124,13 +121,12 @@ def placed(engine: Engine, ids: Collection[UUID]) -> dict[UUID, str]:
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """The last evaluation of a request that was made under keys of one family.
+    """The last evaluation of a request whose idempotency keys have a common prefix.
 
     Attributes:
-        evaluation_id: its id.
-        stands: True if it is given to whoever asks again: it is under way, or was answered a moment ago with
-            something other than a failure of the fleet.
-        same: False if it was asked for with other settings, or on another lane.
+        stands: True if a repeated request gets this evaluation, because it is open, or was answered recently without a
+            failure of the fleet.
+        same: False if it has other settings or another lane.
     """
 
     evaluation_id: UUID
@@ -142,11 +138,10 @@ def earlier(engine: Engine, request: Request, *, family: str, within_s: float | 
     """Return the last evaluation of ``request``'s problem and kernel whose idempotency key begins with ``family``.
 
     Args:
-        engine: the database.
-        request: names problem and kernel.
-        family: what the keys begin with.
-        within_s: seconds for which an answer stands; None for no limit.
-        any_lane: the request asks for no certain lane.
+        request: the request that names problem and kernel.
+        family: the prefix of the keys.
+        within_s: seconds for which an answer stands. None for no limit.
+        any_lane: the request accepts any lane.
     """
     answered = Verdict.blame.in_([Blame.NONE.value, Blame.CANDIDATE.value, Blame.PROBLEM.value])
     if within_s is not None:

@@ -15,21 +15,21 @@ from kqueue.store.engine import transaction
 from kqueue.store.models import SearchProposal, SearchRun
 from kqueue.store.sql import any_uuid, read
 
-#: The most proposals of a run that are returned.
+#: Maximum number of proposals of a run that are returned.
 PROPOSALS: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class ListedRun:
-    """A search or a tuning run, with what its plan says of it.
+    """A search or a tuning run, with the main settings of its plan.
 
     Attributes:
-        id, name, state, created_at, ended_at: as :class:`kqueue.store.searches.Run` has them.
-        algorithm: how it chooses; ``tune`` for a tuning run.
-        problem_label: as given.
-        backend: what the kernels are written in.
-        proposals, passed: the numbers of its proposals, and of those that passed.
-        speedup: the largest; None where none is known.
+        id, name, state, created_at, ended_at: the fields of :class:`kqueue.store.searches.Run`.
+        algorithm: the search algorithm, or ``tune`` for a tuning run.
+        problem_label: the problem's label from the plan.
+        backend: the kernels' language or library.
+        proposals, passed: the number of its proposals, and of those that passed.
+        speedup: the largest speedup, or None.
     """
 
     id: UUID
@@ -47,7 +47,7 @@ class ListedRun:
 
 @dataclass(frozen=True, slots=True)
 class ProposalLine:
-    """A proposal without its long texts; the fields are those of :class:`~kqueue.store.models.SearchProposal`."""
+    """A proposal without its long texts. The fields are columns of :class:`~kqueue.store.models.SearchProposal`."""
 
     number: int
     step: int
@@ -67,9 +67,7 @@ def listed_runs(engine: Engine, *, named: str | None = None, limit: int = 50) ->
     """Return runs, the latest first.
 
     Args:
-        engine: the database.
         named: a part of their names.
-        limit: at most so many.
     """
     query = select(SearchRun).order_by(SearchRun.created_at.desc(), SearchRun.id).limit(limit)
     if named is not None:
@@ -91,14 +89,14 @@ def listed_runs(engine: Engine, *, named: str | None = None, limit: int = 50) ->
         ).all()
         ids = [row.id for row in rows]
         numbers = {row.run_id: row for row in connection.execute(counted.where(SearchProposal.run_id == any_uuid(ids)))}
-    found: list[ListedRun] = []
+    runs: list[ListedRun] = []
     for row in rows:
         of = numbers.get(row.id)
-        told = {"proposals": 0, "passed": 0, "speedup": None}
+        counts = {"proposals": 0, "passed": 0, "speedup": None}
         if of is not None:
-            told = {"proposals": of.proposals, "passed": of.passed, "speedup": of.speedup}
-        found += read(ListedRun, [row], **told)
-    return found
+            counts = {"proposals": of.proposals, "passed": of.passed, "speedup": of.speedup}
+        runs += read(ListedRun, [row], **counts)
+    return runs
 
 
 def proposal_lines(engine: Engine, run_id: UUID) -> list[ProposalLine]:
@@ -110,9 +108,9 @@ def proposal_lines(engine: Engine, run_id: UUID) -> list[ProposalLine]:
 
 
 def proposal(engine: Engine, run_id: UUID, number: int) -> searches.Proposal | None:
-    """Return one proposal in full; None if the run has no such one."""
+    """Return one proposal in full, or None if the run has no proposal of this number."""
     columns = [getattr(SearchProposal, name) for name in searches.Proposal.__dataclass_fields__]
     query = select(*columns).where(SearchProposal.run_id == run_id, SearchProposal.number == number)
     with transaction(engine) as connection:
-        found = read(searches.Proposal, connection.execute(query))
-    return found[0] if found else None
+        proposals = read(searches.Proposal, connection.execute(query))
+    return proposals[0] if proposals else None

@@ -1,8 +1,8 @@
 """Full text search in the sources of problems and kernels, and in logs.
 
-All words must be there, in any order and anywhere. In problems and logs Postgres finds them by the indexes on words
-(:func:`kqueue.store.models.words`), which hold a text's first 100,000 characters. Kernels have none, as it would cost
-every submission a millisecond: the latest ones are read.
+A text must contain all words, in any order. In problems and logs Postgres finds them with the indexes on words
+(:func:`kqueue.store.models.words`), which cover a text's first 100,000 characters. Kernels have no such index, because
+it would cost every submission a millisecond: the latest ones are read.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from kqueue.store.evaluations import REAL, REAL_KERNEL, REAL_PROBLEM
 from kqueue.store.models import Evaluation, Kernel, Problem, Verdict, words
 from kqueue.store.sql import any_text, any_uuid, read
 
-#: The longest text that is looked for, and the most words of it.
+#: Maximum length of a query.
 MOST_CHARACTERS: Final = 200
+#: Maximum number of words of a query.
 _MOST_WORDS: Final = 10
-#: The fewest letters before a star: the words that begin with them are added up.
+#: Minimum number of letters before a star, because all words with that prefix are searched.
 _SHORTEST_BEGINNING: Final = 3
-#: The characters of each text that are returned, to show where the words are.
+#: Number of characters of each text that are returned.
 _SHOWN: Final = 100_000
-#: The most texts with all words among which the latest are chosen.
+#: Maximum number of matching texts from which the latest are chosen.
 _LOOKED_AT: Final = 2000
-#: The latest texts that are looked at if more have them.
+#: Number of the latest texts that are also searched if the matches exceed that number.
 _RECENT: Final = 100
-#: The latest kernels, which are all that are looked at.
+#: Number of the latest kernels, to which their search is limited.
 _KERNELS: Final = 5000
-#: Longer queries are broken off: a page must not keep others from the database.
+#: Milliseconds after which a query is aborted, so that a page does not occupy the database.
 _TIMEOUT_MS: Final = 3000
 
 
 class Where(StrEnum):
-    """What is searched."""
+    """The kind of texts to search."""
 
     KERNELS = "kernels"
     PROBLEMS = "problems"
@@ -50,13 +51,13 @@ class Where(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A text in which all words are.
+    """A text that contains all words.
 
     Attributes:
-        name: the hash of a kernel or problem; the id of an evaluation whose log it is.
-        label: what the last evaluation of the kernel or problem called it; None where it did not.
-        evaluation_id: an evaluation to look at: the last one of the kernel or problem; None if none is left.
-        at: when the source was submitted for the first time, or the evaluation ended, UTC.
+        name: the hash of a kernel or problem, or the id of an evaluation for its log.
+        label: the label from the last evaluation of the kernel or problem, or None.
+        evaluation_id: the last evaluation of the kernel or problem, or the log's evaluation. None if none is left.
+        at: the first submission of the source, or the end of the evaluation, UTC.
         text: the beginning of the source or log.
     """
 
@@ -68,56 +69,53 @@ class Hit:
 
 
 def words_of(asked: str) -> list[tuple[str, bool]]:
-    """Return the words that somebody looks for, each with True if it stands for all that begin so."""
+    """Return the words of a search, each with True if it is a prefix."""
     return [(word, star == "*") for word, star in re.findall(r"([^\W_]+)(\*?)", asked[:MOST_CHARACTERS])]
 
 
 def parse(asked: str) -> str:
-    """Return what somebody looks for as a query of Postgres; a word with a star stands for all that begin so.
+    """Return a search as a query of Postgres. A word with a star matches all words with that prefix.
 
     Raises:
-        InvalidRequest: it has no word, too many, or too short a beginning.
+        InvalidRequest: it has no word, too many words, or too short a prefix.
     """
-    found = words_of(asked)
-    if not found or len(found) > _MOST_WORDS:
+    parsed = words_of(asked)
+    if not parsed or len(parsed) > _MOST_WORDS:
         raise InvalidRequest(f"search: give 1 to {_MOST_WORDS} words of letters and digits, such as tl.load or mask")
-    for word, is_beginning in found:
+    for word, is_beginning in parsed:
         if is_beginning and len(word) < _SHORTEST_BEGINNING:
             raise InvalidRequest(f"search: {word}*: give {_SHORTEST_BEGINNING} characters or more before a star")
-    return " & ".join(f"'{word}'" + (":*" if is_beginning else "") for word, is_beginning in found)
+    return " & ".join(f"'{word}'" + (":*" if is_beginning else "") for word, is_beginning in parsed)
 
 
 def search(engine: Engine, asked: str, where: Where, *, limit: int = 20) -> list[Hit]:
-    """Return texts in which all words are, the latest first.
+    """Return texts that contain all words, the latest first.
 
-    Words that are in very many texts are looked for in :data:`_LOOKED_AT` of them and in the :data:`_RECENT` latest
-    texts, so the latest hits of words that most texts have are found too. Of kernels the latest :data:`_KERNELS` are
-    looked at.
+    If very many texts match, :data:`_LOOKED_AT` of them and the :data:`_RECENT` latest texts are searched, so that the
+    latest hits are found too. For kernels only the latest :data:`_KERNELS` are searched.
 
     Args:
-        engine: the database.
-        asked: words; what stands between them does not count.
-        where: what is searched.
-        limit: at most so many.
+        asked: the words. Characters between words are ignored.
+        where: the kind of texts.
 
     Raises:
-        InvalidRequest: as :func:`parse`, or it took too long.
+        InvalidRequest: the search is invalid (:func:`parse`), or took too long.
     """
     wanted = parse(asked)
-    found: set[tuple[Any, datetime]] = set()
+    keys: set[tuple[Any, datetime]] = set()
     try:
         if where is Where.KERNELS:
-            found |= _keys(engine, _latest_kernels(asked, limit))
+            keys |= _keys(engine, _latest_kernels(asked, limit))
         else:
-            found |= _keys(engine, _by_index(where), wanted)
-            if len(found) == _LOOKED_AT:
-                found |= _keys(engine, _latest(where), wanted)
+            keys |= _keys(engine, _by_index(where), wanted)
+            if len(keys) == _LOOKED_AT:
+                keys |= _keys(engine, _latest(where), wanted)
     except DatabaseUnavailable as error:
         if not isinstance(getattr(error.__cause__, "orig", None), QueryCanceled):
             raise
-        if not found:
+        if not keys:
             raise InvalidRequest(f"search: it took more than {_TIMEOUT_MS / 1000:g} s: give rarer words") from None
-    latest_of = [name for name, _ in sorted(found, key=lambda one: (one[1], one[0]), reverse=True)[:limit]]
+    latest_of = [name for name, _ in sorted(keys, key=lambda one: (one[1], one[0]), reverse=True)[:limit]]
     with transaction(engine) as connection:
         return read(Hit, connection.execute(_shown(where, latest_of)))
 
@@ -137,12 +135,12 @@ def _latest(where: Where) -> Select[*tuple[Any, ...]]:
 
 
 def _latest_kernels(asked: str, limit: int) -> Select[*tuple[Any, ...]]:
-    """Return the query for the latest kernels that have all words; it reads no further than to the last of these."""
+    """Return the query for the latest kernels with all words. It stops reading at the last one that is needed."""
     text_of = func.left(Kernel.source, _SHOWN).label("text")
     latest = select(Kernel.hash, Kernel.created_at, text_of).order_by(Kernel.created_at.desc(), Kernel.hash.desc())
     recent = latest.limit(_KERNELS).subquery("recent")
     fits = [
-        # A word is nothing but letters and digits: no sign of it means something in a pattern.
+        # A word consists of letters and digits only, so no character of it is special in a pattern.
         recent.c.text.op("~*")(rf"(^|[^[:alnum:]]){word}" + ("" if is_beginning else "($|[^[:alnum:]])"))
         for word, is_beginning in words_of(asked)
     ]
@@ -160,22 +158,22 @@ def _conditions(where: Where) -> list[TextClause]:
 
 
 def _keys(engine: Engine, query: Select[*tuple[Any, ...]], wanted: str = "") -> set[tuple[Any, datetime]]:
-    """Return the keys and times of what a query finds."""
+    """Return the keys and times of a query's results."""
     with transaction(engine) as connection:
         connection.execute(text(f"SET LOCAL statement_timeout = {_TIMEOUT_MS}"))
-        # How frequent words are is guessed too badly: it would rather read every source.
+        # Postgres estimates the frequency of words so badly that it would otherwise read every source.
         connection.execute(text("SET LOCAL enable_seqscan = off"))
         return {(row[0], row[1]) for row in connection.execute(query, {"wanted": wanted} if wanted else {})}
 
 
 def _fits(of: str) -> TextClause:
-    # A colon would name a parameter.
+    # The colon is escaped because SQLAlchemy would read it as the start of a parameter.
     has = words(of).replace(":", r"\:")
     return text(f"{has} @@ to_tsquery('simple', :wanted)")
 
 
 def _shown(where: Where, keys: list[Any]) -> Select[*tuple[Any, ...]]:
-    """Return the query for what is shown of texts."""
+    """Return the query for the fields of :class:`Hit`."""
     if where is Where.LOGS:
         return (
             select(
@@ -217,9 +215,9 @@ def _shown(where: Where, keys: list[Any]) -> Select[*tuple[Any, ...]]:
     )
 
 
-#: As the index on logs has it.
+#: The condition of the index on logs.
 _HAS_LOG: Final = text("verdicts.log <> ''")
-#: The key of each kind of text that has an index, its time, and the column in which it is.
+#: Key, time and column of each kind of text with an index.
 _TEXTS: Final[dict[Where, tuple[Any, Any, str]]] = {
     Where.PROBLEMS: (Problem.hash, Problem.created_at, "problems.source"),
     Where.LOGS: (Verdict.evaluation_id, Verdict.finished_at, "verdicts.log"),

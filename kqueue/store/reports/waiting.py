@@ -1,4 +1,4 @@
-"""Why an evaluation waits, and for how long."""
+"""The reason why an evaluation waits, and the expected duration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kqueue.store.evaluations.conditions import QUEUED
 from kqueue.store.evaluations.order import BATCH_SHARE, Shares, Used, read_shares
 from kqueue.store.models import Attempt, Evaluation, Worker
 
-#: The most evaluations that are counted to tell a place; each priority and producer gets its part of that.
+#: Maximum number of counted evaluations. Each priority and producer gets an equal part of it.
 _COUNTED: Final = 100_000
 
 
@@ -29,28 +29,28 @@ class Why(StrEnum):
     NO_WORKER = "no_worker"
     """No live worker serves its lane."""
     PAUSED = "paused"
-    """All workers of its lane pause."""
+    """All workers of its lane are paused."""
     RETRY = "retry"
     """The fleet failed, and the next try is not due yet."""
     TURN = "turn"
-    """It is others' turn."""
+    """Other evaluations come first."""
     NEXT = "next"
-    """Its turn has come: the next worker that is free takes it."""
+    """The next free worker takes it."""
     DEVICE = "device"
-    """It runs, and its worker waits for a device that a process outside of the fleet has."""
+    """It runs, and its worker waits for a device that a process outside the fleet holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Why an evaluation waits. The numbers hold if nothing else is submitted.
+    """The wait of an evaluation. The numbers assume that nothing else is submitted.
 
     Attributes:
         why: the reason.
-        message: the same for people, in one line.
-        ahead: the number of evaluations whose turn comes before; None where nothing is taken at present.
-        starts_in_s: seconds until it begins; None where nothing is known of how long evaluations take.
-        error_s: the standard deviation of that, in seconds; None where ``more`` is True.
-        more: True if so many wait that not all were counted: ``ahead`` and ``starts_in_s`` are the least.
+        message: the reason for people, in one line.
+        ahead: the number of evaluations that come before it. None while no worker of the lane takes any.
+        starts_in_s: seconds until it begins. None if the duration of evaluations is unknown.
+        error_s: the standard deviation in seconds of ``starts_in_s``. None if ``more`` is True.
+        more: True if too many wait to count all, so that ``ahead`` and ``starts_in_s`` are lower bounds.
     """
 
     why: Why
@@ -63,10 +63,7 @@ class Waiting:
 
 @dataclass(slots=True)
 class _Work:
-    """Some evaluations: their number, the seconds that they take, and the variance of these.
-
-    ``more`` is True if there are more that were not counted.
-    """
+    """A set of evaluations: their number (with ``more`` a lower bound), expected seconds, and the variance of these."""
 
     number: float = 0.0
     seconds: float = 0.0
@@ -74,14 +71,14 @@ class _Work:
     more: bool = False
 
     def add(self, number: float, used: Used) -> None:
-        """Add as many evaluations of a producer. What its mean is wrong by counts for all of them."""
+        """Add evaluations of a producer. The error of its mean duration is common to all of them."""
         spread = max(0.0, used.squares / used.ended - used.mean_s**2) if used.ended > 0 else used.mean_s**2
         self.number += number
         self.seconds += number * used.mean_s
         self.variance += number * spread + number**2 * spread / max(1.0, used.ended)
 
     def plus(self, other: _Work, share: float) -> _Work:
-        """Return this work and a share of another."""
+        """Return the sum of this work and a share of another."""
         return _Work(
             self.number + share * other.number,
             self.seconds + share * other.seconds,
@@ -91,16 +88,14 @@ class _Work:
 
 
 def waiting(engine: Engine, evaluation_id: UUID, *, within_s: float, counted: int = _COUNTED) -> Waiting | None:
-    """Return why an evaluation waits; None if it does not.
+    """Return the wait of an evaluation, or None if it does not wait.
 
     Args:
-        engine: the database.
-        evaluation_id: the evaluation.
         within_s: seconds without a heartbeat for which a worker counts as alive.
-        counted: how many of its lane are counted at most, all priorities and producers together.
+        counted: maximum number of counted evaluations of its lane.
 
     Raises:
-        UnknownEvaluation: there is no such evaluation.
+        UnknownEvaluation: no evaluation has this id.
     """
     with transaction(engine) as connection:
         mine = connection.execute(
@@ -131,7 +126,7 @@ def waiting(engine: Engine, evaluation_id: UUID, *, within_s: float, counted: in
         if not slots:
             return Waiting(Why.PAUSED, f"all {len(pauses)} workers of the lane {mine.lane} pause: {pauses[0]}")
         if mine.due_in_s > 0:
-            return Waiting(Why.RETRY, f"the fleet failed; it is tried again in {mine.due_in_s:.1f} s")
+            return Waiting(Why.RETRY, f"the fleet failed, and the next try is due in {mine.due_in_s:.1f} s")
         own, waiting, most = _crowd(connection, mine, counted)
         shares = read_shares(connection)[mine.lane.partition(".")[0]]
         running = connection.execute(
@@ -140,11 +135,11 @@ def waiting(engine: Engine, evaluation_id: UUID, *, within_s: float, counted: in
             .where(Attempt.ended_at.is_(None), Evaluation.lane == mine.lane)
         ).all()
     before = _before(shares, Priority(mine.priority), mine.producer, own, waiting, most)
-    return _told(mine.lane, before, _left(shares, running), len(running), slots, known=_is_known(shares))
+    return _waiting(mine.lane, before, _left(shares, running), len(running), slots, known=_is_known(shares))
 
 
 def _kept_waiting(connection: Connection, evaluation_id: UUID) -> Waiting | None:
-    """Return whom the worker of a running evaluation waits for; None if it waits for nobody."""
+    """Return the wait of a running evaluation's worker for its device, or None if it does not wait."""
     waited_s = func.extract("epoch", func.now() - func.greatest(Worker.waits_since, Attempt.started_at))
     row = connection.execute(
         select(Worker.name, Worker.waits_for, waited_s.label("seconds"))
@@ -154,15 +149,16 @@ def _kept_waiting(connection: Connection, evaluation_id: UUID) -> Waiting | None
     if row is None:
         return None
     return Waiting(
-        Why.DEVICE, f"{row.name} runs it, and has waited for its device for {row.seconds:.0f} s: {row.waits_for} has it"
+        Why.DEVICE,
+        f"{row.name} runs it, and has waited for its device for {row.seconds:.0f} s: {row.waits_for} holds it",
     )
 
 
 _AGE = cast(func.extract("epoch", func.now() - Attempt.started_at), Double)
 
 
-#: The number of each priority's and producer's evaluations on a lane, none higher than its share of ``counted``, and
-#: that share. The groups are found by one step through an index for each.
+#: Query for the number of each priority's and producer's evaluations on a lane, at most its part of ``counted``, and
+#: that part. It finds each group with one step through an index.
 _CROWD: Final = text("""
     WITH RECURSIVE groups AS (
         (
@@ -192,10 +188,7 @@ _CROWD: Final = text("""
 def _crowd(
     connection: Connection, mine: Row[*tuple[Any, ...]], counted: int
 ) -> tuple[int, dict[tuple[Priority, str], int], int]:
-    """Return how many of the same producer and priority come first, how many of each wait on the lane, and the most.
-
-    A number that is the most stands for any higher one too.
-    """
+    """Return how many evaluations of this producer and priority are earlier, the counts by group, and their maximum."""
     rows = connection.execute(_CROWD, {"lane": mine.lane, "counted": counted}).all()
     most = min((row.most for row in rows), default=counted)
     first = (
@@ -222,16 +215,8 @@ def _before(
     waiting: Mapping[tuple[Priority, str], int],
     most: int,
 ) -> _Work:
-    """Return the work whose turn comes before that of an evaluation.
-
-    Args:
-        shares: what all have used.
-        priority: the evaluation's.
-        producer: whose it is.
-        own: the number of evaluations of the same producer and priority that come first.
-        waiting: the number of evaluations that wait, by priority and producer.
-        most: what stands for any higher number too.
-    """
+    """Return the work before an evaluation, which includes ``own`` earlier ones of its producer and priority."""
+    # Numbers that are equal to `most` are lower bounds.
     mine = shares.of(priority, producer)
     same, other = _Work(), _Work()
     for (of, name), number in waiting.items():
@@ -240,7 +225,7 @@ def _before(
             other.more = other.more or number >= most
 
     def burden(name: str) -> float:
-        """Return a producer's burden at that time, when its interactive ones have ended."""
+        """Return a producer's use when its interactive evaluations have ended."""
         higher = 0.0
         if priority is Priority.BATCH:
             number = waiting.get((Priority.INTERACTIVE, name), 0)
@@ -253,7 +238,7 @@ def _before(
     for (of, name), number in waiting.items():
         if of is priority and name != producer:
             used = shares.of(of, name)
-            # It goes first until it has used as much as this producer will have.
+            # The other producer goes first until it has used as much as this one will have.
             seconds = (until - burden(name)) * shares.weights.get(name, 1.0)
             turns = max(0, math.ceil(seconds / max(used.mean_s, 1e-3)))
             same.add(min(number, turns), used)
@@ -263,7 +248,7 @@ def _before(
     used_s = {p: sum(used.seconds for (of, _), used in shares.used.items() if of is p) for p in Priority}
     interactive, batch = used_s[Priority.INTERACTIVE], used_s[Priority.BATCH]
     if priority is Priority.BATCH:
-        # Until batch has its share of everything, this included.
+        # The wait lasts until batch has its share of all seconds, these included.
         ahead_s = (batch + same.seconds) * (1 / BATCH_SHARE - 1) - interactive
     else:
         ahead_s = (interactive + same.seconds) / (1 / BATCH_SHARE - 1) - batch
@@ -272,7 +257,7 @@ def _before(
 
 
 def _left(shares: Shares, running: Iterable[Row[*tuple[Any, ...]]]) -> _Work:
-    """Return what is left of the attempts that run."""
+    """Return the remaining work of running attempts."""
     left = _Work()
     for row in running:
         used = shares.of(Priority(row.priority), row.producer)
@@ -281,11 +266,11 @@ def _left(shares: Shares, running: Iterable[Row[*tuple[Any, ...]]]) -> _Work:
 
 
 def _is_known(shares: Shares) -> bool:
-    """Return True if anything has ended of late."""
+    """Return True if any attempt ended recently."""
     return any(used.ended > 0 for used in shares.used.values())
 
 
-def _told(lane: str, before: _Work, left: _Work, running: int, slots: int, *, known: bool) -> Waiting:
+def _waiting(lane: str, before: _Work, left: _Work, running: int, slots: int, *, known: bool) -> Waiting:
     ahead, more = round(before.number), before.more
     starts_in_s = error_s = None
     when = ""
@@ -293,10 +278,10 @@ def _told(lane: str, before: _Work, left: _Work, running: int, slots: int, *, kn
         busy = running >= slots
         starts_in_s = (before.seconds + (left.seconds if busy or ahead else 0.0)) / slots
         if more:
-            when = f"; it begins in {starts_in_s:.0f} s at the earliest"
+            when = f": it begins in {starts_in_s:.0f} s at the earliest"
         else:
             error_s = math.sqrt(before.variance + (left.variance if busy or ahead else 0.0)) / slots
-            when = f"; it begins in about {starts_in_s:.0f} s, give or take {error_s:.0f} s"
+            when = f": it begins in about {starts_in_s:.0f} s, give or take {error_s:.0f} s"
     of = f"the lane {lane}, which has {slots} slot{'' if slots == 1 else 's'}"
     if ahead:
         number = f"at least {ahead}" if more else str(ahead)

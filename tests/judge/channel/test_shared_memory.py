@@ -173,7 +173,7 @@ def test_a_problem_that_breaks_its_context_harms_nobody_else(gpu_rig: Rig, name:
     problem = PROBLEM.replace("        return self.mark", f"        {hostile}\n        return self.mark")
     outcome = judge(gpu_rig, problem=problem)
     assert outcome.category is expected, outcome
-    assert gpu_rig.records.doubts == []
+    assert gpu_rig.backend.doubts == []
     assert judge(gpu_rig).category is Category.PASSED
 
 
