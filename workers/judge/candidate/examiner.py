@@ -56,11 +56,7 @@ class Examiner(Harness):
 
     def __init__(self, page: memoryview[int], directory: Path | None = None) -> None:
         super().__init__(page, directory)
-        self.orders = {
-            Order.EXAMINE: self._start,
-            Order.FINISH: self._finish,
-            Order.REPORT: self._report,
-        }
+        self.orders = {Order.EXAMINE: self._start, Order.FINISH: self._finish, Order.REPORT: self._report}
 
     @property
     def on_gpu(self) -> bool:

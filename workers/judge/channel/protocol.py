@@ -284,15 +284,7 @@ def _pack_tensor(spec: TensorSpec, location: Location) -> bytes:
     # Of a tensor with too many dimensions only MAX_DIMS sizes are sent, with the true number of dimensions.
     shape, stride = (((*numbers[:MAX_DIMS],) + (0,) * MAX_DIMS)[:MAX_DIMS] for numbers in (spec.shape, location.stride))
     return _TENSOR.pack(
-        dtype,
-        device,
-        len(spec.shape),
-        *shape,
-        location.where,
-        location.index,
-        location.run,
-        location.offset,
-        *stride,
+        dtype, device, len(spec.shape), *shape, location.where, location.index, location.run, location.offset, *stride
     )
 
 
