@@ -7,9 +7,7 @@ program compares and times nothing and sends no replies. Only the tool's output 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
-import sys
 import time
 from collections.abc import Generator
 from dataclasses import asdict
@@ -18,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from workers.judge.candidate.harness import Harness
+from workers.judge.candidate.harness import Harness, import_file
 from workers.judge.channel import flags
 from workers.judge.channel.arguments import put_together, take_apart
 from workers.judge.channel.protocol import Examine, Job, Order
@@ -61,7 +59,7 @@ def main(tool: str) -> None:
     profile = tool == "ncu"
     kernel = _Kernel(flags.attach(flags.create()))
     kernel.begin(*task_from(Path(JOB).read_text(encoding="utf-8")))
-    problem = _import(Path(PROBLEM))
+    problem = import_file(Path(PROBLEM))
     initial, inputs = kernel.arguments_of(problem)
     kernel.construct(initial)
     positional, keywords = inputs
@@ -118,13 +116,3 @@ class _Kernel(Harness):
         with self._compiler_watched():
             self.own.model(*positional, **keywords)
         self.settle()
-
-
-def _import(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import traceback
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final
 
-from workers.judge.candidate import shortage
 from workers.judge.channel.gpu_memory import CudaCallError, driver
 from workers.judge.channel.protocol import Answer, Reply, Shortage, Tag
 from workers.judge.channel.wire import Command
@@ -28,6 +28,8 @@ _TAGS: Final = {
     "workers.judge.candidate.harness.ProblemError": Tag.PROBLEM,
 }
 _OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
+#: Compile options that, together with the constants, decide how many resources a launch needs.
+_OPTIONS: Final = ("num_warps", "num_stages", "num_ctas")
 
 
 class CompileError(Exception):
@@ -52,7 +54,7 @@ def reply_to(command: Command, error: BaseException, *, on_gpu: bool) -> Reply:
         code=code,
         exception=qualified(type(shown)),
         message=text_of(shown),
-        shortage=(shortage.of(error) if tag is Tag.RESOURCES else None) or Shortage(),
+        shortage=(shortage_of(error) if tag is Tag.RESOURCES else None) or Shortage(),
     )
 
 
@@ -100,3 +102,50 @@ def _context_code() -> int:
     except OSError:  # there is no driver
         return 0
     return 0
+
+
+def shortage_of(error: BaseException) -> Shortage | None:
+    """Return the details of an ``OutOfResources`` error of Triton, or None if its attributes are not as expected.
+
+    A method of the compiled kernel raises the error, and that object has the kernel's name, options and constants.
+    Foreign code runs in this process and can forge all of them.
+    """
+    try:
+        short = Shortage(str(error.name), int(error.required), int(error.limit))  # type: ignore[attr-defined]
+    except Exception:  # noqa: BLE001 -- a kernel can raise any object under that name
+        return None
+    if not 0 <= short.required < 1 << 63 > short.limit >= 0:
+        return None
+    for kernel in _selves(error):
+        try:
+            settings = ", ".join(f"{name}={value}" for name, value in (*_constants(kernel), *_options(kernel)))
+            return Shortage(short.resource, short.required, short.limit, str(kernel.metadata.name), settings)
+        except Exception:  # noqa: BLE001, S112 -- another version of Triton, or not a Triton kernel
+            continue
+    return short
+
+
+def _selves(error: BaseException) -> Iterator[Any]:
+    """Yield each ``self`` of an error's traceback, innermost frame first."""
+    frames: list[Any] = []
+    entry = error.__traceback__
+    while entry is not None:
+        frames.append(entry.tb_frame)
+        entry = entry.tb_next
+    for frame in reversed(frames):
+        if (own := frame.f_locals.get("self")) is not None:
+            yield own
+
+
+def _constants(kernel: Any) -> Iterator[tuple[str, Any]]:
+    names = kernel.src.fn.arg_names
+    for path, value in kernel.src.constants.items():
+        # A key is the position of an argument, followed by positions within it if it is a tuple. None is not a setting.
+        if len(path) == 1 and isinstance(value, (bool, int, float, str)):
+            yield names[path[0]], value
+
+
+def _options(kernel: Any) -> Iterator[tuple[str, Any]]:
+    for name in _OPTIONS:
+        if (value := getattr(kernel.metadata, name, None)) is not None:
+            yield name, value

@@ -195,7 +195,7 @@ class Harness:
     def _load(self, command: Command) -> Reply:
         self.take_job(command.payload)
         with self._compiler_watched():
-            self.take_module(self._import_source())
+            self.take_module(import_file(self._path))
         return self.done(command)
 
     def take_module(self, module: Any) -> None:
@@ -216,17 +216,8 @@ class Harness:
         self.take_job(command.payload)
         keeper = libraries.Keeper(self._path.parent, self._job.architectures, lambda: self._report_compiling(False))
         with keeper.installed(), self._compiler_watched(keeper.build):
-            self._import_source()
+            import_file(self._path)
         return self.done(command)
-
-    def _import_source(self) -> Any:
-        spec = importlib.util.spec_from_file_location(MODULE, self._path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[MODULE] = module
-        spec.loader.exec_module(module)
-        return module
 
     def _construct(self, command: Command) -> Reply:
         arguments, keywords = put_together(self.to_device(command.payload), [])
@@ -491,6 +482,17 @@ class UncheckedLaunchError(RuntimeError):
     def __init__(self, code: int) -> None:
         super().__init__(f"a kernel launch failed with CUDA error {code} and its result was not checked")
         self.error_code = code
+
+
+def import_file(path: Path) -> Any:
+    """Import a file as the module of its name."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def _have_triton_assert() -> None:

@@ -44,29 +44,18 @@ _OUR_TROUBLE: Final = frozenset({End.KILLED, End.STUCK, End.UNSEALED})
 
 @dataclass(slots=True)
 class _Budget:
-    """The remaining seconds for a phase and for compilation. One of them decreases while the process is working."""
+    """The seconds left for a phase (key False) and for compilation (key True). One decreases while the clock runs."""
 
-    phase: float = 0.0
-    compile: float = 0.0
+    left: dict[bool, float] = field(default_factory=lambda: {False: 0.0, True: 0.0})
     running: bool = False
     meter: pauses.Meter = field(default_factory=pauses.Meter)
 
-    def spend(self, compiling: bool) -> str | None:
-        """Subtract the time since the last call, without pauses of the fleet. Return the exhausted budget, or None."""
+    def spend(self, compiling: bool) -> bool:
+        """Subtract the time since the last call, without pauses of the fleet. Return whether a budget is exhausted."""
         passed = self.meter.look()
-        if not self.running:
-            return None
-        if compiling:
-            self.compile -= passed
-            return "compile" if self.compile <= 0 else None
-        self.phase -= passed
-        return "phase" if self.phase <= 0 else None
-
-    def left(self, compiling: bool) -> float | None:
-        """Return the seconds until a budget is exhausted, or None while the clock is stopped."""
-        if not self.running:
-            return None
-        return self.compile if compiling else self.phase
+        if self.running:
+            self.left[compiling] -= passed
+        return self.running and self.left[compiling] <= 0
 
 
 @dataclass(eq=False)
@@ -105,16 +94,18 @@ class Sealed(ProcessTree):
         self.budget.spend(self.compiling)
         match message:
             case Compilers(seconds):
-                self.budget.compile = seconds
+                self.budget.left[True] = seconds
             case Enter(phase, seconds):
-                self.phase, self.budget.phase = phase, seconds
+                self.phase, self.budget.left[False] = phase, seconds
             case Turn(running):
                 self.budget.running = running
 
     def overdue(self) -> str | None:
         """Return the phase whose deadline has passed, or None."""
-        spent = self.budget.spend(self.compiling)
-        return None if spent is None else ("compile" if spent == "compile" else self.phase)
+        compiling = self.compiling
+        if not self.budget.spend(compiling):
+            return None
+        return "compile" if compiling else self.phase
 
     def read_output(self) -> bool:
         """Read new output and keep its tail. Return False if there is none."""
@@ -164,8 +155,8 @@ class Watch:
 
     def seconds(self) -> float:
         """Return the maximum seconds until the next check."""
-        lefts = [process.budget.left(process.compiling) for process in self.running.values()]
-        return max(0.0, min([_WATCH, *(left for left in lefts if left is not None)]))
+        running = [process for process in self.running.values() if process.budget.running]
+        return max(0.0, min([_WATCH, *(process.budget.left[process.compiling] for process in running)]))
 
     def check(self, now: float, waiting: set[str]) -> list[int]:
         """End the processes that exceed a limit, except those with directories in ``waiting``. Return the orphans."""
