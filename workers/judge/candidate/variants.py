@@ -31,15 +31,8 @@ _UNIFORM: Final[frozenset[Any]] = frozenset(
 )
 _CONTINUOUS: Final[frozenset[Any]] = _UNIFORM | frozenset(
     {
-        torch.randn,
-        torch.randn_like,
-        torch.normal,
-        torch.Tensor.normal_,
-        torch.Tensor.exponential_,
-        torch.Tensor.log_normal_,
-        torch.Tensor.cauchy_,
-        torch.nn.init.normal_,
-        torch.nn.init.kaiming_normal_,
+        *(torch.randn, torch.randn_like, torch.normal, torch.nn.init.normal_, torch.nn.init.kaiming_normal_),
+        *(torch.Tensor.normal_, torch.Tensor.exponential_, torch.Tensor.log_normal_, torch.Tensor.cauchy_),
     }
 )
 #: Maximum number of draws in one call. A call with more draws has no variants.

@@ -217,19 +217,9 @@ class Reply:
     def pack(self) -> bytes:
         """Return the binary form."""
         head = _REPLY_HEAD.pack(
-            _MAGIC,
-            self.answer,
-            self.sequence,
-            self.tag,
-            self.code,
-            self.written_bytes,
-            self.drew,
-            self.mutated,
-            _fit(self.structure, MAX_STRUCTURE_BYTES),
-            _fit(self.exception, 128),
-            _fit(self.message, 2048),
-            self.shortage.pack(),
-            len(self.tensors),
+            *(_MAGIC, self.answer, self.sequence, self.tag, self.code, self.written_bytes, self.drew, self.mutated),
+            *(_fit(self.structure, MAX_STRUCTURE_BYTES), _fit(self.exception, 128), _fit(self.message, 2048)),
+            *(self.shortage.pack(), len(self.tensors)),
         )
         locations = self.locations or (Location(),) * len(self.tensors)
         body = b"".join(_pack_tensor(spec, location) for spec, location in zip(self.tensors, locations, strict=True))
@@ -252,19 +242,9 @@ class Reply:
         try:
             tensors = [_unpack_tensor(data, _REPLY_HEAD.size + i * _TENSOR.size) for i in range(count)]
             return cls(
-                Answer(answer),
-                sequence,
-                Tag(tag),
-                code,
-                _text(structure),
-                _text(exception),
-                _text(message),
-                tuple(spec for spec, _ in tensors),
-                tuple(location for _, location in tensors),
-                bool(drew),
-                written,
-                bool(mutated),
-                Shortage.unpack(shortage),
+                *(Answer(answer), sequence, Tag(tag), code, _text(structure), _text(exception), _text(message)),
+                *(tuple(spec for spec, _ in tensors), tuple(location for _, location in tensors)),
+                *(bool(drew), written, bool(mutated), Shortage.unpack(shortage)),
             )
         except ValueError as error:
             raise ProtocolError(f"a reply with an unknown number: {error}") from None

@@ -16,20 +16,9 @@ MAX_DIMS: Final = 8
 MAX_STRUCTURE_BYTES: Final = 1024
 #: Dtypes by their number in a message. The number 255 stands for any other dtype.
 DTYPES: Final[tuple[torch.dtype, ...]] = (
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.float64,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-    torch.bool,
-    torch.complex64,
-    torch.complex128,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
+    *(torch.float32, torch.float16, torch.bfloat16, torch.float64),
+    *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool),
+    *(torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2),
 )
 
 

@@ -109,9 +109,7 @@ def main(requests: socket.socket, parent: int, uid: int | None) -> NoReturn:
     ``uid`` is the slot's uid for sealed processes. Processes that an earlier user of the uid left are killed.
     """
     os.setsid()
-    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    linux.die_with(parent)()
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
     linux.set_name("kq-forkserver")
     linux.keep_freed_memory()

@@ -8,8 +8,8 @@ import select
 import signal
 import socket
 import traceback
-from dataclasses import dataclass, replace
-from typing import Any, Final, NoReturn
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, NoReturn
 
 import structlog
 
@@ -43,19 +43,13 @@ _HARNESSES: Final = {
 _BELOW_A_TOOL: Final = frozenset({Role.EXAMINED, Role.WATCHED})
 
 
-@dataclass(frozen=True, slots=True)
-class _Ends:
+class _Ends(NamedTuple):
     """The new process's descriptors: channel, page of flags, output, and the pipe on which it reports its seal."""
 
     channel: int
     page: int
     output: int
     sealing: int
-
-    def close(self) -> None:
-        """Close all of them in the fork server."""
-        for descriptor in (self.channel, self.page, self.output, self.sealing):
-            os.close(descriptor)
 
 
 class Spawner:
@@ -87,9 +81,8 @@ class Spawner:
             if files is not None:
                 self._watch.children.remove(files)
             # No disk space, process or uid is available, which is the host's fault. The judge gets a report.
-            ends.close()
-            os.close(reader)
-            os.close(sealed)
+            for descriptor in (*ends, reader, sealed):
+                os.close(descriptor)
             role = str(request.profile.role)
             _log.error("a sealed process could not be forked", role=role, reason=str(error), **request.about)
             send_report(control_end, Report(End.UNSEALED, "load", None, 0, 0, 0, str(error)))
@@ -104,7 +97,8 @@ class Spawner:
         # Otherwise the next sealed process would inherit the mapping of this one's flags.
         view.obj.madvise(mmap.MADV_DONTFORK)
         process = Sealed(pid, profile.uid, group, profile, files, control_end, view, reader, request.about)
-        ends.close()
+        for descriptor in ends:
+            os.close(descriptor)
         self._watch.running[pid] = process
         process.unsealed = _failure(sealed)
         self._watch.add(process)

@@ -22,6 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from workers.judge.host.turns import opened
+
 #: Interval at which a waiting process checks the ledger: a twentieth of its waiting time, within limits in seconds. A
 #: check takes less than 0.5 ms.
 _PAUSE_SHARE: Final = 0.05
@@ -233,12 +235,9 @@ class _File:
 def _deciding(folder: Path) -> Generator[None]:
     """Hold the ledger's lock during the block, which takes a fraction of a millisecond."""
     folder.mkdir(mode=0o700, exist_ok=True)
-    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
+    with opened(folder / _LOCK) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _join(folder: Path, entry: Entry) -> _File:
