@@ -50,8 +50,7 @@ def task_to(asked: Examine) -> str:
 def main(tool: str) -> None:
     """Import the problem and the kernel from the working directory, and call the model once.
 
-    Args:
-        tool: name of the tool. Nsight Compute (``ncu``) profiles only the last call, so warm-up calls precede it.
+    Nsight Compute (``ncu``) profiles only the last call, so warm-up calls precede it.
     """
     Path(READY).touch()
     while not Path(GO).exists():

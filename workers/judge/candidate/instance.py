@@ -16,11 +16,9 @@ class Instance:
     """One model, with the inputs and outputs of its calls.
 
     Attributes:
-        model: module that is called.
         arrangement: arrangement of ``forward``'s arguments.
-        inputs: shared inputs of calls.
         input_memory: address and size in bytes of each input of the last call.
-        structure: arrangement of the reference's outputs (:func:`describe`).
+        structure: arrangement of the reference's outputs (:func:`~workers.judge.channel.tensors.describe`).
         last: outputs of the last call.
         delivered: delivered output tensors, kept until the judge has read them.
         dense: dense copies of the last call's non-dense outputs on a CPU, by output number.

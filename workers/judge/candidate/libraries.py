@@ -148,11 +148,9 @@ class Keeper:
     """Stores the libraries that torch's builder compiles, in the builder's process."""
 
     def __init__(self, scratch: Path, architectures: str, not_compiling: Callable[[], None]) -> None:
-        """Initialize the keeper, which stores the libraries below the directory ``scratch``.
+        """Store the libraries below the directory ``scratch``, and call ``not_compiling`` before their own code runs.
 
-        Args:
-            architectures: targets of nvcc if the kernel names none, or an empty string on a CPU slot.
-            not_compiling: callback before the library's own code runs.
+        ``architectures`` are nvcc's targets if the kernel names none, or an empty string on a CPU slot.
         """
         self._scratch = scratch
         self._architectures = architectures

@@ -41,13 +41,9 @@ _COPIED_BYTES: Final = 64 << 20
 
 @dataclass(slots=True)
 class _Set:
-    """An input set that the judge has not released.
+    """An input set that the judge has not released: parameters of the draw, arguments and tensors among them.
 
-    Attributes:
-        seed, on_device: parameters of the draw.
-        arrangement: arrangement of ``forward``'s arguments.
-        inputs: tensors among the arguments.
-        answers: outputs for this set that the judge has not read yet.
+    ``answers`` are the outputs for this set that the judge has not read yet.
     """
 
     seed: int

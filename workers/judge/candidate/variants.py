@@ -74,12 +74,9 @@ class Variants:
     """
 
     def __init__(self, draw: Draw, seed: int, other: int, dtype: torch.dtype) -> None:
-        """Determine which draws can be changed.
+        """Determine which draws of ``draw`` can be changed. Compare them with the draws of another seed.
 
-        Args:
-            draw: function that returns the inputs.
-            other: another seed, for comparison.
-            dtype: dtype of floating inputs in calls.
+        ``dtype`` is the dtype of floating inputs in calls.
         """
         self._draw = draw
         self.seed = seed
@@ -118,9 +115,7 @@ class Variants:
     def make(self, kind: str, position: int = 0) -> list[torch.Tensor] | None:
         """Return the inputs of a kind, or None if nothing changes or if finite values become infinite.
 
-        Args:
-            kind: kind of :mod:`~workers.judge.channel.randomness`.
-            position: position of a value, for kinds that change one. It wraps around.
+        Some kinds change one value. Its position wraps around.
         """
         if not self._free:
             return None

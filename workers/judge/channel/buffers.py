@@ -52,12 +52,9 @@ class _DeviceMemory:
 
 
 class SharedTensor:
-    """A tensor in a shared buffer, on the side that allocated it.
+    """A tensor in a shared buffer, on the side that allocated it. ``flat`` is the buffer as bytes.
 
-    Attributes:
-        flat: the buffer as bytes.
-        spec: the description that the other side needs to open the buffer.
-        descriptor: the memory's descriptor, which is sent with the spec, or None once it is closed.
+    The other side opens the buffer with ``spec`` and ``descriptor``, which is None once it is closed.
     """
 
     def __init__(self, like: torch.Tensor) -> None:

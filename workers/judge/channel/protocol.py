@@ -327,12 +327,10 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The settings with which a sealed process opens its device, before it receives any source.
+    """The settings with which a sealed process opens its device ``cpu`` or ``cuda``, before it receives any source.
 
-    Attributes:
-        device: ``cpu`` or ``cuda``.
-        queues: number of hardware queues, or 0 for the driver's default.
-        launch_blocking: make each launch wait for its kernel's end.
+    ``queues`` is the number of hardware queues, or 0 for the driver's default. ``launch_blocking`` makes each launch
+    wait for its kernel's end.
     """
 
     device: str
@@ -488,9 +486,8 @@ class Testing:
 class Release:
     """Input sets to free.
 
-    Attributes:
-        all: free every set, forget all announced memory, and return unused memory to the device. Memory of timed calls
-            is kept.
+    ``all`` frees every set, forgets all announced memory, and returns unused memory to the device, except memory of
+    timed calls.
     """
 
     slots: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""The form and the location of a call's tensors, as the judge and a sealed process name them in messages."""
+"""The form and the location of a call's tensors in messages between the judge and a sealed process."""
 
 from __future__ import annotations
 

@@ -27,13 +27,9 @@ _SWEEP: Final = 1.0
 
 @dataclass(eq=False)
 class ProcessTree:
-    """A sealed process and all its descendants.
+    """A sealed process and all its descendants, with their uid and control group where the host separates them.
 
-    Attributes:
-        uid: the tree's uid, or None without separate uids per sealed process.
-        group: the tree's control group, or None.
-        reaped_s: CPU time in seconds of its reaped processes.
-        used_s: maximum observed CPU time in seconds of the tree.
+    ``reaped_s`` is the CPU time in seconds of its reaped processes, ``used_s`` the maximum observed time of the tree.
     """
 
     pid: int
@@ -80,7 +76,7 @@ class Children:
     """The fork server's children: running sealed processes, its helpers, and orphans."""
 
     def __init__(self, running: Mapping[int, ProcessTree], launchers: Launchers) -> None:
-        """Tell the children apart by ``running``, the running sealed processes by pid, and the launchers' compilers."""
+        """Distinguish the children by ``running``, the sealed processes by pid, and the launchers' compilers."""
         self._running = running
         self._launchers = launchers
         self._removals: list[subprocess.Popen[bytes]] = []

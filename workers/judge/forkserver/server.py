@@ -54,7 +54,9 @@ class EventLoop:
         self._wake.setblocking(False)
         self._wake_writer.setblocking(False)
         signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, _nothing)
+        signal.signal(
+            signal.SIGCHLD, lambda _number, _frame: None
+        )  # a signal needs a Python handler to wake the event loop
         self._selector.register(requests, selectors.EVENT_READ, self._on_request)
         self._selector.register(self._wake, selectors.EVENT_READ, self._on_wake)
 
@@ -97,10 +99,6 @@ class EventLoop:
             case Take() as request:
                 with socket.socket(fileno=fds[0]) as answer:
                     self._kept.hand_over(request, answer)
-
-
-def _nothing(*_: object) -> None:
-    """Do nothing. A signal needs a Python handler to wake the event loop."""
 
 
 def main(requests: socket.socket, parent: int, uid: int | None) -> NoReturn:

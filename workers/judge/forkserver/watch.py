@@ -60,16 +60,10 @@ class _Budget:
 
 @dataclass(eq=False)
 class Sealed(ProcessTree):
-    """A running sealed process.
+    """A running sealed process, with the fork server's ends of its control socket and of its output.
 
-    Attributes:
-        control: the fork server's end of its control socket.
-        flags: its page of flags.
-        output: non-blocking end of the pipe of its stdout and stderr.
-        about: fields for the log that identify the evaluation.
-        peak: maximum observed memory in bytes.
-        written: number of bytes of its output, of which ``tail`` has the last.
-        unsealed: the reason if its seal failed.
+    ``about`` identifies the evaluation in the log. ``tail`` is the end of the ``written`` bytes of output. ``peak`` is
+    the maximum observed memory in bytes. ``unsealed`` is the reason if the seal failed.
     """
 
     profile: Profile
@@ -130,12 +124,7 @@ class Sealed(ProcessTree):
 
 
 class Watch:
-    """The running sealed processes, from their start to their reports.
-
-    Attributes:
-        running: the processes by pid.
-        children: all children of the fork server.
-    """
+    """The running sealed processes by pid, from their start to their reports, and all children of the fork server."""
 
     def __init__(self, selector: selectors.BaseSelector, launchers: Launchers, *, seccomp: bool) -> None:
         """Watch sockets and pipes by the event loop's ``selector``. ``seccomp`` is whether processes run under it."""

@@ -80,12 +80,9 @@ class Ledger:
     """The ledger of one GPU's memory. Many processes can use the ledger of one folder at the same time."""
 
     def __init__(self, folder: Path, capacity: int, *, patience_s: float = _PATIENCE_S) -> None:
-        """Configure a ledger without creating anything.
+        """Configure a ledger for ``capacity`` bytes without creating anything. The parent of ``folder`` must exist.
 
-        Args:
-            folder: folder of the bookings, created at first use in an existing parent.
-            capacity: memory in bytes for all bookings together.
-            patience_s: time in seconds for which this ledger's bookings can pass a waiting one.
+        Its bookings can pass a waiting one for ``patience_s`` seconds.
         """
         self._folder = folder
         self._capacity = capacity
@@ -93,9 +90,6 @@ class Ledger:
 
     def book(self, nbytes: int, *, label: str, wait_s: float) -> Booking:
         """Book memory. Wait until it is free and earlier bookings are served.
-
-        Args:
-            label: label for people: an evaluation's id, or a slot's name.
 
         Raises:
             TooLarge: ``nbytes`` is above the capacity.

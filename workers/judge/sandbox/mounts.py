@@ -28,12 +28,7 @@ FILES: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Covers:
-    """The shared directories of this host that a private file system covers.
-
-    Attributes:
-        directories: covered directories.
-        kept: paths within them that stay accessible.
-    """
+    """The directories of this host that a private file system covers, and the paths in them that stay accessible."""
 
     directories: tuple[str, ...]
     kept: tuple[str, ...]

@@ -190,14 +190,9 @@ def _refuse_unless(*values: int) -> bytes:
 
 
 def program(machine: str, *, connects: bool = False) -> bytes:
-    """Return the filter for a processor.
+    """Return the filter for a processor of ``uname -m``, or raise KeyError for an unknown one.
 
-    Args:
-        machine: name of the processor, from ``uname -m``.
-        connects: True to allow connections of local sockets, for processes that can reach only their own.
-
-    Raises:
-        KeyError: the processor is unknown.
+    ``connects`` allows connections of local sockets, for processes that can reach only their own.
     """
     arch = _ARCHITECTURES[machine]
     myself = _refuse_unless(0)  # 0 is the caller, and any other pid can be another process
