@@ -54,9 +54,8 @@ class EventLoop:
         self._wake.setblocking(False)
         self._wake_writer.setblocking(False)
         signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
-        signal.signal(
-            signal.SIGCHLD, lambda _number, _frame: None
-        )  # a signal needs a Python handler to wake the event loop
+        # A signal needs a Python handler to wake the event loop.
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         self._selector.register(requests, selectors.EVENT_READ, self._on_request)
         self._selector.register(self._wake, selectors.EVENT_READ, self._on_wake)
 
