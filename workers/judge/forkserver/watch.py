@@ -44,18 +44,18 @@ _OUR_TROUBLE: Final = frozenset({End.KILLED, End.STUCK, End.UNSEALED})
 
 @dataclass(slots=True)
 class _Budget:
-    """The seconds left for a phase (key False) and for compilation (key True). One decreases while the clock runs."""
+    """The seconds left for a phase and for compilation. One of them decreases while the process is working."""
 
-    left: dict[bool, float] = field(default_factory=lambda: {False: 0.0, True: 0.0})
+    left: dict[str, float] = field(default_factory=lambda: {"phase": 0.0, "compile": 0.0})
     running: bool = False
     meter: pauses.Meter = field(default_factory=pauses.Meter)
 
-    def spend(self, compiling: bool) -> bool:
+    def spend(self, work: str) -> bool:
         """Subtract the time since the last call, without pauses of the fleet. Return whether a budget is exhausted."""
         passed = self.meter.look()
         if self.running:
-            self.left[compiling] -= passed
-        return self.running and self.left[compiling] <= 0
+            self.left[work] -= passed
+        return self.running and self.left[work] <= 0
 
 
 @dataclass(eq=False)
@@ -80,26 +80,27 @@ class Sealed(ProcessTree):
     unsealed: str = field(default="", init=False)
 
     @property
-    def compiling(self) -> bool:
-        return self.flags[flags.COMPILING] != 0
+    def work(self) -> str:
+        """The budget that the process spends now: ``phase`` or ``compile``."""
+        return "compile" if self.flags[flags.COMPILING] else "phase"
 
     def heed(self, message: Compilers | Enter | Turn) -> None:
         """Apply the judge's message about phase, time limit or clock."""
-        self.budget.spend(self.compiling)
+        self.budget.spend(self.work)
         match message:
             case Compilers(seconds):
-                self.budget.left[True] = seconds
+                self.budget.left["compile"] = seconds
             case Enter(phase, seconds):
-                self.phase, self.budget.left[False] = phase, seconds
+                self.phase, self.budget.left["phase"] = phase, seconds
             case Turn(running):
                 self.budget.running = running
 
     def overdue(self) -> str | None:
         """Return the phase whose deadline has passed, or None."""
-        compiling = self.compiling
-        if not self.budget.spend(compiling):
+        work = self.work
+        if not self.budget.spend(work):
             return None
-        return "compile" if compiling else self.phase
+        return self.phase if work == "phase" else work
 
     def read_output(self) -> bool:
         """Read new output and keep its tail. Return False if there is none."""
@@ -145,7 +146,7 @@ class Watch:
     def seconds(self) -> float:
         """Return the maximum seconds until the next check."""
         running = [process for process in self.running.values() if process.budget.running]
-        return max(0.0, min([_WATCH, *(process.budget.left[process.compiling] for process in running)]))
+        return max(0.0, min([_WATCH, *(process.budget.left[process.work] for process in running)]))
 
     def check(self, now: float, waiting: set[str]) -> list[int]:
         """End the processes that exceed a limit, except those with directories in ``waiting``. Return the orphans."""
