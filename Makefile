@@ -10,13 +10,13 @@ SBOM ?= dist/sbom.cdx.json
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-venv: ## set up .venv, which the other targets do first where they need it
+venv: ## set up .venv, which other targets also do if necessary
 	@$(BOOTSTRAP_PYTHON) scripts/bootstrap.py
 
 demo: venv ## judge some good and bad kernels on this machine (ARGS=--all: the whole gallery)
 	@$(PY) examples/demo.py $(ARGS)
 
-# The slowest tests are printed, and the seconds of each are in dist/*.xml.
+# pytest prints the slowest tests. dist/*.xml has the seconds of each test.
 PYTEST = mkdir -p dist && $(PY) -m pytest -n auto --durations=10 --durations-min=1 -o junit_duration_report=total
 
 quick: venv ## run the tests that need no service, in about a minute
@@ -25,29 +25,30 @@ quick: venv ## run the tests that need no service, in about a minute
 test: venv ## run the tests of the gate, in about ten minutes (ARGS='tests/store -k claim')
 	$(PYTEST) --junitxml=dist/test.xml --dist loadfile --no-loadscope-reorder -m 'not nightly and not compose' $(ARGS)
 
-nightly: venv site planted ## run all that the gate leaves out, as root for network namespaces
+nightly: venv site planted ## run the tests that are not in the gate, as root for network namespaces
 	$(PYTEST) --junitxml=dist/nightly.xml --dist loadfile -m nightly $(ARGS)
 	$(MAKE) soak MINUTES=3
 	$(MAKE) sbom
 	$(MAKE) audit ARGS=--if-reachable
 
-planted: venv ## plant faults in copies of the code, and see which of them the gate finds
+planted: venv ## plant faults in copies of the code, and list the faults that the gate finds
 	$(PY) tests/planted/run.py $(ARGS)
 
-adapters: venv ## test the adapters with the packages that they are for, which it fetches
+adapters: venv ## download the adapters' packages, and test the adapters with them
 	@$(PY) scripts/bootstrap.py adapters
 	KQUEUE_REQUIRE_ADAPTERS=1 $(PY) -m pytest -k 'openenv or verifiers or gymnasium or traces or litellm or wandb' tests/integrations tests/search $(ARGS)
 
-check: venv ## check formatting, lint, types and who imports whom
+check: venv ## check formatting, lint, types and imports between modules
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
+	$(PY) scripts/prose.py
 	.venv/bin/pyright --pythonpath $(PY)
 	.venv/bin/lint-imports --no-logo --no-cache
 
 docs: venv ## write the generated parts of the documents
 	@$(PY) scripts/docs.py
 
-site: venv ## build the documentation as a site in dist/site, with what it fetches for that
+site: venv ## download the tools for the documentation, and build a site in dist/site
 	@$(PY) scripts/bootstrap.py site
 	PYTHONPATH=.site NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet $(ARGS)
 
@@ -57,42 +58,42 @@ wheelhouse: venv ## collect wheels for a GPU host without a network (PYTHON=3.12
 env: ## fill in the compose stack's secrets where .env lacks them
 	@$(BOOTSTRAP_PYTHON) scripts/env.py
 
-sbom: venv ## list what is installed here, as CycloneDX (SBOM=dist/sbom.cdx.json)
+sbom: venv ## list the installed packages, as CycloneDX (SBOM=dist/sbom.cdx.json)
 	@mkdir -p $(dir $(SBOM))
 	$(PY) -m cyclonedx_py environment --pyproject pyproject.toml --output-reproducible -o $(SBOM) $(PY)
 
-audit: venv ## look for known holes in what is installed here (ARGS=--if-reachable: no failure without a network)
+audit: venv ## report known vulnerabilities of the installed packages (ARGS=--if-reachable: no failure without a network)
 	@$(PY) scripts/audit.py $(ARGS)
 
-compose-test: venv ## bring the compose stack up and judge kernels with it (needs Docker, or root and ENGINE=own)
+compose-test: venv ## start the compose stack and judge kernels with it (needs Docker, or root and ENGINE=own)
 	$(if $(filter own,$(ENGINE)),$(PY) scripts/engine.py) $(PY) -m pytest -m compose tests/compose $(ARGS)
 
 gpu-shown: venv ## run the whole fleet on this GPU: gallery, 300 mixed evaluations, figures
 	$(PY) benchmarks/gpu_shown.py $(ARGS)
 
-bench: venv ## measure throughput and latency beside a fresh process for each kernel (ARGS='--out DIR --slots 4,8')
+bench: venv ## measure throughput and latency, compared with a fresh process for each kernel (ARGS='--out DIR --slots 4,8')
 	$(PY) benchmarks/speed.py $(ARGS)
 
-real: venv ## judge problems against themselves (ARGS='FOLDER... --out DIR', a KernelBench checkout for instance)
+real: venv ## judge problems against themselves (ARGS='FOLDER... --out DIR', for example a KernelBench checkout)
 	$(PY) benchmarks/real.py $(ARGS)
 
-clock: venv ## measure the judge's clock beside CUPTI, events, graphs and do_bench on this GPU
+clock: venv ## compare the judge's clock with CUPTI, events, graphs and do_bench on this GPU
 	$(PY) benchmarks/clock.py $(ARGS)
 
 integrity: venv ## run the corpus of cheats and controls (ARGS='--lane gpu' or '--lane cpu')
 	$(PY) tests/integrity/run.py $(ARGS)
 
-build-bench: venv ## measure what compiling extensions costs beside plain torch (ARGS='--backend cpp --count 8')
+build-bench: venv ## measure the cost of compiling extensions, compared with plain torch (ARGS='--backend cpp --count 8')
 	@$(PY) benchmarks/builds.py $(ARGS)
 
-http-cost: venv ## measure what HTTP costs, and how quick it stays while 200 requests wait
+http-cost: venv ## measure the cost of HTTP, and its latency while 200 requests wait
 	$(PY) benchmarks/http_cost.py $(ARGS)
 
 soak: venv ## judge 20,000 evaluations while parts of the fleet are killed (MINUTES=3, ARGS='--lane gpu')
 	$(PY) tests/chaos/soak.py $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
-queue-bench: venv ## measure submissions, whose turn it is, and reports with long queues (ARGS='--queued 0,1000000')
+queue-bench: venv ## measure submissions, scheduling and reports with long queues (ARGS='--queued 0,1000000')
 	$(PY) benchmarks/queueing.py $(ARGS)
 
-clean: ## remove what these targets made
+clean: ## remove the output of these targets
 	rm -rf .venv .adapters .site wheelhouse dist build .pytest_cache .ruff_cache

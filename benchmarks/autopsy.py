@@ -1,9 +1,9 @@
-"""Autopsies of the gallery's wrong kernels: `python benchmarks/autopsy.py [--lane cpu|gpu] [--only NAME...]`.
+"""Run autopsies of the gallery's wrong kernels: `python benchmarks/autopsy.py [--lane cpu|gpu] [--only NAME...]`.
 
-Each kernel of the gallery that fails by its own fault after it was imported is shrunk by a local judge, and the
-`repro.py` that comes of it is run (the gallery's sources are ours). The table tells the elements of the inputs before
-and after, the evaluations and seconds that it took, and whether `repro.py` fails as it should. The exit status is 0 if
-at least 80 % of them shrink to 64 elements or fewer.
+A local judge shrinks the inputs of each gallery kernel that is at fault and fails after its import, and then the
+resulting `repro.py` runs. The table has the elements of the inputs before and after, the evaluations, the seconds, and
+the exit status and last line of `repro.py`. The exit status is 0 if at least 80 % of the kernels shrink to 64 elements
+or fewer.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from kqueue.autopsy.shrink import SHRUNK, Autopsy
 from kqueue.cli.render import print_table
 from kqueue.judging import LocalJudge
 
-#: What the table counts as small, and the share that must be.
+#: Largest number of elements of a small input, and the required share of small inputs.
 SMALL, SHARE = 64, 0.8
 
 
 def main() -> int:
-    """Shrink all, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lane", choices=["cpu", "gpu"], default="cpu")
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds for each")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds for each kernel")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="entries by name, such as bad/nan")
     options = parser.parse_args()
     chosen = [
@@ -66,7 +65,7 @@ def main() -> int:
 
 
 def _repro(source: str) -> str:
-    """Run repro.py, and return its status and last line."""
+    """Run repro.py. Return its exit status and last line."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "repro.py")
         file.write_text(source, encoding="utf-8")

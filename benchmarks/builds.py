@@ -1,14 +1,13 @@
-"""Measure what compiling costs: `python benchmarks/builds.py --backend cpp|cuda [--count N] [--slots N] [--out FILE]`.
+"""Measure the cost of compiling: `python benchmarks/builds.py --backend cpp|cuda [--count N] [--slots N] [--out FILE]`.
 
-The kernels are KernelBench's form of `load_inline`, with default headers, and all differ. It measures
+The kernels use `load_inline` in KernelBench's form, with default headers, and all differ. It measures
 
-- plain torch: a fresh `python` that compiles a kernel and calls it once, one after the other;
-- a kernel through a fleet that is idle: compiled for the first time, and the same again;
-- a batch of kernels through that fleet: all for the first time, and the same again.
+- plain torch: a fresh `python` for each kernel, one after the other, which compiles the kernel and calls it once.
+- single kernels on an idle fleet: each compiled for the first time, and the same again.
+- a batch of kernels on that fleet: all compiled for the first time, and the same again.
 
-All verdicts must be `passed`; the exit status says whether they were. The result is JSON, on stdout or in FILE; each
-figure is told on stderr as soon as it is known. Latency is from submission to verdict, and includes everything that an
-evaluation has: checks, timing, the queue.
+The exit status is 0 if all verdicts are `passed`. The result is JSON, on stdout or in FILE. Each figure is printed to
+stderr when it is known. Latency is the time from submission to verdict, including the queue, the checks and the timing.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ class ModelNew(nn.Module):
     def forward(self, x):
         return extension.swish_{i}(x)
 """
-#: What the plain way runs after the kernel's source.
+#: Code that plain torch runs after the kernel's source.
 CALL = """
 device = "{device}"
 ModelNew().to(device)(torch.randn(256, 1024, device=device)).sum().item()
@@ -106,26 +105,26 @@ ModelNew().to(device)(torch.randn(256, 1024, device=device)).sum().item()
 
 
 def kernels(backend: Backend, first: int, count: int) -> list[str]:
-    """Return so many different sources. Those from another ``first`` differ from them."""
+    """Return ``count`` different sources, numbered from ``first``."""
     middle = CUDA if backend is Backend.CUDA else CPP
     numbers = range(first, first + count)
     return [(TOP + middle + BOTTOM).format(i=i, block=(64, 128, 256, 512)[i % 4]) for i in numbers]
 
 
 def plain(sources: list[str], backend: Backend) -> list[float]:
-    """Compile and call each kernel in a fresh process. Return the seconds that each took."""
+    """Compile and call each kernel in a fresh process. Return the seconds of each."""
     device = "cuda" if backend is Backend.CUDA else "cpu"
     seconds: list[float] = []
     for source in sources:
-        with tempfile.TemporaryDirectory() as place:
-            script = Path(place, "kernel.py")
+        with tempfile.TemporaryDirectory() as folder:
+            script = Path(folder, "kernel.py")
             script.write_text(source + CALL.format(device=device))
-            # Programs beside the interpreter, such as ninja, are found in a fleet too.
+            # A fleet also finds programs in the interpreter's folder, such as ninja.
             path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
             begun = time.monotonic()
             subprocess.run(
                 [sys.executable, str(script)],
-                env=os.environ | {"TORCH_EXTENSIONS_DIR": place, "PATH": path},
+                env=os.environ | {"TORCH_EXTENSIONS_DIR": folder, "PATH": path},
                 stdout=subprocess.DEVNULL,
                 check=True,
             )
@@ -134,7 +133,6 @@ def plain(sources: list[str], backend: Backend) -> list[float]:
 
 
 def requests(sources: list[str], backend: Backend) -> list[Request]:
-    """Return a request for each kernel."""
     return [Request(problem=PROBLEM, kernel=source, backend=backend) for source in sources]
 
 
@@ -156,38 +154,38 @@ def batch(client: Client, wanted: list[Request]) -> tuple[float, list[Verdict]]:
     return time.monotonic() - begun, verdicts
 
 
-def told(verdicts: list[Verdict]) -> dict[str, Any]:
-    """Return where builds came from, and what was not as expected."""
-    found = [verdict.evidence.build for verdict in verdicts]
+def builds_of(verdicts: list[Verdict]) -> dict[str, Any]:
+    """Return the origins and the median time of the builds, and the verdicts that are not `passed`."""
+    builds = [verdict.evidence.build for verdict in verdicts]
     wrong = [f"{v.category}: {v.message[:200]}" for v in verdicts if v.category is not Category.PASSED]
     return {
-        "from": {place: sum(b is not None and b.where == place for b in found) for place in ("builder", "store")},
-        "build_s": round(statistics.median([b.seconds for b in found if b is not None] or [0]), 3),
+        "from": {origin: sum(b is not None and b.where == origin for b in builds) for origin in ("builder", "store")},
+        "build_s": round(statistics.median([b.seconds for b in builds if b is not None] or [0]), 3),
         "not_passed": wrong,
     }
 
 
 def measure(client: Client, backend: Backend, count: int, plainly: int) -> dict[str, Any]:
-    """Return all figures: seconds, and kernels a minute. Each is told as soon as it is known."""
+    """Return all figures: seconds, and kernels per minute. Print each when it is known."""
     result: dict[str, Any] = {}
 
-    def tell(name: str, value: object) -> None:
+    def record(name: str, value: object) -> None:
         result[name] = value
         print(name, json.dumps(value), file=sys.stderr, flush=True)
 
-    # The first evaluation of a problem finds its reference's time, too.
+    # The first evaluation of a problem times its reference too.
     one_by_one(client, requests(kernels(backend, 0, 1), backend))
     few = kernels(backend, 100, plainly)
-    tell("plain_s", [round(s, 2) for s in plain(few, backend)])
+    record("plain_s", [round(s, 2) for s in plain(few, backend)])
     for name in ("cold", "seen"):
         seconds, verdicts = one_by_one(client, requests(few, backend))
-        tell(f"{name}_s", [round(s, 2) for s in seconds])
-        tell(f"{name}_verdicts", told(verdicts))
+        record(f"{name}_s", [round(s, 2) for s in seconds])
+        record(f"{name}_verdicts", builds_of(verdicts))
     ratio = statistics.median(result["cold_s"]) / statistics.median(result["plain_s"])
-    tell("cold_over_plain", round(ratio, 3))
+    record("cold_over_plain", round(ratio, 3))
     many = requests(kernels(backend, 1000, count), backend)
     for name in ("cold", "seen"):
-        # The same again several times, as one round of it is short.
+        # Known kernels are judged four times, because one round is short.
         wanted = many if name == "cold" else many * 4
         seconds, verdicts = batch(client, wanted)
         figures = {
@@ -195,16 +193,15 @@ def measure(client: Client, backend: Backend, count: int, plainly: int) -> dict[
             "seconds": round(seconds, 2),
             "per_minute": round(60 * len(wanted) / seconds, 1),
         }
-        tell(f"batch_{name}", figures | told(verdicts))
+        record(f"batch_{name}", figures | builds_of(verdicts))
     return result
 
 
 def main() -> int:
-    """Run the benchmark, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=("cpp", "cuda"), default=None, help="by default cuda on a host with GPUs")
-    parser.add_argument("--count", type=int, default=16, help="kernels of a batch")
-    parser.add_argument("--plain", type=int, default=3, help="kernels for the plain way and an idle fleet")
+    parser.add_argument("--count", type=int, default=16, help="kernels in a batch")
+    parser.add_argument("--plain", type=int, default=3, help="kernels for plain torch and the idle fleet")
     parser.add_argument("--slots", type=int, default=None, help="slots of the GPU, or of the CPU")
     parser.add_argument("--out", type=Path, default=None, help="file for the result")
     options = parser.parse_args()
@@ -215,8 +212,8 @@ def main() -> int:
     chosen: dict[str, Any] = (
         {"slots_per_gpu": slots, "cpu_slots": 0} if on_gpu else {"gpus": "none", "cpu_slots": slots}
     )
-    with tempfile.TemporaryDirectory(prefix="kqueue-builds-") as place:
-        root = Path(place)
+    with tempfile.TemporaryDirectory(prefix="kqueue-builds-") as folder:
+        root = Path(folder)
         root.chmod(0o711)
         config = load(home=root / "home", scratch=root / "scratch", reuse=False, probe_share=0, **chosen)
         with LocalFleet(config, durable=False) as fleet, fleet.client() as client:

@@ -1,17 +1,17 @@
-"""Compare the judge's clock with others: `python benchmarks/clock.py [--out DIR] [--rounds 3] [--only spin]`.
+"""Compare the judge's clock with other clocks: `python benchmarks/clock.py [--out DIR] [--rounds 3] [--only spin]`.
 
-Kernels that spin for 1 to 5000 us, one that waits for the GPU, and real ones in Triton and torch are timed in one run
-on one GPU, alternately
+Known-duration kernels of 1 to 5000 us, a kernel that waits for the GPU, and real kernels in Triton and torch are timed
+in one run on one GPU, alternately by
 
-- by the whole fleet, started in a temporary home: the verdict's ``runtime``;
-- by a fresh process (``own_clocks.py``): its events, a CUDA graph's replay, ``triton.testing.do_bench``, and CUPTI,
-  each with a cold L2.
+- the whole fleet, started in a temporary home: the verdict's ``runtime``.
+- a fresh process (``own_clocks.py``): its events, a CUDA graph's replay, ``triton.testing.do_bench``, and CUPTI, each
+  with a cold L2.
 
-The table has each method's median over the rounds for each kernel, in microseconds. Then follow the difference between
-the judge's times and CUPTI's for the spins; the saving by ending at a precision (the default) instead of after exactly
-100 calls; and the duration of an evaluation, and of its exclusive use of the GPU. Everything is printed and, with
-``--out``, written as JSON together with the fleet's logs. The exit status is 0 if every time was measured by the
-expected clock, whatever the times.
+The table has each method's median over the rounds for each kernel, in microseconds. After it come the difference
+between the judge's and CUPTI's times of the known-duration kernels, the saving by a stop at a precision (the default)
+instead of after exactly 100 calls, and the duration of an evaluation and of its exclusive use of the GPU. The figures
+are printed and, with ``--out``, written as JSON together with the fleet's logs. The exit status is 0 if the expected
+clock measured every time, regardless of the times.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ OWN_CLOCKS: Final = Path(__file__).resolve().with_name("own_clocks.py")
 LANE: Final = "gpu"
 METHODS: Final = ("events", "graph", "do_bench", "cupti")
 SPINS_US: Final = (1, 10, 50, 500, 5000)
-#: Spin of the kernel that waits for the GPU.
+#: Duration in microseconds of the kernel that waits for the GPU.
 SYNC_US: Final = 50
-#: Cycles of two spins, whose times give the cycles per microsecond.
+#: Cycles of two known-duration kernels, whose times give the cycles per microsecond.
 CALIBRATION: Final = (2_000_000, 4_000_000)
-#: Processes that import torch ahead of their turn.
+#: Number of processes that import torch before they get a job.
 ENQUEUE: Final = 2
-#: Deadline of a process's measurement and of a verdict.
+#: Deadline in seconds of a process's measurement and of a verdict.
 PATIENCE_S: Final = 300.0
-#: Acceptable difference from CUPTI: microseconds plus a share of the time.
+#: Acceptable difference from CUPTI: microseconds, plus a share of the time.
 GOAL: Final = (1.0, 0.01)
 
 SPIN_PROBLEM: Final = """
@@ -97,7 +97,7 @@ class ModelNew(torch.nn.Module):
         AFTERWARDS
         return out
 '''
-#: Backend, kernel of the gallery, the inputs of its problem there, and the inputs here.
+#: Backend, kernel of the gallery, input size of its problem in the gallery, and input size in this benchmark.
 REAL: Final = (
     ("triton", "gelu", "512, 1024", "512, 1024"),
     ("triton", "gelu", "512, 1024", "8192, 4096"),
@@ -120,11 +120,7 @@ class Row:
     """A kernel to time.
 
     Attributes:
-        name: unique here.
-        problem: source of the reference.
-        kernel: source of the kernel.
-        backend: its backend.
-        spin: True if it only spins.
+        spin: True for a known-duration kernel.
         waits: True if its forward waits for the GPU. The judge must then time it by the CPU's clock, and it has no
             CUDA graph.
     """
@@ -137,7 +133,6 @@ class Row:
     waits: bool = False
 
     def request(self, timing: Timing | None = None) -> Request:
-        """Return the request for the fleet."""
         return Request(
             problem=self.problem,
             kernel=self.kernel,
@@ -158,7 +153,7 @@ class OwnClocks:
     """Fresh processes, one per kernel, which import torch while the judge is busy with another kernel."""
 
     def __init__(self, environment: dict[str, str], program: Path = OWN_CLOCKS) -> None:
-        """Configure the processes. ``with`` starts the first ones."""
+        """Configure the processes. The ``with`` statement starts the first of them."""
         self._command = [sys.executable, str(program)]
         self._environment = environment
         self._waiting: deque[subprocess.Popen[str]] = deque()
@@ -173,10 +168,10 @@ class OwnClocks:
             process.communicate()
 
     def measure(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Give the next process a job, and wait until it has ended.
+        """Run a job in the next process and return its answer.
 
         Raises:
-            UnmeasuredError: it failed or took too long; the message has the end of its stderr.
+            UnmeasuredError: the process failed or took too long.
         """
         process = self._waiting.popleft()
         self._fill()
@@ -215,14 +210,13 @@ def real_row(backend: str, name: str, given: str, wanted: str) -> Row:
 
 
 def all_rows(cycles_per_us: float) -> list[Row]:
-    """Return every kernel to time."""
     spins = [spin_row(f"spin {us} us", round(us * cycles_per_us)) for us in SPINS_US]
     waits = spin_row(f"sync {SYNC_US} us", round(SYNC_US * cycles_per_us), waits=True)
     return [*spins, waits, *(real_row(*real) for real in REAL)]
 
 
 def calibrate(own: OwnClocks) -> float:
-    """Return the SM clock's cycles per microsecond, from CUPTI's records of two spins."""
+    """Return the SM clock's cycles per microsecond, from CUPTI's records of two known-duration kernels."""
     times = [
         own.measure(spin_row("calibration", cycles).job(["cupti"]))["cupti"]["median_us"] for cycles in CALIBRATION
     ]
@@ -230,7 +224,7 @@ def calibrate(own: OwnClocks) -> float:
 
 
 def figures(row: Row, verdict: Verdict) -> dict[str, Any]:
-    """Return a verdict's times.
+    """Return the times in a verdict.
 
     Raises:
         UnmeasuredError: the kernel did not pass, or was timed by an unexpected clock.
@@ -258,11 +252,7 @@ def figures(row: Row, verdict: Verdict) -> dict[str, Any]:
 
 
 def judged(kq: Client, row: Row) -> dict[str, Any]:
-    """Return the fleet's figures of one evaluation, submitted alone, with the seconds until its verdict.
-
-    Raises:
-        UnmeasuredError: see :func:`figures`.
-    """
+    """Submit one evaluation. Return the fleet's figures with the seconds until the verdict."""
     begun = time.monotonic()
     verdict = kq.submit(row.request()).wait(timeout=PATIENCE_S)
     latency = time.monotonic() - begun
@@ -270,7 +260,7 @@ def judged(kq: Client, row: Row) -> dict[str, Any]:
 
 
 def judged_in_full(kq: Client, rows: list[Row], failed: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Return the fleet's figures of each row with exactly 100 timed calls, by row."""
+    """Return the fleet's figures of each row with exactly 100 timed calls, by the row's name."""
     timing = Timing(calls=100, precision=0)
     tickets = kq.submit_batch([row.request(timing) for row in rows])
     found: dict[str, dict[str, Any]] = {}
@@ -290,7 +280,7 @@ def in_turns(
     found: dict[str, list[dict[str, Any]]],
     failed: dict[str, str],
 ) -> None:
-    """Time all rows by both, in alternating order. ``found`` gets one entry per round and row."""
+    """Time all rows by the fleet and by a fresh process, in alternating order. Append each result to ``found``."""
     for number in range(rounds):
         for row in rows:
             print(f"-- round {number + 1} of {rounds}: {row.name}", flush=True)
@@ -307,7 +297,7 @@ def in_turns(
 
 
 def baseline_was_known(one: dict[str, Any]) -> bool:
-    """True if an evaluation timed only its kernel. A problem's first evaluation times the reference too."""
+    """Return whether an evaluation timed only its kernel. A problem's first evaluation times the reference too."""
     return "baseline" not in one["judge"]["durations_s"]
 
 
@@ -358,7 +348,7 @@ def summary(row: Row, rounds: list[dict[str, Any]], full: dict[str, Any] | None)
 
 
 def overall(summaries: list[dict[str, Any]], rounds: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Return the spins' differences from CUPTI, and the cost of evaluations whose baseline was known."""
+    """Return the differences of known-duration kernels from CUPTI, and the costs with a known baseline."""
     apart = {one["name"]: abs(one["minus_cupti_us"]) for one in summaries if one["spin"]}
     allowed = {one["name"]: GOAL[0] + GOAL[1] * one["cupti_us"] for one in summaries if one["spin"]}
     known = [one["judge"] for one in rounds if baseline_was_known(one)]
@@ -413,11 +403,10 @@ def table(summaries: list[dict[str, Any]]) -> str:
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="directory for clock.json and the fleet's logs")
-    parser.add_argument("--rounds", type=int, default=3, help="times that each kernel is timed by both (default 3)")
-    parser.add_argument("--only", action="append", help="only kernels whose name contains this; repeatable")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each kernel by both (default 3)")
+    parser.add_argument("--only", action="append", help="only kernels whose name contains this, repeatable")
     parser.add_argument(
         "--slots",
         type=int,
@@ -431,7 +420,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def chosen(rows: list[Row], only: list[str] | None) -> list[Row]:
-    """Return the selected rows. Raises SystemExit if there are none."""
+    """Return the selected rows, or exit if there are none."""
     rows = [row for row in rows if not only or any(part in row.name for part in only)]
     if not rows:
         sys.exit(f"clock: no kernel's name contains {' or '.join(map(repr, only or []))}")
@@ -439,7 +428,7 @@ def chosen(rows: list[Row], only: list[str] | None) -> list[Row]:
 
 
 def gpu() -> str:
-    """Return the UUID of the first GPU that the fleet would use. Raises SystemExit without one."""
+    """Return the UUID of the first GPU that the fleet would use, or exit without one."""
     found = devices.choose(load().gpus, devices.devices(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     if not found:
         sys.exit("clock: no NVIDIA GPU found (nvidia-smi must list one)")
@@ -447,7 +436,6 @@ def gpu() -> str:
 
 
 def main() -> int:
-    """Run everything. Return the exit status."""
     options = arguments()
     uuid = gpu()
     chosen(all_rows(1.0), options.only)
@@ -462,7 +450,7 @@ def main() -> int:
         with contextlib.ExitStack() as stack:
             own = stack.enter_context(OwnClocks(environment))
             shown["cycles_per_us"] = calibrate(own)
-            print(f"an SM makes {shown['cycles_per_us']:.1f} cycles in a microsecond", flush=True)
+            print(f"SM clock: {shown['cycles_per_us']:.1f} cycles per microsecond", flush=True)
             rows = chosen(all_rows(shown["cycles_per_us"]), options.only)
             config = load(
                 reuse=False,

@@ -2,15 +2,15 @@
 
 It starts Postgres, Valkey and this machine's workers in a temporary home. Then it
 
-1. judges the gallery's GPU entries and compares every category with the expected one;
-2. judges 300 evaluations in one batch, 30 % of them faulty in mixed ways, and compares again;
-3. judges correct small Triton kernels in one batch, for evaluations per second;
-4. judges one kernel after another on the idle fleet, for the latency from submission to verdict;
+1. judges the gallery's GPU entries and compares every category with the expected one.
+2. judges 300 evaluations in one batch, 30 % of them with various faults, and compares again.
+3. judges correct small Triton kernels in one batch, for evaluations per second.
+4. judges one kernel after another on the idle fleet, for the latency from submission to verdict.
 5. measures the time from a segfault, and from a deadline, to its verdict and to the slot's next evaluation.
 
 At the end it checks for leftovers: processes of candidates, GPU memory, and parents of judges or candidates that have
-touched the GPU. Everything is printed and, with `--out`, written as JSON. The exit status is 0 only if every category
-was as expected and nothing was left.
+opened the GPU. The figures are printed and, with `--out`, written as JSON. The exit status is 0 only if every category
+was as expected and there are no leftovers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from kqueue.config import Config, load
 from kqueue.contract import Deadlines
 from kqueue.local.fleet import LocalFleet
 
-#: The quick faulty kernels that make up 30 % of the long run.
+#: Quick faulty kernels, 30 % of the long run.
 FAULTY = (
     "bad/illegal_memory_access_triton",
     "bad/segfault",
@@ -69,7 +69,7 @@ FAULTY = (
     "problem/broken_reference",
 )
 SMALL = ("gelu", "row_sum", "softmax", "layer_norm", "linear_relu", "row_max", "matmul")
-#: Seconds after which a fleet that has nothing to do keeps no sealed process, and some more.
+#: Seconds after which an idle fleet has no sealed process, with a margin.
 KEPT_S = 90.0
 TELLS_ITS_DEATH = """
 import ctypes, time, torch
@@ -81,7 +81,7 @@ class ModelNew(torch.nn.Module):
 
 
 def judge(kq: Client, chosen: list[tuple[Entry, str]], name: str) -> tuple[list[Verdict], float]:
-    """Submit a batch and wait. Return the verdicts in order, and the seconds from submission to the last."""
+    """Judge a batch. Return the verdicts in order, and the seconds from submission to the last verdict."""
     requests = [entry.request(lane).model_copy(update={"batch": name}) for entry, lane in chosen]
     begun = time.monotonic()
     tickets = kq.submit_batch(requests)
@@ -90,7 +90,7 @@ def judge(kq: Client, chosen: list[tuple[Entry, str]], name: str) -> tuple[list[
 
 
 def differing(chosen: list[tuple[Entry, str]], verdicts: list[Verdict]) -> list[dict[str, Any]]:
-    """Return the unexpected verdicts, with details that help to explain them."""
+    """Return the unexpected verdicts with details."""
     return [
         {
             "name": entry.name,
@@ -107,7 +107,7 @@ def differing(chosen: list[tuple[Entry, str]], verdicts: list[Verdict]) -> list[
 
 
 def gpu_state() -> dict[str, Any]:
-    """Return the first GPU's used memory in bytes, and its processes by the driver."""
+    """Return the first GPU's used memory in bytes, and its processes according to the driver."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -123,7 +123,7 @@ def gpu_state() -> dict[str, Any]:
 
 
 def candidates_alive(config: Config) -> list[str]:
-    """Return the command lines of living candidates, found by name or by uid."""
+    """Return pid, name and uid of the running candidates, which have a known name or uid."""
     found: list[str] = []
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
@@ -151,7 +151,6 @@ def parents_on_the_gpu(pids: list[int]) -> list[str]:
 
 
 def stages(verdicts: list[Verdict]) -> dict[str, float]:
-    """Return the median seconds of each stage of these verdicts."""
     names = {name for verdict in verdicts for name in verdict.evidence.durations_s or {}}
     return {
         name: round(statistics.median((v.evidence.durations_s or {}).get(name, 0.0) for v in verdicts), 4)
@@ -160,7 +159,7 @@ def stages(verdicts: list[Verdict]) -> dict[str, float]:
 
 
 def gaps(url: str) -> dict[str, dict[str, float]]:
-    """Return the seconds from an attempt's end to the start of the worker's next, by the first one's category."""
+    """Return the seconds from an attempt's end to the worker's next attempt, by category of the first."""
     query = text(
         """
         SELECT category, extract(epoch FROM next_start - ended_at) AS gap
@@ -174,7 +173,7 @@ def gaps(url: str) -> dict[str, dict[str, float]]:
     engine = create_engine(url)
     with engine.connect() as connection:
         for category, gap in connection.execute(query):
-            if float(gap) < 5:  # a longer gap means that no work was waiting
+            if float(gap) < 5:  # in a longer gap no evaluation was waiting
                 found.setdefault(category, []).append(float(gap))
     engine.dispose()
     return {
@@ -188,7 +187,7 @@ def gaps(url: str) -> dict[str, dict[str, float]]:
 
 
 def after_death(kq: Client, good: Entry, times: int) -> dict[str, Any]:
-    """Measure the time from a death, and from a deadline, to its verdict."""
+    """Measure the time from a crash, and from a deadline, to the verdict."""
     died: list[float] = []
     for _ in range(times):
         request = good.request("gpu").model_copy(update={"kernel": TELLS_ITS_DEATH})
@@ -210,11 +209,10 @@ def after_death(kq: Client, good: Entry, times: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run everything. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="directory for shown.json and the fleet's logs")
     parser.add_argument("--slots", type=int, help="slots per GPU (the fleet's default)")
-    parser.add_argument("--long", type=int, default=300, help="evaluations of the long run (default 300)")
+    parser.add_argument("--long", type=int, default=300, help="evaluations in the long run (default 300)")
     parser.add_argument("--skip-gallery", action="store_true", help="do not judge the gallery")
     options = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="kqueue-shown-"))
@@ -338,7 +336,7 @@ def main() -> int:
         or shown["parents_on_the_gpu"]
         or shown["gpu_after"]["used_bytes"] > shown["before"]["used_bytes"] + (64 << 20)
     )
-    print(f"{len(wrong)} verdicts differ; left behind: {bool(anything)}")
+    print(f"{len(wrong)} verdicts differ, leftovers: {bool(anything)}")
     return 1 if wrong or anything else 0
 
 

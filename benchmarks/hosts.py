@@ -1,24 +1,24 @@
-"""Measure what one Postgres and one Valkey carry: `python benchmarks/hosts.py [--hosts N,...] [--pooler] [--out FILE]`.
+"""Measure one Postgres and one Valkey: `python benchmarks/hosts.py [--hosts N,...] [--pooler] [--out FILE]`.
 
-It starts both, and simulates hosts: a process each, which does for its slots what a supervisor, its workers and their
-clerks do with services, by the functions that they use. The supervisor's part is the real one
-(`workers/bookkeeping.py`): heartbeats and leases, sweeps, filling Redis, listening. A slot takes messages by Celery's
-transport, claims, tells its environment, waits instead of judging, and records a verdict with a log. As in a fleet each
-evaluation has a connection of its own, which is opened while the one before is judged. No candidate runs and no Python
-starts, so this says nothing of what judging takes.
+It starts both, and simulates hosts with one process each. The process makes the requests of a supervisor, its workers
+and their task processes with the fleet's functions. The supervisor's part is the real one (`workers/bookkeeping.py`):
+heartbeats and leases, sweeps, filling Redis, notifications. A slot takes messages from Celery's transport, claims,
+records its environment, waits instead of judging, and records a verdict with a log. As in a fleet, each evaluation has
+a separate connection, which is opened while the previous evaluation is judged. No candidate runs and no Python process
+starts, so the cost of judging is not measured.
 
 For each number of hosts it measures for `--seconds` each
 
-- `idle`: nothing is queued. What do heartbeats, sweeps and looks take?
-- `paced`: all hosts together end `--rate` evaluations a second, however many there are: each slot takes one now and
-  then, and judges it for up to two seconds;
-- `saturated`: judging takes no time, so that all slots wait for the services alone; with at most `--busy` slots, as
-  more would measure how this machine's cores are shared.
+- `idle`: nothing is queued. The load is heartbeats, sweeps and polls.
+- `paced`: all hosts together end `--rate` evaluations per second, regardless of their number. Each evaluation takes up
+  to two seconds.
+- `saturated`: judging takes no time, so all slots wait only for the services. At most `--busy` slots run, because more
+  would measure the scheduling of this machine's cores.
 
-Services and hosts share this machine's cores, so rates and latencies are what all of it reaches together here. What one
-evaluation takes of Postgres and of Valkey (`*_cpu_ms_each`) depends less on that: a core has 1000 ms a second.
-Connections and Postgres' memory are taken at the end of `paced`. With `--pooler` the hosts reach Postgres through
-PgBouncer, in session mode. Everything is printed as JSON and, with `--out FILE`, written there.
+Services and hosts share this machine's cores, so rates and latencies include all of them. The CPU time of one
+evaluation in Postgres and in Valkey (`*_cpu_ms_each`) depends less on that: a core has 1000 ms per second. Connections
+and Postgres' memory are measured at the end of `paced`. With `--pooler` the hosts reach Postgres through PgBouncer, in
+session mode. The figures are printed as JSON and, with `--out FILE`, written to FILE.
 """
 
 from __future__ import annotations
@@ -62,28 +62,28 @@ from workers.judge.host import linux
 from workers.plan import plan
 from workers.slot import Slot
 
-#: A verdict's log: verdicts with sources and evidence take about 10 KB.
+#: Log of a verdict. With sources and evidence a verdict has about 10 KB.
 _LOG: Final = "a line of a compiler's or of a kernel's own\n" * 100
 _EVIDENCE: Final = Evidence(checks=5, durations_s={"reference": 0.4, "load": 0.2, "check": 0.1, "time": 0.1})
 _FACTS: Final = {"device": "simulated", "torch": "none", "python": "none"}
-#: The longest that a slot judges.
+#: Longest simulated judging time in seconds.
 _JUDGING_S: Final = 2.0
-#: Evaluations that are queued: more than any number of hosts ends meanwhile.
+#: Number of queued evaluations, more than the hosts can end during a measurement.
 _CROWD: Final = 50_000
-#: Seconds between a change of what hosts do and the beginning of a measurement.
+#: Seconds between a change of the load and the start of a measurement.
 _SETTLE_S: Final = 6.0
-#: Seconds that all hosts may take to begin.
+#: Deadline in seconds for the start of all hosts.
 _BEGIN_S: Final = 300.0
-#: Hosts that begin at once, as an operator would not start all of them in the same second.
+#: Number of hosts that start at once. An operator does not start all of them in the same second either.
 _AT_ONCE: Final = 4
-#: Seconds until a clerk asks Postgres again, as in :mod:`workers.app`.
+#: Seconds until a task process repeats a request to Postgres, as in :mod:`workers.app`.
 _RETRY_S: Final = 0.5
-#: Seconds between two of a supervisor's looks, as in :mod:`workers.fleet`.
+#: Seconds between two polls of a supervisor, as in :mod:`workers.fleet`.
 _LOOK_EVERY_S: Final = 1.0
 
 
 class _Roomy(Postgres):
-    """An embedded Postgres that takes more connections than one machine's fleet needs."""
+    """An embedded Postgres that accepts 3,000 connections."""
 
     def _command(self, program: Path, sockets: Path) -> list[str]:
         return [*super()._command(program, sockets), "-c", "max_connections=3000"]
@@ -91,25 +91,25 @@ class _Roomy(Postgres):
 
 @dataclass
 class _Slot:
-    """One slot: a thread that does what a worker and its clerks do for the services."""
+    """A slot: a thread that makes the service requests of a worker and its task processes."""
 
     config: Config
     slot: Slot
-    #: Seconds between two evaluations of a slot, which all share.
+    #: Shared value: seconds between two evaluations of a slot.
     pace_s: Any
-    told: threading.Event
-    #: When it takes its first evaluation of a pace, as a share of the time between two: all do not begin at once.
+    stopping: threading.Event
+    #: Delay of the first evaluation after a change of the pace, in units of the pace. It spreads the slots over time.
     phase: float = field(default_factory=random.random)
     paced_s: float = 0.0
     next_at: float = 0.0
     ready: threading.Event = field(default_factory=threading.Event)
     claims_ms: list[float] = field(default_factory=list)
     ends_ms: list[float] = field(default_factory=list)
-    #: How often Postgres could not be used, and was asked again.
+    #: Number of repeated requests after Postgres was unavailable.
     again: int = 0
 
     def run(self) -> None:
-        """Take messages until told to stop."""
+        """Take messages until `stopping` is set."""
         app = broker.make_app(self.config, lanes=self.slot.lanes, patience_s=broker.CONSUMER_PATIENCE_S)
         task_processes = [
             connect(self.config.require_database(), application=f"kqueue judge {self.slot.name}", pool_size=1)
@@ -119,7 +119,7 @@ class _Slot:
 
         def take(_body: object, message: Any) -> None:
             self._judge(UUID(message.headers["id"]), *task_processes)
-            # The connection ends with its clerk, and the spare one takes the next.
+            # The connection ends with its task process. The spare one takes the next evaluation.
             task_processes[0].dispose()
             task_processes.reverse()
             message.ack()
@@ -130,7 +130,7 @@ class _Slot:
             queues = [broker.queue(lane) for lane in self.slot.lanes]
             with connection.Consumer(queues, channel=channel, on_message=None, callbacks=[take], accept=["json"]):
                 self.ready.set()
-                while not self.told.is_set():
+                while not self.stopping.is_set():
                     with suppress(TimeoutError):
                         connection.drain_events(timeout=0.5)
         for task_process in task_processes:
@@ -167,17 +167,17 @@ class _Slot:
         self.ends_ms.append(1000 * (time.perf_counter() - begun))
 
     def _wait(self, seconds: float) -> None:
-        """Wait so long, or until the pace changes or the end comes."""
+        """Wait this long, or until the pace changes or the slot stops."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and self.paced_s == self.pace_s.value:
-            if self.told.wait(min(_LOOK_EVERY_S, left)):
+            if self.stopping.wait(min(_LOOK_EVERY_S, left)):
                 return
 
     def _warm_up(self, task_process: Engine) -> None:
         self._ask(lambda: evaluations.warm_up(task_process, worker_id=self.slot.worker_id))
 
     def _ask(self, act: Callable[[], Any]) -> Any:
-        """Do something in Postgres; as clerks do, again while it cannot be used."""
+        """Call a function on Postgres, and repeat it while Postgres is unavailable, like a task process."""
         while True:
             try:
                 return act()
@@ -187,13 +187,13 @@ class _Slot:
 
 
 def _host(config: Config, number: int, pace_s: Any, commands: Connection) -> None:
-    """A host's process. It answers each question with what its slots took since the last, and ends at the last one."""
+    """Run a host. Answer a true command with the slots' figures since the previous one, and exit at a false one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     slots = [replace(slot, worker_id=uuid4()) for slot in plan(config, [], 1)]
     ids = [slot.worker_id for slot in slots]
-    told = threading.Event()
-    simulated = [_Slot(config, slot, pace_s, told) for slot in slots]
+    stopping = threading.Event()
+    simulated = [_Slot(config, slot, pace_s, stopping) for slot in slots]
     with selectors.DefaultSelector() as selector:
         books = Bookkeeping(config, f"host-{number}", selector)
         for slot in slots:
@@ -222,7 +222,7 @@ def _host(config: Config, number: int, pace_s: Any, commands: Connection) -> Non
                 commands.send([(one.claims_ms, one.ends_ms, one.again) for one in simulated])
                 for one in simulated:
                     one.claims_ms, one.ends_ms, one.again = [], [], 0
-        told.set()
+        stopping.set()
         for thread in threads:
             thread.join()
         for identity in ids:
@@ -232,10 +232,9 @@ def _host(config: Config, number: int, pace_s: Any, commands: Connection) -> Non
 
 
 class Hosts:
-    """So many simulated hosts, which end with the `with` block."""
+    """Simulated hosts, which exit at the end of the `with` block."""
 
     def __init__(self, config: Config, number: int) -> None:
-        """Start them."""
         context = multiprocessing.get_context("fork")
         self.pace_s: Any = context.Value("d", 0.0, lock=False)
         self._lines: list[Connection] = []
@@ -255,7 +254,7 @@ class Hosts:
     def _wait_for(lines: Sequence[Connection]) -> None:
         for line in lines:
             if not line.poll(_BEGIN_S) or not line.recv():
-                raise TimeoutError(f"a host has not begun within {_BEGIN_S:.0f} s")
+                raise TimeoutError(f"a host did not start within {_BEGIN_S:.0f} s")
 
     def __enter__(self) -> Hosts:
         return self
@@ -268,7 +267,7 @@ class Hosts:
             process.join()
 
     def taken(self) -> tuple[list[float], list[float], int]:
-        """Return how long claims and ends took in milliseconds, and how often was asked again, since the last call."""
+        """Return the durations of claims and ends in milliseconds, and the repeated requests, since the last call."""
         for line in self._lines:
             line.send(True)
         slots = [slot for line in self._lines for slot in line.recv()]
@@ -276,7 +275,7 @@ class Hosts:
         return claims, ends, sum(slot[2] for slot in slots)
 
     def cpu_s(self) -> float:
-        """Return the seconds of CPU that they have used."""
+        """Return the CPU time of the hosts in seconds."""
         return sum(_cpu_s(process.pid) for process in self._processes)
 
 
@@ -287,7 +286,7 @@ def _below(pid: int) -> Generator[int]:
 
 
 def _cpu_s(pid: int) -> float:
-    """Return the seconds of CPU of a process and its descendants, those that were reaped included."""
+    """Return the CPU time in seconds of a process and its descendants, including reaped ones."""
     ticks = 0
     for one in _below(pid):
         with suppress(OSError):
@@ -297,7 +296,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def _memory_mib(pid: int) -> int:
-    """Return the memory of a process and its descendants; what they share counts once."""
+    """Return the memory in MiB of a process and its descendants. Shared memory counts once."""
     kib = 0
     for one in _below(pid):
         with suppress(OSError):
@@ -307,7 +306,6 @@ def _memory_mib(pid: int) -> int:
 
 
 def _connections(engine: Engine, app: Any) -> dict[str, int]:
-    """Return how many connections there are, by whose they are."""
     with engine.connect() as connection:
         names = connection.scalars(
             text("SELECT application_name FROM pg_stat_activity WHERE backend_type LIKE 'client%'")
@@ -319,7 +317,7 @@ def _connections(engine: Engine, app: Any) -> dict[str, int]:
 
 @contextmanager
 def _services(home: Path, *, pooled: bool) -> Generator[tuple[dict[str, int], Config, Engine, Any]]:
-    """Yield the services' processes, the hosts' settings, and an engine and an application of the benchmark's own."""
+    """Yield the services' pids, the hosts' settings, and an engine and a Celery application for the benchmark."""
     with _Roomy(home / "postgres") as postgres, Valkey(home / "valkey") as valkey, ExitStack() as more:
         schema.upgrade(postgres.url)
         url, pids = postgres.url, {"postgres": postgres.pid or 0, "valkey": valkey.pid or 0}
@@ -344,7 +342,6 @@ def _services(home: Path, *, pooled: bool) -> Generator[tuple[dict[str, int], Co
 
 
 def measure(arguments: argparse.Namespace, number: int, home: Path) -> dict[str, Any]:
-    """Return the figures of so many hosts."""
     with _services(home, pooled=arguments.pooler) as (pids, config, engine, app):
         config = config.model_copy(update={"cpu_slots": arguments.slots})
         figures: dict[str, Any] = {"hosts": number, "slots": number * arguments.slots}
@@ -397,15 +394,14 @@ def _ended(engine: Engine) -> int:
 
 
 def main() -> None:
-    """Measure, and print."""
-    parser = argparse.ArgumentParser(description="Measure what one Postgres and one Valkey carry.")
+    parser = argparse.ArgumentParser(description="Measure the capacity of one Postgres and one Valkey.")
     parser.add_argument("--hosts", default="1,10,100", help="numbers of hosts, separated by commas")
-    parser.add_argument("--slots", type=int, default=4, help="of each host")
-    parser.add_argument("--rate", type=float, default=4.0, help="evaluations a second of all hosts, where paced")
-    parser.add_argument("--busy", type=int, default=40, help="the most slots that are saturated")
+    parser.add_argument("--slots", type=int, default=4, help="slots of each host")
+    parser.add_argument("--rate", type=float, default=4.0, help="evaluations per second of all hosts in `paced`")
+    parser.add_argument("--busy", type=int, default=40, help="largest number of slots for `saturated`")
     parser.add_argument("--pooler", action="store_true", help="reach Postgres through PgBouncer")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
-    parser.add_argument("--out", type=Path, help="write the figures there, as JSON")
+    parser.add_argument("--seconds", type=float, default=20.0, help="duration of each measurement")
+    parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
     arguments = parser.parse_args()
     figures: dict[str, Any] = {"pooler": arguments.pooler, "rate": arguments.rate, "figures": []}
     for number in map(int, arguments.hosts.split(",")):

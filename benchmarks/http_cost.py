@@ -2,13 +2,13 @@
 
 It starts this machine's fleet in a temporary home, and `kqueue serve` for it. Then it
 
-1. posts 200 evaluations to `/eval` that all have to wait, and polls `/health` meanwhile;
-2. evaluates one quick kernel after another, alternately by the plain client and by `POST /eval`, and measures the time
-   that each takes beyond the time from the evaluation's submission to its verdict;
-3. requests some pages over many connections at once, as `wrk` does.
+1. posts 200 evaluations to `/eval` that all have to wait, and polls `/health` at the same time.
+2. evaluates one quick kernel after another, alternately by the plain client and by `POST /eval`, and measures the
+   additional time of each beyond the time from submission to verdict.
+3. requests some pages over many connections at once, like `wrk`.
 
-Everything is printed as tables and, with `--out`, written as JSON. The exit status is 1 if the 99th percentile of
-`/health` exceeded 50 ms while requests waited, or an answer was wrong.
+The figures are printed as tables and, with `--out`, written as JSON. The exit status is 1 if the 99th percentile of
+`/health` exceeds 50 ms while requests wait, or if an answer is wrong.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from kqueue.local.fleet import LocalFleet
 from kqueue.store import tokens
 from kqueue.store.engine import connect
 
-#: Limit of the 99th percentile of `/health` while 200 requests wait.
+#: Limit in milliseconds of the 99th percentile of `/health` while 200 requests wait.
 GOAL_MS = 50.0
-#: Pause between two requests to `/health`.
+#: Pause in seconds between two requests to `/health`.
 PAUSE_S = 0.005
 PROBLEM = """
 import torch
@@ -61,22 +61,22 @@ NAP = "import time, torch\nclass ModelNew(torch.nn.Module):\n    def __init__(se
 
 
 def sources(name: object) -> dict[str, str]:
-    """Return a request's sources. Another name makes another request."""
+    """Return a request's sources. Different names give different kernels."""
     return {"original_model_src": PROBLEM, "custom_model_src": f"{KERNEL}# {name}\n"}
 
 
-#: The rest of a request's fields: as little judging as possible.
+#: Other fields of a request, for as little judging as possible.
 QUICK: dict[str, Any] = {"backend": "torch", "num_correct_trials": 1, "measure_performance": False}
 
 
 def bearer() -> dict[str, str]:
-    """Return the header with the token that :func:`serving` made; the processes of the pools inherit it."""
+    """Return the header with the token from :func:`serving`, which the processes of the pools inherit."""
     return {"Authorization": f"Bearer {os.environ['KQUEUE_TOKEN']}"}
 
 
 @contextmanager
 def serving(config: Config) -> Generator[str]:
-    """Run `kqueue serve` on a free loopback port, in a separate process, and make a token for it."""
+    """Run `kqueue serve` on a free loopback port, in a separate process, and create a token for it."""
     engine = connect(config.require_database(), application="benchmark", pool_size=1)
     os.environ["KQUEUE_TOKEN"] = tokens.create(engine, "benchmark", [tokens.Scope.PROBLEMS])[1]
     engine.dispose()
@@ -97,7 +97,7 @@ def serving(config: Config) -> Generator[str]:
 
 
 def answers(url: str) -> bool:
-    """True if the server answers that it is healthy."""
+    """Return whether the server is healthy."""
     try:
         return httpx.get(f"{url}/health").status_code == 200
     except httpx.HTTPError:
@@ -105,9 +105,9 @@ def answers(url: str) -> bool:
 
 
 async def ask(url: str, path: str, seconds: float, pause_s: float = 0.0) -> list[float]:
-    """Request a page repeatedly over one connection. Return the milliseconds of each answer; all must be 200.
+    """Request a page repeatedly over one connection. Return the milliseconds of each answer. All must be 200.
 
-    It uses a bare socket, because a client library would cost more than the server.
+    It uses a bare socket, because a client library needs more CPU time than the server.
     """
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -141,13 +141,13 @@ def asked(url: str, path: str, seconds: float, connections: int, pause_s: float 
 
 
 def figures(took: list[float]) -> dict[str, float]:
-    """Return count, median, 99th percentile and maximum, in milliseconds."""
+    """Return the count, and median, 99th percentile and maximum in milliseconds."""
     cuts = statistics.quantiles(took, n=100, method="inclusive")
     return {"count": len(took), "p50_ms": cuts[49], "p99_ms": cuts[98], "max_ms": max(took)}
 
 
 def posted(url: str, waiters: int) -> int:
-    """Post evaluations at once, in a separate process. Return how many were answered with 200 and as correct."""
+    """Post evaluations at once. Return the number of answers with status 200 and a correct kernel."""
 
     async def every() -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=waiters)
@@ -182,7 +182,7 @@ def health(url: str, client: Client, slots: int, lane: str, waiters: int, second
 
 
 def overhead(url: str, client: Client, lane: str, pairs: int) -> dict[str, Any]:
-    """Measure the milliseconds of evaluations beyond submission to verdict, alternately by both ways."""
+    """Measure the milliseconds beyond submission to verdict, alternately by the plain client and by HTTP."""
 
     def beyond(wall_s: float, verdict: Verdict) -> float:
         return (wall_s - (verdict.finished_at - verdict.submitted_at).total_seconds()) * 1000
@@ -219,7 +219,6 @@ def load_test(url: str, client: Client, connections: int, seconds: float) -> dic
 
 
 def table(title: str, rows: dict[str, dict[str, float]]) -> None:
-    """Print rows of figures."""
     print(f"\n{title}")
     columns = list(next(iter(rows.values())))
     print(" " * 28 + "".join(f"{column:>12}" for column in columns))
@@ -228,13 +227,12 @@ def table(title: str, rows: dict[str, dict[str, float]]) -> None:
 
 
 def main() -> int:
-    """Measure and print. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lane", choices=("cpu", "gpu"), default="cpu", help="lane of the evaluations")
     parser.add_argument("--waiters", type=int, default=200, help="requests that wait at once")
-    parser.add_argument("--pairs", type=int, default=30, help="evaluations by each way")
+    parser.add_argument("--pairs", type=int, default=30, help="evaluations by each client")
     parser.add_argument("--connections", type=int, default=32, help="connections of the load test")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=10.0, help="duration of each measurement")
     parser.add_argument("--out", type=Path, help="file for the figures as JSON")
     options = parser.parse_args()
     found: dict[str, Any] = {"lane": options.lane, "cores": os.cpu_count()}
@@ -250,7 +248,7 @@ def main() -> int:
             found["load"] = load_test(url, client, options.connections, options.seconds)
             found["waiting"] = health(url, client, slots, options.lane, options.waiters, options.seconds)
     waiting = found["waiting"]
-    title = f"GET /health beside {waiting['waiters']} of POST /eval ({waiting['answered 200 and correct']} answered)"
+    title = f"GET /health and {waiting['waiters']} of POST /eval ({waiting['answered 200 and correct']} answered)"
     table(title, waiting["health"])
     table("Beyond submission to verdict, one evaluation at a time", found["overhead"]["ways"])
     print(f"HTTP costs {found['overhead']['http_costs_ms']:.1f} ms per evaluation (medians)")

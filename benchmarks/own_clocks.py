@@ -1,21 +1,21 @@
-"""Time one kernel by the clocks of its own process, for `clock.py` to compare with the judge's.
+"""Time one kernel by the clocks of its process, for a comparison with the judge's clock in `clock.py`.
 
-It starts ahead of need, does its imports, and waits for a job, one line of JSON on stdin::
+It is started early, imports its modules, and waits for a job, one line of JSON on stdin::
 
     {"problem": source, "kernel": source, "methods": ["events", "graph", "do_bench", "cupti"]}
 
 It answers with one line of JSON on stdout: median, quartiles and count for each method, in microseconds. Other output
-goes to stderr. The exit status is 0 unless something could not be measured. It does not touch the GPU before it has a
-job, and exits at once if stdin ends without one.
+goes to stderr. The exit status is 0 unless a method failed. It does not use the GPU before it has a job, and exits at
+once if stdin ends without one.
 
-All methods start from a cold L2 (a fill of twice its size precedes each call). All except Triton's own ``do_bench``
-start while the GPU still works on something longer, so that no launch delays the GPU:
+All methods start from a cold L2 (a fill of twice its size precedes each call). In all except Triton's ``do_bench`` a
+longer kernel keeps the GPU busy during the launch, so that no launch delays the GPU:
 
-- ``events``: CUDA events around a call;
-- ``graph``: CUDA events around the replay of a CUDA graph of one call;
-- ``do_bench``: ``triton.testing.do_bench(return_mode="median")``;
+- ``events``: CUDA events around a call.
+- ``graph``: CUDA events around the replay of a CUDA graph of one call.
+- ``do_bench``: ``triton.testing.do_bench(return_mode="median")``.
 - ``cupti``: CUPTI's records of a call's kernels, through torch's profiler, from the start of the first to the end of
-  the last; ``cupti_busy`` is the sum of the kernels' own times.
+  the last. ``cupti_busy`` is the sum of the kernels' times.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from typing import Any, Final
 
 import torch
 
-#: Cycles for which the GPU is kept busy while a call is enqueued: about half a millisecond.
+#: GPU cycles of the kernel that runs while a call is enqueued, about half a millisecond.
 _AHEAD_CYCLES: Final = 1_000_000
-#: Activities before each call's own: the one that keeps the GPU busy, and the flush of the L2.
+#: Number of GPU activities before each call: the busy kernel, and the flush of the L2.
 _BEFORE: Final = 2
-#: Time as many calls as fit into this time, within bounds.
+#: Seconds for the timed calls, whose number is bounded by the next line.
 _SECONDS: Final = 0.15
 _FEWEST, _MOST = 11, 51
 _WARMUP: Final = 10
-#: Most attempts at a complete recording.
+#: Largest number of attempts at a complete recording.
 _TRIES: Final = 3
 
 Call = Callable[[], object]
@@ -52,10 +52,7 @@ Call = Callable[[], object]
 def subject(problem: str, kernel: str, directory: Path) -> Call:
     """Return a function that calls the kernel's ``ModelNew`` once on the problem's inputs, on the GPU.
 
-    Args:
-        problem: a source that defines ``get_inputs()`` and ``get_init_inputs()``.
-        kernel: a source that defines ``class ModelNew``.
-        directory: directory for the kernel's source, because Triton reads sources from files.
+    The kernel's source is written to ``directory``, because Triton reads sources from files.
     """
     reference = types.ModuleType("problem")
     exec(compile(problem, "<problem>", "exec"), reference.__dict__)
@@ -73,7 +70,7 @@ def subject(problem: str, kernel: str, directory: Path) -> Call:
 
 
 def cold() -> Call:
-    """Return the function to run before each call: it keeps the GPU busy, then flushes the L2."""
+    """Return the function to run before each call, which keeps the GPU busy and then flushes the L2."""
     size: int = torch.cuda.get_device_properties(0).L2_cache_size
     buffer = torch.empty(2 * size, dtype=torch.uint8, device="cuda")
     cuda: Any = torch.cuda
@@ -136,10 +133,10 @@ def recorded(call: Call, before: Call, count: int) -> list[list[tuple[float, flo
 
 
 def by_call(found: list[tuple[float, float, str]], count: int) -> list[list[tuple[float, float]]] | None:
-    """Split activities (start, end, name), in order, into those of each call, without the ones before it.
+    """Split ordered activities (start, end, name) by call, without the busy kernel and the flush before each call.
 
     Returns:
-        None if the calls' activities differ.
+        Start and end of each activity by call, or None if the calls' activities differ.
     """
     each, rest = divmod(len(found), count)
     if rest or each <= _BEFORE:
@@ -152,13 +149,12 @@ def by_call(found: list[tuple[float, float, str]], count: int) -> list[list[tupl
 
 
 def quartiles(values: list[float]) -> dict[str, float]:
-    """Return median, quartiles and count."""
     q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")
     return {"median_us": median, "q1_us": q1, "q3_us": q3, "count": len(values)}
 
 
 def measure(call: Call, methods: list[str]) -> dict[str, Any]:
-    """Time the call by each of the methods. CUPTI comes last, because it stays attached after its first use."""
+    """Time the call by each method. CUPTI is last, because it remains attached after its first use."""
     before = cold()
     for _ in range(_WARMUP):
         call()
@@ -183,7 +179,7 @@ def measure(call: Call, methods: list[str]) -> dict[str, Any]:
 
 
 def sm_mhz() -> float:
-    """Return the current SM clock by NVML."""
+    """Return the current SM clock in MHz from NVML."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -195,7 +191,7 @@ def sm_mhz() -> float:
 
 
 def main() -> int:
-    """Do one job from stdin. Return the exit status."""
+    """Run one job from stdin. Return the exit status."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for name in ("triton", "triton.testing", "cupy"):

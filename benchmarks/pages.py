@@ -1,10 +1,9 @@
 """Measure the web pages: `python benchmarks/pages.py [--evaluations N] [--problems N] [--home DIR] [--out FILE] ...`.
 
-It starts embedded services in a home, a temporary one unless `--home` names one, and fills the database with so many
-evaluations that have their verdicts, of that many problems in batches of 1,000, with searches beside them. A home that
-was filled before is measured as it is. Then it serves them, and asks for each page over one connection, one request
-after another, in rounds. `--busy N` has so many processes compute beside it all the time. Everything is printed as JSON
-and, with `--out FILE`, written there.
+It starts embedded services in a temporary home, or in `--home`, and fills the database with judged evaluations of the
+problems, in batches of 1,000, and with searches. A filled home is measured unchanged. Then it serves the pages, and
+requests each page over one connection, one request after another, in rounds. `--busy N` runs N computing processes at
+the same time. The figures are printed as JSON and, with `--out FILE`, written to FILE.
 """
 
 from __future__ import annotations
@@ -71,8 +70,8 @@ class ModelNew(torch.nn.Module):
         return y
 """
 LOG = 'Traceback (most recent call last):\n  File "kernel.py", line 17\nRuntimeError: mismatch of element number '
-#: Each makes rows like those that were judged: of ten evaluations six passed, and a third had the kernel of another.
-#: One of twenty is of problem 0, and one of twenty in the batch `night`.
+#: Statements that copy the judged rows. Six of ten evaluations passed, and a third have the kernel of another one.
+#: One of twenty belongs to problem 0, and one of twenty to the batch `night`.
 FILL = """
 CREATE TEMP TABLE model ON COMMIT DROP AS
 SELECT e.settings, a.worker_id, a.environment_hash AS environment, v.*
@@ -136,7 +135,7 @@ FROM search_runs CROSS JOIN generate_series(0, 200) AS nr
 
 
 def fill(engine: Engine, number: int, problems: int, runs: int) -> None:
-    """Have so many finished evaluations, of so many problems, and so many searches."""
+    """Fill the database with judged evaluations, problems and searches."""
     identity = uuid4()
     workers.register(engine, id=identity, name="cpu-0@here", host="here", pid=1, lanes=["cpu"], device="cpu")
     facts = {"device": "Some CPU", "torch": "none", "python": "none", "host": "here"}
@@ -165,7 +164,6 @@ def fill(engine: Engine, number: int, problems: int, runs: int) -> None:
 
 
 def taken(median_ms: float) -> Measurement:
-    """Return a time with this median."""
     return Measurement(
         basis="cpu_clock",
         count=100,
@@ -182,7 +180,7 @@ def taken(median_ms: float) -> Measurement:
 
 
 def pages(engine: Engine) -> dict[str, str]:
-    """Return the addresses that are asked for, by their names."""
+    """Return the addresses of the measured pages, by name."""
     with engine.connect() as connection:
         problems = connection.scalars(
             text("SELECT hash FROM problems WHERE source ~ '# problem_[07]$' ORDER BY source")
@@ -218,7 +216,7 @@ def pages(engine: Engine) -> dict[str, str]:
 
 @contextmanager
 def served(config: Config) -> Generator[str]:
-    """Serve the fleet's pages in a process of their own, to every user of this machine; yield the address."""
+    """Serve the fleet's pages in a separate process, without tokens, and yield the address."""
     with socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
@@ -238,18 +236,18 @@ def served(config: Config) -> Generator[str]:
 
 @contextmanager
 def busy(number: int) -> Generator[None]:
-    """Have so many processes compute without end."""
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+    """Run this many processes that compute without end."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
     try:
         yield
     finally:
-        for other in others:
-            other.kill()
-            other.wait()
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def answers(url: str) -> bool:
-    """True if the server answers that it is healthy."""
+    """Return whether the server is healthy."""
     try:
         return httpx.get(f"{url}/health").status_code == 200
     except httpx.HTTPError:
@@ -257,7 +255,7 @@ def answers(url: str) -> bool:
 
 
 def measure(url: str, addresses: Mapping[str, str], times: int) -> dict[str, dict[str, float]]:
-    """Return what each page takes, in milliseconds. The first two requests do not count."""
+    """Return each page's latencies in milliseconds and its size. The first two requests do not count."""
     found: dict[str, dict[str, float]] = {}
     with httpx.Client(base_url=url, headers={"Accept": "text/html"}, timeout=60) as http:
         for name, address in addresses.items():
@@ -279,17 +277,17 @@ def measure(url: str, addresses: Mapping[str, str], times: int) -> dict[str, dic
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--evaluations", type=int, default=1_000_000, help="finished ones that there are")
-    parser.add_argument("--problems", type=int, default=250, help="problems that they are of")
+    parser.add_argument("--evaluations", type=int, default=1_000_000, help="finished evaluations in the database")
+    parser.add_argument("--problems", type=int, default=250, help="problems of these evaluations")
     parser.add_argument("--times", type=int, default=40, help="requests for each page in a round")
-    parser.add_argument("--rounds", type=int, default=1, help="how often all pages are measured")
-    parser.add_argument("--page", metavar="TEXT", default="", help="only pages that have this in their name")
-    parser.add_argument("--busy", type=int, default=0, help="processes that compute meanwhile")
-    parser.add_argument("--home", type=Path, help="keep the database here; filled if it is empty")
-    parser.add_argument("--out", type=Path, help="JSON")
+    parser.add_argument("--rounds", type=int, default=1, help="measurements of all pages")
+    parser.add_argument("--page", metavar="TEXT", default="", help="only pages whose name contains this")
+    parser.add_argument("--busy", type=int, default=0, help="processes that compute at the same time")
+    parser.add_argument("--home", type=Path, help="folder of the database, which is filled if it is empty")
+    parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
     options = parser.parse_args()
     if options.evaluations < 1000 or options.problems < 8 or options.times < 2 or options.rounds < 1:
-        parser.error("give 1000 evaluations, 8 problems, 2 requests and 1 round or more")
+        parser.error("at least 1000 evaluations, 8 problems, 2 requests and 1 round are needed")
     with ExitStack() as stack:
         home = Path(options.home or stack.enter_context(tempfile.TemporaryDirectory())).absolute()
         postgres = stack.enter_context(Postgres(home / "postgres", durable=False))

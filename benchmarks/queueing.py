@@ -2,23 +2,24 @@
 
 It starts embedded services in a temporary home and measures
 
-1. submissions a second with 1, 10 and 100 producers, each a thread with its own connection, on an empty queue and on a
-   long one;
-2. with so many evaluations queued by another producer: how long deciding whose turn it is takes, how long a submission
-   and a claim take, what the database takes for `kqueue status`, `kqueue results`, `kqueue results --state queued` and
-   the place in `GET /v1/evaluations/{id}`, and how long the commands take as a whole;
-3. with so many verdicts that could be reused: submissions a second in batches of 1,000 of kernels that may have one of
-   them and are new, that may have none, and that have one; and from a single submission to its verdict that is reused;
+1. submissions per second with 1, 10 and 100 producers, each a thread with its own connection, on an empty and on a long
+   queue.
+2. with `--queued` evaluations of another producer: the times of the scheduling query, of a submission and of a claim,
+   the database's time for `kqueue status`, `kqueue results`, `kqueue results --state queued` and the position in
+   `GET /v1/evaluations/{id}`, and the total time of these commands.
+3. with `--judged` reusable verdicts: submissions per second in batches of 1,000, of new kernels that allow reuse, of
+   new kernels that do not, and of known kernels. It also measures the time from a single submission to its reused
+   verdict.
 4. unless `--no-fleet`, with a fleet of one CPU slot:
-   - its overhead: on an idle fleet from the commit of a submission to the beginning of its attempt, and with the same
-     queues before it from an attempt's end to the next one's beginning; of sources that are only read, and of kernels
-     that are run, which need a fresh process each;
-   - how long one evaluation of a second producer waits beyond the evaluation that runs;
-   - how fast it drains static failures and messages in vain. What takes longer than `--seconds` is extrapolated;
+   - the overhead on an idle fleet, from the commit of a submission to the start of its attempt, and with the same
+     queues, from an attempt's end to the start of the next. It measures sources that fail the static checks, and
+     kernels that run in a fresh process each.
+   - the wait of a second producer's evaluation after the running evaluation.
+   - the rate at which static failures and superfluous messages are drained. Beyond `--seconds` it is extrapolated.
    - the same work from 1 producer and from 100, in turns.
 
-Overhead ends where the claim's transaction begins, which takes `claim_ms` more. Everything is printed as JSON and, with
-`--out FILE`, written there.
+The overhead ends at the start of the claim's transaction, which takes another `claim_ms`. The figures are printed as
+JSON and, with `--out FILE`, written to FILE.
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-#: A kernel that is judged without a candidate: it does not define what it must.
+#: Kernel that fails the static checks, because it defines no `ModelNew`.
 BAD = "import torch\n# {name}\n"
-#: A kernel that is right.
+#: A correct kernel.
 GOOD = """
 import torch
 # {name}
@@ -77,7 +78,7 @@ class ModelNew(torch.nn.Module):
     def forward(self, x):
         return torch.relu(x)
 """
-#: Makes so many more evaluations like the first of those that were judged, each of another content.
+#: Statements that copy the first judged evaluation `more` times, each with different content.
 JUDGED = """
 CREATE TEMP TABLE model ON COMMIT DROP AS
 SELECT e.*, a.worker_id, a.environment_hash FROM evaluations AS e JOIN attempts AS a ON a.evaluation_id = e.id LIMIT 1;
@@ -97,7 +98,7 @@ SELECT v.evaluation_id, e.problem_hash, e.kernel_hash, e.batch, v.category, v.ru
        v.finished_at
 FROM verdicts AS v JOIN evaluations AS e ON e.id = v.evaluation_id ON CONFLICT DO NOTHING
 """
-#: Seconds in which all waits must end.
+#: Deadline in seconds of each wait.
 PATIENCE_S = 600.0
 COMMANDS = {
     "status": ("status", "--json"),
@@ -107,12 +108,12 @@ COMMANDS = {
 
 
 def request(name: object, **more: Any) -> dict[str, Any]:
-    """Return a request's fields. Another name makes another kernel."""
+    """Return a request's fields. Different names give different kernels."""
     return {"problem": PROBLEM, "kernel": BAD.format(name=name), "backend": "torch", "lane": "cpu", **more}
 
 
 def crowd(engine: Engine, number: int, producers: int = 1) -> None:
-    """Have so many evaluations queued, and no others: of the producer ``crowd``, or of that many producers in turn."""
+    """Fill the queue with exactly ``number`` evaluations of the producer ``crowd``, or of ``producers`` in turn."""
     [first] = evaluations.submit(engine, [checked("crowd")])
     with engine.begin() as connection:
         connection.execute(text("SET LOCAL statement_timeout = 0"))
@@ -122,7 +123,7 @@ def crowd(engine: Engine, number: int, producers: int = 1) -> None:
             {"id": first.evaluation_id},
         )
         connection.execute(text("TRUNCATE evaluations CASCADE"))
-        # As in batches of 1,000, a second each.
+        # The times are like batches of 1,000, one per second.
         connection.execute(
             text(
                 "INSERT INTO evaluations "
@@ -139,12 +140,11 @@ def crowd(engine: Engine, number: int, producers: int = 1) -> None:
 
 
 def checked(name: str) -> Any:
-    """Return a checked request."""
     return Request(**request(name))
 
 
 def submissions(config: Config, producers: int, number: int) -> float:
-    """Return submissions a second of so many producers that submit one evaluation at a time."""
+    """Return the submissions per second of producers that submit one evaluation at a time."""
     clients = [Client(config) for _ in range(producers)]
     each = max(1, number // producers)
     for client in clients:
@@ -165,7 +165,6 @@ def submissions(config: Config, producers: int, number: int) -> float:
 
 
 def median_ms(act: Callable[[], object], times: int = 15) -> float:
-    """Return the median time of a call in milliseconds."""
     taken: list[float] = []
     for _ in range(times):
         begun = time.perf_counter()
@@ -175,7 +174,7 @@ def median_ms(act: Callable[[], object], times: int = 15) -> float:
 
 
 def database_figures(config: Config, engine: Engine, worker_id: UUID, queued: int) -> dict[str, float]:
-    """Return the times of what is asked of the database while so many are queued, in milliseconds."""
+    """Return the times in milliseconds of the database's requests with this many queued evaluations."""
     crowd(engine, queued)
     with engine.connect() as connection:
         query = "SELECT id FROM evaluations ORDER BY submitted_at DESC, id DESC LIMIT 1"
@@ -194,7 +193,7 @@ def database_figures(config: Config, engine: Engine, worker_id: UUID, queued: in
         def claim() -> None:
             evaluations.claim(engine, next(claimed), worker_id=worker_id, lease_s=3600)
 
-        def place(of: UUID) -> float:
+        def position_ms(of: UUID) -> float:
             return median_ms(lambda: reports.waiting(engine, of, within_s=86_400), 3)
 
         return {
@@ -204,15 +203,15 @@ def database_figures(config: Config, engine: Engine, worker_id: UUID, queued: in
             "status_ms": median_ms(status, 3),
             "results_ms": median_ms(lambda: reports.results(engine, limit=50), 3),
             "results_queued_ms": median_ms(lambda: reports.listing(engine, state=EvaluationState.QUEUED, limit=50), 3),
-            "place_of_a_second_producer_ms": place(mine[-1]),
-            "place_of_the_last_ms": place(last or mine[-1]),
+            "place_of_a_second_producer_ms": position_ms(mine[-1]),
+            "place_of_the_last_ms": position_ms(last or mine[-1]),
             "claim_ms": median_ms(claim),
             **{f"command_{name}_ms": command_ms(config, words) for name, words in COMMANDS.items()},
         }
 
 
 def command_ms(config: Config, words: Sequence[str]) -> float:
-    """Return how long a command takes as a whole, in milliseconds."""
+    """Return the total time of a command in milliseconds."""
     return median_ms(
         lambda: subprocess.run(
             [sys.executable, "-m", "kqueue", *words],
@@ -225,12 +224,12 @@ def command_ms(config: Config, words: Sequence[str]) -> float:
 
 
 def second_producer(config: Config, engine: Engine, queued: int) -> dict[str, float]:
-    """Return what a second producer waits for while so many are queued, and how long the slot is empty, in ms."""
+    """Return the milliseconds that a second producer waits, and that the slot is empty, with this queue."""
     crowd(engine, queued)
     waits: list[float] = []
     with Client(config) as client:
         for number in range(10):
-            # Making the queue takes long, and no worker could tell meanwhile that it lives.
+            # The worker's heartbeat can be missing, because filling the queue takes long.
             ticket = client.submit(**request(f"one {number}", producer="mine"), allow_idle_lane=True)
             ticket.wait(PATIENCE_S)
             waits.append(1000 * waited_s(engine, ticket.evaluation_id))
@@ -238,7 +237,7 @@ def second_producer(config: Config, engine: Engine, queued: int) -> dict[str, fl
 
 
 def idle(config: Config, engine: Engine, times: int = 40) -> dict[str, float]:
-    """Return the times from a submission's commit to its attempt's beginning on an idle fleet, in milliseconds."""
+    """Return the milliseconds from a submission's commit to the start of its attempt on an idle fleet."""
     app = broker.make_app(config)
     crowd(engine, 0)
     taken: list[float] = []
@@ -259,7 +258,7 @@ def idle(config: Config, engine: Engine, times: int = 40) -> dict[str, float]:
 
 
 def judged(config: Config, engine: Engine, number: int = 40) -> dict[str, float]:
-    """Return how long the slot is empty between kernels that are run, in milliseconds."""
+    """Return the milliseconds that the slot is empty between kernels that run."""
     crowd(engine, 0)
     with Client(config) as client:
         tickets = [client.submit(**request(n, kernel=GOOD.format(name=n))) for n in range(number)]
@@ -268,7 +267,7 @@ def judged(config: Config, engine: Engine, number: int = 40) -> dict[str, float]
 
 
 def drain(engine: Engine, number: int, seconds: float) -> dict[str, float]:
-    """Return how fast so many static failures are drained; only so many seconds of it are measured."""
+    """Return the drain rate of static failures, measured over at most this many seconds."""
     crowd(engine, number)
     done = "SELECT count(*) FROM verdicts"
     wait_for(lambda: scalar(engine, done) > 0)
@@ -281,12 +280,12 @@ def drain(engine: Engine, number: int, seconds: float) -> dict[str, float]:
 
 
 def in_vain(config: Config, engine: Engine, number: int = 900) -> dict[str, float]:
-    """Return how fast messages are drained whose evaluation was cancelled."""
+    """Return the drain rate of messages whose evaluation was cancelled."""
     crowd(engine, 0)
     app = broker.make_app(config)
     [one] = evaluations.submit(engine, [checked("in vain")], slots={"cpu": 1})
     evaluations.cancel(engine, one.evaluation_id)
-    time.sleep(2)  # the supervisor hears of the end, and tidies the queue up
+    time.sleep(2)  # the supervisor is notified of the end, and cleans the queue
     with app.pool.acquire(block=True) as connection:
         client: Any = connection.default_channel.client
 
@@ -302,7 +301,7 @@ def in_vain(config: Config, engine: Engine, number: int = 900) -> dict[str, floa
 
 
 def rate(number: int, drained: int, took: float) -> dict[str, float]:
-    """Return the rate of what was drained in so many seconds, and the seconds for so many."""
+    """Return the drain rate, and the extrapolated seconds for ``number``."""
     return {
         "measured": drained,
         "measured_s": round(took, 1),
@@ -313,7 +312,7 @@ def rate(number: int, drained: int, took: float) -> dict[str, float]:
 
 
 def fairness(engine: Engine, number: int, rounds: int = 4) -> dict[str, float]:
-    """Return evaluations a second of static failures from 1 producer and from 100, measured in turns, and the ratio."""
+    """Return the static failures per second from 1 producer and from 100, measured in turns, and the ratio."""
     rates: dict[int, list[float]] = {1: [], 100: []}
     for _ in range(rounds):
         for producers, of in rates.items():
@@ -332,20 +331,16 @@ def fairness(engine: Engine, number: int, rounds: int = 4) -> dict[str, float]:
 
 
 def wait_for(look: Callable[[], object]) -> None:
-    """Wait until something is true.
-
-    Raises:
-        TimeoutError: it did not become so within `PATIENCE_S`.
-    """
+    """Wait until the result of ``look`` is true, or raise a TimeoutError after `PATIENCE_S`."""
     deadline = time.monotonic() + PATIENCE_S
     while not look():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"the fleet did not do it within {PATIENCE_S:.0f} s")
+            raise TimeoutError(f"the fleet did not finish within {PATIENCE_S:.0f} s")
         time.sleep(0.01)
 
 
 def judged_before(engine: Engine, client: Client, worker_id: UUID, number: int) -> list[Request]:
-    """Have so many verdicts that could be reused, and no queue. Return requests for 1,000 of them."""
+    """Fill the database with reusable verdicts, and empty the queue. Return requests for 1,000 of the verdicts."""
     with engine.begin() as connection:
         connection.execute(text("TRUNCATE evaluations CASCADE"))
     known = [Request(**request(n, kernel=GOOD.format(name=f"known {n}"))) for n in range(1000)]
@@ -370,14 +365,15 @@ def judged_before(engine: Engine, client: Client, worker_id: UUID, number: int) 
 
 
 def reuse(config: Config, engine: Engine, worker_id: UUID, number: int) -> dict[str, Any]:
-    """Return what reusing verdicts costs submissions, and what it takes, with so many that could be reused."""
+    """Return the submission rates and latencies with this many reusable verdicts."""
 
     def new(reuse: bool) -> list[Request]:
         return [Request(**request(n, kernel=GOOD.format(name=uuid4()), reuse=reuse)) for n in range(1000)]
 
     with Client(config) as client:
         known = judged_before(engine, client, worker_id, number)
-        kinds = {"new, may reuse": lambda: new(True), "new, may not": lambda: new(False), "known": lambda: known}
+        kinds = {f"new, {use}": partial(new, use == "may reuse") for use in ("may reuse", "may not")}
+        kinds["known"] = lambda: known
         batches: dict[str, list[float]] = {kind: [] for kind in kinds}
         single: dict[str, list[float]] = {kind: [] for kind in kinds}
         for turn in range(10):
@@ -407,13 +403,11 @@ def reuse(config: Config, engine: Engine, worker_id: UUID, number: int) -> dict[
 
 
 def scalar(engine: Engine, query: str, **values: object) -> Any:
-    """Return the one value of a query."""
     with engine.connect() as connection:
         return connection.scalars(text(query), values).one()
 
 
 def percentiles(name: str, taken: Sequence[float]) -> dict[str, float]:
-    """Return the median and the 95th percentile."""
     return {
         f"{name}_p50_ms": round(statistics.median(taken), 1),
         f"{name}_p95_ms": round(statistics.quantiles(taken, n=20)[-1], 1),
@@ -421,7 +415,7 @@ def percentiles(name: str, taken: Sequence[float]) -> dict[str, float]:
 
 
 def waited_s(engine: Engine, evaluation_id: UUID) -> float:
-    """Return the seconds from the end of the attempt that ran at its submission, or from that, to its beginning."""
+    """Return the seconds from an evaluation's submission, or the end of the attempt that ran then, to its start."""
     with engine.connect() as connection:
         waited = connection.scalars(
             text(
@@ -437,7 +431,7 @@ def waited_s(engine: Engine, evaluation_id: UUID) -> float:
 
 
 def empty(engine: Engine) -> dict[str, float]:
-    """Return the times between an attempt's end and the next one's beginning, in milliseconds."""
+    """Return the milliseconds between an attempt's end and the start of the next."""
     with engine.connect() as connection:
         gaps = connection.scalars(
             text(
@@ -450,7 +444,7 @@ def empty(engine: Engine) -> dict[str, float]:
 
 
 def circumstances(engine: Engine, app: Celery) -> dict[str, Any]:
-    """Return when and on what the figures were taken."""
+    """Return the date, the hardware and the versions of this measurement."""
     packages = ("celery", "kombu", "billiard", "redis", "SQLAlchemy", "psycopg", "torch")
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -464,7 +458,6 @@ def circumstances(engine: Engine, app: Celery) -> dict[str, Any]:
 
 
 def measure(arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
-    """Return all figures."""
     figures: dict[str, Any] = {"on": {}, "submissions_per_s": {}, "database": [], "overhead": [], "drain": {}}
     sizes: Sequence[int] = [int(size) for size in arguments.queued.split(",")]
     with Postgres(home / "postgres") as postgres, Valkey(home / "valkey") as valkey:
@@ -505,14 +498,13 @@ def measure(arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, and print."""
     parser = argparse.ArgumentParser(description="Measure the queue.")
-    parser.add_argument("--submissions", type=int, default=500, help="for each number of producers")
+    parser.add_argument("--submissions", type=int, default=500, help="submissions for each number of producers")
     parser.add_argument("--queued", default="0,1000,1000000", help="sizes of the queue, separated by commas")
-    parser.add_argument("--judged", type=int, default=1_000_000, help="verdicts that could be reused")
-    parser.add_argument("--seconds", type=float, default=60.0, help="the longest time to drain static failures")
-    parser.add_argument("--no-fleet", action="store_true", help="measure the database alone")
-    parser.add_argument("--out", type=Path, help="write the figures there, as JSON")
+    parser.add_argument("--judged", type=int, default=1_000_000, help="number of reusable verdicts")
+    parser.add_argument("--seconds", type=float, default=60.0, help="longest measurement of drained static failures")
+    parser.add_argument("--no-fleet", action="store_true", help="measure only the database")
+    parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kqueue-") as home:
         figures = measure(arguments, Path(home))

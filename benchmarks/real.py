@@ -1,20 +1,20 @@
 """Judge each problem of a folder against itself: `python benchmarks/real.py FOLDER... --out DIR [--slots N]`.
 
-A problem's own model is submitted as the kernel, under default settings. So every verdict must be `passed`, at the
-first attempt, and at the reference's own speed: whatever differs is the judge's doing. A folder may be a KernelBench
-checkout or anything else that holds problems of that form. `benchmarks/problems` is one: ten problems with operations
-and sizes of KernelBench's level 2, up to 3.2 GiB, and four small ones like those of level 3.
+Each problem's model is submitted as the kernel, with default settings. So every verdict must be `passed` at the first
+attempt, with a speedup of 1. Any difference is an error of the judge. A folder can be a KernelBench checkout or any
+folder of problems in this form. `benchmarks/problems` has ten problems with operations and sizes of KernelBench's level
+2, up to 3.2 GiB, and four small ones in the style of level 3.
 
-It starts a fleet of its own. Each verdict is kept in `DIR/real.jsonl` as it comes; run again, it judges only what is
-not there yet, or has changed. In the end it prints a table of all problems that were asked for, and draws speedups over
-times in `DIR/real.svg`. The exit status is 0 only if all passed at their first attempt, and the median speedup of those
-that take 0.1 ms or more lies within 0.97 and 1.03.
+It starts a fleet. Each verdict is appended to `DIR/real.jsonl` when it arrives. A further run judges only new and
+changed problems. At the end it prints a table of all selected problems, and draws speedups over times in
+`DIR/real.svg`. The exit status is 0 only if all passed at their first attempt, and the median speedup of the problems
+of 0.1 ms or more lies between 0.97 and 1.03.
 
-With `--rounds N` what is not there yet is judged N times: from the second round on baselines are known. How many were
-judged a second is told of each round, and for which share of it the GPUs were busy, as NVML counts.
+With `--rounds N` each new problem is judged N times. From the second round on baselines are known. For each round it
+reports the evaluations per second, and the GPU utilisation from NVML.
 
-With `--mixed` the order is random, a small kernel of the gallery is judged beside each problem, and among every ten
-evaluations is a kernel that takes all of the GPU's memory. All of these must end as the gallery says.
+With `--mixed` the order is random. One small kernel of the gallery is judged for each problem, and among every ten
+evaluations is a kernel that takes all of the GPU's memory. All of these must get the gallery's expected categories.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from kqueue.config import load
 from kqueue.errors import InvalidRequest
 from kqueue.local.fleet import LocalFleet
 
-#: What is judged beside the problems, by lane: right kernels of this backend, and one that takes all memory.
+#: Additional kernels of `--mixed` by lane: right kernels of this backend, and one that takes all memory.
 SMALL = {"gpu": "triton", "cpu": "torch"}
 BOMB = {"gpu": "bad/gpu_memory_bomb", "cpu": "bad/host_memory_bomb"}
-#: Shorter times vary with the host by more than the bounds below.
+#: Shortest reference time in milliseconds for the bounds below. Shorter times vary more with the host.
 LEAST_MS = 0.1
 #: Bounds of the median speedup of a model over itself.
 BOUNDS = (0.97, 1.03)
 
-#: Seconds between two looks at how busy the GPUs are: what NVML says is of the sixth of a second before.
+#: Seconds between two samples of the GPU utilisation, which NVML measures over a sixth of a second.
 LOOK_S = 0.2
 
 Row = dict[str, Any]
@@ -67,7 +67,7 @@ Row = dict[str, Any]
 
 @contextmanager
 def watched() -> Generator[list[float]]:
-    """Give a list of how busy the host's GPUs are, from 0 to 1, which grows during the block; empty without NVML."""
+    """Yield a list that collects the GPU utilisation (0 to 1) during the block. Without NVML it remains empty."""
     seen: list[float] = []
     over = threading.Event()
 
@@ -88,12 +88,12 @@ def watched() -> Generator[list[float]]:
 
 
 def hash_of(source: str) -> str:
-    """Return what a problem is kept under beside its name."""
+    """Return the hash that identifies a version of a problem."""
     return hashlib.sha256(source.encode()).hexdigest()
 
 
 def problems(folders: Iterable[Path], only: str) -> Iterator[tuple[str, str]]:
-    """Give names and sources of the problems below some folders, in their natural order."""
+    """Yield names and sources of the problems in these folders, in natural order."""
     for folder in folders:
         found = [path for path in folder.rglob("*.py") if re.search(only, str(path.relative_to(folder)))]
         for path in sorted(found, key=lambda p: [int(t) if t.isdigit() else t for t in re.split(r"(\d+)", str(p))]):
@@ -103,7 +103,7 @@ def problems(folders: Iterable[Path], only: str) -> Iterator[tuple[str, str]]:
 
 
 def row_of(name: str, source: str, verdict: Verdict | InvalidRequest) -> Row:
-    """Return what is kept of a verdict."""
+    """Return the row of a verdict in `real.jsonl`."""
     row: Row = {"problem": name, "hash": hash_of(source)}
     if isinstance(verdict, InvalidRequest):
         return row | {"category": "not accepted", "message": str(verdict)}
@@ -123,19 +123,19 @@ def row_of(name: str, source: str, verdict: Verdict | InvalidRequest) -> Row:
     }
 
 
-def company(lane: str, count: int) -> list[Entry]:
-    """Return a small right kernel for each of so many problems, and a memory bomb among every ten evaluations."""
+def gallery_kernels(lane: str, count: int) -> list[Entry]:
+    """Return ``count`` small right kernels, and memory bombs for a tenth of all evaluations of `--mixed`."""
     small = [entry for entry in gallery(lane) if entry.expected is Category.PASSED and entry.backend == SMALL[lane]]
     bomb = next(entry for entry in gallery(lane) if entry.name == BOMB[lane])
-    beside = list(itertools.islice(itertools.cycle(small), count))
-    return beside + [bomb] * math.ceil(2 * count / 9)
+    right = list(itertools.islice(itertools.cycle(small), count))
+    return right + [bomb] * math.ceil(2 * count / 9)
 
 
-def judge(client: Client, wanted: dict[str, str], lane: str, beside: list[Entry], kept: Path) -> Iterator[Row]:
-    """Judge problems against themselves, and kernels of the gallery beside them.
+def judge(client: Client, wanted: dict[str, str], lane: str, extra: list[Entry], kept: Path) -> Iterator[Row]:
+    """Judge problems against themselves, together with kernels of the gallery.
 
     Yields:
-        what is kept of each verdict, when it comes; of the gallery only what is not as expected.
+        The row of each problem when its verdict arrives, and the rows of gallery kernels with unexpected categories.
     """
     asked: list[tuple[str | Entry, Request]] = [
         (
@@ -146,8 +146,8 @@ def judge(client: Client, wanted: dict[str, str], lane: str, beside: list[Entry]
         )
         for name, source in wanted.items()
     ]
-    if beside:
-        asked += [(entry, entry.request(lane)) for entry in beside]
+    if extra:
+        asked += [(entry, entry.request(lane)) for entry in extra]
         random.shuffle(asked)
     results = client.submit_each([request for _, request in asked])
     submitted = [(what, result) for (what, _), result in zip(asked, results, strict=True)]
@@ -169,18 +169,17 @@ def judge(client: Client, wanted: dict[str, str], lane: str, beside: list[Entry]
 
 
 def read(kept: Path) -> dict[tuple[str, str], Row]:
-    """Return what earlier runs have kept, by name and hash of the problem."""
+    """Return the rows of earlier runs by name and hash of the problem."""
     lines = kept.read_text().splitlines() if kept.exists() else []
     return {(row["problem"], row["hash"]): row for row in map(json.loads, lines)}
 
 
 def is_good(row: Row) -> bool:
-    """True if a problem passed at its first attempt."""
+    """Return whether a problem passed at its first attempt."""
     return row["category"] == Category.PASSED and row["attempts"] == 1
 
 
 def table(rows: list[Row]) -> Table:
-    """Return the rows for a reader."""
     shown = Table("problem", "category", "tries", "ms", "reference ms", "speedup", "prepared in", "message")
     for row in rows:
         figures = [row.get("runtime_ms"), row.get("baseline_ms"), row.get("speedup")]
@@ -193,7 +192,7 @@ def table(rows: list[Row]) -> Table:
 
 
 def draw(rows: list[Row], to: Path) -> None:
-    """Draw each problem's speedup over itself, by its time."""
+    """Draw each problem's speedup over itself against its time."""
     chart = pygal.XY(
         stroke=False,
         title="Problems judged against themselves",
@@ -213,18 +212,19 @@ def draw(rows: list[Row], to: Path) -> None:
 
 
 def main() -> int:
-    """Judge, print and draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--out", type=Path, required=True, help="the folder for verdicts and picture")
     parser.add_argument("--only", default="", metavar="REGEX", help="problems whose path matches")
     parser.add_argument("--lane", choices=("gpu", "cpu"), default="gpu")
     parser.add_argument("--slots", type=int, default=4, help="slots of the GPU, or of the host's CPUs")
-    parser.add_argument("--rounds", type=int, default=1, help="how many times each is judged")
-    parser.add_argument("--mixed", action="store_true", help="among small kernels and memory bombs, in random order")
+    parser.add_argument("--rounds", type=int, default=1, help="evaluations of each problem")
+    parser.add_argument(
+        "--mixed", action="store_true", help="judge them among small kernels and memory bombs, in random order"
+    )
     options = parser.parse_args()
     if options.rounds < 1:
-        parser.error("--rounds: at least 1")
+        parser.error("--rounds must be at least 1")
     wanted = dict(problems(options.folders, options.only))
     if not wanted:
         parser.error("no problem matches: a problem is a Python file that defines get_inputs()")
@@ -235,9 +235,9 @@ def main() -> int:
     console = Console()
     surprising: list[Row] = []
     if missing:
-        with tempfile.TemporaryDirectory(prefix="kqueue-real-") as place:
-            root = Path(place)
-            root.chmod(0o711)  # candidates have users of their own
+        with tempfile.TemporaryDirectory(prefix="kqueue-real-") as folder:
+            root = Path(folder)
+            root.chmod(0o711)  # candidates with other uids must reach their scratch directories
             slots = (
                 {"slots_per_gpu": options.slots}
                 if options.lane == "gpu"
@@ -245,25 +245,25 @@ def main() -> int:
             )
             config = load(home=root / "home", scratch=root / "scratch", reuse=False, probe_share=0, **slots)
             with LocalFleet(config, durable=False) as fleet, fleet.client() as client:
-                beside = company(options.lane, len(missing)) if options.mixed else []
+                extra = gallery_kernels(options.lane, len(missing)) if options.mixed else []
                 for number in range(1, options.rounds + 1):
                     begun = time.monotonic()
-                    judged = judge(client, missing, options.lane, beside, kept)
+                    judged = judge(client, missing, options.lane, extra, kept)
                     with watched() as busy:
                         ended = list(track(judged, f"round {number}", total=len(missing), console=console))
                     took = time.monotonic() - begun
-                    count = len(missing) + len(beside)
+                    count = len(missing) + len(extra)
                     console.print(
                         f"round {number}: {count} evaluations in {took:.1f} s, {count / took:.2f} a second"
                         + (f", GPUs busy for {statistics.fmean(busy):.0%}" if busy else ""),
                         soft_wrap=True,
                     )
-                    strangers = [row for row in ended if row["problem"] not in missing]
-                    if beside:
-                        good = len(beside) - len(strangers)
-                        console.print(f"{good} of {len(beside)} kernels beside them as expected")
-                    surprising += strangers
-                    if number < options.rounds:  # the last round's stand in the table anyway
+                    unexpected = [row for row in ended if row["problem"] not in missing]
+                    if extra:
+                        good = len(extra) - len(unexpected)
+                        console.print(f"{good} of {len(extra)} kernels of the gallery as expected")
+                    surprising += unexpected
+                    if number < options.rounds:  # the table has the last round
                         surprising += [row for row in ended if row["problem"] in missing and not is_good(row)]
         known = read(kept)
     rows = [known[name, hash_of(source)] for name, source in wanted.items()]
@@ -277,7 +277,7 @@ def main() -> int:
         median = statistics.median(speedups)
         steady = BOUNDS[0] <= median <= BOUNDS[1]
         console.print(
-            f"speedup over itself of the {len(speedups)} that take {LEAST_MS} ms and more:"
+            f"speedup over itself of the {len(speedups)} problems of {LEAST_MS} ms or more:"
             f" median {median:.3f}, from {min(speedups):.3f} to {max(speedups):.3f}"
         )
     return 0 if good == len(rows) and steady and not surprising else 1

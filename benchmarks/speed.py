@@ -1,22 +1,22 @@
 """Measure how fast small kernels are judged: `python benchmarks/speed.py --out DIR [--slots N,...] [--evaluations N]`.
 
-For each number of slots it starts a fleet of its own and judges, after two of each problem a slot as a warm-up,
+For each number of slots it starts a fleet. After a warm-up with two kernels of each problem for each slot it judges
 
-1. right kernels of seven problems in one batch, all different: evaluations a second, the host's CPU time and the time
-   for which an evaluation has the device alone, and where an evaluation's time goes;
-2. the same kernels again, judged anew: what they compile is known then;
-3. as many with three faulty ones among ten: evaluations a second, and whether each category is the expected one.
+1. right kernels of seven problems in one batch, all different. It measures evaluations per second, the host's CPU time,
+   the exclusive use of the device, and the duration of each stage.
+2. the same kernels again, without reuse of verdicts. Their compiled code is known by then.
+3. an equal number of kernels, three of ten faulty. It measures evaluations per second, and checks each category.
 
-For each kernel it tells the times that verdicts say, among others and on the idle fleet: they must not differ.
-Beside each batch's seconds stands how many times those are of what its evaluations had the device alone for.
+It reports each kernel's time in the verdicts of the busy and of the idle fleet, which must not differ. It also reports
+each batch's seconds as a multiple of the exclusive use of the device by its evaluations.
 
-On the idle fleet of the first number it judges one after the other: Triton kernels that are new and that were judged
-before, and torch kernels. Beside all that it runs what people write in an afternoon: a fresh Python process for each of
-the same kernels, one after the other, that compares five answers with `torch.allclose` and times a hundred calls.
+On the idle fleet with the first number of slots it judges one kernel after the other: new and known Triton kernels, and
+torch kernels. For comparison it runs a simple script, a fresh Python process for each of the same kernels, which
+compares five answers with `torch.allclose` and times a hundred calls.
 
-The host must be quiet, as all of its CPU time is counted. Figures go to `DIR/speed.json`, pictures to `DIR/speed.svg`
-and `DIR/stages.svg`. The exit status is 0 only if every category was the expected one. With `--lane cpu` it measures
-torch kernels on CPU slots, to try the benchmark itself.
+The host must be quiet, because all of its CPU time is counted. Figures go to `DIR/speed.json`, pictures to
+`DIR/speed.svg` and `DIR/stages.svg`. The exit status is 0 only if every category is the expected one. With `--lane cpu`
+it measures torch kernels on CPU slots, to test the benchmark itself.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ from kqueue.config import load
 from kqueue.local.fleet import LocalFleet
 
 SMALL = ("gelu", "row_sum", "softmax", "layer_norm", "linear_relu", "row_max", "matmul")
-#: Faulty kernels that end soon.
+#: Faulty kernels that end quickly.
 FAULTY = {
     "gpu": ("bad/illegal_memory_access_triton", "bad/segfault", "bad/wrong_values_triton", "bad/nan", "bad/abort"),
     "cpu": ("bad/segfault", "bad/wrong_values_torch", "bad/nan", "bad/abort"),
 }
-#: Stages that do not lie within others.
+#: Stages that are not part of another stage.
 APART = ("reference", "untimed_reference", "construct", "alone_measure", "provenance", "untimed_verify")
-#: Seconds in which all that is waited for must end.
+#: Deadline in seconds of each batch, evaluation and process.
 PATIENCE_S = 900.0
-#: Judges one kernel as a script would; its arguments: the problem, the kernel, the device.
+#: Simple script that judges one kernel. Its arguments are the problem, the kernel and the device.
 PLAIN = """
 import importlib.util, sys, time
 import torch
@@ -91,33 +91,32 @@ with torch.no_grad():
 
 @dataclass
 class Kernels:
-    """Gives requests for kernels, each one different from all before."""
+    """Creates requests for kernels that all differ."""
 
     lane: str
     given: int = 0
     entries: dict[str, Entry] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Read the gallery."""
         self.entries = {entry.name: entry for entry in gallery(self.lane)}
 
     def new(self, name: str) -> Request:
-        """Return a request for a kernel that nobody has seen."""
+        """Return a request for a new kernel."""
         self.given += 1
         request = self.entries[name].request(self.lane)
         return request.model_copy(update={"kernel": f"{request.kernel}\nSALT = {self.given}\n"})
 
     def right(self, backend: str) -> Iterator[str]:
-        """Give names of right kernels, round and round."""
+        """Return an endless iterator over the names of right kernels."""
         return cycle(f"good/{backend}/{name}" for name in SMALL)
 
 
 @contextmanager
 def fleet(lane: str, slots: int) -> Generator[Client]:
-    """Run a fleet with so many slots in a temporary home."""
-    with tempfile.TemporaryDirectory(prefix="kqueue-speed-") as place:
-        root = Path(place)
-        root.chmod(0o711)  # candidates have users of their own
+    """Run a fleet with this many slots in a temporary home."""
+    with tempfile.TemporaryDirectory(prefix="kqueue-speed-") as folder:
+        root = Path(folder)
+        root.chmod(0o711)  # candidates with other uids must reach their scratch directories
         kinds = {"slots_per_gpu": slots, "cpu_slots": 0} if lane == "gpu" else {"gpus": "none", "cpu_slots": slots}
         config = load(home=root / "home", scratch=root / "scratch", reuse=False, probe_share=0, **kinds)
         with LocalFleet(config, durable=False) as running, running.client() as client:
@@ -125,21 +124,21 @@ def fleet(lane: str, slots: int) -> Generator[Client]:
 
 
 def cpu_seconds() -> float:
-    """Return the CPU time that this host has spent, in seconds, without what it was idle."""
+    """Return the busy CPU time of this host in seconds."""
     ticks = list(map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:9]))
     return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def judge(client: Client, requests: Sequence[Request]) -> tuple[list[Verdict], dict[str, Any]]:
-    """Judge a batch; return the verdicts, and what it took."""
+    """Judge a batch. Return the verdicts and the figures."""
     busy, begun = cpu_seconds(), time.monotonic()
     verdicts = client.wait_all(client.submit_batch(list(requests)), timeout=PATIENCE_S)
     took = time.monotonic() - begun
-    alone = sum(sum(alone_of(verdict)) for verdict in verdicts)
+    exclusive = sum(sum(exclusive_s(verdict)) for verdict in verdicts)
     return verdicts, {
         "evaluations": len(verdicts),
         "seconds": round(took, 2),
-        "times_alone": round(took / alone, 2) if alone else None,
+        "times_alone": round(took / exclusive, 2) if exclusive else None,
         "per_s": round(len(verdicts) / took, 3),
         "cpu_s": round((cpu_seconds() - busy) / len(verdicts), 2),
         "attempts": Counter(verdict.attempts for verdict in verdicts),
@@ -147,21 +146,19 @@ def judge(client: Client, requests: Sequence[Request]) -> tuple[list[Verdict], d
     }
 
 
-def alone_of(verdict: Verdict) -> Iterator[float]:
-    """Give the seconds for which an evaluation had its device alone, each time."""
+def exclusive_s(verdict: Verdict) -> Iterator[float]:
+    """Return the seconds of each exclusive use of the device by an evaluation."""
     return (seconds for name, seconds in (verdict.evidence.durations_s or {}).items() if name.startswith("alone_"))
 
 
 def stages(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Return the median seconds of each stage."""
-    told = [verdict.evidence.durations_s or {} for verdict in verdicts]
-    return {
-        name: round(statistics.median(one.get(name, 0.0) for one in told), 4) for name in sorted(set().union(*told))
-    }
+    durations = [verdict.evidence.durations_s or {} for verdict in verdicts]
+    names = sorted(set().union(*durations))
+    return {name: round(statistics.median(one.get(name, 0.0) for one in durations), 4) for name in names}
 
 
 def times(names: Sequence[str], verdicts: Sequence[Verdict]) -> dict[str, dict[str, float]]:
-    """Return for each kernel the median of its times, and how far its quartiles lie apart, in microseconds."""
+    """Return the median and the interquartile range of each kernel's times in microseconds."""
     found: dict[str, dict[str, float]] = {}
     for name in dict.fromkeys(names):
         of_one = [v.runtime_ms * 1e3 for n, v in zip(names, verdicts, strict=True) if n == name and v.runtime_ms]
@@ -172,10 +169,10 @@ def times(names: Sequence[str], verdicts: Sequence[Verdict]) -> dict[str, dict[s
 
 
 def throughput(client: Client, kernels: Kernels, slots: int, count: int) -> tuple[dict[str, Any], int]:
-    """Measure a busy fleet; return figures, and how many categories were not the expected ones."""
+    """Measure a busy fleet. Return the figures and the number of unexpected categories."""
     backend = "triton" if kernels.lane == "gpu" else "torch"
     names = kernels.right(backend)
-    # References are kept by slots: each slot has met most problems then.
+    # Slots keep their references. After this batch each slot has judged most problems.
     judge(client, [kernels.new(name) for name in islice(names, 2 * len(SMALL) * slots)])
     chosen = list(islice(names, count))
     requests = [kernels.new(name) for name in chosen]
@@ -194,7 +191,7 @@ def throughput(client: Client, kernels: Kernels, slots: int, count: int) -> tupl
 
 
 def latency(client: Client, kernels: Kernels, count: int) -> tuple[dict[str, Any], int]:
-    """Measure an idle fleet; return seconds from submission to verdict, and how many kernels did not pass."""
+    """Measure an idle fleet. Return the latencies in seconds and the number of kernels that did not pass."""
     found: dict[str, Any] = {}
     wrong = 0
     backends = ("triton", "torch") if kernels.lane == "gpu" else ("torch",)
@@ -223,12 +220,12 @@ def plain(kernels: Kernels, count: int) -> dict[str, Any]:
     device = "cuda" if kernels.lane == "gpu" else "cpu"
     names = islice(kernels.right("triton" if kernels.lane == "gpu" else "torch"), count)
     took: list[float] = []
-    with tempfile.TemporaryDirectory(prefix="kqueue-plain-") as place:
+    with tempfile.TemporaryDirectory(prefix="kqueue-plain-") as folder:
         for number, name in enumerate(names):
-            request, files = kernels.new(name), [Path(place, f"{number}-{kind}.py") for kind in ("problem", "kernel")]
+            request, files = kernels.new(name), [Path(folder, f"{number}-{kind}.py") for kind in ("problem", "kernel")]
             for file, source in zip(files, (request.problem, request.kernel), strict=True):
                 file.write_text(source)
-            environment = os.environ | {"TRITON_CACHE_DIR": str(Path(place, f"{number}-cache"))}
+            environment = os.environ | {"TRITON_CACHE_DIR": str(Path(folder, f"{number}-cache"))}
             begun = time.monotonic()
             command = [sys.executable, "-c", PLAIN, *map(str, files), device]
             subprocess.run(command, env=environment, check=True, timeout=PATIENCE_S)
@@ -237,7 +234,7 @@ def plain(kernels: Kernels, count: int) -> dict[str, Any]:
 
 
 def about(lane: str) -> dict[str, Any]:
-    """Return when and on what this was measured."""
+    """Return the date, the hardware and the versions of this measurement."""
     import torch
     import triton
 
@@ -251,7 +248,7 @@ def about(lane: str) -> dict[str, Any]:
 
 
 def draw(found: dict[str, Any], to: Path) -> None:
-    """Draw evaluations a second by slots, and where the time of one on the idle fleet goes."""
+    """Draw evaluations per second by slots, and the stages of one evaluation on the idle fleet."""
     bars = pygal.HorizontalBar(js=[], title="Evaluations a second", show_legend=False, print_values=True)
     bars.x_labels = ["a fresh process each", *(f"{slots} slots" for slots in found["slots"])]
     bars.add("", [found["plain"]["per_s"], *(one["per_s"] for one in found["slots"].values())])
@@ -261,19 +258,18 @@ def draw(found: dict[str, Any], to: Path) -> None:
     rows = list(found["latency"].values())
     for name in APART:
         pieces.add(name.replace("_", " "), [row["stages_s"].get(name, 0.0) for row in rows])
-    others = [row["p50_s"] - sum(row["stages_s"].get(name, 0.0) for name in APART) for row in rows]
-    pieces.add("queue, records, ends", [round(max(seconds, 0.0), 4) for seconds in others])
+    rest = [row["p50_s"] - sum(row["stages_s"].get(name, 0.0) for name in APART) for row in rows]
+    pieces.add("queue, records, ends", [round(max(seconds, 0.0), 4) for seconds in rest])
     pieces.render_to_file(str(to / "stages.svg"))
 
 
 def main() -> int:
-    """Measure, print and draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="the folder for figures and pictures")
     parser.add_argument("--lane", choices=("gpu", "cpu"), default="gpu")
-    parser.add_argument("--slots", default="4,6,8", help="numbers of slots, the first one for the latency (4,6,8)")
-    parser.add_argument("--evaluations", type=int, default=112, help="of each batch that counts (112)")
-    parser.add_argument("--idle", type=int, default=14, help="of each kind on the idle fleet (14)")
+    parser.add_argument("--slots", default="4,6,8", help="numbers of slots, the first also for the latency (4,6,8)")
+    parser.add_argument("--evaluations", type=int, default=112, help="evaluations in each measured batch (112)")
+    parser.add_argument("--idle", type=int, default=14, help="evaluations of each kind on the idle fleet (14)")
     parser.add_argument("--plain", type=int, default=7, help="processes without a fleet (7)")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -293,7 +289,7 @@ def main() -> int:
     found |= {"about": about(options.lane), "unexpected": wrong}
     (options.out / "speed.json").write_text(json.dumps(found, indent=1) + "\n")
     draw(found, options.out)
-    print(f"{wrong} categories were not the expected ones")
+    print(f"{wrong} unexpected categories")
     return 1 if wrong else 0
 
 

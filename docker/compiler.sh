@@ -1,6 +1,6 @@
 #!/bin/sh
-# Kernels are compiled where they are judged: installs what the image lacks for that, from the wheelhouse if that has
-# Debian packages, else from where the image's apt fetches.
+# Installs the missing parts of a C++ compiler, because kernels are compiled in this image. Debian packages come from
+# the wheelhouse if it has them, and otherwise from apt.
 set -eu
 lacks=""
 command -v g++ >/dev/null || lacks="g++"

@@ -1,6 +1,6 @@
-"""Print what kqueue and some of its extras require, one requirement a line: `requirements.py PYPROJECT EXTRA,EXTRA`.
+"""Print the requirements of kqueue with some extras, one per line: `requirements.py PYPROJECT EXTRA,EXTRA`.
 
-Exits with a message if there is no such extra.
+It exits with a message if an extra does not exist.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def requirements(pyproject: Path, extras: list[str]) -> list[str]:
-    """Return the requirements; those of an extra that another one includes too."""
+    """Return the requirements, including extras that other extras include."""
     project = tomllib.loads(pyproject.read_text())["project"]
     wanted: list[str] = list(project["dependencies"])
     seen: set[str] = set()

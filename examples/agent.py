@@ -1,4 +1,4 @@
-"""An agent without a language model: it repairs a kernel by what `kqueue mcp` tells of it.
+"""An agent without a language model, which repairs a kernel from the reports of `kqueue mcp`.
 
     python examples/agent.py                                # starts `kqueue mcp`, which finds the fleet of `kqueue up`
     python examples/agent.py http://127.0.0.1:18189/mcp     # a `kqueue mcp --http`, with the token in KQUEUE_TOKEN
@@ -55,7 +55,7 @@ STEPS = 8
 
 
 def repaired(kernel: str, category: str, report: str) -> str | None:
-    """Return the kernel with a change that the report calls for; None if it calls for none that is known."""
+    """Return the kernel with the change that the report suggests, or None if this agent knows no such change."""
     lines = kernel.splitlines()
     line = re.search(r"^At line (\d+)", report, re.MULTILINE)
     at = int(line[1]) - 1 if line else None
@@ -70,7 +70,7 @@ def repaired(kernel: str, category: str, report: str) -> str | None:
         pairs = re.findall(r"expected (-?[\d.e+-]+), got (-?[\d.e+-]+)", report)
         ratios = [float(expected) / float(got) for expected, got in pairs if float(got)]
         if not ratios or max(ratios) - min(ratios) > 1e-3 * abs(ratios[0]):
-            return None  # not one factor, so another kind of mistake
+            return None  # the ratios differ, so the mistake is not a wrong factor
 
         def scaled(match: re.Match[str]) -> str:
             return f"* {float(match[1]) * ratios[0]:.6g}"
@@ -82,7 +82,7 @@ def repaired(kernel: str, category: str, report: str) -> str | None:
 
 
 async def repair(client: Client, kernel: str) -> bool:
-    """Judge and change a kernel until it passes; return False if it does not."""
+    """Judge and change a kernel until it passes. Return False if it never does."""
 
     async def progress(_seconds: float, _of: float | None, message: str | None) -> None:
         print(f"    {message}")
@@ -93,16 +93,16 @@ async def repair(client: Client, kernel: str) -> bool:
         if result.is_error or result.structured_content is None:
             print(result.content[0].text)
             return False
-        told = result.structured_content
-        print(f"step {step}: {told['category']} (to blame: {told['blame']})")
-        if told["passed"]:
-            print(told["report"])
+        verdict = result.structured_content
+        print(f"step {step}: {verdict['category']} (to blame: {verdict['blame']})")
+        if verdict["passed"]:
+            print(verdict["report"])
             return True
-        if told["blame"] in {"fleet", "nobody"}:
-            continue  # nothing is known of this kernel
-        changed = repaired(kernel, told["category"], told["report"])
+        if verdict["blame"] in {"fleet", "nobody"}:
+            continue  # the report does not describe the kernel
+        changed = repaired(kernel, verdict["category"], verdict["report"])
         if changed is None or changed == kernel:
-            print(f"this agent knows no repair for:\n{told['report']}")
+            print(f"this agent knows no repair for:\n{verdict['report']}")
             return False
         for line in difflib.unified_diff(kernel.splitlines(), changed.splitlines(), lineterm="", n=0):
             if not line.startswith(("---", "+++", "@@")):
@@ -112,9 +112,9 @@ async def repair(client: Client, kernel: str) -> bool:
 
 
 async def main() -> int:
-    """Do what the command line says. Return the exit status."""
+    """Run the agent on the command line's kernel. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url", nargs="?", help="of a `kqueue mcp --http`")
+    parser.add_argument("url", nargs="?", help="address of a `kqueue mcp --http`")
     parser.add_argument("--kernel", type=Path, help="a broken kernel")
     options = parser.parse_args()
     kernel = options.kernel.read_text() if options.kernel else BROKEN
@@ -127,15 +127,15 @@ async def main() -> int:
                 passed = await repair(client, kernel)
         else:
             headers = {"Authorization": f"Bearer {os.environ.get('KQUEUE_TOKEN', '')}"}
-            # An answer comes when the verdict does.
+            # The answer comes with the verdict.
             timeout = httpx2.Timeout(30.0, read=600.0)
             async with httpx2.AsyncClient(headers=headers, timeout=timeout) as http:
                 async with Client(streamable_http_client(options.url, http_client=http)) as client:
                     passed = await repair(client, kernel)
     except* (MCPError, httpx2.HTTPError):
-        # A server on stdio has said what it lacks.
+        # A server on stdio has already reported the error.
         if options.url is not None:
-            print(f"{options.url} does not answer, or not to this KQUEUE_TOKEN", file=sys.stderr)
+            print(f"{options.url} does not answer, or refuses this KQUEUE_TOKEN", file=sys.stderr)
     return 0 if passed else 1
 
 

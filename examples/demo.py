@@ -1,8 +1,8 @@
 """Judge entries of the gallery on a temporary fleet: `python examples/demo.py`, with `--all` the whole gallery.
 
 It starts Postgres, Valkey and this machine's workers in a temporary home, submits the entries that the lane can judge,
-and prints each verdict as it comes. The lane is `gpu` on a machine with a GPU, else `cpu`. It exits with 0 only if
-every entry got its expected category.
+and prints each verdict when it arrives. The lane is `gpu` on a machine with a GPU, else `cpu`. The exit status is 0 only
+if every entry got its expected category.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kqueue.local.fleet import LocalFleet
 from kqueue.signals import raise_interrupts
 from kqueue.text import clean, one_line
 
-#: What is judged without `--all` or `--only`: right kernels, and some failures of each kind.
+#: Entries that are judged without `--all` or `--only`: right kernels, and some failures of each kind.
 SHORT = (
     "good/torch/gelu",
     "good/triton/softmax",
@@ -39,14 +39,13 @@ SHORT = (
     "bad/wrong_values_triton",
     "problem/broken_reference",
 )
-#: Longest time from one verdict to the next; a slow machine may take longer in all.
+#: Longest time in seconds from one verdict to the next. The total time is not limited.
 PATIENCE_S = 600.0
 #: Lines of the log to show with an unexpected verdict.
 LOG_LINES = 15
 
 
 def main() -> int:
-    """Run the demo. Return the exit status."""
     raise_interrupts()
     options = _options()
     root = Path(tempfile.mkdtemp(prefix="kqueue-demo-"))
@@ -60,10 +59,10 @@ def main() -> int:
         _say("starting Postgres, Valkey and the workers of this machine")
         with LocalFleet(config, durable=False, report=_say) as fleet, fleet.client() as kq:
             lane = _lane(options.lane, fleet)
-            # What the user names is taken as it is.
+            # Entries that the user names are not filtered.
             names = options.only or ([] if options.all else SHORT)
             chosen = _chosen(lane, names, named=bool(options.only))
-            _say(f"{_slots(fleet, lane)}, started in {time.monotonic() - started:.1f} s; {len(chosen)} evaluations")
+            _say(f"{_slots(fleet, lane)}, started in {time.monotonic() - started:.1f} s, {len(chosen)} evaluations")
             submitted = time.monotonic()
             verdicts = _judge(kq, chosen, lane)
             seconds = time.monotonic() - submitted
@@ -84,14 +83,14 @@ def main() -> int:
     for entry, verdict in different:
         _explain(entry, verdict)
     if lane == "cpu" and any(entry.backend is Backend.TRITON for entry in chosen):
-        print("On the cpu lane Triton kernels are interpreted: their times mean nothing.")
+        print("On the cpu lane Triton kernels run in the interpreter, so their times are not meaningful.")
     as_expected = f"{len(chosen) - len(different)} of {len(chosen)} as expected"
     print(f"lane {lane}: {as_expected}, in {seconds:.1f} s, {len(chosen) / seconds:.2f} evaluations/s")
     return 1 if different else 0
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)  # into a file too
+    print(line, flush=True)  # at once, even if stdout is a file
 
 
 def _options() -> argparse.Namespace:
@@ -124,20 +123,11 @@ def _slots(fleet: LocalFleet, lane: str) -> str:
 def _check_names(only: Sequence[str]) -> None:
     for name in only:
         if not any(_below(entry, name) for entry in entries()):
-            raise KqueueError(f"--only: the gallery has no entry {name}; examples/gallery.py has their names")
+            raise KqueueError(f"--only: the gallery in examples/gallery.py has no entry {name}")
 
 
 def _chosen(lane: str, names: Sequence[str], *, named: bool) -> list[Entry]:
-    """Return the lane's entries with these names, or all of them where there is none.
-
-    Args:
-        lane: the lane.
-        names: names or their beginnings.
-        named: True if the user gave them; else what this machine lacks is left out.
-
-    Raises:
-        KqueueError: the lane can judge none of them.
-    """
+    """Return the lane's entries with these names or prefixes, or all. Skip missing backends unless the user named them."""
     found = [entry for entry in entries(lane) if not names or any(_below(entry, name) for name in names)]
     if named and not found:
         raise KqueueError(f"--only: the lane {lane} can judge none of them")
@@ -146,7 +136,7 @@ def _chosen(lane: str, names: Sequence[str], *, named: bool) -> list[Entry]:
 
         for backend in sorted({entry.backend for entry in found}):
             if lacks := missing(backend):
-                print(f"{backend} entries are left out: {'; '.join(lacks)}")
+                print(f"{backend} entries are skipped: {', '.join(lacks)}")
                 found = [entry for entry in found if entry.backend is not backend]
     return found
 
@@ -199,7 +189,7 @@ def _show(chosen: list[Entry], verdicts: list[Verdict]) -> None:
 
 
 def _explain(entry: Entry, verdict: Verdict) -> None:
-    """Print what is known about an unexpected verdict."""
+    """Print the details of an unexpected verdict."""
     phase = f" in the phase {verdict.phase}" if verdict.phase else ""
     print(f"{entry.name}: expected {entry.expected}, got {verdict.category}{phase}: {one_line(verdict.message)}")
     print(f"  {entry.note}\n  facts: {clean(verdict.facts.model_dump_json())[:2000]}")

@@ -1,6 +1,6 @@
-"""A typical client of `simple_eval_server`. To use `kqueue serve` it only needs another address and a token.
+"""A typical client of `simple_eval_server`. For `kqueue serve` it only needs another address and a token.
 
-    python examples/eval_client.py                          # asks the fleet of `kqueue up` on this machine
+    python examples/eval_client.py                          # uses the fleet of `kqueue up` on this machine
     python examples/eval_client.py http://gpu-host:18188    # takes a token from KQUEUE_TOKEN
 
 It prints the results of a correct kernel, a wrong one, and one that crashes. The exit status is 1 if a result is not
@@ -62,13 +62,13 @@ EXPECTED = {"right": (True, True), "wrong": (True, False), "crashes": (True, Fal
 
 
 def authorization(url: str) -> dict[str, str]:
-    """Return the header with the token in KQUEUE_TOKEN, or with the one that `kqueue up` keeps for this user."""
+    """Return the header with the token from KQUEUE_TOKEN, or from the user's running `kqueue up`."""
     token = load(url=url).token
     return {"Authorization": f"Bearer {token.get_secret_value()}"} if token else {}
 
 
-def told(error: httpx.HTTPError) -> str:
-    """Return what to do about a server that does not answer, or refuses."""
+def error_message(error: httpx.HTTPError) -> str:
+    """Return a message for a server that does not answer, or refuses."""
     if isinstance(error, httpx.HTTPStatusError):
         return f"{error.response.status_code} {error.response.json()['detail']}"
     return f"no server answers ({error}): start a fleet with `kqueue up`, or give the address of one"
@@ -80,7 +80,7 @@ def main() -> int:
     headers = authorization(url)
     found = {}
     with httpx.Client(base_url=url, headers=headers, timeout=600) as server:
-        server.get("/backend_info").raise_for_status()  # `/health` answers to strangers too
+        server.get("/backend_info").raise_for_status()  # `/health` needs no token
         health = server.get("/health").raise_for_status().json()
         print(f"{health['status']}, {health['total_gpu_devices']} GPUs, {health['queued']} evaluations queued")
         for name, kernel in KERNELS.items():
@@ -108,4 +108,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except httpx.HTTPError as error:
-        sys.exit(told(error))
+        sys.exit(error_message(error))

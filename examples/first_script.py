@@ -1,4 +1,4 @@
-"""The first script: judge one kernel. Start a fleet with `kqueue up` in another terminal, then run this."""
+"""A first script, which judges one kernel. Start a fleet with `kqueue up` in another terminal, then run this."""
 
 import sys
 

@@ -1,12 +1,12 @@
-"""The gallery: problems, correct kernels, and kernels that are wrong in every way a kernel can be.
+"""The gallery: problems, correct kernels, and wrong kernels for every category.
 
-It is demo, test data and documentation at once. Each entry names its expected category::
+It is a demo, test data and documentation. Each entry names its expected category::
 
     for entry in entries("cpu"):
         verdict = client.submit(entry.request("cpu")).wait()
         assert verdict.category is entry.expected
 
-The files contain exactly what a user would submit, and do not depend on this table.
+The files contain sources as users submit them, and do not depend on this table.
 """
 
 from __future__ import annotations
@@ -30,14 +30,10 @@ class Entry:
     """One kernel for one problem, and the expected category.
 
     Attributes:
-        name: unique in the gallery: ``good/triton/softmax`` or ``bad/segfault``.
-        problem: the file with the reference.
-        kernel: the file with the candidate.
-        backend: what the candidate is written in.
-        expected: the category of the verdict.
-        lanes: where it can be judged: ``cpu``, ``gpu`` or both.
-        settings: how it is judged; the ``cpu`` lane takes fewer checks and calls (see :meth:`request`).
-        note: what it shows, the first line of the candidate's (or a faulty problem's) docstring.
+        name: unique name, such as ``good/triton/softmax`` or ``bad/segfault``.
+        lanes: lanes that can judge it: ``cpu``, ``gpu`` or both.
+        settings: settings of the evaluation. The ``cpu`` lane uses fewer checks and calls (see :meth:`request`).
+        note: first line of the docstring of the candidate, or of a faulty problem.
     """
 
     name: str
@@ -52,7 +48,7 @@ class Entry:
     def request(self, lane: str) -> Request:
         """Return the request to submit.
 
-        On the slow ``cpu`` lane it asks for at most 3 checks and 20 timed calls, and 2 and 5 for Triton's interpreter.
+        The slow ``cpu`` lane gets at most 3 checks and 20 timed calls, and Triton's interpreter at most 2 and 5.
 
         Raises:
             ValueError: the entry is not for this lane.
@@ -229,5 +225,4 @@ def entries(lane: str | None = None) -> list[Entry]:
 
 
 def categories_covered(lane: str | None = None) -> set[Category]:
-    """Return the expected categories of :func:`entries`."""
     return {entry.expected for entry in entries(lane)}

@@ -1,4 +1,4 @@
-"""Kernels as jobs: submit them, poll, read the results.
+"""A client that submits kernels as jobs, polls them, and reads the results.
 
 python examples/job_client.py [http://127.0.0.1:18188]
 """
@@ -7,7 +7,7 @@ import sys
 import time
 
 import httpx
-from eval_client import EXPECTED, KERNELS, PROBLEM, authorization, told
+from eval_client import EXPECTED, KERNELS, PROBLEM, authorization, error_message
 
 
 def main() -> int:
@@ -40,4 +40,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except httpx.HTTPError as error:
-        sys.exit(told(error))
+        sys.exit(error_message(error))

@@ -1,4 +1,4 @@
-"""Judge a kernel without a running fleet. If none runs, a fleet starts on this machine, and ends with this script."""
+"""Judge a kernel. If no fleet runs, one starts on this machine, and ends with this script."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A batch through the evaluator with Modal's interface. Start a fleet with `kqueue up`, then run this.
+"""Evaluate a batch with the evaluator that has Modal's interface. Start a fleet with `kqueue up`, then run this.
 
 `--gpu` is a model such as H200, or any, auto, cpu.
 """

@@ -1,6 +1,6 @@
-"""A producer without the database's credentials: a small batch over HTTP, by name.
+"""A producer without database credentials, which submits a small named batch over HTTP.
 
-    python examples/remote_client.py                          # asks the fleet of `kqueue up` on this machine
+    python examples/remote_client.py                          # uses the fleet of `kqueue up` on this machine
     python examples/remote_client.py http://gpu-host:18188    # takes a token from KQUEUE_TOKEN
 
 The exit status is 1 if a verdict is not as expected.
@@ -58,7 +58,7 @@ entries = [
     }
     for label, (expression, _) in KERNELS.items()
 ]
-# A bad entry does not affect the others.
+# A bad entry does not affect the rest.
 entries.append({"problem": PROBLEM, "kernel": "", "backend": "torch", "kernel_label": "empty"})
 
 try:

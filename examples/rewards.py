@@ -17,7 +17,7 @@ try:
     rewards = asyncio.run(reward(REFERENCE, [RIGHT, WRONG, "I do not know."], score="correctness", **HOW))
 except KqueueError as error:  # no fleet runs, for instance
     sys.exit(f"{error}")
-print("rewards:", rewards)  # mask None: nothing is known about that kernel
+print("rewards:", rewards)  # mask None: the kernel was not judged
 
 env = KernelEnv([REFERENCE], max_turns=2, score="correctness", **HOW)
 observation, info = env.reset(seed=0)

@@ -1,4 +1,4 @@
-"""kqueue judges GPU kernels, here or on a fleet of workers, and says honestly whose fault a failure is.
+"""kqueue judges GPU kernels, locally or on a fleet of workers, and attributes each failure to its cause.
 
 ::
 
@@ -10,8 +10,8 @@
     with kqueue.Client() as kq:  # on a fleet
         verdict = kq.evaluate(problem=REFERENCE, kernel=SOURCE, backend="triton")
 
-The names below are the public face. All but the exceptions are imported when first used, so that ``import kqueue`` is
-light.
+The names below are the public interface. All except the exceptions are imported on first use, so that
+``import kqueue`` is fast.
 """
 
 from __future__ import annotations

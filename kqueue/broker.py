@@ -1,6 +1,6 @@
-"""The Celery application: lanes, routes and delivery settings, each with its reason.
+"""The Celery application: lanes, routes and delivery settings, with their reasons.
 
-A message names one evaluation and carries nothing else that a worker acts on. Its ``kwargsrepr`` header is a label
+A message names one evaluation and has no other content that a worker acts on. Its ``kwargsrepr`` header is a label
 for Flower. The worker that executes the evaluation reads the rest from Postgres.
 """
 
@@ -33,32 +33,33 @@ _log = logging.getLogger(__name__)
 
 #: The one task. Its only argument is the evaluation's id.
 EVALUATE: Final = "kqueue.evaluate"
-#: Seconds that a sender waits for Redis in each of two tries. A sweeper sends later what could not be sent.
+#: Seconds that a sender waits for Redis in each of two tries. A sweeper later sends the unsent messages.
 SENDER_PATIENCE_S: Final = 3.0
-#: Seconds that a worker waits for an answer of Redis. Its event loop, and so its hard limits, stand still meanwhile. A
-#: shorter wait would give up connections needlessly (while Redis writes a large file), each for a second delivery.
+#: Seconds that a worker waits for an answer of Redis. Its event loop, and so its hard limits, are blocked meanwhile. A
+#: shorter wait would close connections needlessly (while Redis writes a large file), each with a second delivery.
 CONSUMER_PATIENCE_S: Final = 10.0
 
-#: The names that a URL's query may hold, for TLS.
+#: Permitted parameters of a URL's query, for TLS.
 _TLS_FILES: Final = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"})
 _PREFIX: Final = "kqueue."
 _LABEL_CHARACTERS: Final = 1000
-#: Messages read from a queue at once.
+#: Number of messages read from a queue at once.
 _PAGE: Final = 1000
-#: A queue that has so many messages more than it should is cut, and how often arranging one is tried that changes.
+#: Number of surplus messages from which a queue is cut instead of read.
 _TOO_LONG: Final = 1000
+#: Tries to arrange a queue that changes meanwhile.
 _ARRANGES: Final = 3
-#: The most commands that a batch of messages sends at once: two for each message, one of them for Flower.
+#: Maximum number of commands in a batch of messages: two for each message, one of them for Flower.
 _PIPELINE: Final = 400
-#: The most evaluations that one order revokes: workers refuse longer ones.
+#: Maximum number of evaluations in one order to revoke. Workers refuse longer ones.
 _REVOKED: Final = 1000
-#: This key says which Redis was searched last. A Redis that lost its messages has lost the key too.
+#: Key that names the Redis that was searched last. A Redis that lost its messages has lost the key too.
 _MARKER: Final = "kqueue.sweeper"
-_LOOKING: Final = b"looking"
+_SEARCHING: Final = b"looking"
 
 
 def check_lane(lane: str) -> str:
-    """Return ``lane`` if its name is one (``cpu``, ``gpu``, ``gpu.<model>``).
+    """Return ``lane`` if its name is valid (``cpu``, ``gpu``, ``gpu.<model>``).
 
     Raises:
         UnknownLane: it is not.
@@ -75,20 +76,20 @@ def queue(lane: str) -> Queue:
 
 
 def parse(url: str) -> str:
-    """Return ``url`` if it can be one of Redis.
+    """Return ``url`` if it is a URL of Redis.
 
     Raises:
-        ConfigError: it cannot. The message does not repeat it, as it may hold a password.
+        ConfigError: it is not. The message does not repeat it, because it can contain a password.
     """
     scheme = url.partition("://")[0]
     if scheme not in {"redis", "rediss", "redis+socket"} or scheme == url:
         raise ConfigError(
-            "KQUEUE_REDIS_URL is not one of Redis: use redis://:password@host:6379/0 or redis+socket:///path"
+            "KQUEUE_REDIS_URL is not a Redis URL: use redis://:password@host:6379/0 or redis+socket:///path"
         )
     parts = urlsplit(url)
     try:
         sound = parts.port != 0 and (scheme == "redis+socket" or re.fullmatch(r"/?\d*", parts.path) is not None)
-    except ValueError:  # the port is no number
+    except ValueError:  # the port is not a number
         sound = False
     if not sound:
         raise ConfigError(
@@ -99,13 +100,13 @@ def parse(url: str) -> str:
 
 
 def tls(url: str) -> dict[str, Any] | None:
-    """Return Celery's settings for the TLS that ``url`` asks for, None if it asks for none.
+    """Return Celery's settings for the TLS that ``url`` requests, or None if it requests none.
 
-    The server's certificate and the host's name in it are always verified, with the authorities in the query's
-    ``ssl_ca_certs`` or else with the system's. ``ssl_certfile`` and ``ssl_keyfile`` are for servers that ask for them.
+    The server's certificate and host name are always verified, with the authorities in the query's ``ssl_ca_certs`` or
+    else with the system's. ``ssl_certfile`` and ``ssl_keyfile`` are for servers that require them.
 
     Raises:
-        ConfigError: it asks for something else, or for a file that cannot be read.
+        ConfigError: another parameter is given, or a file cannot be read.
     """
     parts = urlsplit(url)
     asked = dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -114,8 +115,8 @@ def tls(url: str) -> dict[str, Any] | None:
     if unknown := asked.keys() - (_TLS_FILES if parts.scheme == "rediss" else frozenset()):
         raise ConfigError(
             f"KQUEUE_REDIS_URL: {', '.join(sorted(unknown))} has no meaning there. TLS is "
-            "rediss://...?ssl_ca_certs=FILE, with ssl_certfile and ssl_keyfile where the server asks for them; "
-            "certificates are always verified"
+            "rediss://...?ssl_ca_certs=FILE, with ssl_certfile and ssl_keyfile where the server asks for them. "
+            "Certificates are always verified"
         )
     if parts.scheme != "rediss":
         return None
@@ -129,55 +130,54 @@ def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu"), patience_
     """Return the Celery application of a fleet. It connects when first used.
 
     Args:
-        config: the fleet's settings.
-        lanes: the lanes that a worker may serve; a sender needs none.
-        patience_s: the longest wait for an answer of Redis, in seconds.
+        lanes: the lanes that a worker can serve. A sender needs none.
+        patience_s: maximum seconds of a wait for an answer of Redis.
 
     Raises:
-        ConfigError: no address of Redis is set, or what is set is not one.
+        ConfigError: the address of Redis is missing or invalid.
     """
     url = parse(config.require_redis())
     secured = tls(url)
     app = Celery("kqueue", broker=url.partition("?")[0] if secured else url, set_as_current=False)
     app.conf.update(
         broker_use_ssl=secured,
-        # Only JSON crosses: a writer to Redis can at worst name an evaluation.
+        # Messages are only JSON, so a writer to Redis can at worst name an evaluation.
         task_serializer="json",
         result_serializer="json",
         accept_content=["json"],
-        # Postgres is the record. A result backend in Redis turns a success into a failure when Redis
-        # is away at the moment that the task ends.
+        # Postgres is the record. A result backend in Redis turns a success into a failure when Redis is unreachable at
+        # the end of the task.
         result_backend=None,
         task_ignore_result=True,
         task_track_started=False,
         # One task at a time, and a fresh CUDA context for each evaluation. workers/pool.py counts only tasks in which
-        # the child opened a device or had a process forked: what ends by reading sources leaves it as it was.
+        # the child opened a device or had a process forked. A static check does not change the child.
         worker_pool="workers.pool:TaskPool",
         worker_concurrency=1,
         worker_max_tasks_per_child=1,
-        # A message stays in Redis until a slot is free. Idle slots get the work, and no message that was fetched
-        # early comes back as a duplicate.
+        # A message stays in Redis until a slot is free. Idle slots get the work, and no prefetched message is delivered
+        # twice.
         worker_prefetch_multiplier=1,
         worker_disable_prefetch=True,
-        # No message comes back by way of Redis. Postgres knows what must be judged again.
+        # Redis never redelivers a message. Postgres knows which evaluations must be judged again.
         task_acks_late=True,
         task_acks_on_failure=True,
         task_acks_on_timeout=True,
         task_reject_on_worker_lost=False,
         task_retry_on_worker_lost=False,
-        # A child that is not up in this time is killed and replaced, again and again. The default, 4 s, can be too
-        # short on a busy host.
+        # A child that is not ready within this time is killed and replaced, again and again. The default, 4 s, can be
+        # too short on a busy host.
         worker_proc_alive_timeout=60.0,
-        # Work under way needs no Redis, and work that Celery cancelled would be lost with its message.
+        # Running evaluations need no Redis, and an evaluation that Celery cancelled would be lost with its message.
         worker_cancel_long_running_tasks_on_connection_loss=False,
-        # For Flower's and the client's `revoke`. Strangers must not reach Redis in any case.
+        # For `revoke` by Flower and the client. Untrusted users must not reach Redis in any case.
         worker_enable_remote_control=True,
         # Flower shows nothing without the worker's events, and no queued time without the sender's.
         worker_send_task_events=True,
         task_send_sent_event=True,
-        # publish() below tries a second time at most, and at once. Celery's own policy waits in between.
+        # publish() below retries at most once, without a delay. Celery's own policy waits in between.
         task_publish_retry=False,
-        # A lane that nobody declared is an error at submission, not a queue that nobody reads.
+        # An undeclared lane is an error at submission, not a queue without a reader.
         task_create_missing_queues=False,
         task_queues=[queue(lane) for lane in lanes],
         task_default_queue="kqueue.unrouted",
@@ -185,12 +185,12 @@ def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu"), patience_
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         broker_transport_options={
-            # Messages of one priority need one list, and messages that a worker took need no copy in Redis: a dead
-            # worker's evaluation is queued again in Postgres, and a sweeper sends it within seconds. Such a copy would
-            # be one more thing to forge (kqueue/transport.py).
+            # Messages of one priority need one list, and a message that a worker took needs no copy in Redis: a dead
+            # worker's evaluation is queued again in Postgres, and a sweeper sends it within seconds. A copy could also
+            # be forged (kqueue/transport.py).
             "priority_steps": [0],
             "ack_emulation": False,
-            # A sender does not wait: the sweeper sends what could not be sent. The second try, at once, is for a
+            # A sender does not wait, because the sweeper sends unsent messages. The immediate second try is for a
             # connection that broke since it was last used.
             "max_retries": 1,
             "interval_start": 0,
@@ -199,8 +199,8 @@ def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu"), patience_
             "socket_timeout": patience_s,
             # Connecting takes a round trip or two, wherever Redis is.
             "socket_connect_timeout": SENDER_PATIENCE_S,
-            # A connection that waits for messages sends nothing. Keepalive notices that its peer is gone; a question
-            # every 25 s notices a firewall that dropped the connection.
+            # A connection that waits for messages sends nothing. Keepalive detects a lost peer. A health check every
+            # 25 s detects a firewall that dropped the connection.
             "socket_keepalive": True,
             "health_check_interval": 25,
         },
@@ -224,7 +224,7 @@ def check(app: Celery) -> None:
 
 
 def info(app: Celery) -> dict[str, Any]:
-    """Return Redis's report on itself and its settings (``INFO``).
+    """Return the server's report on its state and settings (``INFO``).
 
     Raises:
         BrokerUnavailable: Redis does not answer.
@@ -236,17 +236,17 @@ def info(app: Celery) -> dict[str, Any]:
 
 
 def publish(app: Celery, messages: Sequence[Message]) -> None:
-    """Send messages, in their order. If a connection broke, some are sent twice, which is harmless.
+    """Send messages in their order. If a connection broke, some are sent twice, which is harmless.
 
     Raises:
-        BrokerUnavailable: Redis did not take all of them. No evaluation is lost: a sweeper sends the rest later.
+        BrokerUnavailable: Redis did not accept all of them. No evaluation is lost, because a sweeper sends the rest.
     """
     with _translate():
         try:
             _publish(app, messages)
         except (KombuError, RedisError, OSError) as error:
-            # Redis may have restarted since the connection was last used. A Redis that does not answer, or refuses,
-            # is not asked again.
+            # Redis can have restarted since the connection was last used. A Redis that does not answer, or refuses, is
+            # not tried again.
             if is_wrong_type(fault := _root(error)):
                 for lane in {message.lane for message in messages}:
                     _mend_queue(app, lane)
@@ -269,20 +269,20 @@ def _publish(app: Celery, messages: Sequence[Message]) -> None:
                 kwargsrepr=printable(message.label),
                 retry=False,
                 producer=producer,
-                # Lists need no declaration, and a producer needs no right to change bindings.
+                # Lists need no declaration, and a producer needs no permission to change bindings.
                 declare=[],
             )
 
 
 def mend(client: Any, key: str, kind: str) -> None:
-    """Remove a key that is not of the type that this fleet gives it, because somebody forged it.
+    """Remove a key of the wrong type, which only a forger can have written.
 
-    If a right key takes its place meanwhile, that is removed in its stead. Messages that are lost so are sent again.
+    If a correct key replaces it meanwhile, that one is removed instead. The lost messages are sent again.
     """
-    found = client.type(key).decode()
-    if found not in {"none", kind}:
+    key_type = client.type(key).decode()
+    if key_type not in {"none", kind}:
         client.delete(key)
-        _log.warning("a forged key was removed from Redis: %s is a %s and must be a %s", ascii(key), found, kind)
+        _log.warning("a forged key was removed from Redis: %s is a %s and must be a %s", ascii(key), key_type, kind)
 
 
 def _mend_queue(app: Celery, lane: str) -> None:
@@ -303,34 +303,33 @@ def _root(error: BaseException) -> BaseException:
 
 
 def waiting(app: Celery, lane: str) -> set[UUID]:
-    """Return the evaluations whose messages lie in a lane's queue. No worker has fetched these.
+    """Return the evaluations whose messages are in a lane's queue. No worker has fetched these messages.
 
     Raises:
         BrokerUnavailable: Redis did not answer.
     """
-    found: set[UUID] = set()
+    identities: set[UUID] = set()
     with _translate(), app.pool.acquire(block=True) as connection:
         client: Any = connection.default_channel.client
         mend(client, queue(lane).name, "list")
-        # Producers push at the head and workers take from the tail, so no page misses a message that stays.
+        # Producers push at the head and workers pop from the tail, so no page misses a message that stays.
         for start in count(0, _PAGE):
             page = client.lrange(queue(lane).name, start, start + _PAGE - 1)
-            found.update(identity for message in page if (identity := _identity(message)) is not None)
+            identities.update(identity for message in page if (identity := _identity(message)) is not None)
             if len(page) < _PAGE:
                 break
-    return found
+    return identities
 
 
 def arrange(app: Celery, lane: str, order: Sequence[UUID]) -> set[UUID]:
-    """Put the messages in a lane's queue into an order, and remove all others and doubles from it.
+    """Sort the messages in a lane's queue, and remove all other messages and duplicates from it.
 
-    Where the queue changes all the time it is left as it is. Of one that is much longer than it should be, as an
-    earlier version left it, all that comes late is removed unread: a search finds that it is missing.
+    A queue that changes all the time stays as it is. A queue with far too many messages, for example of an earlier
+    version, is cut without reading the excess. A search then finds that those messages are missing.
 
     Args:
-        app: what :func:`make_app` made.
-        lane: the lane.
-        order: the evaluations, the next one first. Those without a message in the queue are skipped.
+        app: the application of :func:`make_app`.
+        order: the evaluations, the next one first. Evaluations without a message in the queue are skipped.
 
     Returns:
         The evaluations whose messages were removed.
@@ -347,16 +346,18 @@ def arrange(app: Celery, lane: str, order: Sequence[UUID]) -> set[UUID]:
             client.ltrim(name, -len(order) or 1, -1 if order else 0)
         with client.pipeline() as pipe:
             for _ in range(_ARRANGES):
-                with suppress(WatchError):  # a worker takes or a producer sends meanwhile
+                with suppress(WatchError):  # a worker or a producer changes the queue meanwhile
                     pipe.watch(name)
-                    # Workers take from the tail.
-                    found: list[bytes] = pipe.lrange(name, 0, -1)[::-1]
-                    known = {identity: message for message in found if (identity := _identity(message)) is not None}
-                    kept = [known[identity] for identity in order if identity in known]
-                    if kept == found:
+                    # Workers pop from the tail.
+                    stored: list[bytes] = pipe.lrange(name, 0, -1)[::-1]
+                    by_identity = {
+                        identity: message for message in stored if (identity := _identity(message)) is not None
+                    }
+                    kept = [by_identity[identity] for identity in order if identity in by_identity]
+                    if kept == stored:
                         break
-                    # Not cleared for another try: the answer to this one may have been lost.
-                    removed |= known.keys() - set(order)
+                    # Not reset in the next try, because the answer to this one could have been lost.
+                    removed |= by_identity.keys() - set(order)
                     pipe.multi()
                     pipe.ltrim(name, 1, 0)
                     if kept:
@@ -368,10 +369,10 @@ def arrange(app: Celery, lane: str, order: Sequence[UUID]) -> set[UUID]:
 
 @contextmanager
 def unseen(app: Celery, *, every_s: float) -> Generator[bool]:
-    """Yield True if this Redis is to be searched for lost messages. If the block then ends well, record that it was.
+    """Yield True if this Redis must be searched for lost messages. Record the search if the block succeeds.
 
-    It is to be searched if it holds no such record: it was emptied, restarted, or replaced by another one or by a
-    promoted replica; or ``every_s`` seconds have passed. The next search finds what is lost during the block.
+    A search is due after ``every_s`` seconds, or if Redis has no record of one: it was emptied, restarted, or replaced
+    by another server or a promoted replica. The next search finds messages that are lost during the block.
 
     Raises:
         BrokerUnavailable: Redis did not answer.
@@ -381,18 +382,18 @@ def unseen(app: Celery, *, every_s: float) -> Generator[bool]:
             client: Any = connection.default_channel.client
             run = str(client.info("server")["run_id"]).encode()
             mend(client, _MARKER, "string")
-            known = client.get(_MARKER) == run and _lasts(client, _MARKER, every_s)
-            if not known:
-                client.set(_MARKER, _LOOKING)
-        yield not known
-        if not known:
+            recorded = client.get(_MARKER) == run and _expires_in_time(client, _MARKER, every_s)
+            if not recorded:
+                client.set(_MARKER, _SEARCHING)
+        yield not recorded
+        if not recorded:
             with _translate():
-                # Only if the key is still there. Otherwise it was lost, and maybe messages with it that were seen.
+                # Only if the key still exists. Otherwise it was lost, perhaps with messages that this search had found.
                 client.set(_MARKER, run, ex=_seconds(every_s), xx=True)
 
 
 def turn(app: Celery, what: str, *, every_s: float) -> bool:
-    """Return True if the caller is to do ``what``, which one sweeper of a fleet does every ``every_s`` seconds.
+    """Return True if it is the caller's turn to do a chore that one sweeper does every ``every_s`` seconds.
 
     Raises:
         BrokerUnavailable: Redis did not answer.
@@ -402,24 +403,24 @@ def turn(app: Celery, what: str, *, every_s: float) -> bool:
         key = f"{_MARKER}.{what}"
         if client.set(key, 1, ex=_seconds(every_s), nx=True):
             return True
-        return not _lasts(client, key, every_s) and bool(client.set(key, 1, ex=_seconds(every_s)))
+        return not _expires_in_time(client, key, every_s) and bool(client.set(key, 1, ex=_seconds(every_s)))
 
 
 def _seconds(every_s: float) -> int:
-    """Return the lifetime in seconds of a key that says when something was last done."""
+    """Return the lifetime in seconds of a key that records when a chore was last done."""
     return max(1, round(every_s))
 
 
-def _lasts(client: Any, key: str, every_s: float) -> bool:
-    """Return True if a key ends in time. A forged one that lasts longer must not keep its subject from being done."""
+def _expires_in_time(client: Any, key: str, every_s: float) -> bool:
+    """Return True if a key expires in time. A forged key that lasts longer must not prevent its chore."""
     return 0 <= client.pttl(key) <= 1000 * _seconds(every_s)
 
 
 def revoke(app: Celery, *evaluation_ids: UUID) -> None:
-    """Tell the workers that execute evaluations to kill them, and those that fetch them later to skip them.
+    """Order the workers that execute evaluations to kill them, and workers that fetch them later to skip them.
 
     Raises:
-        BrokerUnavailable: Redis did not take it.
+        BrokerUnavailable: Redis did not accept the order.
     """
     with _translate():
         for start in range(0, len(evaluation_ids), _REVOKED):
@@ -433,7 +434,7 @@ def printable(label: str) -> str:
 
 
 def _identity(message: bytes) -> UUID | None:
-    """Return the evaluation that a message in a queue names, None if the message is not one of ours."""
+    """Return the evaluation that a message in a queue names, or None if the message is malformed."""
     try:
         return UUID(json.loads(message)["headers"]["id"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -448,10 +449,10 @@ def _translate() -> Generator[None]:
         fault = _root(error)
         if "SSL" in str(fault):
             raise BrokerUnavailable(
-                f"Redis cannot be used over TLS: {fault}; check that the server speaks TLS on this port, that "
+                f"Redis cannot be used over TLS: {fault}. Check that the server speaks TLS on this port, that "
                 "ssl_ca_certs in KQUEUE_REDIS_URL holds its authority, and that its certificate names this host"
             ) from error
         raise BrokerUnavailable(
-            f"Redis cannot be used: {fault}; check KQUEUE_REDIS_URL, that the server runs, and that both speak TLS "
+            f"Redis cannot be used: {fault}. Check KQUEUE_REDIS_URL, that the server runs, and that both speak TLS "
             "or neither"
         ) from error

@@ -228,7 +228,7 @@ def markdown() -> str:
         "|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| `{r.category}` | {r.blame} | {cell(r.compiled)} | {cell(r.correctness)} | {cell(r.reusable)} "
+        f"| `{r.category}` | `{r.blame}` | {cell(r.compiled)} | {cell(r.correctness)} | {cell(r.reusable)} "
         f"| {r.meaning} |"
         for r in CATEGORIES.values()
     ]

@@ -168,8 +168,10 @@ class Deadlines(_Model):
 
     @property
     def total_s(self) -> float:
-        """The sum in seconds of all phases except an examination. Import and compilation count twice, because builder
-        and candidate both do them."""
+        """The sum in seconds of all phases except an examination.
+
+        Import and compilation count twice, because builder and candidate both do them.
+        """
         return self.reference_s + 2 * (self.load_s + self.compile_s) + self.construct_s + self.check_s + self.time_s
 
 
@@ -220,8 +222,10 @@ class Debug(_Model):
 
 
 class Examination(_Model):
-    """Tools of the CUDA toolkit under which the kernel runs once more, in a separate process, after all other phases.
-    Their reports are evidence and do not change the verdict. They need a GPU."""
+    """Tools of the CUDA toolkit under which the kernel runs once more, in a separate process.
+
+    They run after all other phases. Their reports are evidence and do not change the verdict. They need a GPU.
+    """
 
     sanitize: Annotated[tuple[Sanitizer, ...], Field(max_length=len(Sanitizer))] = ()
     """Tools of compute-sanitizer. Each has one run."""
@@ -298,7 +302,7 @@ class Settings(_Model):
 
 
 def _source(value: str, what: str) -> str:
-    """Return a source as Python reads it: without a byte-order mark, and with ``\\n`` at the end of each line."""
+    """Return a source as Python reads it: without a byte-order mark, and with a newline at the end of each line."""
     value = value.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     if not value.strip():
         raise ValueError(f"the {what}'s source is empty")

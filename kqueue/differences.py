@@ -1,4 +1,4 @@
-"""How two evaluations differ, for `kqueue diff` as for the page."""
+"""The differences between two evaluations, for `kqueue diff` and the page."""
 
 from __future__ import annotations
 
@@ -9,55 +9,46 @@ from kqueue.unified import unified
 if TYPE_CHECKING:
     from kqueue.store.reports import Detail
 
-#: The most lines of two problems and two kernels, together, that a server compares: in a second or two.
+#: Maximum total number of lines of two problems and two kernels that a server compares, which takes a second or two.
 _LINES: Final = 200_000
 
 
 def of_sources(a: Detail, b: Detail, *, context: int = 3) -> list[str]:
-    """Return the lines of a unified diff of two evaluations' problems and kernels; none where they are the same.
-
-    Args:
-        a: the first evaluation.
-        b: the second.
-        context: lines round each change.
-    """
+    """Return the lines of a unified diff of two evaluations' problems and kernels, or none if they are equal."""
     return [
         line
-        for what in ("problem", "kernel")
+        for part in ("problem", "kernel")
         for line in unified(
-            getattr(a, what).splitlines(),
-            getattr(b, what).splitlines(),
-            _named(a, what),
-            _named(b, what),
+            getattr(a, part).splitlines(),
+            getattr(b, part).splitlines(),
+            _named(a, part),
+            _named(b, part),
             context=context,
         )
     ]
 
 
 def are_too_long(a: Detail, b: Detail) -> bool:
-    """Return True if the sources have too many lines for a server that others use too.
-
-    `kqueue diff` compares sources of any length, for whoever waits for it.
-    """
-    return sum(len(getattr(detail, what).splitlines()) for detail in (a, b) for what in ("problem", "kernel")) > _LINES
+    """Return True if the sources have too many lines for a shared server. `kqueue diff` has no such limit."""
+    return sum(len(getattr(detail, part).splitlines()) for detail in (a, b) for part in ("problem", "kernel")) > _LINES
 
 
 def of_times(a: Detail, b: Detail) -> str:
-    """Return which of two kernels is faster, in words; empty where their times cannot be compared."""
+    """Return a sentence on which of two kernels is faster. Empty if their times cannot be compared."""
     one, other = (detail.verdict and detail.verdict.runtime for detail in (a, b))
     if not one or not other or a.problem_hash != b.problem_hash or min(one.median_ms, other.median_ms) <= 0:
         return ""
     if a.verdict and b.verdict and _device(a) != _device(b):
-        return "they were timed on devices of other models"
+        return "they were timed on different models of devices"
     ratio = one.median_ms / other.median_ms
     if one.q1_ms <= other.q3_ms and other.q1_ms <= one.q3_ms:
-        return f"the second takes {1 / ratio:.3g} of the first's time; their quartiles overlap"
+        return f"the second takes {1 / ratio:.3g} of the first's time, with overlapping quartiles"
     return f"the second is {ratio:.3g}x as fast as the first"
 
 
-def _named(detail: Detail, what: str) -> str:
-    label = getattr(detail, f"{what}_label") or getattr(detail, f"{what}_hash")[:12]
-    return f"{what} {label} of {str(detail.evaluation_id)[:8]}"
+def _named(detail: Detail, part: str) -> str:
+    label = getattr(detail, f"{part}_label") or getattr(detail, f"{part}_hash")[:12]
+    return f"{part} {label} of {str(detail.evaluation_id)[:8]}"
 
 
 def _device(detail: Detail) -> str | None:

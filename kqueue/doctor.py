@@ -36,23 +36,23 @@ if TYPE_CHECKING:
 
     from kqueue.store.reports import Fault
 
-#: The longest time between two of the worker's checks: they import torch, perhaps cold, and open CUDA contexts.
+#: Maximum seconds between two of the worker's checks, which import torch, perhaps cold, and open CUDA contexts.
 WORKER_CHECK_S: Final = 180.0
-#: The same with ``--deep``: they compile C++ and CUDA too.
+#: The same limit with ``--deep``, whose checks compile C++ and CUDA too.
 DEEP_CHECK_S: Final = 600.0
-#: A query's parameter that is secret, and its value.
+#: A secret parameter of a URL's query, and its value.
 _SECRET_PARAMETER: Final = re.compile(r"(?i)([^?&=]*(?:pass|secret|token|key)[^&=]*)=([^&]*)")
-#: How long a secret is that is looked for in all that is said. Shorter ones are hidden where they stand in URLs only.
+#: Minimum length of a secret that is masked in all texts. Shorter secrets are masked only in URLs.
 _TELLING: Final = 7
-#: How far back ``--deep`` looks for the fleet's own faults and for errors of GPUs.
+#: Period in which ``--deep`` searches for the fleet's own faults and for GPU errors.
 _LATELY: Final = timedelta(days=1)
-#: How many round trips to a service are timed.
+#: Number of timed round trips to a service.
 _TRIPS: Final = 20
-#: A slower round trip slows every claim and every verdict, in milliseconds.
+#: Round trip in milliseconds from which claims and verdicts are noticeably slowed.
 _SLOW_MS: Final = 50.0
-#: Clocks that are further apart make times of a host and of the database hard to compare, in seconds.
+#: Difference in seconds between two clocks from which times of a host and of the database are hard to compare.
 _APART_S: Final = 2.0
-#: How long that process may take to end, in seconds.
+#: Seconds that the process of the worker's checks is given to exit.
 _END_S: Final = 5.0
 
 
@@ -72,12 +72,10 @@ class State(StrEnum):
 class Check:
     """One line of `kqueue doctor`.
 
-    Attributes:
-        group: ``host``, ``services``, ``gpu``, ``compilers``, ``sandbox`` or ``judge``.
-        name: the thing that was checked; unique in its group.
-        state: the result.
-        detail: what was found.
-        fix: what to do about it; empty if there is nothing to do or the detail says it.
+    group: ``host``, ``services``, ``gpu``, ``compilers``, ``sandbox`` or ``judge``.
+    name: the checked item, unique in its group.
+    detail: the observation.
+    fix: the remedy. Empty if there is nothing to do or the detail names it.
     """
 
     group: str
@@ -107,8 +105,8 @@ def redact(url: str) -> str:
     rest, _, query = rest.partition("?")
     if "@" in query:  # a password with an unescaped "?"
         rest, query = rest + query, ""
-    user, at, place = rest.rpartition("@")
-    shown = f"{scheme}://{'***@' if user and at else ''}{place}"
+    user, at, location = rest.rpartition("@")
+    shown = f"{scheme}://{'***@' if user and at else ''}{location}"
     return shown + ("?" + re.sub(_SECRET_PARAMETER, r"\1=***", query) if query else "")
 
 
@@ -116,36 +114,35 @@ def examine(config: Config, *, deep: bool = False) -> Iterator[Check]:
     """Run every check of this host, in the order of display. Takes seconds if torch is installed.
 
     Args:
-        config: the settings.
-        deep: judge kernels of every backend too, time the services, and tell of the fleet's faults. Takes minutes.
+        deep: also judge kernels of every backend, time the services, and report the fleet's faults. Takes minutes.
     """
-    # These take longest: they begin first, and run beside the others.
+    # These take longest, so they start first and run concurrently with the rest.
     with _worker(deep=deep) as checks:
         for check in chain(_host(), _services(config, deep=deep), checks):
             yield replace(check, detail=_without_secrets(check.detail, config), fix=_without_secrets(check.fix, config))
 
 
-def _without_secrets(words: str, config: Config) -> str:
-    """Return words that others may read: a report is pasted where people ask for help."""
+def _without_secrets(text: str, config: Config) -> str:
+    """Mask secrets in a text, because users paste reports where they ask for help."""
     for hidden in _secrets(config):
-        words = words.replace(hidden, "***")
-    return words
+        text = text.replace(hidden, "***")
+    return text
 
 
 def _secrets(config: Config) -> Iterator[str]:
-    """Yield the secrets among the settings, the longest first. Short ones may be common words, and are left out."""
-    found: set[str] = set()
+    """Yield the secrets among the settings, the longest first. Short ones can be common words and are omitted."""
+    secrets: set[str] = set()
     for name in ("token", "flower_auth"):
         if (value := getattr(config, name)) is not None:
             secret = value.get_secret_value()
-            found |= {secret, secret.partition(":")[2]}
+            secrets |= {secret, secret.partition(":")[2]}
     for value in (config.database_url, config.redis_url):
         if value is not None:
             rest = value.get_secret_value().partition("://")[2]
-            found.add(rest.rpartition("@")[0].partition(":")[2])
-            found |= {given for _, given in re.findall(_SECRET_PARAMETER, rest)}
-    found |= {unquote(secret) for secret in found}
-    yield from sorted((secret for secret in found if len(secret) >= _TELLING), key=len, reverse=True)
+            secrets.add(rest.rpartition("@")[0].partition(":")[2])
+            secrets |= {given for _, given in re.findall(_SECRET_PARAMETER, rest)}
+    secrets |= {unquote(secret) for secret in secrets}
+    yield from sorted((secret for secret in secrets if len(secret) >= _TELLING), key=len, reverse=True)
 
 
 def _host() -> list[Check]:
@@ -158,7 +155,7 @@ def _host() -> list[Check]:
             "platform",
             State.OK if supported else State.WARN,
             f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores",
-            "" if supported else "clients work here; workers need Linux",
+            "" if supported else "clients work here, but workers need Linux",
         ),
     ]
 
@@ -170,7 +167,7 @@ def _services(config: Config, *, deep: bool) -> list[Check]:
 def _unconfigured(name: str, variable: str, module: str) -> Check:
     if importlib.util.find_spec(module) is not None:
         fix = f"start a fleet on this machine with `kqueue up`, or set {variable}"
-        return Check("services", name, State.WARN, "no fleet found; an embedded server is installed", fix)
+        return Check("services", name, State.WARN, "no fleet found, but an embedded server is installed", fix)
     fix = f"set {variable}, or install `kqueue[embedded]` and start a fleet with `kqueue up`"
     return Check("services", name, State.FAIL, "no fleet found", fix)
 
@@ -215,44 +212,44 @@ def _workers(engine: Engine, config: Config) -> Check:
     lanes = live_lanes(engine, within_s=config.live_s)
     if lanes:
         return Check("services", "workers", State.OK, ", ".join(f"{n} on lane {lane}" for lane, n in lanes.items()))
-    fix = "start one with `kqueue worker` beside a GPU, or a whole fleet with `kqueue up`"
-    return Check("services", "workers", State.WARN, "none is alive; evaluations wait", fix)
+    fix = "start one with `kqueue worker` on a host with a GPU, or a whole fleet with `kqueue up`"
+    return Check("services", "workers", State.WARN, "no worker is alive, so evaluations wait", fix)
 
 
 def _gpus(engine: Engine) -> list[Check]:
-    """Report the GPUs, of any host, that take no evaluations. No line if there are no GPUs."""
+    """Report the GPUs of any host that are out of service. Report nothing if there are no GPUs."""
     from kqueue.store import gpus
 
-    known = gpus.find(engine)
-    idle = [f"{gpu.paused} ({gpu.host})" for gpu in known if gpu.paused is not None]
+    gpus_known = gpus.find(engine)
+    idle = [f"{gpu.paused} ({gpu.host})" for gpu in gpus_known if gpu.paused is not None]
     if idle:
-        fix = "see `kqueue gpu list`; `kqueue gpu resume` returns a GPU to service, after a test if it was quarantined"
+        fix = "see `kqueue gpu list`. `kqueue gpu resume` returns a GPU to service, after a test if it was quarantined"
         return [Check("services", "gpus", State.WARN, "; ".join(idle), fix)]
-    return [Check("services", "gpus", State.OK, f"{len(known)} serve")] if known else []
+    return [Check("services", "gpus", State.OK, f"{len(gpus_known)} serve")] if gpus_known else []
 
 
 def _probes(engine: Engine, config: Config) -> Check:
-    """Report what probes of the judge showed within a day, and what is paused for it."""
+    """Report the results of the last day's probes, and the devices that are paused because of them."""
     from kqueue.store import probes
 
-    known = probes.record(engine, live_s=config.live_s)
-    honest = f"{known.honest_refused} of {known.honest + known.spins} honest kernels refused"
-    told = [
-        f"{known.judged} within a day: {known.cheats_accepted} of {known.cheats} cheats accepted, {honest}",
-        *(f"the {one.resource} clock {one.bias:+.1%}" for one in known.clocks),
-        *(f"{one.device} of {one.host} is paused: {one.reason}" for one in known.pauses),
+    record = probes.record(engine, live_s=config.live_s)
+    honest = f"{record.honest_refused} of {record.honest + record.spins} honest kernels refused"
+    parts = [
+        f"{record.judged} within a day: {record.cheats_accepted} of {record.cheats} cheats accepted, {honest}",
+        *(f"the {one.resource} clock {one.bias:+.1%}" for one in record.clocks),
+        *(f"{one.device} of {one.host} is paused: {one.reason}" for one in record.pauses),
     ]
-    if known.pauses:
-        fix = "see docs/probes.md; `kqueue probe pauses` lists them and how many verdicts are in doubt"
-        return Check("services", "probes", State.FAIL, "; ".join(told), fix)
-    if known.wrong:
-        fix = "see `kqueue probe list`: a single one is confirmed by others before anything is paused"
-        return Check("services", "probes", State.WARN, "; ".join(told), fix)
-    if not known.judged:
+    if record.pauses:
+        fix = "see docs/probes.md. `kqueue probe pauses` lists them with the number of verdicts in doubt"
+        return Check("services", "probes", State.FAIL, "; ".join(parts), fix)
+    if record.wrong:
+        fix = "see `kqueue probe list`. A single wrong verdict is confirmed by further probes before a device is paused"
+        return Check("services", "probes", State.WARN, "; ".join(parts), fix)
+    if not record.judged:
         off = config.probe_share == 0
         detail = "KQUEUE_PROBE_SHARE is 0 here" if off else "none was judged within a day"
         return Check("services", "probes", State.INFO, detail)
-    return Check("services", "probes", State.OK, "; ".join(told))
+    return Check("services", "probes", State.OK, "; ".join(parts))
 
 
 def _answers_soon(engine: Engine) -> Iterator[Check]:
@@ -263,20 +260,20 @@ def _answers_soon(engine: Engine) -> Iterator[Check]:
     before = datetime.now(UTC)
     theirs = reports.now(engine)
     apart = (theirs - before - (datetime.now(UTC) - before) / 2).total_seconds()
-    known = f"the database's is {abs(apart):.3f} s {'ahead' if apart > 0 else 'behind'}"
-    fix = "" if abs(apart) < _APART_S else "set this host's clock by NTP: verdicts' times are the database's"
-    yield Check("services", "clocks", State.WARN if fix else State.OK, known, fix)
+    detail = f"the database's is {abs(apart):.3f} s {'ahead' if apart > 0 else 'behind'}"
+    fix = "" if abs(apart) < _APART_S else "set this host's clock by NTP, because verdicts have the database's times"
+    yield Check("services", "clocks", State.WARN if fix else State.OK, detail, fix)
 
 
 def _trips(name: str, trip: Callable[[], object]) -> Check:
-    """Return how long a round trip to a service takes."""
+    """Time round trips to a service."""
     taken: list[float] = []
     for _ in range(_TRIPS):
         begun = time.perf_counter()
         trip()
         taken.append(1e3 * (time.perf_counter() - begun))
     median = statistics.median(taken)
-    fix = "" if median < _SLOW_MS else "run workers near their services, or look at what these do"
+    fix = "" if median < _SLOW_MS else "run workers near their services, or check the services' load"
     detail = f"in {median:.1f} ms, at most {max(taken):.1f} ms of {_TRIPS} times"
     return Check("services", name, State.WARN if fix else State.OK, detail, fix)
 
@@ -292,42 +289,42 @@ def _queue(engine: Engine) -> Check:
     for crowd in crowds:
         lanes[crowd.lane] += crowd.queued
     waiting = ", ".join(f"{number} on lane {lane}" for lane, number in sorted(lanes.items()))
-    return Check("services", "queue", State.OK, f"{waiting}; the first has waited for {max(waited, 0):.0f} s")
+    return Check("services", "queue", State.OK, f"{waiting}. The first has waited for {max(waited, 0):.0f} s")
 
 
 def _faults(engine: Engine, config: Config) -> Check:
     from kqueue.store import reports
 
-    found = reports.faults(engine, since=datetime.now(UTC) - _LATELY)
-    if not found:
+    faults = reports.faults(engine, since=datetime.now(UTC) - _LATELY)
+    if not faults:
         return Check("services", "faults", State.OK, "no attempt failed by the fleet's fault within a day")
-    told = "; ".join(f"{fault.number} {fault.category}, last at {_said(fault, config)}" for fault in found)
-    fix = "see docs/operations.md; `kqueue results --where category=NAME` lists those that had no other attempt"
-    return Check("services", "faults", State.WARN, told, fix)
+    detail = "; ".join(f"{fault.number} {fault.category}, last at {_fault_text(fault, config)}" for fault in faults)
+    fix = "see docs/operations.md. `kqueue results --where category=NAME` lists the evaluations without another attempt"
+    return Check("services", "faults", State.WARN, detail, fix)
 
 
-def _said(fault: Fault, config: Config) -> str:
-    # What a kernel wrote may be quoted in a message, so little of it is shown; and hidden before it is cut.
+def _fault_text(fault: Fault, config: Config) -> str:
+    # The message can quote a kernel's output, so it is cut. Secrets are masked before it is cut.
     message = _without_secrets(fault.message, config)[:160]
     return f"{fault.last_at.astimezone(UTC):%F %T}: {message}"
 
 
 def _errors_of_gpus(engine: Engine) -> Iterator[Check]:
-    """Report the errors (Xids) that the driver told workers of, of any host. No line if there are no GPUs."""
+    """Report the errors (Xids) that drivers reported to workers of any host. Report nothing if there are no GPUs."""
     from kqueue.store import gpus
 
-    known = gpus.find(engine)
+    gpus_known = gpus.find(engine)
     begun = datetime.now(UTC) - _LATELY
-    found = [
+    errors = [
         f"Xid {xid['xid']} of GPU {gpu.index} ({gpu.host}) at {xid['at']}"
-        for gpu in known
+        for gpu in gpus_known
         for xid in gpu.facts.get("xids", ())
         if datetime.fromisoformat(xid["at"]) >= begun
     ]
-    if known:
-        fix = "see docs/gpu-health.md: many are a kernel's own fault, and a GPU that is unfit is taken out of service"
-        detail = "; ".join(found) or "the driver reported none within a day"
-        yield Check("services", "xids", State.WARN if found else State.OK, detail, fix if found else "")
+    if gpus_known:
+        fix = "see docs/gpu-health.md. Many are a kernel's own fault, and an unfit GPU is taken out of service"
+        detail = "; ".join(errors) or "the driver reported none within a day"
+        yield Check("services", "xids", State.WARN if errors else State.OK, detail, fix if errors else "")
 
 
 def _broker(config: Config, *, deep: bool) -> list[Check]:
@@ -358,7 +355,7 @@ def _broker(config: Config, *, deep: bool) -> list[Check]:
     ]
     # Without a limit Redis evicts nothing, whatever the policy.
     safe = policy == "noeviction" or not info.get("maxmemory")
-    fix = "" if safe else "set `maxmemory-policy noeviction`, or Redis may drop waiting messages"
+    fix = "" if safe else "set `maxmemory-policy noeviction`, or Redis can drop waiting messages"
     detail = f"{policy}, maxmemory {info.get('maxmemory_human') or 'unknown'}"
     return [*checks, Check("services", "redis eviction", State.OK if safe else State.WARN, detail, fix)]
 
@@ -368,21 +365,21 @@ def _worker(*, deep: bool) -> Generator[Iterator[Check]]:
     """Run the checks of :mod:`workers.doctor` in a separate process during the block."""
     command = [sys.executable, "-m", "workers.doctor", *(["--deep"] if deep else [])]
     with (
-        tempfile.TemporaryFile() as words,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=words) as process,
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as process,
     ):
         try:
-            yield _told(process, words, " ".join(command), DEEP_CHECK_S if deep else WORKER_CHECK_S)
+            yield _reported(process, errors, " ".join(command), DEEP_CHECK_S if deep else WORKER_CHECK_S)
         finally:
-            process.terminate()  # a judge that it started ends with it
+            process.terminate()  # a judge that it started exits with it
             try:
                 process.wait(_END_S)
             except subprocess.TimeoutExpired:
                 process.kill()
 
 
-def _told(process: subprocess.Popen[bytes], words: IO[bytes], command: str, limit_s: float) -> Iterator[Check]:
-    """Yield the checks that a process tells, and how it failed if it did."""
+def _reported(process: subprocess.Popen[bytes], errors: IO[bytes], command: str, limit_s: float) -> Iterator[Check]:
+    """Yield the checks that a process reports, and its failure if it fails."""
     begun = time.monotonic()
     for line in _lines(process, limit_s):
         try:
@@ -396,16 +393,16 @@ def _told(process: subprocess.Popen[bytes], words: IO[bytes], command: str, limi
     if process.wait() == 0:
         return
     if time.monotonic() - begun >= limit_s:
-        detail, fix = f"no answer within {limit_s:.0f} s", "the driver may hang: try `nvidia-smi`"
+        detail, fix = f"no answer within {limit_s:.0f} s", "the driver could be hung: try `nvidia-smi`"
     else:
-        words.seek(0)
-        said = words.read().decode(errors="replace").strip()[-300:]
-        detail, fix = f"exited with status {process.returncode}: {said}", f"run `{command}`"
+        errors.seek(0)
+        tail = errors.read().decode(errors="replace").strip()[-300:]
+        detail, fix = f"exited with status {process.returncode}: {tail}", f"run `{command}`"
     yield Check("host", "worker checks", State.FAIL, detail, fix)
 
 
 def _lines(process: subprocess.Popen[bytes], limit_s: float) -> Iterator[bytes]:
-    """Yield the lines of a process's output. It is killed where one takes longer than that."""
+    """Yield the lines of a process's output. Kill the process if one line takes longer than the limit."""
     assert process.stdout is not None
     while True:
         late = threading.Timer(limit_s, process.kill)

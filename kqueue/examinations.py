@@ -1,7 +1,7 @@
-"""Examinations of one kernel: what is asked of a fleet or a local judge, and what came out in words.
+"""Examinations of one kernel: the requests to a fleet or a local judge, and the results as text.
 
-A sanitizer slows a kernel down ten times and more, so the problem's sizes are made small for it, as long as that does
-not change what becomes of the kernel.
+A sanitizer slows a kernel down at least ten times, so the problem's sizes are reduced for it if that does not change
+the kernel's result.
 """
 
 from __future__ import annotations
@@ -15,24 +15,22 @@ from kqueue.charts import Roofline, Spot
 from kqueue.contract import Examination, Request, Result, Sanitizer, parse_request
 from kqueue.evidence import Evidence, KernelProfile, Profile, Sanitized, SanitizerFinding
 
-#: The requests of an examination, one after the other: each is sent what became of it. The last one's result is
-#: returned.
+#: The requests of an examination. The caller sends back the result of each. The last result is returned.
 Requests = Generator[Request, Result, Result]
 
-#: The largest size of a small problem.
+#: Maximum size in a small problem.
 SMALL: Final = 128
 
 
 def sanitizing(
     request: Request, tools: Sequence[Sanitizer], known: Category | None = None, *, whole: bool = False
 ) -> Requests:
-    """Yield the requests that have a kernel sanitised: with small sizes, and if it fares differently there, as it is.
+    """Yield the requests to sanitize a kernel: with small sizes, and if its result differs there, with its own.
 
     Args:
-        request: the problem's and the kernel's sources, how they are judged, and where.
-        tools: the tools, at least one.
-        known: the category of the kernel's verdict; None where there is none, and then it must pass with small sizes.
-        whole: leave the problem's sizes as they are.
+        request: the sources of the problem and the kernel, with settings and lane.
+        known: the category of the kernel's verdict. If None, it must pass with small sizes.
+        whole: do not reduce the problem's sizes.
 
     Raises:
         InvalidRequest: the lane is ``cpu``.
@@ -48,7 +46,7 @@ def sanitizing(
 
 
 def profiling(request: Request) -> Requests:
-    """Yield the request that has a kernel profiled, with the problem as it is and timed as its settings say.
+    """Yield the request to profile a kernel, with the original problem and the timing of its settings.
 
     Raises:
         InvalidRequest: the lane is ``cpu``.
@@ -62,12 +60,12 @@ def _examined(request: Request, examination: Examination, **settings: Any) -> Re
 
 
 def is_profiled(evidence: Evidence) -> bool:
-    """Return True if a profile tells of a kernel."""
+    """Return True if there is a profile of a kernel."""
     return evidence.profile is not None and bool(evidence.profile.kernels)
 
 
 def smaller(problem: str) -> str:
-    """Return a problem with its sizes halved until they are at most 128. A name of a stored problem stays."""
+    """Return a problem with its sizes halved until they are at most 128. The name of a stored problem is unchanged."""
     numbers = sizes.find(problem)
     return sizes.rewrite(problem, numbers, [_halved(number.value) for number in numbers])
 
@@ -78,12 +76,12 @@ def _halved(size: int) -> int:
     return size
 
 
-# As a picture and in words -----------------------------------------------------------------------------
+# As a picture and as text -----------------------------------------------------------------------------
 
 
 def roofline(title: str, profiles: Mapping[str, Profile]) -> Roofline:
-    """Return the roofline of profiles on one GPU, by the kernels' names. Nothing stands on it without counters."""
-    known = [one for one in profiles.values() if one.peak_gbs is not None and one.peak_gflops is not None]
+    """Return the roofline of profiles on one GPU, by the kernels' names. It is empty without counters."""
+    with_peaks = [one for one in profiles.values() if one.peak_gbs is not None and one.peak_gflops is not None]
     spots = [
         Spot(f"{label}: {one.name}" if len(profiles) > 1 else one.name, one.gflops / one.dram_gbs, one.gflops)
         for label, profile in profiles.items()
@@ -92,14 +90,14 @@ def roofline(title: str, profiles: Mapping[str, Profile]) -> Roofline:
     ]
     return Roofline(
         title,
-        max((one.peak_gbs or 0.0 for one in known), default=0.0),
-        max((one.peak_gflops or 0.0 for one in known), default=0.0),
+        max((one.peak_gbs or 0.0 for one in with_peaks), default=0.0),
+        max((one.peak_gflops or 0.0 for one in with_peaks), default=0.0),
         spots,
     )
 
 
 def lines(evidence: Evidence) -> Iterator[str]:
-    """Yield what the tools said. It holds words of the kernel's: show them cleaned."""
+    """Yield the tools' results as text. Clean it before it is shown, because it quotes the kernel."""
     for run in evidence.sanitized or ():
         yield from _of_run(run)
     if evidence.profile is not None:
@@ -107,7 +105,7 @@ def lines(evidence: Evidence) -> Iterator[str]:
 
 
 def compared(first: Profile, second: Profile) -> Iterator[str]:
-    """Yield how the calls of two kernels differ, the second as a share of the first."""
+    """Yield the differences between the calls of two kernels, with the second's share of the first."""
     for name, unit, one, other in (
         ("time on the GPU", "ms", _sum(first, "duration_ms"), _sum(second, "duration_ms")),
         ("launches", "", _sum(first, "launches"), _sum(second, "launches")),
@@ -120,22 +118,22 @@ def compared(first: Profile, second: Profile) -> Iterator[str]:
 
 
 def _sum(profile: Profile, name: str) -> float | None:
-    known = [getattr(kernel, name) for kernel in profile.kernels]
-    return sum(known) if known and None not in known else None
+    values = [getattr(kernel, name) for kernel in profile.kernels]
+    return sum(values) if values and None not in values else None
 
 
 def _of_run(run: Sanitized) -> Iterator[str]:
-    places = len(run.findings)
+    locations = len(run.findings)
     took = f"{run.seconds:.1f} s"
     if run.findings:
         errors = "" if run.errors is None else f"{run.errors} errors "
-        yield f"{run.tool}: {errors}at {places} place{'s' if places > 1 else ''} ({took})"
+        yield f"{run.tool}: {errors}at {locations} place{'s' if locations > 1 else ''} ({took})"
     elif run.error is None:
-        yield f"{run.tool}: nothing found ({took})"
+        yield f"{run.tool}: no findings ({took})"
     for finding in run.findings:
         yield from _of_finding(finding)
     if run.error is not None:
-        yield f"{run.tool}: {'not all of it was run' if run.findings else 'says nothing'}: {run.error}"
+        yield f"{run.tool}: {'incomplete' if run.findings else 'no result'}: {run.error}"
 
 
 def _of_finding(finding: SanitizerFinding) -> Iterator[str]:
@@ -143,24 +141,24 @@ def _of_finding(finding: SanitizerFinding) -> Iterator[str]:
     if finding.file:
         where += f" at {finding.file}" + ("" if finding.line is None else f":{finding.line}")
     yield f"  {finding.kind}{where}" + (f", {finding.count} times" if finding.count > 1 else "")
-    told: list[str] = []
+    details: list[str] = []
     if finding.thread is not None:
-        told.append(f"thread {finding.thread}" + ("" if finding.block is None else f" of block {finding.block}"))
+        details.append(f"thread {finding.thread}" + ("" if finding.block is None else f" of block {finding.block}"))
     if finding.address is not None:
-        told.append(f"address {finding.address}")
+        details.append(f"address {finding.address}")
     if finding.distance_bytes is not None and finding.allocation_bytes is not None:
-        told.append(f"{_beside(finding.distance_bytes)} an allocation of {finding.allocation_bytes} bytes")
-    if told:
-        yield f"    the first: {', '.join(told)}"
+        details.append(f"{_distance(finding.distance_bytes)} an allocation of {finding.allocation_bytes} bytes")
+    if details:
+        yield f"    the first: {', '.join(details)}"
     elif finding.detail:
         yield f"    {finding.detail}"
 
 
-def _beside(distance_bytes: int) -> str:
+def _distance(distance_bytes: int) -> str:
     if distance_bytes == 0:
         return "begins within"
     far = abs(distance_bytes)
-    return f"{far} byte{'' if far == 1 else 's'} {'behind' if distance_bytes > 0 else 'before'}"
+    return f"{far} byte{'' if far == 1 else 's'} {'after' if distance_bytes > 0 else 'before'}"
 
 
 def _of_profile(profile: Profile) -> Iterator[str]:
@@ -200,8 +198,8 @@ def _of_kernel(kernel: KernelProfile, profile: Profile) -> Iterator[str]:
         (kernel.spills, "{} spills"),
     ]
     for parts in (peaks, compute, fill):
-        if told := [text.format(value) for value, text in parts if value is not None]:
-            yield f"    {', '.join(told)}"
+        if values := [text.format(value) for value, text in parts if value is not None]:
+            yield f"    {', '.join(values)}"
     if kernel.stalls:
         yield "    warps wait for: " + ", ".join(f"{stall.reason} {stall.share:.0%}" for stall in kernel.stalls)
     for line in kernel.lines:

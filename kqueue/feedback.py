@@ -1,4 +1,4 @@
-"""Text for language models: the task in words, and a verdict in words."""
+"""Texts for language models: the task, and a verdict."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kqueue.categories import Blame, Category
 from kqueue.contract import Verdict
 from kqueue.evidence import Finding, json_number
 
-#: A frame of the kernel's own file in a traceback.
+#: A traceback's frame in the kernel's own file.
 _FRAME: Final = re.compile(r'File "[^"\n]*/kernel\.py", line (\d+)(?:, in (\S+))?')
 #: A compiler's error: ``main.cpp:6:43: error: ...`` (C++), ``main.cu(6): error: ...`` (nvcc), ``at 6:43:`` (Triton).
 _COMPLAINT: Final = re.compile(r"(:\d+(:\d+)?|\(\d+\)): (fatal )?error\b|^\S*\s*at \d+:\d+:|\bundefined symbol\b")
@@ -19,12 +19,12 @@ _FOLDER: Final = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
 _CONTEXT_LINES: Final = 2
 _COMPILER_LINES: Final = 24
 _AFTER_COMPLAINT: Final = 4
-#: A runtime of up to this many times the floor is limited by memory.
+#: Maximum ratio of runtime to speed-of-light bound of a kernel that is limited by memory.
 _NEAR_BOUND: Final = 1.5
 
 
 def instruction(problem: str, backend: str) -> str:
-    """Return the task in words: write a kernel of ``backend`` that replaces the reference ``problem``."""
+    """Return the task as text: write a kernel of ``backend`` that replaces the reference ``problem``."""
     return (
         f"Write a {backend} kernel that replaces this PyTorch reference and is faster. Answer with one fenced block of "
         "Python: a class ModelNew (torch.nn.Module) with the constructor and forward of Model, and with the same "
@@ -33,18 +33,16 @@ def instruction(problem: str, backend: str) -> str:
 
 
 def describe(verdict: Verdict, kernel: str, *, note: str = "", limit: int = 6000) -> str:
-    """Return a verdict in words: what failed, where and how; or the time of a right kernel, and what limits it.
+    """Return a verdict as text: the failure with its location, or the time of a correct kernel with its limits.
 
     Args:
-        verdict: the verdict on ``kernel``.
-        kernel: the kernel's source, which is quoted.
-        note: a line about the kernel, such as its place in a model's answer.
-        limit: the most characters; a longer text is cut at its end.
+        note: a line about the kernel, such as its location in a model's answer.
+        limit: maximum number of characters. A longer text is cut at its end.
     """
     if not verdict.judged:
         lines = [
             f"NOT JUDGED ({verdict.category}, to blame: {verdict.blame}): {verdict.message}",
-            "This says nothing about the kernel.",
+            "There is no result for the kernel.",
         ]
     elif verdict.passed:
         lines = ["CORRECT: " + verdict.message, *_times(verdict), *_limits(verdict)]
@@ -56,15 +54,15 @@ def describe(verdict: Verdict, kernel: str, *, note: str = "", limit: int = 6000
         lines += examinations.lines(verdict.evidence)
     if verdict.reused_from is not None:
         when = "" if verdict.judged_at is None else f", of {verdict.judged_at:%Y-%m-%d %H:%M} UTC"
-        lines.append(f"This is the verdict of the equal evaluation {verdict.reused_from}{when}: nothing was run anew.")
+        lines.append(f"This is the verdict of the equal evaluation {verdict.reused_from}{when}. Nothing was run again.")
     if verdict.blame is not Blame.FLEET:
-        lines += [f"Noticed: {finding.meaning}{_line(finding)}" for finding in verdict.evidence.findings or ()]
+        lines += [f"Note: {finding.meaning}{_line(finding)}" for finding in verdict.evidence.findings or ()]
     text = "\n".join(lines)
     return text if len(text) <= limit else f"{text[: limit - 14]}\n... (cut off)"
 
 
 def last_frame(log: str) -> tuple[int, str | None] | None:
-    """Return the line of the kernel's source, and the function, at which the last traceback in a log ends."""
+    """Return the line of the kernel's source, and the function, of the last frame of the last traceback in a log."""
     frames = list(_FRAME.finditer(log))
     return (int(frames[-1].group(1)), frames[-1].group(2)) if frames else None
 
@@ -72,13 +70,13 @@ def last_frame(log: str) -> tuple[int, str | None] | None:
 def _failure(verdict: Verdict) -> Iterator[str]:
     phase = f" in the phase {verdict.phase}" if verdict.phase else ""
     headline, _, rest = verdict.message.partition("\n")
-    said = _complaints(verdict.message) if verdict.category is Category.COMPILE_ERROR else []
-    # The first line of a failed build's message is its command, which helps nobody.
-    yield f"FAILED: {verdict.category}{phase}" + ("" if said else f": {_short(headline)}")
+    errors = _complaints(verdict.message) if verdict.category is Category.COMPILE_ERROR else []
+    # The first line of a failed build's message is its command, which does not help.
+    yield f"FAILED: {verdict.category}{phase}" + ("" if errors else f": {_short(headline)}")
     yield verdict.category.info.meaning
-    if said:
-        yield "The compiler said:"
-        yield from (f"  {_short(line)}" for line in said)
+    if errors:
+        yield "The compiler reported:"
+        yield from (f"  {_short(line)}" for line in errors)
     elif rest.strip():
         yield _short(rest.strip())
 
@@ -86,17 +84,17 @@ def _failure(verdict: Verdict) -> Iterator[str]:
 def _complaints(message: str) -> list[str]:
     """Return the lines with a compiler's errors, each with the lines below it."""
     lines = message.splitlines()
-    found = [i for i, line in enumerate(lines) if _COMPLAINT.search(line)]
-    wanted = sorted({number for i in found for number in range(i, min(i + 1 + _AFTER_COMPLAINT, len(lines)))})
+    numbers = [i for i, line in enumerate(lines) if _COMPLAINT.search(line)]
+    wanted = sorted({number for i in numbers for number in range(i, min(i + 1 + _AFTER_COMPLAINT, len(lines)))})
     return [lines[number] for number in wanted[:_COMPILER_LINES]]
 
 
 def _where(verdict: Verdict, kernel: str) -> Iterator[str]:
-    """Yield the lines of the kernel's source at which the last traceback in the log ends."""
+    """Yield the source lines round the last frame of the last traceback in the log."""
     if verdict.category is Category.SYNTAX_ERROR and verdict.facts.line is not None:
         number, function = verdict.facts.line, None
-    elif found := last_frame(verdict.log):
-        number, function = found
+    elif frame := last_frame(verdict.log):
+        number, function = frame
     else:
         return
     lines = kernel.splitlines()
@@ -109,8 +107,8 @@ def _where(verdict: Verdict, kernel: str) -> Iterator[str]:
 
 def _lacked(verdict: Verdict) -> Iterator[str]:
     if (short := verdict.facts.shortage) is not None:
-        which = f"{short.kernel or 'a kernel'}{f' with {short.settings}' if short.settings else ''}"
-        yield f"The launch of {which} asks for {short.required} of {short.resource}; this GPU has {short.limit}."
+        description = f"{short.kernel or 'a kernel'}{f' with {short.settings}' if short.settings else ''}"
+        yield f"The launch of {description} needs {short.required} of {short.resource}, and this GPU has {short.limit}."
 
 
 def _differences(verdict: Verdict) -> Iterator[str]:
@@ -120,12 +118,12 @@ def _differences(verdict: Verdict) -> Iterator[str]:
     given = facts.kind == "given"
     on = "on the problem's own inputs" if given else f"on {facts.kind} inputs (the problem's shapes, other values)"
     yield f"Output {facts.output}, {on}: {facts.wrong} of {facts.of} values are wrong. The first:"
-    for place in facts.first:
-        yield f"  index {list(place.index)}: expected {json_number(place.expected)}, got {json_number(place.got)}"
+    for wrong in facts.first:
+        yield f"  index {list(wrong.index)}: expected {json_number(wrong.expected)}, got {json_number(wrong.got)}"
     if facts.precision_downgrade:
-        yield "The error is that of a lower precision than the reference's."
+        yield "The error is typical of a lower precision than the reference's."
     if comparison is not None and comparison.kernelbench_correct:
-        yield "torch.allclose on the problem's own inputs would have let it pass."
+        yield "torch.allclose on the problem's own inputs would have accepted it."
 
 
 def _times(verdict: Verdict) -> Iterator[str]:
@@ -133,10 +131,10 @@ def _times(verdict: Verdict) -> Iterator[str]:
     if runtime is None:
         yield "It was not timed."
         return
-    clock = "the GPU's clock" if runtime.basis == "gpu_clock" else "the CPU's clock, launching and waiting included"
+    clock = "the GPU's clock" if runtime.basis == "gpu_clock" else "the CPU's clock, including launching and waiting"
     yield (
-        f"Runtime: {runtime.median_ms:.4g} ms (median of {runtime.count} calls; quartiles {runtime.q1_ms:.4g} and "
-        f"{runtime.q3_ms:.4g} ms; {clock})."
+        f"Runtime: {runtime.median_ms:.4g} ms (median of {runtime.count} calls, quartiles {runtime.q1_ms:.4g} and "
+        f"{runtime.q3_ms:.4g} ms, {clock})."
     )
     if verdict.baseline is not None:
         speedup = "" if verdict.speedup is None else f": speedup {verdict.speedup:.3g}x"
@@ -153,13 +151,13 @@ def _limits(verdict: Verdict) -> Iterator[str]:
             f"{floor.bandwidth_gbs} GB/s) takes {floor.floor_ms:.4g} ms, {share:.0%} of the runtime."
         )
         yield (
-            "What limits it: memory bandwidth; less traffic is not possible without moving fewer bytes."
+            "It is limited by memory bandwidth. Less time is not possible without moving fewer bytes."
             if share * _NEAR_BOUND >= 1
-            else "What limits it: not the memory that it must touch. Look for passes over intermediate results, "
+            else "It is not limited by the memory that it must access. Check for passes over intermediate results, "
             "uncoalesced access, arithmetic, and launches."
         )
     if evidence.provenance is not None:
-        yield f"Where the GPU's time went: {evidence.provenance.why}."
+        yield f"GPU time by source: {evidence.provenance.why}."
     if evidence.comparison is not None and evidence.comparison.precision_downgrade:
         yield "It computes at a lower precision than the reference."
 
@@ -169,5 +167,5 @@ def _line(finding: Finding) -> str:
 
 
 def _short(text: str) -> str:
-    """Return ``text`` without the folders of a worker, which mean nothing to a reader."""
+    """Return ``text`` without a worker's folders, which mean nothing to a reader."""
     return _FOLDER.sub("", text)

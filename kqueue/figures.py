@@ -1,4 +1,4 @@
-"""Figures, times and findings as people read them, on a terminal as on the page."""
+"""Formats of figures, times and findings for people, on a terminal and on the page."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 
 
 def milliseconds(value: float | None) -> str:
-    """Return a time with four figures; empty for None."""
+    """Format a time with four digits. Empty for None."""
     return "" if value is None else f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
 def gib(value: int) -> str:
-    """Return bytes in GiB with one digit."""
+    """Format bytes in GiB with one decimal."""
     return f"{value / (1 << 30):.1f}"
 
 
 def ratio(value: float | None) -> str:
-    """Return a speedup, such as ``1.83x``; empty for None."""
+    """Format a speedup, such as ``1.83x``. Empty for None."""
     return "" if value is None else f"{value:.2f}x"
 
 
 def yes_no(value: bool | None) -> str:
-    """Return ``yes`` or ``no``; empty for None."""
+    """Return ``yes`` or ``no``. Empty for None."""
     return "" if value is None else "yes" if value else "no"
 
 
 def age(since: datetime) -> str:
-    """Return the time since ``since`` in its largest unit: ``12s``, ``3m``, ``5h``, ``2d``."""
+    """Format the time since ``since`` in its largest unit: ``12s``, ``3m``, ``5h``, ``2d``."""
     seconds = max(0.0, (datetime.now(UTC) - since).total_seconds())
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= size:
@@ -43,12 +43,12 @@ def age(since: datetime) -> str:
 
 
 def step(name: str | None) -> str:
-    """Return a step of an evaluation in words: ``wait for device``; empty for None."""
+    """Return a step of an evaluation as text, such as ``wait for device``. Empty for None."""
     return "" if name is None else name.replace("_", " ")
 
 
 def budget(known: Budget | None) -> str:
-    """Return in a line how much of a budget is used and left, and what happens when it is used up; empty for none."""
+    """Return the used and remaining budget in one line, with the consequence of using it up. Empty for None."""
     if known is None:
         return ""
     used = f"{known.used_s:.0f} of {known.seconds:g} s in {known.window_s:g} s, {known.left_s:.0f} s left"
@@ -56,29 +56,29 @@ def budget(known: Budget | None) -> str:
 
 
 def moment(value: datetime | None) -> str:
-    """Return a time in UTC to the second; empty for None."""
+    """Format a time in UTC to the second. Empty for None."""
     return "" if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def provenance(found: Provenance | None) -> str:
-    """Return in one line whose code did the work on the GPU; empty where that is unknown."""
+    """Return the origin of the code that worked on the GPU, in one line. Empty if it is unknown."""
     if found is None:
         return ""
     libraries = [kernel.name for kernel in found.library]
     return ("decoy: " if found.decoy else "") + found.why + _some(found.own, "own") + _some(libraries, "library")
 
 
-def _some(names: Sequence[str], what: str) -> str:
-    """Return the first three names of kernels, shortened. The JSON form has all of them whole."""
+def _some(names: Sequence[str], title: str) -> str:
+    """Return the first three names of kernels, shortened. The JSON form has all names in full."""
     if not names:
         return ""
     short = [name if len(name) <= 60 else f"{name[:57]}..." for name in names[:3]]
-    return f"; {what}: {', '.join(short)}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"; {title}: {', '.join(short)}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def finding(found: Finding) -> str:
-    """Return a finding in one line: severity, rule, author of the rule, place, meaning and matched text."""
-    place = "" if found.line is None else f", line {found.line}"
+    """Return a finding in one line: severity, rule, author of the rule, location, meaning and matched text."""
+    location = "" if found.line is None else f", line {found.line}"
     whose = "" if found.by == "kqueue" else f" ({found.by})"
     matched = f": {found.evidence}" if found.evidence else ""
-    return one_line(f"{found.severity}: {found.rule}{whose}{place}: {found.meaning}{matched}")
+    return one_line(f"{found.severity}: {found.rule}{whose}{location}: {found.meaning}{matched}")

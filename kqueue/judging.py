@@ -1,4 +1,4 @@
-"""Judging on this machine without a fleet: no Postgres, no Redis, and no torch in this process.
+"""Judging on this machine without a fleet. It needs no Postgres, no Redis, and no torch in this process.
 
 ::
 
@@ -9,8 +9,8 @@
         for outcome in judge.map(requests):
             ...
 
-A child process judges, ``python -m workers.judge``. It isolates kernels and problems, compares and times as a worker of
-a fleet does. It needs the extra ``worker``.
+A child process, ``python -m workers.judge``, judges. It isolates, compares and times kernels exactly like a worker of
+a fleet. It needs the extra ``worker``.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from kqueue.contract import CPU_BACKENDS, Backend, Outcome, Precision, Request, 
 from kqueue.errors import InvalidRequest, JudgeUnavailable
 from kqueue.evidence import Environment
 
-#: Seconds that the child may take to end what it runs and to remove its files.
+#: Seconds that the child is given to end its processes and to remove its files.
 _STOP_S: Final = 20.0
-#: How much of the child's own messages an error shows.
-_WORDS_BYTES: Final = 2000
+#: Maximum number of bytes of the child's own messages that an error shows.
+_MESSAGE_BYTES: Final = 2000
 
-#: Signs of a backend in a source. One that compiles CUDA usually has the signs of ``cpp`` too.
+#: Patterns that show a source's backend. A source that compiles CUDA usually matches ``cpp`` too.
 _SIGNS: Final = {
     Backend.TRITON: re.compile(r"^\s*(?:import|from)\s+triton\b", re.MULTILINE),
     Backend.CUPY: re.compile(r"^\s*(?:import|from)\s+cupy\b", re.MULTILINE),
@@ -49,11 +49,11 @@ _SIGNS: Final = {
 
 
 class Start(BaseModel):
-    """What the child process is told first.
+    """The first message to the child process.
 
     Attributes:
-        parent: the process that it ends with.
-        device: a GPU's UUID or index, or ``cpu``; None for the first GPU, or the CPU where there is none.
+        parent: id of the process that the child exits with.
+        device: a GPU's UUID or index, or ``cpu``. None stands for the first GPU, or the CPU where there is none.
         gpus, scratch, candidate_uid, isolation, gpu_shared, build_store_bytes: settings, as in
             :class:`~kqueue.config.Config`.
         build_store: the setting ``build_store``, or its default.
@@ -73,51 +73,51 @@ class Start(BaseModel):
 
 
 class Machine(BaseModel):
-    """What a local judge judges on."""
+    """The machine that a local judge uses."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     device: str
     """A GPU's UUID, or ``cpu``."""
     isolation: str
-    """How far candidates are isolated: ``none``, ``basic``, ``strong`` or ``full``."""
+    """The isolation of candidates: ``none``, ``basic``, ``strong`` or ``full``."""
     environment: Environment
-    """What times depend on: the device's name, driver, CUDA, torch, Triton, host."""
+    """The factors that times depend on: the device's name, driver, CUDA, torch, Triton, host."""
 
 
 def guess_backend(source: str) -> Backend:
     """Return the backend that a kernel's source is written for.
 
-    A source that imports Triton or CuPy, or that compiles CUDA or C++, shows it. Any other source is ``torch``.
+    A source that imports Triton or CuPy, or compiles CUDA or C++, has that backend. Any other source has ``torch``.
 
     Raises:
-        InvalidRequest: the source shows more than one.
+        InvalidRequest: the source matches more than one.
     """
     shown = [backend for backend, sign in _SIGNS.items() if sign.search(source)]
     if Backend.CUDA in shown and Backend.CPP in shown:
         shown.remove(Backend.CPP)
     if len(shown) > 1:
-        raise InvalidRequest(f"backend: the source could be {' or '.join(shown)}; say which it is")
+        raise InvalidRequest(f"backend: the source could be {' or '.join(shown)}: name one of them")
     return shown[0] if shown else Backend.TORCH
 
 
 class LocalJudge:
-    """Judges kernels one after the other on one device of this machine. Threads may share it.
+    """A judge for one device of this machine. It judges one kernel at a time, and threads can share it.
 
     The child process starts when the ``with`` block is entered, or with the first call, and ends with :meth:`close`. If
-    it ends earlier, as after an interrupted call, the next call starts another.
+    it ends earlier, for example after an interrupted call, the next call starts another one.
 
     Attributes:
-        doubts: reasons to doubt the GPU that came up. Numbers taken since may be wrong.
+        doubts: reasons to suspect the GPU. Results since the first one can be wrong.
     """
 
     def __init__(self, device: str | None = None, *, config: Config | None = None) -> None:
-        """Configure a judge without starting anything.
+        """Configure a judge without starting a process.
 
         Args:
-            device: a GPU's UUID or index, or ``cpu``; by default the first GPU, or the CPU where there is none.
+            device: a GPU's UUID or index, or ``cpu``. The default is the first GPU, or the CPU where there is none.
             config: the settings ``gpus``, ``scratch``, ``candidate_uid``, ``isolation``, ``gpu_shared`` and
-                ``build_store*``; by default the environment's.
+                ``build_store*``. The default is the environment's.
         """
         self._device = device
         self._config = config
@@ -139,13 +139,13 @@ class LocalJudge:
         self.close()
 
     def close(self) -> None:
-        """End the child process, with whatever it runs, and wait for that. A later call starts another."""
+        """End the child process and everything that it runs. A later call starts another one."""
         with self._lock:
             self._stop()
 
     @property
     def machine(self) -> Machine:
-        """The device and software that kernels are judged on.
+        """The device and software that judge kernels.
 
         Raises:
             JudgeUnavailable: this machine cannot judge.
@@ -165,11 +165,11 @@ class LocalJudge:
         """Judge one kernel, given as a :class:`Request` or by its fields.
 
         Args:
-            request: the whole request. Its lane, batch, idempotency key and queue wait mean nothing here.
+            request: the whole request. Its lane, batch, idempotency key and queue wait are ignored.
             problem: source of the reference.
             kernel: source of the candidate.
-            backend: ``cuda``, ``triton``, ``torch``, ``cpp`` or ``cupy``; by default what the source shows.
-            settings: how it is judged.
+            backend: ``cuda``, ``triton``, ``torch``, ``cpp`` or ``cupy``. By default it is guessed from the source.
+            settings: settings of the evaluation.
 
         Raises:
             InvalidRequest: a field is wrong, or the problem is given by its hash.
@@ -180,7 +180,7 @@ class LocalJudge:
         elif not (problem is kernel is backend is settings is None):
             raise InvalidRequest("request: give a Request or its fields, not both")
         if request.names_problem:
-            raise InvalidRequest("problem: only a fleet has stored problems; give the source")
+            raise InvalidRequest("problem: only a fleet has stored problems: give the source")
         with self._lock:
             child = self._started()
             if child.machine.device == "cpu" and request.backend not in CPU_BACKENDS:
@@ -188,17 +188,18 @@ class LocalJudge:
             try:
                 answer = child.ask(request)
             except BaseException:
-                # Ctrl-C too: the answer would be taken for the next request's.
+                # Ctrl-C too: the pending answer would be read as the next request's.
                 self._stop()
                 raise
         self.doubts += answer["doubts"]
         return Outcome.model_validate(answer["outcome"])
 
     def map(self, requests: Iterable[Request]) -> Iterator[Outcome]:
-        """Judge each request and yield the outcomes in the same order, each as soon as it is known.
+        """Judge each request, and yield the outcomes in the same order, each as soon as it is known.
 
         Raises:
-            InvalidRequest, JudgeUnavailable: as a call does.
+            InvalidRequest: a request is wrong.
+            JudgeUnavailable: this machine cannot judge.
         """
         for request in requests:
             yield self(request)
@@ -240,22 +241,22 @@ def judge(
     settings: Settings | Mapping[str, Any] | None = None,
     device: str | None = None,
 ) -> Outcome:
-    """Judge one kernel on this machine, without a fleet. It takes seconds: :class:`LocalJudge` is for many kernels.
+    """Judge one kernel on this machine, without a fleet. It takes seconds. For many kernels use :class:`LocalJudge`.
 
     Args:
         problem: source of the reference: ``Model``, ``get_inputs()`` and ``get_init_inputs()``.
         kernel: source of the candidate: ``ModelNew``.
-        backend: ``cuda``, ``triton``, ``torch``, ``cpp`` or ``cupy``; by default what the source shows.
-        precision: ``fp32``, ``fp16`` or ``bf16``; overrides the settings'.
-        settings: how the kernel is judged.
-        device: a GPU's UUID or index, or ``cpu``; by default the first GPU, or the CPU where there is none.
+        backend: ``cuda``, ``triton``, ``torch``, ``cpp`` or ``cupy``. By default it is guessed from the source.
+        precision: ``fp32``, ``fp16`` or ``bf16``, which overrides the settings'.
+        settings: settings of the evaluation.
+        device: a GPU's UUID or index, or ``cpu``. The default is the first GPU, or the CPU where there is none.
 
     Returns:
-        the outcome. A kernel's or problem's failure is an outcome too.
+        The outcome. A failure of the kernel or the problem is an outcome too.
 
     Raises:
         InvalidRequest: an argument is wrong.
-        JudgeUnavailable: this machine cannot judge, or not this kernel.
+        JudgeUnavailable: this machine cannot judge, or cannot judge this kernel.
     """
     request = request_of(problem=problem, kernel=kernel, backend=backend, precision=precision, settings=settings)
     with LocalJudge(device) as local:
@@ -270,10 +271,10 @@ def request_of(
     precision: Precision | str | None = None,
     settings: Settings | Mapping[str, Any] | None = None,
 ) -> Request:
-    """Return a checked request with the arguments of :func:`judge`.
+    """Return a validated request with the arguments of :func:`judge`.
 
     Raises:
-        InvalidRequest: an argument is missing or wrong; the message names it.
+        InvalidRequest: an argument is missing or wrong. The message names it.
     """
     given = settings.model_dump(exclude_unset=True) if isinstance(settings, Settings) else dict(settings or {})
     if precision is not None:
@@ -285,27 +286,18 @@ def request_of(
 
 
 class _Child:
-    """The process that judges, and the pipes to it.
-
-    Attributes:
-        owner: the process that started it.
-        machine: what it judges on.
-    """
+    """The process that judges, and the pipes to it. ``owner`` is the id of the process that started it."""
 
     def __init__(self, start: Start) -> None:
-        """Start the process and wait until it can judge.
-
-        Raises:
-            JudgeUnavailable: it cannot; the message says why.
-        """
+        """Start the process and wait until it can judge."""
         self.owner = os.getpid()
-        self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- closed by stop()
-        # A session of its own: Ctrl-C is for this process, which then ends that one.
+        self._messages: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- closed by stop()
+        # A separate session: Ctrl-C reaches only this process, which then ends the child.
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "workers.judge"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._words,
+            stderr=self._messages,
             env={name: value for name, value in os.environ.items() if not name.startswith("KQUEUE_")},
             start_new_session=True,
         )
@@ -317,43 +309,39 @@ class _Child:
             raise
 
     def ended(self) -> bool:
-        """True if the process has ended."""
+        """Return True if the process has ended."""
         return self._process.poll() is not None
 
     def ask(self, request: Request) -> dict[str, Any]:
-        """Have a request judged, and return the answer.
-
-        Raises:
-            JudgeUnavailable: the process ended; the message says why.
-        """
+        """Send a request, and return the answer."""
         self._send(request)
         return self._receive()
 
     def stop(self) -> None:
-        """End the process and all that it started."""
+        """End the process and everything that it started."""
         assert self._process.stdin
         assert self._process.stdout
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         self._process.terminate()
         try:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # all that it started dies with it
+            with contextlib.suppress(subprocess.TimeoutExpired):  # everything that it started is killed with it
                 self._process.wait(_STOP_S)
         finally:
             if self._process.poll() is None:
                 self._process.kill()
                 self._process.wait()
             self._process.stdout.close()
-            self._words.close()
+            self._messages.close()
 
     def _send(self, message: BaseModel) -> None:
         assert self._process.stdin
         try:
             line = message.model_dump_json().encode() + b"\n"
         except PydanticSerializationError as error:
-            # Whatever these models hold can be written: it was Ctrl-C, which pydantic wraps.
+            # These models can always be serialized, so the cause was Ctrl-C, which pydantic wraps.
             raise KeyboardInterrupt from error
-        with contextlib.suppress(BrokenPipeError):  # its last words say why
+        with contextlib.suppress(BrokenPipeError):  # _receive reports the reason
             self._process.stdin.write(line)
             self._process.stdin.flush()
 
@@ -361,15 +349,15 @@ class _Child:
         assert self._process.stdout
         line = self._process.stdout.readline()
         if not line.endswith(b"\n"):
-            raise JudgeUnavailable(f"the local judge ended unexpectedly: {self._last_words()}")
+            raise JudgeUnavailable(f"the local judge ended unexpectedly: {self._last_messages()}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise JudgeUnavailable(answer["error"])
         return answer
 
-    def _last_words(self) -> str:
+    def _last_messages(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_S)
-        self._words.seek(max(0, os.fstat(self._words.fileno()).st_size - _WORDS_BYTES))
-        words = self._words.read().decode(errors="replace").strip()
-        return words or f"exit status {self._process.returncode}"
+        self._messages.seek(max(0, os.fstat(self._messages.fileno()).st_size - _MESSAGE_BYTES))
+        text = self._messages.read().decode(errors="replace").strip()
+        return text or f"exit status {self._process.returncode}"

@@ -3,7 +3,7 @@
 Three things differ from KernelBench:
 
 - Each phase has a deadline, instead of one timeout for all. The wait for a worker does not count.
-- ``num_perf_trials`` is the most timed calls. There are fewer if the median is known well enough earlier.
+- ``num_perf_trials`` is the maximum number of timed calls. Timing ends earlier if the median is precise enough.
 - Kernels are checked more strictly than by ``torch.allclose`` on the given inputs, unless ``comparison`` is
   ``kernelbench``. ``metadata["kernelbench_correct"]`` is the result of KernelBench's comparison.
 """
@@ -21,11 +21,11 @@ from kqueue.contract import KERNEL_BACKENDS, Backend, Comparison, Deadlines, Pre
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import Measurement, json_number
 
-#: The content of ``eval_results.json``: the entries of a problem's samples, by the problem's id.
+#: The content of ``eval_results.json``: entries of a problem's samples, by the problem's id.
 Results = Mapping[str, Sequence[Mapping[str, Any]]]
-#: The fewest timed calls. A request for fewer gets these.
+#: Minimum number of timed calls. Smaller numbers are raised to it.
 MIN_PERF_TRIALS: Final = 5
-#: The names of the precisions, torch's own among them.
+#: Names of the precisions, including torch's own.
 _PRECISIONS: Final = {
     "fp32": Precision.FP32,
     "float32": Precision.FP32,
@@ -35,7 +35,7 @@ _PRECISIONS: Final = {
     "bf16": Precision.BF16,
     "bfloat16": Precision.BF16,
 }
-#: Failures that concern the outputs. KernelBench calls them correctness issues.
+#: Failures of the outputs, which KernelBench calls correctness issues.
 _ABOUT_OUTPUTS: Final = frozenset(
     {
         Category.WRONG_OUTPUT_STRUCTURE,
@@ -71,17 +71,16 @@ def request_of(
         problem: source of the reference, ``Model``.
         kernel: source of the candidate, ``ModelNew``.
         backend: ``cuda``, ``triton``, ``torch``, ``cpp`` or ``cupy``, in any case.
-        seed_num: the seed before both constructors. The seeds of inputs are secret.
-        num_correct_trials: number of input sets to check on, 1 to 100.
-        num_perf_trials: the most timed calls, up to 10,000. 0 takes no time; 1 to 4 count as 5.
-        measure_performance: False takes no time.
+        seed_num: seed before both constructors. The seeds of inputs are secret.
+        num_correct_trials: number of input sets to check, 1 to 100.
+        num_perf_trials: maximum number of timed calls, up to 10,000. 0 disables timing, and 1 to 4 count as 5.
+        measure_performance: False disables timing.
         precision: ``fp32``, ``fp16`` or ``bf16``, or torch's names for them.
-        comparison: ``strict`` or ``kernelbench``.
-        timeout_s: the longest time of a phase, in seconds. None keeps the :class:`~kqueue.contract.Deadlines`.
-        fields: other fields of :class:`~kqueue.contract.Request`, such as ``lane`` or ``batch``.
+        timeout_s: maximum seconds of each phase. None keeps the :class:`~kqueue.contract.Deadlines`.
+        fields: further fields of :class:`~kqueue.contract.Request`, such as ``lane`` or ``batch``.
 
     Raises:
-        InvalidRequest: an argument is wrong; the message names it.
+        InvalidRequest: an argument is wrong. The message names it.
     """
     return parse_request(
         {
@@ -105,21 +104,21 @@ def result_of(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict as KernelBench's result.
 
     Returns:
-        a JSON-safe record:
+        A JSON-safe record:
 
-        - ``compiled`` and ``correctness``, which are False also if nothing is known (see ``metadata["blame"]``);
-        - ``runtime`` and ``ref_runtime``: the mean time in milliseconds, as in KernelBench, or -1.0 without one;
+        - ``compiled`` and ``correctness``. They are also False if the result is unknown (see ``metadata["blame"]``).
+        - ``runtime`` and ``ref_runtime``: mean time in milliseconds, as in KernelBench, or -1.0 without a time.
         - ``runtime_stats`` and ``ref_runtime_stats``: ``mean``, ``median``, ``std``, ``min`` and ``max`` in
-          milliseconds, ``num_trials``, ``hardware`` and ``device``; empty without a time;
+          milliseconds, ``num_trials``, ``hardware`` and ``device``. Empty without a time.
         - ``metadata``: ``category``, ``blame``, ``evaluation_id``, ``message``, ``phase``, ``facts``, ``lane``,
-          ``attempts``, ``reused_from`` (the evaluation whose verdict it is, if this one was not judged itself),
-          ``hardware`` and ``device``; KernelBench's own keys, such as ``compilation_error``,
-          ``runtime_error``, ``correctness_issue`` and ``max_difference``; and for a passed kernel
-          ``correctness_trials`` (passed and asked for: ``(5 / 5)``), ``hidden_trials`` (the number of hidden variants
-          that it passed beside them), ``speedup`` (of medians), ``timing_basis`` and ``kernelbench_correct``.
+          ``attempts``, ``reused_from`` (the evaluation whose verdict was reused, if any), ``hardware`` and
+          ``device``. It also has KernelBench's own keys, such as ``compilation_error``, ``runtime_error``,
+          ``correctness_issue`` and ``max_difference``. For a passed kernel it has ``correctness_trials`` (passed and
+          requested: ``(5 / 5)``), ``hidden_trials`` (number of hidden variants that it passed too), ``speedup`` (of
+          medians), ``timing_basis`` and ``kernelbench_correct``.
     """
     hardware = verdict.environment.device if verdict.environment else None
-    # A candidate sees only its own GPU.
+    # A candidate sees only one GPU.
     device = "cpu" if verdict.lane == "cpu" else "cuda:0"
     where = {"hardware": hardware, "device": device}
     return {
@@ -153,7 +152,7 @@ def row_of(verdict: Verdict, sample_id: int) -> dict[str, Any]:
 def _of_success(verdict: Verdict) -> dict[str, Any]:
     evidence = verdict.evidence
     checks, comparison = evidence.checks or 0, evidence.comparison
-    # Earlier versions did not note what was asked for.
+    # Earlier versions did not record the requested number.
     asked = checks if evidence.checks_asked is None else evidence.checks_asked
     return {
         "correctness_trials": f"({asked} / {asked})",
@@ -165,7 +164,7 @@ def _of_success(verdict: Verdict) -> dict[str, Any]:
 
 
 def _of_failure(verdict: Verdict) -> dict[str, Any]:
-    """Return the keys that KernelBench's scripts look for."""
+    """Return the keys that KernelBench's scripts read."""
     facts = verdict.facts
     name = facts.exception or str(verdict.category)
     if verdict.blame is not Blame.CANDIDATE:
@@ -179,7 +178,7 @@ def _of_failure(verdict: Verdict) -> dict[str, Any]:
     if (comparison := verdict.evidence.comparison) is not None:
         issue |= {"kernelbench_correct": comparison.kernelbench_correct, "strict_correct": comparison.strict_correct}
     if facts.max_abs_error is not None:
-        # KernelBench lists one difference per trial. The judge stops at the first wrong one.
+        # KernelBench lists one difference per trial. The judge stops at the first wrong trial.
         issue["max_difference"] = [str(json_number(facts.max_abs_error))]
     return issue
 
@@ -201,8 +200,8 @@ def _stats(measurement: Measurement | None, where: dict[str, Any]) -> dict[str, 
 def _backend(name: object) -> Backend:
     backend = str(name).lower()
     if backend not in KERNEL_BACKENDS:
-        known = ", ".join(KERNEL_BACKENDS)
-        raise InvalidRequest(f"backend: {name!r} cannot be judged here; use one of {known}")
+        backends = ", ".join(KERNEL_BACKENDS)
+        raise InvalidRequest(f"backend: {name!r} cannot be judged here: use one of {backends}")
     return Backend(backend)
 
 
@@ -210,7 +209,7 @@ def _precision(name: object) -> Precision:
     try:
         return _PRECISIONS[str(name).lower().removeprefix("torch.")]
     except KeyError:
-        raise InvalidRequest(f"precision: {name!r} is not known; use fp32, fp16 or bf16") from None
+        raise InvalidRequest(f"precision: {name!r} is not known: use fp32, fp16 or bf16") from None
 
 
 def _timing(num_perf_trials: int, measure_performance: bool) -> dict[str, Any]:
@@ -233,7 +232,7 @@ def _whole(name: str, value: object, least: int, most: int) -> int:
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """Return the chance that at least one of ``k`` random samples of a problem is correct. ``samples >= k``."""
+    """Return the probability that at least one of ``k`` random samples is correct. ``samples`` is at least ``k``."""
     return 1.0 - comb(samples - correct, k) / comb(samples, k)
 
 
@@ -246,14 +245,14 @@ def scores_of(results: Results, ks: Iterable[int], ps: Iterable[float]) -> dict[
         ps: the thresholds p for fast_p, which are speedups.
 
     Returns:
-        a record:
+        A record:
 
-        - ``problems``, ``samples``, ``compiled``, ``correct``, ``timed``: counts;
+        - ``problems``, ``samples``, ``compiled``, ``correct``, ``timed``: counts.
         - ``pass_at_k`` by k: ``value``, the mean over problems with at least k samples (None without one), and
-          ``problems``, their number;
-        - ``fast_p`` by p: the share of samples that are correct with a speedup above p, as a mean over problems (None
-          without one). A correct sample without a speedup counts for p = 0 only;
-        - ``geometric_mean_speedup`` of the correct samples that have a speedup (None without one);
+          ``problems``, their number.
+        - ``fast_p`` by p: the share of samples that are correct with a speedup above p, averaged over problems (None
+          without one). A correct sample without a speedup counts for p = 0 only.
+        - ``geometric_mean_speedup`` of the correct samples that have a speedup (None without one).
         - ``categories``: the number of samples by category.
     """
     tables = [rows for rows in results.values() if rows]
@@ -283,7 +282,7 @@ def _share(table: Sequence[Mapping[str, Any]], p: float) -> float:
 
 
 def _speedup(row: Mapping[str, Any]) -> float | None:
-    """Return the speedup of a correct sample: the verdict's, else the ratio of the entry's two times."""
+    """Return the speedup of a correct sample: the verdict's, or else the ratio of the entry's two times."""
     if not row["correctness"]:
         return None
     runtime, reference = row.get("runtime", -1.0), row.get("ref_runtime", -1.0)
@@ -291,5 +290,5 @@ def _speedup(row: Mapping[str, Any]) -> float | None:
 
 
 def _mean(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return fmean(found) if found else None
+    numbers = list(values)
+    return fmean(numbers) if numbers else None

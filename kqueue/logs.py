@@ -1,8 +1,8 @@
 """Structured logs on stderr, for kqueue, Celery and all other libraries of a fleet's processes.
 
-Whatever works on one evaluation binds its id and the attempt's number (``structlog.contextvars``), so that each of its
-lines has the fields ``evaluation`` and ``attempt``; `kqueue logs` finds them by these. Texts may be foreign: they are
-escaped and cut.
+Code that works on one evaluation binds its id and the attempt's number (``structlog.contextvars``), so that each of its
+lines has the fields ``evaluation`` and ``attempt``, by which `kqueue logs` finds them. Texts can be untrusted, so they
+are escaped and cut.
 """
 
 from __future__ import annotations
@@ -20,40 +20,42 @@ from kqueue.text import clean, one_line
 if TYPE_CHECKING:
     from kqueue.config import Config
 
-#: Most characters of a field, and of a traceback, whose end is kept.
+#: Maximum number of characters of a field.
 _FIELD_CHARACTERS: Final = 2000
+#: Maximum number of characters of a traceback, whose end is kept.
 _TRACEBACK_CHARACTERS: Final = 16_000
-#: Fields of many lines.
+#: Fields with several lines.
 _TRACEBACKS: Final = frozenset({"exception", "traceback"})
-#: Most entries of a list or a mapping in a field, and characters of each.
+#: Maximum number of entries of a list or a mapping in a field.
 _ENTRIES: Final = 50
+#: Maximum number of characters of an entry.
 _ENTRY_CHARACTERS: Final = 200
-#: Variables by which a process without settings learns the two that apply to logs. Neither is a secret.
+#: Variables that give the two log settings to a process without settings. Neither is a secret.
 _LEVEL, _JSON = "KQUEUE_LOG_LEVEL", "KQUEUE_LOG_JSON"
 
 
 def configure(config: Config, **context: str) -> None:
-    """Send all logs to stderr: one JSON object per line with ``config.log_json``, else readable lines.
+    """Send all logs to stderr: one JSON object per line with ``config.log_json``, or else readable lines.
 
     Args:
-        config: the settings, of which ``log_level`` and ``log_json`` apply.
+        config: the settings, of which ``log_level`` and ``log_json`` are used.
         context: fields to add to every line of this process and its children.
     """
     _configure(config.log_level, as_json=config.log_json, context=context)
 
 
 def environment(config: Config) -> dict[str, str]:
-    """Return the variables from which :func:`configure_early` knows how to log."""
+    """Return the variables for :func:`configure_early`."""
     return {_LEVEL: config.log_level, _JSON: str(config.log_json).lower()}
 
 
 def configure_early(**context: str) -> None:
-    """As :func:`configure`, in a process that never reads the settings. Without a fleet it tells warnings only."""
+    """Configure logs in a process that never reads the settings. Without a fleet, log only warnings."""
     _configure(os.environ.get(_LEVEL, "WARNING"), as_json=os.environ.get(_JSON) == "true", context=context)
 
 
 def forget() -> None:
-    """Undo :func:`configure`: in a process that runs foreign code, whose logging is its own."""
+    """Undo :func:`configure` in a process that runs untrusted code, which can configure its own logging."""
     root = logging.getLogger()
     for handler in root.handlers[:]:
         root.removeHandler(handler)
@@ -80,7 +82,7 @@ def _configure(level: str, *, as_json: bool, context: Mapping[str, str]) -> None
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
-    final: list[Any] = [structlog.processors.format_exc_info, _tame]
+    final: list[Any] = [structlog.processors.format_exc_info, _clean_fields]
     if as_json:
         final.append(structlog.processors.JSONRenderer())
     else:
@@ -98,22 +100,22 @@ def _configure(level: str, *, as_json: bool, context: Mapping[str, str]) -> None
     structlog.contextvars.bind_contextvars(**context)
 
 
-def _tame(_logger: Any, _method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Escape and cut every text: messages of kernels, of callers and of libraries come here too."""
+def _clean_fields(_logger: Any, _method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Escape and cut every text, because some come from kernels, callers and libraries."""
     return {
-        name: clean(value)[-_TRACEBACK_CHARACTERS:] if name in _TRACEBACKS else _tamed(value)
+        name: clean(value)[-_TRACEBACK_CHARACTERS:] if name in _TRACEBACKS else _cleaned(value)
         for name, value in fields.items()
     }
 
 
-def _tamed(value: Any, most: int = _FIELD_CHARACTERS) -> Any:
+def _cleaned(value: Any, most: int = _FIELD_CHARACTERS) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, list | tuple | set | frozenset):
-        return [_tamed(one, _ENTRY_CHARACTERS) for one in list(value)[:_ENTRIES]]
+        return [_cleaned(one, _ENTRY_CHARACTERS) for one in list(value)[:_ENTRIES]]
     if isinstance(value, Mapping):
         return {
-            one_line(str(name)[:_ENTRY_CHARACTERS]): _tamed(one, _ENTRY_CHARACTERS)
+            one_line(str(name)[:_ENTRY_CHARACTERS]): _cleaned(one, _ENTRY_CHARACTERS)
             for name, one in list(value.items())[:_ENTRIES]
         }
     text = str(value)

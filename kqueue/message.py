@@ -1,4 +1,4 @@
-"""The message that has a worker execute an evaluation."""
+"""The Celery message that makes a worker execute an evaluation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class Message:
     """The message for one evaluation.
 
     Attributes:
-        evaluation_id: the only thing that a worker acts on; also the id of the Celery task.
-        lane: the name of the lane whose queue it goes to, never ``auto``.
-        deadlines_s: the sum of the evaluation's own deadlines in seconds. Celery's hard limit lies above it.
+        evaluation_id: the only field that a worker acts on. It is also the id of the Celery task.
+        lane: the lane whose queue the message is sent to, never ``auto``.
+        deadlines_s: sum of the evaluation's own deadlines in seconds. Celery's hard limit is higher.
         label: one line for people, never a source.
     """
 

@@ -1,4 +1,4 @@
-"""Moments and durations as people write them."""
+"""Parsers of times and durations that users write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w":
 
 
 def duration(value: str) -> timedelta | None:
-    """Return the duration that ``30m``, ``2h`` or ``7d`` stands for; None for other text.
+    """Return the duration that ``30m``, ``2h`` or ``7d`` stands for, or None for another text.
 
     Raises:
         OverflowError: it is too long.
@@ -22,7 +22,7 @@ def duration(value: str) -> timedelta | None:
 
 
 def since(value: str, option: str = "--since") -> datetime:
-    """Return the time that an option names: an age such as ``2h``, or a date or time, in UTC unless it has a zone.
+    """Return the time of an option: an age such as ``2h``, or a date or time, in UTC unless it has a zone.
 
     Raises:
         InvalidRequest: the value is neither.

@@ -1,11 +1,11 @@
-"""Probes: evaluations whose outcome is known beforehand, which a fleet runs among the real ones to prove its judge.
+"""Probes: evaluations with a known outcome, which a fleet runs among the real ones to verify its judge.
 
-A probe is a kernel that must pass, a cheat that must be refused, or a *spin*, whose ``forward`` takes a known time.
-Each is drawn anew: names, constants and shapes are random, so nothing can be kept or keyed to one.
+A probe is a kernel that must pass, a cheat that must be refused, or a known-duration kernel (``spin``), whose
+``forward`` takes a known time. Names, constants and shapes are random in each probe, so that no result can be cached.
 
-What a spin shows follows from where it runs. It looks at a clock of its own until its time is over, so a call never
-takes less. On a GPU nothing else takes long either, and the judged time must be that time. On a CPU others may take
-the cores at the moment in which a spin is over: there only the shortest of many calls counts, and the bounds are wide.
+A known-duration kernel busy-waits on a clock until its time is over, so a call never takes less. On a GPU, nothing else
+takes long, and the judged time must equal that time. On a CPU, another process can be scheduled at the moment when the
+time is over. There, only the shortest of many calls counts, and the bounds are wide.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from kqueue.categories import Blame, Category
 from kqueue.contract import Backend, Request, Timing, Verdict
 from kqueue.states import Finding, ProbeKind
 
-#: Of the probes of a lane that are drawn by lot.
+#: Relative weights of the kinds of probes in a random draw.
 _WEIGHTS: Final = {ProbeKind.CHEAT: 2, ProbeKind.HONEST: 1, ProbeKind.SPIN: 1}
-#: The categories that say that a kernel's answers are wrong.
+#: Categories of wrong answers.
 _FOUND_OUT: Final = frozenset({Category.WRONG_VALUES, Category.NONDETERMINISTIC})
-#: These say that a host lacked time or memory, whatever it judged.
+#: Categories of a shortage of time or memory, which a busy host can cause for any kernel.
 _SHORTAGES: Final = frozenset(
     {
         Category.TIMEOUT,
@@ -34,32 +34,31 @@ _SHORTAGES: Final = frozenset(
         Category.OUTPUT_LIMIT,
     }
 )
-#: Seconds after which a probe that no worker began ends by itself.
+#: Seconds after which a probe that no worker began expires.
 _WAIT_S: Final = 900.0
-#: How long a spin takes, in milliseconds: on a CPU long beside the pauses of a busy host, on a GPU beside a launch.
+#: Range of a known duration on a CPU in milliseconds, which is long compared with the pauses of a busy host.
 _CPU_SPIN_MS: Final = (20.0, 30.0)
+#: Range of a known duration on a GPU in milliseconds, which is long compared with a launch.
 _GPU_SPIN_MS: Final = (2.0, 4.0)
-#: The reference of a spin on a CPU takes so many times as long.
+#: Ratio of the reference's known duration to the kernel's on a CPU.
 _LONGER: Final = 2.0
-#: What a judged time may be, as a share of the time that was spun: of the median by the GPU's clock, and of the
-#: shortest call by the CPU's. A call cannot be shorter than its spin; 5 % are for clocks that run apart.
+#: Permitted judged time as a share of the known duration: of the median by the GPU's clock, and of the shortest call by
+#: the CPU's. A call cannot be shorter than its known duration, and 5 % allow for drift between clocks.
 _GPU_BAND: Final = (0.95, 1.1)
 _CPU_BAND: Final = (0.95, 1.75)
-#: What the reference may take by the CPU's clock, as a share of the kernel's time: :data:`_LONGER` is right.
+#: Permitted range of the same ratio of the times by the CPU's clock. The exact value is :data:`_LONGER`.
 _CPU_RATIO: Final = (1.3, 3.0)
-#: Timed calls of a spin. Among so many a busy CPU lets some end undisturbed.
+#: Number of timed calls of a known-duration kernel. Even on a busy CPU some of them are undisturbed.
 _SPIN_CALLS: Final = 15
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """An evaluation to submit, and what it must come to.
+    """An evaluation to submit, with its expected outcome.
 
     Attributes:
-        kind: what it is.
-        idea: which of its kind.
-        request: what is submitted.
-        spin_ms: how long its ``forward`` takes, in milliseconds; None for one that does not spin.
+        idea: name of the kernel within its kind.
+        spin_ms: known duration of ``forward`` in milliseconds, or None for another kind.
     """
 
     kind: ProbeKind
@@ -70,12 +69,11 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the verdict on a probe shows.
+    """The result of a probe.
 
     Attributes:
-        finding: whether it is right, or what is wrong with it.
-        words: the same for people, in one line.
-        bias: by how much the judged time differs from what was spun, as a share of that; None where none was.
+        words: one line that explains it.
+        bias: relative difference between the judged time and the known duration, or None if there is none.
     """
 
     finding: Finding
@@ -83,7 +81,7 @@ class Judgement:
     bias: float | None = None
 
 
-#: Kernels that must be refused: what ``forward`` does, with ``ANSWER`` for the right answer.
+#: Kernels that must be refused: bodies of ``forward``, with ``ANSWER`` for the correct answer.
 _CHEATS: Final[Mapping[str, str]] = {
     "zeros": "return torch.zeros_like(GIVEN)",
     "cached": "if not hasattr(self, 'KEPT'):\n    self.KEPT = ANSWER\nreturn self.KEPT.clone()",
@@ -92,7 +90,7 @@ _CHEATS: Final[Mapping[str, str]] = {
     "near": "return (ANSWER) + OFF",
     "last row": "OUT = ANSWER\nOUT[-1] = GIVEN[-1]\nreturn OUT",
 }
-#: Problems: what ``forward`` returns, and the same in other words, which agrees within the tolerance.
+#: Problems: the result of ``forward``, and an equivalent expression that agrees within the tolerance.
 _ANSWERS: Final[Mapping[str, tuple[str, str]]] = {
     "affine": ("GIVEN * FIRST + SECOND", "torch.add(torch.mul(GIVEN, FIRST), SECOND)"),
     "wave": ("torch.sin(GIVEN * FIRST) + SECOND", "SECOND + (FIRST * GIVEN).sin()"),
@@ -138,7 +136,7 @@ class ModelNew(torch.nn.Module):
         LAUNCHED[(triton.cdiv(GIVEN.numel(), 256),)](GIVEN, OUT, GIVEN.numel(), BLOCK=256)
         return OUT
 """
-#: One program does all, and writes when the GPU's own clock of nanoseconds says so.
+#: A single program computes everything, and writes when the GPU's nanosecond clock reaches the duration.
 _TRITON_SPIN: Final = """
 import torch
 import triton
@@ -171,44 +169,37 @@ _CPU_SPIN: Final = "OVER = time.perf_counter() + SPIN_S\nOUT = ANSWER\nwhile tim
 
 
 def draw(lane: str, kind: ProbeKind | None = None) -> Probe:
-    """Return a probe for a lane, drawn by lot.
-
-    Args:
-        lane: which one.
-        kind: of this kind; None for any.
-    """
+    """Return a random probe for a lane, of the given kind or of any."""
     lot = random.SystemRandom()
     if kind is None:
         kind = lot.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
     on_gpu = lane.startswith("gpu")
-    words = _words(lot)
+    substitutions = _words(lot)
     if kind is ProbeKind.SPIN:
-        return _spin(lane, lot, words, on_gpu=on_gpu)
+        return _spin(lane, lot, substitutions, on_gpu=on_gpu)
     answer = lot.choice(list(_ANSWERS))
     right, same = _ANSWERS[answer]
     backend = Backend.TORCH
     if kind is ProbeKind.HONEST:
-        idea, kernel = answer, _source(_KERNEL, f"return {same}", words)
+        idea, kernel = answer, _source(_KERNEL, f"return {same}", substitutions)
         if on_gpu and answer == "affine":
-            idea, kernel, backend = "triton", _filled(_TRITON, words), Backend.TRITON
+            idea, kernel, backend = "triton", _filled(_TRITON, substitutions), Backend.TRITON
     else:
         idea = lot.choice(list(_CHEATS))
-        kernel = _source(_KERNEL, _CHEATS[idea].replace("ANSWER", same), words)
-    problem = _source(_PROBLEM, f"return {right}", words)
+        kernel = _source(_KERNEL, _CHEATS[idea].replace("ANSWER", same), substitutions)
+    problem = _source(_PROBLEM, f"return {right}", substitutions)
     return Probe(kind, idea, _request(lane, problem, kernel, backend, Timing(enabled=False)))
 
 
 def judge(verdict: Verdict, *, kind: ProbeKind, spin_ms: float | None) -> Judgement:
-    """Return what a verdict on a probe shows. A failure of the fleet or of a host's room shows nothing.
+    """Return the result of a probe. A failure of the fleet, or a shortage on its host, shows nothing.
 
     Args:
-        verdict: the verdict.
-        kind: the probe's.
-        spin_ms: as :class:`Probe` has it.
+        spin_ms: the known duration in milliseconds, or None.
     """
     category = verdict.category
     if category.blame not in (Blame.NONE, Blame.CANDIDATE) or category in _SHORTAGES:
-        return Judgement(Finding.VOID, f"{category}: it shows nothing of the judge")
+        return Judgement(Finding.VOID, f"{category}: this shows nothing about the judge")
     if kind is ProbeKind.CHEAT:
         if category is Category.PASSED:
             return Judgement(Finding.CHEAT_ACCEPTED, "a cheat passed")
@@ -225,46 +216,46 @@ def judge(verdict: Verdict, *, kind: ProbeKind, spin_ms: float | None) -> Judgem
 def _judge_clock(verdict: Verdict, spin_ms: float) -> Judgement:
     taken, other = verdict.runtime, verdict.baseline
     if taken is None:
-        return Judgement(Finding.CLOCK_UNEVEN, "a spin passed without a time")
+        return Judgement(Finding.CLOCK_UNEVEN, "a known-duration kernel passed without a time")
     if taken.basis == "gpu_clock":
         low, high = _GPU_BAND
         least = most = taken.median_ms
     else:
-        # The null is the judge's to take away. With it the shortest call is at least its spin, however busy a host is.
+        # The judge subtracts the launch overhead. With it, the shortest call takes at least the known duration.
         low, high = _CPU_BAND
         least, most = taken.min_ms + taken.null_ms, taken.min_ms
     bias = (most if most > spin_ms else min(least, spin_ms)) / spin_ms - 1
-    said = f"a spin of {spin_ms:.3f} ms was timed at {most:.3f} ms"
+    summary = f"a known duration of {spin_ms:.3f} ms was timed at {most:.3f} ms"
     if least < low * spin_ms:
-        return Judgement(Finding.CLOCK_SHORT, said, bias)
+        return Judgement(Finding.CLOCK_SHORT, summary, bias)
     if most > high * spin_ms:
         if verdict.evidence.strangers:
-            return Judgement(
-                Finding.VOID, f"{said}, beside other processes on the GPU, or such as cannot be told apart"
-            )
-        return Judgement(Finding.CLOCK_LONG, said, bias)
+            return Judgement(Finding.VOID, f"{summary}, with other or unidentified processes on the GPU")
+        return Judgement(Finding.CLOCK_LONG, summary, bias)
     if other is not None and (taken.basis, other.basis) == ("cpu_clock", "cpu_clock"):
         ratio = (other.min_ms + other.null_ms) / (taken.min_ms + taken.null_ms)
         if not _CPU_RATIO[0] <= ratio <= _CPU_RATIO[1]:
-            words = f"{said}, and its reference, which takes {_LONGER:.0f} times as long, at {ratio:.2f} times that"
-            return Judgement(Finding.CLOCK_UNEVEN, words, bias)
-    return Judgement(Finding.AGREED, said, bias)
+            message = (
+                f"{summary}, and its reference with {_LONGER:.0f} times the duration at {ratio:.2f} times the time"
+            )
+            return Judgement(Finding.CLOCK_UNEVEN, message, bias)
+    return Judgement(Finding.AGREED, summary, bias)
 
 
-def _spin(lane: str, lot: random.SystemRandom, words: dict[str, str], *, on_gpu: bool) -> Probe:
+def _spin(lane: str, lot: random.SystemRandom, substitutions: dict[str, str], *, on_gpu: bool) -> Probe:
     spin_ms = round(lot.uniform(*(_GPU_SPIN_MS if on_gpu else _CPU_SPIN_MS)), 3)
     right, same = _ANSWERS["affine"]
     timing = Timing(calls=_SPIN_CALLS, precision=0.0, warmup=1)
     if on_gpu:
-        words["SPIN_NS"] = str(round(spin_ms * 1e6))
-        problem = _source(_PROBLEM, f"return {right}", words)
-        request = _request(lane, problem, _filled(_TRITON_SPIN, words), Backend.TRITON, timing)
+        substitutions["SPIN_NS"] = str(round(spin_ms * 1e6))
+        problem = _source(_PROBLEM, f"return {right}", substitutions)
+        request = _request(lane, problem, _filled(_TRITON_SPIN, substitutions), Backend.TRITON, timing)
         return Probe(ProbeKind.SPIN, "GPU's timer", request, spin_ms)
     bodies = [
         (_CPU_SPIN + "return OUT").replace("ANSWER", answer).replace("SPIN_S", repr(spin_ms * times / 1e3))
         for answer, times in ((right, _LONGER), (same, 1.0))
     ]
-    problem, kernel = _source(_PROBLEM, bodies[0], words), _source(_KERNEL, bodies[1], words)
+    problem, kernel = _source(_PROBLEM, bodies[0], substitutions), _source(_KERNEL, bodies[1], substitutions)
     request = _request(lane, problem, kernel, Backend.TORCH, timing)
     return Probe(ProbeKind.SPIN, "host's clock", request, spin_ms)
 
@@ -278,23 +269,23 @@ def _request(lane: str, problem: str, kernel: str, backend: Backend, timing: Tim
 
 
 def _words(lot: random.SystemRandom) -> dict[str, str]:
-    """Return what stands for the words in capitals of a probe's sources."""
-    names = {word: f"v{lot.getrandbits(48):012x}" for word in ("GIVEN", "OUT", "KEPT", "OVER", "LAUNCHED")}
+    """Return the substitutions for the names in capitals in a probe's sources."""
+    names = {name: f"v{lot.getrandbits(48):012x}" for name in ("GIVEN", "OUT", "KEPT", "OVER", "LAUNCHED")}
     return names | {
         "FIRST": f"{lot.uniform(0.6, 1.4):.6f}",
         "SECOND": f"{lot.uniform(0.6, 1.4):.6f}",
-        # Beyond the tolerance of 1e-4 + 1e-4 of values that are hardly larger than 10.
+        # Larger than the tolerance of 1e-4 + 1e-4 * |value|, because values are hardly larger than 10.
         "OFF": f"{lot.choice((-1, 1)) * lot.uniform(3e-3, 6e-3):.6f}",
         "ROWS": str(lot.randint(8, 40)),
         "COLUMNS": str(lot.randint(24, 96)),
     }
 
 
-def _source(form: str, body: str, words: Mapping[str, str]) -> str:
-    return _filled(form.replace("BODY", textwrap.indent(body, " " * 8)), words)
+def _source(form: str, body: str, substitutions: Mapping[str, str]) -> str:
+    return _filled(form.replace("BODY", textwrap.indent(body, " " * 8)), substitutions)
 
 
-def _filled(form: str, words: Mapping[str, str]) -> str:
-    for word, stands_for in words.items():
-        form = form.replace(word, stands_for)
+def _filled(form: str, substitutions: Mapping[str, str]) -> str:
+    for name, stands_for in substitutions.items():
+        form = form.replace(name, stands_for)
     return form

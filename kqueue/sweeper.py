@@ -1,11 +1,11 @@
-"""The sweep, which keeps the promise that every accepted evaluation ends. Each fleet sweeps every few seconds.
+"""The sweep, which makes sure that every accepted evaluation ends. Each fleet sweeps every few seconds.
 
-Postgres holds the truth, so a sweep finds there what Redis, a worker or a producer lost: evaluations whose workers fell
-silent, whose producers' patience is over, and whose messages are gone. A sweep is short. Longer work is done in pieces,
-one a sweep.
+Postgres is the record of all evaluations. In it, a sweep finds evaluations that Redis, a worker or a producer lost:
+those with silent workers, with an expired queue wait, or without a message. A sweep is short. Longer chores are split
+over sweeps.
 
-Postgres also decides whose turn it is. Redis holds a window of the next evaluations of each lane, which a sweep fills
-and puts in order. Between sweeps :func:`fill` does that alone, when evaluations are submitted or end.
+Postgres also decides the order. Redis holds a window of each lane's next evaluations, which a sweep fills and sorts.
+Between sweeps, :func:`fill` does only that when evaluations are submitted or end.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ from kqueue.store.retention import Pruned
 
 _log = logging.getLogger(__name__)
 
-#: One sweeper at a time in the whole fleet.
+#: Advisory lock of the fleet's one sweeper.
 _LOCK: Final = 0x6B71_7565_7565_0002
-#: One at a time reacts to submissions and ends.
+#: Advisory lock of the one process that reacts to submissions and ends.
 _FILLING: Final = 0x6B71_7565_7565_0003
-#: Asks what there is to do. An idle fleet asks this one question every second instead of one for each chore.
+#: Query for all pending chores. An idle fleet sends this one query every second instead of one for each chore.
 _CHORES: Final = select(
     evaluations.ANY_UNFINISHED.label("unfinished"),
     evaluations.ANY_EXPIRED.label("expired"),
     evaluations.ANY_OVERDUE.label("overdue"),
     workers.ANY_SILENT.label("silent"),
 )
-#: Rows that one statement changes. So many take a moment, however busy the database is.
+#: Maximum number of rows that one statement changes, so that it is quick even in a busy database.
 _BITE: Final = 5000
-#: How often a filler looks anew at once, as what it removed may have been sent while it looked.
+#: Passes of one :func:`fill`. The second one finds messages that were sent while the first one was removing messages.
 _FILLS: Final = 2
-#: Seconds between two searches for single messages that Redis lost, as it does if a worker dies in the moment in which
-#: it takes one. A search reads the windows alone.
+#: Seconds between two searches for single lost messages. Redis loses one if a worker dies while it takes it. A search
+#: reads only the windows.
 LOOK_EVERY_S: Final = 10.0
-#: Seconds that a sweep ends evaluations that nobody began in time.
+#: Seconds of a sweep that are spent on ending evaluations that no worker began in time.
 _EXPIRING_S: Final = 0.5
-#: Seconds without a heartbeat after which a worker is given up.
+#: Seconds without a heartbeat after which a worker is considered dead.
 _SILENT_S: Final = 90.0
-#: Seconds between two bites of pruning. They remove more in a day than any fleet makes, at a negligible load.
+#: Seconds between two steps of pruning. They remove more in a day than any fleet produces, at a negligible load.
 _PRUNE_EVERY_S: Final = 5.0
-#: Seconds between two looks at probes.
+#: Seconds between two steps of the probes.
 _PROBE_EVERY_S: Final = 2.0
 
 
@@ -65,15 +65,15 @@ class SweepReport:
     """The result of a sweep.
 
     Attributes:
-        swept: False if another sweeper was at work; nothing else is set then.
-        lost: the evaluations whose attempts were ended because their workers fell silent, and what became of each.
-        expired: the number of evaluations that were ended because no worker began them in time.
-        stopped_workers: the number of workers that were given up as dead.
-        missing: the number of messages that Redis should have had and did not.
-        published: the number of messages sent.
-        pruned: what was removed for its age.
-        probes: what probes came to, and what was done about it.
-        broker_error: why publishing was broken off; the next sweep tries again.
+        swept: False if another sweeper held the lock. All other fields then have their defaults.
+        lost: evaluations whose attempts were ended because their workers fell silent, each with its new state.
+        expired: number of evaluations that were ended because no worker began them in time.
+        stopped_workers: number of workers that were marked as dead.
+        missing: number of messages that were missing in Redis.
+        published: number of messages sent.
+        pruned: the rows that were removed for their age.
+        probes: the results of probes, and the actions that followed.
+        broker_error: reason why publishing was aborted. The next sweep tries again.
         idle: True if every evaluation has its verdict, so there is nothing to lose.
     """
 
@@ -100,23 +100,23 @@ def sweep(
     log_retention_days: float | None = None,
     probe_share: float = 0.0,
 ) -> SweepReport:
-    """Sweep once. Any number of sweepers may run; one works at a time.
+    """Sweep once. Any number of sweepers can run, and one works at a time.
 
     Args:
-        engine: the database; two connections are used at once.
-        app: what :func:`kqueue.broker.make_app` made.
-        retry_delay_s: seconds before a second try.
+        engine: the database. Two connections are used at once.
+        app: the application of :func:`kqueue.broker.make_app`.
+        retry_delay_s: seconds before a second attempt.
         look_every_s: seconds between two searches of Redis for all messages. A Redis that was emptied, restarted or
             replaced is noticed at once.
         silent_after_s: seconds without a heartbeat after which a worker is marked as stopped.
-        retention_days: days after which finished evaluations are removed; None: never.
-        log_retention_days: days after which logs of finished evaluations are emptied; None: never.
-        probe_share: probes for each judged evaluation (:mod:`kqueue.store.probes`); 0 submits none.
+        retention_days: days after which finished evaluations are removed, or None for never.
+        log_retention_days: days after which logs of finished evaluations are emptied, or None for never.
+        probe_share: probes for each judged evaluation (:mod:`kqueue.store.probes`). 0 submits none.
 
     Raises:
         DatabaseUnavailable: Postgres cannot be used.
     """
-    with _alone(engine, _LOCK) as connection:
+    with _exclusive(engine, _LOCK) as connection:
         if connection is None:
             return SweepReport(swept=False)
         chores = connection.execute(_CHORES, {"silent_for": timedelta(seconds=silent_after_s)}).one()
@@ -126,7 +126,7 @@ def sweep(
         missing = published = 0
         pruned, probed, broker_error = Pruned(), probes.Step(), None
         try:
-            missing = _look(engine, app, look_every_s)
+            missing = _search(engine, app, look_every_s)
             probed = _probe(engine, app, probe_share, silent_after_s)
             if chores.unfinished or probed.submitted:
                 published = fill(engine, app)
@@ -139,7 +139,7 @@ def sweep(
 
 
 def _expire(engine: Engine) -> int:
-    """End what has waited too long, for a moment; return how many."""
+    """End evaluations whose queue wait is over, for a limited time. Return their number."""
     deadline, ended = time.monotonic() + _EXPIRING_S, 0
     while (now := evaluations.expire_queued(engine)) and time.monotonic() < deadline:
         ended += now
@@ -147,21 +147,20 @@ def _expire(engine: Engine) -> int:
 
 
 def fill(engine: Engine, app: Celery, *, retries: bool = True) -> int:
-    """Have Redis hold the messages of each lane's next evaluations, in their order, and no others.
+    """Put the messages of each lane's next evaluations into Redis, in their order, and remove all other messages.
 
-    Any number may do so at once: of those that find the same message missing one sends it.
+    Any number of processes can do so at once: if several find the same message missing, one of them sends it.
 
     Args:
-        engine: the database.
-        app: what :func:`kqueue.broker.make_app` made.
-        retries: also send messages of evaluations that were tried before. A worker may have refused them for another
-            one's sake a moment ago, and would again.
+        app: the application of :func:`kqueue.broker.make_app`.
+        retries: also send messages of evaluations that were tried before. A worker can have refused them a moment ago
+            in favour of another one, and would refuse them again.
 
     Returns:
         The number of messages sent.
 
     Raises:
-        BrokerUnavailable: Redis cannot be used. What was not sent is sent by the next call.
+        BrokerUnavailable: Redis cannot be used. The next call sends the remaining messages.
         DatabaseUnavailable: Postgres cannot be used.
     """
     sent = 0
@@ -188,71 +187,71 @@ def fill(engine: Engine, app: Celery, *, retries: bool = True) -> int:
 
 
 def _unpublish(engine: Engine, ids: Collection[UUID]) -> int:
-    """Record that messages are not in Redis; return how many evaluations that changed."""
+    """Record that messages are not in Redis. Return the number of changed evaluations."""
     each = list(ids)
     return sum(evaluations.unpublish(engine, each[start : start + _BITE]) for start in range(0, len(each), _BITE))
 
 
 def fill_alone(engine: Engine, app: Celery) -> bool:
-    """As :func:`fill`, without retries; return False if another one is at it, which needs no second."""
-    with _alone(engine, _FILLING) as connection:
+    """Run :func:`fill` without retries. Return False if another process is running it."""
+    with _exclusive(engine, _FILLING) as connection:
         if connection is None:
             return False
         fill(engine, app, retries=False)
     return True
 
 
-def _look(engine: Engine, app: Celery, every_s: float) -> int:
-    """If Redis is to be searched, record which messages are missing there; return how many."""
+def _search(engine: Engine, app: Celery, every_s: float) -> int:
+    """If a search of Redis is due, record the messages that are missing there. Return their number."""
     with broker.unseen(app, every_s=every_s) as unseen:
         if not unseen:
             return 0
-        # Read before Redis is: messages that are sent meanwhile are not missed.
+        # Read before Redis is searched, so that messages sent meanwhile do not count as missing.
         expected = evaluations.published(engine)
         lost = [identity for lane, ids in expected.items() for identity in ids - broker.waiting(app, lane)]
         return _unpublish(engine, lost)
 
 
 def _probe(engine: Engine, app: Celery, share: float, live_s: float) -> probes.Step:
-    """Look at the probes of the fleet's judge, and submit those that are due, if it is time for that."""
+    """Process the fleet's probes and submit those that are due, if this is this sweeper's turn."""
     if not broker.turn(app, "probes", every_s=_PROBE_EVERY_S):
         return probes.Step()
     try:
         return probes.step(engine, share=share, live_s=live_s)
     except DatabaseUnavailable as error:
-        # Most often a right is missing. The rest of the sweep matters more and goes on.
-        _tell_once("probes could not be seen to", str(error))
+        # Most often a privilege is missing. The rest of the sweep matters more and continues.
+        _warn_once("probes could not be seen to", str(error))
         return probes.Step()
 
 
 def _prune_a_bite(
     engine: Engine, app: Celery, retention_days: float | None, log_retention_days: float | None
 ) -> Pruned:
-    """Remove some of what is old enough, if it is time for that."""
+    """Remove some of the expired rows, if this is this sweeper's turn."""
     if not broker.turn(app, "prune", every_s=_PRUNE_EVERY_S):
         return Pruned()
     try:
         evaluations.tally(engine)
         return retention.prune(engine, retention_days=retention_days, log_retention_days=log_retention_days)
     except DatabaseUnavailable as error:
-        # Most often a right is missing. The rest of the sweep matters more and goes on.
-        _tell_once("old evaluations could not be removed", str(error))
+        # Most often a privilege is missing. The rest of the sweep matters more and continues.
+        _warn_once("old evaluations could not be removed", str(error))
         return Pruned()
 
 
 @lru_cache(maxsize=16)
-def _tell_once(what: str, reason: str) -> None:
-    """Warn once in a process: every time fails in the same way."""
-    _log.warning("%s: %s", what, reason)
+def _warn_once(event: str, reason: str) -> None:
+    """Warn once in a process, because each failure has the same cause."""
+    _log.warning("%s: %s", event, reason)
 
 
 @contextmanager
-def _alone(engine: Engine, lock: int) -> Generator[Connection | None]:
-    """Yield a connection, None if another one holds the lock. No other one gets it within the block."""
+def _exclusive(engine: Engine, lock: int) -> Generator[Connection | None]:
+    """Yield a connection that holds the lock during the block, or None if another process holds it."""
     with translate(), engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        alone = bool(connection.scalar(text("SELECT pg_try_advisory_lock(:lock)"), {"lock": lock}))
+        acquired = bool(connection.scalar(text("SELECT pg_try_advisory_lock(:lock)"), {"lock": lock}))
         try:
-            yield connection if alone else None
+            yield connection if acquired else None
         finally:
-            if alone and not connection.invalidated:
+            if acquired and not connection.invalidated:
                 connection.execute(text("SELECT pg_advisory_unlock(:lock)"), {"lock": lock})

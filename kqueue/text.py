@@ -1,7 +1,7 @@
-"""Text that others wrote, made fit to be shown.
+"""Cleaning of untrusted text before it is shown.
 
-Sources, labels, logs and messages may come from a candidate. None of them may move a terminal's cursor, imitate the
-program that shows them, or hold what a reader cannot see.
+Sources, labels, logs and messages can come from a candidate. None of them can move a terminal's cursor, imitate the
+program that shows them, or contain invisible text.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Final
 #: Unicode categories that are escaped: controls, formatting (which can reverse text), surrogates, private use,
 #: unassigned, and line and paragraph separators.
 _UNSAFE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-#: Characters that are kept at most, of the million that there are.
+#: Maximum number of cached characters, of the million that exist.
 _KEPT: Final = 4096
 
 
 def clean(value: object) -> str:
-    """Return ``value`` as text. All control characters but line feeds and tabs are escaped."""
+    """Return ``value`` as text, with all control characters except line feeds and tabs escaped."""
     return str(value).translate(_SHOWN)
 
 
 def one_line(value: object) -> str:
-    """Return ``value`` as :func:`clean` does, on one line: each run of white space becomes one space."""
+    """Return ``value`` as clean text on one line. Each run of white space becomes one space."""
     return " ".join(clean(value).split())
 
 
 class _Shown(dict[int, str]):
-    """What stands for each character, by its code. Common ones are kept: a source may have a million."""
+    """A cache from a character's code to its shown form, limited because a source can have a million characters."""
 
     def __missing__(self, code: int) -> str:
         char = chr(code)
@@ -38,7 +38,7 @@ class _Shown(dict[int, str]):
 
 
 def _is_unsafe(char: str) -> bool:
-    # Variation selectors are marks without a shape. The 256 of them can spell out a text that nobody sees.
+    # Variation selectors are marks without a shape. The 256 of them can spell out an invisible text.
     return char not in "\n\t" and (
         unicodedata.category(char) in _UNSAFE or "\ufe00" <= char <= "\ufe0f" or "\U000e0100" <= char <= "\U000e01ef"
     )

@@ -1,11 +1,11 @@
 """kombu's Redis transport without its bookkeeping in Redis, for the programs of a fleet that read messages.
 
-Stock kombu keeps more in Redis than messages: those that are not acknowledged yet (``unacked``, ``unacked_index``,
+Stock kombu stores more in Redis than messages: unacknowledged ones (``unacked``, ``unacked_index``,
 ``unacked_mutex``), lists for further priorities, and tables of bindings (``_kombu.binding*``). If one of these keys has
 another type or a malformed entry, a reader ends, and so does each reader that is started later. A fleet needs none of
-them: Postgres says which messages are missing, all messages have one priority, and the queue of an answer follows from
-its address. ``kqueue/broker.py`` turns the first two off, and :class:`Channel` the tables. So a fleet reads only lists
-of messages. :func:`kqueue.broker.mend` removes those that are no lists.
+them: Postgres knows which messages are missing, all messages have one priority, and an address determines the queue of
+its reply. ``kqueue/broker.py`` turns the first two off, and :class:`Channel` the tables. So a fleet reads only lists
+of messages. :func:`kqueue.broker.mend` removes keys that are not lists.
 
 The module extends private parts of kombu's Redis transport, so kombu is pinned to a minor version.
 """
@@ -22,39 +22,39 @@ from redis.exceptions import ResponseError
 
 from kqueue import broker
 
-#: Addresses of answers to questions end so, and so do their queues.
+#: Suffix of the addresses of replies, and of their queues.
 REPLIES: Final = "reply.celery.pidbox"
-#: Lifetime in milliseconds of answers that are not read.
+#: Lifetime in milliseconds of unread replies.
 _REPLY_MS: Final = 10_000
 
 
 class Channel(redis.Channel):
     """A channel that reads lists of messages only."""
 
-    #: A message that a worker did not finish is sent again from Postgres.
+    #: A sweep sends an unfinished message again from Postgres.
     do_restore = False
 
     def _new_queue(self, queue: str, auto_delete: bool = False, **_: Any) -> None:
         """Declare a queue, for which Redis needs nothing."""
 
     def _size(self, queue: str) -> Literal[0]:  # noqa: ARG002
-        """Return no length to a declaration: nothing needs one."""
+        """Return 0 as the length, because no caller of a declaration uses it."""
         return 0
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:  # noqa: ARG002
-        """Bind a queue to an exchange. Only channels of publish and subscribe need a record of it, in memory."""
+        """Bind a queue to an exchange. Only publish/subscribe channels need a record of it, in memory."""
         if self.typeof(exchange).type == "fanout":
             self._fanout_queues[queue] = (exchange, routing_key.replace("#", "*"))
 
     def _delete(self, queue: str, *_arguments: Any, **_: Any) -> None:
-        """Delete a queue of answers, which ends by itself."""
+        """Do nothing, because a queue of replies expires."""
 
     def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:  # noqa: ARG002
         """Return the one queue that an address names."""
         return [f"{routing_key}.{exchange}" if exchange else routing_key]
 
     def _put(self, queue: str, message: Any, **_: Any) -> None:
-        """Send an answer, or put a message back."""
+        """Send a reply, or put a message back."""
         with self.conn_or_acquire() as client:
             broker.mend(client, queue, "list")
             client.lpush(queue, dumps(message))
@@ -62,7 +62,7 @@ class Channel(redis.Channel):
                 client.pexpire(queue, _REPLY_MS)
 
     def _brpop_read(self, **options: Any) -> Any:
-        """Deliver the next message; remove queues that are no lists."""
+        """Deliver the next message. Remove queues that are not lists."""
         try:
             return super()._brpop_read(**options)
         except ResponseError as error:
@@ -81,6 +81,6 @@ class Transport(redis.Transport):
 
 
 def use(transport: type[Transport]) -> None:
-    """Make this process reach Redis by ``transport``."""
+    """Make this process connect to Redis by ``transport``."""
     for scheme in ("redis", "rediss"):
         transports.TRANSPORT_ALIASES[scheme] = f"{transport.__module__}:{transport.__qualname__}"

@@ -1,7 +1,8 @@
 """Check the language of docstrings, comments, messages, Markdown and commit subjects.
 
-CONTRIBUTING.md states the rule. Each habit below has a plain replacement, and no file or word is exempt. Code spans,
-code blocks, quotations of a word in double quotes, and names in backquotes are not prose and are not checked.
+CONTRIBUTING.md states the rule. Each habit below has a plain replacement, and no word is exempt. Code spans, code
+blocks, quotations of a word in double quotes, names in backquotes, and the kernels and problems of `examples` and
+`benchmarks` are not prose and are not checked.
 """
 
 from __future__ import annotations
@@ -20,9 +21,14 @@ from typing import Final
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
 #: Folders and files that are checked where no path is given.
-_CHECKED: Final = ("kqueue", "workers", "migrations", "scripts", "docs", "README.md", "CONTRIBUTING.md", "SECURITY.md")
+_CHECKED: Final = (
+    *("kqueue", "workers", "migrations", "scripts", "benchmarks", "examples", "docs"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
+)
+#: Folders of kernels and problems, whose sources are data.
+_DATA: Final = frozenset({"kernels", "problems"})
 #: The last commit that predates the check of subjects.
-_SUBJECTS_SINCE: Final = "3456483"
+_SUBJECTS_SINCE: Final = "044c2a9"
 _SUBJECT: Final = re.compile(r"(?:Ask|Have|Keep|Know|Let|Look|Say|Take|Tell)\b")
 _OPENING: Final = re.compile(r"(?:What|How|Whether|Where|Who|Whose|When|Which)\b")
 #: Habits of sentences that are not questions, with the advice for each.
@@ -67,7 +73,7 @@ def main() -> int:
 def _files(paths: list[Path]) -> Iterator[Path]:
     for path in paths or [_ROOT / name for name in _CHECKED]:
         found = sorted(path.rglob("*")) if path.is_dir() else [path]
-        yield from (file for file in found if file.suffix in {".py", ".md"})
+        yield from (f for f in found if f.suffix in {".py", ".md"} and _DATA.isdisjoint(f.relative_to(path).parts))
 
 
 def _subjects() -> Iterator[str]:
@@ -79,7 +85,11 @@ def _subjects() -> Iterator[str]:
 
 def _findings(path: Path) -> Iterator[tuple[int, str]]:
     text = path.read_text(encoding="utf-8")
-    for line, paragraph, is_docstring in _of_python(text) if path.suffix == ".py" else _of_markdown(text):
+    try:
+        paragraphs = list(_of_python(text) if path.suffix == ".py" else _of_markdown(text))
+    except SyntaxError:
+        return  # a kernel of the gallery has a syntax error on purpose
+    for line, paragraph, is_docstring in paragraphs:
         if is_docstring and _OPENING.match(paragraph):
             yield line, f"begin with a verb or a noun: {paragraph[:100]}"
         # A span becomes one word, so that the text around it remains a sentence.
@@ -110,7 +120,7 @@ def _of_python(source: str) -> Iterator[tuple[int, str, bool]]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             begin = begin if comment else token.start[0]
-            comment.append(token.string.lstrip("#: ").strip())
+            comment.append(re.sub(r"noqa: [A-Z0-9, ]+(?:--)?", "", token.string.lstrip("#: ")).strip())
         elif token.type not in {tokenize.NL, tokenize.INDENT, tokenize.DEDENT} and comment:
             yield begin, " ".join(comment), False
             comment = []

@@ -99,7 +99,8 @@ def option(one: Any, context: Any) -> str | None:
     record = one.get_help_record(context)
     if record is None or one.name == "help":
         return None
-    return f"| `{in_markdown(record[0])}` | {in_markdown(record[1])} |"
+    text = record[1].replace("; x", ", x").replace("; 0", ", 0").replace("; 1", ", 1")
+    return f"| `{in_markdown(record[0])}` | {in_markdown(text)} |"
 
 
 def python() -> str:

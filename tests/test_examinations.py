@@ -89,11 +89,11 @@ def test_findings_in_words() -> None:
     assert list(examinations.lines(Evidence(sanitized=runs))) == [
         "memcheck: 6 errors at 1 place (7.4 s)",
         "  Invalid __global__ read of size 16 bytes in k at kernel.py:8, 6 times",
-        "    the first: thread (122, 0, 0) of block (0, 0, 0), address 0xfa0, 1 byte behind an allocation of 400 bytes",
-        "racecheck: nothing found (1.0 s)",
-        "initcheck: says nothing: it did not end within 300 s",
+        "    the first: thread (122, 0, 0) of block (0, 0, 0), address 0xfa0, 1 byte after an allocation of 400 bytes",
+        "racecheck: no findings (1.0 s)",
+        "initcheck: no result: it did not end within 300 s",
     ]
-    for distance, said in ((-2, "2 bytes before an"), (1, "1 byte behind an"), (0, "begins within an")):
+    for distance, said in ((-2, "2 bytes before an"), (1, "1 byte after an"), (0, "begins within an")):
         run = Sanitized(tool="m", findings=(OUTSIDE.model_copy(update={"distance_bytes": distance}),), seconds=1.0)
         assert f"{said} allocation of 400 bytes" in "\n".join(examinations.lines(Evidence(sanitized=(run,))))
 

@@ -1,5 +1,5 @@
-# Makes the database at the first start, for the owner that POSTGRES_USER and POSTGRES_PASSWORD name, and runs Postgres
-# as its own user. Passwords are asked for over TCP and not on the socket, as in the official image.
+# Creates the database at the first start, for the owner in POSTGRES_USER and POSTGRES_PASSWORD, and runs Postgres as
+# the user postgres. Passwords are required over TCP and not on the socket, as in the official image.
 set -eu
 umask 077
 if [ "$(id -u)" = 0 ]; then

@@ -1,4 +1,4 @@
-# Runs Valkey as its own user.
+# Runs Valkey as the user valkey.
 set -eu
 chown valkey /data
 exec setpriv --reuid valkey --regid valkey --clear-groups "$@"

@@ -1,4 +1,4 @@
-"""Memory that all modules of a process share, as a GPU's is: buffers lie side by side, and writes are not checked."""
+"""A memory pool that all modules of a process share, like GPU memory. Buffers are adjacent, and writes are not checked."""
 
 import atexit
 import ctypes
@@ -17,12 +17,12 @@ def buffer(count):
 
 
 def write(target, index, value):
-    """Write where an index leads, as a kernel does: beyond the buffer's end too."""
+    """Write to an index without a bounds check, like a kernel."""
     ctypes.cast(target, ctypes.POINTER(ctypes.c_double))[index] = value
 
 
 def unload_at_exit(table):
-    """Give a table back when the process ends, as compiled modules are unloaded; a table that was hit ends it."""
+    """Check a table when the process exits, and abort if it was overwritten, like an unload of compiled modules."""
 
     def unload():
         if list(table) != [float(number) for number in range(len(table))]:

@@ -1,4 +1,4 @@
-"""Passes, alone and together, and writes one element too far."""
+"""A test that always passes, although it writes one element too far."""
 
 from pool import buffer, write
 

@@ -1,4 +1,4 @@
-"""Right, and passes alone. In one process with test_a_fills.py it fails: its first element is no longer zero."""
+"""A correct test that passes alone. After test_a_fills.py in one process it fails, because its first element is not zero."""
 
 from pool import buffer
 

@@ -1,6 +1,6 @@
-"""Eight tests that pass, each of which writes one element further; what they have hit shows when modules are unloaded.
+"""Eight tests that pass, each of which writes one element further.
 
-pytest alone says that all have passed, and then the process dies.
+The damage shows when modules are unloaded. Plain pytest reports that all tests passed, and then its process aborts.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""The same on a GPU with CuPy: a kernel that writes out of bounds, of which a launch says nothing."""
+"""The same on a GPU with CuPy: a kernel that writes out of bounds, which its launch does not report."""
 
 import pytest
 
@@ -22,12 +22,12 @@ def test_fill():
 
 @pytest.mark.parametrize("step", range(8))
 def test_overrun(step):
-    """Passes: nobody waits for the kernel. The last step writes to where no memory is."""
+    """Pass, because the test does not wait for the kernel. The last step writes to an unmapped address."""
     out = cupy.zeros(64, dtype=cupy.float32)
     first = 0 if step < 7 else 1 << 44
     FILL.get_function("fill")((1,), (64,), (out, cupy.int64(first), cupy.int32(64)))
 
 
 def test_fill_again():
-    """Right. In one process it fails for what was before it, and so do all modules after it."""
+    """Fail in one process after the step above, although this test is correct. All later modules fail too."""
     test_fill()

@@ -1,6 +1,6 @@
-"""A proposer for `kqueue search --proposer`: reads a question as JSON on stdin, writes a kernel to stdout.
+"""A proposer for `kqueue search --proposer`, which reads a question as JSON from stdin and writes a kernel to stdout.
 
-It knows one trick for problem.py: half as many passes with steps of twice the size. A real one would think, or ask.
+It knows one change for problem.py: half as many passes with twice the step. A real proposer would ask a model.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Find the smallest shape and the plainest input on which a kernel still fails, and write a file that shows it.
+"""Find the smallest shape and the simplest input on which a kernel fails, and write a file that reproduces it.
 
-:class:`~kqueue.autopsy.shrink.Autopsy` says which problems to judge next, and is told what became of them. It runs
-nothing and asks nobody: :mod:`kqueue.autopsy.run` has them judged by a fleet or by a local judge, and an agent's
-tool by the fleet's HTTP server. So foreign code runs where it always does, in the judge's sealed processes.
+:class:`~kqueue.autopsy.shrink.Autopsy` chooses the next problems to judge from the results so far. It runs nothing. The
+callers judge: :mod:`kqueue.autopsy.run` with a fleet or a local judge, and an agent's tool with the fleet's HTTP
+server. So untrusted code runs only in the judge's sealed processes.
 """

@@ -1,4 +1,4 @@
-"""Autopsies in an event loop: whoever serves others has the smaller problems judged."""
+"""Autopsies in an event loop, for servers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from kqueue.autopsy.report import Ended, Report
 from kqueue.autopsy.shrink import Autopsy
 from kqueue.contract import Request, Result
 
-#: Has the requests of one round judged until a time of the monotonic clock; None in the place of what has no result.
-#: Should nobody wait for them any more, they end by themselves then.
+#: A function that judges the requests of a round until a time of the monotonic clock. A missing result is None. The
+#: evaluations expire if the caller no longer waits for them.
 Judge = Callable[[Sequence[Request], float], Awaitable[Sequence[Result | None]]]
-#: The shortest time that a fleet is asked to keep an evaluation for, in seconds.
+#: Minimum queue wait of an evaluation in seconds.
 QUEUE_S: Final = 1.0
 
 
 async def dissect(autopsy: Autopsy, judge: Judge, budget_s: float) -> Report:
-    """Have rounds judged until nothing smaller is found to fail, or the time is over.
+    """Run rounds until there is nothing smaller to try, or the time is over.
 
     Args:
-        autopsy: what to look into, with its failure.
-        judge: has a round judged.
-        budget_s: when to stop, in seconds from now.
+        autopsy: the autopsy, with its failure.
+        budget_s: time limit in seconds from now.
     """
     began = time.monotonic()
     until = began + budget_s

@@ -1,7 +1,7 @@
-"""Inputs of a smaller problem: the problem's own draws under fixed seeds, or plain values in their place.
+"""Inputs of a smaller problem: the problem's own draws under fixed seeds, or simple values instead.
 
-The judge seeds its generators from a secret. A failure that depends on that could not be shown again, so a smaller
-problem draws its inputs under seeds that stand in its source.
+The judge's seeds are secret, so a failure that depends on them could not be reproduced. A smaller problem therefore
+draws its inputs under seeds in its source.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class Fill(StrEnum):
     """The values of floating inputs. Inputs of other dtypes are always the problem's own."""
 
     DRAWN = "drawn"
-    """What the problem draws."""
+    """The values that the problem draws."""
     ZEROS = "zeros"
     ONES = "ones"
     FIRST = "one 1, then zeros"
@@ -28,20 +28,20 @@ class Fill(StrEnum):
     BLOCKS = "the least and the largest drawn value by turns, in 9 blocks"
 
 
-#: Plain values, the plainest first.
+#: Simple values, the simplest first.
 PLAIN: Final = (Fill.ZEROS, Fill.ONES, Fill.FIRST, Fill.LAST, Fill.ARANGE)
-#: What resembles the judge's hidden inputs of each kind.
+#: Values that resemble each kind of the judge's hidden inputs.
 LIKE: Final = {
     "scaled": (Fill.LARGE, Fill.SMALL),
     "uniform": (Fill.LARGE, Fill.BLOCKS),
     "integers": (Fill.INTEGERS,),
     "adversarial": (Fill.OUTLIERS,),
 }
-#: What resembles its hidden inputs of all other kinds.
+#: Values that resemble all remaining kinds of hidden inputs.
 LIKE_OTHERS: Final = (Fill.SPARSE, Fill.BLOCKS)
 
-#: It is added to a problem's source. The judge's seed chooses among the seeds, so that its several input sets differ.
-#: The lowest bit does not count: the judge draws under neighbouring seeds to see what it may vary, and finds nothing.
+#: Source that is appended to a problem. The judge's seed selects one of the seeds, so that its input sets differ. The
+#: lowest bit is ignored, so that neighbouring seeds, with which the judge tests which inputs vary, give equal inputs.
 _WRAP: Final = '''
 
 def _fixed_inputs(draw, seeds, fill, keep):
@@ -111,12 +111,10 @@ get_inputs = _fixed_inputs(get_inputs, {seeds!r}, {fill!r}, {keep!r})
 
 
 def fixed(source: str, seeds: tuple[int, ...], fill: Fill, keep: tuple[int, int] | None) -> str:
-    """Return a problem's source, which is not run, with inputs that are drawn under fixed seeds.
+    """Return a problem's source with inputs that are drawn under fixed seeds. The source is not run.
 
     Args:
-        source: the problem's.
-        seeds: one for each input set; the judge's checks choose among them.
-        fill: the values of floating inputs.
-        keep: the range of their elements that is not set to 0, counted through all of them; None for all.
+        seeds: one for each input set. The judge's checks select among them.
+        keep: range of the elements that are not set to 0, counted through all inputs, or None for all.
     """
     return source.rstrip("\n") + "\n" + _WRAP.format(seeds=seeds, fill=str(fill), keep=keep)

@@ -1,4 +1,4 @@
-"""What an autopsy found, and its words."""
+"""The report of an autopsy, as data and as text."""
 
 from __future__ import annotations
 
@@ -14,68 +14,68 @@ from kqueue.evidence import Facts, InputTensor, json_number
 
 
 class Ended(StrEnum):
-    """Why an autopsy ended."""
+    """The reason why an autopsy ended."""
 
     REFUSED = "refused"
-    """The failure needs none."""
+    """The failure needs no autopsy."""
     NOT_AGAIN = "not_again"
-    """Judged again, the kernel did not fail so."""
+    """The kernel did not fail in the same way when it was judged again."""
     SMALLEST = "smallest"
-    """Nothing smaller is left to try."""
+    """There is nothing smaller to try."""
     EVALUATIONS = "evaluations"
-    """The evaluations were used up."""
+    """The maximum number of evaluations was reached."""
     TIME = "time"
-    """The time was over."""
+    """The time limit was reached."""
     INTERRUPTED = "interrupted"
-    """Somebody ended it."""
+    """The user or the server ended it."""
 
 
 class Change(BaseModel):
-    """A number of the problem's source that was made smaller."""
+    """A number of the problem's source that was reduced."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     line: int
     """Line of the problem's source, from 1."""
     name: str
-    """The constant or function that it stands in."""
+    """The constant or function that contains it."""
     before: int
-    """As the problem has it."""
+    """Its value in the original problem."""
     after: int
-    """As the smallest failing problem has it."""
+    """Its value in the smallest failing problem."""
 
 
 class Report(BaseModel):
-    """What an autopsy found."""
+    """The results of an autopsy."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     category: Category
-    """How the kernel fails."""
+    """The category of the kernel's failure."""
     message: str
     """The message of the verdict on the smallest failing problem."""
     ended: Ended
-    """Why it ended."""
+    """Reason why the autopsy ended."""
     refusal: str | None
-    """Why the failure needs no autopsy; None if it does."""
+    """Reason why the failure has no autopsy. None if it has one."""
     before: tuple[InputTensor, ...] | None
     """The problem's inputs. None where they are unknown."""
     after: tuple[InputTensor, ...] | None
     """Inputs of the smallest failing problem. None where none failed."""
     changes: tuple[Change, ...]
-    """The numbers that were made smaller."""
+    """The numbers that were reduced."""
     fill: str | None
     """The values of floating inputs. None where they come from the judge's seeds."""
     kept: tuple[int, int] | None
-    """The range of the elements of floating inputs that are not 0, counted through all of them; None for all."""
+    """Range of the elements of floating inputs that are not 0, counted through all of them. None for all."""
     seeds: tuple[int, ...]
     """Seeds of the input sets. Empty for the judge's own, which are secret."""
     facts: Facts
     """Facts of the verdict on the smallest failing problem, with the first wrong values."""
     evaluations: int
-    """Number of evaluations that were made."""
+    """Number of evaluations."""
     seconds: float
-    """How long it took, in seconds."""
+    """Elapsed time in seconds."""
     problem: str | None
     """Source of the smallest failing problem. None where none failed."""
     repro: str | None
@@ -83,12 +83,12 @@ class Report(BaseModel):
 
     @property
     def elements_before(self) -> int | None:
-        """Number of elements of the problem's inputs. None where that is unknown."""
+        """Number of elements of the problem's inputs. None where it is unknown."""
         return _elements(self.before)
 
     @property
     def elements_after(self) -> int | None:
-        """The same of the smallest failing problem."""
+        """Number of elements of the inputs of the smallest failing problem. None where none failed."""
         return _elements(self.after)
 
     @property
@@ -107,14 +107,14 @@ class Report(BaseModel):
         return record | {"elements_before": self.elements_before, "elements_after": self.elements_after}
 
     def lines(self) -> Iterator[str]:
-        """Yield the report in words. They hold words of the kernel's: show them cleaned."""
+        """Yield the report as text. Clean it before it is shown, because it quotes the kernel's output."""
         if self.refusal is not None:
             yield f"no autopsy: {self.refusal}"
             return
         if self.after is None:
             why = (
-                "judged again with the same settings, the kernel did not fail so. It may depend on chance, on time, or"
-                " on what else ran"
+                "the kernel did not fail in the same way when it was judged again unchanged. The failure can"
+                " depend on chance, on time, or on other processes"
                 if self.ended is Ended.NOT_AGAIN
                 else "it ended before the kernel was judged again"
             )
@@ -127,22 +127,26 @@ class Report(BaseModel):
         for change in self.changes:
             yield f"  line {change.line} ({change.name}): {change.before} -> {change.after}"
         if not self.seeds:
-            yield "values: drawn by the judge's secret seeds; no fixed inputs were found on which it fails"
+            yield "values: drawn by the judge's secret seeds. No fixed inputs were found on which it fails"
         else:
             sets = f"{len(self.seeds)} input sets, one after the other" if len(self.seeds) > 1 else "one input set"
-            only = "" if self.kept is None else f"; elements {self.kept[0]} to {self.kept[1] - 1} alone, all others 0"
-            yield f"values: {self.fill}{only}; {sets}"
+            only = (
+                ""
+                if self.kept is None
+                else f", elements {self.kept[0]} to {self.kept[1] - 1} only, all other elements 0"
+            )
+            yield f"values: {self.fill}{only}, {sets}"
         if self.facts.first:
             yield f"output {self.facts.output}: {self.facts.wrong} of {self.facts.of} values are wrong. The first:"
-            for place in self.facts.first:
+            for wrong in self.facts.first:
                 yield (
-                    f"  index {list(place.index)}: expected {json_number(place.expected)}, got {json_number(place.got)}"
+                    f"  index {list(wrong.index)}: expected {json_number(wrong.expected)}, got {json_number(wrong.got)}"
                 )
         why = {
             Ended.SMALLEST: "nothing smaller was found to fail",
-            Ended.EVALUATIONS: "the evaluations were used up; something smaller may fail",
-            Ended.TIME: "the time was over; something smaller may fail",
-            Ended.INTERRUPTED: "it was ended; something smaller may fail",
+            Ended.EVALUATIONS: "the evaluations were used up before the smallest problem was found",
+            Ended.TIME: "the time was over before the smallest problem was found",
+            Ended.INTERRUPTED: "it was ended before the smallest problem was found",
         }[self.ended]
         yield f"{self.evaluations} evaluations, {self.seconds:.1f} s: {why}"
 
@@ -152,5 +156,5 @@ def _elements(tensors: tuple[InputTensor, ...] | None) -> int | None:
 
 
 def words_of(tensors: tuple[InputTensor, ...]) -> str:
-    """Return shapes and dtypes in one line."""
+    """Return shapes and data types in one line."""
     return ", ".join(f"{list(tensor.shape)} {tensor.dtype}" for tensor in tensors) or "no tensors"

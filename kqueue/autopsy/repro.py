@@ -1,6 +1,6 @@
-"""``repro.py``: a file that needs torch, and what the kernel imports, and fails by itself.
+"""``repro.py``, a standalone program that reproduces a failure with torch and the kernel's own imports.
 
-It is text here. kqueue never runs it.
+kqueue only writes it and never runs it.
 """
 
 from __future__ import annotations
@@ -12,30 +12,29 @@ from typing import Final
 from kqueue.contract import Request, Result
 from kqueue.text import clean
 
-#: Input sets of a problem whose inputs are drawn by the problem's own code, under seeds that repro.py chooses.
+#: Number of input sets in repro.py for a problem that draws its inputs without fixed seeds.
 _SETS: Final = 16
 _QUOTES: Final = "'''"
 
 
 def render(request: Request, problem: str, result: Result, seeds: tuple[int, ...], words: str) -> str:
-    """Return the program that shows a failure. It ends with 1 if the kernel fails, with 0 if it does not.
+    """Return the program that reproduces a failure. It exits with 1 if the kernel fails, and with 0 otherwise.
 
     Args:
-        request: the kernel's source, and how it was judged.
-        problem: source of the smallest failing problem.
-        result: what the judge said on that.
-        seeds: those of the problem's input sets; empty for the judge's own.
-        words: what was done to the problem.
+        seeds: seeds of the problem's input sets. Empty for the judge's own.
+        words: text on how the problem was shrunk.
     """
     settings, facts = request.settings, result.facts
-    # On a CPU nothing is planned of a GPU's memory.
+    # Only on a GPU does the evidence contain a memory plan.
     on_gpu = result.evidence.gpu_memory is not None
     given = result.evidence.tolerance
-    told = [f"The judge said: {result.category}: {result.message}", *words.splitlines()]
+    summary = [f"The judge's verdict: {result.category}: {result.message}", *words.splitlines()]
     if not seeds:
-        told.append("The judge's inputs are secret. This file draws others by the same code: it may not fail.")
-    known = {
-        "TOLD": "\n".join(told),
+        summary.append(
+            "The judge's inputs are secret. This file draws different ones, so the failure does not always show."
+        )
+    values_by_name = {
+        "SUMMARY": "\n".join(summary),
         "CATEGORY": str(result.category),
         "DEVICE": "cuda" if on_gpu else "cpu",
         "PRECISION": {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}[settings.precision],
@@ -53,15 +52,15 @@ def render(request: Request, problem: str, result: Result, seeds: tuple[int, ...
     template = resources.files("kqueue.autopsy").joinpath("repro_template.txt").read_text(encoding="utf-8")
     head, mark, rest = template.partition("# @@VALUES@@\n")
     assert mark
-    values = "".join(f"{name} = {value!r}\n" for name, value in known.items() if name != "TOLD")
-    source = head.replace("@@TOLD@@", clean(known["TOLD"]).replace("\\", "\\\\").replace('"""', "'''"))
-    # At once: a source may hold the other's mark.
+    values = "".join(f"{name} = {value!r}\n" for name, value in values_by_name.items() if name != "SUMMARY")
+    source = head.replace("@@SUMMARY@@", clean(values_by_name["SUMMARY"]).replace("\\", "\\\\").replace('"""', "'''"))
+    # Both in one pass, because a source can contain the other one's mark.
     sources = {"@@PROBLEM@@": _literal(problem), "@@KERNEL@@": _literal(request.kernel)}
     return source + values + re.sub("|".join(sources), lambda mark: sources[mark[0]], rest)
 
 
 def _literal(source: str) -> str:
-    """Return a source as a literal that people can read, where it can be one."""
+    """Return a source as a readable literal if possible."""
     if _QUOTES in source or source.endswith(("'", "\\")) or clean(source) != source:
         lines = ",\n".join(f"    {line!r}" for line in source.split("\n"))
         return f'"\\n".join([\n{lines},\n])'

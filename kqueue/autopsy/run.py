@@ -1,4 +1,4 @@
-"""Autopsies by a fleet, and by a local judge."""
+"""Autopsies that a fleet or a local judge runs."""
 
 from __future__ import annotations
 
@@ -18,28 +18,25 @@ from kqueue.contract import Request, Result
 from kqueue.errors import WaitTimeout
 from kqueue.judging import LocalJudge
 
-#: Told after each round.
-Told = Callable[[Autopsy], None]
+#: A function that is called after each round.
+OnRound = Callable[[Autopsy], None]
 
 
-def by_fleet(autopsy: Autopsy, client: Client, budget_s: float, told: Told) -> Report:
-    """Have a fleet judge the smaller problems, several beside each other. Nothing is left running.
+def by_fleet(autopsy: Autopsy, client: Client, budget_s: float, on_round: OnRound) -> Report:
+    """Run an autopsy on a fleet, with several problems judged concurrently. No evaluation continues after it.
 
     Args:
-        autopsy: what to look into.
-        client: the fleet's.
-        budget_s: when to stop, in seconds from now.
-        told: called after each round.
+        budget_s: time limit in seconds from now.
 
     Raises:
-        WaitTimeout: nothing was learned in time about a kernel whose failure was not given.
+        WaitTimeout: the failure was not given, and no verdict came in time.
         KqueueError: the fleet refused a request, or cannot be used.
     """
     deadline = time.monotonic() + budget_s
 
     def judge(requests: Sequence[Request]) -> list[Result | None]:
         left_s = max(QUEUE_S, deadline - time.monotonic())
-        # Should this process be killed, what still waits ends by itself.
+        # If this process is killed, the waiting evaluations expire.
         tickets = client.submit_batch([request.model_copy(update={"queue_wait_s": left_s}) for request in requests])
         results: dict[int, Result] = {}
         try:
@@ -50,53 +47,52 @@ def by_fleet(autopsy: Autopsy, client: Client, budget_s: float, told: Told) -> R
         except WaitTimeout:
             pass
         finally:
-            for place, ticket in enumerate(tickets):
-                if place not in results:
+            for index, ticket in enumerate(tickets):
+                if index not in results:
                     ticket.cancel()
-        return [results.get(place) for place in range(len(tickets))]
+        return [results.get(index) for index in range(len(tickets))]
 
-    return _run(autopsy, judge, deadline, told)
+    return _run(autopsy, judge, deadline, on_round)
 
 
-def by_judge(autopsy: Autopsy, local: LocalJudge, budget_s: float, told: Told) -> Report:
-    """Have a local judge judge the smaller problems, one after the other.
+def by_judge(autopsy: Autopsy, local: LocalJudge, budget_s: float, on_round: OnRound) -> Report:
+    """Run an autopsy with a local judge, one problem at a time.
 
     Args:
-        autopsy: what to look into, of width 1.
-        local: the judge. It ends a running evaluation only when it is closed.
-        budget_s: when to stop, in seconds from now. What runs then is ended with the judge's process, as by Ctrl-C; in
-            a thread other than the main one it is waited for.
-        told: called after each round.
+        autopsy: the autopsy, of width 1.
+        local: the judge. It can end a running evaluation only by being closed.
+        budget_s: time limit in seconds from now. In the main thread, the running evaluation is then ended together with
+            the judge's process, as by Ctrl-C. In another thread it runs to its end.
 
     Raises:
-        WaitTimeout: nothing was learned in time about a kernel whose failure was not given.
+        WaitTimeout: the failure was not given, and no verdict came in time.
         JudgeUnavailable: this machine cannot judge.
     """
     deadline = time.monotonic() + budget_s
 
     def judge(requests: Sequence[Request]) -> list[Result | None]:
         results: list[Result | None] = [None] * len(requests)
-        with contextlib.suppress(_Over), _ended_at(deadline):
-            for place, request in enumerate(requests):
-                results[place] = local(request)
+        with contextlib.suppress(_TimeOver), _ended_at(deadline):
+            for index, request in enumerate(requests):
+                results[index] = local(request)
         return results
 
-    return _run(autopsy, judge, deadline, told)
+    return _run(autopsy, judge, deadline, on_round)
 
 
-class _Over(BaseException):
-    """The time is over. It is no error, and nothing on its way may take it for one."""
+class _TimeOver(BaseException):
+    """Signals that the time is over. It is not an Exception, so that no handler on its way catches it."""
 
 
 @contextlib.contextmanager
 def _ended_at(deadline: float) -> Generator[None]:
-    """Raise :class:`_Over` in the block at a time of the monotonic clock."""
+    """Raise :class:`_TimeOver` in the block at a time of the monotonic clock."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def over(_number: int, _frame: object) -> None:
-        raise _Over
+        raise _TimeOver
 
     before = signal.signal(signal.SIGALRM, over)
     try:
@@ -108,7 +104,7 @@ def _ended_at(deadline: float) -> Generator[None]:
 
 
 def _run(
-    autopsy: Autopsy, judge: Callable[[Sequence[Request]], Sequence[Result | None]], deadline: float, told: Told
+    autopsy: Autopsy, judge: Callable[[Sequence[Request]], Sequence[Result | None]], deadline: float, on_round: OnRound
 ) -> Report:
     began = time.monotonic()
     rounds = autopsy.rounds()
@@ -117,13 +113,13 @@ def _run(
         requests = next(rounds)
         while time.monotonic() < deadline:
             requests = rounds.send(judge(requests))
-            told(autopsy)
+            on_round(autopsy)
         ended = Ended.TIME
     except StopIteration:
         pass
     except (KeyboardInterrupt, PydanticSerializationError) as error:
         if autopsy.failure is None:
-            # Whatever these requests hold can be written: it was Ctrl-C, which pydantic wraps.
+            # These requests can always be serialized, so the cause was Ctrl-C, which pydantic wraps.
             raise KeyboardInterrupt from error
         ended = Ended.INTERRUPTED
     if autopsy.failure is None:

@@ -1,4 +1,4 @@
-"""The search for the smallest problem on which a kernel still fails in the same way."""
+"""The search for the smallest problem on which a kernel fails in the same way."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from kqueue.contract import Examination, Phase, Request, Result, Settings
 from kqueue.evidence import InputTensor
 from kqueue.feedback import last_frame
 
-#: Requests to judge beside each other, the smallest problem first; what became of them, None where nothing is known.
+#: A generator of rounds. It yields requests to judge concurrently, the smallest problem first, and receives their
+#: results, None where there is none.
 Rounds = Generator[list[Request], Sequence[Result | None], None]
 
-#: The failures that inputs decide. Others come before there are inputs, or are about time.
+#: Failures that depend on inputs. Other failures occur before there are inputs, or concern time.
 SHRUNK: Final = frozenset(
     {
         Category.INIT_ERROR,
@@ -44,18 +45,18 @@ SHRUNK: Final = frozenset(
         Category.NONDETERMINISTIC,
     }
 )
-#: The phases before a kernel is given anything of its problem's.
+#: Phases before a kernel receives any of its problem's data.
 _EARLY: Final = frozenset({Phase.PREPARE, Phase.REFERENCE, Phase.LOAD})
-#: The seeds of the input sets while sizes shrink: a wrong value need not show on a single one.
+#: Seeds of the input sets while sizes shrink. A wrong value does not always show on a single set.
 _SEEDS: Final = tuple(range(8))
-#: Where the product of a problem's numbers is no larger, each set is checked so often on average.
+#: Maximum product of a problem's numbers for which each input set is checked :data:`_OFTEN` times on average.
 _SMALL: Final = 1 << 16
 _OFTEN: Final = 3
-#: The bounds of all sizes that are tried first: small ones, and powers of two and their neighbours, where tails are.
+#: Upper bounds of all sizes that are tried first: small ones, and powers of two with their neighbours, where tails are.
 _CAPS: Final = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 256, 257, 512, 1024, 1025)
 #: Single sizes that are tried first.
 _SMALLEST: Final = (1, 2, 3)
-#: The longest that a call may take which is expected to hang, in seconds.
+#: Maximum seconds of a call that is expected to hang.
 _HANG_S: Final = 10.0
 _GIVEN: Final = "given"
 
@@ -66,9 +67,8 @@ class Case:
 
     Attributes:
         sizes: the value of each of the problem's numbers.
-        seeds: of the input sets; empty for the problem's own ``get_inputs()`` under the judge's seeds.
-        fill: the values of floating inputs.
-        keep: the range of elements that is not set to 0; None for all.
+        seeds: seeds of the input sets. Empty for the problem's own ``get_inputs()`` under the judge's seeds.
+        keep: range of the elements that are not set to 0, or None for all.
     """
 
     sizes: tuple[int, ...]
@@ -94,16 +94,16 @@ class _Found:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Smaller is better."""
+        """The sort key of a case. Smaller is better."""
         return self.elements, sum(self.case.sizes)
 
 
 class _Spent(Exception):
-    """No further evaluation may be made."""
+    """Signals that no evaluation is left."""
 
 
 class Autopsy:
-    """One kernel's autopsy.
+    """An autopsy of one kernel.
 
     ::
 
@@ -117,18 +117,18 @@ class Autopsy:
         report = autopsy.report()
 
     Attributes:
-        evaluations: how many have been made.
-        failure: how the kernel fails; None while that is not known.
+        evaluations: number of evaluations so far.
+        failure: the kernel's failure, or None while it is unknown.
     """
 
     def __init__(self, request: Request, failure: Result | None = None, *, width: int = 1, most: int = 100) -> None:
         """Prepare an autopsy.
 
         Args:
-            request: the problem's and the kernel's sources, how they are judged, and where.
-            failure: how the kernel failed; None has it judged first.
-            width: the most requests of one round.
-            most: the most evaluations.
+            request: the sources of the problem and the kernel, with settings and lane.
+            failure: the known failure of the kernel. If None, the kernel is judged first.
+            width: maximum number of requests in a round.
+            most: maximum number of evaluations.
         """
         unexamined = request.settings.model_copy(update={"examine": Examination()})
         self._request = request.model_copy(update={"settings": unexamined})
@@ -145,30 +145,30 @@ class Autopsy:
         self.evaluations = 0
 
     def same(self, result: Result | None) -> bool:
-        """Return True if a result is the failure that is looked for."""
+        """Return True if a result has the same failure."""
         if result is None or self.failure is None or _signature(result) != _signature(self.failure):
             return False
-        # What fails on the problem's own inputs must not become what only fails on hidden ones.
+        # A failure on the problem's own inputs must not become one that occurs only on hidden inputs.
         return self.failure.facts.kind != _GIVEN or result.facts.kind == _GIVEN
 
     def settled(self, results: Mapping[int, Result], asked: int) -> bool:
-        """Return True if a round need not be waited for any more.
+        """Return True if the remaining results of a round are not needed.
 
         Args:
-            results: those that came, by the request's place in the round.
+            results: the results so far, by the request's index in the round.
             asked: the number of the round's requests.
         """
-        for place in range(asked):
-            if place not in results:
+        for index in range(asked):
+            if index not in results:
                 return False
-            if self.same(results[place]):
-                return True  # the others are larger
+            if self.same(results[index]):
+                return True  # the other problems are larger
         return True
 
     def rounds(self) -> Rounds:
-        """Yield the requests to judge, round by round, until nothing smaller is left to try.
+        """Yield the requests to judge, round by round, until there is nothing smaller to try.
 
-        Results that did not come in time, or that :meth:`settled` needs not, are None.
+        Results that are late, or that :meth:`settled` does not need, are None.
         """
         try:
             if not (yield from self._confirm()):
@@ -181,25 +181,25 @@ class Autopsy:
             return
 
     def progress(self) -> str:
-        """Return in one line what is known so far."""
+        """Return the state of the autopsy in one line."""
         if self.failure is None:
-            return "how the kernel fails is not known yet"
+            return "the kernel's failure is not known yet"
         best = self._best or self._first
         return f"{self.failure.category}" + (f": fails on {words_of(best.tensors)}" if best is not None else "")
 
     def report(self, seconds: float = 0.0, ended: Ended | None = None) -> Report:
-        """Return what is known now.
+        """Return the report of the autopsy so far.
 
         Args:
-            seconds: how long it took.
-            ended: ``time`` or ``interrupted``, if that ended it; None if :meth:`rounds` has ended by itself.
+            seconds: elapsed time in seconds.
+            ended: ``time`` or ``interrupted`` if that ended it, or None if :meth:`rounds` completed.
 
         Raises:
-            ValueError: nothing was judged and no failure was given.
+            ValueError: there is no result, and no failure was given.
         """
         failure = self.failure
         if failure is None:
-            raise ValueError("nothing is known of the kernel")
+            raise ValueError("no failure of the kernel is known")
         if (refusal := refused(failure)) is not None:
             ended = Ended.REFUSED
         elif ended is None:
@@ -225,11 +225,11 @@ class Autopsy:
             problem=problem,
             repro=None
             if problem is None or best is None
-            else repro.render(self._hurried_request, problem, best.result, best.case.seeds, self._words(best)),
+            else repro.render(self._hurried_request, problem, best.result, best.case.seeds, self._summary(best)),
         )
 
     def _confirm(self) -> Generator[list[Request], Sequence[Result | None], bool]:
-        """Judge the problem as it is: without timing, and if the kernel does not fail so, all as it was asked for."""
+        """Judge the original problem: first without timing, and then, if it does not fail, with all settings."""
         if self.failure is not None and refused(self.failure) is not None:
             return False
         request = self._request
@@ -250,7 +250,7 @@ class Autopsy:
         return False
 
     def _start(self) -> Generator[list[Request], Sequence[Result | None], None]:
-        """Find the inputs on which the kernel fails under fixed seeds, and then small sizes for all numbers at once."""
+        """Find inputs on which the kernel fails under fixed seeds, and then small values for all sizes at once."""
         assert self.failure is not None
         kind = self.failure.facts.kind
         fixed = replace(self._own, seeds=_SEEDS)
@@ -258,7 +258,7 @@ class Autopsy:
             if (yield from self._try(self._joint(fixed))) or (yield from self._try([fixed])):
                 return
         else:
-            # The kernel is right on the problem's own draws, or its verdict would say so.
+            # The kernel is correct on the problem's own draws. Otherwise its verdict would have another kind.
             like = (*inputs.LIKE.get(kind, inputs.LIKE_OTHERS), *inputs.PLAIN)
             if (yield from self._try(replace(fixed, fill=fill) for fill in like)):
                 assert self._best is not None
@@ -268,7 +268,7 @@ class Autopsy:
         self._best = self._best or self._first
 
     def _joint(self, case: Case) -> Iterator[Case]:
-        """Yield the case with all sizes smaller at once, the smallest first."""
+        """Yield the case with all sizes reduced at once, the smallest first."""
         most = max(case.sizes, default=1)
         for cap in _CAPS:
             if cap < most:
@@ -279,52 +279,52 @@ class Autopsy:
             divisor //= 2
 
     def _refine(self) -> Generator[list[Request], Sequence[Result | None], None]:
-        """Shrink numbers that were equal together, and then each alone, until none can be smaller."""
+        """Shrink equal numbers together, and then each number alone, until none can be smaller."""
         equal: dict[int, list[int]] = {}
-        for place, size in enumerate(self._own.sizes):
-            equal.setdefault(size, []).append(place)
-        groups = [places for places in equal.values() if len(places) > 1]
-        groups += [[place] for place in range(len(self._own.sizes))]
+        for index, size in enumerate(self._own.sizes):
+            equal.setdefault(size, []).append(index)
+        groups = [indices for indices in equal.values() if len(indices) > 1]
+        groups += [[index] for index in range(len(self._own.sizes))]
         shrunk = True
         while shrunk:
             shrunk = False
-            for places in sorted(groups, key=lambda places: -max(self._sizes(places))):
-                shrunk |= yield from self._bisect(places)
+            for indices in sorted(groups, key=lambda indices: -max(self._sizes(indices))):
+                shrunk |= yield from self._bisect(indices)
 
-    def _sizes(self, places: Sequence[int]) -> list[int]:
+    def _sizes(self, indices: Sequence[int]) -> list[int]:
         assert self._best is not None
-        return [self._best.case.sizes[place] for place in places]
+        return [self._best.case.sizes[index] for index in indices]
 
-    def _bisect(self, places: Sequence[int]) -> Generator[list[Request], Sequence[Result | None], bool]:
-        """Make some numbers smaller: at once as small as can be, else by bisection with odd neighbours."""
+    def _bisect(self, indices: Sequence[int]) -> Generator[list[Request], Sequence[Result | None], bool]:
+        """Shrink some numbers: to the smallest values, or else by bisection that includes odd neighbours."""
         shrunk = False
-        high = max(self._sizes(places))
-        if (yield from self._try(self._with(places, (v for v in _SMALLEST if v < high)))):
+        high = max(self._sizes(indices))
+        if (yield from self._try(self._with(indices, (v for v in _SMALLEST if v < high)))):
             return True
         low = _SMALLEST[-1]
         while high - low > 1:
             ratio = (high / low) ** (1 / (self._width + 1))
             middles = {min(max(round(low * ratio**step), low + 1), high - 1) for step in range(1, self._width + 1)}
-            # A tail shows at odd sizes, which lie beside the middle.
+            # Tails show at odd sizes, which are next to the middle.
             middles |= {middle + 1 for middle in middles if middle + 1 < high}
             tried = sorted(middles)
-            if (yield from self._try(self._with(places, tried))):
+            if (yield from self._try(self._with(indices, tried))):
                 shrunk = True
-                high = max(self._sizes(places))
+                high = max(self._sizes(indices))
                 low = max([low, *(value for value in tried if value < high)])
             else:
                 low = tried[-1]
         return shrunk
 
-    def _with(self, places: Sequence[int], values: Iterable[int]) -> Iterator[Case]:
+    def _with(self, indices: Sequence[int], values: Iterable[int]) -> Iterator[Case]:
         assert self._best is not None
         case = self._best.case
         for value in values:
-            changed = (min(size, value) if place in places else size for place, size in enumerate(case.sizes))
+            changed = (min(size, value) if index in indices else size for index, size in enumerate(case.sizes))
             yield replace(case, sizes=tuple(changed))
 
     def _simplify(self) -> Generator[list[Request], Sequence[Result | None], None]:
-        """Make the inputs plainer: the same value everywhere, one input set, one element that is not 0."""
+        """Simplify the inputs: one value everywhere, one input set, one element that is not 0."""
         assert self._best is not None
         case = self._best.case
         if not case.seeds:
@@ -335,7 +335,7 @@ class Autopsy:
         if case.fill not in inputs.PLAIN and floats:
             yield from self._try(replace(case, seeds=one, fill=fill) for fill in wanted)
         if len(self._best.case.seeds) > 1:
-            # A kernel that keeps an answer needs two sets.
+            # A kernel that caches an answer needs two sets to fail.
             single = [replace(case, seeds=(seed,)) for seed in case.seeds]
             yield from self._try([*single, replace(case, seeds=case.seeds[:2])])
         if self._best.case.fill in inputs.PLAIN or not floats:
@@ -350,17 +350,17 @@ class Autopsy:
             begin, end = self._best.case.keep
 
     def _try(self, cases: Iterable[Case]) -> Generator[list[Request], Sequence[Result | None], bool]:
-        """Have cases judged in their order, and keep the first that fails in the same way. Return whether one does."""
+        """Judge cases in order until one has the same failure, and store that one. Return whether there is one."""
         fresh = iter([case for case in dict.fromkeys(cases) if case not in self._tried])
         while chunk := list(islice(fresh, self._width)):
             self._tried.update(chunk)
             results = yield from self._ask([self._ask_for(case) for case in chunk])
             for case, result in zip(chunk, results, strict=True):
                 if result is not None and self.same(result):
-                    found = _Found(case, result)
-                    # A plainer or smaller case; sizes that made the inputs larger would be neither.
-                    if self._best is None or found.size <= self._best.size:
-                        self._best = found
+                    failing = _Found(case, result)
+                    # Accept a simpler or smaller case. Sizes that made the inputs larger are neither.
+                    if self._best is None or failing.size <= self._best.size:
+                        self._best = failing
                         return True
         return False
 
@@ -375,7 +375,7 @@ class Autopsy:
         return results + [None] * (len(requests) - len(results))
 
     def _ask_for(self, case: Case) -> Request:
-        """Return the request to judge a case: for what is right or wrong about it, in little time."""
+        """Return the request to judge a case, with few checks and without timing where the failure permits that."""
         settings = self._request.settings
         if not self._timed:
             settings = _untimed(settings)
@@ -395,7 +395,7 @@ class Autopsy:
         return self._request.model_copy(update={"settings": self._hurried(self._request.settings)})
 
     def _hurried(self, settings: Settings) -> Settings:
-        """Wait less long for what is expected to hang."""
+        """Shorten the deadlines of a call that is expected to hang."""
         if self.failure is None or self.failure.category is not Category.TIMEOUT:
             return settings
         limits = {name: min(seconds, _HANG_S) for name, seconds in settings.deadlines if name != "reference_s"}
@@ -410,8 +410,8 @@ class Autopsy:
             if size != number.value:
                 yield Change(line=number.line, name=number.name, before=number.value, after=size)
 
-    def _words(self, best: _Found) -> str:
-        """Return how the problem was shrunk, for people."""
+    def _summary(self, best: _Found) -> str:
+        """Return a text on how the problem was shrunk."""
         assert self._first is not None
         changed = ", ".join(f"line {c.line}: {c.before} -> {c.after}" for c in self._changes(best.case)) or "none"
         return "\n".join(
@@ -425,15 +425,15 @@ class Autopsy:
 
 
 def refused(result: Result) -> str | None:
-    """Return why a result needs no autopsy; None if it does."""
+    """Return the reason why a result has no autopsy, or None if it has one."""
     if result.passed:
-        return "the kernel passed: there is no failure to look into"
+        return "the kernel passed: there is no failure to examine"
     if not result.judged:
         return f"{result.category}: this says nothing about the kernel ({result.message})"
     if result.evidence.tests is not None:
-        return "it is of a repository's tests, and no kernel: pytest's report has all there is"
+        return "the result is of a repository's tests and not of a kernel: see pytest's report"
     if result.category not in SHRUNK or result.phase in _EARLY:
-        return f"{result.category}: inputs and their sizes do not decide this failure; its verdict has all there is"
+        return f"{result.category}: this failure does not depend on inputs or their sizes: see its verdict"
     return None
 
 
@@ -442,7 +442,7 @@ def _untimed(settings: Settings) -> Settings:
 
 
 def _signature(result: Result) -> tuple[object, ...]:
-    """Return what makes two failures the same: not a value, and no text that a kernel could print."""
+    """Return the properties that identify a failure. Values, and text that a kernel could print, are not among them."""
     facts = result.facts
     raised = (facts.exception, facts.cuda_code, last_frame(result.log)) if facts.exception is not None else None
     return (
@@ -458,6 +458,7 @@ def _signature(result: Result) -> tuple[object, ...]:
 
 
 def _checks(case: Case) -> int:
-    """Return how many checks hardly miss the sets on which a kernel fails: the judge's seeds choose among all."""
-    # Eight miss three of eight sets in one evaluation of 43, and one of two in one of 256. Small ones cost nothing.
+    """Return a number of checks that rarely misses the failing sets, because the judge's seeds sample the sets."""
+    # Eight checks miss three of eight sets in one evaluation of 43, and one of two in one of 256. Small problems cost
+    # almost nothing.
     return len(_SEEDS) * (_OFTEN if math.prod(case.sizes) <= _SMALL else 1)

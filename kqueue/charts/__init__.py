@@ -1,7 +1,7 @@
-"""Pictures of what a fleet has found, from plain data.
+"""Pictures of a fleet's results, drawn from plain data.
 
-A chart is a dataclass of :mod:`kqueue.charts.data` and knows no database. :func:`render` makes SVG or PNG of it, in a
-light or a dark theme. The same chart gives the same bytes.
+A chart is a dataclass of :mod:`kqueue.charts.data`, independent of the database. :func:`render` draws it as SVG or PNG,
+in a light or a dark theme. The same chart gives the same bytes.
 """
 
 from kqueue.charts.data import (

@@ -1,4 +1,4 @@
-"""What charts are drawn from. Any text in it may be foreign: it is escaped and shortened when it is drawn."""
+"""The data of charts. Any text in it can be untrusted. It is escaped and shortened when it is drawn."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ class Point:
     """A candidate.
 
     Attributes:
-        at: when its verdict was reached.
-        speedup: how many times as fast as the baseline it is; None if it was not timed.
-        blame: of its verdict: ``none`` if it passed.
-        evaluation_id: its evaluation.
+        at: time of its verdict.
+        speedup: the baseline's time divided by the candidate's, or None if it was not timed.
+        blame: the blame of its verdict, ``none`` if it passed.
     """
 
     at: datetime
@@ -28,13 +27,13 @@ class Point:
 
     @property
     def passed(self) -> bool:
-        """True if it is right."""
+        """True if it passed."""
         return self.blame is Blame.NONE
 
 
 @dataclass(frozen=True, slots=True)
 class BestSoFar:
-    """The speedup of the best right kernel over time, and every candidate as a point."""
+    """The speedup of the best correct kernel over time, and every candidate as a point."""
 
     title: str
     points: Sequence[Point]
@@ -45,10 +44,9 @@ class Bar:
     """A kernel of a leaderboard.
 
     Attributes:
-        label: what it is called.
-        speedup: how many times as fast as the baseline it is.
-        low, high: the speedup at the third and the first quartile of its times; None where they are not known.
-        note: what is said beside it, such as the device.
+        speedup: the baseline's time divided by the kernel's.
+        low, high: the speedup at the third and the first quartile of its times, or None where they are unknown.
+        note: text next to the bar, such as the device.
     """
 
     label: str
@@ -68,7 +66,7 @@ class Leaderboard:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """How many evaluations of one group came to each category."""
+    """The number of evaluations of one group in each category."""
 
     label: str
     counts: Mapping[Category, int]
@@ -76,7 +74,7 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Categories:
-    """Each group as one bar, with its categories in it side by side in the order of their blame."""
+    """A bar for each group, divided into its categories in the order of their blame."""
 
     title: str
     stacks: Sequence[Stack]
@@ -84,12 +82,11 @@ class Categories:
 
 @dataclass(frozen=True, slots=True)
 class FastP:
-    """KernelBench's fast_p over p: the share of problems with a kernel that is right and more than p times as fast.
+    """KernelBench's fast_p over p: the share of problems with a correct kernel that is more than p times as fast.
 
     Attributes:
-        title: the title.
-        speedups: that of the best right kernel, of each problem that has one; 0 where none was timed.
-        problems: how many problems there are, with those that have no right kernel.
+        speedups: the speedup of the best correct kernel of each problem that has one, or 0 where none was timed.
+        problems: number of problems, including those without a correct kernel.
     """
 
     title: str
@@ -99,10 +96,7 @@ class FastP:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How long the timed calls of something took, in milliseconds.
-
-    A fleet keeps no single calls, but these figures of them.
-    """
+    """Statistics of timed calls in milliseconds. A fleet does not record single calls."""
 
     label: str
     min_ms: float
@@ -115,7 +109,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Where the timed calls of a kernel lie, beside those of its baseline."""
+    """The distribution of a kernel's timed calls, and of its baseline's."""
 
     title: str
     spreads: Sequence[Spread]
@@ -126,9 +120,8 @@ class Curve:
     """A run of a search.
 
     Attributes:
-        label: the run's name.
         points: number and score of each proposal that has a score, in order.
-        tests: number of proposals and score, of the best kernel judged once more.
+        tests: number of proposals so far and score, for each test of the best kernel.
     """
 
     label: str
@@ -138,7 +131,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class SearchCurve:
-    """The scores of runs and the best so far over proposals. ``metric`` is what the scores are."""
+    """The scores of runs in a metric, and the best so far, over proposals."""
 
     title: str
     metric: str
@@ -147,7 +140,7 @@ class SearchCurve:
 
 @dataclass(frozen=True, slots=True)
 class Importances:
-    """How much each name of a tuning run decides: shares of 1 by name, the largest first."""
+    """The importance of each name of a tuning run: shares of 1 by name, the largest first."""
 
     title: str
     shares: Mapping[str, float]
@@ -158,9 +151,8 @@ class Spot:
     """A kernel on a roofline.
 
     Attributes:
-        label: what it is called.
-        flops_per_byte: its operations for each byte that it moves.
-        gflops: its operations, in 10^9 a second.
+        flops_per_byte: operations for each byte moved.
+        gflops: throughput in 10^9 operations a second.
     """
 
     label: str
@@ -170,12 +162,11 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """How near kernels come to what a GPU can do, by how much they compute for each byte.
+    """The throughput of kernels compared with a GPU's limits, over their operations for each byte.
 
     Attributes:
-        title: the title.
-        peak_gbs: the memory's peak, in 10^9 bytes a second.
-        peak_gflops: the processors' peak, in 10^9 operations a second.
+        peak_gbs: peak memory bandwidth in 10^9 bytes a second.
+        peak_gflops: peak throughput in 10^9 operations a second.
         spots: the kernels, the longest first.
     """
 

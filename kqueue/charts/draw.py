@@ -1,4 +1,4 @@
-"""How each chart is drawn onto a figure of matplotlib's."""
+"""Drawing of each kind of chart on a figure of matplotlib."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ from kqueue.charts.themes import (
     HATCHES,
     MARKS,
     Theme,
+    background,
     colour,
     colour_of,
-    ground,
     ink,
     quiet,
 )
 from kqueue.text import one_line
 
-#: Characters of a label and of a title.
+#: Maximum number of characters of a label.
 _LABEL: Final = 36
+#: Maximum number of characters of a title.
 _TITLE: Final = 80
-#: More points than these become one image within an SVG, which would hold megabytes otherwise.
+#: Number of points from which they are drawn as one image within an SVG, to save megabytes.
 _POINTS: Final = 2000
-#: Kernels on a roofline: what one can tell apart.
+#: Maximum number of kernels on a roofline, so that they stay distinguishable.
 _SPOTS: Final = 7
 _WIDTH_INCHES: Final = 8.0
 _BLAMES: Final = {
@@ -53,7 +54,7 @@ _BLAMES: Final = {
 
 
 def draw(figure: Any, chart: Chart, theme: Theme) -> None:
-    """Draw a chart onto a figure, under the theme's settings."""
+    """Draw a chart on a figure, under the theme's settings."""
     axes = figure.subplots()
     axes.set_title(_short(chart.title, _TITLE))
     if not _DRAWN[type(chart)](chart, figure, axes, theme):
@@ -73,7 +74,7 @@ def _best_so_far(chart: BestSoFar, _figure: Any, axes: Any, theme: Theme) -> boo
     began, first = points[0].at, float(date2num(points[0].at))
 
     def days(some: Iterable[Point]) -> array[float]:
-        # In an array: of tens of thousands of times in a list matplotlib would look at each, and more than once.
+        # An array, because matplotlib would check each item of a list of tens of thousands, more than once.
         return array("d", (first + (point.at - began).total_seconds() / 86400 for point in some))
 
     timed = [point for point in points if point.passed and point.speedup is not None]
@@ -82,9 +83,10 @@ def _best_so_far(chart: BestSoFar, _figure: Any, axes: Any, theme: Theme) -> boo
         best = array("d", accumulate(speedups, max))
         axes.scatter(
             days(timed), speedups, s=26, marker=MARKS[Blame.NONE], linewidths=0.6,
-            color=colour_of(theme, Blame.NONE), edgecolors=ground(theme), alpha=0.75, label="passed", rasterized=flat,
+            color=colour_of(theme, Blame.NONE), edgecolors=background(theme), alpha=0.75, label="passed",
+            rasterized=flat,
         )  # fmt: skip
-        # The best stands until the last candidate of all.
+        # The best is drawn up to the last candidate of all.
         axes.step(
             days([*timed, points[-1]]), array("d", [*best, best[-1]]), where="post", color=colour(theme, 0),
             linewidth=2.2, label=f"best so far: {best[-1]:.2f}x",
@@ -93,15 +95,15 @@ def _best_so_far(chart: BestSoFar, _figure: Any, axes: Any, theme: Theme) -> boo
         top = max(best[-1], 1.0)
     else:
         top = 1.0
-    # What has no speedup lies on the ground.
+    # Candidates without a speedup are drawn at zero.
     axes.set_ylim(-0.06 * top, 1.12 * top)
     for blame, mark in MARKS.items():
-        lying = [point for point in points if point.blame is blame and (point.speedup is None or not point.passed)]
-        if lying:
+        at_zero = [point for point in points if point.blame is blame and (point.speedup is None or not point.passed)]
+        if at_zero:
             name = "passed, not timed" if blame is Blame.NONE else _BLAMES[blame]
             axes.scatter(
-                days(lying), array("d", [0.0]) * len(lying), s=26, marker=mark, color=colour_of(theme, blame),
-                alpha=0.75, linewidths=1.4, label=f"{name} ({len(lying)})", rasterized=flat,
+                days(at_zero), array("d", [0.0]) * len(at_zero), s=26, marker=mark, color=colour_of(theme, blame),
+                alpha=0.75, linewidths=1.4, label=f"{name} ({len(at_zero)})", rasterized=flat,
             )  # fmt: skip
     locator = AutoDateLocator()
     axes.xaxis.set_major_locator(locator)
@@ -117,20 +119,20 @@ def _leaderboard(chart: Leaderboard, figure: Any, axes: Any, theme: Theme) -> bo
         return False
     _rows(figure, axes, len(chart.bars))
     speedups = [bar.speedup for bar in chart.bars]
-    places = list(range(len(chart.bars)))
-    axes.barh(places, speedups, height=0.62, color=colour(theme, 0))
-    for place, bar in enumerate(chart.bars):
+    positions = list(range(len(chart.bars)))
+    axes.barh(positions, speedups, height=0.62, color=colour(theme, 0))
+    for position, bar in enumerate(chart.bars):
         low, high = (bar.speedup if one is None else one for one in (bar.low, bar.high))
         if high > low:
-            # The spread is no error bar around the bar's end: the median need not lie in its middle.
-            axes.plot([low, high], [place, place], color=ink(theme), linewidth=1.6, marker="|", markersize=9)
+            # The spread is drawn separately from the bar's end, because the median is not always in its middle.
+            axes.plot([low, high], [position, position], color=ink(theme), linewidth=1.6, marker="|", markersize=9)
         note = f"  {_short(bar.note, _LABEL)}" if bar.note else ""
         axes.annotate(
-            f"{bar.speedup:.2f}x{note}", (max(bar.speedup, high), place), xytext=(8, 0), textcoords="offset points",
+            f"{bar.speedup:.2f}x{note}", (max(bar.speedup, high), position), xytext=(8, 0), textcoords="offset points",
             va="center", color=ink(theme),
         )  # fmt: skip
     axes.axvline(1.0, color=quiet(theme), linewidth=1, linestyle="--")
-    axes.set_yticks(places, _labels(bar.label for bar in chart.bars))
+    axes.set_yticks(positions, _labels(bar.label for bar in chart.bars))
     widest = max(max(bar.speedup, bar.high or 0.0) for bar in chart.bars)
     axes.set_xlim(0, max(1.05, widest) * (1.45 if any(bar.note for bar in chart.bars) else 1.18))
     axes.set_xlabel("speedup over the baseline, and its quartiles")
@@ -146,7 +148,7 @@ def _categories(chart: Categories, figure: Any, axes: Any, theme: Theme) -> bool
         {category for stack in stacks for category, number in stack.counts.items() if number},
         key=lambda category: (blames.index(category.blame), list(CATEGORIES).index(category)),
     )
-    places = list(range(len(stacks)))
+    positions = list(range(len(stacks)))
     left = [0.0] * len(stacks)
     within: dict[Blame, int] = {}
     of_blame = {blame: sum(category.blame is blame for category in order) for blame in blames}
@@ -154,17 +156,17 @@ def _categories(chart: Categories, figure: Any, axes: Any, theme: Theme) -> bool
         blame = category.blame
         nth = within[blame] = within.get(blame, -1) + 1
         widths = [stack.counts.get(category, 0) for stack in stacks]
-        # Categories of one blame are shades of its colour; blames differ in their hatches too.
+        # Categories of one blame are shades of its colour. Blames also differ in their hatches.
         shade = 1.0 - 0.6 * nth / max(1, of_blame[blame])
         axes.barh(
-            places, widths, left=left, height=0.6, color=_mixed(colour_of(theme, blame), ground(theme), shade),
-            edgecolor=ground(theme), linewidth=1, hatch=HATCHES[blame],
+            positions, widths, left=left, height=0.6, color=_mixed(colour_of(theme, blame), background(theme), shade),
+            edgecolor=background(theme), linewidth=1, hatch=HATCHES[blame],
             label=f"{category} ({sum(widths)}), {_BLAMES[blame]}" if blame is not Blame.NONE
             else f"{category} ({sum(widths)})",
         )  # fmt: skip
         left = [start + width for start, width in zip(left, widths, strict=True)]
     _rows(figure, axes, len(stacks), more=0.28 * ((len(order) + 1) // 2) + 0.3)
-    axes.set_yticks(places, _labels(f"{stack.label} ({sum(stack.counts.values())})" for stack in stacks))
+    axes.set_yticks(positions, _labels(f"{stack.label} ({sum(stack.counts.values())})" for stack in stacks))
     axes.set_xlim(0, max(left))
     axes.set_xlabel("evaluations")
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -177,8 +179,8 @@ def _fast_p(chart: FastP, _figure: Any, axes: Any, theme: Theme) -> bool:
         return False
     speedups = sorted(chart.speedups)
     end = max(2.2, 1.1 * speedups[-1]) if speedups else 2.2
-    # fast_p falls at each speedup: at p equal to it the kernel is no longer more than p times as fast. A right kernel
-    # without a time counts at p = 0 alone.
+    # fast_p falls at each speedup: at p equal to it, the kernel is no longer more than p times as fast. A correct
+    # kernel without a time counts only at p = 0.
     right = len(speedups)
     above: Callable[[float], float] = lambda p: (right - bisect_right(speedups, p)) / chart.problems  # noqa: E731
     steps = [0.0, *(one for one in speedups if one > 0), end]
@@ -186,10 +188,10 @@ def _fast_p(chart: FastP, _figure: Any, axes: Any, theme: Theme) -> bool:
     axes.step(steps, shares, where="post", color=colour(theme, 0), linewidth=2.2)
     axes.fill_between(steps, shares, step="post", color=colour(theme, 0), alpha=0.15)
     axes.plot([0], [right / chart.problems], marker="o", color=colour(theme, 2), markersize=8, clip_on=False, zorder=3)
-    _pinned(axes, theme, 0.0, right / chart.problems, f"right: {right} of {chart.problems}")
+    _annotate(axes, theme, 0.0, right / chart.problems, f"correct: {right} of {chart.problems}")
     for p in (1.0, 2.0):
         axes.plot([p], [above(p)], marker="D", color=colour(theme, 1), markersize=6, zorder=3)
-        _pinned(axes, theme, p, above(p), f"fast_{p:g}: {above(p):.0%}")
+        _annotate(axes, theme, p, above(p), f"fast_{p:g}: {above(p):.0%}")
     axes.set_xlim(0, end)
     axes.set_ylim(0, 1.08)
     axes.yaxis.set_major_formatter("{x:.0%}")
@@ -199,8 +201,8 @@ def _fast_p(chart: FastP, _figure: Any, axes: Any, theme: Theme) -> bool:
     return True
 
 
-def _pinned(axes: Any, theme: Theme, x: float, y: float, said: str) -> None:
-    axes.annotate(said, (x, y), xytext=(9, 7), textcoords="offset points", color=ink(theme))
+def _annotate(axes: Any, theme: Theme, x: float, y: float, label: str) -> None:
+    axes.annotate(label, (x, y), xytext=(9, 7), textcoords="offset points", color=ink(theme))
 
 
 def _times(chart: Times, figure: Any, axes: Any, theme: Theme) -> bool:
@@ -211,19 +213,19 @@ def _times(chart: Times, figure: Any, axes: Any, theme: Theme) -> bool:
         {"whislo": one.min_ms, "q1": one.q1_ms, "med": one.median_ms, "q3": one.q3_ms, "whishi": one.max_ms}
         for one in chart.spreads
     ]
-    places = list(range(len(stats)))
+    positions = list(range(len(stats)))
     drawn = axes.bxp(
-        stats, positions=places, orientation="horizontal", widths=0.5, showfliers=False, patch_artist=True,
+        stats, positions=positions, orientation="horizontal", widths=0.5, showfliers=False, patch_artist=True,
         medianprops={"color": ink(theme), "linewidth": 2}, whiskerprops={"color": quiet(theme), "linewidth": 1.4},
-        capprops={"color": quiet(theme), "linewidth": 1.4}, boxprops={"edgecolor": ground(theme)},
+        capprops={"color": quiet(theme), "linewidth": 1.4}, boxprops={"edgecolor": background(theme)},
     )  # fmt: skip
-    for place, (box, one) in enumerate(zip(drawn["boxes"], chart.spreads, strict=True)):
-        box.set(facecolor=colour(theme, place), hatch=("", "///", "...", "xxx")[place % 4])
+    for position, (box, one) in enumerate(zip(drawn["boxes"], chart.spreads, strict=True)):
+        box.set(facecolor=colour(theme, position), hatch=("", "///", "...", "xxx")[position % 4])
         axes.annotate(
-            f"{one.median_ms:.4g} ms, {one.count} calls", (one.median_ms, place), xytext=(0, 17),
+            f"{one.median_ms:.4g} ms, {one.count} calls", (one.median_ms, position), xytext=(0, 17),
             textcoords="offset points", ha="center", va="bottom", color=ink(theme), fontsize=9,
         )  # fmt: skip
-    axes.set_yticks(places, _labels(one.label for one in chart.spreads))
+    axes.set_yticks(positions, _labels(one.label for one in chart.spreads))
     axes.set_ylim(len(stats) - 0.4, -0.75)
     axes.set_xlim(0, 1.06 * max(one.max_ms for one in chart.spreads) or 1.0)
     axes.set_xlabel("milliseconds a call: shortest, quartiles, median, longest")
@@ -234,8 +236,8 @@ def _search_curve(chart: SearchCurve, _figure: Any, axes: Any, theme: Theme) -> 
     curves = [curve for curve in chart.curves if curve.points or curve.tests]
     if not curves:
         return False
-    for place, curve in enumerate(curves):
-        paint, mark = colour(theme, place), CURVE_MARKS[place % len(CURVE_MARKS)]
+    for index, curve in enumerate(curves):
+        paint, mark = colour(theme, index), CURVE_MARKS[index % len(CURVE_MARKS)]
         numbers = [number for number, _ in curve.points]
         scores = [score for _, score in curve.points]
         axes.scatter(
@@ -243,7 +245,7 @@ def _search_curve(chart: SearchCurve, _figure: Any, axes: Any, theme: Theme) -> 
         )
         axes.step(
             numbers, list(accumulate(scores, max)), where="post", color=paint, linewidth=2.2,
-            linestyle=CURVE_LINES[place % len(CURVE_LINES)], label=f"{_short(curve.label, _LABEL)}: best so far",
+            linestyle=CURVE_LINES[index % len(CURVE_LINES)], label=f"{_short(curve.label, _LABEL)}: best so far",
         )  # fmt: skip
         if curve.tests:
             axes.plot(
@@ -261,10 +263,10 @@ def _importances(chart: Importances, figure: Any, axes: Any, theme: Theme) -> bo
     if not chart.shares:
         return False
     _rows(figure, axes, len(chart.shares))
-    places = list(range(len(chart.shares)))
-    bars = axes.barh(places, list(chart.shares.values()), height=0.62, color=colour(theme, 0))
+    positions = list(range(len(chart.shares)))
+    bars = axes.barh(positions, list(chart.shares.values()), height=0.62, color=colour(theme, 0))
     axes.bar_label(bars, fmt="%.2f", padding=5, color=ink(theme))
-    axes.set_yticks(places, _labels(chart.shares))
+    axes.set_yticks(positions, _labels(chart.shares))
     axes.set_xlim(0, 1.1)
     axes.set_xlabel("importance (PED-ANOVA)")
     return True
@@ -281,11 +283,11 @@ def _roofline(chart: Roofline, _figure: Any, axes: Any, theme: Theme) -> bool:
         [low, ridge, high], [low * chart.peak_gbs, chart.peak_gflops, chart.peak_gflops], color=quiet(theme),
         linewidth=2.2, label=f"peak: {chart.peak_gbs:.4g} GB/s, {chart.peak_gflops:.4g} GFLOP/s in fp32",
     )  # fmt: skip
-    for place, spot in enumerate(spots):
+    for index, spot in enumerate(spots):
         share = spot.gflops / min(chart.peak_gflops, spot.flops_per_byte * chart.peak_gbs)
         axes.plot(
-            [spot.flops_per_byte], [spot.gflops], linestyle="", markersize=9, color=colour(theme, place),
-            marker=CURVE_MARKS[place % len(CURVE_MARKS)],
+            [spot.flops_per_byte], [spot.gflops], linestyle="", markersize=9, color=colour(theme, index),
+            marker=CURVE_MARKS[index % len(CURVE_MARKS)],
             label=f"{_short(spot.label, _LABEL)}: {share:.0%} of the roof",
         )  # fmt: skip
     axes.set_xscale("log")
@@ -297,7 +299,7 @@ def _roofline(chart: Roofline, _figure: Any, axes: Any, theme: Theme) -> bool:
 
 
 def _rows(figure: Any, axes: Any, number: int, *, each: float = 0.4, more: float = 0.0) -> None:
-    """Make a figure as high as bars in so many rows need, the first of them on top."""
+    """Size a figure for this number of rows of bars, the first of them on top."""
     figure.set_size_inches(_WIDTH_INCHES, 1.5 + each * number + more)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
@@ -305,7 +307,7 @@ def _rows(figure: Any, axes: Any, number: int, *, each: float = 0.4, more: float
 
 
 def _legend(axes: Any) -> None:
-    """Put the legend below the plot, where it hides nothing."""
+    """Put the legend below the plot, where it covers nothing."""
     axes.figure.legend(loc="outside lower left", ncols=2)
 
 
@@ -314,20 +316,20 @@ def _labels(names: Iterable[str]) -> list[str]:
 
 
 def _short(name: str, most: int) -> str:
-    """Return foreign text on one line, without controls, with at most so many characters."""
+    """Return untrusted text on one line, without control characters, cut to a maximum length."""
     shown = one_line(name)
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 def _mixed(paint: str, other: str, share: float) -> Sequence[float]:
-    """Return a colour with the rest of another one."""
+    """Return a mixture of two colours, with this share of the first."""
     from matplotlib.colors import to_rgb
 
     pairs = zip(to_rgb(paint), to_rgb(other), strict=True)
     return [share * mine + (1 - share) * its for mine, its in pairs]
 
 
-#: What draws each chart. It returns False if there is nothing to draw.
+#: Function that draws each kind of chart. It returns False if there is nothing to draw.
 _DRAWN: Final[Mapping[type[Any], Callable[[Any, Any, Any, Theme], bool]]] = {
     BestSoFar: _best_so_far,
     Leaderboard: _leaderboard,

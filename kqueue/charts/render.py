@@ -1,4 +1,4 @@
-"""Charts as SVG or PNG, by matplotlib's objects: no window, no state that two threads could spoil for each other."""
+"""Charts as SVG or PNG, drawn with matplotlib's objects instead of its global state, which threads would share."""
 
 from __future__ import annotations
 
@@ -15,24 +15,22 @@ from kqueue.errors import ConfigError
 from kqueue.text import one_line
 
 _DOTS_PER_INCH: Final = 144
-#: matplotlib's settings are the process's, and so are the filters of warnings.
-_ALONE: Final = threading.Lock()
+#: Lock for matplotlib's settings and the warning filters, which are global.
+_GLOBALS: Final = threading.Lock()
 
 
 class Form(StrEnum):
-    """The formats of pictures, as files are named."""
+    """The formats of pictures, named by their file endings."""
 
     SVG = "svg"
     PNG = "png"
 
 
 def render(chart: Chart, *, theme: Theme = Theme.LIGHT, form: Form = Form.SVG) -> bytes:
-    """Return a chart as a picture. The same chart gives the same bytes, under one version of matplotlib.
+    """Draw a chart. The same chart gives the same bytes under one version of matplotlib.
 
     Args:
-        chart: what to draw. If it holds nothing, the picture says so.
-        theme: light or dark.
-        form: the format.
+        chart: the chart. If it is empty, the picture says so.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -42,12 +40,12 @@ def render(chart: Chart, *, theme: Theme = Theme.LIGHT, form: Form = Form.SVG) -
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigError(f"a picture needs matplotlib ({error}): pip install 'kqueue[plots]'") from None
-    # Without a date, and without the version of what drew it.
+    # Omit the date and the version of matplotlib.
     none: dict[str, Any] = {"Date": None, "Creator": None} if form is Form.SVG else {"Software": None}
     settings: Any = settings_of(theme)
     held = BytesIO()
-    with _ALONE, mpl.rc_context(settings), warnings.catch_warnings():
-        # A label may have characters that no font here has; they become boxes.
+    with _GLOBALS, mpl.rc_context(settings), warnings.catch_warnings():
+        # A label can have characters that no installed font has. They are drawn as boxes.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(layout="constrained")
         draw.draw(figure, chart, theme)

@@ -1,4 +1,4 @@
-"""Colours, marks and lines: legible on light and dark ground, and told apart without colour too."""
+"""Colours, marks and lines that are legible on light and dark backgrounds, and distinguishable without colour."""
 
 from __future__ import annotations
 
@@ -9,33 +9,34 @@ from kqueue.categories import Blame
 
 
 class Theme(StrEnum):
-    """What the ground is."""
+    """The background."""
 
     LIGHT = "light"
     DARK = "dark"
 
 
-#: Ground, ink, ink of what is beside the point, lines of the grid.
+#: Background, text, secondary text, grid lines.
 _INKS: Final = {
     Theme.LIGHT: ("#ffffff", "#1f2933", "#5f6b7a", "#e3e7ec"),
     Theme.DARK: ("#12161c", "#e6eaf0", "#9aa7b8", "#2a313b"),
 }
-#: Okabe's and Ito's colours, which people with any vision tell apart, darker or lighter for the ground.
+#: Okabe's and Ito's colours, which all people can distinguish, darker or lighter for the background.
 _COLOURS: Final = {
     Theme.LIGHT: ("#0072b2", "#d55e00", "#009e73", "#b4548d", "#b8860b", "#3a9bd9", "#4d4d4d"),
     Theme.DARK: ("#56b4e9", "#f0883e", "#2fc79b", "#e08fc0", "#f0c94a", "#8ea8ff", "#b0b0b0"),
 }
 _BLAMES: Final = {Blame.NONE: 2, Blame.CANDIDATE: 1, Blame.PROBLEM: 3, Blame.FLEET: 4, Blame.NOBODY: 6}
-#: The mark of a candidate, and the hatch of an area, by blame.
+#: Mark of a candidate by blame.
 MARKS: Final = {Blame.NONE: "o", Blame.CANDIDATE: "x", Blame.PROBLEM: "^", Blame.FLEET: "s", Blame.NOBODY: "D"}
+#: Hatch of an area by blame.
 HATCHES: Final = {Blame.NONE: "", Blame.CANDIDATE: "///", Blame.PROBLEM: "...", Blame.FLEET: "xxx", Blame.NOBODY: "--"}
-#: The marks and lines of several curves in one picture.
+#: Marks and lines of several curves in one picture.
 CURVE_MARKS: Final = ("o", "s", "^", "D", "v", "P", "*")
 CURVE_LINES: Final = ("-", "--", "-.", ":")
 
 
-def ground(theme: Theme) -> str:
-    """Return the colour of the ground."""
+def background(theme: Theme) -> str:
+    """Return the background colour."""
     return _INKS[theme][0]
 
 
@@ -45,13 +46,13 @@ def ink(theme: Theme) -> str:
 
 
 def quiet(theme: Theme) -> str:
-    """Return the colour of what is beside the point."""
+    """Return the colour of secondary text."""
     return _INKS[theme][2]
 
 
-def colour(theme: Theme, place: int) -> str:
+def colour(theme: Theme, number: int) -> str:
     """Return the colour of the curve or bar with this number."""
-    return _COLOURS[theme][place % len(_COLOURS[theme])]
+    return _COLOURS[theme][number % len(_COLOURS[theme])]
 
 
 def colour_of(theme: Theme, blame: Blame) -> str:
@@ -61,13 +62,13 @@ def colour_of(theme: Theme, blame: Blame) -> str:
 
 def settings_of(theme: Theme) -> dict[str, Any]:
     """Return matplotlib's settings."""
-    paper, text, beside, grid = _INKS[theme]
+    paper, text, secondary, grid = _INKS[theme]
     return {
         "axes.axisbelow": True,
-        "axes.edgecolor": beside,
+        "axes.edgecolor": secondary,
         "axes.facecolor": paper,
         "axes.grid": True,
-        "axes.labelcolor": beside,
+        "axes.labelcolor": secondary,
         "axes.spines.right": False,
         "axes.spines.top": False,
         "axes.titlecolor": text,
@@ -93,11 +94,11 @@ def settings_of(theme: Theme) -> dict[str, Any]:
         # Text stays text, for search and for screen readers.
         "svg.fonttype": "none",
         "text.color": text,
-        # A dollar sign in a label begins no formula.
+        # A dollar sign in a label does not begin a formula.
         "text.parse_math": False,
         "timezone": "UTC",
-        "xtick.color": beside,
-        "ytick.color": beside,
-        "xtick.labelcolor": beside,
+        "xtick.color": secondary,
+        "ytick.color": secondary,
+        "xtick.labelcolor": secondary,
         "ytick.labelcolor": text,
     }

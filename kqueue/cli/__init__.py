@@ -1,4 +1,8 @@
-"""The command `kqueue`: one module per command group, and the exit statuses that all of them share."""
+"""The command `kqueue`, with one module for each command group, and the exit statuses of all commands.
+
+It imports all other packages, each in the command that needs it, so that a command starts fast. Start with the module
+that is named like the command, and :mod:`~kqueue.cli.render` for tables and colours.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +57,7 @@ from kqueue.errors import (
 )
 from kqueue.signals import raise_interrupts
 
-#: Exit statuses for commands that could not do their work. Status 1 is reserved for "done, and the answer is no".
+#: Exit statuses of commands that failed. Status 1 is reserved for a negative answer.
 STATUSES: dict[type[KqueueError], int] = {
     InvalidRequest: 2,
     ServiceError: 3,
@@ -65,28 +69,28 @@ STATUSES: dict[type[KqueueError], int] = {
     UnknownEvaluation: 5,
 }
 
-#: Commands whose exit status is an answer. Where nobody reads their output to its end, they have not given it.
+#: Commands whose exit status is an answer. If their output is not read to its end, they exit as for a broken pipe.
 _ANSWERING: Final = frozenset({"judge", "submit", "wait", "watch", "kernelbench", "autopsy", "sanitize", "doctor"})
-#: Commands that go on where nobody reads their output.
+#: Commands that continue if their output is not read.
 _SERVING: Final = frozenset({"up", "worker", "serve", "mcp"})
-#: The exit status where the output cannot be written.
+#: Exit status if the output cannot be written.
 _UNWRITTEN: Final = 3
-#: What a shell tells of a process that wrote to a pipe without a reader.
+#: Exit status that a shell reports for a process that wrote to a pipe without a reader.
 _BROKEN_PIPE: Final = 141
-#: How many new objects there are between two searches for garbage. Python's 700 make up a sixth of a command's time,
-#: as importing makes many objects and no garbage. What most commands make in all is less than this.
-_OBJECTS_A_SEARCH: Final = 300_000
-#: The same where a search stops others' requests, and must be short.
-_OBJECTS_A_SEARCH_SERVING: Final = 50_000
+#: Number of new objects between two runs of garbage collection. Python's 700 cost a sixth of a command's time, because
+#: imports create many objects and no garbage. Most commands create fewer objects than this in total.
+_GC_THRESHOLD: Final = 300_000
+#: The same number for servers, where a collection delays requests and must be short.
+_GC_THRESHOLD_SERVING: Final = 50_000
 
 
 class _Group(typer.core.TyperGroup):
-    """A group of commands whose help shows the whole first sentence of each."""
+    """A group of commands whose help shows each command's whole first sentence."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, command.get_short_help_str(1000)) for name, command in found if command])
+            formatter.write_dl([(name, command.get_short_help_str(1000)) for name, command in commands if command])
 
 
 app = typer.Typer(
@@ -154,12 +158,12 @@ def main() -> NoReturn:
     """Run this process's command line and exit.
 
     A :class:`KqueueError` becomes one line on stderr and an exit status from :data:`STATUSES`. SIGTERM and SIGHUP
-    interrupt a command as SIGINT does, so that it prints its results so far and cancels its work. Commands in
+    interrupt a command like SIGINT, so that it prints its results so far and cancels its work. Commands in
     :data:`_SERVING` handle signals themselves.
     """
-    command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
-    gc.set_threshold(_OBJECTS_A_SEARCH_SERVING if command in _SERVING else _OBJECTS_A_SEARCH)
-    # Else Python looks through all that was imported at its end, twice.
+    command = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "")
+    gc.set_threshold(_GC_THRESHOLD_SERVING if command in _SERVING else _GC_THRESHOLD)
+    # Without this, Python traverses all imported objects twice at exit.
     atexit.register(gc.freeze)
     if command not in _SERVING:
         raise_interrupts()
@@ -173,10 +177,10 @@ def main() -> NoReturn:
 
 
 class _Output:
-    """Standard output that ends the process when it cannot be written, as after `| head -1` or on a full disk."""
+    """Standard output that ends the process on a write error, for example after `| head -1` or on a full disk."""
 
     def __init__(self, stream: IO[str], unread: int) -> None:
-        """Wrap a stream. ``unread`` is the exit status where nobody reads it any more."""
+        """Wrap a stream. ``unread`` is the exit status if its reader is gone."""
         self._stream = stream
         self._unread = unread
 

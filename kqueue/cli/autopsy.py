@@ -1,4 +1,4 @@
-"""`kqueue autopsy`: the smallest failing shape and input of a kernel, and a program that shows the failure."""
+"""`kqueue autopsy`: find the smallest failing shape and input of a kernel, and write a program that reproduces it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from kqueue.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from kqueue.autopsy.report import Report
-    from kqueue.autopsy.run import Told
+    from kqueue.autopsy.run import OnRound
     from kqueue.autopsy.shrink import Autopsy
     from kqueue.contract import Request, Result
 
-#: The most evaluations that are judged beside each other.
+#: Maximum number of evaluations that are judged concurrently.
 _WIDEST: Final = 8
 _FAILED, _UNJUDGED = 1, 3
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
     app.command()(autopsy)
 
 
@@ -38,12 +37,14 @@ def autopsy(
     precision: options.Precision = None,
     settings: options.SettingsTree = None,
     assignments: options.Assignments = None,
-    budget: Annotated[float, typer.Option(metavar="S", min=1, help="Seconds after which the best so far counts.")] = 60,
-    evaluations: Annotated[int, typer.Option(metavar="N", min=1, help="Most evaluations.")] = 100,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where repro.py is written.")] = Path(),
+    budget: Annotated[
+        float, typer.Option(metavar="S", min=1, help="Time limit in seconds. The best so far is used.")
+    ] = 60,
+    evaluations: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum number of evaluations.")] = 100,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for repro.py.")] = Path(),
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON line.")] = False,
 ) -> None:
-    """Find the smallest shape and input on which a kernel fails, and write repro.py, which shows it.
+    """Find the smallest shape and input on which a kernel fails, and write repro.py, which reproduces it.
 
     Exit with 1 if there is no such failure.
     """
@@ -58,11 +59,11 @@ def autopsy(
         settings=settings,
         assignments=assignments,
     )
-    with _telling(evaluations, quiet=as_json) as told:
+    with _reporting(evaluations, quiet=as_json) as on_round:
         if subject.device is None:
-            report = _by_fleet(subject.request, subject.verdict, budget, evaluations, told)
+            report = _by_fleet(subject.request, subject.verdict, budget, evaluations, on_round)
         else:
-            report = _by_judge(subject.request, subject.device, budget, evaluations, told)
+            report = _by_judge(subject.request, subject.device, budget, evaluations, on_round)
     file = write(report, out)
     if as_json:
         write_json(to_json(report, file))
@@ -75,7 +76,7 @@ def autopsy(
 
 
 def write(report: Report, out: Path) -> Path | None:
-    """Write repro.py into a folder, which is made, and return where it is; None if there is none.
+    """Write repro.py into a folder, which is created if needed. Return its path, or None if there is no program.
 
     Raises:
         InvalidRequest: it cannot be written.
@@ -92,32 +93,32 @@ def write(report: Report, out: Path) -> Path | None:
 
 
 def to_json(report: Report, file: Path | None) -> dict[str, Any]:
-    """Return a report as a record; ``file`` is its repro.py."""
+    """Return a report as a record, with ``file`` as the path of its repro.py."""
     return report.summary() | {"repro": None if file is None else str(file)}
 
 
 def show(report: Report, file: Path | None) -> None:
-    """Print a report; ``file`` is its repro.py."""
+    """Print a report, with ``file`` as the path of its repro.py."""
     from kqueue.cli.render import console
     from kqueue.text import clean
 
     for line in report.lines():
         console().print(clean(line), soft_wrap=True)
     if file is not None:
-        console().print(f"{file} shows it. It runs the kernel without a sandbox: read it first.", soft_wrap=True)
+        console().print(f"{file} reproduces it. It runs the kernel without a sandbox: read it first.", soft_wrap=True)
 
 
 def _check_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidRequest(f"{out}: no folder for repro.py: {error.strerror or error}") from None
+        raise InvalidRequest(f"{out}: cannot create a folder for repro.py: {error.strerror or error}") from None
 
 
-def _by_fleet(request: Request, failure: Result | None, budget: float, most: int, told: Told) -> Report:
+def _by_fleet(request: Request, failure: Result | None, budget: float, most: int, on_round: OnRound) -> Report:
     from kqueue.autopsy import run
     from kqueue.autopsy.shrink import Autopsy
-    from kqueue.cli.results import database
+    from kqueue.cli.connection import database
     from kqueue.client import Client
     from kqueue.config import load
     from kqueue.store import workers
@@ -127,26 +128,21 @@ def _by_fleet(request: Request, failure: Result | None, budget: float, most: int
     slots = live.get(request.lane) or max(live.values(), default=1)
     with Client() as client:
         made = Autopsy(request, failure, width=min(slots, _WIDEST), most=most)
-        return run.by_fleet(made, client, budget, told)
+        return run.by_fleet(made, client, budget, on_round)
 
 
-def _by_judge(request: Request, device: str, budget: float, most: int, told: Told) -> Report:
+def _by_judge(request: Request, device: str, budget: float, most: int, on_round: OnRound) -> Report:
     from kqueue.autopsy import run
     from kqueue.autopsy.shrink import Autopsy
     from kqueue.judging import LocalJudge
 
     with LocalJudge(device) as local:
-        return run.by_judge(Autopsy(request, most=most), local, budget, told)
+        return run.by_judge(Autopsy(request, most=most), local, budget, on_round)
 
 
 @contextmanager
-def _telling(most: int, *, quiet: bool) -> Generator[Told]:
-    """Yield what says on stderr how far an autopsy is: a bar on a terminal, else a line for whatever is smaller.
-
-    Args:
-        most: evaluations at most.
-        quiet: say nothing.
-    """
+def _reporting(most: int, *, quiet: bool) -> Generator[OnRound]:
+    """Yield a function that reports progress on stderr: a bar on a terminal, or else a line for each improvement."""
     from kqueue.cli.progress import make_bar
     from kqueue.text import one_line
 
@@ -154,7 +150,7 @@ def _telling(most: int, *, quiet: bool) -> Generator[Told]:
     with make_bar(quiet=quiet) as bar:
         task = bar.add_task("", total=most)
 
-        def tell(made: Autopsy) -> None:
+        def report(made: Autopsy) -> None:
             nonlocal last
             line = made.progress()
             bar.update(task, completed=made.evaluations, description=one_line(line))
@@ -162,4 +158,4 @@ def _telling(most: int, *, quiet: bool) -> Generator[Told]:
                 say(f"{line} ({made.evaluations} evaluations)")
             last = line
 
-        yield tell
+        yield report

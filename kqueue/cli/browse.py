@@ -1,4 +1,4 @@
-"""`kqueue open`: the fleet's page or Flower, in a browser that is logged in."""
+"""`kqueue open`: open the fleet's page or Flower in a logged-in browser."""
 
 from __future__ import annotations
 
@@ -13,49 +13,50 @@ from urllib.parse import quote
 
 import typer
 
-from kqueue.cli.results import database
+from kqueue.cli.connection import database
 from kqueue.errors import ConfigError
 
-#: Variables of which a desktop sets one.
+#: Environment variables of which a desktop sets one.
 _DISPLAYS: Final = ("DISPLAY", "WAYLAND_DISPLAY")
 
 
 def register(app: typer.Typer) -> None:
-    """Add this command to ``app``."""
     app.command("open")(open_)
 
 
 def open_(
     url: Annotated[str | None, typer.Option(help="The page's address, such as http://127.0.0.1:18188.")] = None,
-    flower: Annotated[bool, typer.Option("--flower", help="Open Flower of the fleet that `kqueue up` runs.")] = False,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the link only.")] = False,
+    flower: Annotated[
+        bool, typer.Option("--flower", help="Open the Flower of the fleet that `kqueue up` runs.")
+    ] = False,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the link.")] = False,
 ) -> None:
-    """Print a link that logs a browser in at the fleet's page, to look, submit and cancel. It opens where a display is.
+    """Print a link that logs a browser in at the fleet's page, and open it if there is a display.
 
-    The link is good once and for a minute, and asks for no token. Who may make one needs a login at the database that
-    may make tokens. With --flower the link holds Flower's password, which is good until the fleet stops.
+    The link can be used once within a minute, and needs no token. To make one, you need a database login that can make
+    tokens. With --flower, the link contains Flower's password, which is valid until the fleet stops.
     """
     from kqueue.config import flower_access, http_url, load
     from kqueue.store import sessions
 
     config = load()
     address, credentials = flower_access(config) if flower else (http_url(config), "")
-    there = (url or address).rstrip("/")
-    if not there.startswith(("http://", "https://")):
-        raise ConfigError(f"{there}: a browser needs an address that begins with http:// or https://; give --url")
+    base = (url or address).rstrip("/")
+    if not base.startswith(("http://", "https://")):
+        raise ConfigError(f"{base}: a browser needs an address that begins with http:// or https://: give --url")
     if flower:
-        link = f"{there}/".replace("://", f"://{quote(credentials, safe=':')}@", 1)
+        link = f"{base}/".replace("://", f"://{quote(credentials, safe=':')}@", 1)
     else:
         with database("open") as engine:
             secret = sessions.invite(engine, f"kqueue open by {getpass.getuser()} on {socket.gethostname()}")
-        link = f"{there}/login?link={secret}"
+        link = f"{base}/login?link={secret}"
     typer.echo(link)
     if not no_browser and any(os.environ.get(name) for name in _DISPLAYS):
         _show(link)
 
 
 def _show(link: str) -> None:
-    """Open a link in the browser, by way of a file: other users see the arguments of its process."""
+    """Open a link in the browser through a file, because other users can read the arguments of its process."""
     import webbrowser
 
     number, path = tempfile.mkstemp(prefix="kqueue-open-", suffix=".html")

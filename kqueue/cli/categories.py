@@ -28,10 +28,10 @@ _NAMES: Final[dict[Any, str]] = {
 _INTRODUCTION: Final = """\
 # Evidence
 
-Made from the models in `kqueue/evidence.py` by `kqueue evidence --markdown`; a test keeps them equal.
+Made from the models in `kqueue/evidence.py` by `kqueue evidence --markdown`. A test compares them.
 
-A verdict has `facts`, from which its category was decided, and `evidence`, which tells what else was observed. Both are
-immutable objects with the attributes below. An attribute is `None` where nothing is known.
+A verdict has `facts`, which decided its category, and `evidence`, which has further observations. Both are immutable
+objects with the attributes below. An attribute is `None` where its value is unknown.
 
 ```python
 if verdict.category == "crashed":
@@ -41,15 +41,15 @@ if verdict.evidence.provenance is not None and verdict.evidence.provenance.decoy
 ```
 
 The JSON form has the same names: over HTTP, in Postgres and in `kqueue show --json`. There a field of `facts`,
-`evidence` or clocks that has no value is absent; in the other objects it is null. NaN and the infinities are the texts
+`evidence` or clocks without a value is absent. In all other objects it is null. NaN and the infinities are the texts
 `NaN`, `Infinity` and `-Infinity`.
 
-A judge cannot write an unknown field. A verdict that another version of kqueue wrote is read all the same: fields that
-this version does not know, and entries that it cannot read, are left out. The database keeps them.
+A judge cannot write an unknown field. A verdict of another version of kqueue can still be read: unknown fields, and
+entries in an unknown format, are omitted. The database keeps them.
 
-## What each category tells
+## Fields of each category
 
-An outcome that lacks one of these is refused. Only `passed` has `runtime` and `baseline`. With
+An outcome without one of these is refused. Only `passed` has `runtime` and `baseline`. With
 `evidence.verified_calls` it was timed, and always has `runtime`.
 
 | category | always has |
@@ -57,7 +57,6 @@ An outcome that lacks one of these is refused. Only `passed` has `runtime` and `
 
 
 def register(app: typer.Typer) -> None:
-    """Add this group's commands to ``app``."""
     app.command()(categories)
     app.command()(evidence)
 
@@ -132,7 +131,7 @@ def _fields(model: type[Part]) -> Iterator[tuple[str, str, str]]:
 
 
 def kind_of(annotation: Any) -> str:
-    """Return the name of a field's type as JSON has it. ``None`` goes without saying."""
+    """Return the name of a field's type in JSON. ``None`` is not mentioned."""
     arguments = [argument for argument in get_args(annotation) if argument is not NoneType]
     match get_origin(annotation):
         case None:
@@ -154,7 +153,7 @@ def _named(annotation: Any) -> str:
 
 
 def _parts(model: type[Part]) -> Iterator[type[Part]]:
-    """Yield the models of a model's fields, and theirs."""
+    """Yield the models of a model's fields, recursively."""
     from kqueue.evidence import Part
 
     for field in model.model_fields.values():
@@ -173,6 +172,6 @@ def _leaves(annotation: Any) -> Iterator[Any]:
 
 
 def in_markdown(text: str) -> str:
-    """Return a docstring's text for a cell of a table: roles and double backquotes become code."""
+    """Convert a docstring's text for a table cell: roles and double backquotes become code."""
     text = re.sub(r":\w+:`([^`]+)`", r"`\1`", " ".join(text.split())).replace("``", "`")
     return text.replace("|", "\\|")

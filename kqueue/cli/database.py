@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kqueue.cli.results import database
+from kqueue.cli.connection import database
 
 _group = typer.Typer(help="The database's schema.", no_args_is_help=True)
 
@@ -23,7 +23,6 @@ class Role(StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    """Add this group's commands to ``app``."""
     app.add_typer(_group, name="db", cls=app.info.cls)
 
 
@@ -48,13 +47,13 @@ def current() -> None:
     from kqueue.config import load
     from kqueue.store import schema
 
-    found = schema.current(load().require_database())
-    typer.echo(f"database {found or 'empty'}, kqueue {schema.head()}")
+    revision = schema.current(load().require_database())
+    typer.echo(f"database {revision or 'empty'}, kqueue {schema.head()}")
 
 
 @_group.command()
 def check() -> None:
-    """Exit with 0 if this version of kqueue works with the database; otherwise say what to do and exit with 3."""
+    """Exit with 0 if this version of kqueue works with the database. Otherwise print the remedy and exit with 3."""
     from kqueue.store import schema
 
     with database("db check"):
@@ -64,11 +63,11 @@ def check() -> None:
 @_group.command()
 def login(
     name: Annotated[str, typer.Argument(help="The login's name.")],
-    role: Annotated[Role, typer.Option(help="What the login is for; it may do nothing else.")],
+    role: Annotated[Role, typer.Option(help="The purpose of the login, which limits its privileges.")],
 ) -> None:
     """Create a login for a role, or change its password. Connect as the owner of the tables.
 
-    The password is read from stdin or asked for, so that neither `ps` nor the server's log shows it.
+    The password is read from stdin or prompted for, so that neither `ps` nor the server's log shows it.
     """
     from kqueue.store import roles
 
@@ -78,4 +77,4 @@ def login(
         password = sys.stdin.readline().rstrip("\r\n")
     with database("db login") as engine:
         roles.login(engine, name, f"kqueue_{role}", password)
-    typer.echo(f"{name} may do what a {role} needs")
+    typer.echo(f"{name} has the privileges of a {role}")

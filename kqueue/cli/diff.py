@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kqueue.cli.results import database, shown_settings
+from kqueue.cli.connection import database
+from kqueue.cli.results import shown_settings
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -19,17 +20,18 @@ _Id = Annotated[str, typer.Argument(help="An evaluation's id, or its first digit
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
     app.command()(diff)
 
 
 def diff(
     first: _Id,
     second: _Id,
-    context: Annotated[int, typer.Option(min=0, max=10_000, help="Lines round each change.")] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="One record: `first`, `second`, `diff`.")] = False,
+    context: Annotated[int, typer.Option(min=0, max=10_000, help="Number of lines round each change.")] = 3,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one record with `first`, `second` and `diff`.")
+    ] = False,
 ) -> None:
-    """Show how two evaluations differ: verdicts, times and sources."""
+    """Show the differences between two evaluations: verdicts, times and sources."""
     from rich.text import Text
 
     from kqueue import differences
@@ -42,16 +44,16 @@ def diff(
     a, b = pair
     changes = differences.of_sources(a, b, context=context)
     if as_json:
-        told = [dict(_plain(detail)) for detail in pair]
-        write_json({"first": told[0], "second": told[1], "diff": "\n".join(changes)})
+        records = [dict(_plain(detail)) for detail in pair]
+        write_json({"first": records[0], "second": records[1], "diff": "\n".join(changes)})
         return
     cells = [dict(_cells(detail)) for detail in pair]
     print_table(
         ("", *(str(detail.evaluation_id)[:8] for detail in pair)),
         ((name, *(c[name] for c in cells)) for name in cells[0]),
     )
-    if told := differences.of_times(a, b):
-        console().print(text(told))
+    if summary := differences.of_times(a, b):
+        console().print(text(summary))
     for line in changes or ["the sources are the same"]:
         console().print(Text(clean(line), _STYLES.get(line[:1], "")), soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""`kqueue doctor`: show what works on this host, and how to fix what does not."""
+"""`kqueue doctor`: check this host and its services, and name remedies."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ import typer
 from kqueue.cli.render import console, text, write_json
 from kqueue.text import one_line
 
-#: Width of the column of names.
+#: Width in characters of the column of names.
 _NAME: Final = 22
 _STYLES: Final = {"ok": "green", "info": "dim", "warn": "yellow", "fail": "bold red"}
 
 
 def register(app: typer.Typer) -> None:
-    """Add this group's commands to ``app``."""
     app.command()(doctor)
 
 
 def doctor(
     deep: Annotated[
-        bool, typer.Option("--deep", help="Judge kernels of every backend too, and tell of faults. Takes minutes.")
+        bool, typer.Option("--deep", help="Also judge kernels of every backend, and report faults. Takes minutes.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line per check.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line for each check.")] = False,
 ) -> None:
-    """Check this host and its services. The report holds no secret: it may be shown where you ask for help.
+    """Check this host and its services. The report contains no secrets, so you can share it to ask for help.
 
     Exits with 1 if something is broken.
     """
@@ -34,7 +33,7 @@ def doctor(
     from kqueue.doctor import State, examine
 
     out, group, failed = console(), "", False
-    # Each is shown as soon as it is known: on a busy host all of them take a minute.
+    # Each check is shown at once, because all of them take a minute on a busy host.
     for check in examine(load(), deep=deep):
         failed = failed or check.state is State.FAIL
         if as_json:

@@ -1,4 +1,4 @@
-"""`kqueue sanitize` and `kqueue profile`: a kernel once more, under a tool of the CUDA toolkit."""
+"""`kqueue sanitize` and `kqueue profile`: run a kernel again under a tool of the CUDA toolkit."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from kqueue.evidence import Profile
     from kqueue.examinations import Requests
 
-#: Exit statuses: something was found; the tools do not say all.
-_FOUND, _UNTOLD = 1, 3
+#: Exit statuses for findings, and for an incomplete run of a tool.
+_FOUND, _INCOMPLETE = 1, 3
 
-_Json = Annotated[bool, typer.Option("--json", help="Print what was found as one JSON line.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print the results as one JSON line.")]
 _Timeout = Annotated[
-    float, typer.Option("--timeout", metavar="S", min=1, help="Longest wait for the fleet; what is left is cancelled.")
+    float,
+    typer.Option("--timeout", metavar="S", min=1, help="Maximum seconds to wait for the fleet before cancelling."),
 ]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to ``app``."""
     app.command()(sanitize)
     app.command()(profile)
 
@@ -39,9 +39,9 @@ def sanitize(
     problem: subjects.Problem = None,
     tool: Annotated[
         list[str] | None,
-        typer.Option("--tool", metavar="TOOL", help="memcheck, racecheck, initcheck or synccheck; repeatable."),
+        typer.Option("--tool", metavar="TOOL", help="memcheck, racecheck, initcheck or synccheck. Repeatable."),
     ] = None,
-    whole: Annotated[bool, typer.Option("--whole", help="Leave the problem's sizes as they are.")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Do not reduce the problem's sizes.")] = False,
     backend: options.Backend = None,
     lane: subjects.Lane = None,
     device: subjects.Device = None,
@@ -51,9 +51,9 @@ def sanitize(
     timeout: _Timeout = 900,
     as_json: _Json = False,
 ) -> None:
-    """Run a kernel under compute-sanitizer: with small sizes, unless it fares differently there.
+    """Run a kernel under compute-sanitizer, with small sizes unless its result differs there.
 
-    All four tools by default. Exit with 1 if something was found, and with 3 if a tool could not say all.
+    All four tools run by default. Exit with 1 if there are findings, and with 3 if a tool could not complete.
     """
     from kqueue import examinations
 
@@ -69,9 +69,9 @@ def sanitize(
         settings=settings,
         assignments=assignments,
     )
-    known = None if subject.verdict is None else subject.verdict.category
+    category = None if subject.verdict is None else subject.verdict.category
     with _judging(subject, timeout) as judge:
-        request, result = _run(examinations.sanitizing(subject.request, tools, known, whole=whole), judge)
+        request, result = _run(examinations.sanitizing(subject.request, tools, category, whole=whole), judge)
     runs = result.evidence.sanitized or ()
     small = request.problem != subject.request.problem
     if as_json:
@@ -79,18 +79,18 @@ def sanitize(
     else:
         _show(result, examinations.lines(result.evidence))
         if small and runs:
-            say("the problem's sizes were made small, where a kernel made for its own may fail alone (--whole)")
+            say("the problem's sizes were reduced. A kernel that needs its own sizes can fail only there (see --whole)")
     if any(run.findings for run in runs):
         raise typer.Exit(_FOUND)
     if not runs or any(run.error is not None for run in runs):
-        raise typer.Exit(_UNTOLD)
+        raise typer.Exit(_INCOMPLETE)
 
 
 def profile(
     what: subjects.What,
     problem: subjects.Problem = None,
     against: Annotated[
-        str | None, typer.Option(metavar="ID|KERNEL", help="Another kernel of the problem, to compare it with.")
+        str | None, typer.Option(metavar="ID|KERNEL", help="Another kernel of the problem for comparison.")
     ] = None,
     out: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the roofline, .svg or .png.")] = None,
     backend: options.Backend = None,
@@ -102,14 +102,14 @@ def profile(
     timeout: _Timeout = 900,
     as_json: _Json = False,
 ) -> None:
-    """Count with Nsight Compute what each kernel of one call does, and what it waits for.
+    """Profile each GPU kernel of one call with Nsight Compute: its work, and its stalls.
 
-    An evaluation that was profiled already is shown and not judged again. Exit with 3 if nothing could be counted.
+    A profiled evaluation is shown and not judged again. Exit with 3 if no counters could be read.
     """
     from kqueue import charts, examinations
 
     form = pictures.form_of(out)
-    found = [
+    examined = [
         subjects.find(
             "profile",
             one,
@@ -124,24 +124,24 @@ def profile(
         for one in (what, against)
         if one is not None
     ]
-    if len({subject.request.problem for subject in found}) > 1:
+    if len({subject.request.problem for subject in examined}) > 1:
         raise InvalidRequest(f"--against {against}: it is a kernel of another problem")
     results: list[Result] = []
     with ExitStack() as stack:
         judge: Callable[[Request], Result] | None = None
-        for subject in found:
+        for subject in examined:
             if subject.verdict is not None and examinations.is_profiled(subject.verdict.evidence):
                 results.append(subject.verdict)
                 continue
             judge = judge or stack.enter_context(_judging(subject, timeout))
             results.append(_run(examinations.profiling(subject.request), judge)[1])
-    counted = [told for result in results if (told := result.evidence.profile) is not None and told.kernels]
-    names = [subject.request.kernel_label or "the kernel" for subject in found]
+    counted = [profiled for result in results if (profiled := result.evidence.profile) is not None and profiled.kernels]
+    names = [subject.request.kernel_label or "the kernel" for subject in examined]
     if as_json:
         write_json(
             {
                 "kernels": [
-                    result.summary() | {"profile": (told := result.evidence.profile) and told.model_dump(mode="json")}
+                    result.summary() | {"profile": (part := result.evidence.profile) and part.model_dump(mode="json")}
                     for result in results
                 ]
             }
@@ -151,8 +151,8 @@ def profile(
             _show(result, examinations.lines(result.evidence))
         if len(counted) > 1:
             _print(examinations.compared(counted[0], counted[1]))
-    if len(counted) < len(found):
-        raise typer.Exit(_UNTOLD)
+    if len(counted) < len(examined):
+        raise typer.Exit(_INCOMPLETE)
     if out is not None:
         roofline = examinations.roofline("Roofline", _named(names, counted))
         pictures.write(Path(out), charts.render(roofline, form=form))
@@ -162,13 +162,13 @@ def _tools(given: list[str] | None) -> list[Sanitizer]:
     from kqueue.contract import Sanitizer
 
     if wrong := [name for name in given or () if name not in list(Sanitizer)]:
-        raise InvalidRequest(f"--tool {wrong[0]}: it is one of {', '.join(Sanitizer)}")
+        raise InvalidRequest(f"--tool {wrong[0]}: use one of {', '.join(Sanitizer)}")
     return [Sanitizer(name) for name in given] if given else list(Sanitizer)
 
 
 @contextmanager
 def _judging(subject: Subject, timeout: float) -> Generator[Callable[[Request], Result]]:
-    """Yield what judges a request: the fleet, or a judge on this machine."""
+    """Yield a function that judges a request, on the fleet or on this machine."""
     if subject.device is not None:
         from kqueue.judging import LocalJudge
 
@@ -192,7 +192,7 @@ def _judging(subject: Subject, timeout: float) -> Generator[Callable[[Request], 
 
 
 def _run(requests: Requests, judge: Callable[[Request], Result]) -> tuple[Request, Result]:
-    """Have requests judged, until one is the last; return it, and what became of it."""
+    """Judge requests until the last one. Return it with its result."""
     request = next(requests)
     while True:
         result = judge(request)
@@ -203,9 +203,9 @@ def _run(requests: Requests, judge: Callable[[Request], Result]) -> tuple[Reques
 
 
 def _named(names: Sequence[str], profiles: Sequence[Profile]) -> dict[str, Profile]:
-    """Return profiles by the kernels' names, which may be the same."""
+    """Return profiles by the kernels' names. Equal names get numbers."""
     if len(set(names)) < len(names):
-        names = [f"{place}: {name}" for place, name in enumerate(names, 1)]
+        names = [f"{index}: {name}" for index, name in enumerate(names, 1)]
     return dict(zip(names, profiles, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""`kqueue up` runs a whole fleet on this machine; `kqueue worker` runs this machine's workers of a larger fleet."""
+"""`kqueue up` runs a whole fleet on this machine. `kqueue worker` runs this machine's workers of a larger fleet."""
 
 from __future__ import annotations
 
@@ -26,31 +26,30 @@ _Redis = Annotated[
     str | None, typer.Option(help="Use the Redis at this URL (KQUEUE_REDIS_URL keeps its password out of `ps`).")
 ]
 _Gpus = Annotated[str | None, typer.Option(help="`all`, `none`, or indices and UUIDs separated by commas.")]
-_SlotsPerGpu = Annotated[int | None, typer.Option(help="Evaluations to prepare at once on each GPU.")]
-_CpuSlots = Annotated[int | None, typer.Option(help="Slots on the `cpu` lane.")]
+_SlotsPerGpu = Annotated[int | None, typer.Option(help="Number of evaluations to prepare at once on each GPU.")]
+_CpuSlots = Annotated[int | None, typer.Option(help="Number of slots on the `cpu` lane.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Add these commands to ``app``."""
     app.command()(up)
     app.command()(worker)
 
 
 def up(
-    home: Annotated[Path | None, typer.Option(help="Where the fleet keeps its data (KQUEUE_HOME).")] = None,
+    home: Annotated[Path | None, typer.Option(help="Folder of the fleet's data (KQUEUE_HOME).")] = None,
     database_url: _Database = None,
     redis_url: _Redis = None,
     gpus: _Gpus = None,
     slots_per_gpu: _SlotsPerGpu = None,
     cpu_slots: _CpuSlots = None,
     no_flower: Annotated[bool, typer.Option("--no-flower", help="Do not start Flower.")] = False,
-    flower_port: Annotated[int | None, typer.Option(help="Flower's port on loopback; 0 picks a free one.")] = None,
+    flower_port: Annotated[int | None, typer.Option(help="Flower's port on loopback. 0 picks a free one.")] = None,
     no_http: Annotated[bool, typer.Option("--no-http", help="Do not serve HTTP.")] = False,
-    http_port: Annotated[int | None, typer.Option(help="HTTP port on loopback; 0 picks a free one.")] = None,
+    http_port: Annotated[int | None, typer.Option(help="HTTP port on loopback. 0 picks a free one.")] = None,
 ) -> None:
     """Run a fleet on this machine until Ctrl-C: services, workers for every GPU (or CPU slots), Flower, HTTP.
 
-    Postgres and Redis are embedded unless you give their URLs. Their data persist under the home.
+    Postgres and Redis are embedded unless their URLs are given. Their data persist under the home.
     """
     from kqueue.config import load
     from kqueue.http import OPEN_WARNING, has_http, trusts_local_users
@@ -66,8 +65,8 @@ def up(
         flower_port=flower_port,
         http_port=http_port,
     )
-    # Until the fleet runs, a signal to stop raises KeyboardInterrupt, which takes down whatever has started. SIGINT is
-    # set explicitly because a shell starts background jobs with SIGINT ignored.
+    # Until the fleet runs, a signal to stop raises KeyboardInterrupt, which stops everything that has started. SIGINT
+    # is set explicitly because a shell starts background jobs with SIGINT ignored.
     asked = False
 
     def interrupt(_signum: int, _frame: FrameType | None) -> None:
@@ -78,21 +77,21 @@ def up(
     for signum in ending():
         signal.signal(signum, interrupt)
     runs = False
-    _tell(f"starting a fleet in {config.home_path}")
+    _report(f"starting a fleet in {config.home_path}")
     with_flower, with_http = has_flower() and not no_flower, has_http() and not no_http
     try:
-        with LocalFleet(config, flower=with_flower, http=with_http, fork=True, report=_tell) as fleet:
+        with LocalFleet(config, flower=with_flower, http=with_http, fork=True, report=_report) as fleet:
             if asked:
-                # The signal came where Python discards exceptions, such as in a fork's callbacks.
+                # The signal arrived where Python discards exceptions, for example in a fork's callbacks.
                 raise KeyboardInterrupt
             runs = True
-            _tell(_status(fleet))
+            _report(_status(fleet))
             if fleet.http_url is not None and trusts_local_users(config):
-                _tell(OPEN_WARNING)
+                _report(OPEN_WARNING)
             if not no_flower and not has_flower():
-                _tell("  (Flower is not installed: `pip install 'kqueue[server]'`)")
+                _report("  (Flower is not installed: `pip install 'kqueue[server]'`)")
             if not no_http and not has_http():
-                _tell("  (HTTP is not served: `pip install 'kqueue[http]'`)")
+                _report("  (HTTP is not served: `pip install 'kqueue[http]'`)")
             fleet.run_forever()
     except KeyboardInterrupt:
         raise typer.Exit(0 if runs else 130) from None
@@ -123,8 +122,8 @@ def worker(
     os.execve(command[0], command, dict(os.environ) | config.environment())  # noqa: S606 our own interpreter
 
 
-def _tell(line: str) -> None:
-    """Print a line at once. A terminal or a pipe that is gone, or a full disk, must not end a fleet."""
+def _report(line: str) -> None:
+    """Print a line at once. Ignore a closed terminal or pipe and a full disk, which must not end a fleet."""
     try:
         typer.echo(line)
     except OSError:

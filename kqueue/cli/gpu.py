@@ -1,4 +1,4 @@
-"""`kqueue gpu`: list GPUs, take one out of service, and put it back."""
+"""`kqueue gpu`: list GPUs, take one out of service, and return it to service."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from kqueue.cli.connection import database
 from kqueue.cli.render import age, print_table, text, write_json
-from kqueue.cli.results import database
 from kqueue.states import GpuState
 
 if TYPE_CHECKING:
     from kqueue.store.gpus import GpuStatus
 
 _GIB: Final = 1 << 30
-#: Seconds between polls while waiting.
-_LOOK_S: Final = 0.5
-_Named = Annotated[str, typer.Argument(metavar="GPU", help="The GPU's index on its host, or the start of its UUID.")]
-_Host = Annotated[str | None, typer.Option(help="The host that the index refers to; by default this one.")]
+#: Seconds between two polls while waiting.
+_POLL_S: Final = 0.5
+_Named = Annotated[
+    str, typer.Argument(metavar="GPU", help="The GPU's index on its host, or the first digits of its UUID.")
+]
+_Host = Annotated[str | None, typer.Option(help="The host that the index refers to. Default: this host.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON record per line.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Add this group's commands to ``app``."""
-    group = typer.Typer(no_args_is_help=True, help="List GPUs, take one out of service, and put it back.")
+    group = typer.Typer(no_args_is_help=True, help="List GPUs, take one out of service, and return it to service.")
     group.command("list")(list_gpus)
     group.command()(drain)
     group.command()(resume)
@@ -36,16 +37,16 @@ def register(app: typer.Typer) -> None:
 def list_gpus(
     host: Annotated[str | None, typer.Option(help="List only this host's GPUs.")] = None, as_json: _Json = False
 ) -> None:
-    """List the GPUs of all hosts: state, reason, and last known health."""
+    """List the GPUs of all hosts with state, reason, and last known health."""
     from kqueue.store import gpus
 
     with database("gpu list") as engine:
-        known = gpus.find(engine, host=host)
+        gpus_known = gpus.find(engine, host=host)
     if as_json:
-        for gpu in known:
+        for gpu in gpus_known:
             write_json(asdict(gpu))
         return
-    if not known:
+    if not gpus_known:
         typer.echo("no fleet with a GPU is known" if host is None else f"no GPU of {host} is known")
         return
     print_table(
@@ -63,13 +64,13 @@ def list_gpus(
                 _memory(gpu.facts),
                 _signs(gpu.facts),
             )
-            for gpu in known
+            for gpu in gpus_known
         ),
     )
 
 
 def state(gpu: GpuStatus) -> str:
-    """Return a GPU's state and the reason for it in one line."""
+    """Return a GPU's state with its reason in one line."""
     name = "testing" if gpu.state == GpuState.SERVING and gpu.paused else gpu.state
     return f"{name}: {gpu.reason}" if gpu.reason else name
 
@@ -80,7 +81,7 @@ def _memory(facts: dict[str, Any]) -> str:
 
 
 def _signs(facts: dict[str, Any]) -> str:
-    """Return the health facts that an operator should see, in one line."""
+    """Return the health facts that matter to an operator, in one line."""
     ecc, rows = facts.get("uncorrected_ecc", {}), facts.get("remapped_rows", {})
     signs = [
         facts.get("error"),
@@ -94,16 +95,16 @@ def _signs(facts: dict[str, Any]) -> str:
         facts.get("retired_pages") and f"pages retired {facts['retired_pages']}",
         facts.get("xids") and "Xid " + " ".join(str(xid["xid"]) for xid in facts["xids"]),
     ]
-    return "; ".join(sign for sign in signs if sign)
+    return ", ".join(sign for sign in signs if sign)
 
 
 def drain(
     gpu: _Named,
     host: _Host = None,
     reason: Annotated[str | None, typer.Option(help="The reason, shown by `kqueue gpu list`.")] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Return once nothing runs on the GPU.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return once no evaluation runs on the GPU.")] = False,
 ) -> None:
-    """Give a GPU no more evaluations until `kqueue gpu resume`.
+    """Assign no more evaluations to a GPU until `kqueue gpu resume`.
 
     Running evaluations finish. The GPU stays drained if its fleet restarts.
     """
@@ -113,12 +114,12 @@ def drain(
         named = gpus.resolve(engine, gpu, host=host or socket.gethostname())
         gpus.drain(engine, named.uuid, reason=reason)
         [now] = gpus.find(engine, uuids=[named.uuid])
-        typer.echo(f"GPU {named.index} of {named.host} is drained; {len(now.running)} evaluations run on it")
+        typer.echo(f"GPU {named.index} of {named.host} is drained, and {len(now.running)} evaluations run on it")
         while wait:
-            time.sleep(_LOOK_S)  # at least once: a claim may have been in progress
+            time.sleep(_POLL_S)  # at least once, because a claim could have been in progress
             [now] = gpus.find(engine, uuids=[named.uuid])
             if not now.running:
-                typer.echo("nothing runs on it")
+                typer.echo("no evaluation runs on it")
                 break
 
 
@@ -130,5 +131,5 @@ def resume(gpu: _Named, host: _Host = None) -> None:
         named = gpus.resolve(engine, gpu, host=host or socket.gethostname())
         gpus.resume(engine, named.uuid)
         [now] = gpus.find(engine, uuids=[named.uuid])
-    what = "serves again" if now.state == GpuState.SERVING else "is tested now, and serves if it passes"
-    typer.echo(f"GPU {named.index} of {named.host} {what}")
+    result = "is in service again" if now.state == GpuState.SERVING else "is being tested, and serves if it passes"
+    typer.echo(f"GPU {named.index} of {named.host} {result}")

@@ -24,16 +24,14 @@ if TYPE_CHECKING:
     from kqueue.contract import Outcome, Request
     from kqueue.judging import LocalJudge, Machine
 
-#: Exit statuses, the one that counts first if several apply: this machine could not judge a kernel; a kernel was
-#: refused; a kernel did not pass.
+#: Exit statuses, in order of precedence: this machine could not judge a kernel, a kernel was refused, a kernel failed.
 _UNJUDGED, _REFUSED, _FAILED = 3, 2, 1
 _STATUSES: Final = (_UNJUDGED, _REFUSED, _FAILED)
-#: The longest time that one failure is shrunk for, in seconds.
+#: Maximum seconds that are spent on shrinking one failure.
 _AUTOPSY_S: Final = 60.0
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
     app.command()(judge)
 
 
@@ -55,9 +53,11 @@ def judge(
     assignments: options.Assignments = None,
     autopsies: Annotated[
         Path | None,
-        typer.Option("--autopsy", metavar="DIR", help="Shrink each failure, a minute at most, to DIR/KERNEL/repro.py."),
+        typer.Option(
+            "--autopsy", metavar="DIR", help="Shrink each failure, for up to a minute, to DIR/KERNEL/repro.py."
+        ),
     ] = None,
-    log: Annotated[bool, typer.Option("--log", help="Show all that is kept of one kernel's log.")] = False,
+    log: Annotated[bool, typer.Option("--log", help="Show the whole stored log of a single kernel.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON line per kernel, as soon as it is judged.")
     ] = False,
@@ -70,7 +70,7 @@ def judge(
     )
     fields: dict[str, Any] = {"settings": tree, **sources.read_problem(problem)}
     if "problem_label" not in fields:
-        raise InvalidRequest(f"{problem}: only a fleet has stored problems; give a file")
+        raise InvalidRequest(f"{problem}: only a fleet has stored problems: give a file")
     if backend is not None:
         fields["backend"] = backend
     tasks = [_task(entry) for entry in sources.from_kernels(sources.find_kernels(kernels), fields)]
@@ -93,7 +93,7 @@ def judge(
                 if as_json:
                     _write(task, local)
         except KeyboardInterrupt:
-            stack.close()  # the bar is gone before the table
+            stack.close()  # remove the bar before the table is printed
             if not as_json:
                 _print_table(tasks)
             raise
@@ -105,16 +105,7 @@ def judge(
 
 @dataclass(slots=True)
 class _Task:
-    """One kernel, and what became of it.
-
-    Attributes:
-        item: its line of output.
-        request: what is judged; None where that is refused.
-        outcome: None where there is none.
-        status: the exit status that it makes, 0 for a kernel that passed.
-        report: what an autopsy found; None where there was none.
-        repro: the program that shows the failure; None where there is none.
-    """
+    """A kernel with its result. ``status`` is its exit status, 0 if it passed."""
 
     item: Item
     request: Request | None = None
@@ -124,7 +115,7 @@ class _Task:
     repro: Path | None = None
 
     def fail(self, error: Exception, status: int) -> None:
-        """Record that there is no verdict, and say why."""
+        """Record and print the reason why there is no verdict."""
         self.item.error, self.status = str(error), status
         say(f"{self.item.entry.where}: {error}" if self.item.entry.where not in str(error) else str(error))
 
@@ -150,21 +141,21 @@ def _run(local: LocalJudge, task: _Task) -> None:
 
     if task.request is None:
         return
-    known = len(local.doubts)
+    before = len(local.doubts)
     try:
         task.outcome = local(task.request)
     except JudgeUnavailable as error:
         task.fail(error, _UNJUDGED)
         return
-    for doubt in local.doubts[known:]:
-        say(f"{task.item.entry.where}: the GPU may be unfit: {doubt}")
+    for doubt in local.doubts[before:]:
+        say(f"{task.item.entry.where}: the GPU could be unfit: {doubt}")
     task.item.verdict = task.outcome.summary()
     if not task.outcome.passed:
         task.status = _UNJUDGED if task.outcome.blame is Blame.FLEET else _FAILED
 
 
 def _dissect(local: LocalJudge, task: _Task, folder: Path) -> None:
-    """Shrink a kernel's failure, where that tells more."""
+    """Shrink a kernel's failure, if the failure depends on inputs."""
     from kqueue.autopsy import run
     from kqueue.autopsy.shrink import Autopsy, refused
 
@@ -212,6 +203,6 @@ def _print_table(tasks: Sequence[_Task]) -> None:
 
 
 def _where(machine: Machine) -> str:
-    known = machine.environment
-    device = known.device if machine.device == "cpu" else f"{known.device} ({machine.device})"
-    return f"judging on {device}, torch {known.torch}, isolation {machine.isolation}"
+    environment = machine.environment
+    device = environment.device if machine.device == "cpu" else f"{environment.device} ({machine.device})"
+    return f"judging on {device}, torch {environment.torch}, isolation {machine.isolation}"

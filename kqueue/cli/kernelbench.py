@@ -29,16 +29,15 @@ NumberT = TypeVar("NumberT", int, float)
 _GENERATION: Final = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)_kernel\.py")
 _PROBLEM: Final = re.compile(r"(\d+)_.*\.py")
 _RESULTS: Final = "eval_results.json"
-#: Evaluations sent in one transaction.
+#: Number of evaluations submitted in one transaction.
 _CHUNK: Final = 100
 #: Seconds between two writes of the results file, which is always written whole.
 _WRITE_EVERY_S: Final = 2.0
-#: Exit status if some samples got no result: run the command again.
+#: Exit status if some samples have no result, so that the command must be run again.
 _INCOMPLETE: Final = 3
 
 
 def register(app: typer.Typer) -> None:
-    """Add this group's commands to ``app``."""
     app.command("kernelbench")(kernelbench)
 
 
@@ -56,8 +55,8 @@ def kernelbench(
     backend: Annotated[str, typer.Option("--backend", "-b", help="cuda, triton, torch, cpp or cupy.")] = "cuda",
     lane: Annotated[str, typer.Option(help="auto, cpu, gpu, or gpu.<model>.")] = "auto",
     precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16.")] = "fp32",
-    checks: Annotated[int, typer.Option(help="Input sets to compare.")] = 5,
-    calls: Annotated[int, typer.Option(help="Timed calls at most.")] = 100,
+    checks: Annotated[int, typer.Option(help="Number of input sets to compare.")] = 5,
+    calls: Annotated[int, typer.Option(help="Maximum number of timed calls.")] = 100,
     no_timing: Annotated[bool, typer.Option("--no-timing", help="Do not time the kernels.")] = False,
     comparison: Annotated[str, typer.Option(help="strict or kernelbench.")] = "strict",
     k: Annotated[str, typer.Option("--k", metavar="K,...", help="Values of k for pass@k.")] = "1,5,10",
@@ -74,7 +73,7 @@ def kernelbench(
     from kqueue.kernelbench import scores_of
 
     ks, ps = _numbers(k, "--k", int), _numbers(p, "--p", float)
-    found, bad = _find(generations, problems, level)
+    generation_set, bad = _find(generations, problems, level)
     asked = {
         "backend": backend,
         "lane": lane,
@@ -84,25 +83,25 @@ def kernelbench(
         "measure_performance": not no_timing,
         "comparison": comparison,
     }
-    run = _Run(out or generations / _RESULTS, found.level, asked)
-    todo = run.to_do(found.samples, batch=generations.resolve().name or None)
+    run = _Run(out or generations / _RESULTS, generation_set.level, asked)
+    todo = run.to_do(generation_set.samples, batch=generations.resolve().name or None)
     evaluated = len(todo)
     try:
         with Client() as client:
             left_out = _judge(client, todo, run)
     except KeyboardInterrupt:
-        say("the evaluations continue; run the same command again to collect them")
+        say("the evaluations continue. Run the same command again to collect them")
         raise
     finally:
         run.write()
     scores = scores_of(run.results, ks, ps)
-    # KernelBench's scripts look for this name beside theirs. Results of other settings have their own.
-    beside = "pass_at_k_results.json" if run.file.name == _RESULTS else f"{run.file.stem}.pass_at_k_results.json"
-    _write(run.file.with_name(beside), _pass_at_k_file(run.results, ks))
-    for line in [*bad, *(f"{name}: left out, {why}" for name, why in left_out)]:
+    # KernelBench's scripts expect this name next to their results. Results of other settings have another name.
+    scores_name = "pass_at_k_results.json" if run.file.name == _RESULTS else f"{run.file.stem}.pass_at_k_results.json"
+    _write(run.file.with_name(scores_name), _pass_at_k_file(run.results, ks))
+    for line in [*bad, *(f"{name}: no result, {why}" for name, why in left_out)]:
         say(line)
     record = {
-        "level": found.level,
+        "level": generation_set.level,
         "results": str(run.file),
         "evaluated": evaluated - len(left_out),
         "left_out": [name for name, _ in left_out],
@@ -135,10 +134,10 @@ class _Work:
     """A sample to judge."""
 
     sample: _Sample
-    #: SHA-256 of its two files, as its result has them.
+    #: SHA-256 of its two files, as recorded in its result.
     digests: dict[str, str]
     request: Request
-    #: Earlier evaluations of the sample that gave no result.
+    #: Number of earlier evaluations of the sample that gave no result.
     fruitless: int = 0
 
 
@@ -146,32 +145,23 @@ class _Run:
     """The results file. Each write replaces the whole file atomically."""
 
     def __init__(self, file: Path, level: int, asked: dict[str, Any]) -> None:
-        """Read the file, if there is one.
-
-        Args:
-            file: the results file.
-            level: the level of all its results.
-            asked: how all of them are judged, as arguments of :func:`kqueue.kernelbench.request_of`.
-
-        Raises:
-            InvalidRequest: it is not a results file, or holds results of another level or of other settings.
-        """
+        """Read the file if it exists. All its results have the level ``level`` and the settings ``asked``."""
         self.file = file
         self._level = level
         self._asked = asked
-        #: Prefix of this run's idempotency keys, kept in a file so that a resumed run finds its evaluations. Without
-        #: a results file, a new run begins.
+        #: Prefix of this run's idempotency keys, in a file so that a resumed run finds its evaluations. Without a
+        #: results file, a new run begins.
         self._token_file = file.with_name(file.name + ".run")
-        known = file.exists() and self._token_file.exists()
-        self._token = self._token_file.read_text().strip() if known else uuid4().hex
+        resumed = file.exists() and self._token_file.exists()
+        self._token = self._token_file.read_text().strip() if resumed else uuid4().hex
         self.results: dict[str, list[dict[str, Any]]] = _read(file, level, asked) if file.exists() else {}
         self._written = time.monotonic()
-        if not known:
+        if not resumed:
             self.write()
             self._token_file.write_text(self._token + "\n")
 
     def to_do(self, samples: Iterable[_Sample], *, batch: str | None) -> list[_Work]:
-        """Return the samples without a result. A source that cannot be a kernel gets its result at once."""
+        """Return the samples without a result. A source that is not a kernel gets its result at once."""
         from kqueue.integrations.answers import request_for
 
         work: list[_Work] = []
@@ -181,7 +171,7 @@ class _Run:
             if self._has(sample, digests):
                 continue
             labels = {"problem_label": sample.problem.stem[:200], "kernel_label": sample.path.stem}
-            # Bytes that are not UTF-8 become surrogates, for which the request is refused.
+            # Bytes that are not UTF-8 become surrogates, which the request's validation refuses.
             kernel = data.decode("utf-8-sig", errors="surrogateescape")
             request = request_for(problem, kernel, **self._asked, batch=batch, reuse=False, **labels)
             if isinstance(request, InvalidRequest):
@@ -198,8 +188,8 @@ class _Run:
         """Insert a sample's result, replacing an older one."""
         row["metadata"] |= {"level": self._level, "asked": self._asked, **digests}
         table = self.results.setdefault(str(sample.problem_id), [])
-        others = [known for known in table if known["sample_id"] != sample.sample_id]
-        table[:] = sorted([*others, row], key=itemgetter("sample_id"))
+        remaining = [entry for entry in table if entry["sample_id"] != sample.sample_id]
+        table[:] = sorted([*remaining, row], key=itemgetter("sample_id"))
         if time.monotonic() - self._written > _WRITE_EVERY_S:
             self.write()
 
@@ -208,7 +198,7 @@ class _Run:
         self._written = time.monotonic()
 
     def _has(self, sample: _Sample, digests: dict[str, str]) -> bool:
-        """True if these exact files have a result. A result without their hashes (another program's) counts too."""
+        """Return True if these exact files have a result. Results of other programs have no hashes, and count too."""
         return any(
             row["sample_id"] == sample.sample_id
             and all(row["metadata"].get(name, digest) == digest for name, digest in digests.items())
@@ -217,7 +207,7 @@ class _Run:
 
 
 def _judge(client: Client, todo: Sequence[_Work], run: _Run) -> list[tuple[str, str]]:
-    """Judge the samples. Return the names of those that got no result, each with the reason."""
+    """Judge the samples. Return the names of samples without a result, each with the reason."""
     from kqueue.cli.progress import progress
     from kqueue.kernelbench import row_of
 
@@ -231,7 +221,7 @@ def _judge(client: Client, todo: Sequence[_Work], run: _Run) -> list[tuple[str, 
                 elif created:
                     left_out.append((work.sample.path.name, f"{verdict.category}: {verdict.message}"))
                 else:
-                    # An earlier run's evaluation, which gave no result.
+                    # The evaluation of an earlier run, which gave no result.
                     again.append(replace(work, fruitless=work.fruitless + 1))
                     continue
                 advance(str(verdict.category))
@@ -254,11 +244,7 @@ def _verdicts(client: Client, todo: Iterable[_Work], run: _Run) -> Iterator[tupl
 
 
 def _find(generations: Path, problems: Path, level: int | None) -> tuple[_Found, list[str]]:
-    """Return one level's generations with their problems, and complaints about the other files.
-
-    Raises:
-        InvalidRequest: a folder is missing or holds no generations, or there are several levels and none was chosen.
-    """
+    """Return one level's generations with their problems, and messages about the remaining files."""
     for folder, option in ((generations, "--generations"), (problems, "--problems")):
         if not folder.is_dir():
             raise InvalidRequest(f"{option} {folder}: no such folder")
@@ -269,61 +255,57 @@ def _find(generations: Path, problems: Path, level: int | None) -> tuple[_Found,
             at, problem_id, sample_id = map(int, match.groups())
             named.setdefault(at, []).append((problem_id, sample_id, path))
         else:
-            bad.append(f"{path.name}: not judged; its name is not level_L_problem_P_sample_S_kernel.py")
+            bad.append(f"{path.name}: not judged, because its name is not level_L_problem_P_sample_S_kernel.py")
     if level is None and len(named) > 1:
         levels = ", ".join(map(str, sorted(named)))
-        raise InvalidRequest(f"--generations {generations}: holds levels {levels}; choose one with --level and --out")
+        raise InvalidRequest(f"--generations {generations}: holds levels {levels}: choose one with --level and --out")
     chosen = level if level is not None else next(iter(named), None)
     if chosen is None or chosen not in named:
-        which = "" if level is None else f" of level {level}"
-        raise InvalidRequest(f"--generations {generations}: no level_L_problem_P_sample_S_kernel.py{which}")
-    known = problems_of(problems, chosen)
+        suffix = "" if level is None else f" of level {level}"
+        raise InvalidRequest(f"--generations {generations}: no level_L_problem_P_sample_S_kernel.py{suffix}")
+    by_number = problems_of(problems, chosen)
     samples: list[_Sample] = []
     for problem_id, sample_id, path in sorted(named[chosen]):
-        match known.get(problem_id, []):
+        match by_number.get(problem_id, []):
             case [problem]:
                 samples.append(_Sample(path, problem, problem_id, sample_id))
             case []:
-                bad.append(f"{path.name}: not judged; {problems} has no {problem_id}_*.py for level {chosen}")
+                bad.append(f"{path.name}: not judged, because {problems} has no {problem_id}_*.py for level {chosen}")
             case several:
                 names = ", ".join(problem.name for problem in several)
-                bad.append(f"{path.name}: not judged; problem {problem_id} could be any of {names}")
+                bad.append(f"{path.name}: not judged, because problem {problem_id} could be any of {names}")
     return _Found(chosen, samples), bad
 
 
 def problems_of(folder: Path, level: int) -> dict[int, list[Path]]:
-    """Return a level's problems by number, from ``folder/level<N>``, or from ``folder`` if it has no level folders."""
+    """Return a level's problems by number, from ``folder/level<N>``, or from ``folder`` without level folders."""
     below = folder / f"level{level}"
-    place = below if below.is_dir() or any(folder.glob("level*/")) else folder
-    found: dict[int, list[Path]] = {}
-    for path in sorted(place.glob("*.py")):
+    source = below if below.is_dir() or any(folder.glob("level*/")) else folder
+    problems: dict[int, list[Path]] = {}
+    for path in sorted(source.glob("*.py")):
         if match := _PROBLEM.fullmatch(path.name):
-            found.setdefault(int(match[1]), []).append(path)
-    return found
+            problems.setdefault(int(match[1]), []).append(path)
+    return problems
 
 
 def _read(file: Path, level: int, asked: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Read results that this command or KernelBench's scripts wrote.
-
-    Raises:
-        InvalidRequest: the file is not a results file, or holds results of another level or of other settings.
-    """
+    """Read the results of this command or of KernelBench's scripts."""
     try:
-        known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         results = {
             str(int(problem_id)): [_row(row) for row in (rows if isinstance(rows, list) else [rows])]
-            for problem_id, rows in known.items()
+            for problem_id, rows in content.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidRequest(
-            f"{file}: not a results file (an object of samples by problem id): {error}; move it away or use --out"
+            f"{file}: not a results file (an object of samples by problem id): {error}: move it away or use --out"
         ) from None
-    others = {at for rows in results.values() for row in rows if (at := row["metadata"].get("level", level)) != level}
-    if others:
-        raise InvalidRequest(f"{file}: holds results of level {min(others)}; use another --out for level {level}")
+    levels = {at for rows in results.values() for row in rows if (at := row["metadata"].get("level", level)) != level}
+    if levels:
+        raise InvalidRequest(f"{file}: holds results of level {min(levels)}: use another --out for level {level}")
     for row in (row for rows in results.values() for row in rows):
-        known: dict[str, Any] = {**asked, **row["metadata"].get("asked", {})}
-        if other := [f"{name} {known[name]}, not {value}" for name, value in asked.items() if known[name] != value]:
+        used: dict[str, Any] = {**asked, **row["metadata"].get("asked", {})}
+        if other := [f"{name} {used[name]}, not {value}" for name, value in asked.items() if used[name] != value]:
             raise InvalidRequest(
                 f"{file}: holds results of kernels that were judged with {'; '.join(other)}: "
                 "use another --out, or move it away"
@@ -332,13 +314,13 @@ def _read(file: Path, level: int, asked: dict[str, Any]) -> dict[str, list[dict[
 
 
 def _row(given: Any) -> dict[str, Any]:
-    """Check the fields of a sample's entry that this command uses."""
+    """Validate the fields of a sample's entry that this command uses."""
     facts = {"compiled": bool(given["compiled"]), "correctness": bool(given["correctness"])}
     return {**given, **facts, "sample_id": int(given["sample_id"]), "metadata": dict(given.get("metadata") or {})}
 
 
 def _refused(sample: _Sample, why: str) -> dict[str, Any]:
-    """Return the entry of a file that cannot be a kernel. It counts as a failed sample."""
+    """Return the entry of a file that is not a kernel. It counts as a failed sample."""
     return {
         "sample_id": sample.sample_id,
         "compiled": False,
@@ -352,7 +334,7 @@ def _refused(sample: _Sample, why: str) -> dict[str, Any]:
 
 
 def _pass_at_k_file(results: dict[str, list[dict[str, Any]]], ks: Sequence[int]) -> dict[str, Any]:
-    """Return pass@k in the form that KernelBench's scripts read."""
+    """Return pass@k in the format of KernelBench's scripts."""
     from kqueue.kernelbench import pass_at_k, scores_of
 
     scores = scores_of(results, ks, ())
@@ -386,7 +368,7 @@ def _print(record: dict[str, Any], *, as_json: bool) -> None:
     samples, problems = record["samples"], record["problems"]
     print(
         f"level {record['level']}: {samples} samples of {problems} problems ({record['evaluated']} judged now), "
-        f"{record['compiled']} compiled, {record['correct']} correct; {record['results']}"
+        f"{record['compiled']} compiled, {record['correct']} correct. Results: {record['results']}"
     )
     scores = [
         (f"pass@{k}", _share(value["value"]), f"{value['problems']} problems with {k} samples or more")
@@ -419,8 +401,8 @@ def _numbers(given: str, option: str, kind: type[NumberT]) -> list[NumberT]:
     except ValueError:
         numbers = []
     if not numbers or min(numbers) < (1 if kind is int else 0):
-        what = "whole numbers from 1" if kind is int else "numbers from 0"
-        raise InvalidRequest(f"{option} {given}: give {what}, separated by commas")
+        wanted = "whole numbers from 1" if kind is int else "numbers from 0"
+        raise InvalidRequest(f"{option} {given}: give {wanted}, separated by commas")
     return sorted(set(numbers))
 
 
@@ -430,4 +412,4 @@ def _write(file: Path, content: Any) -> None:
         fresh.write_text(json.dumps(content, indent=4, allow_nan=False), encoding="utf-8")
         fresh.replace(file)
     except OSError as error:
-        raise InvalidRequest(f"{file}: cannot be written: {error.strerror or error}; use another --out") from None
+        raise InvalidRequest(f"{file}: cannot be written: {error.strerror or error}: use another --out") from None

@@ -1,4 +1,4 @@
-"""`kqueue logs`: all that is known of one evaluation, in order of time."""
+"""`kqueue logs`: all records and log lines of one evaluation, in order of time."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from kqueue.errors import ConfigError, DatabaseUnavailable, InvalidRequest, Unkn
 if TYPE_CHECKING:
     from kqueue.store.reports import Detail
 
-#: The longest line that is read whole, in bytes; what follows is skipped.
+#: Maximum size in bytes of a log line. The rest of a longer line is skipped.
 _LINE_BYTES: Final = 64 << 10
-#: Most lines without a time of their own that belong to the line before them, as a traceback's do.
+#: Maximum number of lines without a timestamp that are assigned to the line before them, as in a traceback.
 _FOLLOWING: Final = 60
-#: Most characters of a line that are shown.
+#: Maximum number of shown characters of a line.
 _SHOWN_CHARACTERS: Final = 2000
-#: The time of a line: kqueue's own, Postgres', and those before the lines of containers and of the journal.
+#: Timestamp of a line, as kqueue, Postgres, containers' logs and the journal write it.
 _TIME: Final = re.compile(rb"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d(?:[.,]\d{1,9})?) ?(Z|UTC|[+-]\d\d:?\d\d)?")
-#: Where in a line a time is looked for, in bytes: before it may stand a container's name, or a host's.
+#: Bytes at the start of a line that are searched for a timestamp. The name of a container or a host can precede it.
 _TIME_WITHIN: Final = 200
 _LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that is known of an evaluation.
+    """A record or a log line of an evaluation.
 
     Attributes:
-        at: when, UTC; None if nothing tells.
+        at: its time in UTC, or None if it is unknown.
         source: ``database``, or the file's name.
-        event: what happened, in a line; foreign text may be in it.
-        fields: what else is told.
-        lines: what follows it: a kernel's log, a traceback.
+        event: one line that describes it, which can contain untrusted text.
+        fields: further data.
+        lines: lines that follow it, of a kernel's log or a traceback.
     """
 
     at: datetime | None
@@ -54,7 +54,6 @@ class Event:
 
 
 def register(app: typer.Typer) -> None:
-    """Add this command to ``app``."""
     app.command()(logs)
 
 
@@ -62,14 +61,16 @@ def logs(
     evaluation: Annotated[str, typer.Argument(metavar="ID", help="An evaluation's id, or its first digits.")],
     file: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATH", help="A file of logs, or `-` for standard input; repeated. Else `kqueue up`'s."),
+        typer.Option(metavar="PATH", help="A log file, or `-` for standard input. Repeatable. Default: `kqueue up`'s."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many, the latest.")] = 1000,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON, one record a line.")] = False,
+    limit: Annotated[
+        int, typer.Option(min=1, max=100_000, help="Maximum number of entries. The latest are shown.")
+    ] = 1000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON record on each line.")] = False,
 ) -> None:
-    """Show what is known of an evaluation, in order of time.
+    """Show the history of an evaluation, in order of time.
 
-    Its attempts and its verdict, the kernel's log, and the lines of the fleet's logs that name it.
+    It includes attempts, the verdict, the kernel's log, and the lines of the fleet's logs that name the evaluation.
     """
     from kqueue.cli.render import say
     from kqueue.config import load
@@ -80,24 +81,24 @@ def logs(
         detail = _detail(evaluation)
         identity = detail.evaluation_id
     except (ConfigError, DatabaseUnavailable, UnknownEvaluation) as error:
-        # Its lines may be there all the same; only a whole id can be looked for.
+        # Its lines can still exist. Only a whole id can be searched for.
         try:
             identity = UUID(evaluation)
         except ValueError:
             raise error from None
-        say(f"only log files are read: {error}")
-    known = [] if detail is None else list(timeline(detail))
-    found, left_out = latest((*known, *(one for name in files for one in _read(name, identity))), limit)
-    if not found and detail is None:
+        say(f"searching only log files: {error}")
+    recorded = [] if detail is None else list(timeline(detail))
+    entries, omitted = latest((*recorded, *(one for name in files for one in _read(name, identity))), limit)
+    if not entries and detail is None:
         raise UnknownEvaluation(identity)
-    if left_out:
-        say(f"{left_out} earlier ones are left out: --limit")
-    for one in found:
+    if omitted:
+        say(f"{omitted} earlier entries are omitted: see --limit")
+    for one in entries:
         _print(one, as_json=as_json)
 
 
 def latest(events: Iterable[Event], limit: int) -> tuple[list[Event], int]:
-    """Return the latest of events in order of time, and how many others there are. Keeps no more than these."""
+    """Return the latest events in order of time, and the number of omitted ones. Hold only ``limit`` in memory."""
     seen = 0
 
     def counted() -> Iterator[tuple[datetime, int, Event]]:
@@ -105,26 +106,31 @@ def latest(events: Iterable[Event], limit: int) -> tuple[list[Event], int]:
         for seen, event in enumerate(events, 1):
             yield event.at or _LONG_AGO, seen, event
 
-    found = nlargest(limit, counted(), key=lambda one: one[:2])
-    return [event for _, _, event in reversed(found)], seen - len(found)
+    kept = nlargest(limit, counted(), key=lambda one: one[:2])
+    return [event for _, _, event in reversed(kept)], seen - len(kept)
 
 
 def timeline(detail: Detail) -> Iterator[Event]:
-    """Yield what the database's rows tell of an evaluation."""
-    asked = {"lane": detail.lane, "batch": detail.batch, "problem": detail.problem_label, "kernel": detail.kernel_label}
-    yield Event(detail.submitted_at, "database", "submitted", asked)
+    """Yield the events of an evaluation's rows in the database."""
+    fields = {
+        "lane": detail.lane,
+        "batch": detail.batch,
+        "problem": detail.problem_label,
+        "kernel": detail.kernel_label,
+    }
+    yield Event(detail.submitted_at, "database", "submitted", fields)
     for attempt in detail.attempts:
         about = {"attempt": attempt.number, "worker": attempt.worker}
         device = (attempt.environment or {}).get("device")
         yield Event(attempt.started_at, "database", "attempt begins", about | {"device": device})
         if attempt.ended_at is not None:
-            # Where it was is what the flight recorder said, if the judge could not.
+            # Where the judge could not report the phase, it comes from the status page.
             how = {"category": attempt.category, "phase": attempt.phase, "written_by": attempt.written_by}
-            told = about | how | {"message": attempt.message}
-            yield Event(attempt.ended_at, "database", "attempt ended", told)
+            fields = about | how | {"message": attempt.message}
+            yield Event(attempt.ended_at, "database", "attempt ended", fields)
     verdict = detail.verdict
     if verdict is not None:
-        told = {
+        fields = {
             "category": verdict.category,
             "blame": verdict.blame,
             "phase": verdict.phase,
@@ -133,20 +139,18 @@ def timeline(detail: Detail) -> Iterator[Event]:
             "reused_from": verdict.reused_from,
             "durations_s": verdict.evidence.durations_s,
         }
-        yield Event(verdict.finished_at, "database", "verdict", told)
+        yield Event(verdict.finished_at, "database", "verdict", fields)
         if verdict.log:
             yield Event(verdict.finished_at, "database", "the kernel's log", {}, tuple(verdict.log.splitlines()))
 
 
 def lines_about(stream: BinaryIO, source: str, identity: UUID) -> Iterator[Event]:
-    """Yield the lines of a log that name an evaluation, and those without a time that follow them.
+    """Yield the lines of a log that name an evaluation, and the lines without a timestamp that follow them.
 
-    One line is held at a time. A line without a time has that of the one before it.
+    A line without a timestamp has the time of the line before it. One line is held in memory at a time.
 
     Args:
-        stream: the log: JSON objects or text, also with a container's or the journal's words before each line.
-        source: its name.
-        identity: the evaluation.
+        stream: the log: JSON objects or text, perhaps with a prefix of a container or the journal on each line.
     """
     wanted = str(identity).encode()
     at: datetime | None = None
@@ -169,7 +173,7 @@ def lines_about(stream: BinaryIO, source: str, identity: UUID) -> Iterator[Event
 
 
 def _detail(evaluation: str) -> Detail:
-    from kqueue.cli.results import database
+    from kqueue.cli.connection import database
     from kqueue.store import reports
 
     with database("logs") as engine:
@@ -177,7 +181,7 @@ def _detail(evaluation: str) -> Detail:
 
 
 def _own_files(home: Path) -> list[str]:
-    """Return the logs of the fleet that runs, or ran, under a home; what was rotated comes first."""
+    """Return the logs of the fleet that runs, or ran, under a home. Rotated files come first."""
     folder = home / "logs"
     return [str(path) for path in (*sorted(folder.glob("*.log.1")), *sorted(folder.glob("*.log")))]
 
@@ -193,7 +197,7 @@ def _opened(name: str) -> Generator[BinaryIO]:
         yield sys.stdin.buffer
         return
     try:
-        stream = Path(name).open("rb")  # noqa: SIM115 -- closed below, and only its opening is refused here
+        stream = Path(name).open("rb")  # noqa: SIM115 -- closed below
     except OSError as error:
         raise InvalidRequest(f"--file {name}: it cannot be read: {error.strerror}") from None
     with stream:
@@ -201,7 +205,7 @@ def _opened(name: str) -> Generator[BinaryIO]:
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield lines without their ends, each cut to what is read of it."""
+    """Yield lines without their ends, each cut to the maximum size."""
     whole = True
     while piece := stream.readline(_LINE_BYTES):
         if whole:
@@ -210,14 +214,14 @@ def _lines(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _time(line: bytes) -> datetime | None:
-    """Return the time that a line tells; UTC unless it says otherwise."""
+    """Return the timestamp of a line, in UTC unless it has a zone."""
     if (start := line.find(b'"timestamp"')) >= 0:
-        found = _TIME.match(line, line.find(b'"', start + len('"timestamp"')) + 1)
+        match = _TIME.match(line, line.find(b'"', start + len('"timestamp"')) + 1)
     else:
-        found = _TIME.search(line, 0, _TIME_WITHIN)
-    if found is None:
+        match = _TIME.search(line, 0, _TIME_WITHIN)
+    if match is None:
         return None
-    day, clock, zone = ((part or b"").decode() for part in found.groups())
+    day, clock, zone = ((part or b"").decode() for part in match.groups())
     clock, _, fraction = clock.replace(",", ".").partition(".")
     try:
         moment = datetime.fromisoformat(f"{day}T{clock}")
@@ -255,8 +259,8 @@ def _print(event: Event, *, as_json: bool) -> None:
         return
     out = console()
     when = "" if event.at is None else event.at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
-    told = " ".join(f"{name}={_value(value)}" for name, value in event.fields.items() if value is not None)
-    text = one_line(f"{event.event[:_SHOWN_CHARACTERS]}  {told[:_SHOWN_CHARACTERS]}")
+    fields = " ".join(f"{name}={_value(value)}" for name, value in event.fields.items() if value is not None)
+    text = one_line(f"{event.event[:_SHOWN_CHARACTERS]}  {fields[:_SHOWN_CHARACTERS]}")
     out.print(f"{when:<24}  {one_line(event.source):<11}  ", end="", style="dim", soft_wrap=True)
     out.print(text, soft_wrap=True)
     for line in event.lines:

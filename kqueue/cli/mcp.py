@@ -9,36 +9,35 @@ import typer
 
 
 def register(app: typer.Typer) -> None:
-    """Add this command to ``app``."""
     app.command()(mcp)
 
 
 def mcp(
     http: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Serve streamable HTTP there instead of stdio.")
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve streamable HTTP at this address instead of stdio.")
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="With --http: a name under which clients reach it, such as a proxy's."),
+        typer.Option(metavar="NAME", help="With --http: a host name that clients use, such as a proxy's. Repeatable."),
     ] = None,
 ) -> None:
     """Serve the fleet to agents as tools, over the Model Context Protocol.
 
-    On stdio for the one agent that started it, with this process's own settings (KQUEUE_URL and KQUEUE_TOKEN, or
-    KQUEUE_DATABASE_URL and KQUEUE_REDIS_URL, or the fleet of this machine). With --http for any number, each of whom
-    shows a token of the fleet.
+    On stdio, it serves the one agent that started it, with this process's settings (KQUEUE_URL and KQUEUE_TOKEN, or
+    KQUEUE_DATABASE_URL and KQUEUE_REDIS_URL, or the fleet of this machine). With --http, it serves any number of
+    agents, and each needs a token of the fleet.
     """
     from kqueue.errors import InvalidRequest
     from kqueue.mcp import require_mcp
 
     if allow_host and http is None:
-        raise InvalidRequest("--allow-host: it is for --http; leave it out, or give --http HOST:PORT")
+        raise InvalidRequest("--allow-host: only for --http: omit it, or give --http HOST:PORT")
     require_mcp()
     from kqueue import logs
     from kqueue.config import load
 
     logs.configure(load())
-    # It would tell of each request to the fleet.
+    # httpx would log each request to the fleet.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     from kqueue.mcp import serving
 

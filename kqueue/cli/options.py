@@ -13,13 +13,13 @@ Backend = Annotated[
     str | None, typer.Option("--backend", "-b", help="cuda, triton, torch, cpp or cupy.", show_default=False)
 ]
 Precision = Annotated[str | None, typer.Option("--precision", help="fp32, fp16 or bf16.")]
-Checks = Annotated[int | None, typer.Option("--checks", help="Input sets to compare.")]
+Checks = Annotated[int | None, typer.Option("--checks", help="Number of input sets to compare.")]
 NoTiming = Annotated[bool, typer.Option("--no-timing", help="Do not time the kernels.")]
-Calls = Annotated[int | None, typer.Option("--calls", help="Timed calls.")]
+Calls = Annotated[int | None, typer.Option("--calls", help="Maximum number of timed calls.")]
 SettingsTree = Annotated[str | None, typer.Option("--settings", metavar="FILE|JSON", help="Settings as a JSON object.")]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="One setting, such as deadlines.check_s=5; repeatable."),
+    typer.Option("--set", metavar="NAME=VALUE", help="One setting, such as deadlines.check_s=5. Repeatable."),
 ]
 
 
@@ -32,7 +32,7 @@ def settings_of(
     calls: int | None,
     no_timing: bool,
 ) -> dict[str, Any]:
-    """Return the settings: ``--settings``, overridden by ``--set``, overridden by the short options.
+    """Return the settings from ``--settings``, overridden by ``--set``, overridden by the short options.
 
     Raises:
         InvalidRequest: the settings are not JSON, or an assignment has no name.

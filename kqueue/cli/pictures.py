@@ -1,4 +1,4 @@
-"""Pictures that commands write: their format by the file's name, and the file."""
+"""Pictures that commands write, in a format that the file's name determines."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from kqueue.text import clean
 if TYPE_CHECKING:
     from kqueue.charts import Form
 
-#: The name that stands for standard output.
+#: Name of standard output.
 STDOUT: Final = "-"
 
 
 def form_of(out: str | None) -> Form:
-    """Return the format that the argument of ``--out`` asks for; SVG without one, and for standard output.
+    """Return the format for the argument of ``--out``. The default, and the format of standard output, is SVG.
 
     Raises:
-        InvalidRequest: its ending says another format.
+        InvalidRequest: its ending is not a supported format.
     """
     from kqueue.charts import Form
 
@@ -35,16 +35,16 @@ def form_of(out: str | None) -> Form:
 
 
 def write(file: Path, picture: bytes) -> None:
-    """Write a picture, and print where it is.
+    """Write a picture, and print its path.
 
     Raises:
         ConfigError: it cannot be written.
     """
-    there = file.exists()
+    existed = file.exists()
     try:
         file.write_bytes(picture)
     except OSError as error:
         raise ConfigError(f"--out: {file} cannot be written: {error.strerror or error}") from None
-    if there:
-        say(f"{file} was there, and is replaced")
+    if existed:
+        say(f"{file} existed and was replaced")
     typer.echo(clean(file))

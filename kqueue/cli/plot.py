@@ -13,7 +13,7 @@ from uuid import UUID
 import typer
 
 from kqueue.cli import pictures
-from kqueue.cli.results import database
+from kqueue.cli.connection import database
 from kqueue.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kqueue import charts
     from kqueue.evidence import Measurement
 
-#: Kernels on a leaderboard: what one can read.
+#: Maximum number of kernels on a leaderboard, so that it stays readable.
 _BARS: Final = 20
 
 
@@ -40,7 +40,6 @@ class Kinds(StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
     app.command()(plot)
 
 
@@ -49,38 +48,40 @@ def plot(
         str,
         typer.Argument(
             metavar="PROBLEM|BATCH|RUN|EVALUATION",
-            help="A problem's hash, a batch's name, a run's name or id, an evaluation's id; first digits will do.",
+            help="A problem's hash, a batch's name, a run's name or id, or an evaluation's id. First digits suffice.",
         ),
     ],
     out: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="One picture, .svg or .png; - for SVG to stdout.", show_default="all kinds"),
+        typer.Option(
+            metavar="FILE", help="One picture, .svg or .png, or - for SVG to stdout.", show_default="all kinds"
+        ),
     ] = None,
     kind: Annotated[
         str | None, typer.Option(metavar="KIND", help=f"{', '.join(Kinds)}.", show_default="the first that fits")
     ] = None,
     theme: Annotated[str, typer.Option(metavar="THEME", help="light or dark.")] = "light",
 ) -> None:
-    """Draw what is known of a problem, a batch, a run of a search, or an evaluation.
+    """Draw the results of a problem, a batch, a run of a search, or an evaluation.
 
-    Without --out and --kind, every kind that fits is written to NAME-KIND.svg here.
+    Without --out and --kind, every kind that fits is written to NAME-KIND.svg in the current folder.
     """
     from kqueue import charts
     from kqueue.store import reports
 
     if theme not in list(charts.Theme):
-        raise InvalidRequest(f"--theme {theme}: it is one of {', '.join(charts.Theme)}")
+        raise InvalidRequest(f"--theme {theme}: use one of {', '.join(charts.Theme)}")
     if kind is not None and kind not in list(Kinds):
-        raise InvalidRequest(f"--kind {kind}: it is one of {', '.join(Kinds)}")
+        raise InvalidRequest(f"--kind {kind}: use one of {', '.join(Kinds)}")
     form = pictures.form_of(out)
     with database("plot") as engine:
         named = reports.named(engine, what)
         fitting = _DRAWN[named.kind](engine, named.key)
         if kind is not None and kind not in fitting:
-            raise InvalidRequest(f"--kind {kind}: of a {named.kind} there is {', '.join(fitting)}")
+            raise InvalidRequest(f"--kind {kind}: for a {named.kind} use one of {', '.join(fitting)}")
         chosen = [Kinds(kind)] if kind is not None else list(fitting) if out is None else list(fitting)[:1]
-        found = {one: fitting[one]() for one in chosen}
-    drawn = {one: charts.render(chart, theme=charts.Theme(theme), form=form) for one, chart in found.items()}
+        data = {one: fitting[one]() for one in chosen}
+    drawn = {one: charts.render(chart, theme=charts.Theme(theme), form=form) for one, chart in data.items()}
     if out == pictures.STDOUT:
         sys.stdout.buffer.write(drawn[chosen[0]])
         sys.stdout.flush()
@@ -90,7 +91,7 @@ def plot(
         pictures.write(Path(f"{stem}-{one}.{form}") if out is None else Path(out), picture)
 
 
-# What there is of each -----------------------------------------------------------------------------------
+# Charts of each kind of subject -------------------------------------------------------------------------
 
 
 _Charts = Mapping[Kinds, "Callable[[], charts.Chart]"]
@@ -113,7 +114,7 @@ def _of_problem(engine: Engine, key: str) -> _Charts:
         ]
         return charts.Leaderboard(f"Fastest kernels: {name}", bars)
 
-    known: dict[Kinds, Callable[[], charts.Chart]] = {
+    available: dict[Kinds, Callable[[], charts.Chart]] = {
         Kinds.BEST: lambda: charts.BestSoFar(
             f"Best so far: {name}", [charts.Point(one.at, one.speedup, one.blame, one.evaluation_id) for one in points]
         ),
@@ -123,8 +124,8 @@ def _of_problem(engine: Engine, key: str) -> _Charts:
         ),
     }
     if profiles := {one.name: one.profile for one in boards.profiled(engine, key)}:
-        known[Kinds.ROOFLINE] = lambda: examinations.roofline(f"Roofline: {name}", profiles)
-    return known
+        available[Kinds.ROOFLINE] = lambda: examinations.roofline(f"Roofline: {name}", profiles)
+    return available
 
 
 def _of_batch(engine: Engine, key: str) -> _Charts:
@@ -132,8 +133,8 @@ def _of_batch(engine: Engine, key: str) -> _Charts:
     from kqueue.store import reports
 
     def fast_p() -> charts.Chart:
-        found = reports.fast_p(engine, key)
-        return charts.FastP(f"fast_p: {key}", found.speedups, found.problems)
+        result = reports.fast_p(engine, key)
+        return charts.FastP(f"fast_p: {key}", result.speedups, result.problems)
 
     return {
         Kinds.CATEGORIES: lambda: charts.Categories(
@@ -153,12 +154,12 @@ def _of_run(engine: Engine, key: str) -> _Charts:
     run = searches.find(engine, key)
     plan = read_plan(run.plan)
     proposals = searches.proposals(engine, run.id)
-    known: dict[Kinds, Callable[[], charts.Chart]] = {
+    available: dict[Kinds, Callable[[], charts.Chart]] = {
         Kinds.CURVE: lambda: curve({run.name: (plan, proposals, searches.steps(engine, run.id))})
     }
     if isinstance(plan, TunePlan):
-        known[Kinds.IMPORTANCES] = lambda: charts.Importances(run.name, tuning.importances(plan, proposals))
-    return known
+        available[Kinds.IMPORTANCES] = lambda: charts.Importances(run.name, tuning.importances(plan, proposals))
+    return available
 
 
 def _of_evaluation(engine: Engine, key: str) -> _Charts:
@@ -180,21 +181,21 @@ def _of_evaluation(engine: Engine, key: str) -> _Charts:
         if one is not None
     ]
     name = detail.problem_label or key[:8]
-    known: dict[Kinds, Callable[[], charts.Chart]] = {
+    available: dict[Kinds, Callable[[], charts.Chart]] = {
         Kinds.TIMES: lambda: charts.Times(f"Timed calls: {name}", spreads)
     }
     profile = verdict and verdict.evidence.profile
     if profile:
         label = detail.kernel_label or "the kernel"
-        known[Kinds.ROOFLINE] = lambda: examinations.roofline(f"Roofline: {name}", {label: profile})
-    return known
+        available[Kinds.ROOFLINE] = lambda: examinations.roofline(f"Roofline: {name}", {label: profile})
+    return available
 
 
-def _measured(found: object) -> Measurement | None:
-    """Return a time; None for one that could not be taken."""
+def _measured(measurement: object) -> Measurement | None:
+    """Return a measurement, or None for one that failed."""
     from kqueue.evidence import Measurement
 
-    return found if isinstance(found, Measurement) else None
+    return measurement if isinstance(measurement, Measurement) else None
 
 
 _DRAWN: Final[Mapping[str, Callable[[Engine, str], _Charts]]] = {

@@ -1,4 +1,4 @@
-"""`kqueue probe`: what probes of the fleet's judge showed, and what was paused for it."""
+"""`kqueue probe`: the results of probes of the fleet's judge, and the resulting pauses."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kqueue.cli.connection import database
 from kqueue.cli.render import age, console, print_table, text, write_json
-from kqueue.cli.results import database
 from kqueue.errors import InvalidRequest
 from kqueue.states import Finding, ProbeKind
 
@@ -22,8 +22,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one JSON record per l
 
 
 def register(app: typer.Typer) -> None:
-    """Add this group's commands to ``app``."""
-    group = typer.Typer(no_args_is_help=True, help="Show what probes of the judge came to, and what was paused for it.")
+    group = typer.Typer(no_args_is_help=True, help="Show the results of probes of the judge, and the resulting pauses.")
     group.command("list")(list_probes)
     group.command()(pauses)
     group.command()(doubted)
@@ -33,57 +32,60 @@ def register(app: typer.Typer) -> None:
 
 
 def last_day(engine: Engine, config: Config) -> dict[str, Any]:
-    """Return the record of the last day, as `status` shows it."""
+    """Return the record of the last day for `status`."""
     from kqueue.store import probes
 
-    found = probes.record(engine, live_s=config.live_s)
-    return asdict(found) | {
-        "cheats_accepted": found.cheats_accepted,
-        "honest_refused": found.honest_refused,
-        "wrong": found.wrong,
+    record = probes.record(engine, live_s=config.live_s)
+    return asdict(record) | {
+        "cheats_accepted": record.cheats_accepted,
+        "honest_refused": record.honest_refused,
+        "wrong": record.wrong,
     }
 
 
 def print_last_day(record: dict[str, Any]) -> None:
-    """Print what :func:`last_day` returned, for people. Nothing if no probe was judged and nothing is paused."""
+    """Print the record of :func:`last_day`. Print nothing if no probe was judged and nothing is paused."""
     if record["judged"]:
         honest = record["honest"] + record["spins"]
-        words = (
-            f"the judge: {record['judged']} probes in the last day; {record['cheats_accepted']} of {record['cheats']} "
+        message = (
+            f"the judge: {record['judged']} probes in the last day: {record['cheats_accepted']} of {record['cheats']} "
             f"cheats accepted, {record['honest_refused']} of {honest} honest kernels refused"
         )
-        words += "".join(
-            f"; the {one['resource']} clock {one['bias']:+.1%} (at worst {one['worst']:+.1%}, {one['spins']} spins)"
+        message += "".join(
+            f", the {one['resource']} clock {one['bias']:+.1%} (at worst {one['worst']:+.1%}, "
+            f"{one['spins']} known-duration kernels)"
             for one in record["clocks"]
         )
-        console().print(text(words, "yellow" if record["wrong"] else ""))
+        console().print(text(message, "yellow" if record["wrong"] else ""))
     for one in record["pauses"]:
-        words = (
-            f"paused by probes since {age(one['paused_at'])}: {one['device']} of {one['host']}: {one['reason']}; "
+        message = (
+            f"paused by probes since {age(one['paused_at'])}: {one['device']} of {one['host']}: {one['reason']}. "
             f"{one['doubted']} verdicts are in doubt (`kqueue probe doubted {one['id']}`)"
         )
-        console().print(text(words, "bold red"))
+        console().print(text(message, "bold red"))
 
 
 def list_probes(
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many, the latest first.")] = 50,
-    days: Annotated[float, typer.Option(min=0.01, max=3660, help="Those of so many days.")] = 1.0,
+    limit: Annotated[
+        int, typer.Option(min=1, max=100_000, help="Maximum number of probes. The latest are listed.")
+    ] = 50,
+    days: Annotated[float, typer.Option(min=0.01, max=3660, help="Age of the oldest listed probe in days.")] = 1.0,
     as_json: _Json = False,
 ) -> None:
-    """List the probes that were judged, and what each showed."""
+    """List the judged probes with their results."""
     from kqueue.store import probes
 
     with database("probe list") as engine:
-        found = probes.listing(engine, since=datetime.now(UTC) - timedelta(days=days), limit=limit)
+        listed = probes.listing(engine, since=datetime.now(UTC) - timedelta(days=days), limit=limit)
     if as_json:
-        for one in found:
+        for one in listed:
             write_json(asdict(one))
         return
-    if not found:
+    if not listed:
         typer.echo("no probe was judged in that time")
         return
     print_table(
-        ("probe", "lane", "kind", "idea", "worker", "judged", "finding", "what it showed"),
+        ("probe", "lane", "kind", "idea", "worker", "judged", "finding", "result"),
         (
             (
                 str(one.evaluation_id)[:8],
@@ -95,25 +97,27 @@ def list_probes(
                 text(one.finding, "" if one.finding in (Finding.AGREED, Finding.VOID) else "bold red"),
                 one.words,
             )
-            for one in found
+            for one in listed
         ),
     )
 
 
 def pauses(
-    days: Annotated[float, typer.Option(min=0.01, max=3660, help="Also those of so many days that are over.")] = 30.0,
+    days: Annotated[
+        float, typer.Option(min=0.01, max=3660, help="Age of the oldest listed ended pause in days.")
+    ] = 30.0,
     as_json: _Json = False,
 ) -> None:
-    """List what was paused because probes were judged wrongly."""
+    """List devices that were paused because of wrong verdicts on probes."""
     from kqueue.store import probes
 
     with database("probe pauses") as engine:
-        found = probes.pauses(engine, since=datetime.now(UTC) - timedelta(days=days))
+        listed = probes.pauses(engine, since=datetime.now(UTC) - timedelta(days=days))
     if as_json:
-        for one in found:
+        for one in listed:
             write_json(asdict(one))
         return
-    if not found:
+    if not listed:
         typer.echo("nothing was paused in that time")
         return
     print_table(
@@ -128,18 +132,18 @@ def pauses(
                 one.doubted,
                 one.reason,
             )
-            for one in found
+            for one in listed
         ),
     )
 
 
 def doubted(pause: Annotated[int, typer.Argument(help="The pause's number.")], as_json: _Json = False) -> None:
-    """List the evaluations that a paused place judged since its last good probe, one id a line."""
+    """List the evaluations that a paused slot judged since its last correct probe, one id on each line."""
     from kqueue.store import probes
 
     with database("probe doubted") as engine:
-        found = probes.doubted(engine, pause)
-    for one in found:
+        evaluations = probes.doubted(engine, pause)
+    for one in evaluations:
         if as_json:
             write_json({"evaluation_id": one})
         else:
@@ -148,27 +152,30 @@ def doubted(pause: Annotated[int, typer.Argument(help="The pause's number.")], a
 
 def now(
     lane: Annotated[str, typer.Option(help="The lane on which it waits.")],
-    kind: Annotated[str | None, typer.Option(metavar="KIND", help="honest, cheat or spin; by default any.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help="honest, cheat or spin (a kernel of known duration). Default: any."),
+    ] = None,
     as_json: _Json = False,
 ) -> None:
-    """Submit a probe now, such as after a judge was mended."""
+    """Submit a probe now, for example after a judge was repaired."""
     from kqueue.config import LANE
     from kqueue.store import probes
 
     if kind is not None and kind not in list(ProbeKind):
-        raise InvalidRequest(f"--kind {kind}: it is one of {', '.join(ProbeKind)}")
+        raise InvalidRequest(f"--kind {kind}: use one of {', '.join(ProbeKind)}")
     if not LANE.fullmatch(lane):
-        raise InvalidRequest(f"--lane {lane}: it is cpu, gpu, or gpu.<model> such as gpu.h200")
+        raise InvalidRequest(f"--lane {lane}: use cpu, gpu, or gpu.<model> such as gpu.h200")
     with database("probe now") as engine:
         identity = probes.submit(engine, lane, None if kind is None else ProbeKind(kind))
     if as_json:
         write_json({"evaluation_id": identity})
     else:
-        typer.echo(f"submitted {identity}; `kqueue probe list` shows what it comes to")
+        typer.echo(f"submitted {identity}. `kqueue probe list` shows its result")
 
 
 def resume(host: Annotated[str, typer.Argument(help="The host's name.")], as_json: _Json = False) -> None:
-    """Let a host's CPU slots take evaluations again. GPUs go on by `kqueue gpu resume`."""
+    """Return a host's paused CPU slots to service. For GPUs use `kqueue gpu resume`."""
     from kqueue.store import probes
 
     with database("probe resume") as engine:
@@ -176,4 +183,6 @@ def resume(host: Annotated[str, typer.Argument(help="The host's name.")], as_jso
     if as_json:
         write_json({"host": host, "resumed": ended})
     else:
-        typer.echo(f"the CPU slots of {host} go on" if ended else f"the CPU slots of {host} were not paused by probes")
+        typer.echo(
+            f"the CPU slots of {host} are in service" if ended else f"the CPU slots of {host} were not paused by probes"
+        )

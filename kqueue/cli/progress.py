@@ -1,6 +1,6 @@
-"""The one progress bar of commands that take long: how many have ended, what they came to, how long it took and takes.
+"""The progress bar of long commands: number of ended evaluations, their categories, elapsed and remaining time.
 
-It goes to stderr, and only to a terminal.
+It is shown on stderr, and only on a terminal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def make_bar(*, quiet: bool = False) -> Progress:
-    """Return a bar of rich's, which is gone when it has ended. It shows nothing if ``quiet``, or without a terminal."""
+    """Return a bar of rich that disappears at its end. It is hidden if ``quiet``, or without a terminal."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -43,11 +43,10 @@ def progress(total: int, *, quiet: bool) -> Generator[Callable[[str], None]]:
     """Show a bar of verdicts.
 
     Args:
-        total: verdicts to expect.
-        quiet: show no bar.
+        total: number of expected verdicts.
 
     Yields:
-        a function to call with the category of each verdict; an empty one where there is none.
+        A function to call with the category of each verdict, or with an empty string for a missing one.
     """
     counts: dict[str, int] = {}
     with make_bar(quiet=quiet) as bar:
@@ -61,6 +60,6 @@ def progress(total: int, *, quiet: bool) -> Generator[Callable[[str], None]]:
 
 
 def counted(counts: Mapping[str, int]) -> str:
-    """Return how many came to each category, ``passed`` first and then the most frequent."""
+    """Return the number of verdicts in each category, ``passed`` first and then the most frequent."""
     order = sorted(counts, key=lambda name: (name != "passed", -counts[name], name))
     return ", ".join(f"{counts[name]} {name or 'without a verdict'}" for name in order)

@@ -1,4 +1,4 @@
-"""`kqueue pytest`: a repository's tests, a fresh process for each module."""
+"""`kqueue pytest`: run a repository's tests with a fresh process for each module."""
 
 from __future__ import annotations
 
@@ -11,31 +11,34 @@ import typer
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
     settings: dict[str, Any] = {"ignore_unknown_options": True, "allow_extra_args": True}
     app.command(context_settings=settings)(pytest)
 
 
 def pytest(
     context: typer.Context,
-    isolate: Annotated[str, typer.Option(help="What has a process of its own: module, class or test.")] = "module",
+    isolate: Annotated[str, typer.Option(help="Unit that runs in its own process: module, class or test.")] = "module",
     slots: Annotated[
         int | None,
-        typer.Option(min=1, help="Most processes at once.", show_default="one a GPU, else half of the CPUs"),
+        typer.Option(
+            min=1, help="Maximum number of concurrent processes.", show_default="one a GPU, else half of the CPUs"
+        ),
     ] = None,
     sanitize: Annotated[
-        bool, typer.Option("--sanitize", help="Run what failed once more under compute-sanitizer.")
+        bool, typer.Option("--sanitize", help="Run failed tests again under compute-sanitizer.")
     ] = False,
     fleet: Annotated[bool, typer.Option("--fleet", help="Run the modules on the hosts of a fleet.")] = False,
     lane: Annotated[str | None, typer.Option(help="With --fleet: auto, cpu, gpu, or gpu.<model>.")] = None,
     url: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="With --fleet: of its `kqueue serve`; the token is KQUEUE_TOKEN."),
+        typer.Option(
+            metavar="URL", help="With --fleet: the address of its `kqueue serve`, with the token in KQUEUE_TOKEN."
+        ),
     ] = None,
 ) -> None:
     """Run a repository's tests with pytest, each module in a fresh process and CUDA context.
 
-    PATHs and all options of pytest may be given too: see `pytest --help`. Exits as pytest does.
+    PATHs and all options of pytest can be added: see `pytest --help`. Exits like pytest.
     """
     from kqueue.errors import ConfigError
 
@@ -52,6 +55,6 @@ def pytest(
         options.append(f"--kqueue-lane={lane}")
     if url is not None:
         options.append(f"--kqueue-url={url}")
-    # By -P the folder that one stands in is not searched for modules, as with the command `pytest`.
+    # With -P, the current folder is not searched for modules, as with the command `pytest`.
     program = [sys.executable, "-P", "-m", "pytest", "-p", "kqueue", "--kqueue", *options, *context.args]
     os.execv(sys.executable, program)  # noqa: S606 -- pytest's exit status and signals are this command's

@@ -1,4 +1,4 @@
-"""The output of commands: text that is safe for a terminal (:mod:`kqueue.text`), records as JSON lines, tables."""
+"""The output of commands: text that is safe for a terminal (:mod:`kqueue.text`), JSON lines, and tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-#: Commands take all that they print with from here.
+#: Commands import all of their output functions from this module.
 __all__ = [
     "age",
     "budget",
@@ -40,7 +40,7 @@ _STYLES: Final = {"none": "green", "candidate": "red", "problem": "magenta", "fl
 
 
 def say(value: object) -> None:
-    """Print one line to stderr in the name of `kqueue`."""
+    """Print one line to stderr with the prefix `kqueue`."""
     print(f"kqueue: {one_line(value)}", file=sys.stderr, flush=True)
 
 
@@ -50,7 +50,7 @@ def write_json(record: Mapping[str, Any]) -> None:
 
 
 def drop_output() -> None:
-    """Print nothing more. What the buffer still holds would otherwise be tried again, and fail, at the end."""
+    """Discard all further output. The rest of the buffer would otherwise be written again at exit, and fail again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -60,7 +60,7 @@ def console(*, stderr: bool = False) -> Console:
     """Return a console that interprets no markup and no emoji, and highlights nothing."""
     from rich.console import Console
 
-    # Without a terminal the width is unknown. Tables are for reading, so 80 columns would be too few.
+    # Without a terminal the width is unknown. The default of 80 columns is too few for tables.
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else 200
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False, width=width, soft_wrap=False)
@@ -77,10 +77,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
     """Print a table.
 
     Args:
-        columns: the names of the columns. Those of times and counts are aligned to the right.
-        rows: the cells of each row. A :class:`rich.text.Text` is printed as it is, None as nothing, and anything else
-            as :func:`text` has it.
-        title: the title; none if empty.
+        columns: names of the columns. Times and counts are aligned to the right.
+        rows: cells of each row. A :class:`rich.text.Text` is printed unchanged, None as an empty cell, and any other
+            value by :func:`text`.
+        title: the title, or an empty string for none.
     """
     from rich import box
     from rich.table import Table

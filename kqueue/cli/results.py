@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from kqueue import moments
+from kqueue.cli.connection import database
 from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation
 from kqueue.states import EvaluationState, Priority
 
@@ -29,24 +30,24 @@ if TYPE_CHECKING:
     from kqueue.store.reports import Detail, Listed, Waiting
     from kqueue.store.workers import LiveWorker
 
-#: The fields by which evaluations are chosen, and those of a verdict.
+#: Fields that select evaluations.
 _FIELDS: Final = ("backend", "problem", "batch", "lane", "priority", "producer")
+#: Fields that select finished evaluations.
 _WHERE: Final = ("category", "blame", *_FIELDS)
-#: The most evaluations that are cancelled in one statement: so many take a second.
+#: Maximum number of evaluations that are cancelled in one statement, which takes a second.
 _CANCELLED: Final = 1000
-#: Producers that `status` shows.
+#: Maximum number of producers in `status`.
 _CROWDS: Final = 20
-#: Facts and evidence that `show` prints by themselves.
+#: Facts and evidence that `show` prints separately.
 _APART: Final = {"findings", "provenance", "sanitized", "profile"}
-#: Lines of the log that `show` prints without `--log`.
+#: Maximum number of lines of the log that `show` prints without `--log`.
 _LOG_LINES: Final = 20
-_Json = Annotated[bool, typer.Option("--json", help="JSON, one record a line.")]
-_Where = Annotated[list[str] | None, typer.Option(metavar="FIELD=VALUE", help=f"{', '.join(_WHERE)}; repeated.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON record on each line.")]
+_Where = Annotated[list[str] | None, typer.Option(metavar="FIELD=VALUE", help=f"{', '.join(_WHERE)}. Repeatable.")]
 _Kind = TypeVar("_Kind", bound=StrEnum)
 
 
 def register(app: typer.Typer) -> None:
-    """Add this group's commands to ``app``."""
     app.command()(status)
     app.command()(show)
     app.command()(results)
@@ -54,43 +55,29 @@ def register(app: typer.Typer) -> None:
     app.command()(cost)
 
 
-@contextmanager
-def database(command: str) -> Generator[Engine]:
-    """Connect to the fleet's database for the command of this name.
-
-    Raises:
-        ConfigError, DatabaseUnavailable, SchemaMismatch: no database is configured, or it cannot be used.
-    """
-    from kqueue.config import load
-    from kqueue.store import schema
-
-    with schema.checked(load().require_database(), application=f"kqueue {command}") as engine:
-        yield engine
-
-
 # status ----------------------------------------------------------------------------------------------
 
 
 def status(as_json: _Json = False) -> None:
-    """Show the queue, the workers, what keeps some from working, and the last hour.
+    """Show the queue, the workers, paused devices, and the last hour.
 
-    Exits with 3 where Redis cannot be reached.
+    Exits with 3 if Redis cannot be reached.
     """
     from kqueue.cli.render import write_json
     from kqueue.config import load
 
     config = load()
-    config.require_database()  # said at once, before what takes long to import
+    config.require_database()  # report it before slow imports
     from kqueue import broker
     from kqueue.cli.probe import last_day
     from kqueue.store import gpus, reports, workers
 
     with database("status") as engine:
         lanes: dict[str, dict[str, int]] = {
-            name: {**known, "workers": 0} for name, known in reports.states(engine).items()
+            name: {**states, "workers": 0} for name, states in reports.states(engine).items()
         }
         live = workers.live(engine, within_s=config.live_s)
-        known = gpus.find(engine)
+        gpus_known = gpus.find(engine)
         outcomes = reports.outcomes(engine, since=datetime.now(UTC) - timedelta(hours=1))
         crowds = reports.crowds(engine)
         probes = last_day(engine, config)
@@ -109,8 +96,8 @@ def status(as_json: _Json = False) -> None:
         "lanes": lanes,
         "queued": [asdict(crowd) for crowd in crowds],
         "workers": [asdict(worker) for worker in live],
-        "gpus_not_serving": [asdict(gpu) for gpu in known if gpu.paused is not None],
-        "gpu_memory": list(_gpu_memory(known, live)),
+        "gpus_not_serving": [asdict(gpu) for gpu in gpus_known if gpu.paused is not None],
+        "gpu_memory": list(_gpu_memory(gpus_known, live)),
         "probes": probes,
         "last_hour": {"by_blame": blames, "by_category": {str(name): count for name, count in outcomes.items()}},
         "broker": {"reachable": failure is None, "error": failure},
@@ -123,17 +110,17 @@ def status(as_json: _Json = False) -> None:
         raise typer.Exit(3)
 
 
-def _gpu_memory(known: Iterable[GpuStatus], live: Sequence[LiveWorker]) -> Iterator[dict[str, Any]]:
-    """Yield how much of each GPU's memory is booked, and who waits for some. Nobody waits where no worker lives."""
+def _gpu_memory(statuses: Iterable[GpuStatus], live: Sequence[LiveWorker]) -> Iterator[dict[str, Any]]:
+    """Yield the booked memory of each GPU, and its waiting processes. GPUs without a live worker are omitted."""
     devices = {worker.device for worker in live}
     busy = {worker.name: worker.busy_with for worker in live}
-    for gpu in known:
+    for gpu in statuses:
         if gpu.memory is not None and gpu.uuid in devices:
-            found = {"uuid": gpu.uuid, "host": gpu.host, "index": gpu.index, **asdict(gpu.memory)}
-            found["waiting"] = [
+            record = {"uuid": gpu.uuid, "host": gpu.host, "index": gpu.index, **asdict(gpu.memory)}
+            record["waiting"] = [
                 {**asdict(one), "evaluation": busy.get(f"{one.label}@{gpu.host}")} for one in gpu.memory.waiting
             ]
-            yield found
+            yield record
 
 
 def _print_status(record: Mapping[str, Any]) -> None:
@@ -153,7 +140,7 @@ def _print_status(record: Mapping[str, Any]) -> None:
             (crowd["lane"], crowd["priority"], crowd["producer"] or "-", crowd["queued"], f"for {age(crowd['since'])}")
             for crowd in record["queued"][:_CROWDS]
         )
-        print_table(("lane", "priority", "producer", "queued", "the first"), rows, title="who waits")
+        print_table(("lane", "priority", "producer", "queued", "oldest"), rows, title="queued by producer")
     if live:
         rows = (
             (
@@ -171,8 +158,8 @@ def _print_status(record: Mapping[str, Any]) -> None:
     _print_kept_waiting(live)
     _print_waiting(record["gpu_memory"])
     for gpu in record["gpus_not_serving"]:
-        what = f"GPU {gpu['index']} of {gpu['host']} does not serve since {age(gpu['since'])}: {gpu['state']}"
-        console().print(text(what + (f", {gpu['reason']}" if gpu["reason"] else ""), "yellow"))
+        message = f"GPU {gpu['index']} of {gpu['host']} is out of service since {age(gpu['since'])}: {gpu['state']}"
+        console().print(text(message + (f", {gpu['reason']}" if gpu["reason"] else ""), "yellow"))
     print_last_day(record["probes"])
     counted = record["last_hour"]["by_category"]
     if counted:
@@ -200,11 +187,11 @@ def _print_kept_waiting(live: Iterable[Mapping[str, Any]]) -> None:
         if worker["waits_for"] is not None
     ]
     if rows:
-        columns = ("worker", "device", "evaluation", "since", "who has it")
+        columns = ("worker", "device", "evaluation", "since", "held by")
         print_table(columns, rows, title="waiting for a device")
 
 
-def _print_waiting(found: Iterable[Mapping[str, Any]]) -> None:
+def _print_waiting(gpus: Iterable[Mapping[str, Any]]) -> None:
     from kqueue.cli.render import age, gib, print_table
 
     rows = [
@@ -216,11 +203,11 @@ def _print_waiting(found: Iterable[Mapping[str, Any]]) -> None:
             gib(one["wanted_bytes"]),
             f"for {age(one['since'])}",
         )
-        for gpu in found
+        for gpu in gpus
         for one in gpu["waiting"]
     ]
     if rows:
-        columns = ("gpu", "booked GiB", "who waits", "evaluation", "for GiB", "since")
+        columns = ("gpu", "booked GiB", "waiting", "evaluation", "for GiB", "since")
         print_table(columns, rows, title="waiting for GPU memory")
 
 
@@ -228,12 +215,14 @@ def _print_waiting(found: Iterable[Mapping[str, Any]]) -> None:
 
 
 def cost(
-    by: Annotated[str, typer.Option(metavar="WHAT", help="producer, batch, problem, lane or day.")] = "producer",
+    by: Annotated[str, typer.Option(metavar="KEY", help="producer, batch, problem, lane or day.")] = "producer",
     since: Annotated[str, typer.Option(help="Such as 30m, 2h, 7d, or 2026-01-31 (UTC).")] = "1d",
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many, the dearest first.")] = 20,
+    limit: Annotated[
+        int, typer.Option(min=1, max=100_000, help="Maximum number of rows. The most expensive come first.")
+    ] = 20,
     as_json: _Json = False,
 ) -> None:
-    """Show what finished evaluations cost: time of slots, of devices held alone and of CPUs, waiting."""
+    """Show the cost of finished evaluations: time of slots, of exclusive devices and of CPUs, and waiting time."""
     from kqueue.cli.render import budget, print_table, write_json
     from kqueue.cli.token import budget_record
 
@@ -243,17 +232,19 @@ def cost(
     from kqueue.store.reports import cost as costs
 
     if by not in list(By):
-        raise InvalidRequest(f"--by {by}: it is one of {', '.join(By)}")
+        raise InvalidRequest(f"--by {by}: use one of {', '.join(By)}")
     with database("cost") as engine:
-        found = costs(engine, by=By(by), since=after, limit=limit)
-        payers = {row.key: budgets.token_of(row.key) for row in found if by == By.PRODUCER}
-        known = budgets.of(engine, {payer for payer in payers.values() if payer is not None})
-    limits = {key: known[payer] for key, payer in payers.items() if payer is not None and payer in known}
+        rows = costs(engine, by=By(by), since=after, limit=limit)
+        payers = {row.key: budgets.token_of(row.key) for row in rows if by == By.PRODUCER}
+        known_budgets = budgets.of(engine, {payer for payer in payers.values() if payer is not None})
+    limits = {
+        key: known_budgets[payer] for key, payer in payers.items() if payer is not None and payer in known_budgets
+    }
     if as_json:
-        for row in found:
+        for row in rows:
             write_json({"by": by, **asdict(row), "budget": budget_record(limits.get(row.key))})
         return
-    if not found:
+    if not rows:
         typer.echo("no evaluation has finished since then")
         return
     columns = (
@@ -264,7 +255,7 @@ def cost(
         "fleet failed",
         "attempts",
         "slots s",
-        "alone s",
+        "exclusive s",
         "CPU s",
         "waited s",
     )
@@ -281,7 +272,7 @@ def cost(
                 *(f"{seconds:.1f}" for seconds in (row.slot_s, row.alone_s, row.cpu_s, row.waited_s)),
                 *([budget(limits.get(row.key))] if limits else []),
             )
-            for row in found
+            for row in rows
         ),
     )
 
@@ -293,11 +284,11 @@ def show(
     evaluation: Annotated[str, typer.Argument(metavar="ID", help="An evaluation's id, or its first digits.")],
     as_json: _Json = False,
     source: Annotated[bool, typer.Option("--source", help="Show the sources too.")] = False,
-    log: Annotated[bool, typer.Option("--log", help="Show all that is kept of the log.")] = False,
+    log: Annotated[bool, typer.Option("--log", help="Show the whole stored log.")] = False,
 ) -> None:
     """Show one evaluation.
 
-    Settings, attempts, verdict, times, facts, evidence and the end of the log.
+    It prints settings, attempts, verdict, times, facts, evidence and the end of the log.
     """
     from kqueue.cli.render import write_json
     from kqueue.store import reports
@@ -323,7 +314,7 @@ def show(
 
 
 def _print_fields(fields: Iterable[tuple[str, object]]) -> None:
-    """Print names and values in two columns. Empty values are left out."""
+    """Print names and values in two columns. Empty values are omitted."""
     from kqueue.cli.render import console
     from kqueue.text import one_line
 
@@ -344,7 +335,7 @@ def _print_block(title: str, lines: str) -> None:
 
 
 def why(engine: Engine, evaluation_id: UUID) -> Waiting | None:
-    """Return why an evaluation waits; None if it does not."""
+    """Return the reason why an evaluation waits, or None if it does not."""
     from kqueue.config import load
     from kqueue.store import reports
 
@@ -371,7 +362,7 @@ def _print_head(detail: Detail, waits: str) -> None:
 
 
 def shown_settings(settings: Mapping[str, Any]) -> str:
-    """Return precision, checks, and all settings that are not the default."""
+    """Return precision, checks, and all settings that differ from the default."""
     from kqueue.contract import Settings
 
     default = dict(_flat(Settings().model_dump(mode="json")))
@@ -424,7 +415,7 @@ def _print_verdict(verdict: Verdict, *, all_of_log: bool) -> None:
 
 
 def environment_fields(environment: Environment | None) -> Iterator[tuple[str, str]]:
-    """Yield names and values of what a result was judged on."""
+    """Yield the names and values of a result's environment."""
     for name, value in (environment.model_dump() if environment else {}).items():
         if value is not None:
             yield f"  {name}", _value(value)
@@ -433,13 +424,12 @@ def environment_fields(environment: Environment | None) -> Iterator[tuple[str, s
 def print_result(
     result: Outcome | Verdict, fields: Iterable[tuple[str, object]], *, all_of_log: bool, evidence: bool = True
 ) -> None:
-    """Print what became of one kernel.
+    """Print the result of one kernel.
 
     Args:
-        result: what became of it.
-        fields: names and values to print beside the result's own.
-        all_of_log: print the whole log, not its last lines.
-        evidence: print the evidence too, all of it.
+        fields: further names and values to print.
+        all_of_log: print the whole log, not only its last lines.
+        evidence: print all evidence too.
     """
     from kqueue import examinations
     from kqueue.cli.render import category_text, console, finding, provenance, ratio, yes_no
@@ -462,12 +452,12 @@ def print_result(
     if tools := "\n".join(examinations.lines(result.evidence)):
         _print_block("tools", tools)
     # Findings that ended the evaluation are among its facts.
-    if found := result.evidence.findings or result.facts.findings:
-        _print_block("findings", "\n".join(map(finding, found)))
+    if findings := result.evidence.findings or result.facts.findings:
+        _print_block("findings", "\n".join(map(finding, findings)))
     for title, part in (("facts", result.facts), ("evidence", result.evidence if evidence else None)):
-        told = part.model_dump(mode="json", exclude=_APART) if part else {}
-        if told:
-            _print_block(title, "\n".join(f"{name}: {_value(value)}" for name, value in told.items()))
+        values = part.model_dump(mode="json", exclude=_APART) if part else {}
+        if values:
+            _print_block(title, "\n".join(f"{name}: {_value(value)}" for name, value in values.items()))
     lines = result.log.splitlines()
     if lines and all_of_log:
         _print_block("log", result.log)
@@ -483,7 +473,8 @@ def _measurement(taken: Measurement | None) -> str:
         return ""
     return (
         f"{ms(taken.median_ms)} ms, quartiles {ms(taken.q1_ms)} to {ms(taken.q3_ms)}, {taken.count} calls, "
-        f"{'cold' if taken.cold_l2 else 'warm'} L2, null {ms(taken.null_ms)} ms subtracted, basis {taken.basis}"
+        f"{'cold' if taken.cold_l2 else 'warm'} L2, {ms(taken.null_ms)} ms launch overhead subtracted, "
+        f"basis {taken.basis}"
     )
 
 
@@ -496,36 +487,36 @@ def _value(value: object) -> str:
 
 def results(
     where: _Where = None,
-    state: Annotated[EvaluationState, typer.Option(help="Those in this state.")] = EvaluationState.DONE,
-    problem: Annotated[str | None, typer.Option(help="A problem's label, or the beginning of its hash.")] = None,
+    state: Annotated[EvaluationState, typer.Option(help="Only evaluations in this state.")] = EvaluationState.DONE,
+    problem: Annotated[str | None, typer.Option(help="A problem's label, or the first digits of its hash.")] = None,
     since: Annotated[str | None, typer.Option(help="Such as 30m, 2h, 7d, or 2026-01-31 (UTC).")] = None,
-    batch: Annotated[str | None, typer.Option(help="The producer's name for a batch.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many, the latest first.")] = 50,
+    batch: Annotated[str | None, typer.Option(help="The name of a batch.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum number of evaluations.")] = 50,
     as_json: _Json = False,
 ) -> None:
-    """List evaluations, the latest first: finished ones, or those in another state."""
+    """List evaluations, the latest first. Only finished ones are listed unless another state is given."""
     from kqueue.cli.render import print_table, write_json
 
     filters = _filters(where or (), {"problem": problem, "batch": batch})
     after = None if since is None else moments.since(since)
-    from kqueue.store import reports  # slow to import, so a wrong condition is refused first
+    from kqueue.store import reports  # slow to import, so invalid conditions are refused first
 
     with database("results") as engine:
         if state is EvaluationState.DONE:
-            found = reports.results(engine, since=after, limit=limit, **filters)
+            listed_rows = reports.results(engine, since=after, limit=limit, **filters)
         else:
-            found = reports.listing(engine, state=state, since=after, limit=limit, **filters)
+            listed_rows = reports.listing(engine, state=state, since=after, limit=limit, **filters)
     if as_json:
-        for result in found:
+        for result in listed_rows:
             write_json(asdict(result))
         return
-    if not found:
-        typer.echo(f"no {'finished' if state is EvaluationState.DONE else state} evaluation fits")
+    if not listed_rows:
+        typer.echo(f"no {'finished' if state is EvaluationState.DONE else state} evaluation matches")
         return
     if state is not EvaluationState.DONE:
         print_table(
             ("id", "age", "problem", "kernel", "backend", "lane", "priority", "producer", "batch"),
-            (_open(listed) for listed in found),
+            (_open(listed) for listed in listed_rows),
         )
         return
     print_table(
@@ -542,7 +533,7 @@ def results(
             "device",
             "message",
         ),
-        (_result(listed) for listed in found),
+        (_result(listed) for listed in listed_rows),
     )
 
 
@@ -580,22 +571,18 @@ def _result(listed: Listed) -> tuple[str | Text | None, ...]:
         milliseconds(listed.baseline_ms),
         ratio(listed.speedup),
         listed.device,
-        told(listed.message, listed.reused_from)[:100],
+        message_cell(listed.message, listed.reused_from)[:100],
     )
 
 
-def told(message: str | None, reused_from: object) -> str:
-    """Return a verdict's message for a table, and whose verdict it is where it was reused."""
+def message_cell(message: str | None, reused_from: object) -> str:
+    """Return a verdict's message for a table, with the origin of a reused verdict."""
     reused = f"reused from {str(reused_from)[:8]}" if reused_from else ""
-    return "; ".join(filter(None, (reused, message)))
+    return ". ".join(filter(None, (reused, message)))
 
 
 def _filters(where: Iterable[str], options: Mapping[str, str | None], among: Sequence[str] = _WHERE) -> dict[str, Any]:
-    """Return the conditions as :class:`kqueue.store.reports.Filters`.
-
-    Raises:
-        InvalidRequest: as :func:`_conditions`, or a value is none of its field's.
-    """
+    """Return the conditions as :class:`kqueue.store.reports.Filters`."""
     from kqueue.categories import Blame, Category
     from kqueue.contract import Backend
 
@@ -609,16 +596,12 @@ def _filters(where: Iterable[str], options: Mapping[str, str | None], among: Seq
 
 
 def _conditions(where: Iterable[str], options: Mapping[str, str | None], among: Sequence[str]) -> dict[str, str]:
-    """Return the conditions by field, which is one of ``among``.
-
-    Raises:
-        InvalidRequest: a condition is not ``field=value``, its field is unknown, or a field is given twice.
-    """
+    """Return the conditions by field. Fields are restricted to ``among``."""
     asked = {name: value for name, value in options.items() if value is not None}
     for condition in where:
         field, mark, value = condition.partition("=")
         if field not in among:
-            raise InvalidRequest(f"--where {condition}: no field {field!r}; the fields are {', '.join(among)}")
+            raise InvalidRequest(f"--where {condition}: no field {field!r}. The fields are {', '.join(among)}")
         if not mark or not value:
             raise InvalidRequest(f"--where {condition}: write {field}=VALUE")
         if field in asked:
@@ -639,18 +622,18 @@ def _one_of(kind: type[_Kind], value: str, field: str, fix: str) -> _Kind:
 
 def cancel(
     ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids, or their first digits.")] = None,
-    batch: Annotated[str | None, typer.Option(help="All of this batch that have no verdict yet.")] = None,
+    batch: Annotated[str | None, typer.Option(help="All evaluations of this batch without a verdict.")] = None,
     where: Annotated[
         list[str] | None,
-        typer.Option(metavar="FIELD=VALUE", help=f"All of these without a verdict: {', '.join(_FIELDS)}; repeated."),
+        typer.Option(metavar="FIELD=VALUE", help=f"All of these without a verdict: {', '.join(_FIELDS)}. Repeatable."),
     ] = None,
     older_than: Annotated[
-        str | None, typer.Option(metavar="AGE", help="All without a verdict that were submitted before: 30m, 2h, 7d.")
+        str | None, typer.Option(metavar="AGE", help="All without a verdict that are older than 30m, 2h, 7d.")
     ] = None,
 ) -> None:
     """End evaluations as `cancelled`.
 
-    Those that run are killed; those that have a verdict keep it. Conditions hold together.
+    Running ones are killed, and existing verdicts stay. All conditions must hold.
     """
     if not ids and batch is None and not where and older_than is None:
         raise InvalidRequest("name what to cancel: ids, --batch NAME, --where FIELD=VALUE or --older-than AGE")
@@ -662,12 +645,12 @@ def cancel(
     from kqueue.store import evaluations, reports
 
     if ids and (filters or before is not None):
-        raise InvalidRequest("name ids or conditions, not both: conditions hold together, and ids are no condition")
+        raise InvalidRequest("name ids or conditions, not both")
     cancelled: set[UUID] = set()
     app: Celery | None = None
     with database("cancel") as engine, ExitStack() as stack:
-        # All names are looked up before the first is cancelled: a typo cancels nothing. What is submitted meanwhile
-        # by somebody who submits anew whatever is cancelled does not count.
+        # All names are resolved before the first evaluation is cancelled, so that a typo cancels nothing. Evaluations
+        # that are submitted meanwhile, for example by a producer that retries cancelled ones, are not included.
         named = list({reports.resolve_id(engine, prefix) for prefix in ids or ()})
         chosen = named or reports.unfinished(engine, before=before, **filters)
         if not chosen and batch is not None and reports.batch_state(engine, batch) is None:
@@ -680,7 +663,9 @@ def cancel(
                     app = app or stack.enter_context(broker.make_app(load()))
                     broker.revoke(app, *running)
             except KqueueError as error:
-                say(f"the workers of {len(running)} could not be told to stop: {error}")
+                say(f"the workers of {len(running)} running evaluations could not be stopped: {error}")
     kept = len({*named} - cancelled)
-    said = f", {kept} had a verdict already" if kept else "" if chosen else ": nothing without a verdict fits"
-    typer.echo(f"cancelled {len(cancelled)}{said}")
+    suffix = (
+        f", {kept} had a verdict already" if kept else "" if chosen else ": no evaluation without a verdict matches"
+    )
+    typer.echo(f"cancelled {len(cancelled)}{suffix}")

@@ -1,4 +1,4 @@
-"""What `kqueue search` and `kqueue tune` share: options, the fleet that judges, progress, proposals in words."""
+"""Shared parts of `kqueue search` and `kqueue tune`: options, clients, progress, and proposals as text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Url = Annotated[
     str | None,
     typer.Option(
-        help="Judge on another fleet, through its `kqueue serve`; the token is KQUEUE_TOKEN.", show_default=False
+        help="Judge on another fleet, through its `kqueue serve`, with the token in KQUEUE_TOKEN.", show_default=False
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
@@ -34,7 +34,7 @@ def checked(name: str) -> str:
     """Return a run's name.
 
     Raises:
-        InvalidRequest: it cannot be one.
+        InvalidRequest: it is not a valid name.
     """
     from kqueue.store.models import SEARCH_NAME
 
@@ -63,10 +63,10 @@ def client_of(url: str | None) -> Client | RemoteClient:
 
 
 def to_repeat(plan: Task) -> list[str]:
-    """Return the options without which a run is not resumed.
+    """Return the options that must be repeated to resume a run.
 
-    Whoever may search may change the record of any run. What its plan names is run, imported or read here, or is told a
-    secret: a command, a function, a folder, a fleet, and a model, whose name may be an address.
+    Any user who can search can change the record of any run. The run's plan can make this process execute a command,
+    import a function, read a folder, or send secrets to a fleet or to a model, whose name can be an address.
     """
     from kqueue.search.plan import Plan
 
@@ -82,21 +82,19 @@ def to_repeat(plan: Task) -> list[str]:
 
 
 def say_how_to_go_on(run: Run, repeated: Sequence[str]) -> None:
-    """Print to stderr the command that goes on with a run."""
-    go_on = shlex.join(["kqueue", "search", "resume", run.name, *repeated])
-    # Not by `say`: white space within a command's quotes is part of it.
-    typer.echo(f"kqueue: the search is recorded; go on with it: {clean(go_on)}", err=True)
+    """Print to stderr the command that resumes a run."""
+    command = shlex.join(["kqueue", "search", "resume", run.name, *repeated])
+    # `say` would collapse white space, which matters within a command's quotes.
+    typer.echo(f"kqueue: the search is recorded. Resume it with: {clean(command)}", err=True)
 
 
 class Progress:
     """A bar on a terminal, and a line for each reported step.
 
     Args:
-        run: the run.
-        line: a proposal in one line.
-        steps: the number of the last step; None if that is unknown.
-        every: steps from one report to the next.
-        verbose: print each proposal that ended, with its feedback.
+        line: formats a proposal in one line.
+        steps: number of the last step, or None if it is unknown.
+        every: number of steps between two reports.
     """
 
     def __init__(
@@ -116,23 +114,23 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Take it away."""
+        """Remove the bar."""
         self._bar.stop()
 
     def proposal(self, proposal: Proposal, done: int, planned: int) -> None:
-        """Show that a proposal ended."""
-        told = f"step {proposal.step}: {done}/{planned} judged"
+        """Report that a proposal ended."""
+        description = f"step {proposal.step}: {done}/{planned} judged"
         if self._steps is None:
-            self._bar.update(self._task, description=told, completed=done, total=planned)
+            self._bar.update(self._task, description=description, completed=done, total=planned)
         else:
-            self._bar.update(self._task, description=told)
+            self._bar.update(self._task, description=description)
         if self._verbose:
             self._say(self._line(proposal))
             for line in (proposal.feedback or "").splitlines():
                 self._say(f"  {line}", whole=True)
 
     def step(self, step: Step, proposals: Mapping[int, Proposal]) -> None:
-        """Show that a step ended."""
+        """Report that a step ended."""
         if self._steps is not None:
             self._bar.update(self._task, completed=step.number + 1)
         if step.number % self._every == 0 or step.number == self._steps:
@@ -151,18 +149,18 @@ def line(one: Proposal) -> str:
 
 
 def outcome(one: Proposal) -> str:
-    """Return what became of a proposal in one line."""
-    what = one.category or ("no answer" if one.error else "no kernel" if one.ended_at else "open")
+    """Return the result of a proposal in one line."""
+    state = one.category or ("no answer" if one.error else "no kernel" if one.ended_at else "open")
     times = "" if one.runtime_ms is None else f", {milliseconds(one.runtime_ms)} ms {ratio(one.speedup)}".rstrip()
     why = "" if one.category == "passed" else f": {(one.error or one.message or '').partition(chr(10))[0][:200]}"
-    return f"{what}{why}{times}{scored(one.scores)}"
+    return f"{state}{why}{times}{scored(one.scores)}"
 
 
 def scored(scores: Mapping[str, float] | None) -> str:
-    """Return scores in words, each after a comma."""
+    """Return scores as text, each after a comma."""
     return "".join(f", {name} {score:.4g}" for name, score in (scores or {}).items())
 
 
 def tested(step: Step) -> str:
-    """Return in words what the test of a step's best kernel gave; empty if there was none."""
-    return f"; judged once more{scored(step.test['scores'])}" if step.test else ""
+    """Return the result of the test of a step's best kernel as text. Empty if there was none."""
+    return f", judged once more{scored(step.test['scores'])}" if step.test else ""

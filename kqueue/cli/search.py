@@ -1,4 +1,4 @@
-"""`kqueue search`: search for a fast kernel; go on with a search, show, list and compare searches."""
+"""`kqueue search`: search for a fast kernel, and resume, show, list and compare searches."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue.cli import options, runs, tune
+from kqueue.cli.connection import database
 from kqueue.cli.kernelbench import problems_of
 from kqueue.cli.render import milliseconds, moment, print_table, ratio, say, write_json
-from kqueue.cli.results import database
 from kqueue.cli.sources import read_source
 from kqueue.errors import ConfigError, InvalidRequest, KqueueError
 from kqueue.text import clean
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from kqueue.search.plan import Plan, TunePlan
     from kqueue.store.searches import Proposal, Run, Step
 
-#: Seconds between two looks at a run that is watched.
-_LOOK_S: Final = 1.0
-#: Stands for the state of a search whose record cannot be read.
+#: Seconds between two polls of a watched run.
+_POLL_S: Final = 1.0
+#: State shown for a search whose record cannot be read.
 _UNREADABLE: Final = "unreadable"
 
-_RunName = Annotated[str, typer.Argument(metavar="RUN", help="The search's name, or the start of its id.")]
+_RunName = Annotated[str, typer.Argument(metavar="RUN", help="The search's name, or the first digits of its id.")]
 _ModelName = Annotated[
     str | None, typer.Option(metavar="NAME", help="A model of LiteLLM writes kernels.", show_default=False)
 ]
 _Command = Annotated[
     str | None,
     typer.Option(
-        metavar="COMMAND", help="A command writes them: JSON on stdin, a kernel on stdout.", show_default=False
+        metavar="COMMAND", help="A command writes kernels: JSON on stdin, a kernel on stdout.", show_default=False
     ),
 ]
 _Folder = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="They are this folder's *.py, by name.", show_default=False)
+    Path | None, typer.Option(metavar="DIR", help="The kernels are this folder's *.py, by name.", show_default=False)
 ]
 _Out = Annotated[
     Path | None,
@@ -51,7 +51,6 @@ _Out = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Add this group's commands to ``app``."""
     group = typer.Typer()
     settings = {"token_normalize_func": _dashed}
     group.callback(invoke_without_command=True, context_settings=settings)(search)
@@ -67,7 +66,7 @@ def search(
     problem: Annotated[Path | None, typer.Option(metavar="FILE", help="The reference.", show_default=False)] = None,
     task_idx: Annotated[
         int | None,
-        typer.Option(min=0, help="Instead of --problem: the problem's place in the level, from 0.", show_default=False),
+        typer.Option(min=0, help="Instead of --problem: the problem's index in the level, from 0.", show_default=False),
     ] = None,
     level: Annotated[int, typer.Option(help="KernelBench's level, for --task-idx.")] = 1,
     kernelbench: Annotated[
@@ -80,22 +79,22 @@ def search(
     model: _ModelName = None,
     proposer: _Command = None,
     recorded: _Folder = None,
-    answer_s: Annotated[float, typer.Option(help="Longest time for one answer, in seconds.")] = 600.0,
+    answer_s: Annotated[float, typer.Option(help="Maximum seconds for one answer.")] = 600.0,
     backend: Annotated[str, typer.Option("--backend", "-b", help="cuda, triton, torch, cpp or cupy.")] = "cuda",
     gpu: Annotated[str, typer.Option(help="A GPU's model such as L40S, or any, auto, cpu.")] = "auto",
     url: runs.Url = None,
     algorithm: Annotated[str, typer.Option(help="PS, PS_Summarizer, PS_epsNet or PS_epsNet_Summarizer.")] = "PS",
-    num_steps: Annotated[int, typer.Option(help="Steps.")] = 50,
-    num_candidates: Annotated[int, typer.Option(help="Kernels that a step makes proposals from.")] = 1,
-    num_proposals: Annotated[int, typer.Option(help="Proposals from each of them.")] = 1,
-    num_threads: Annotated[int, typer.Option(help="Proposals asked for and judged at once.")] = 20,
+    num_steps: Annotated[int, typer.Option(help="Number of steps.")] = 50,
+    num_candidates: Annotated[int, typer.Option(help="Number of kernels that a step makes proposals from.")] = 1,
+    num_proposals: Annotated[int, typer.Option(help="Number of proposals from each of them.")] = 1,
+    num_threads: Annotated[int, typer.Option(help="Number of proposals that are written and judged at once.")] = 20,
     epsilon: Annotated[
-        float, typer.Option(help="For epsNet: the share of lines in which similar kernels differ.")
+        float, typer.Option(help="For epsNet: the maximum share of differing lines between similar kernels.")
     ] = 0.1,
     metric: Annotated[
         list[str] | None,
         typer.Option(
-            help="inverse_runtime, speedup, bandwidth, correctness or module:function; repeat it for a Pareto front.",
+            help="inverse_runtime, speedup, bandwidth, correctness or module:function. Repeat it for a Pareto front.",
             show_default="inverse_runtime",
         ),
     ] = None,
@@ -105,20 +104,20 @@ def search(
     no_timing: options.NoTiming = False,
     settings: options.SettingsTree = None,
     assignments: options.Assignments = None,
-    log_frequency: Annotated[int, typer.Option(help="Steps from one report to the next.")] = 1,
+    log_frequency: Annotated[int, typer.Option(help="Number of steps between two reports.")] = 1,
     test_frequency: Annotated[
-        int, typer.Option(help="Steps from one test to the next: the best kernel is judged once more. 0: none.")
+        int, typer.Option(help="Number of steps between two tests that judge the best kernel once more. 0: none.")
     ] = 0,
     use_wandb: Annotated[bool, typer.Option("--use-wandb", help="Report to Weights & Biases.")] = False,
-    project_name: Annotated[str, typer.Option(help="The project there.")] = "kqueue",
+    project_name: Annotated[str, typer.Option(help="The Weights & Biases project.")] = "kqueue",
     run_name: Annotated[str | None, typer.Option(help="The search's name.", show_default="from the problem's")] = None,
     out: _Out = None,
     verbose: runs.Verbose = False,
     as_json: runs.Json = False,
 ) -> None:
-    """Search for a fast kernel: proposals are judged, and the best are what the next are made from.
+    """Search for a fast kernel. Proposals are judged, and new ones are made from the best.
 
-    Options may be written with _ for -. Exits with 1 if no right kernel was found.
+    Options can be written with _ for -. Exits with 1 if no correct kernel was found.
     """
     if context.invoked_subcommand is not None:
         return
@@ -171,21 +170,19 @@ def resume(
     recorded: _Folder = None,
     url: runs.Url = None,
     metric: Annotated[
-        list[str] | None, typer.Option(help="The search's module:function; repeat it.", show_default=False)
+        list[str] | None, typer.Option(help="The search's module:function. Repeatable.", show_default=False)
     ] = None,
-    num_steps: Annotated[
-        int | None, typer.Option(help="Another number of steps, all of the search's.", show_default=False)
-    ] = None,
+    num_steps: Annotated[int | None, typer.Option(help="Another total number of steps.", show_default=False)] = None,
     num_threads: Annotated[
-        int | None, typer.Option(help="Another number of proposals at once.", show_default=False)
+        int | None, typer.Option(help="Another number of concurrent proposals.", show_default=False)
     ] = None,
     out: _Out = None,
     verbose: runs.Verbose = False,
     as_json: runs.Json = False,
 ) -> None:
-    """Go on with a search that was interrupted, or with more steps; nothing that is recorded is done twice.
+    """Resume a search that was interrupted, or continue one with more steps. Recorded work is not repeated.
 
-    Give who proposes, --url and functions of --metric again as they were: others may change the search's record.
+    Give the proposer, --url and functions of --metric again unchanged, because other users can change the record.
     """
     from kqueue.search.plan import TunePlan, make_plan
     from kqueue.store import searches
@@ -193,12 +190,12 @@ def resume(
     with database("search") as engine, ExitStack() as stack:
         run = searches.find(engine, which)
         changed = {"num_steps": num_steps, "num_threads": num_threads}
-        known = _found(engine, run).plan
-        _check_same(known, _proposers(model, proposer, recorded), url, metric or ())
-        if isinstance(known, TunePlan):
+        before = _found(engine, run).plan
+        _check_same(before, _proposers(model, proposer, recorded), url, metric or ())
+        if isinstance(before, TunePlan):
             if any(value is not None for value in changed.values()):
-                raise InvalidRequest("--num-steps, --num-threads: a tuning run has neither")
-            tune.resume(engine, run, known, out=out, verbose=verbose, as_json=as_json)
+                raise InvalidRequest("--num-steps, --num-threads: a tuning run does not have them")
+            tune.resume(engine, run, before, out=out, verbose=verbose, as_json=as_json)
             return
         plan = make_plan(run.plan | {name: value for name, value in changed.items() if value is not None})
         ready = _Ready(plan, stack)
@@ -208,36 +205,39 @@ def resume(
 def show(
     which: _RunName,
     proposal: Annotated[
-        int | None, typer.Option(help="Show one proposal: prompt, kernel and feedback.", show_default=False)
+        int | None, typer.Option(help="Show one proposal with its prompt, kernel and feedback.", show_default=False)
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Print proposals as they are judged, until it ends.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Print proposals as they are judged, until the search ends.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the best kernel and the curve.", show_default=False)
     ] = None,
     as_json: runs.Json = False,
 ) -> None:
-    """Show a search: its steps, its best kernels, or one proposal."""
+    """Show a search with its steps and best kernels, or one proposal."""
     from kqueue.store import searches
 
     with database("search") as engine:
         run = searches.find(engine, which)
         if watch:
             _watch(engine, run)
-        found = _found(engine, searches.find(engine, str(run.id)))
+        record = _found(engine, searches.find(engine, str(run.id)))
     if proposal is not None:
-        _show_proposal(found.run, found.proposals, proposal, as_json=as_json)
+        _show_proposal(record.run, record.proposals, proposal, as_json=as_json)
     elif as_json:
-        steps, proposals = [*map(_plain, found.steps)], [*map(_plain, found.proposals)]
-        write_json({**_plain(found.run), "state": found.state, "steps": steps, "proposals": proposals})
+        steps, proposals = [*map(_plain, record.steps)], [*map(_plain, record.proposals)]
+        write_json({**_plain(record.run), "state": record.state, "steps": steps, "proposals": proposals})
     else:
-        _show_run(found)
+        _show_run(record)
     if out is not None:
-        for file in _files_found(out, found):
+        for file in _files_found(out, record):
             typer.echo(clean(file), err=as_json)
 
 
 def list_runs(
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="The most to list.")] = 20, as_json: runs.Json = False
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of searches.")] = 20,
+    as_json: runs.Json = False,
 ) -> None:
     """List searches, the latest first."""
     from kqueue.store import searches
@@ -258,18 +258,18 @@ def list_runs(
 def compare(
     which: Annotated[list[str], typer.Argument(metavar="RUN...", help="Names or ids of searches.")],
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Draw their curves into one picture.", show_default=False)
+        Path | None, typer.Option(metavar="DIR", help="Draw all curves in one picture.", show_default=False)
     ] = None,
     as_json: runs.Json = False,
 ) -> None:
-    """Compare searches: what each found, and after how many proposals."""
+    """Compare searches: their best scores, and after how many proposals they were reached."""
     from kqueue.search.results import draw
     from kqueue.store import searches
 
     with database("search") as engine:
         chosen = {run.id: run for run in (searches.find(engine, one) for one in which)}
         rows = _all_found(engine, chosen.values())
-    found = [one for one in rows if isinstance(one, _Found)]
+    readable = [one for one in rows if isinstance(one, _Found)]
     if not as_json:
         _print_runs(rows)
     else:
@@ -279,12 +279,12 @@ def compare(
             )
             write_json({"name": run.name, "id": run.id, "state": state, **summary})
     if out is not None:
-        for file in draw(out, {one.run.name: (one.plan, one.proposals, one.steps) for one in found}):
+        for file in draw(out, {one.run.name: (one.plan, one.proposals, one.steps) for one in readable}):
             typer.echo(clean(file), err=as_json)
 
 
 def _dashed(name: str) -> str:
-    """Return an option's name with dashes: Trace's scripts write ``--num_steps``."""
+    """Return an option's name with dashes, because Trace's scripts write ``--num_steps``."""
     return name.replace("_", "-")
 
 
@@ -298,10 +298,10 @@ def _problem(problem: Path | None, task_idx: int | None, level: int, kernelbench
         return problem
     if task_idx is None or kernelbench is None:
         raise InvalidRequest("--problem: give a file, or --task-idx with --level and --kernelbench")
-    # A checkout has its levels in a folder of its own name.
+    # A KernelBench checkout has its levels in a folder with the same name.
     inner = kernelbench / "KernelBench"
-    known = problems_of(inner if inner.is_dir() else kernelbench, level)
-    files = [known[number][0] for number in sorted(known)]
+    problems = problems_of(inner if inner.is_dir() else kernelbench, level)
+    files = [problems[number][0] for number in sorted(problems)]
     if task_idx >= len(files):
         raise InvalidRequest(f"--task-idx {task_idx}: level {level} in {kernelbench} has {len(files)} problems, from 0")
     return files[task_idx]
@@ -310,7 +310,7 @@ def _problem(problem: Path | None, task_idx: int | None, level: int, kernelbench
 def _proposer(model: str | None, proposer: str | None, recorded: Path | None) -> tuple[str, str]:
     chosen = _proposers(model, proposer, recorded)
     if len(chosen) != 1:
-        raise InvalidRequest("--model, --proposer, --recorded: give one of them, which says who writes kernels")
+        raise InvalidRequest("--model, --proposer, --recorded: give one of them to write kernels")
     return chosen[0]
 
 
@@ -331,7 +331,7 @@ def _check_same(
         or not functions <= set(metrics) <= set(plan.metrics)
     ):
         raise InvalidRequest(
-            "give again what the search was begun with, as others may have changed its record, which says "
+            "repeat the options of the search, because other users can change its record. The record has "
             f"{shlex.join(runs.to_repeat(plan))}"
         )
 
@@ -340,7 +340,7 @@ def _check_same(
 
 
 class _Ready:
-    """All that a plan needs, looked for before anything is recorded."""
+    """The prerequisites of a plan, which are checked before the run is recorded."""
 
     def __init__(self, plan: Plan, stack: ExitStack) -> None:
         from kqueue.search.metrics import metrics_of
@@ -399,22 +399,22 @@ def _files(folder: Path, run: Run, plan: Plan, steps: Sequence[Step], proposals:
     try:
         files += draw(folder, {run.name: (plan, proposals, steps)})
     except ConfigError as error:
-        # The search is over and its kernel written. What lacks is the picture.
+        # The search is over and its kernel written. Only the picture is missing.
         say(error)
     return files
 
 
-def _files_found(folder: Path, found: _Found) -> list[Path]:
+def _files_found(folder: Path, record: _Found) -> list[Path]:
     from kqueue.search.plan import TunePlan
 
-    run, plan, steps, proposals = found.run, found.plan, found.steps, found.proposals
+    run, plan, steps, proposals = record.run, record.plan, record.steps, record.proposals
     if isinstance(plan, TunePlan):
-        return tune.files_of(folder, run, plan, steps, proposals, done=found.done)
+        return tune.files_of(folder, run, plan, steps, proposals, done=record.done)
     return _files(folder, run, plan, steps, proposals)
 
 
 def _watch(engine: Engine, run: Run) -> None:
-    """Print proposals as they end, until nobody searches."""
+    """Print proposals as they end, until no process runs the search."""
     from kqueue.states import SearchState
     from kqueue.store import searches
 
@@ -428,7 +428,7 @@ def _watch(engine: Engine, run: Run) -> None:
                 typer.echo(clean(line(one)))
         if last:
             return
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 # Output ------------------------------------------------------------------------------------------------
@@ -447,12 +447,12 @@ class _Found:
 
     @property
     def done(self) -> bool:
-        """True if it came to its end."""
+        """True if the search completed."""
         return self.state == "done"
 
 
 def _found(engine: Engine, run: Run) -> _Found:
-    """Read a run's record; raise :class:`InvalidRequest` if it cannot be read."""
+    """Read a run's record. Raise :class:`InvalidRequest` if it cannot be read."""
     from kqueue.search import tuning
     from kqueue.search.plan import TunePlan, read_plan
     from kqueue.search.run import best_of
@@ -463,8 +463,8 @@ def _found(engine: Engine, run: Run) -> _Found:
         state, plan = _state(engine, run), read_plan(run.plan)
         if isinstance(plan, TunePlan):
             won = tuning.found(plan, proposals, done=state == "done").best
-            known = {step.best for step in steps[-1:]} if won is None else {won.number}
-            best = [one for one in proposals if one.number in known]
+            numbers = {step.best for step in steps[-1:]} if won is None else {won.number}
+            best = [one for one in proposals if one.number in numbers]
         else:
             best = best_of(proposals)
         return _Found(run, state, plan, steps, proposals, best)
@@ -473,7 +473,7 @@ def _found(engine: Engine, run: Run) -> _Found:
 
 
 def _all_found(engine: Engine, runs: Iterable[Run]) -> list[_Found | Run]:
-    """Return the records of runs; of one whose record cannot be read the run alone."""
+    """Return the records of runs. For an unreadable record return only the run."""
 
     def readable(run: Run) -> _Found | Run:
         try:
@@ -486,12 +486,12 @@ def _all_found(engine: Engine, runs: Iterable[Run]) -> list[_Found | Run]:
 
 
 def _line_of(run: Run) -> Callable[[Proposal], str]:
-    """Return what says a proposal of a run in one line."""
+    """Return the function that formats a run's proposal in one line."""
     return tune.line if run.plan.get("algorithm") == "tune" else runs.line
 
 
 def _state(engine: Engine, run: Run) -> str:
-    """Return a run's state; ``interrupted`` if the process that ran it is gone."""
+    """Return a run's state, which is ``interrupted`` if its process is gone."""
     from kqueue.states import SearchState
     from kqueue.store import searches
 
@@ -505,8 +505,8 @@ def _plain(row: Any) -> dict[str, Any]:
     return asdict(row)
 
 
-def _summary(found: _Found) -> dict[str, Any]:
-    return _counts(found.proposals, found.best)
+def _summary(record: _Found) -> dict[str, Any]:
+    return _counts(record.proposals, record.best)
 
 
 def _counts(proposals: Sequence[Proposal], best: Sequence[Proposal]) -> dict[str, Any]:
@@ -542,16 +542,16 @@ def _print_runs(rows: Sequence[_Found | Run]) -> None:
     def cells(row: _Found | Run) -> tuple[object, ...]:
         if not isinstance(row, _Found):
             return (row.name, _UNREADABLE, *[None] * (len(head) - 2), moment(row.created_at))
-        run, plan, found = row.run, row.plan, _summary(row)
-        best = found["best"][0] if found["best"] else None
+        run, plan, summary = row.run, row.plan, _summary(row)
+        best = summary["best"][0] if summary["best"] else None
         return (
             run.name,
             row.state,
             plan.problem_label,
             plan.algorithm,
             "Optuna" if plan.algorithm == "tune" else plan.given if plan.proposer == "model" else plan.proposer,
-            found["proposals"],
-            f"{found['passed']}/{found['judged']}",
+            summary["proposals"],
+            f"{summary['passed']}/{summary['judged']}",
             None if best is None else best["number"],
             "" if best is None else runs.scored(best["scores"]).removeprefix(", "),
             "" if best is None else milliseconds(best["runtime_ms"]),
@@ -575,14 +575,14 @@ def _print_runs(rows: Sequence[_Found | Run]) -> None:
     print_table((*head, "created"), (cells(row) for row in rows))
 
 
-def _show_run(found: _Found) -> None:
+def _show_run(record: _Found) -> None:
     from kqueue.search.plan import TunePlan
 
-    _print_runs([found])
+    _print_runs([record])
     by_step: dict[int, list[Proposal]] = {}
-    for one in found.proposals:
+    for one in record.proposals:
         by_step.setdefault(one.step, []).append(one)
-    known = {one.number: one for one in found.proposals}
+    by_number = {one.number: one for one in record.proposals}
     rows = (
         (
             step.number,
@@ -590,30 +590,30 @@ def _show_run(found: _Found) -> None:
             f"{sum(one.ended_at is not None for one in mine)}/{len(mine)}",
             sum(one.category == "passed" for one in mine),
             step.best,
-            "" if step.best is None else runs.scored(known[step.best].scores).removeprefix(", "),
+            "" if step.best is None else runs.scored(by_number[step.best].scores).removeprefix(", "),
             runs.scored(step.test["scores"]).removeprefix(", ") if step.test else "",
         )
-        for step in found.steps
+        for step in record.steps
         if (mine := by_step.get(step.number, []))
     )
     print_table(("step", "from", "judged", "passed", "best", "score", "judged once more"), rows)
-    if isinstance(found.plan, TunePlan):
-        tune.show(found.plan, found.proposals, done=found.done)
+    if isinstance(record.plan, TunePlan):
+        tune.show(record.plan, record.proposals, done=record.done)
     else:
-        _print_proposals(found.best)
-    if found.state in {"interrupted", "stopped"}:
-        # What to give again is for its user to know: here it would be what the record says.
-        typer.echo(f"go on with it: kqueue search resume {clean(found.run.name)}, with what it was begun with")
+        _print_proposals(record.best)
+    if record.state in {"interrupted", "stopped"}:
+        # The options are not printed, because the record could have been changed by another user.
+        typer.echo(f"resume it with `kqueue search resume {clean(record.run.name)}` and its original options")
 
 
 def _show_proposal(run: Run, proposals: Sequence[Proposal], number: int, *, as_json: bool) -> None:
-    found = next((one for one in proposals if one.number == number), None)
-    if found is None:
+    chosen = next((one for one in proposals if one.number == number), None)
+    if chosen is None:
         raise InvalidRequest(f"--proposal {number}: the search has {len(proposals)} proposals, from 0")
     if as_json:
-        write_json(_plain(found))
+        write_json(_plain(chosen))
         return
-    typer.echo(clean(_line_of(run)(found)))
-    for title, content in (("prompt", found.prompt), ("kernel", found.kernel), ("feedback", found.feedback)):
+    typer.echo(clean(_line_of(run)(chosen)))
+    for title, content in (("prompt", chosen.prompt), ("kernel", chosen.kernel), ("feedback", chosen.feedback)):
         if content:
             typer.echo(f"\n--- {title} ---\n{clean(content.rstrip())}")

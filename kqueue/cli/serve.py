@@ -8,18 +8,17 @@ import typer
 
 
 def register(app: typer.Typer) -> None:
-    """Add this command to ``app``."""
     app.command()(serve)
 
 
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on (KQUEUE_HTTP_ADDRESS).")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 for any free one (KQUEUE_HTTP_PORT).")] = None,
+    port: Annotated[int | None, typer.Option(help="Port, or 0 for any free one (KQUEUE_HTTP_PORT).")] = None,
 ) -> None:
     """Answer HTTP requests for a fleet and show its page, in the foreground, until SIGTERM or Ctrl-C.
 
-    Every request needs a token (`kqueue token create`). On the unix socket KQUEUE_HTTP_SOCKET the server's own user and
-    root need none. Clients that wait when it is stopped are told to ask again.
+    Every request needs a token (`kqueue token create`), except requests of the server's own user and of root on the
+    unix socket KQUEUE_HTTP_SOCKET. Waiting clients are asked to retry when it stops.
     """
     from kqueue import logs
     from kqueue.config import load

@@ -1,6 +1,6 @@
 """Turn arguments of commands (files, folders, globs, JSON lines, settings) into fields of requests.
 
-A fault in one kernel or line stays with its :class:`Entry` and does not affect the others.
+An error in one kernel or line is stored in its :class:`Entry` and does not affect the remaining ones.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any, Final, cast
 
 from kqueue.errors import InvalidRequest
 
-#: A JSON line holds at most two sources, and JSON may escape each byte as ``\u00xx``.
+#: Maximum size in bytes of a JSON line. It has up to two sources, and JSON can escape each byte as ``\u00xx``.
 _MAX_LINE_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One kernel or line, read but not yet validated as a request.
+    """A kernel file or a JSON line, not yet validated as a request.
 
     Attributes:
         where: the kernel's path, or for example ``line 3``.
-        fields: the request's fields; empty if they could not be read.
+        fields: the request's fields. Empty if they could not be read.
         error: the reason why they could not be read, or None.
     """
 
@@ -54,7 +54,7 @@ def read_source(path: Path) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidRequest(
-            f"{path}: not UTF-8 text (byte 0x{data[error.start]:02x} at offset {error.start}); save it as UTF-8"
+            f"{path}: not UTF-8 text (byte 0x{data[error.start]:02x} at offset {error.start}): save it as UTF-8"
         ) from None
     if not text.strip():
         raise InvalidRequest(f"{path}: the file is empty")
@@ -62,10 +62,10 @@ def read_source(path: Path) -> str:
 
 
 def read_problem(given: str) -> dict[str, str]:
-    """The fields of a request for the problem in a file, or for a stored problem named ``sha256:HASH``.
+    """Return a request's fields for the problem in a file, or for a stored problem named ``sha256:HASH``.
 
     Raises:
-        InvalidRequest: the file cannot be read or is no source; the message names it.
+        InvalidRequest: the file cannot be read or is not a source. The message names it.
     """
     if given.startswith("sha256:"):
         return {"problem": given}
@@ -77,12 +77,12 @@ def find_kernels(patterns: Sequence[str]) -> list[Path]:
     """Return the files that the patterns name, in order and without duplicates.
 
     Args:
-        patterns: paths, folders (meaning their ``*.py``) and globs.
+        patterns: paths, folders (for their ``*.py``) and globs.
 
     Raises:
         InvalidRequest: a pattern matches nothing.
     """
-    found: dict[Path, None] = {}
+    paths: dict[Path, None] = {}
     for pattern in patterns:
         path = Path(pattern)
         if path.is_dir():
@@ -90,14 +90,14 @@ def find_kernels(patterns: Sequence[str]) -> list[Path]:
             if not matches:
                 raise InvalidRequest(f"{pattern}: no .py file in this folder")
         elif path.exists() or not glob.has_magic(pattern):
-            matches = [path]  # reading reports a missing file as one bad kernel among the others
+            matches = [path]  # a missing file is reported later, as one bad kernel
         else:
-            # Path.glob takes no absolute patterns.
+            # Path.glob accepts no absolute patterns.
             matches = sorted(Path(m) for m in glob.glob(pattern, recursive=True) if Path(m).is_file())  # noqa: PTH207
             if not matches:
                 raise InvalidRequest(f"{pattern}: no file matches")
-        found.update(dict.fromkeys(matches))
-    return list(found)
+        paths.update(dict.fromkeys(matches))
+    return list(paths)
 
 
 def read_settings(given: str | None, assignments: Iterable[str]) -> dict[str, Any]:
@@ -140,15 +140,15 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_kernels(paths: Iterable[Path], fields: Mapping[str, Any]) -> Iterator[Entry]:
-    """Yield one entry for each kernel file. ``fields`` holds the rest of the request."""
+    """Yield one entry for each kernel file. ``fields`` has the rest of the request."""
     for path in paths:
         yield _entry(str(path), lambda path=path: {**fields, "kernel": read_source(path), "kernel_label": path.stem})
 
 
 def from_lines(path: str, fields: Mapping[str, Any]) -> Iterator[Entry]:
-    """Yield one entry for each line of a JSON lines file (``-`` for stdin), as the lines arrive.
+    """Yield one entry for each line of a JSON lines file (``-`` for stdin) while the file is read.
 
-    A line is a Request. It may name ``problem_file`` and ``kernel_file`` instead of the sources, relative to the
+    A line is a Request. It can name ``problem_file`` and ``kernel_file`` instead of the sources, relative to the
     file's folder. ``fields`` provides the defaults.
 
     Raises:

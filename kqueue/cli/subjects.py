@@ -1,4 +1,4 @@
-"""The kernel that a command looks into: an evaluation's of the fleet, or a file's with its problem."""
+"""The subject of a command: the kernel of an evaluation, or of a file with its problem."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 What = Annotated[
     str,
-    typer.Argument(metavar="ID|KERNEL", help="An evaluation's id, or its first digits; with --problem a kernel."),
+    typer.Argument(
+        metavar="ID|KERNEL", help="An evaluation's id, or its first digits. With --problem, a kernel's file."
+    ),
 ]
 Problem = Annotated[
     str | None, typer.Option("--problem", "-p", metavar="FILE", help="The reference of a kernel in a file.")
@@ -35,12 +37,11 @@ Device = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A kernel to look into.
+    """A kernel to examine.
 
     Attributes:
-        request: how it is judged.
-        verdict: what became of it; None for a file.
-        device: where a local judge judges it; None for the fleet.
+        verdict: its verdict, or None for a file.
+        device: the device of a local judge, or None for the fleet.
     """
 
     request: Request
@@ -60,17 +61,17 @@ def find(
     settings: str | None,
     assignments: Iterable[str] | None,
 ) -> Subject:
-    """Return what a command's arguments name.
+    """Return the kernel that a command's arguments name.
 
     Args:
-        command: its name. What it has judged of an evaluation is in the batch of this name and the evaluation's id.
-        what: an evaluation's id or the first digits of that, or a kernel's file.
-        problem: the file of its problem; None for an evaluation.
-        backend, lane, device, precision, settings, assignments: options that files alone may have.
+        command: its name. Its evaluations are in the batch of this name and the examined evaluation's id.
+        what: an evaluation's id or first digits, or a kernel's file.
+        problem: the file of its problem, or None for an evaluation.
+        backend, lane, device, precision, settings, assignments: options that are only for files.
 
     Raises:
         InvalidRequest: the arguments do not fit, or a file is wrong.
-        EvaluationFailed: the evaluation ended by a failure of the fleet or the problem.
+        EvaluationFailed: the fleet or the problem failed in the evaluation.
         KqueueError: it has no verdict yet, or the fleet cannot be used.
     """
     if problem is None:
@@ -83,13 +84,13 @@ def find(
             "--set": assignments,
         }
         if wrong := [name for name, value in given.items() if value]:
-            raise InvalidRequest(f"{wrong[0]}: an evaluation keeps what it was submitted with; give --problem too")
+            raise InvalidRequest(f"{wrong[0]}: an evaluation's options are fixed: give --problem too")
         return _of_evaluation(command, what)
     tree = options.settings_of(
         settings, assignments or (), precision=precision, checks=None, calls=None, no_timing=False
     )
     if device is not None and lane is not None:
-        raise InvalidRequest("--lane and --device: give one; --device judges without a fleet")
+        raise InvalidRequest("--lane and --device: give one of them. --device judges without a fleet")
     return Subject(_of_files(problem, what, backend, lane, tree), device=device)
 
 
@@ -112,12 +113,12 @@ def _of_files(problem: str, kernel: str, backend: str | None, lane: str | None, 
     return parse_request(fields | given | ({} if lane is None else {"lane": lane}))
 
 
-def _of_evaluation(command: str, which: str) -> Subject:
-    from kqueue.cli.results import database
+def _of_evaluation(command: str, prefix: str) -> Subject:
+    from kqueue.cli.connection import database
     from kqueue.store import reports
 
     with database(command) as engine:
-        detail = reports.show(engine, reports.resolve_id(engine, which))
+        detail = reports.show(engine, reports.resolve_id(engine, prefix))
     if detail.verdict is None:
         raise KqueueError(
             f"{detail.evaluation_id} has no verdict yet: `kqueue wait {detail.evaluation_id}` waits for it"

@@ -1,4 +1,4 @@
-"""`kqueue submit` sends kernels from files, folders, globs or JSON lines; `kqueue wait` waits for their verdicts."""
+"""`kqueue submit` and `kqueue wait`: submit kernels from files, folders, globs or JSON lines, and await verdicts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue.cli import options, sources
+from kqueue.cli.connection import database
 from kqueue.cli.progress import progress
 from kqueue.cli.render import category_text, milliseconds, print_table, ratio, say, write_json
-from kqueue.cli.results import database, told, why
+from kqueue.cli.results import message_cell, why
 from kqueue.cli.sources import Entry
 from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation, WaitTimeout
 
@@ -26,16 +27,15 @@ if TYPE_CHECKING:
 
     from kqueue.client import Client, Ticket
 
-#: Names of the columns of :func:`verdict_cells`.
+#: Column names of :func:`verdict_cells`.
 VERDICT_COLUMNS: Final = ("category", "runtime ms", "baseline ms", "speedup", "message")
-#: Seconds after which a wait is explained, and then explained again where there is another reason.
+#: Seconds between two checks for a new reason why an evaluation waits.
 _EXPLAIN_S: Final = 5.0
-#: Entries submitted in one transaction. A long stream is submitted while it is read.
+#: Entries submitted in one transaction. A long stream is submitted while it is being read.
 _CHUNK: Final = 200
 
 
 def register(app: typer.Typer) -> None:
-    """Add this group's commands to ``app``."""
     app.command()(submit)
     app.command()(wait)
 
@@ -45,10 +45,7 @@ class Item:
     """One line of output: a kernel or input line, and its result.
 
     Attributes:
-        entry: what was given.
-        ticket: the evaluation's; None where there is none.
         error: the reason why there is no verdict.
-        verdict: the verdict as JSON.
     """
 
     entry: Entry
@@ -56,8 +53,8 @@ class Item:
     error: str | None = None
     verdict: dict[str, Any] | None = None
 
-    def label(self, which: str) -> str | None:
-        name = f"{which}_label"
+    def label(self, kind: str) -> str | None:
+        name = f"{kind}_label"
         return self.entry.fields.get(name) or (self.verdict or {}).get(name)
 
     def to_json(self) -> dict[str, Any]:
@@ -76,17 +73,20 @@ def submit(
     kernels: Annotated[list[str] | None, typer.Argument(metavar="KERNEL", help="More kernels, like --kernel.")] = None,
     problem: Annotated[
         str | None,
-        typer.Option("--problem", "-p", metavar="FILE", help="The reference; `sha256:HASH` names a stored one."),
+        typer.Option("--problem", "-p", metavar="FILE", help="The reference. `sha256:HASH` names a stored one."),
     ] = None,
     kernel: Annotated[
         list[str] | None,
         typer.Option(
-            "--kernel", "-k", metavar="PATH", help="File, folder or glob; one evaluation per file; repeatable."
+            "--kernel",
+            "-k",
+            metavar="PATH",
+            help="File, folder or glob, with one evaluation per file. Repeatable.",
         ),
     ] = None,
     backend: options.Backend = None,
     jsonl: Annotated[
-        str | None, typer.Option(metavar="FILE", help="JSON lines, one request each; - for stdin.")
+        str | None, typer.Option(metavar="FILE", help="JSON lines with one request each, or - for stdin.")
     ] = None,
     lane: Annotated[str | None, typer.Option(help="auto, cpu, gpu, or gpu.<model>.", show_default="auto")] = None,
     allow_idle_lane: Annotated[
@@ -98,9 +98,9 @@ def submit(
     calls: options.Calls = None,
     settings: options.SettingsTree = None,
     assignments: options.Assignments = None,
-    batch: Annotated[str | None, typer.Option(help="A name to find these evaluations by.")] = None,
+    batch: Annotated[str | None, typer.Option(help="A name for this group of evaluations.")] = None,
     idempotency_key: Annotated[
-        str | None, typer.Option(help="Submitting again with the same key returns the same evaluation.")
+        str | None, typer.Option(help="A later submission with the same key returns the same evaluation.")
     ] = None,
     priority: Annotated[
         str | None,
@@ -109,18 +109,20 @@ def submit(
         ),
     ] = None,
     producer: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Whose they are: producers share the devices' time.")
+        str | None, typer.Option(metavar="NAME", help="The submitter's name. Producers share the devices' time.")
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Judge anew, even if an equal evaluation was judged before.")
+        bool, typer.Option("--fresh", help="Judge again, even if an equal evaluation was judged before.")
     ] = False,
     queue_wait: Annotated[
-        float | None, typer.Option(metavar="S", help="Seconds that an evaluation may wait for a worker.")
+        float | None, typer.Option(metavar="S", help="Maximum seconds that an evaluation waits for a worker.")
     ] = None,
     wait: Annotated[
-        bool, typer.Option("--wait", "-w", help="Wait for the verdicts; exit with 1 if one did not pass.")
+        bool, typer.Option("--wait", "-w", help="Wait for the verdicts. Exit with 1 if one did not pass.")
     ] = False,
-    timeout: Annotated[float | None, typer.Option(metavar="S", min=0, help="Seconds to wait for verdicts.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="S", min=0, help="Maximum seconds to wait for verdicts.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON line per evaluation, in input order.")
     ] = False,
@@ -156,12 +158,14 @@ def submit(
 def wait(
     ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids, or their first digits.")] = None,
     batch: Annotated[str | None, typer.Option(help="All evaluations of this batch, in submission order.")] = None,
-    timeout: Annotated[float | None, typer.Option(metavar="S", min=0, help="Seconds to wait for verdicts.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="S", min=0, help="Maximum seconds to wait for verdicts.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON line per evaluation, like `submit --json`.")
     ] = False,
 ) -> None:
-    """Wait for the verdicts of evaluations submitted earlier, by anyone. Exit with 1 if one did not pass."""
+    """Wait for the verdicts of evaluations that any process submitted earlier. Exit with 1 if one did not pass."""
     from kqueue.client import Client
     from kqueue.store import reports
 
@@ -174,10 +178,10 @@ def wait(
     with Client() as client:
         tickets = [client.get(identity) for identity in named]
         if batch is not None:
-            found = client.batch(batch)
-            if not found:
+            batch_tickets = client.batch(batch)
+            if not batch_tickets:
                 raise UnknownEvaluation(batch, what="the batch")
-            tickets += found
+            tickets += batch_tickets
         items = [Item(Entry(str(ticket.evaluation_id), {}), ticket) for ticket in tickets]
         with _way_back(items, batch if not ids else None):
             _await(client, items, timeout, _writer(items, wait=True) if as_json else _write_nothing, quiet=as_json)
@@ -202,9 +206,9 @@ def _entries(patterns: Sequence[str], jsonl: str | None, fields: Mapping[str, An
         return sources.from_lines(jsonl, fields)
     if not patterns:
         raise InvalidRequest("nothing to judge: give --kernel PATH or --jsonl FILE")
-    for name, what in (("problem", "FILE, the reference"), ("backend", "cuda, triton, torch, cpp or cupy")):
+    for name, value in (("problem", "FILE, the reference"), ("backend", "cuda, triton, torch, cpp or cupy")):
         if name not in fields:
-            raise InvalidRequest(f"--{name} is missing: give --{name} {what}")
+            raise InvalidRequest(f"--{name} is missing: give --{name} {value}")
     paths = sources.find_kernels(patterns)
     if len(paths) > 1 and "idempotency_key" in fields:
         raise InvalidRequest(
@@ -238,7 +242,7 @@ def _run(
 
 
 def _writer(items: Sequence[Item], *, wait: bool) -> Callable[[], None]:
-    """Return a function that prints each item once it and all items before it are ready."""
+    """Return a function that prints each item once it and all earlier items are ready."""
     written = 0
 
     def write_ready() -> None:
@@ -251,11 +255,11 @@ def _writer(items: Sequence[Item], *, wait: bool) -> Callable[[], None]:
 
 
 def _write_nothing() -> None:
-    """Print nothing now: the table at the end shows everything."""
+    """Print nothing, because the table at the end shows everything."""
 
 
 def _open(item: Item) -> bool:
-    """True if the item still waits for its verdict."""
+    """Return True if the item still waits for its verdict."""
     return item.ticket is not None and item.verdict is None and item.error is None
 
 
@@ -271,7 +275,7 @@ def _submit(client: Client, entries: Sequence[Entry], allow_idle_lane: bool) -> 
     items: list[Item] = []
     for entry in entries:
         result = entry.error or next(slots)
-        # The sources have been sent. Drop them, so that a long stream does not fill the memory.
+        # The sources have been sent. Drop them to limit memory for a long stream.
         labels = {name: value for name, value in entry.fields.items() if name.endswith("_label")}
         item = Item(Entry(entry.where, labels))
         if isinstance(result, InvalidRequest):
@@ -286,7 +290,7 @@ def _submit(client: Client, entries: Sequence[Entry], allow_idle_lane: bool) -> 
 def _await(
     client: Client, items: Sequence[Item], timeout: float | None, arrived: Callable[[], None], *, quiet: bool
 ) -> None:
-    """Fill in the verdicts as they arrive, or the reason why one did not."""
+    """Fill in verdicts as they arrive, and errors for missing ones."""
     waiting: dict[Any, list[Item]] = {}
     for item in items:
         if item.ticket is not None:
@@ -302,28 +306,28 @@ def _await(
     except WaitTimeout:
         late = [item for item in items if _open(item)]
         for item in late:
-            item.error = f"no verdict within {timeout:g} s; the evaluation continues"
+            item.error = f"no verdict within {timeout:g} s, but the evaluation continues"
         arrived()
         say(f"{len(late)} of {len(items)} without a verdict after {timeout:g} s")
 
 
 @contextmanager
 def _explained(items: Sequence[Item]) -> Generator[None]:
-    """Say why the first evaluation without a verdict waits, while the block waits for long."""
+    """During the block, report why the first evaluation without a verdict waits, if it waits long."""
     over = threading.Event()
 
     def explain() -> None:
-        told = None
+        reported = None
         with database("wait") as engine:
             while not over.wait(_EXPLAIN_S):
                 first = next((item.ticket for item in items if item.ticket is not None and _open(item)), None)
                 waits = None if first is None else why(engine, first.evaluation_id)
-                if first is not None and waits is not None and waits.why != told and not over.is_set():
+                if first is not None and waits is not None and waits.why != reported and not over.is_set():
                     say(f"{str(first.evaluation_id)[:8]} waits: {waits.message}")
-                    told = waits.why
+                    reported = waits.why
 
     def explain_while_it_can() -> None:
-        # The wait itself tells what it cannot do.
+        # The wait itself reports its errors.
         with suppress(KqueueError):
             explain()
 
@@ -337,12 +341,7 @@ def _explained(items: Sequence[Item]) -> Generator[None]:
 
 @contextmanager
 def _way_back(items: Sequence[Item], batch: str | None) -> Generator[None]:
-    """Say how to come back to evaluations that had no verdict in time, or when Ctrl-C or a failure ended the block.
-
-    Args:
-        items: what was submitted, perhaps more by the end of the block.
-        batch: a name by which all of them are found; None without one.
-    """
+    """If the block leaves evaluations without a verdict, print how to resume the wait, by ``batch`` if there is one."""
     ended = False
     try:
         yield
@@ -355,10 +354,10 @@ def _way_back(items: Sequence[Item], batch: str | None) -> Generator[None]:
         }
         if left:
             names = " ".join(left) if batch is None else f"--batch {shlex.quote(batch)}"
-            what, it = ("the evaluation continues", "it")
+            state, it = ("the evaluation continues", "it")
             if len(left) > 1:
-                what, it = (f"{len(left)} evaluations continue", "them")
-            say(f"{what}: `kqueue wait {names}` comes back to {it}, `kqueue cancel` with the same ends {it}")
+                state, it = (f"{len(left)} evaluations continue", "them")
+            say(f"{state}. `kqueue wait {names}` waits for {it} again, and `kqueue cancel {names}` cancels {it}")
 
 
 def _print(items: Sequence[Item], *, wait: bool) -> None:
@@ -392,12 +391,12 @@ def _print(items: Sequence[Item], *, wait: bool) -> None:
 
 
 def verdict_cells(verdict: Mapping[str, Any] | None) -> tuple[str | Text, ...]:
-    """Return the cells of a table that tell a verdict, given as JSON; None where there is none yet."""
-    known = verdict or {}
+    """Return the cells of a table for a verdict as JSON, or for None if there is no verdict yet."""
+    fields = verdict or {}
     return (
-        category_text(known["category"], known["blame"]) if known else "no verdict yet",
-        milliseconds(known.get("runtime_ms")),
-        milliseconds(known.get("baseline_ms")),
-        ratio(known.get("speedup")),
-        told(known.get("message"), known.get("reused_from"))[:100],
+        category_text(fields["category"], fields["blame"]) if fields else "no verdict yet",
+        milliseconds(fields.get("runtime_ms")),
+        milliseconds(fields.get("baseline_ms")),
+        ratio(fields.get("speedup")),
+        message_cell(fields.get("message"), fields.get("reused_from"))[:100],
     )

@@ -1,4 +1,4 @@
-"""`kqueue sweep`: do the work of a fleet's sweeper once, now."""
+"""`kqueue sweep`: run a fleet's sweeper once, now."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ if TYPE_CHECKING:
     from kqueue.store.retention import Pruned
     from kqueue.sweeper import SweepReport
 
-#: Seconds to wait while another sweeper holds the lock.
-_OTHERS_S: Final = 10.0
+#: Maximum seconds of the wait for another sweeper.
+_LOCK_WAIT_S: Final = 10.0
 
 
 def register(app: typer.Typer) -> None:
-    """Add this command to ``app``."""
     app.command()(sweep)
 
 
@@ -30,9 +29,9 @@ def sweep(
     prune: Annotated[bool, typer.Option("--prune", help="Also remove everything past its retention.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
 ) -> None:
-    """End lost and expired evaluations, and resend the messages that Redis lacks.
+    """End lost and expired evaluations, and send the messages that are missing in Redis.
 
-    Every fleet does this by itself every few seconds. Exits with 3 if Redis cannot be reached.
+    Every fleet sweeps every few seconds by itself. Exits with 3 if Redis cannot be reached.
     """
     from kqueue.config import load
     from kqueue.errors import ConfigError
@@ -41,7 +40,7 @@ def sweep(
     config = load()
     if prune and config.retention_days is None and config.log_retention_days is None:
         raise ConfigError(
-            "--prune: no retention is set; set KQUEUE_RETENTION_DAYS or KQUEUE_LOG_RETENTION_DAYS, in days"
+            "--prune: no retention is set: set KQUEUE_RETENTION_DAYS or KQUEUE_LOG_RETENTION_DAYS, in days"
         )
     with schema.checked(config.require_database(), application="kqueue sweep", pool_size=2) as engine:
         report = _sweep(engine, config)
@@ -67,10 +66,10 @@ def sweep(
 
 
 def _sweep(engine: Engine, config: Config) -> SweepReport:
-    """Sweep once, waiting for another sweeper if necessary."""
+    """Sweep once, after waiting for another sweeper if necessary."""
     from kqueue import broker, sweeper
 
-    deadline = time.monotonic() + _OTHERS_S
+    deadline = time.monotonic() + _LOCK_WAIT_S
     with broker.make_app(config) as app:
         while True:
             report = sweeper.sweep(engine, app, retry_delay_s=config.retry_delay_s)
@@ -92,7 +91,7 @@ def _prune(engine: Engine, config: Config) -> Pruned:
 
 def _print(record: dict[str, Any]) -> None:
     if not record["swept"]:
-        typer.echo("another sweeper was busy all the time")
+        typer.echo("another sweeper held the lock all the time")
     counts = {
         "attempts lost with silent workers": len(record["lost"]),
         "evaluations expired": record["expired"],
@@ -101,8 +100,8 @@ def _print(record: dict[str, Any]) -> None:
         "messages sent": record["published"],
         **{f"{kind} {'emptied' if kind == 'logs' else 'removed'}": n for kind, n in record["pruned"].items()},
     }
-    if told := [f"{name}: {number}" for name, number in counts.items() if number]:
-        typer.echo("\n".join(told))
+    if lines := [f"{name}: {number}" for name, number in counts.items() if number]:
+        typer.echo("\n".join(lines))
     elif record["swept"] and record["broker_error"] is None:
         typer.echo("nothing to do")
     if record["broker_error"] is not None:

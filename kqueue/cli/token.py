@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from kqueue.cli.connection import database
 from kqueue.cli.render import budget, moment, print_table, write_json
-from kqueue.cli.results import database
 from kqueue.errors import InvalidRequest
 from kqueue.moments import duration
 from kqueue.states import Priority, Spent
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 _group = typer.Typer(help="Tokens of the HTTP server.", no_args_is_help=True)
 _LONGEST: Final = timedelta(days=3660)
 _LONGEST_WINDOW: Final = timedelta(days=366)
-#: The highest priorities that a token may have, and the windows of budgets that have names.
+#: Permitted maximum priorities of a token.
 _HIGHEST: Final = (Priority.INTERACTIVE, Priority.BATCH)
+#: Windows of budgets that have names.
 _WINDOWS: Final = {"hour": "1h", "day": "1d", "week": "1w"}
 _Budget = Annotated[
     str | None,
     typer.Option(
         metavar="SECONDS/TIME",
-        help="Seconds of slots that it may use in any such time: `3600s/day`, `10h/7d`; no limit unless given.",
+        help="Seconds of slots that it can use in any such period: `3600s/day`, `10h/7d`. Default: no limit.",
     ),
 ]
 _WhenSpent = Annotated[
     str,
     typer.Option(
-        help="With a budget that is used up: `refuse` submissions, or `lower` their priority, so that they come after "
-        "all else."
+        help="When the budget is used up: `refuse` submissions, or `lower` their priority, so that they come after "
+        "all other work."
     ),
 ]
-_Json = Annotated[bool, typer.Option("--json", help="One line of JSON for each token.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON line for each token.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Add this group's commands to ``app``."""
     app.add_typer(_group, name="token", cls=app.info.cls)
 
 
@@ -53,24 +53,24 @@ def create(
     scope: Annotated[
         list[str],
         typer.Option(
-            help="`read`; `submit`, which adds kernels for stored problems; `problems`, which adds new problems; or "
-            "`admin`, which adds running the fleet."
+            help="`read`, `submit` (also kernels for stored problems), `problems` (also new problems), or `admin` "
+            "(also control of the fleet)."
         ),
     ],
     expires: Annotated[
-        str | None, typer.Option(help="After this age: `90m`, `12h`, `30d`; never unless given.")
+        str | None, typer.Option(help="Age after which it expires: `90m`, `12h`, `30d`. Default: never.")
     ] = None,
     priority: Annotated[
-        str, typer.Option(help="The highest that its holder may ask for: `interactive` or `batch`.")
+        str, typer.Option(help="The highest priority that its holder can request: `interactive` or `batch`.")
     ] = "interactive",
     weight: Annotated[
-        float, typer.Option(min=0.01, max=100, help="Its share of the devices' time, where others have 1.")
+        float, typer.Option(min=0.01, max=100, help="Its share of the devices' time, relative to a default of 1.")
     ] = 1.0,
     budget: _Budget = None,
     when_spent: _WhenSpent = "refuse",
     as_json: _Json = False,
 ) -> None:
-    """Make a token and print it. It is shown this once and kept nowhere."""
+    """Create a token and print it. It is shown only now, because it is not stored."""
     from kqueue.store import tokens
 
     if not math.isfinite(weight):
@@ -102,12 +102,12 @@ def create(
 
 @_group.command()
 def edit(
-    which: Annotated[str, typer.Argument(help="An id, or a name: all tokens that have it.")],
+    which: Annotated[str, typer.Argument(help="A token's id, or a name for all tokens with it.")],
     budget: _Budget = None,
     when_spent: _WhenSpent = "refuse",
-    no_budget: Annotated[bool, typer.Option("--no-budget", help="No limit any more.")] = False,
+    no_budget: Annotated[bool, typer.Option("--no-budget", help="Remove the limit.")] = False,
 ) -> None:
-    """Change the budget of tokens. It holds for the next submission.
+    """Change the budget of tokens, starting with the next submission.
 
     The exit status is 1 if no valid token has this id or name.
     """
@@ -127,13 +127,13 @@ def edit(
 
 @_group.command("list")
 def list_(as_json: _Json = False) -> None:
-    """Show all tokens but their secrets."""
+    """Show all tokens without their secrets."""
     from kqueue.store import tokens
 
     with database("token") as engine:
-        known = tokens.listing(engine)
+        tokens_known = tokens.listing(engine)
     if as_json:
-        for token in known:
+        for token in tokens_known:
             write_json(_record(token))
         return
     rows = (
@@ -149,15 +149,15 @@ def list_(as_json: _Json = False) -> None:
             moment(token.last_used_at),
             budget(token.budget),
         )
-        for token in known
+        for token in tokens_known
     )
     columns = ("id", "name", "scopes", "priority", "weight", "created", "expires", "revoked", "last used", "budget")
     print_table(columns, rows)
 
 
 @_group.command()
-def revoke(which: Annotated[str, typer.Argument(help="An id, or a name: all tokens that have it.")]) -> None:
-    """End tokens: the next request with one is refused. Evaluations that it submitted go on.
+def revoke(which: Annotated[str, typer.Argument(help="A token's id, or a name for all tokens with it.")]) -> None:
+    """Revoke tokens. The next request with one is refused. Evaluations that it submitted continue.
 
     The exit status is 1 if no valid token has this id or name.
     """
@@ -179,7 +179,7 @@ def _record(token: Known) -> dict[str, Any]:
 
 
 def budget_record(budget: Budget | None) -> dict[str, Any] | None:
-    """Return a budget as JSON has it; None for none."""
+    """Return a budget as JSON, or None."""
     from dataclasses import asdict
 
     if budget is None:
@@ -200,7 +200,7 @@ def _budget(text: str, when_spent: str) -> Budget:
         seconds = length = None
     if not seconds or not length or seconds > _LONGEST or length > _LONGEST_WINDOW:
         raise InvalidRequest(
-            f"--budget {text}: write seconds of slots and a time, such as 3600s/day, 10h/7d or 60m/hour"
+            f"--budget {text}: write seconds of slots and a period, such as 3600s/day, 10h/7d or 60m/hour"
         )
     if when_spent not in set(Spent):
         raise InvalidRequest(f"--when-spent: {when_spent}: use {' or '.join(Spent)}")
@@ -213,5 +213,5 @@ def _lifetime(text: str) -> timedelta:
     except OverflowError:
         lifetime = None
     if not lifetime or lifetime > _LONGEST:
-        raise InvalidRequest(f"--expires {text}: write an age such as 90m, 12h, 30d, of ten years at most")
+        raise InvalidRequest(f"--expires {text}: write an age such as 90m, 12h, 30d, up to ten years")
     return lifetime

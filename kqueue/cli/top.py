@@ -1,4 +1,4 @@
-"""`kqueue top`: a live view of the fleet: lanes, what runs where and for how long, throughput, the last failures."""
+"""`kqueue top`: a live view of the fleet with its lanes, running evaluations, throughput and last failures."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue.categories import Blame
+from kqueue.cli.connection import database
 from kqueue.cli.render import age, category_text, console, step, text
-from kqueue.cli.results import database
 from kqueue.errors import ConfigError, DatabaseUnavailable, KqueueError, SchemaMismatch
 from kqueue.states import EvaluationState
 
@@ -31,60 +31,49 @@ if TYPE_CHECKING:
     from kqueue.store.reports import Crowd, Listed
     from kqueue.store.workers import LiveWorker
 
-#: Seconds from one look at the keys to the next.
+#: Seconds between two polls of the keyboard.
 _KEYS_S: Final = 0.2
-#: The pause between two looks at least, as a multiple of what a look takes.
-_LOOKS_SHARE: Final = 4
-#: Failures that are shown of each party to blame, of the last hour.
+#: Ratio of the minimum pause between two queries to the duration of a query.
+_PAUSE_RATIO: Final = 4
+#: Maximum number of shown failures of the last hour for each blamed party.
 _FAILURES: Final = 3
 _BLAMED: Final = (Blame.FLEET, Blame.PROBLEM, Blame.CANDIDATE)
 _QUIT: Final = frozenset(b"qQ\x03")
-#: Terminals narrower than these have no room for what one can do without: lanes and labels, then devices.
+#: Columns of a terminal below which lanes and labels, or also devices, are omitted.
 _WIDE: Final = 100
 _NARROW: Final = 60
-#: Characters of a cell. Only the last column may be longer, as far as there is room.
+#: Maximum characters of a cell. Only the last column can be longer, if there is room.
 _CELL: Final = 28
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
     app.command()(top)
 
 
 def top(
     once: Annotated[
-        bool, typer.Option("--once", help="Print one view and end, as is done without a terminal.")
+        bool, typer.Option("--once", help="Print one view and exit, which is also done without a terminal.")
     ] = False,
-    every: Annotated[float, typer.Option(metavar="S", min=0.2, max=3600, help="Seconds between two looks.")] = 2.0,
+    every: Annotated[float, typer.Option(metavar="S", min=0.2, max=3600, help="Seconds between two updates.")] = 2.0,
 ) -> None:
-    """Show lanes, workers, throughput and the last failures, live. Press q to leave."""
+    """Show lanes, workers, throughput and the last failures, live. Press q to exit."""
     from kqueue.config import load
 
-    load().require_database()  # said at once, and not as something that may pass
+    load().require_database()  # report it at once, and not as a temporary error
     if once or not (sys.stdin.isatty() and sys.stdout.isatty()):
         with database("top") as engine:
             shown = console()
-            shown.print(_frame(_look(engine), None, shown.width))
+            shown.print(_frame(_query(engine), None, shown.width))
         return
     _show(every)
 
 
-# Looking -----------------------------------------------------------------------------------------------
+# Polling -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What a look has found.
-
-    Attributes:
-        at: when, by this host's clock.
-        backlog: the numbers that are queued and running, by lane.
-        crowds: who waits.
-        live: the workers.
-        gpus: the GPUs that are known.
-        minute, hour: what ended within the last minute and hour, by category.
-        failures: the last failures, those of the fleet first.
-    """
+    """The state of the fleet at one time, with outcomes of the last minute and hour, and the last failures."""
 
     at: datetime
     backlog: dict[str, dict[EvaluationState, int]]
@@ -96,7 +85,7 @@ class _View:
     failures: list[Listed]
 
 
-def _look(engine: Engine) -> _View:
+def _query(engine: Engine) -> _View:
     from kqueue.config import load
     from kqueue.store import gpus, reports, workers
 
@@ -116,45 +105,45 @@ def _look(engine: Engine) -> _View:
     )
 
 
-class _Looker:
-    """Looks in a thread of its own, so that a database that does not answer keeps nobody from leaving."""
+class _Poller:
+    """A poller of the database in its own thread, so that the user can exit while the database does not answer."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
         self._over = threading.Event()
         self.view: _View | None = None
         self.trouble: str | None = None
-        """Why there is no newer view; None if there is one."""
+        """Reason why there is no newer view, or None."""
         threading.Thread(target=self._run, daemon=True).start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop polling."""
         self._over.set()
 
     def _run(self) -> None:
         while not self._over.is_set():
-            # The schema may be another one when the database is there again.
-            with suppress(KqueueError), self._said(), database("top") as engine:
+            # The schema can have changed when the database answers again.
+            with suppress(KqueueError), self._reported_errors(), database("top") as engine:
                 while not self._over.is_set():
                     began = time.monotonic()
-                    self.view = _look(engine)
+                    self.view = _query(engine)
                     self.trouble = None
-                    # A database that takes long to answer is asked less often.
-                    self._over.wait(max(self._every_s, _LOOKS_SHARE * (time.monotonic() - began)))
+                    # A slow database is queried less often.
+                    self._over.wait(max(self._every_s, _PAUSE_RATIO * (time.monotonic() - began)))
             self._over.wait(self._every_s)
 
     @contextmanager
-    def _said(self) -> Generator[None]:
+    def _reported_errors(self) -> Generator[None]:
         try:
             yield
         except (ConfigError, SchemaMismatch) as error:
             self.trouble = str(error)
             raise
         except KqueueError as error:
-            self.trouble = f"{error}; asking again"
+            self.trouble = f"{error} (trying again)"
             raise
         except Exception as error:
-            self.trouble = f"looking failed: {type(error).__name__}: {error}; asking again"
+            self.trouble = f"the query failed: {type(error).__name__}: {error} (trying again)"
             raise DatabaseUnavailable(self.trouble) from error
 
 
@@ -162,36 +151,32 @@ class _Looker:
 
 
 def _show(every: float) -> None:
-    """Show views on the terminal until somebody leaves."""
+    """Show views on the terminal until the user exits."""
     from rich.live import Live
 
     shown = console()
-    looker = _Looker(every)
+    poller = _Poller(every)
     last: tuple[Any, ...] = ()
     try:
-        # Ctrl-C leaves as q does. Live gives back the screen, and _keys the terminal.
+        # Ctrl-C exits like q. Live restores the screen, and _keys the terminal.
         with (
             suppress(KeyboardInterrupt),
             _keys() as pressed,
             Live(text("asking Postgres"), console=shown, screen=True, auto_refresh=False) as live,
         ):
             while not pressed():
-                # Ages are in whole seconds. Nothing is drawn anew that looks the same.
-                now = (looker.view, looker.trouble, shown.size, int(time.monotonic()))
+                # Ages are in whole seconds. An unchanged view is not drawn again.
+                now = (poller.view, poller.trouble, shown.size, int(time.monotonic()))
                 if now != last:
-                    live.update(_frame(looker.view, looker.trouble, shown.width), refresh=True)
+                    live.update(_frame(poller.view, poller.trouble, shown.width), refresh=True)
                     last = now
     finally:
-        looker.stop()
+        poller.stop()
 
 
 @contextmanager
 def _keys() -> Generator[Any]:
-    """Read keys without Enter, as far as the block goes.
-
-    Yields:
-        a function that waits a moment, and returns True if a key to leave was pressed or the terminal is gone.
-    """
+    """Yield a function that polls the keyboard. It returns True after a key to exit, or if the terminal is gone."""
     import termios
     import tty
 
@@ -202,10 +187,10 @@ def _keys() -> Generator[Any]:
         if not select.select([descriptor], [], [], _KEYS_S)[0]:
             return False
         try:
-            found = os.read(descriptor, 64)
+            keys = os.read(descriptor, 64)
         except OSError:
             return True
-        return not found or bool(_QUIT & set(found))
+        return not keys or bool(_QUIT & set(keys))
 
     try:
         tty.setcbreak(descriptor)
@@ -216,14 +201,14 @@ def _keys() -> Generator[Any]:
 
 
 def _frame(view: _View | None, trouble: str | None, width: int) -> Group:
-    """Return a view for a terminal of so many columns."""
+    """Return a view for a terminal of this number of columns."""
     from rich.console import Group
 
     parts: list[Any] = []
     if trouble is not None:
         parts.append(text(trouble, "bold red"))
     if view is None:
-        return Group(*parts, text("nothing is known yet; q leaves", "dim"))
+        return Group(*parts, text("no data yet. Press q to exit", "dim"))
     parts.append(_head(view))
     parts += [text(""), _lanes(view), text(""), _workers(view, width)]
     if view.failures:
@@ -290,9 +275,9 @@ def _workers(view: _View, width: int) -> Table:
     return _table("slots", (*columns, ""), rows, right=(2,), empty="no worker is alive")
 
 
-def _failures(found: Iterable[Listed], *, wide: bool) -> Table:
+def _failures(listed: Iterable[Listed], *, wide: bool) -> Table:
     rows: list[Sequence[object]] = []
-    for one in found:
+    for one in listed:
         assert one.finished_at is not None, "it is finished"
         assert one.blame is not None, "it is finished"
         kernel = one.kernel_label or one.kernel_hash[:12]
@@ -307,26 +292,26 @@ def _failures(found: Iterable[Listed], *, wide: bool) -> Table:
 def _table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[int] = (), empty: str = ""
 ) -> Table:
-    """Return a table whose rows are a line each: what does not fit is cut off."""
+    """Return a table with one line for each row. Cells that do not fit are cut off."""
     from rich.table import Table
     from rich.text import Text
 
-    found = [[cell if isinstance(cell, Text) else text(cell) for cell in row] for row in rows]
+    cells = [[cell if isinstance(cell, Text) else text(cell) for cell in row] for row in rows]
     table = Table(
         box=None, title=text(title, "bold"), title_justify="left", header_style="dim", expand=True, pad_edge=False,
-        padding=(0, 2, 0, 0), caption=None if found or not empty else text(empty), caption_justify="left",
+        padding=(0, 2, 0, 0), caption=None if cells or not empty else text(empty), caption_justify="left",
     )  # fmt: skip
     last = len(columns) - 1
-    for place, column in enumerate(columns):
-        for row in found:
-            if place != last:
-                row[place].truncate(_CELL, overflow="ellipsis")
+    for index, column in enumerate(columns):
+        for row in cells:
+            if index != last:
+                row[index].truncate(_CELL, overflow="ellipsis")
         table.add_column(
-            column, justify="right" if place in right else "left", no_wrap=True, overflow="ellipsis",
-            # The last column has the room that the others leave.
-            ratio=1 if place == last else None,
-            min_width=None if place == last else max((row[place].cell_len for row in found), default=0),
+            column, justify="right" if index in right else "left", no_wrap=True, overflow="ellipsis",
+            # The last column has the remaining width.
+            ratio=1 if index == last else None,
+            min_width=None if index == last else max((row[index].cell_len for row in cells), default=0),
         )  # fmt: skip
-    for row in found:
+    for row in cells:
         table.add_row(*row)
     return table

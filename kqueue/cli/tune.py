@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue.cli import options, runs
+from kqueue.cli.connection import database
 from kqueue.cli.render import milliseconds, print_table, ratio, say, write_json
-from kqueue.cli.results import database
 from kqueue.cli.sources import read_problem, read_source
 from kqueue.errors import ConfigError, KqueueError
 from kqueue.text import clean
@@ -24,12 +24,11 @@ if TYPE_CHECKING:
     from kqueue.search.tuning import Configuration, Tuned
     from kqueue.store.searches import Proposal, Run, Step
 
-#: Configurations that are printed as a table.
+#: Maximum number of configurations in the printed table.
 _ROWS: Final = 40
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
     app.command()(tune)
 
 
@@ -42,18 +41,18 @@ def tune(
         list[str],
         typer.Option(
             metavar="NAME=VALUES",
-            help="A name in the kernel, and values: BLOCK=64,128, BLOCK=16..64..16 or BLOCK=32..512..x2; repeat it.",
+            help="A name in the kernel with values: BLOCK=64,128, BLOCK=16..64..16 or BLOCK=32..512..x2. Repeatable.",
             show_default=False,
         ),
     ],
     trials: Annotated[
-        int | None, typer.Option(help="Configurations to judge at most; Optuna chooses which.", show_default="64")
+        int | None, typer.Option(help="Maximum number of configurations, which Optuna chooses.", show_default="64")
     ] = None,
     finalists: Annotated[
-        int | None, typer.Option(help="Configurations in the last comparison.", show_default="3")
+        int | None, typer.Option(help="Number of configurations in the last comparison.", show_default="3")
     ] = None,
     repeats: Annotated[
-        int | None, typer.Option(help="Evaluations of each of them, and of the original, there.", show_default="5")
+        int | None, typer.Option(help="Number of evaluations of each of them, and of the original.", show_default="5")
     ] = None,
     metric: Annotated[
         str, typer.Option(help="inverse_runtime, speedup, bandwidth or module:function.")
@@ -64,7 +63,8 @@ def tune(
     precision: options.Precision = None,
     checks: options.Checks = None,
     calls: Annotated[
-        int | None, typer.Option("--calls", help="Timed calls in the last comparison; fewer before it.")
+        int | None,
+        typer.Option("--calls", help="Number of timed calls in the last comparison. Earlier ones use fewer."),
     ] = None,
     settings: options.SettingsTree = None,
     assignments: options.Assignments = None,
@@ -78,7 +78,7 @@ def tune(
 ) -> None:
     """Find the best values for constants, macros, launch keywords and constructor arguments of a kernel.
 
-    Exits with 1 if no right kernel was found.
+    Exits with 1 if no correct kernel was found.
     """
     from kqueue.integrations.lanes import lane_of
     from kqueue.judging import guess_backend
@@ -113,40 +113,42 @@ def tune(
 
 
 def resume(engine: Engine, run: Run, plan: TunePlan, *, out: Path | None, verbose: bool, as_json: bool) -> None:
-    """Go on with a run."""
+    """Resume a run."""
     with ExitStack() as stack:
         _carry_out(engine, run, _Ready(plan, stack), out=out, verbose=verbose, as_json=as_json)
 
 
 def show(plan: TunePlan, proposals: Sequence[Proposal], *, done: bool) -> None:
-    """Print what a run has found; ``done`` if it came to its end."""
+    """Print the results of a run, with the winner if it is ``done``."""
     from kqueue.search import tuning
 
-    found = tuning.found(plan, proposals, done=done)
-    _print_configurations(found, plan)
+    tuned = tuning.found(plan, proposals, done=done)
+    _print_configurations(tuned, plan)
     if not done:
         return
-    typer.echo(clean(_said(found)))
-    known = _importances(plan, proposals)
-    told = ", ".join(f"{name} {share:.2f}" for name, share in known.items())
-    typer.echo(clean(f"importance: {told or 'unknown, of so few right configurations or equal scores'}"))
+    typer.echo(clean(_summary(tuned)))
+    importances = _importances(plan, proposals)
+    shares = ", ".join(f"{name} {share:.2f}" for name, share in importances.items())
+    typer.echo(
+        clean(f"importance: {shares or 'unknown, because there are too few correct configurations or equal scores'}")
+    )
 
 
 def line(one: Proposal) -> str:
     """Return a proposal of a tuning run in one line."""
     try:
-        told = json.loads(one.answer or "")
-        values = " ".join(f"{name}={value}" for name, value in told["values"].items())
-        which = f"{values}{' (as given)' if told['given'] else ''}, {told['calls']} calls"
+        answer = json.loads(one.answer or "")
+        values = " ".join(f"{name}={value}" for name, value in answer["values"].items())
+        description = f"{values}{' (original)' if answer['given'] else ''}, {answer['calls']} calls"
     except (ValueError, KeyError, TypeError, AttributeError):
-        which = "unreadable"
-    return f"{which}: {runs.outcome(one)}"
+        description = "unreadable"
+    return f"{description}: {runs.outcome(one)}"
 
 
 def files_of(
     folder: Path, run: Run, plan: TunePlan, steps: Sequence[Step], proposals: Sequence[Proposal], *, done: bool
 ) -> list[Path]:
-    """Write what a run leaves: the winner, the curve, the importances. What cannot be drawn is said."""
+    """Write the files of a run: the winner, the curve, the importances. Report missing pictures."""
     from kqueue.search import tuning
     from kqueue.search.results import draw, draw_importances, write_best
 
@@ -154,10 +156,10 @@ def files_of(
     files = write_best(folder, [] if best is None else [best])
     try:
         files += draw(folder, {run.name: (plan, proposals, steps)})
-        if known := _importances(plan, proposals):
-            files += draw_importances(folder, run, known)
+        if shares := _importances(plan, proposals):
+            files += draw_importances(folder, run, shares)
     except ConfigError as error:
-        # The run is over and its kernel written. What lacks is a picture.
+        # The run is over and its kernel written. Only a picture is missing.
         say(error)
     return files
 
@@ -166,7 +168,7 @@ def files_of(
 
 
 class _Ready:
-    """All that a plan needs, looked for before anything is recorded."""
+    """The prerequisites of a plan, which are checked before the run is recorded."""
 
     def __init__(self, plan: TunePlan, stack: ExitStack) -> None:
         from kqueue.search.metrics import metrics_of
@@ -191,19 +193,19 @@ def _carry_out(engine: Engine, run: Run, ready: _Ready, *, out: Path | None, ver
             runs.say_how_to_go_on(run, runs.to_repeat(plan))
             raise
     files = files_of(out or Path(f"tune-{run.name}"), run, plan, searches.steps(engine, run.id), proposals, done=True)
-    found = tuning.found(plan, proposals, done=True)
+    tuned = tuning.found(plan, proposals, done=True)
     if as_json:
-        write_json(_record(run, plan, proposals, found, files))
+        write_json(_record(run, plan, proposals, tuned, files))
     else:
         show(plan, proposals, done=True)
         for file in files:
             typer.echo(clean(file))
-    if found.winner is None:
+    if tuned.winner is None:
         raise typer.Exit(1)
 
 
 def _importances(plan: TunePlan, proposals: Sequence[Proposal]) -> dict[str, float]:
-    """Return the importances; none where Optuna is not installed, which is said."""
+    """Return the importances. If Optuna is not installed, report that and return none."""
     from kqueue.search import tuning
 
     try:
@@ -217,18 +219,18 @@ def _importances(plan: TunePlan, proposals: Sequence[Proposal]) -> dict[str, flo
 
 
 def _record(
-    run: Run, plan: TunePlan, proposals: Sequence[Proposal], found: Tuned, files: Sequence[Path]
+    run: Run, plan: TunePlan, proposals: Sequence[Proposal], tuned: Tuned, files: Sequence[Path]
 ) -> dict[str, Any]:
-    own, winner = _original(found), found.winner
+    original, winner = _original(tuned), tuned.winner
     return {
         "name": run.name,
         "id": run.id,
         "winner": winner
         and {
-            "values": found.configurations[0].values,
+            "values": tuned.configurations[0].values,
             "beats_original": winner.beats,
             "compared": winner.compared,
-            "gain": _gain(found.configurations[0], own),
+            "gain": _gain(tuned.configurations[0], original),
         },
         "configurations": [
             {
@@ -236,14 +238,14 @@ def _record(
                 "original": one.original,
                 "calls": one.standing.calls,
                 "final": one.standing.final,
-                "gain": _gain(one, own),
+                "gain": _gain(one, original),
                 "category": one.category,
                 "runtime_ms": one.middle.runtime_ms,
                 "speedup": one.middle.speedup,
                 "scores": [row.scores for row in one.rows],
                 "proposals": [row.number for row in one.rows],
             }
-            for one in found.configurations
+            for one in tuned.configurations
         ],
         "importances": _importances(plan, proposals),
         "judged": sum(one.category is not None for one in proposals),
@@ -251,13 +253,13 @@ def _record(
     }
 
 
-def _print_configurations(found: Tuned, plan: TunePlan) -> None:
-    own = _original(found)
+def _print_configurations(tuned: Tuned, plan: TunePlan) -> None:
+    original = _original(tuned)
 
     def cells(one: Configuration) -> tuple[object, ...]:
-        won = found.winner is not None and one.standing.config == found.winner.config
-        notes = [note for note, holds in (("winner", won), ("as given", one.original)) if holds]
-        gain = _gain(one, own)
+        won = tuned.winner is not None and one.standing.config == tuned.winner.config
+        notes = [note for note, holds in (("winner", won), ("original", one.original)) if holds]
+        gain = _gain(one, original)
         return (
             *one.values.values(),
             one.standing.calls,
@@ -270,48 +272,46 @@ def _print_configurations(found: Tuned, plan: TunePlan) -> None:
         )
 
     names = [name for name, _ in plan.grid]
-    head = (*names, "calls", "n", "verdict", "runtime ms", "speedup", "of given", "")
-    print_table(head, map(cells, found.configurations[:_ROWS]))
-    if len(found.configurations) > _ROWS:
-        typer.echo(f"and {len(found.configurations) - _ROWS} more, which are not better; --json has all")
+    head = (*names, "calls", "n", "verdict", "runtime ms", "speedup", "of original", "")
+    print_table(head, map(cells, tuned.configurations[:_ROWS]))
+    if len(tuned.configurations) > _ROWS:
+        typer.echo(f"and {len(tuned.configurations) - _ROWS} more, which are not better. --json has all of them")
 
 
-def _said(found: Tuned) -> str:
-    """Return in a sentence what has won."""
-    winner, own = found.winner, _original(found)
+def _summary(tuned: Tuned) -> str:
+    """Return a sentence on the winner."""
+    winner, original = tuned.winner, _original(tuned)
     if winner is None:
-        return "no right kernel was found"
-    best = found.configurations[0]
+        return "no correct kernel was found"
+    best = tuned.configurations[0]
     values = " ".join(f"{name}={value}" for name, value in best.values.items())
     if not winner.compared and best.original:
-        return f"no other configuration is known to be right: the winner is the kernel as it was given ({values})"
+        return f"no other configuration is known to be correct: the winner is the original kernel ({values})"
     if not winner.compared:
-        why = "" if own is None or own.standing.right else f", as that ended as {own.category}"
-        return f"winner: {values}, {_times(best)} ms; it was not compared with the kernel as it was given{why}"
-    assert own is not None
+        why = "" if original is None or original.standing.right else f", which ended as {original.category}"
+        return f"winner: {values}, {_times(best)} ms. It was not compared with the original kernel{why}"
+    assert original is not None
     if not winner.beats:
-        return (
-            f"nothing beats the kernel as it was given ({values}, {_times(own)} ms) beyond its spread: it is the winner"
-        )
-    gain = _gain(best, own)
+        return f"no configuration beats the original kernel ({values}, {_times(original)} ms) beyond its spread"
+    gain = _gain(best, original)
     by = "" if gain is None else f", {gain:.3g}x"
-    return f"winner: {values}, {_times(best)} ms{by}, beside {_times(own)} ms as it was given"
+    return f"winner: {values}, {_times(best)} ms{by}, compared with {_times(original)} ms of the original kernel"
 
 
-def _original(found: Tuned) -> Configuration | None:
-    return next((one for one in found.configurations if one.original), None)
+def _original(tuned: Tuned) -> Configuration | None:
+    return next((one for one in tuned.configurations if one.original), None)
 
 
-def _gain(one: Configuration, own: Configuration | None) -> float | None:
-    """Return a configuration's score over the original's, where both were in the last comparison."""
-    if own is None or not (one.standing.final and own.standing.final):
+def _gain(one: Configuration, original: Configuration | None) -> float | None:
+    """Return the ratio of a configuration's score to the original's, if both were in the last comparison."""
+    if original is None or not (one.standing.final and original.standing.final):
         return None
-    mine, its = one.score, own.score
+    mine, its = one.score, original.score
     return None if mine is None or its is None or its <= 0 else mine / its
 
 
 def _times(one: Configuration) -> str:
-    """Return the middle time in ms, with the shortest and longest where there are several."""
+    """Return the median time in ms, with the shortest and longest if there are several."""
     times = [row.runtime_ms for row in one.rows if row.runtime_ms is not None]
     middle = milliseconds(one.middle.runtime_ms)
     return f"{middle} ({milliseconds(min(times))} to {milliseconds(max(times))})" if len(times) > 1 else middle

@@ -1,4 +1,4 @@
-"""`kqueue watch`: how far batches and evaluations are, until all of them have ended."""
+"""`kqueue watch`: show the progress of batches and evaluations until all of them have ended."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from uuid import UUID
 
 import typer
 
+from kqueue.cli.connection import database
 from kqueue.cli.progress import counted, make_bar
 from kqueue.cli.render import say, write_json
-from kqueue.cli.results import database, why
+from kqueue.cli.results import why
 from kqueue.errors import UnknownEvaluation, WaitTimeout
 from kqueue.text import clean
 
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
 
     from kqueue.store.reports import BatchState, Waiting
 
-#: Seconds between two looks at least. A look at a large batch takes long, and the next one comes after ten times that.
-_LOOK_S: Final = 0.5
-_LOOKS_SHARE: Final = 10
+#: Minimum seconds between two queries.
+_POLL_S: Final = 0.5
+#: Ratio of the minimum pause to the duration of a query, because queries of large batches take long.
+_PAUSE_RATIO: Final = 10
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
     app.command()(watch)
 
 
@@ -35,20 +36,20 @@ def watch(
     names: Annotated[
         list[str], typer.Argument(metavar="BATCH|ID...", help="Batches, and evaluations by their first digits.")
     ],
-    timeout: Annotated[float | None, typer.Option(metavar="S", min=0, help="Seconds to watch at most.")] = None,
+    timeout: Annotated[float | None, typer.Option(metavar="S", min=0, help="Maximum seconds to watch.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line per change.")] = False,
 ) -> None:
-    """Show how far batches and evaluations are, until all have ended. Exit with 1 if one did not pass.
+    """Show the progress of batches and evaluations until all have ended. Exit with 1 if one did not pass.
 
-    On a terminal it is a bar; elsewhere there is a line for each change.
+    A terminal shows a bar. Otherwise a line is printed for each change.
     """
     from kqueue.store import reports
 
     with database("watch") as engine:
         among = (reports.Kind.BATCH, reports.Kind.EVALUATION)
-        found = [reports.named(engine, name, among=among) for name in names]
-        batches = [one.key for one in found if one.kind is reports.Kind.BATCH]
-        ids = [UUID(one.key) for one in found if one.kind is reports.Kind.EVALUATION]
+        named = [reports.named(engine, name, among=among) for name in names]
+        batches = [one.key for one in named if one.kind is reports.Kind.BATCH]
+        ids = [UUID(one.key) for one in named if one.kind is reports.Kind.EVALUATION]
         state = _follow(engine, batches, ids, timeout, as_json=as_json)
     if set(state.categories) - {"passed"}:
         raise typer.Exit(1)
@@ -57,72 +58,67 @@ def watch(
 def _follow(
     engine: Engine, batches: Collection[str], ids: Collection[UUID], timeout: float | None, *, as_json: bool
 ) -> BatchState:
-    """Show each change until all have ended. Return what they came to.
-
-    Raises:
-        WaitTimeout: they have not ended in time.
-        UnknownEvaluation: none of them is there any more.
-    """
+    """Show each change until all evaluations have ended. Return the final state."""
     from kqueue.store import reports
 
     end = None if timeout is None else time.monotonic() + timeout
     lines = as_json or not sys.stderr.isatty()
-    told: tuple[object, ...] = ()
+    shown: tuple[object, ...] = ()
     with make_bar(quiet=lines) as bar:
         task = bar.add_task("", total=None)
         while True:
             began = time.monotonic()
             state = reports.state_of(engine, batches=batches, ids=ids)
             if state is None:
-                raise UnknownEvaluation(" ".join([*batches, *map(str, ids)]), what="what was watched:")
+                raise UnknownEvaluation(" ".join([*batches, *map(str, ids)]), what="one of the names")
             last = reports.last_queued(engine, batches=batches, ids=ids) if state.queued else None
             waits = None if last is None else why(engine, last)
-            bar.update(task, completed=state.done, total=state.total, description=clean(_said(state, waits)))
+            bar.update(task, completed=state.done, total=state.total, description=clean(_summary(state, waits)))
             now = (state.total, state.queued, state.running, state.categories)
-            if lines and now != told:
-                _tell(state, waits, as_json=as_json)
-            told = now
+            if lines and now != shown:
+                _report(state, waits, as_json=as_json)
+            shown = now
             if state.done == state.total:
                 break
             took = time.monotonic() - began
-            pause = max(_LOOK_S, _LOOKS_SHARE * took)
+            pause = max(_POLL_S, _PAUSE_RATIO * took)
             if end is not None:
                 if time.monotonic() >= end:
-                    say("they continue: `kqueue watch` with the same names comes back to them")
+                    say("they continue. Run `kqueue watch` with the same names to resume")
                     raise WaitTimeout(
                         f"{state.total - state.done} of {state.total} without a verdict after {timeout:g} s"
                     )
                 pause = min(pause, max(0.0, end - time.monotonic()))
             time.sleep(pause)
     if not lines:
-        _tell(state, None, as_json=False)
+        _report(state, None, as_json=False)
     return state
 
 
-def _said(state: BatchState, waits: Waiting | None) -> str:
-    """Return in words what has not ended, what the others came to, and when the last one begins."""
+def _summary(state: BatchState, waits: Waiting | None) -> str:
+    """Return the ended, running and queued numbers as text, with the expected start of the last one."""
     parts = [counted({str(name): number for name, number in state.categories.items()})]
     if state.running:
-        parts.append(f"{state.running} run")
+        parts.append(f"{state.running} running")
     if state.queued:
         parts.append(f"{state.queued} queued")
     if waits is not None:
         parts.append(_when(waits))
-    return "; ".join(filter(None, parts))
+    return ", ".join(filter(None, parts))
 
 
 def _when(waits: Waiting) -> str:
-    """Return when the last one that is queued begins, with the error of that, or why it does not."""
+    """Return the expected start of the last queued evaluation with its error, or the reason why it waits."""
     if waits.starts_in_s is None:
         return waits.message
     if waits.error_s is None:
         return f"the last begins in {waits.starts_in_s:.0f} s at the earliest"
-    return f"the last begins in about {waits.starts_in_s:.0f} s, give or take {waits.error_s:.0f} s"
+    return f"the last begins in about {waits.starts_in_s:.0f} s, plus or minus {waits.error_s:.0f} s"
 
 
-def _tell(state: BatchState, waits: Waiting | None, *, as_json: bool) -> None:
+def _report(state: BatchState, waits: Waiting | None, *, as_json: bool) -> None:
     if not as_json:
-        typer.echo(clean(f"{state.done} of {state.total} have ended: {_said(state, waits) or 'none'}"))
+        typer.echo(clean(f"{state.done} of {state.total} have ended: {_summary(state, waits) or 'none'}"))
         return
     record: dict[str, Any] = {
         "total": state.total,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class AsyncClient:
-    """:class:`Client` for asyncio: the same methods as coroutines. Any number may wait at once.
+    """:class:`Client` for asyncio, with coroutines as methods. Any number of them can wait at once.
 
     ::
 
@@ -32,7 +32,7 @@ class AsyncClient:
     def __init__(
         self, config: Config | None = None, *, database_url: str | None = None, redis_url: str | None = None
     ) -> None:
-        """As :class:`Client`."""
+        """Create a client. :class:`Client` documents the arguments."""
         self._transport: Transport = to_services(config, database_url=database_url, redis_url=redis_url)
 
     async def __aenter__(self) -> Self:
@@ -42,7 +42,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """As :meth:`Client.close`."""
+        """Close all connections. Evaluations continue. Waiting tasks get a ``KqueueError``."""
         await asyncio.to_thread(self._transport.close)
 
     async def submit(
@@ -64,7 +64,7 @@ class AsyncClient:
         queue_wait_s: float | None = None,
         allow_idle_lane: bool = False,
     ) -> AsyncTicket:
-        """As :meth:`Client.submit`."""
+        """Submit one evaluation. :meth:`Client.submit` documents arguments and errors."""
         entry = entry_of(
             request,
             problem=problem,
@@ -84,14 +84,14 @@ class AsyncClient:
         return self._ticket((await asyncio.to_thread(self._transport.submit, [check(entry)], allow_idle_lane))[0])
 
     async def submit_batch(self, entries: Iterable[Entry], *, allow_idle_lane: bool = False) -> list[AsyncTicket]:
-        """As :meth:`Client.submit_batch`."""
+        """Submit all entries or none, in one transaction, and return tickets in the order of ``entries``."""
         submitted = await asyncio.to_thread(self._transport.submit, check_all(entries), allow_idle_lane)
         return [self._ticket(s) for s in submitted]
 
     async def submit_each(
         self, entries: Iterable[Entry], *, allow_idle_lane: bool = False
     ) -> list[AsyncTicket | InvalidRequest]:
-        """As :meth:`Client.submit_each`."""
+        """Submit every valid entry. The result of a refused entry is its error, which is not raised."""
         results = await asyncio.to_thread(self._transport.submit_each, check_each(entries), allow_idle_lane)
         return [result if isinstance(result, InvalidRequest) else self._ticket(result) for result in results]
 
@@ -102,7 +102,7 @@ class AsyncClient:
         timeout: float | None = None,
         **fields: Any,
     ) -> Verdict:
-        """As :meth:`Client.evaluate`."""
+        """Submit one evaluation and wait for its verdict. :meth:`Client.evaluate` documents arguments and errors."""
         return await (await self.submit(request, **fields)).wait(timeout)
 
     async def evaluate_batch(
@@ -112,28 +112,28 @@ class AsyncClient:
         timeout: float | None = None,
         allow_idle_lane: bool = False,
     ) -> list[Verdict | InvalidRequest]:
-        """As :meth:`Client.evaluate_batch`."""
+        """Submit every valid entry, wait, and return the verdicts in the order of ``entries``."""
         results = await asyncio.to_thread(self._transport.submit_each, check_each(entries), allow_idle_lane)
         ids = [result.evaluation_id for result in results if isinstance(result, Accepted)]
-        found = iter(await await_all(self._transport, ids, timeout))
-        return [result if isinstance(result, InvalidRequest) else next(found) for result in results]
+        verdicts = iter(await await_all(self._transport, ids, timeout))
+        return [result if isinstance(result, InvalidRequest) else next(verdicts) for result in results]
 
     async def get(self, evaluation_id: UUID | str) -> AsyncTicket:
-        """As :meth:`Client.get`."""
+        """Return a ticket for an existing evaluation of any producer, or raise UnknownEvaluation."""
         identity = id_of(evaluation_id)
         await self.verdict(identity)
         return self._ticket_of(identity)
 
     async def batch(self, name: str) -> list[AsyncTicket]:
-        """As :meth:`Client.batch`."""
+        """Return tickets for all evaluations of a batch in the order of submission, or none for an unknown batch."""
         return [self._ticket_of(identity) for identity in await asyncio.to_thread(self._transport.batch, name)]
 
     async def verdict(self, evaluation_id: UUID | str) -> Verdict | None:
-        """As :meth:`Client.verdict`."""
+        """Return an evaluation's verdict, or None if it has none yet. Raise UnknownEvaluation for an unknown id."""
         return await asyncio.to_thread(self._transport.verdict, id_of(evaluation_id))
 
     async def cancel(self, evaluation_id: UUID | str) -> bool:
-        """As :meth:`Client.cancel`."""
+        """Cancel an evaluation, and kill it if it runs. Return False if it already had its verdict."""
         return await asyncio.to_thread(self._transport.cancel, id_of(evaluation_id))
 
     async def wait_all(
@@ -141,7 +141,7 @@ class AsyncClient:
         tickets: Iterable[AsyncTicket],
         timeout: float | None = None,
     ) -> list[Verdict]:
-        """As :meth:`Client.wait_all`."""
+        """Wait for the verdicts of all tickets, and return them in order, or raise WaitTimeout."""
         return await await_all(self._transport, [ticket.evaluation_id for ticket in tickets], timeout)
 
     async def as_completed(
@@ -149,7 +149,7 @@ class AsyncClient:
         tickets: Iterable[AsyncTicket],
         timeout: float | None = None,
     ) -> AsyncIterator[tuple[AsyncTicket, Verdict]]:
-        """As :meth:`Client.as_completed`."""
+        """Yield each ticket with its verdict, in the order in which the verdicts come."""
         pending = {asyncio.wrap_future(self._transport.watch(ticket.evaluation_id)): ticket for ticket in tickets}
         everything = [ticket.evaluation_id for ticket in pending.values()]
         deadline = Deadline(timeout)

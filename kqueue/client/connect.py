@@ -1,4 +1,4 @@
-"""Connecting to a fleet's own services."""
+"""The connection to a fleet's own services."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ if TYPE_CHECKING:
 
 
 def to_services(config: Config | None, *, database_url: str | None, redis_url: str | None) -> Transport:
-    """Return a transport to Postgres and Redis; arguments and errors are those of :class:`kqueue.Client`.
-
-    The transport is imported here, when it is needed: clients over HTTP load neither Celery nor SQLAlchemy.
-    """
+    """Return a transport to Postgres and Redis. :class:`kqueue.Client` documents arguments and errors."""
+    # Clients over HTTP must load neither Celery nor SQLAlchemy.
     from kqueue.client.database import DatabaseTransport
 
     return DatabaseTransport(config, database_url=database_url, redis_url=redis_url)

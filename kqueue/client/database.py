@@ -38,15 +38,9 @@ _APPLICATION: Final = "kqueue-client"
 
 
 class DatabaseTransport(Transport):
-    """The way to a fleet whose database and broker this process can reach.
+    """The transport to a fleet whose database and broker this process can reach.
 
-    Args:
-        config: all settings; None: the environment's.
-        database_url: Postgres, instead of the configured one.
-        redis_url: Redis, instead of the configured one.
-
-    Raises:
-        ConfigError: no database is known.
+    :class:`kqueue.Client` documents arguments and errors.
     """
 
     def __init__(self, config: Config | None, *, database_url: str | None, redis_url: str | None) -> None:
@@ -78,7 +72,7 @@ class DatabaseTransport(Transport):
         return broker.make_app(self._config)
 
     def _ready(self) -> None:
-        """Check the schema, once before the database is used."""
+        """Check the schema once, before the first use of the database."""
         with self._lock:
             if self._closed:
                 raise KqueueError("the client is closed")
@@ -140,7 +134,7 @@ class DatabaseTransport(Transport):
     def _resolve(
         self, requests: Sequence[Request], live: Mapping[str, int], allow_idle_lane: bool
     ) -> list[Request | InvalidRequest]:
-        """Return each request with its lane, or why it has none."""
+        """Return each request with its lane, or the error if it has none."""
         resolved: list[Request | InvalidRequest] = []
         for request in requests:
             try:
@@ -151,7 +145,7 @@ class DatabaseTransport(Transport):
         return resolved
 
     def _any_lane(self, requests: Sequence[Request]) -> set[str]:
-        """Return the idempotency keys of requests that may be judged on another lane when they are made again."""
+        """Return the idempotency keys of requests that can get another lane when they are repeated."""
         return {
             request.idempotency_key
             for request in requests
@@ -161,7 +155,7 @@ class DatabaseTransport(Transport):
     def _accept(
         self, requests: Sequence[Request], live: Mapping[str, int], any_lane: Collection[str], traceparent: str | None
     ) -> list[Accepted]:
-        """Write evaluations, and send the messages of those that are among the next."""
+        """Store evaluations, and send messages for those that are next in the queue."""
         app = self._app
         submitted = evaluations.submit(
             self._engine,
@@ -177,7 +171,7 @@ class DatabaseTransport(Transport):
                 broker.publish(app, messages)
         except BrokerUnavailable as error:
             _log.warning("accepted evaluations wait for the fleet's sweeper to send them: %s", error)
-            # Otherwise the sweeper misses the messages only when it looks for them.
+            # Without this mark, the sweeper would notice the missing messages later.
             with suppress(DatabaseUnavailable):
                 evaluations.unpublish(self._engine, [message.evaluation_id for message in messages])
         return [Accepted(evaluation.evaluation_id, evaluation.created) for evaluation in submitted]
@@ -197,7 +191,9 @@ class DatabaseTransport(Transport):
             try:
                 broker.revoke(self._app, evaluation_id)
             except KqueueError as error:
-                _log.warning("%s is cancelled, but its worker could not be told to stop it: %s", evaluation_id, error)
+                _log.warning(
+                    "%s is cancelled, but the message to its worker could not be sent: %s", evaluation_id, error
+                )
         return cancelled
 
     def watch(self, evaluation_id: UUID) -> Future[Verdict]:
@@ -205,23 +201,23 @@ class DatabaseTransport(Transport):
 
 
 def takes_any_lane(request: Request, fallback: str | None) -> bool:
-    """Return True if a request may be judged on another lane when it is made again; see :func:`lane_for`."""
+    """Return True if a request can get another lane from :func:`lane_for` when it is repeated."""
     return request.lane == "auto" or (fallback is not None and request.lane != "cpu")
 
 
 def lane_for(request: Request, live: Mapping[str, int], allow_idle_lane: bool, fallback: str | None) -> str:
-    """Return the lane that a request goes to.
+    """Return the lane for a request.
 
     Args:
-        request: names the lane that it wants.
-        live: the lanes that live workers serve, with their numbers.
-        allow_idle_lane: True to take a lane that is not among them.
-        fallback: the lane that takes the place of a GPU lane that is not among them.
+        request: the request, which names a lane or ``auto``.
+        live: the numbers of live workers by lane.
+        allow_idle_lane: True to accept a lane without live workers.
+        fallback: the lane that replaces a GPU lane without live workers, or None.
 
     Raises:
-        InvalidRequest: its kernel cannot be judged there.
+        InvalidRequest: the kernel cannot be judged on this lane.
         UnknownLane: there is no such lane.
-        LaneUnavailable: no live worker serves it.
+        LaneUnavailable: no live worker serves the lane.
     """
     on_cpu = request.backend in CPU_BACKENDS
     if request.lane == "auto":
@@ -232,7 +228,7 @@ def lane_for(request: Request, live: Mapping[str, int], allow_idle_lane: bool, f
         raise LaneUnavailable(f"lane: no live worker serves {need}{_instead(live)}")
     broker.check_lane(request.lane)
     if request.lane == "cpu" and not on_cpu:
-        raise InvalidRequest(f"backend: a {request.backend} kernel cannot be judged on the lane cpu; use the lane gpu")
+        raise InvalidRequest(f"backend: a {request.backend} kernel cannot be judged on the lane cpu. Use the lane gpu")
     if request.lane not in live and not allow_idle_lane:
         if request.lane != "cpu" and fallback is not None and fallback in live and (on_cpu or fallback != "cpu"):
             return fallback
@@ -241,14 +237,9 @@ def lane_for(request: Request, live: Mapping[str, int], allow_idle_lane: bool, f
 
 
 def _instead(live: Mapping[str, int], *, named: str = "cpu") -> str:
-    """Return what a message about a lane without workers says of the lanes that have some, and what to do.
-
-    Args:
-        live: the lanes that have some, with their numbers.
-        named: the lane that was asked for, if another may take its place.
-    """
+    """Return the end of an error about a lane without workers: the lanes with workers, and advice."""
     if not live:
-        return ": this fleet has no live worker; start one with `kqueue up` or `kqueue worker`"
+        return ": this fleet has no live worker. Start one with `kqueue up` or `kqueue worker`"
     served = ", ".join(f"{lane} ({number})" for lane, number in sorted(live.items()))
-    other = "" if named == "cpu" else ", set KQUEUE_GPU_FALLBACK to a lane that takes its place"
-    return f" (served now: {served}): use a lane that is served{other}, or run `kqueue worker` on a machine that has it"
+    other = "" if named == "cpu" else ", set KQUEUE_GPU_FALLBACK to a lane that replaces it"
+    return f" (served now: {served}): use one of these lanes{other}, or run `kqueue worker` on a machine that serves it"

@@ -1,4 +1,4 @@
-"""Entries: what a producer gives, checked before anything is sent."""
+"""Entries: a producer's requests, which are validated before they are sent."""
 
 from __future__ import annotations
 
@@ -9,16 +9,12 @@ from uuid import UUID
 from kqueue.contract import Request, parse_request
 from kqueue.errors import InvalidRequest, UnknownEvaluation
 
-#: A whole request, or its fields by name.
+#: A request, or its fields by name.
 Entry = Request | Mapping[str, Any]
 
 
 def entry_of(request: Request | None, **fields: Any) -> Entry:
-    """Return the entry that was given whole or by its fields.
-
-    Raises:
-        InvalidRequest: it was given both ways.
-    """
+    """Return the entry that was given as a request or by its fields. Raise InvalidRequest for both at once."""
     given = {name: value for name, value in fields.items() if value is not None}
     if request is None:
         return given
@@ -28,24 +24,16 @@ def entry_of(request: Request | None, **fields: Any) -> Entry:
 
 
 def check(entry: Entry) -> Request:
-    """Return a checked request.
-
-    Raises:
-        InvalidRequest: a field is wrong.
-    """
+    """Return a valid request for an entry, or raise InvalidRequest."""
     if isinstance(entry, Request):
         return entry
     if not isinstance(entry, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidRequest(f"request: a kqueue.Request or a mapping of its fields is needed, not {type(entry)}")
+        raise InvalidRequest(f"request: must be a kqueue.Request or a mapping of its fields, not {type(entry)}")
     return parse_request(entry)
 
 
 def check_all(entries: Iterable[Entry]) -> list[Request]:
-    """Return checked requests.
-
-    Raises:
-        InvalidRequest: an entry is wrong; the message gives its number, from 0.
-    """
+    """Return valid requests for all entries, or raise InvalidRequest with the index of a wrong entry."""
     requests: list[Request] = []
     for number, entry in enumerate(entries):
         try:
@@ -56,7 +44,7 @@ def check_all(entries: Iterable[Entry]) -> list[Request]:
 
 
 def check_each(entries: Iterable[Entry]) -> list[Request | InvalidRequest]:
-    """Return checked requests, and in the place of a wrong one what is wrong with it."""
+    """Return a valid request or an error for each entry."""
     checked: list[Request | InvalidRequest] = []
     for entry in entries:
         try:
@@ -67,17 +55,13 @@ def check_each(entries: Iterable[Entry]) -> list[Request | InvalidRequest]:
 
 
 def at(number: int, error: InvalidRequest) -> InvalidRequest:
-    """Return the same error, with the number of the entry that it is about."""
+    """Add an entry's index to the error's message, and return the error."""
     error.args = (f"entry {number}: {error}",)
     return error
 
 
 def id_of(evaluation_id: UUID | str) -> UUID:
-    """Return an evaluation's id.
-
-    Raises:
-        UnknownEvaluation: the text is no id.
-    """
+    """Return an evaluation's id, or raise UnknownEvaluation for text that is not an id."""
     if isinstance(evaluation_id, UUID):
         return evaluation_id
     try:

@@ -1,4 +1,4 @@
-"""The transport to `kqueue serve`: one thread with an event loop asks and waits for all callers."""
+"""The transport to `kqueue serve`. One thread with an event loop sends the requests of all callers."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from kqueue.config import load
 from kqueue.contract import Request, Verdict
 from kqueue.errors import ConfigError, InvalidRequest, KqueueError, UnknownEvaluation
 
-#: Evaluations in one page of a list.
+#: Number of evaluations in one page of a list.
 _PAGE: Final = 1000
 
 
 class HttpTransport(Transport):
-    """The way to a fleet behind `kqueue serve`.
+    """The transport to a fleet behind `kqueue serve`.
 
     Args:
-        url: the server's address; None: the environment's, or that of the fleet on this machine.
-        token: the token to send; None: the environment's, or that of the fleet on this machine.
-        retry_s: seconds for which a server that cannot answer is asked again.
+        url: the server's URL, or None for the one of the environment or of the fleet on this machine.
+        token: the token to send, or None for the one of the environment or of the fleet on this machine.
+        retry_s: seconds for which a request is repeated while the server cannot answer.
 
     Raises:
-        ConfigError: no server is known, ``url`` is neither one of HTTP nor of a unix socket, or ``token`` is malformed.
+        ConfigError: no server is known, or ``url`` or ``token`` is malformed.
     """
 
     def __init__(self, url: str | None, token: str | None, retry_s: float) -> None:
         config = load(url=url, token=token)
         if config.url is None:
             raise ConfigError(
-                "no server is known: give its URL, set KQUEUE_URL, or start a fleet on this machine with `kqueue up` "
+                "no server is known: pass its URL, set KQUEUE_URL, or start a fleet on this machine with `kqueue up` "
                 f"(none that serves HTTP runs under {config.home_path})"
             )
-        # Both belong to the loop.
+        # Only the event loop uses these two.
         self._server = Server(config.url, config.token, retry_s=retry_s, connections=POLLS)
         self._polling = Polling(self._server)
         self._lock = threading.Lock()
@@ -73,13 +73,13 @@ class HttpTransport(Transport):
         return [next(rest) if isinstance(entry, Request) else entry for entry in entries]
 
     def batch(self, name: str) -> list[UUID]:
-        found: list[UUID] = []
+        ids: list[UUID] = []
         cursor: dict[str, str] = {}
         while True:
             page = self._ask("GET", "/v1/evaluations", query={"batch": name, "limit": _PAGE, **cursor})
-            found += [UUID(line["evaluation_id"]) for line in page["evaluations"]]
+            ids += [UUID(line["evaluation_id"]) for line in page["evaluations"]]
             if page["cursor"] is None:
-                return found[::-1]
+                return ids[::-1]
             cursor = {"cursor": page["cursor"]}
 
     def verdict(self, evaluation_id: UUID) -> Verdict | None:
@@ -111,7 +111,7 @@ class HttpTransport(Transport):
             self._thread.join()
 
     def _started(self) -> asyncio.AbstractEventLoop:
-        """Return the loop, started. The caller holds the lock until its work is scheduled: closing comes after it."""
+        """Return the running loop. The caller holds the lock until its work is scheduled, so that closing waits."""
         if self._closed:
             raise KqueueError("the client is closed")
         if self._loop is None:
@@ -121,7 +121,7 @@ class HttpTransport(Transport):
         return self._loop
 
     async def _end(self) -> None:
-        """Fail all that is under way, and end the thread."""
+        """Fail all pending requests and waits, and end the thread."""
         mine = asyncio.current_task()
         for task in asyncio.all_tasks() - {mine}:
             task.cancel()
@@ -136,7 +136,7 @@ class HttpTransport(Transport):
             return self._ask("POST", path, body=body, query={"allow_idle_lane": allow_idle_lane}, headers=headers)
 
     def _ask(self, method: str, path: str, **parts: Any) -> dict[str, Any]:
-        """As :meth:`Server.ask`, for the caller's thread."""
+        """Call :meth:`Server.ask` from the caller's thread."""
         with self._lock:
             loop = self._started()
             future = asyncio.run_coroutine_threadsafe(self._server.ask(method, path, **parts), loop)
@@ -160,6 +160,6 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arg
     try:
         loop.call_soon_threadsafe(function, *arguments)
     except RuntimeError:
-        # The client was closed meanwhile.
+        # The client was closed in the meantime.
         if not loop.is_closed():
             raise

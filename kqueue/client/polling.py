@@ -1,4 +1,4 @@
-"""Waiting for verdicts over HTTP: few questions for any number of waits."""
+"""Waits for verdicts over HTTP. A few requests serve any number of waits."""
 
 from __future__ import annotations
 
@@ -12,21 +12,18 @@ from kqueue.client.server import Server
 from kqueue.contract import Verdict
 from kqueue.errors import KqueueError, ServerUnavailable, UnknownEvaluation
 
-#: Questions for verdicts at once: one for each burst of submissions. Their ids go together in the next question.
+#: Maximum number of concurrent requests for verdicts. Each burst of new waits gets one until this limit is reached.
 POLLS: Final = 32
-#: How long the server may hold one question for verdicts, and how many ids are in one.
+#: Seconds for which the server holds one request for verdicts.
 _POLL_S: Final = 30.0
+#: Maximum number of ids in one request.
 _POLL_IDS: Final = 1000
-#: Waits that begin within so many seconds share a question.
+#: Seconds within which new waits share a request.
 _BURST_S: Final = 0.005
 
 
 class Polling:
-    """The waits for verdicts of one server. All methods belong to one event loop.
-
-    Args:
-        server: whom to ask.
-    """
+    """The waits for verdicts of one server. All methods must run in one event loop."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -35,13 +32,13 @@ class Polling:
         self._polls: set[asyncio.Task[None]] = set()
 
     def add(self, evaluation_id: UUID, future: Future[Verdict]) -> None:
-        """Set ``future`` to the evaluation's verdict when it comes, or to the error that stands in its way."""
+        """Set ``future`` to the evaluation's verdict when it comes, or to the error that prevents it."""
         self._waits.setdefault(evaluation_id, []).append(future)
         self._unasked.add(evaluation_id)
         asyncio.get_running_loop().call_later(_BURST_S, self._poll)
 
     def remove(self, evaluation_id: UUID, future: Future[Verdict]) -> None:
-        """Forget a future that is done or cancelled."""
+        """Remove a future that is done or cancelled."""
         waits = self._waits.get(evaluation_id, [])
         if future in waits:
             waits.remove(future)
@@ -62,7 +59,7 @@ class Polling:
                     future.set_exception(outcome)
 
     def _poll(self) -> None:
-        """Ask for the evaluations that no question under way asks for."""
+        """Request the verdicts that no active request covers."""
         self._unasked &= self._waits.keys()
         while self._unasked and len(self._polls) < POLLS:
             ids = [self._unasked.pop() for _ in range(min(_POLL_IDS, len(self._unasked)))]
@@ -88,8 +85,8 @@ class Polling:
             for identity in ids:
                 self._settle(identity, error)
         except (ValueError, KeyError) as error:
-            strange = ServerUnavailable(f"{self._server.url} answers otherwise than kqueue does: {error}")
+            malformed = ServerUnavailable(f"{self._server.url} does not answer like a kqueue server: {error}")
             for identity in ids:
-                self._settle(identity, strange)
+                self._settle(identity, malformed)
         finally:
             self._unasked |= self._waits.keys() & set(ids)

@@ -6,8 +6,8 @@
         verdict = kq.evaluate(problem=REFERENCE, kernel=SOURCE, backend="triton")
 
 They are :class:`~kqueue.Client` and :class:`~kqueue.AsyncClient` on another transport. Every submission carries an
-idempotency key, made here if its producer gave none: a submission whose answer was lost is sent again and never
-evaluated twice. A wait goes on through restarts of the server. Needs the extra ``http``.
+idempotency key, which the client creates if its producer gave none. A submission whose answer was lost is sent again
+and never evaluated twice. A wait continues through restarts of the server. The extra ``http`` is required.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from kqueue.client.sync import Client
 
 
 class RemoteClient(Client):
-    """:class:`~kqueue.Client` over HTTP: the same methods, verdicts and exceptions."""
+    """:class:`Client` over HTTP, with the same methods, verdicts and exceptions."""
 
     def __init__(self, url: str | None = None, *, token: str | None = None, retry_s: float = 60.0) -> None:
-        """Prepare a client; it connects when first used.
+        """Create a client, which connects at its first use.
 
         Args:
-            url: ``http://host:18188``, or ``unix:///path`` of a server's unix socket; by default ``KQUEUE_URL``, or
+            url: ``http://host:18188``, or ``unix:///path`` of a server's unix socket. By default ``KQUEUE_URL``, or
                 the unix socket of the fleet that ``kqueue up`` runs on this machine.
-            token: by default ``KQUEUE_TOKEN``. On its unix socket the server's own user needs none; at the URL of the
-                fleet on this machine that fleet's token is used.
-            retry_s: seconds for which a server that cannot be reached or has no room is asked again, before
-                ``ServerUnavailable`` is raised. A wait for verdicts ends with its own timeout only.
+            token: by default ``KQUEUE_TOKEN``, or the token of the fleet on this machine if ``url`` is that fleet's.
+                On the unix socket the server's own user needs none.
+            retry_s: seconds for which a request is repeated while the server cannot be reached or has no room. Then
+                ``ServerUnavailable`` is raised. Waits for verdicts end only with their own timeouts.
 
         Raises:
-            ConfigError: no server is known, or ``url`` is neither one of HTTP nor of a unix socket.
+            ConfigError: no server is known, or ``url`` is neither an HTTP URL nor a unix socket's.
         """
         self._transport = HttpTransport(url, token, retry_s)
 
 
 class AsyncRemoteClient(AsyncClient):
-    """:class:`~kqueue.AsyncClient` over HTTP: the same methods, verdicts and exceptions."""
+    """:class:`AsyncClient` over HTTP, with the same methods, verdicts and exceptions."""
 
     def __init__(self, url: str | None = None, *, token: str | None = None, retry_s: float = 60.0) -> None:
-        """As :class:`RemoteClient`."""
+        """Create a client. :class:`RemoteClient` documents the arguments."""
         self._transport = HttpTransport(url, token, retry_s)

@@ -1,4 +1,4 @@
-"""Asking one `kqueue serve`, again where it cannot answer now."""
+"""Requests to one `kqueue serve`, repeated while it cannot answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kqueue.errors import BudgetSpent, ConfigError, KqueueError, ServerUnavailab
 if TYPE_CHECKING:
     from pydantic import SecretStr
 
-#: httpx's command line brings in rich and pygments, which take a third of the time that a client needs to start.
+#: Module of httpx's command line. It imports rich and pygments, which would take a third of a client's start-up time.
 _COMMAND_LINE: Final = "httpx._main"
 _modules = cast("dict[str, Any]", sys.modules)
 _modules.setdefault(_COMMAND_LINE, None)
@@ -30,28 +30,28 @@ finally:
 
 _log = logging.getLogger(__name__)
 
-#: Statuses after which the same is asked again: no room, or a server or proxy that cannot answer now.
+#: Statuses after which a request is repeated: no room, or a server or proxy that cannot answer now.
 _AGAIN: Final = frozenset({429, 502, 503, 504})
-#: The first pause before something is asked again, doubled each time, and the longest.
+#: First and longest pause in seconds before a request is repeated. The pause doubles each time.
 _PAUSE_S: Final = (0.1, 5.0)
-#: The beginning of a unix socket's URL. The socket's path follows.
+#: Prefix of a unix socket's URL, before the socket's path.
 _UNIX: Final = "unix://"
-#: The longest pause that a server can ask for.
+#: Longest pause in seconds that a server can request.
 _LONGEST_WAIT_S: Final = 30.0
 
 
 class Server:
-    """A server's HTTP interface. All methods but the constructor belong to one event loop.
+    """The HTTP interface of a server. All methods except the constructor must run in one event loop.
 
     Args:
-        url: its address, ``http://host:18188`` or ``unix:///path``.
-        token: the token to send; None for none.
-        retry_s: seconds for which something is asked again before the error is raised.
-        connections: connections that are kept open.
-        transport: the way to it, instead of the one that ``url`` tells; :meth:`close` closes it.
+        url: its URL, ``http://host:18188`` or ``unix:///path``.
+        token: the token to send, or None.
+        retry_s: seconds for which a request is repeated before the error is raised.
+        connections: number of connections that are kept open.
+        transport: a transport that replaces the connection to ``url``. :meth:`close` closes it.
 
     Raises:
-        ConfigError: ``url`` is neither one of HTTP nor of a unix socket, or ``token`` cannot be one.
+        ConfigError: ``url`` is neither an HTTP URL nor a unix socket's, or ``token`` is malformed.
     """
 
     def __init__(
@@ -80,24 +80,24 @@ class Server:
         headers: Mapping[str, str] = {},
         patient: bool = False,
     ) -> dict[str, Any]:
-        """Return the JSON object that the server answers. It is asked again while it cannot answer.
+        """Return the server's answer, a JSON object. Repeat the request while the server cannot answer.
 
         Args:
-            method: of HTTP.
-            path: below the server's URL.
-            body: sent as JSON.
-            query: the URL's parameters.
-            headers: of this request alone.
-            patient: ask without a limit on time.
+            method: HTTP method.
+            path: path below the server's URL.
+            body: body that is sent as JSON.
+            query: parameters of the URL.
+            headers: additional headers of this request.
+            patient: True to repeat the request without a time limit.
 
         Raises:
-            ServerUnavailable: the server cannot be reached, has no room, or is not kqueue's.
-            KqueueError: what else it answers.
+            ServerUnavailable: the server cannot be reached, has no room, or is not a kqueue server.
+            KqueueError: another error of the server.
         """
         return _content(await self._answer(method, path, body, query, headers, patient))
 
     async def read(self, path: str, *, headers: Mapping[str, str] = {}) -> str:
-        """Return the text at a path; arguments and errors as :meth:`ask`."""
+        """Return the text at a path. The errors are the ones of :meth:`ask`."""
         return (await self._answer("GET", path, None, {}, headers, False)).text
 
     async def _answer(
@@ -109,7 +109,7 @@ class Server:
         headers: Mapping[str, str],
         patient: bool,
     ) -> httpx.Response:
-        """Return the server's answer, which is a success."""
+        """Return the server's successful answer."""
         if self._http is None:
             self._http = self._open()
         began, pause_s = time.monotonic(), _PAUSE_S[0]
@@ -126,13 +126,13 @@ class Server:
                 if answer.is_success:
                     return answer
                 error = _error(answer)
-                # A budget may be used up for days: whoever submits decides whether to wait.
+                # A budget can be used up for days, so the caller decides whether to wait.
                 if answer.status_code not in _AGAIN or isinstance(error, BudgetSpent):
                     raise error
                 wait_s = _retry_after_s(answer)
             if not patient and time.monotonic() - began > self._retry_s:
                 raise error
-            _log.debug("asked again in a moment: %s", error)
+            _log.debug("the request is repeated after a pause: %s", error)
             await asyncio.sleep(max(wait_s, pause_s) * random.uniform(0.5, 1.0))  # noqa: S311 no secret
             pause_s = min(2 * pause_s, _PAUSE_S[1])
 
@@ -155,11 +155,7 @@ class Server:
 
 
 def _checked_url(url: str) -> str:
-    """Return a server's URL without a slash at its end.
-
-    Raises:
-        ConfigError: it is neither one of HTTP nor of a unix socket.
-    """
+    """Return a server's URL without a slash at its end, or raise ConfigError."""
     if url.startswith(f"{_UNIX}/"):
         return url
     try:
@@ -167,55 +163,47 @@ def _checked_url(url: str) -> str:
     except httpx.InvalidURL:
         parsed = httpx.URL("")
     if parsed.scheme not in {"http", "https"} or not parsed.host or (parsed.port or 0) > 65535:
-        raise ConfigError("KQUEUE_URL: not one of HTTP; use http://host:18188, or unix:///path of a unix socket")
+        raise ConfigError("KQUEUE_URL: not an HTTP URL. Use http://host:18188, or unix:///path of a unix socket")
     return url.rstrip("/")
 
 
 def _checked_token(token: SecretStr) -> str:
-    """Return a token that a header can hold.
-
-    Raises:
-        ConfigError: a header cannot hold it.
-    """
+    """Return a token that is valid in a header, or raise ConfigError."""
     secret = token.get_secret_value().strip()
     if not secret.isascii() or not secret.isprintable() or " " in secret:
-        raise ConfigError("KQUEUE_TOKEN: not one that `kqueue token create` printed; it begins with kq_")
+        raise ConfigError("KQUEUE_TOKEN: malformed. Use a token that `kqueue token create` printed (kq_...)")
     return secret
 
 
 def _content(answer: httpx.Response) -> dict[str, Any]:
-    """Return what a successful answer says.
-
-    Raises:
-        ServerUnavailable: it is no JSON object, so no kqueue answered.
-    """
+    """Return the JSON object of a successful answer, or raise ServerUnavailable for any other content."""
     try:
         content = answer.json()
     except ValueError:
-        raise _stranger(answer) from None
+        raise _not_kqueue(answer) from None
     if not isinstance(content, dict):
-        raise _stranger(answer)
+        raise _not_kqueue(answer)
     return cast("dict[str, Any]", content)
 
 
 def _error(answer: httpx.Response) -> KqueueError:
-    """Return the exception that an answer stands for that is no success."""
+    """Return the exception for an answer with an error status."""
     try:
         return wire.load_error(answer.json())
     except (ValueError, KeyError, TypeError, AttributeError):
-        return _stranger(answer)
+        return _not_kqueue(answer)
 
 
-def _stranger(answer: httpx.Response) -> ServerUnavailable:
+def _not_kqueue(answer: httpx.Response) -> ServerUnavailable:
     return ServerUnavailable(
-        f"{answer.request.url} answers {answer.status_code} and nothing that kqueue would: check the address"
+        f"{answer.request.url} answers {answer.status_code}, but not like a kqueue server: check the address"
     )
 
 
 def _retry_after_s(answer: httpx.Response) -> float:
-    """Return the seconds after which the server wants to be asked again; 0 if it names none."""
+    """Return the seconds after which the server asks for a repeated request, or 0 if it names none."""
     try:
         return min(float(int(answer.headers.get("Retry-After", 0))), _LONGEST_WAIT_S)
     except ValueError:
-        # A date, as proxies may give.
+        # Proxies can send a date instead.
         return 0.0

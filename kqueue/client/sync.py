@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """A producer's connection to a fleet.
+    """The connection of a producer to a fleet.
 
     ::
 
@@ -33,16 +33,16 @@ class Client:
     def __init__(
         self, config: Config | None = None, *, database_url: str | None = None, redis_url: str | None = None
     ) -> None:
-        """Prepare a client; it connects when first used.
+        """Create a client, which connects at its first use.
 
         Args:
-            config: all settings; by default the environment's (:func:`kqueue.config.load`), which also
-                finds a fleet started on this machine with ``kqueue up``.
-            database_url: Postgres, instead of the configured one.
-            redis_url: Redis, instead of the configured one.
+            config: all settings. By default :func:`kqueue.config.load` reads the environment and finds a fleet of
+                ``kqueue up`` on this machine.
+            database_url: URL of Postgres, instead of the configured one.
+            redis_url: URL of Redis, instead of the configured one.
 
         Raises:
-            ConfigError: no database is known.
+            ConfigError: no database is set.
         """
         self._transport: Transport = to_services(config, database_url=database_url, redis_url=redis_url)
 
@@ -53,7 +53,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close all connections. Evaluations go on; threads that wait here get a ``KqueueError``."""
+        """Close all connections. Evaluations continue. Waiting threads get a ``KqueueError``."""
         self._transport.close()
 
     def submit(
@@ -75,32 +75,31 @@ class Client:
         queue_wait_s: float | None = None,
         allow_idle_lane: bool = False,
     ) -> Ticket:
-        """Submit one evaluation, as a :class:`Request` or by its fields.
+        """Submit one evaluation, given by a :class:`Request` or by its fields.
 
         Args:
-            request: the whole request. Only ``allow_idle_lane`` may be given beside it.
-            problem: source of the reference; or ``sha256:`` and the hash of the source, for a stored problem.
+            request: the complete request. It can be combined only with ``allow_idle_lane``.
+            problem: source of the reference, or ``sha256:`` and the hash of a stored problem's source.
             kernel: source of the candidate.
-            backend: what the kernel is written in: ``cuda``, ``triton``, ``torch``, ``cpp``, ``cupy``.
-            lane: ``auto`` (``gpu`` where a GPU worker lives, else ``cpu``), ``cpu``, ``gpu`` or
-                ``gpu.<model>``.
-            settings: how it is judged.
-            problem_label: a name for people.
-            kernel_label: a name for people.
-            batch: a name under which evaluations are found again.
-            idempotency_key: the same key again gives the same evaluation.
-            priority: ``interactive`` comes before ``batch``, the default.
-            producer: whose it is: producers share the devices' time.
-            reuse: False has it judged anew, even if an equal evaluation was judged before.
-            queue_wait_s: seconds that it may wait for a worker before it ends as ``expired``.
+            backend: language of the kernel: ``cuda``, ``triton``, ``torch``, ``cpp`` or ``cupy``.
+            lane: ``cpu``, ``gpu``, ``gpu.<model>``, or ``auto`` for ``gpu`` if a GPU worker is live, else ``cpu``.
+            settings: the judge's settings.
+            problem_label: a display name.
+            kernel_label: a display name.
+            batch: a name by which evaluations can be listed.
+            idempotency_key: a key. Submissions with the same key return the same evaluation.
+            priority: ``interactive`` runs before ``batch``, the default.
+            producer: the submitter's name. Producers share the devices' time.
+            reuse: False to judge the kernel again, even if an equal evaluation has a verdict.
+            queue_wait_s: maximum seconds in the queue. Then the evaluation ends as ``expired``.
             allow_idle_lane: accept a lane (not ``auto``) that no live worker serves now.
 
         Raises:
-            InvalidRequest: a field is wrong; the message names it and the fix.
+            InvalidRequest: a field is wrong. The message names it and the fix.
             LaneUnavailable: no live worker serves the lane.
-            UnknownProblem: no stored problem has the hash that ``problem`` names.
+            UnknownProblem: no stored problem has the hash in ``problem``.
             DatabaseUnavailable: Postgres cannot be used.
-            SchemaMismatch: the database is of another version of kqueue.
+            SchemaMismatch: the database belongs to another version of kqueue.
         """
         entry = entry_of(
             request,
@@ -121,106 +120,93 @@ class Client:
         return self._ticket(self._transport.submit([check(entry)], allow_idle_lane)[0])
 
     def submit_batch(self, entries: Iterable[Entry], *, allow_idle_lane: bool = False) -> list[Ticket]:
-        """Submit all or none, in one transaction; tickets come in the order of ``entries``.
+        """Submit all entries or none, in one transaction, and return tickets in the order of ``entries``.
 
         Raises:
-            InvalidRequest: an entry is wrong; the message gives its number, from 0.
-            LaneUnavailable: as :meth:`submit`. So are ``DatabaseUnavailable`` and ``SchemaMismatch``.
+            InvalidRequest: an entry is wrong. The message has its index.
+            LaneUnavailable, UnknownProblem, DatabaseUnavailable, SchemaMismatch: the errors of :meth:`submit`.
         """
         return [self._ticket(s) for s in self._transport.submit(check_all(entries), allow_idle_lane)]
 
     def submit_each(self, entries: Iterable[Entry], *, allow_idle_lane: bool = False) -> list[Ticket | InvalidRequest]:
-        """Submit every entry that can be judged, and return a ticket for each in the order of ``entries``.
+        """Submit every valid entry, and return a ticket for each in the order of ``entries``.
 
-        For an entry that is refused the list holds the :class:`InvalidRequest`, which is not raised.
+        For a refused entry the list contains the :class:`InvalidRequest`, which is not raised.
 
         Raises:
             DatabaseUnavailable: Postgres cannot be used. Nothing was submitted.
-            SchemaMismatch: the database is of another version of kqueue.
+            SchemaMismatch: the database belongs to another version of kqueue.
         """
         results = self._transport.submit_each(check_each(entries), allow_idle_lane)
         return [result if isinstance(result, InvalidRequest) else self._ticket(result) for result in results]
 
     def evaluate(self, request: Request | None = None, *, timeout: float | None = None, **fields: Any) -> Verdict:
-        """Submit one evaluation and wait for its verdict; arguments and errors as :meth:`submit`.
+        """Submit one evaluation and wait for its verdict. All errors of :meth:`submit` are possible.
 
         Args:
-            request: the whole request.
-            timeout: seconds from submission; None for no limit.
-            fields: as :meth:`submit`'s.
+            request: the complete request.
+            timeout: seconds from submission, or None for no limit.
+            fields: the other arguments of :meth:`submit`.
 
         Raises:
-            WaitTimeout: the verdict did not come in time; ``evaluation_ids`` names the evaluation.
+            WaitTimeout: the verdict did not come in time. ``evaluation_ids`` names the evaluation.
         """
         return self.submit(request, **fields).wait(timeout)
 
     def evaluate_batch(
         self, entries: Iterable[Entry], *, timeout: float | None = None, allow_idle_lane: bool = False
     ) -> list[Verdict | InvalidRequest]:
-        """Submit every entry that can be judged, wait, and return the verdicts in the order of ``entries``.
+        """Submit every valid entry, wait, and return the verdicts in the order of ``entries``.
 
-        One bad entry never spoils the rest. For an entry that is refused the list holds the
-        :class:`InvalidRequest`, which is not raised.
+        For a refused entry the list contains the :class:`InvalidRequest`, which is not raised.
 
         Args:
             entries: requests, or mappings of their fields.
-            timeout: seconds from submission; None for no limit.
-            allow_idle_lane: as :meth:`submit`'s.
+            timeout: seconds from submission, or None for no limit.
+            allow_idle_lane: accept lanes (not ``auto``) that no live worker serves now.
 
         Raises:
-            WaitTimeout: a verdict did not come in time; ``evaluation_ids`` names what was submitted, and
-                :meth:`verdict` has what came.
+            WaitTimeout: a verdict did not come in time. ``evaluation_ids`` names all submitted evaluations, and
+                :meth:`verdict` returns the verdicts that exist.
         """
         results = self._transport.submit_each(check_each(entries), allow_idle_lane)
-        found = iter(wait_all(self._transport, [s.evaluation_id for s in results if isinstance(s, Accepted)], timeout))
-        return [result if isinstance(result, InvalidRequest) else next(found) for result in results]
+        ids = [result.evaluation_id for result in results if isinstance(result, Accepted)]
+        verdicts = iter(wait_all(self._transport, ids, timeout))
+        return [result if isinstance(result, InvalidRequest) else next(verdicts) for result in results]
 
     def get(self, evaluation_id: UUID | str) -> Ticket:
-        """Return a ticket for an evaluation that anybody submitted before.
-
-        Raises:
-            UnknownEvaluation: no evaluation has this id.
-        """
+        """Return a ticket for an existing evaluation of any producer, or raise UnknownEvaluation."""
         identity = id_of(evaluation_id)
-        self.verdict(identity)  # refuses an id that no evaluation has
+        self.verdict(identity)  # raises UnknownEvaluation
         return self._ticket_of(identity)
 
     def batch(self, name: str) -> list[Ticket]:
-        """Return tickets for all that anybody submitted under a batch's name, in the order of submission.
+        """Return tickets for all evaluations of a batch in the order of submission, or none for an unknown batch.
 
-        A producer that crashed finds its work again. The list is empty if the name is unknown.
+        A producer can use this after a crash to find its evaluations.
         """
         return [self._ticket_of(identity) for identity in self._transport.batch(name)]
 
     def verdict(self, evaluation_id: UUID | str) -> Verdict | None:
-        """Return an evaluation's verdict, None while it has none.
-
-        Raises:
-            UnknownEvaluation: no evaluation has this id.
-        """
+        """Return an evaluation's verdict, or None if it has none yet. Raise UnknownEvaluation for an unknown id."""
         return self._transport.verdict(id_of(evaluation_id))
 
     def cancel(self, evaluation_id: UUID | str) -> bool:
-        """As :meth:`Ticket.cancel`.
+        """Cancel an evaluation, and kill it if it runs. Return False if it already had its verdict.
 
-        Raises:
-            UnknownEvaluation: no evaluation has this id.
+        Raise UnknownEvaluation for an unknown id.
         """
         return self._transport.cancel(id_of(evaluation_id))
 
     def wait_all(self, tickets: Iterable[Ticket], timeout: float | None = None) -> list[Verdict]:
-        """Wait for the verdicts of all tickets, and return them in their order.
-
-        Raises:
-            WaitTimeout: one did not come in time.
-        """
+        """Wait for the verdicts of all tickets, and return them in order, or raise WaitTimeout."""
         return wait_all(self._transport, [ticket.evaluation_id for ticket in tickets], timeout)
 
     def as_completed(self, tickets: Iterable[Ticket], timeout: float | None = None) -> Iterator[tuple[Ticket, Verdict]]:
-        """Yield each ticket with its verdict, as the verdicts come.
+        """Yield each ticket with its verdict, in the order in which the verdicts come.
 
         Raises:
-            WaitTimeout: not all came within ``timeout`` seconds from now.
+            WaitTimeout: a verdict did not come within ``timeout`` seconds from the call.
         """
         pending = {self._transport.watch(ticket.evaluation_id): ticket for ticket in tickets}
         everything = [ticket.evaluation_id for ticket in pending.values()]

@@ -16,11 +16,8 @@ from kqueue.contract import Verdict
 class Ticket:
     """A handle on an accepted evaluation.
 
-    It may be dropped: the evaluation goes on, and :meth:`Client.get` finds it.
-
-    Attributes:
-        evaluation_id: its id.
-        created: False if an earlier submission, or another process, made it.
+    The evaluation continues without its ticket. :meth:`Client.get` returns a new one. ``created`` is False if the
+    evaluation existed before.
     """
 
     evaluation_id: UUID
@@ -28,22 +25,18 @@ class Ticket:
     _transport: Transport = field(repr=False, compare=False)
 
     def wait(self, timeout: float | None = None) -> Verdict:
-        """Return the verdict, as soon as there is one.
+        """Wait for the verdict and return it, or raise WaitTimeout after ``timeout`` seconds.
 
-        Args:
-            timeout: seconds; None for no limit.
-
-        Raises:
-            WaitTimeout: it did not come in time; the evaluation goes on.
+        The evaluation continues after a timeout.
         """
         return wait_all(self._transport, [self.evaluation_id], timeout)[0]
 
     def watch(self) -> Future[Verdict]:
-        """Return a future of the verdict. Whoever stops waiting cancels it."""
+        """Return a future of the verdict. A caller that stops waiting should cancel it."""
         return self._transport.watch(self.evaluation_id)
 
     def verdict(self) -> Verdict | None:
-        """Return the verdict, None while there is none."""
+        """Return the verdict, or None if there is none yet."""
         return self._transport.verdict(self.evaluation_id)
 
     def done(self) -> bool:
@@ -51,35 +44,30 @@ class Ticket:
         return self.verdict() is not None
 
     def cancel(self) -> bool:
-        """End the evaluation as ``cancelled`` and kill it where it runs; return False if it had its verdict."""
+        """Cancel the evaluation, and kill it if it runs. Return False if it already had its verdict."""
         return self._transport.cancel(self.evaluation_id)
 
 
 @dataclass(frozen=True, slots=True)
 class AsyncTicket:
-    """:class:`Ticket` for asyncio.
-
-    Attributes:
-        evaluation_id: its id.
-        created: False if an earlier submission, or another process, made it.
-    """
+    """:class:`Ticket` for asyncio."""
 
     evaluation_id: UUID
     created: bool = field(compare=False)
     _transport: Transport = field(repr=False, compare=False)
 
     async def wait(self, timeout: float | None = None) -> Verdict:
-        """As :meth:`Ticket.wait`."""
+        """Wait for the verdict and return it, or raise WaitTimeout after ``timeout`` seconds."""
         return (await await_all(self._transport, [self.evaluation_id], timeout))[0]
 
     async def verdict(self) -> Verdict | None:
-        """As :meth:`Ticket.verdict`."""
+        """Return the verdict, or None if there is none yet."""
         return await asyncio.to_thread(self._transport.verdict, self.evaluation_id)
 
     async def done(self) -> bool:
-        """As :meth:`Ticket.done`."""
+        """Return True if there is a verdict."""
         return await self.verdict() is not None
 
     async def cancel(self) -> bool:
-        """As :meth:`Ticket.cancel`."""
+        """Cancel the evaluation, and kill it if it runs. Return False if it already had its verdict."""
         return await asyncio.to_thread(self._transport.cancel, self.evaluation_id)

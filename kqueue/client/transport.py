@@ -1,4 +1,4 @@
-"""The interface between a client and its way to a fleet."""
+"""The protocol of transports, which connect clients to a fleet."""
 
 from __future__ import annotations
 
@@ -12,60 +12,51 @@ from kqueue.errors import InvalidRequest
 
 
 class Accepted(NamedTuple):
-    """An accepted evaluation, which ends in one verdict.
-
-    Attributes:
-        evaluation_id: its id.
-        created: False if an earlier submission made it.
-    """
+    """An accepted evaluation, which gets exactly one verdict. ``created`` is False if it existed before."""
 
     evaluation_id: UUID
     created: bool
 
 
 class Transport(Protocol):
-    """A way to a fleet. Every method blocks but :meth:`watch`, and any thread may call it.
+    """A connection to a fleet. Every method except :meth:`watch` blocks. All are safe to call from any thread.
 
     All methods raise :class:`~kqueue.errors.ServiceError` if the fleet cannot be used, and
-    :class:`~kqueue.errors.KqueueError` once the transport is closed.
+    :class:`~kqueue.errors.KqueueError` after the transport is closed.
     """
 
     def submit(self, requests: Sequence[Request], allow_idle_lane: bool) -> list[Accepted]:
-        """Accept all requests, or raise what is wrong with one of them and accept none.
+        """Submit all requests, or raise the error of one of them and submit none.
 
-        Args:
-            requests: the requests.
-            allow_idle_lane: accept a lane that no live worker serves now.
+        ``allow_idle_lane`` permits lanes that no live worker serves now.
         """
         ...
 
     def submit_each(
         self, entries: Sequence[Request | InvalidRequest], allow_idle_lane: bool
     ) -> list[Accepted | InvalidRequest]:
-        """Accept every request that can be accepted, and return what is wrong with the others in their places.
+        """Submit every valid request, and return the results in the order of ``entries``.
 
-        Args:
-            entries: the requests. Entries that were refused before are returned as they are.
-            allow_idle_lane: accept a lane that no live worker serves now.
+        The result of a refused request is its error. Entries that are errors are returned unchanged.
         """
         ...
 
     def batch(self, name: str) -> list[UUID]:
-        """Return the evaluations of a batch, in the order of their submission."""
+        """Return the evaluations of a batch in the order of submission."""
         ...
 
     def verdict(self, evaluation_id: UUID) -> Verdict | None:
-        """Return the verdict, None while there is none, or raise UnknownEvaluation."""
+        """Return the verdict, or None if there is none yet. Raise UnknownEvaluation for an unknown id."""
         ...
 
     def cancel(self, evaluation_id: UUID) -> bool:
-        """End the evaluation; return False if it had its verdict, or raise UnknownEvaluation."""
+        """Cancel the evaluation. Return False if it had its verdict. Raise UnknownEvaluation for an unknown id."""
         ...
 
     def watch(self, evaluation_id: UUID) -> Future[Verdict]:
-        """Return a future of the verdict. Whoever stops waiting cancels it."""
+        """Return a future of the verdict. A caller that stops waiting must cancel it."""
         ...
 
     def close(self) -> None:
-        """Release everything; futures that wait fail."""
+        """Close all connections. Pending futures fail."""
         ...

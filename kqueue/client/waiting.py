@@ -1,4 +1,4 @@
-"""Waiting for verdicts, in threads and in asyncio."""
+"""Waits for verdicts, in threads and in asyncio."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ from kqueue.errors import WaitTimeout
 
 
 def wait_all(transport: Transport, ids: Sequence[UUID], timeout: float | None) -> list[Verdict]:
-    """Wait for the verdicts of all ``ids``, and return them in their order.
-
-    Raises:
-        WaitTimeout: one did not come within ``timeout`` seconds.
-    """
+    """Wait for the verdicts of all ``ids``, and return them in order. Raise WaitTimeout after ``timeout`` seconds."""
     futures = [transport.watch(identity) for identity in ids]
     try:
         _, pending = wait(futures, timeout)
@@ -31,7 +27,7 @@ def wait_all(transport: Transport, ids: Sequence[UUID], timeout: float | None) -
 
 
 async def await_all(transport: Transport, ids: Sequence[UUID], timeout: float | None) -> list[Verdict]:
-    """As :func:`wait_all`."""
+    """Wait like :func:`wait_all`, in asyncio."""
     futures = [asyncio.wrap_future(transport.watch(identity)) for identity in ids]
     try:
         if futures:
@@ -45,21 +41,19 @@ async def await_all(transport: Transport, ids: Sequence[UUID], timeout: float | 
 
 
 class Deadline:
-    """A timeout that several waits share.
-
-    Args:
-        timeout: seconds from now; None for no limit.
-    """
+    """A timeout that several waits share, in seconds from its creation. None is no limit."""
 
     def __init__(self, timeout: float | None) -> None:
         self._at = None if timeout is None else time.monotonic() + timeout
 
     def left_s(self) -> float | None:
-        """Return the seconds that are left; None for no limit."""
+        """Return the remaining seconds, or None for no limit."""
         return None if self._at is None else max(0.0, self._at - time.monotonic())
 
 
 def too_late(missing: int, ids: Sequence[UUID], timeout: float | None) -> WaitTimeout:
     """Return the error of a wait for ``ids`` in which ``missing`` verdicts did not come within ``timeout`` seconds."""
-    what = f"the verdict of {ids[0]}" if len(ids) == 1 else f"{missing} of {len(ids)} verdicts"
-    return WaitTimeout(f"{what} did not come within {timeout} s; the evaluations go on, wait again or cancel", ids)
+    subject = f"the verdict of {ids[0]}" if len(ids) == 1 else f"{missing} of {len(ids)} verdicts"
+    return WaitTimeout(
+        f"{subject} did not come within {timeout} s: wait again or cancel, because the evaluations continue", ids
+    )

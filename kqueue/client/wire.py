@@ -24,11 +24,11 @@ from kqueue.errors import (
     UnknownProblem,
 )
 
-#: The most that goes into one request if a submission may be split: entries, and characters of source.
+#: Maximum number of entries, and of characters of source, in one request of a submission that can be split.
 _CHUNK: Final = (200, 4 << 20)
-#: What the idempotency keys begin with that are made here.
+#: Prefix of the idempotency keys that :func:`with_key` creates.
 _OWN_KEYS: Final = "remote-"
-#: The exceptions of the server's codes. Each takes the error's detail.
+#: Exceptions by error code. Their only argument is the error's detail.
 _ERRORS: Final[dict[str, type[KqueueError]]] = {
     "lane_unavailable": LaneUnavailable,
     "unknown_lane": UnknownLane,
@@ -46,7 +46,7 @@ _ERRORS: Final[dict[str, type[KqueueError]]] = {
 
 
 def with_key(request: Request) -> Request:
-    """Return the request with an idempotency key, so that it may be sent twice."""
+    """Return the request with an idempotency key, so that it can be sent twice."""
     if request.idempotency_key is not None:
         return request
     return request.model_copy(update={"idempotency_key": f"{_OWN_KEYS}{uuid4().hex}"})
@@ -68,28 +68,24 @@ def chunks(requests: Iterable[Request]) -> Iterator[list[Request]]:
 
 
 def dump_request(request: Request) -> dict[str, Any]:
-    """Return the fields that the producer gave. The others have the server's defaults."""
+    """Return the fields that the producer gave. The remaining fields get the server's defaults."""
     return request.model_dump(mode="json", exclude_unset=True)
 
 
 def load_accepted(request: Request, answer: Mapping[str, Any]) -> Accepted:
-    """Return the evaluation that the server made of ``request``, or found for it."""
-    # Nobody else submits under a key that was made here: the evaluation is that of a try whose answer was lost.
+    """Return the evaluation that the server created or found for ``request``."""
+    # A key of `with_key` is unique. If its evaluation exists, an earlier try created it and the answer was lost.
     own = (request.idempotency_key or "").startswith(_OWN_KEYS)
     return Accepted(UUID(answer["evaluation_id"]), own or answer["created"])
 
 
 def load_result(request: Request, result: Mapping[str, Any]) -> Accepted | InvalidRequest:
-    """Return what became of one request of several.
-
-    Raises:
-        KqueueError: a failure that is not the request's.
-    """
+    """Return the result of one request of several, or raise an error that the request did not cause."""
     if result["error"] is None:
         return load_accepted(request, result["evaluation"])
     error = load_error(result["error"])
     if isinstance(error, AccessRefused):
-        # The token may not bring this entry's problem. The other entries stand.
+        # The token lacks the scope for this entry's new problem. The other entries are unaffected.
         return InvalidRequest(str(error))
     if not isinstance(error, InvalidRequest):
         raise error
@@ -97,7 +93,7 @@ def load_result(request: Request, result: Mapping[str, Any]) -> Accepted | Inval
 
 
 def load_error(problem: Mapping[str, Any]) -> KqueueError:
-    """Return the exception that a problem (RFC 9457) stands for."""
+    """Return the exception for an error answer (RFC 9457)."""
     code, detail = problem["code"], problem["detail"]
     if code == "idempotency_conflict":
         return IdempotencyConflict(problem["keys"])

@@ -1,6 +1,7 @@
-"""HTTP for a fleet, served by `kqueue serve`: a thin translation of the client and the store.
+"""The HTTP server of `kqueue serve`: a thin layer over the client and the store. It needs the extra ``http``.
 
-Needs the extra ``http``.
+It imports the store and the asynchronous client, and no module of the page. Start with :mod:`~kqueue.http.app`,
+:mod:`~kqueue.http.gateway` for its access to the fleet, and :mod:`~kqueue.http.v1` for the native routes.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Final
 from kqueue.config import Config
 from kqueue.errors import ConfigError
 
-#: What is imported for the server and its page.
+#: Modules that the server and its page import.
 _NEEDS: Final = ("fastapi", "jinja2", "prometheus_client", "pygments", "uvicorn")
-#: What `kqueue up` and `kqueue serve` print if :func:`trusts_local_users`.
+#: Warning that `kqueue up` and `kqueue serve` print if :func:`trusts_local_users`.
 OPEN_WARNING: Final = (
-    "warning: KQUEUE_HTTP_TOKENS is trust-local-users: every user of this machine may submit code that the fleet runs"
+    "warning: KQUEUE_HTTP_TOKENS is trust-local-users: every user of this machine can submit code that the fleet runs"
 )
 
 
@@ -34,29 +35,21 @@ def trusts_local_users(config: Config) -> bool:
 
 
 def check_access(config: Config) -> None:
-    """Return if no request from another machine would be let in without a token.
-
-    Raises:
-        ConfigError: the server trusts local users on an address that others reach.
-    """
+    """Raise ConfigError if the server trusts local users on an address that other machines reach."""
     if trusts_local_users(config) and not is_loopback(config.http_address):
         raise ConfigError(
-            f"KQUEUE_HTTP_TOKENS: trust-local-users is for loopback, and others reach {config.http_address}: "
-            "leave one of the two settings out"
+            f"KQUEUE_HTTP_TOKENS: trust-local-users is for loopback, and other machines reach {config.http_address}: "
+            "remove one of the two settings"
         )
 
 
 def has_http() -> bool:
-    """Return True if what the server needs is installed."""
+    """Return True if the server's packages are installed."""
     return all(importlib.util.find_spec(name) is not None for name in _NEEDS)
 
 
 def require_http() -> None:
-    """Return if HTTP can be served in this installation.
-
-    Raises:
-        ConfigError: the server needs packages that are not there.
-    """
+    """Raise ConfigError if a package of the server is missing."""
     if not has_http():
         raise ConfigError(
             "serving HTTP needs FastAPI, Jinja2, prometheus-client, Pygments and uvicorn: `pip install 'kqueue[http]'`"

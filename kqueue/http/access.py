@@ -1,6 +1,6 @@
-"""The access log: one line for each request that was answered, and an id for it that all its lines have.
+"""The access log: one line for each answered request, with an id that all log lines of the request share.
 
-A line never has a query, a body, a header or a token's secret. The path stands in it as the route's template.
+A line never contains a query, a body, a header or a token's secret. It names the route's template, not the path.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ if TYPE_CHECKING:
 
 _log: Any = structlog.get_logger(__name__)
 
-#: The header that names a request, and the names that a caller may give.
+#: Header with the request's id, and the pattern of ids that a caller can choose.
 HEADER: Final = "X-Request-ID"
 _GIVEN: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
-#: Routes that machines ask all the time: their successes are told at the level ``debug``.
+#: Routes that machines poll. Their successes are logged at the level ``debug``.
 _QUIET: Final = frozenset({"/health", "/metrics", "/openapi.json"})
-#: The most evaluations that a line names.
+#: Maximum number of evaluations that a line names.
 _NAMED: Final = 20
-#: The longest method that is told whole.
+#: Length in characters to which a method is cut.
 _METHOD_CHARACTERS: Final = 16
 
-#: The evaluations that the request of this context is about.
+#: Evaluations that the request of this context submits or reads.
 _about: ContextVar[list[UUID] | None] = ContextVar("kqueue_request_is_about", default=None)
 
 
 def is_about(evaluation_ids: Iterable[UUID]) -> None:
-    """Note evaluations that the request of this context submits or asks for. Outside of a request nothing happens."""
+    """Add evaluations to the log line of the request of this context. Outside a request this does nothing."""
     named = _about.get()
     if named is not None:
         named += evaluation_ids
 
 
 class AccessLog:
-    """The outermost layer of the application."""
+    """The outermost middleware of the application. It logs each request."""
 
     def __init__(self, app: ASGIApp, *, tells: bool) -> None:
-        """Wrap ``app``. Without ``tells`` requests get their ids, and no line is written."""
+        """Wrap ``app``. Without ``tells``, requests get ids but no log lines."""
         self._app = app
-        self._tells = tells
+        self._writes_lines = tells
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -60,40 +60,40 @@ class AccessLog:
         request = Request(scope)
         given = request.headers.get(HEADER, "")
         identity = given if _GIVEN.fullmatch(given) else uuid4().hex
-        seen = _Seen(identity)
+        figures = _Figures(identity)
 
-        async def hear() -> Message:
+        async def receive_counted() -> Message:
             message = await receive()
-            seen.bytes_in += len(message.get("body", b""))
+            figures.bytes_in += len(message.get("body", b""))
             return message
 
-        async def say(message: Message) -> None:
+        async def send_counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                seen.status = message["status"]
+                figures.status = message["status"]
                 message["headers"] = [*message["headers"], (HEADER.lower().encode(), identity.encode())]
-            seen.bytes_out += len(message.get("body", b""))
+            figures.bytes_out += len(message.get("body", b""))
             await send(message)
 
-        mark = _about.set(seen.evaluations)
+        mark = _about.set(figures.evaluations)
         try:
             with bound_contextvars(request=identity):
                 try:
-                    await self._app(scope, hear, say)
+                    await self._app(scope, receive_counted, send_counted)
                 except Exception as error:
-                    if seen.status:
+                    if figures.status:
                         raise
-                    # Answered here, so that the answer has the id and the error's lines too.
+                    # Answering here gives the id to the answer and to the error's log lines.
                     answer = await failures.unexpected(request, error)
-                    await answer(scope, hear, say)
+                    await answer(scope, receive_counted, send_counted)
                 finally:
-                    if self._tells:
-                        _tell(request, seen)
+                    if self._writes_lines:
+                        _write_line(request, figures)
         finally:
             _about.reset(mark)
 
 
-class _Seen:
-    """What is seen of one request."""
+class _Figures:
+    """Figures of one request, for its log line."""
 
     def __init__(self, identity: str) -> None:
         self.identity = identity
@@ -104,19 +104,19 @@ class _Seen:
         self.evaluations: list[UUID] = []
 
 
-def _tell(request: Request, seen: _Seen) -> None:
+def _write_line(request: Request, figures: _Figures) -> None:
     route = _template(request)
-    # Those who look at pages are known by their sessions.
+    # Users of the page are identified by their sessions.
     caller: Caller | None = getattr(request.state, "caller", None) or getattr(request.state, "viewer", None)
     named = request.path_params.get("evaluation_id")
-    evaluations = list(dict.fromkeys(([str(named)] if named else []) + [str(one) for one in seen.evaluations]))
+    evaluations = list(dict.fromkeys(([str(named)] if named else []) + [str(one) for one in figures.evaluations]))
     fields: dict[str, Any] = {
         "method": request.method[:_METHOD_CHARACTERS],
         "route": route,
-        "status": seen.status,  # 0: the connection broke before an answer
-        "duration_ms": round((time.perf_counter() - seen.begun) * 1000, 3),
-        "bytes_in": seen.bytes_in,
-        "bytes_out": seen.bytes_out,
+        "status": figures.status,  # 0: the connection broke before the answer
+        "duration_ms": round((time.perf_counter() - figures.begun) * 1000, 3),
+        "bytes_in": figures.bytes_in,
+        "bytes_out": figures.bytes_out,
         "client": request.client.host if request.client else "unix",
         "caller": caller and caller.name,
         "token": caller and caller.token_id and str(caller.token_id),
@@ -125,14 +125,14 @@ def _tell(request: Request, seen: _Seen) -> None:
         fields["evaluation"] = evaluations[0]
     elif evaluations:
         fields |= {"evaluations": evaluations[:_NAMED], "evaluations_count": len(evaluations)}
-    quiet = route in _QUIET and 200 <= seen.status < 300
+    quiet = route in _QUIET and 200 <= figures.status < 300
     (_log.debug if quiet else _log.info)("request", **fields)
 
 
 def _template(request: Request) -> str | None:
-    """Return the template of the route that answered; None where there is none, as its text is the caller's."""
+    """Return the template of the request's route, or None without a route: the path is the caller's own text."""
     route = request.scope.get("route")
-    found = getattr(route, "path_format", None) or getattr(route, "path", None)
-    if found is None and request.scope["path"] in _QUIET:
+    template = getattr(route, "path_format", None) or getattr(route, "path", None)
+    if template is None and request.scope["path"] in _QUIET:
         return request.scope["path"]
-    return found
+    return template

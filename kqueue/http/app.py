@@ -1,4 +1,4 @@
-"""The ASGI application: routes, credentials, limits and errors in one place."""
+"""The ASGI application: its routes, credentials, limits and errors."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
 
 _ROUTERS: Final = (v1.router, eval_server.router, jobs.router, tasks.router, maintenance.router, metrics.router)
-_TWO_LENGTHS: Final = "the body's length is told in two ways: send either Content-Length or Transfer-Encoding"
+_TWO_LENGTHS: Final = "the body's length is given in two ways: send either Content-Length or Transfer-Encoding"
 _CLOSE: Final = {"Connection": "close"}
-#: The most bytes of a form that a stranger may send.
+#: Maximum bytes of a form that a client without a credential can send.
 _FORM_BYTES: Final = 8192
 
 
@@ -35,17 +35,17 @@ def create_app(
     routers: Iterable[APIRouter] = (),
     open_forms: Collection[str] = (),
 ) -> FastAPI:
-    """Return the application for a fleet. Nothing is connected before it is started.
+    """Return the application for a fleet. It connects to the services when it starts.
 
     Args:
-        config: the fleet's settings.
-        streams: the most streams of events that a caller may have open: each asks the database every second.
-        stream_s: how long one may last. Then its client must ask again, with a token that is still valid.
-        routers: what is served beside the API, and looked at before it.
-        open_forms: paths to which strangers may send a small body.
+        config: settings of the fleet.
+        streams: maximum number of open streams of events per caller. Each queries the database every second.
+        stream_s: maximum seconds of a stream. Its client must then reconnect with a token that is still valid.
+        routers: additional routers, which precede the API's.
+        open_forms: paths to which clients without a credential can send a small body.
 
     Raises:
-        ConfigError: no database is known; or requests without a token would be let in from other machines.
+        ConfigError: no database is set, or other machines could send requests without a token.
     """
     check_access(config)
 
@@ -58,7 +58,7 @@ def create_app(
         try:
             await gateway.open()
             await gateway.read(app.state.metrics.begin)
-            # The first question for the fleet's health is answered at once too.
+            # Without this, the first request for the fleet's health would wait for the database.
             with suppress(ServiceError):
                 await app.state.fleet.renewed()
             yield
@@ -70,12 +70,12 @@ def create_app(
         summary="Judges GPU kernels on a fleet of workers.",
         version=version("kqueue"),
         lifespan=lifespan,
-        # Their pages load scripts from elsewhere.
+        # FastAPI's pages load scripts from foreign hosts.
         docs_url=None,
         redoc_url=None,
-        # A URL has one form.
+        # Each resource has one URL.
         redirect_slashes=False,
-        # Clients that post text may name no type. Pages of a browser are refused by where they come from.
+        # Some clients post JSON without a type. Web pages are refused by their origin instead.
         strict_content_type=False,
     )
     for router in (*routers, *_ROUTERS):
@@ -83,16 +83,16 @@ def create_app(
     failures.install(app)
     openapi.install(app)
     app.add_middleware(_Guard, max_body_bytes=config.http_max_body_bytes, open_forms=open_forms)
-    # The last is the outermost: refusals of the guard have lines too.
+    # The middleware added last is the outermost, so that the guard's refusals are logged too.
     app.add_middleware(AccessLog, tells=config.http_access_log)
     return app
 
 
 class _Guard:
-    """What comes before every route.
+    """The middleware before all routes.
 
-    It refuses requests whose end is in doubt, reads no body of a stranger and none that is too large, keeps browsers
-    from guessing at media types, and notes the trace that the caller names.
+    It refuses requests of ambiguous length, too large bodies, and bodies of clients without a credential. It forbids
+    browsers to guess media types, and records the trace that the caller names.
     """
 
     def __init__(self, app: ASGIApp, max_body_bytes: int, open_forms: Collection[str]) -> None:
@@ -123,7 +123,7 @@ class _Guard:
             await send(message)
 
         if b"transfer-encoding" in headers and (b"content-length" in headers or scope["http_version"] == "1.0"):
-            # A proxy before this server may see another end than the server does, and so another next request.
+            # A proxy could see another end of the body than this server, and so another next request.
             refusal = failures.answer(scope["path"], 400, "malformed_request", _TWO_LENGTHS, headers=_CLOSE)
             await refusal(scope, receive, plain)
             return
@@ -132,7 +132,7 @@ class _Guard:
             await failures.answer(scope["path"], 413, "too_large", _refusal(most))(scope, receive, plain)
             return
         if not is_open and (announced != b"0" or b"transfer-encoding" in headers):
-            # FastAPI reads and parses the body before it asks who sent it.
+            # FastAPI would read and parse the body before it checks the credential.
             try:
                 await auth.identify(Request(scope))
             except (HttpError, KqueueError) as error:
@@ -143,4 +143,4 @@ class _Guard:
 
 
 def _refusal(most: int) -> str:
-    return f"the body is larger than {most} bytes (KQUEUE_HTTP_MAX_BODY_BYTES): send less at once"
+    return f"the body is larger than {most} bytes (KQUEUE_HTTP_MAX_BODY_BYTES): send less per request"

@@ -1,4 +1,4 @@
-"""Credentials of HTTP requests: tokens, the owner's unix socket, and what goes without either."""
+"""Credentials of HTTP requests: tokens, the owner's unix socket, and the trust in local users."""
 
 from __future__ import annotations
 
@@ -17,23 +17,17 @@ from kqueue.http.gateway import Caller, Gateway
 from kqueue.store import tokens
 from kqueue.store.tokens import Scope
 
-#: The key in an ASGI scope under which :mod:`kqueue.http.server` puts the uid of a unix socket's peer. Requests over
-#: TCP never have it: the server sets it by the kind of the connection, and no header reaches it.
+#: Key in an ASGI scope under which :mod:`kqueue.http.server` puts the uid of a unix socket's peer. Requests over TCP
+#: never have it: the server sets it by the type of the connection, and no header can set it.
 PEER_UID: Final = "kqueue.peer_uid"
 
 _BEARER: Final = HTTPBearer(auto_error=False, description="A token of `kqueue token create`.")
-#: Declared for the description of the API only: :func:`identify` reads the header itself.
+#: Credential in the OpenAPI document. :func:`identify` reads the header itself.
 _Declared = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
 
 
 def require(scope: Scope | str) -> Callable[..., Coroutine[Any, Any, Caller]]:
-    """Return a dependency that refuses callers without ``scope`` and returns the others.
-
-    ::
-
-        @router.get("/v1/fleet")
-        async def fleet(caller: Annotated[Caller, Depends(require("read"))]): ...
-    """
+    """Return a dependency of routes that returns a caller with ``scope`` and refuses one without it."""
     wanted = Scope(scope)
 
     async def check(request: Request, _: _Declared) -> Caller:
@@ -46,10 +40,10 @@ def require(scope: Scope | str) -> Callable[..., Coroutine[Any, Any, Caller]]:
 
 
 async def known(request: Request, _: _Declared) -> Caller | None:
-    """Return the caller of a route that is open to everybody, or None for one without a credential.
+    """Return the caller of a public route, or None for a caller without a credential.
 
     Raises:
-        HttpError: 401 for a wrong token, 403 for a page of a browser.
+        HttpError: 401 for a wrong token, 403 for a request of a foreign web page.
         DatabaseUnavailable: the token cannot be looked up.
     """
     if "authorization" in request.headers:
@@ -58,23 +52,23 @@ async def known(request: Request, _: _Declared) -> Caller | None:
 
 
 async def identify(request: Request) -> Caller:
-    """Return the caller of a request. The database is asked once for each request.
+    """Return the caller of a request. The database is queried once for each request.
 
     Raises:
-        HttpError: 401 without a valid credential, 403 for a page of a browser without a token.
+        HttpError: 401 without a valid credential, 403 for a request of a foreign web page without a token.
         DatabaseUnavailable: the token cannot be looked up.
     """
-    found: Caller | None = getattr(request.state, "caller", None)
-    if found is None:
-        found = request.state.caller = await _identify(request)
-    return found
+    caller: Caller | None = getattr(request.state, "caller", None)
+    if caller is None:
+        caller = request.state.caller = await _identify(request)
+    return caller
 
 
-#: Callers who may look, submit kernels, and run the fleet.
+#: Callers with the scope to read, to submit kernels, and to run the fleet.
 Reader = Annotated[Caller, Depends(require(Scope.READ))]
 Submitter = Annotated[Caller, Depends(require(Scope.SUBMIT))]
 Admin = Annotated[Caller, Depends(require(Scope.ADMIN))]
-#: A caller who may be anybody.
+#: Caller of a public route, None without a credential.
 Anybody = Annotated[Caller | None, Depends(known)]
 
 
@@ -96,14 +90,14 @@ async def _identify(request: Request) -> Caller:
 
 
 def without_token(request: Request) -> Caller | None:
-    """Return the caller of a request without a token; None if it has no other credential.
+    """Return the caller of a request without a token, or None if it has no other credential.
 
     Raises:
-        HttpError: 403 for a page of a browser, where local users are trusted.
+        HttpError: 403 for a request of a foreign web page, where local users are trusted.
     """
     peer: int | None = request.scope.get(PEER_UID)
     if peer is not None:
-        # Another user who can open the socket is no more than a stranger.
+        # Access to the socket gives other users no rights.
         return Caller("the fleet's owner", (Scope.ADMIN,)) if peer in {0, os.geteuid()} else None
     gateway: Gateway = request.app.state.gateway
     if not trusts_local_users(gateway.config):
@@ -113,12 +107,12 @@ def without_token(request: Request) -> Caller | None:
 
 
 def _refuse_foreign_pages(request: Request) -> None:
-    """Refuse pages that a browser on this machine shows, under whatever name they reach the server."""
+    """Refuse requests of foreign web pages in a browser on this machine, by whatever name they reach the server."""
     host, origin = request.headers.get("host", ""), request.headers.get("origin")
     foreign = (
         not is_loopback(split(f"//{host}").hostname or "")
         or (origin is not None and split(origin).netloc != host)
-        # A browser names no origin for images and scripts.
+        # Browsers send no Origin with requests for images and scripts.
         or request.headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}
     )
     if foreign:
@@ -126,7 +120,7 @@ def _refuse_foreign_pages(request: Request) -> None:
 
 
 def split(url: str) -> SplitResult:
-    """Return the parts of a URL; empty parts for text that is no URL."""
+    """Return the parts of a URL, or empty parts for text that is not a URL."""
     try:
         return urlsplit(url)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Places in lists, as those who page through them hand them back."""
+"""Cursors: positions in paged lists, which clients send to get the next page."""
 
 from __future__ import annotations
 
@@ -16,21 +16,17 @@ _T = TypeVar("_T")
 
 
 def make(moment: datetime, identity: UUID | str) -> str:
-    """Return the cursor of what follows an entry, by its moment and its identity."""
+    """Return the cursor for the page after an entry, given the entry's moment and identity."""
     return base64.urlsafe_b64encode(json.dumps([moment.isoformat(), str(identity)]).encode()).decode()
 
 
 def read(cursor: str, kind: Callable[[str], _T]) -> tuple[datetime, _T]:
-    """Return the place that a cursor names: a moment, and an identity that ``kind`` reads.
-
-    Raises:
-        InvalidRequest: it is none of ours.
-    """
+    """Return the moment and identity of a cursor's entry, or raise InvalidRequest. ``kind`` parses the identity."""
     try:
         moment, identity = json.loads(base64.b64decode(cursor, altchars="-_", validate=True))
-        known = datetime.fromisoformat(moment)
-        if known.tzinfo is None:
+        parsed = datetime.fromisoformat(moment)
+        if parsed.tzinfo is None:
             raise ValueError(moment)
-        return known, kind(identity)
+        return parsed, kind(identity)
     except (ValueError, TypeError, AttributeError, binascii.Error, RecursionError):
-        raise InvalidRequest("cursor: not one that this API gave; leave it out to begin anew") from None
+        raise InvalidRequest("cursor: this API did not create it. Omit it to get the first page") from None

@@ -1,4 +1,4 @@
-"""The state of the fleet, with its GPUs by number, as clients of a one-machine server know them."""
+"""The state of the fleet. Its GPUs are numbered, for clients that expect a server with one machine."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from kqueue.store.gpus import GpuStatus
 from kqueue.store.probes import Record
 from kqueue.store.workers import LiveWorker
 
-#: A GPU is no longer counted after so long without news from a supervisor.
+#: Time without a report from a GPU's supervisor after which the GPU is no longer listed.
 _GONE_AFTER: Final = timedelta(days=1)
-#: A supervisor reports its GPUs every few seconds.
+#: Time without a report after which a supervisor counts as dead. It reports its GPUs every few seconds.
 _SILENT_AFTER: Final = timedelta(seconds=60)
-#: After so many seconds a view of the fleet is read anew. The old one is given out until the new one is there.
+#: Age in seconds at which a view of the fleet is read again. Requests get the old view until the new one is there.
 _FRESH_S: Final = 1.0
-#: A request waits for a new view for so long if the last one is older than `_STALE_S`.
+#: Seconds that a request waits for a new view if the last one is older than `_STALE_S`.
 _PATIENCE_S: Final = 2.0
 _STALE_S: Final = 3.0
-#: A view that is older is not given out.
+#: Age in seconds at which a view is not returned any more.
 _GIVEN_UP_S: Final = 12.0
 
 
@@ -41,13 +41,13 @@ class Device:
     """A GPU of the fleet.
 
     Attributes:
-        id: its number in the fleet: by host, then by index there.
-        gpu: what the fleet knows of it.
-        lanes: those that its live workers serve.
-        slots: its live workers.
-        idle: those of them that would take an evaluation now.
-        attended: whether its host's supervisor lives, which acts on the GPU's state. Workers that are being started
-            anew are not counted as live.
+        id: its number in the fleet, which orders GPUs by host and then by index on the host.
+        gpu: its state in the database.
+        lanes: the lanes that its live workers serve.
+        slots: the number of its live workers.
+        idle: the number of live workers that would accept an evaluation now.
+        attended: True if the supervisor of its host is alive. It acts on the GPU's state, also while the workers
+            restart and none is live.
     """
 
     id: int
@@ -59,9 +59,9 @@ class Device:
 
     @property
     def error(self) -> str | None:
-        """The reason why it gets no evaluations; None if it serves."""
+        """The reason why it gets no evaluations, or None if it serves."""
         if self.gpu.paused is None and not self.slots:
-            return f"no worker of it lives on {self.gpu.host}"
+            return f"no worker of it is alive on {self.gpu.host}"
         return self.gpu.paused
 
     @property
@@ -70,8 +70,8 @@ class Device:
         return self.error is None and self.idle > 0
 
     def summary(self) -> dict[str, Any]:
-        """Return the fields that a list shows of it."""
-        known = {
+        """Return its fields in lists of devices."""
+        fields = {
             "device_id": self.id,
             "name": self.gpu.name,
             "available": self.available,
@@ -79,7 +79,7 @@ class Device:
             "slots": self.slots,
             "busy_slots": len(self.gpu.running),
         }
-        return known | ({"error": self.error} if self.error else {})
+        return fields | ({"error": self.error} if self.error else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,8 @@ class View:
 
     Attributes:
         devices: its GPUs, by number.
-        workers: the live ones.
-        backlog: by lane, how many evaluations are ``queued`` and ``running``.
-        probes: what probes of the judge showed in the last day.
+        backlog: by lane, the numbers of evaluations that are ``queued`` and ``running``.
+        probes: the results of the judge's probes in the last day.
     """
 
     devices: tuple[Device, ...]
@@ -105,34 +104,26 @@ class View:
 
     @property
     def backends(self) -> list[str]:
-        """The backends of kernels that some live worker can judge."""
+        """The kernel backends that some live worker can judge."""
         if "gpu" in self.lanes:
             return [backend.value for backend in KERNEL_BACKENDS]
         return sorted(CPU_BACKENDS.intersection(KERNEL_BACKENDS)) if "cpu" in self.lanes else []
 
     def total(self, state: EvaluationState) -> int:
-        """The number of evaluations in a state, ``queued`` or ``running``, on all lanes."""
+        """Return the number of evaluations in a state, ``queued`` or ``running``, on all lanes."""
         return sum(counts[state] for counts in self.backlog.values())
 
     def device(self, number: int) -> Device:
-        """The GPU with this number.
-
-        Raises:
-            HttpError: 400, there is none.
-        """
+        """Return the GPU with this number, or raise an HttpError 400."""
         for device in self.devices:
             if device.id == number:
                 return device
-        there = ", ".join(f"{d.id} ({d.gpu.name}, {d.gpu.host})" for d in self.devices)
-        what = f"its devices are {there}" if there else "it has no GPU: leave the device out"
-        raise HttpError(400, f"this fleet has no device {number}; {what}", code="unknown_device")
+        names = ", ".join(f"{d.id} ({d.gpu.name}, {d.gpu.host})" for d in self.devices)
+        advice = f"its devices are {names}" if names else "it has no GPU, so omit the device"
+        raise HttpError(400, f"this fleet has no device {number}: {advice}", code="unknown_device")
 
     def lane_towards(self, number: int) -> str:
-        """The lane on which an evaluation is most likely to meet a GPU: that of its model while it serves, else any.
-
-        Raises:
-            HttpError: 400, there is no GPU with this number.
-        """
+        """Return the lane of a GPU's model if it serves, else ``auto``. Raise an HttpError 400 for an unknown GPU."""
         device = self.device(number)
         return "auto" if device.error else f"gpu.{gpu_model(device.gpu.name)}"
 
@@ -141,13 +132,13 @@ class View:
         return next((device.id for device in self.devices if device.gpu.uuid == uuid), None)
 
     def name_of(self, uuid: str) -> str:
-        """Return a device's name in torch's form, by the fleet's number: ``cuda:0``, ``cpu``; a lost GPU's UUID."""
+        """Return a device's name in torch's form with the fleet's number, or the UUID of a GPU that is gone."""
         number = self.numbered(uuid)
         return uuid if number is None else f"cuda:{number}"
 
     @property
     def device_status(self) -> dict[str, str]:
-        """The state of each device, ``cpu`` included if it serves: ``idle`` (a slot is free), ``busy`` or ``error``."""
+        """The state of each device, and of ``cpu`` if it serves: ``idle`` (a slot is free), ``busy`` or ``error``."""
         states = {
             f"cuda:{device.id}": "error" if device.error else "idle" if device.idle else "busy"
             for device in self.devices
@@ -161,13 +152,13 @@ class View:
 
     @property
     def architectures(self) -> str:
-        """The GPUs' compute capabilities as ``TORCH_CUDA_ARCH_LIST`` has them: ``8.0;9.0``, or ``not set``."""
-        known = {device.gpu.facts.get("compute_capability") for device in self.devices}
-        return ";".join(sorted(str(one) for one in known if one)) or "not set"
+        """The GPUs' compute capabilities in the form of ``TORCH_CUDA_ARCH_LIST``: ``8.0;9.0``, or ``not set``."""
+        capabilities = {device.gpu.facts.get("compute_capability") for device in self.devices}
+        return ";".join(sorted(str(one) for one in capabilities if one)) or "not set"
 
 
 def view(engine: Engine, *, within_s: float) -> View:
-    """Read how the fleet is; workers count as alive for ``within_s`` seconds after a sign of life."""
+    """Read the state of the fleet. A worker counts as live for ``within_s`` seconds after its last heartbeat."""
     live = workers.live(engine, within_s=within_s)
     newest = datetime.now(UTC) - _GONE_AFTER
     known = [gpu for gpu in gpus.find(engine) if gpu.seen_at >= newest]
@@ -192,7 +183,7 @@ def _device(number: int, gpu: GpuStatus, live: Sequence[LiveWorker]) -> Device:
 
 
 class Fleet:
-    """The last view of the fleet. It is renewed in the background, so that no request waits for the database."""
+    """The last view of the fleet. A background task renews it, so that no request waits for the database."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -202,10 +193,11 @@ class Fleet:
         self._error: ServiceError | None = None
 
     async def get(self) -> View:
-        """A view, a second old as a rule.
+        """Return the last view, which is about one second old.
 
         Raises:
-            ServiceError: the database cannot be used, or has not answered for ten seconds.
+            ServiceError: the database cannot be used.
+            HttpError: 503, the database has not answered for twelve seconds.
         """
         if self._reading is None and time.monotonic() - self._read_at > _FRESH_S:
             self._reading = asyncio.create_task(self._read())
@@ -218,11 +210,7 @@ class Fleet:
         return self._last
 
     async def renewed(self) -> View:
-        """A view that is read now.
-
-        Raises:
-            ServiceError: the database cannot be used.
-        """
+        """Read and return a new view, or raise ServiceError if the database cannot be used."""
         self._last = await self._gateway.look(view, within_s=self._gateway.config.live_s)
         self._read_at = time.monotonic()
         return self._last
@@ -240,7 +228,7 @@ class Fleet:
 
 
 def current(request: Request) -> Fleet:
-    """The dependency that gives routes the fleet."""
+    """Return the fleet. Routes depend on this function."""
     return request.app.state.fleet
 
 

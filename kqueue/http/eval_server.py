@@ -1,4 +1,4 @@
-"""The drop-in for KernelBench's ``simple_eval_server``: its routes, its fields, its result."""
+"""The drop-in for KernelBench's ``simple_eval_server``, with the same routes, fields and results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kqueue.store import gpus, reports
 router: Final = APIRouter(tags=["simple_eval_server"])
 
 _SERVICE: Final = "kqueue"
-#: `/fault_statistics` counts attempts that are no older than this.
+#: Maximum age of the attempts that `/fault_statistics` counts.
 _FAULTS_OF: Final = timedelta(days=1)
 _DESCRIPTIONS: Final = {
     Backend.CUDA: "CUDA C++ through torch's extension builder",
@@ -35,18 +35,18 @@ _DESCRIPTIONS: Final = {
 }
 
 
-#: The field for a seed.
+#: Field of a request for the seed.
 SEED: Final[Any] = Field(
     42,
     ge=0,
     lt=2**63,
     validation_alias=AliasChoices("seed_num", "seed"),
-    description="Set before both constructors. `seed` is understood too.",
+    description="Seed that is set before each constructor. `seed` is an alias.",
 )
 
 
 class EvalRequest(Bounded):
-    """One kernel to judge. Unknown fields are ignored, and named in the result's metadata."""
+    """One kernel to judge. Unknown fields are ignored, and the result's metadata names them."""
 
     model_config = ConfigDict(
         extra="allow",
@@ -62,21 +62,21 @@ class EvalRequest(Bounded):
     original_model_src: str = Field(description="Source of the reference: `Model`, `get_inputs`, `get_init_inputs`.")
     custom_model_src: str = Field(description="Source of the candidate: `ModelNew`.")
     seed_num: int = SEED
-    num_correct_trials: int = Field(5, ge=1, le=100, description="Input sets to check on.")
-    num_perf_trials: int = Field(100, ge=0, le=10_000, description="The most timed calls.")
-    verbose: bool = Field(False, description="Put the candidate's output into `metadata.log`.")
+    num_correct_trials: int = Field(5, ge=1, le=100, description="Number of input sets to check.")
+    num_perf_trials: int = Field(100, ge=0, le=10_000, description="Maximum number of timed calls.")
+    verbose: bool = Field(False, description="Add the candidate's output as `metadata.log`.")
     measure_performance: bool = True
-    preferred_device: int | None = Field(None, description="A `device_id` of `/health`: its model's lane is used.")
+    preferred_device: int | None = Field(None, description="A `device_id` of `/health`. Its model's lane is used.")
     backend: str = Field("cuda", description="`cuda`, `triton`, `torch`, `cpp` or `cupy`.")
 
 
 class KernelExecResult(BaseModel):
-    """KernelBench's result. Times in milliseconds, -1.0 where none was taken."""
+    """KernelBench's result. Times are in milliseconds, or -1.0 if not measured."""
 
     compiled: bool
     correctness: bool
     metadata: dict[str, Any] = Field(
-        description="`category`, `blame`, `evaluation_id`, `message`, `device_id` and what KernelBench puts there."
+        description="`category`, `blame`, `evaluation_id`, `message`, `device_id` and KernelBench's own entries."
     )
     runtime: float
     runtime_stats: dict[str, Any]
@@ -95,8 +95,8 @@ async def evaluate(
 ) -> dict[str, Any] | JSONResponse:
     """Judge a kernel and answer with KernelBench's result.
 
-    Every outcome of the kernel's or the problem's own is a 200. A client that goes away ends its wait, not the
-    evaluation: the same request again is given its answer.
+    Every outcome for which the kernel or the problem is to blame is a 200. A client that disconnects ends its wait, not
+    the evaluation. If it repeats the request, it gets the evaluation's result.
     """
     lane = "auto"
     if body.preferred_device is not None:
@@ -128,7 +128,7 @@ async def evaluate(
 
 
 async def result_of(gateway: Gateway, view: View, verdict: Verdict) -> dict[str, Any]:
-    """:func:`kqueue.kernelbench.result_of` with the fleet's number of the GPU that it ran on, where it ran on one."""
+    """Return KernelBench's result for a verdict, with the fleet's number of the GPU that it ran on, if any."""
     result = kernelbench.result_of(verdict)
     uuid = (await gateway.read(reports.placed, [verdict.evaluation_id])).get(verdict.evaluation_id, "cpu")
     number = view.numbered(uuid)
@@ -153,9 +153,9 @@ async def about(fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
         "num_gpus": len(view.devices),
         "backends": view.backends,
         "features": [
-            "a sealed process and a CUDA context of its own for each kernel",
-            "the clock and the verdict outside that process",
-            "one verdict for every accepted evaluation, whatever fails",
+            "a separate sealed process and CUDA context for each kernel",
+            "timing and verdict outside that process",
+            "exactly one verdict for every accepted evaluation, whatever fails",
         ],
     }
 
@@ -165,10 +165,10 @@ async def about(fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
 @router.head("/health", include_in_schema=False)
 @router.get("/health", openapi_extra={"security": [{}]})
 async def health(fleet: CurrentFleet, caller: Anybody) -> dict[str, Any]:
-    """Return the state of the fleet, about a second old. The answer never waits for an evaluation.
+    """Return the state of the fleet, about one second old. The answer never waits for an evaluation.
 
-    `status` is `healthy`, or `degraded` if no worker would take an evaluation or a GPU is out of service. A request
-    without a credential gets that field alone.
+    `status` is `healthy`, or `degraded` if no worker accepts evaluations or a GPU is out of service. A request without
+    a credential gets only this field.
     """
     view = await fleet.get()
     available = [device.id for device in view.devices if device.available]
@@ -208,14 +208,14 @@ async def health(fleet: CurrentFleet, caller: Anybody) -> dict[str, Any]:
 
 @router.get("/gpu_status")
 async def gpu_status(fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
-    """Return every GPU with what its host last saw of it (`facts`). Memory is in bytes, of all processes together."""
+    """Return every GPU with its host's last readings (`facts`). Memory is in bytes and covers all processes."""
     view = await fleet.get()
-    shown = {
+    status = {
         "total_devices": len(view.devices),
         "devices": [_in_full(device) for device in view.devices],
         "semaphore_permits": sum(device.idle for device in view.devices if device.error is None),
     }
-    return shown if view.devices else {"error": "this fleet has no GPU", **shown}
+    return status if view.devices else {"error": "this fleet has no GPU", **status}
 
 
 def _in_full(device: Device) -> dict[str, Any]:
@@ -253,16 +253,16 @@ async def backend_info(fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
 async def fault_statistics(gateway: CurrentGateway, fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
     """Return the failed attempts of the last 24 hours by GPU.
 
-    `per_device_faults` counts failures of the fleet, `outcomes` all outcomes by category. No number of faults
-    takes a GPU out of service, only failed tests do: `max_faults_threshold` counts those in a row.
+    `per_device_faults` counts failures of the fleet, `outcomes` all outcomes by category. Faults do not take a GPU out
+    of service. Only failed tests do: `max_faults_threshold` is the number of consecutive failed tests.
     """
     view = await fleet.get()
     counted = await gateway.read(reports.attempts_by_device, since=datetime.now(UTC) - _FAULTS_OF)
     outcomes = {device.id: counted.get(device.gpu.uuid, {}) for device in view.devices}
-    faults = {number: sum(_faults(found)) for number, found in outcomes.items()}
+    faults = {number: sum(_faults(categories)) for number, categories in outcomes.items()}
     return {
         "per_device_faults": faults,
-        "total_faults": sum(sum(_faults(found)) for found in counted.values()),
+        "total_faults": sum(sum(_faults(categories)) for categories in counted.values()),
         "max_faults_threshold": gpus.QUARANTINED_AFTER,
         "devices_near_limit": [device.id for device in view.devices if device.gpu.failures or device.error],
         "outcomes": outcomes,
@@ -270,5 +270,5 @@ async def fault_statistics(gateway: CurrentGateway, fleet: CurrentFleet, _: Read
     }
 
 
-def _faults(found: dict[Category, int]) -> list[int]:
-    return [number for category, number in found.items() if category.blame is Blame.FLEET]
+def _faults(categories: dict[Category, int]) -> list[int]:
+    return [number for category, number in categories.items() if category.blame is Blame.FLEET]

@@ -1,4 +1,4 @@
-"""A batch's progress as server-sent events."""
+"""The progress of a batch as server-sent events."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ _log = logging.getLogger(__name__)
 
 router: Final = APIRouter()
 
-#: Seconds between two looks at a batch, and between two signs of life where nothing happens.
+#: Seconds between two reads of a batch, and between two keep-alive comments while nothing happens.
 _LOOK_EVERY_S: Final = 1.0
 _ALIVE_EVERY_S: Final = 15.0
-#: A verdict carries the time at which its transaction began: one that finished before another may be seen
-#: after it, by as long as a transaction may take.
+#: Time by which reads overlap. A verdict has the time at which its transaction began, so it can become visible after
+#: a later verdict, by at most the duration of a transaction.
 _OVERLAP: Final = timedelta(seconds=60)
 _PAGE: Final = 500
-#: What the id of the last event begins with. Each id goes on with the moment up to which all was sent.
+#: Prefix of the last event's id. An id is the time of the latest verdict that was sent.
 _END: Final = "end-"
 _EVENT_SCHEMA: Final = {
     "type": "object",
     "properties": {
         "event": {"enum": ["progress", "verdict", "end"]},
         "data": {"type": "string", "description": "JSON."},
-        "id": {"type": "string", "description": "What to send as `Last-Event-ID`."},
+        "id": {"type": "string", "description": "Value for `Last-Event-ID` on reconnection."},
         "retry": {"type": "integer", "minimum": 0},
     },
 }
 _LISTED: Final = TypeAdapter(reports.Listed)
 
-#: With slashes: batches are named by people.
+#: Name of a batch. It can contain slashes, because users choose it.
 BatchName = Annotated[str, Path(min_length=1, max_length=200, pattern=r"^[^\x00]+$", examples=["tuesday"])]
 
 
@@ -57,11 +57,11 @@ BatchName = Annotated[str, Path(min_length=1, max_length=200, pattern=r"^[^\x00]
     responses=failures.documented(429)
     | {
         200: {
-            "description": "`progress` events (a `Batch`) when it changes, `verdict` events (an evaluation as in a "
-            "list), and an `end` event when all have their verdict.",
+            "description": "`progress` events (a `Batch`) after each change, `verdict` events (an evaluation in the "
+            "form of a list's entry), and an `end` event when all evaluations have their verdicts.",
             "content": {"text/event-stream": {"schema": _EVENT_SCHEMA}},
         },
-        204: {"description": "The batch is at its end, and everything was sent before."},
+        204: {"description": "The batch has ended, and all its events were sent before."},
     },
 )
 async def batch_events(
@@ -69,13 +69,13 @@ async def batch_events(
     caller: Reader,
     gateway: CurrentGateway,
     last_event_id: Annotated[
-        str | None, Header(max_length=100, description="The last id received: what follows it is sent.")
+        str | None, Header(max_length=100, description="Id of the last event received. The later events are sent.")
     ] = None,
 ) -> Response:
     """Follow a batch until all its evaluations have their verdicts.
 
-    After a reconnection with `Last-Event-ID` no verdict is left out; those of the minute before may come
-    twice, and are told apart by `evaluation_id`.
+    After a reconnection with `Last-Event-ID` no verdict is missing. Verdicts of the minute before can come twice. Use
+    `evaluation_id` to recognise them.
     """
     since = None if not last_event_id else _moment(last_event_id)
     state = await gateway.read(reports.batch_state, batch)
@@ -88,36 +88,36 @@ async def batch_events(
 
 
 def unknown_batch(batch: str) -> HttpError:
-    """No evaluation belongs to a batch of this name."""
+    """Return the error for a batch without evaluations."""
     return HttpError(404, f"no evaluation was submitted under the batch {batch!r}", code="unknown_batch")
 
 
 async def _follow(gateway: Gateway, batch: str, since: datetime | None) -> AsyncGenerator[bytes]:
-    """Yield the events after ``since``, until all have their verdicts, its time is over, or the server is stopped."""
+    """Yield the events after ``since`` until all verdicts are sent, the stream's time is over, or the server stops."""
     sent: set[UUID] = set()
-    told: reports.BatchState | None = None
-    spoke_at = time.monotonic()
-    ends_at = spoke_at + gateway.stream_s
+    last_state: reports.BatchState | None = None
+    sent_at = time.monotonic()
+    ends_at = sent_at + gateway.stream_s
     yield format_sse_event(retry=1000)
     while not gateway.stopping.is_set() and time.monotonic() < ends_at:
         try:
-            # Counted first: when all had finished by then, all are found after it.
+            # The state is read first: if it counts all evaluations as finished, the next query returns them all.
             state = await gateway.read(reports.batch_state, batch)
             async for moment, listed in _finished(gateway, batch, since):
                 if listed.evaluation_id not in sent:
                     sent.add(listed.evaluation_id)
                     since = max(since or moment, moment)
-                    spoke_at = time.monotonic()
+                    sent_at = time.monotonic()
                     yield _event("verdict", _LISTED.dump_json(listed), since.isoformat())
         except KqueueError as error:
-            # The client comes again by itself.
-            _log.warning("the events of the batch %r break off: %s", batch, error)
+            # The client reconnects by itself.
+            _log.warning("the events of the batch %r end early: %s", batch, error)
             return
-        if state is not None and state != told:
-            told, spoke_at = state, time.monotonic()
+        if state is not None and state != last_state:
+            last_state, sent_at = state, time.monotonic()
             yield _event("progress", shapes.Batch.of(batch, state).model_dump_json().encode())
-        if time.monotonic() - spoke_at > _ALIVE_EVERY_S:
-            spoke_at = time.monotonic()
+        if time.monotonic() - sent_at > _ALIVE_EVERY_S:
+            sent_at = time.monotonic()
             yield format_sse_event(comment="still there")
         if state is None or state.finished_at is not None:
             yield _event("end", b"{}", None if since is None else _END + since.isoformat())
@@ -129,7 +129,7 @@ async def _follow(gateway: Gateway, batch: str, since: datetime | None) -> Async
 async def _finished(
     gateway: Gateway, batch: str, since: datetime | None
 ) -> AsyncGenerator[tuple[datetime, reports.Listed]]:
-    """Yield what finished after ``since``, and a while before, page by page."""
+    """Yield the evaluations that finished after ``since`` or in the overlap before it."""
     after: tuple[datetime, UUID] | None = None
     lower = None if since is None else since - _OVERLAP
     while True:
@@ -151,8 +151,8 @@ def _moment(last_event_id: str) -> datetime:
         moment = datetime.fromisoformat(last_event_id.removeprefix(_END))
         if moment.tzinfo is None:
             raise ValueError(last_event_id)
-        # What is this long before it is asked for too.
+        # The overlap before this moment must be a valid time too.
         _ = moment - _OVERLAP
     except (ValueError, OverflowError):
-        raise InvalidRequest("Last-Event-ID: not one of this stream's; leave it out to begin anew") from None
+        raise InvalidRequest("Last-Event-ID: this stream did not send it. Omit it to get all events") from None
     return moment

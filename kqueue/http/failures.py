@@ -1,7 +1,7 @@
-"""Errors as ``application/problem+json`` (RFC 9457), and the status of each of kqueue's exceptions.
+"""Errors as ``application/problem+json`` (RFC 9457), and the HTTP status of each of kqueue's exceptions.
 
 Every body has ``type`` (``urn:kqueue:error:<code>``), ``title``, ``status``, ``detail``, ``instance`` and ``code``.
-Programs decide on the code, which is kqueue's short name of the error. Sources and tokens are never repeated.
+Programs branch on the code, which is kqueue's short name of the error. A body never contains sources or tokens.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from kqueue.errors import (
 _log = logging.getLogger(__name__)
 
 MEDIA_TYPE: Final = "application/problem+json"
-#: Seconds after which something that the fleet lacks is worth asking for again.
+#: Seconds after which a client should repeat a request that the fleet could not serve.
 RETRY_AFTER_S: Final = 5
 
-#: Status and code of what kqueue raises; the first that fits counts.
+#: Status and code of each of kqueue's exceptions. The first matching class counts.
 _STATUSES: Final[dict[type[KqueueError], tuple[int, str]]] = {
     IdempotencyConflict: (422, "idempotency_conflict"),
     LaneUnavailable: (409, "lane_unavailable"),
@@ -53,14 +53,14 @@ _STATUSES: Final[dict[type[KqueueError], tuple[int, str]]] = {
     SchemaMismatch: (503, "schema_mismatch"),
     KqueueError: (500, "internal_error"),
 }
-#: The details of failures that are not the caller's. Their own texts name hosts, paths and users of the services.
-_TOLD: Final[dict[type[KqueueError], str]] = {
-    DatabaseUnavailable: "the database cannot be used at the moment: ask again; the server's log says why",
-    BrokerUnavailable: "Redis cannot be used at the moment: ask again; the server's log says why",
-    SchemaMismatch: "the database's schema is not this server's: `kqueue db upgrade` brings it up",
-    KqueueError: "the server failed; its log says how",
+#: Details of the server's failures. The exceptions' own texts name hosts, paths and users of the services.
+_SERVER_DETAILS: Final[dict[type[KqueueError], str]] = {
+    DatabaseUnavailable: "the database cannot be used at the moment: try again. The server's log has the reason",
+    BrokerUnavailable: "Redis cannot be used at the moment: try again. The server's log has the reason",
+    SchemaMismatch: "the database's schema does not match this server: run `kqueue db upgrade`",
+    KqueueError: "the server failed. Its log has the reason",
 }
-#: Codes of errors that no exception of kqueue stands for, by status.
+#: Codes of errors without an exception of kqueue, by status.
 _CODES: Final = {
     400: "malformed_request",
     401: "unauthenticated",
@@ -71,13 +71,13 @@ _CODES: Final = {
     415: "unsupported_media_type",
     429: "too_many_queued",
 }
-#: The beginning of a tag that tells the forms of a body apart. It is no part of a field's name.
+#: Prefix of the tags that distinguish the forms of a body. A tag is not part of a field's name.
 FORM: Final = "form:"
-#: The details of those of Starlette's errors that have none.
+#: Details of Starlette's errors that have none.
 _DETAILS: Final = {
     400: "the body is not JSON",
-    404: "there is nothing at this path: /openapi.json describes those that there are",
-    405: "this path knows no such method: /openapi.json describes those that it knows",
+    404: "there is no route with this path: /openapi.json lists the routes",
+    405: "this route does not have this method: /openapi.json lists its methods",
 }
 
 
@@ -89,7 +89,7 @@ class FieldError(BaseModel):
 
 
 class ProblemDetails(BaseModel):
-    """An error, as RFC 9457 has it, with kqueue's own fields."""
+    """An error in the form of RFC 9457, with kqueue's own fields."""
 
     type: str = Field(examples=["urn:kqueue:error:invalid_request"])
     title: str = Field(examples=["Unprocessable Content"])
@@ -99,7 +99,7 @@ class ProblemDetails(BaseModel):
     code: str = Field(examples=["invalid_request"])
     """kqueue's name of the error."""
     errors: list[FieldError] | None = None
-    """Each wrong field, where fields are wrong."""
+    """The wrong fields, if any."""
     keys: list[str] | None = None
     """The idempotency keys in question."""
     problem_hashes: list[str] | None = None
@@ -107,15 +107,15 @@ class ProblemDetails(BaseModel):
     evaluation_ids: list[str] | None = None
     """The evaluations in question."""
     budget_s: float | None = None
-    """The token's budget, in seconds of slots."""
+    """The token's budget in seconds of slot time."""
     window_s: float | None = None
-    """The time in which they may be used, in seconds."""
+    """Length in seconds of the window that the budget covers."""
     retry_after_s: float | None = None
-    """Seconds after which there is some left, if nothing more is used."""
+    """Seconds until some budget is free again, if no more is used."""
 
 
 class HttpError(Exception):
-    """An error that exists over HTTP only: a status, a code, and a detail that says what to do."""
+    """An error that exists over HTTP only: a status, a code, and a detail with advice."""
 
     def __init__(self, status: int, detail: str, *, code: str | None = None, headers: Mapping[str, str] = {}) -> None:
         self.status = status
@@ -126,7 +126,7 @@ class HttpError(Exception):
 
     @classmethod
     def insufficient_scope(cls, scope: str, detail: str) -> Self:
-        """Return the 403 for a token that lacks ``scope``."""
+        """Return the error 403 for a token without ``scope``."""
         challenge = f'Bearer realm="kqueue", error="insufficient_scope", scope="{scope}"'
         return cls(403, detail, headers={"WWW-Authenticate": challenge})
 
@@ -134,7 +134,7 @@ class HttpError(Exception):
 def answer(
     instance: str, status: int, code: str, detail: str, *, headers: Mapping[str, str] = {}, **more: Any
 ) -> JSONResponse:
-    """Return an error's answer. ``more`` are fields of :class:`ProblemDetails`. 503 and 429 say when to ask again."""
+    """Return an error's answer. ``more`` has fields of :class:`ProblemDetails`. 503 and 429 get ``Retry-After``."""
     return _answer(_details(instance, status, code, detail, **more), headers)
 
 
@@ -149,15 +149,15 @@ def describe(error: KqueueError | HttpError, instance: str) -> ProblemDetails:
         more["problem_hashes"] = sorted(error.hashes)
     if isinstance(error, BudgetSpent):
         more["retry_after_s"], more["budget_s"], more["window_s"] = error.retry_after_s, error.budget_s, error.window_s
-    status, code = next(known for kind, known in _STATUSES.items() if isinstance(error, kind))
+    status, code = next(entry for kind, entry in _STATUSES.items() if isinstance(error, kind))
     detail = str(error)
     if status >= 500:
-        detail = next(told for kind, told in _TOLD.items() if isinstance(error, kind))
+        detail = next(text for kind, text in _SERVER_DETAILS.items() if isinstance(error, kind))
     return _details(instance, status, code, detail, **more)
 
 
 def refusal(error: KqueueError | HttpError, instance: str) -> JSONResponse:
-    """Return the answer that stands for an error, and log an error that is not the caller's doing."""
+    """Return the answer to an error, and log the error if the server caused it."""
     body = describe(error, instance)
     if isinstance(error, HttpError):
         return _answer(body, error.headers)
@@ -190,14 +190,14 @@ def _details(instance: str, status: int, code: str, detail: str, **more: Any) ->
 
 
 def _answer(body: ProblemDetails, headers: Mapping[str, str] = {}) -> JSONResponse:
-    known = dict(headers)
+    headers = dict(headers)
     if body.status in {429, 503}:
-        known.setdefault("Retry-After", str(math.ceil(body.retry_after_s or RETRY_AFTER_S)))
-    return JSONResponse(body.model_dump(exclude_none=True), body.status, headers=known, media_type=MEDIA_TYPE)
+        headers.setdefault("Retry-After", str(math.ceil(body.retry_after_s or RETRY_AFTER_S)))
+    return JSONResponse(body.model_dump(exclude_none=True), body.status, headers=headers, media_type=MEDIA_TYPE)
 
 
 def install(app: FastAPI) -> None:
-    """Let ``app`` answer every error as a problem."""
+    """Add handlers to ``app`` that answer every error as ``application/problem+json``."""
     app.add_exception_handler(KqueueError, _refused)
     app.add_exception_handler(HttpError, _refused)
     app.add_exception_handler(HTTPException, _starlette)
@@ -224,7 +224,7 @@ async def _validation(request: Request, error: Exception) -> JSONResponse:
     if any(fault["type"] == "json_invalid" for fault in faults):
         return answer(request.scope["path"], 400, _CODES[400], _DETAILS[400])
     if any(isinstance(fault.get("input"), bytes) for fault in faults):
-        detail = "the body was not read as JSON: send the header Content-Type: application/json"
+        detail = "the body is not marked as JSON: send the header Content-Type: application/json"
         return answer(request.scope["path"], 415, _CODES[415], detail)
     errors = [
         FieldError(
@@ -238,11 +238,11 @@ async def _validation(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _gone(_request: Request, _error: Exception) -> Response:
-    """Nobody reads it."""
+    """Return a placeholder. The client has disconnected and does not read it."""
     return Response(status_code=400)
 
 
 async def unexpected(request: Request, error: Exception) -> JSONResponse:
-    """Return the answer to a request that failed by the server's own fault, and log the error."""
+    """Return the answer to a request that failed because of a bug of the server, and log the error."""
     _log.error("%s %r failed", request.method, request.scope["path"], exc_info=error)
-    return answer(request.scope["path"], 500, "internal_error", _TOLD[KqueueError])
+    return answer(request.scope["path"], 500, "internal_error", _SERVER_DETAILS[KqueueError])

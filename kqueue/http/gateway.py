@@ -1,4 +1,4 @@
-"""The part that all routes share: one client, bounded threads for reading, limits, and waiting."""
+"""The part that all routes share: one client, threads for database reads, limits, and waits."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from kqueue.store.engine import connect
 from kqueue.store.listener import Listener
 
 _APPLICATION: Final = "kqueue-http"
-#: Threads that read from the database, each with a connection, and those that look up tokens.
+#: Number of threads that read from the database, each with a connection, and of threads that look up tokens.
 _READERS: Final = 8
 _PORTERS: Final = 2
-#: Threads in which the client submits and cancels: as many as it has connections at most.
+#: Number of threads in which the client submits and cancels: at most the number of its connections.
 _SUBMITTERS: Final = 7
-#: The time that a look at the fleet's health may take.
+#: Maximum seconds of a read of the fleet's state.
 _LOOK_S: Final = 2.0
-#: Verdicts that come together are told together.
+#: Seconds to wait for further verdicts after the first, so that one answer returns them all.
 _GATHER_S: Final = 0.02
 _SOON: Final = {"Retry-After": "1"}
 
@@ -49,11 +49,8 @@ _T = TypeVar("_T")
 class Caller:
     """The caller of a request.
 
-    Attributes:
-        name: the token's name; for a caller without a token, who that is.
-        scopes: what the caller may do.
-        token_id: the token's id; None for a caller without a token.
-        priority: the highest that the caller may ask for.
+    ``name`` is the token's, or a description of a caller without a token. ``priority`` is the highest that the caller
+    can request.
     """
 
     name: str
@@ -62,7 +59,7 @@ class Caller:
     priority: Priority = Priority.INTERACTIVE
 
     def may(self, scope: tokens.Scope) -> bool:
-        """Return True if the caller may do what needs ``scope``."""
+        """Return True if one of the caller's scopes covers ``scope``."""
         return any(own.covers(scope) for own in self.scopes)
 
 
@@ -74,25 +71,23 @@ class _Threads:
         self._pool = ThreadPoolExecutor(number, thread_name_prefix=name)
 
     async def run(self, query: Callable[Concatenate[Engine, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Return ``query(engine, ...)``, called in one of them."""
-        # With the request's context: what is logged there names the request.
+        """Call ``query(engine, ...)`` in one of the threads and return its result."""
+        # The request's context makes the thread's log lines carry the request's id.
         call = partial(copy_context().run, query, self.engine, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     def close(self) -> None:
-        """Let go of the threads. Queries that run end by themselves."""
+        """Shut down the threads without waiting for queries that run."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.engine.dispose()
 
 
 class Gateway:
-    """A fleet for the routes. :meth:`open` and :meth:`close` it in the server's event loop.
+    """A fleet for the routes. The server calls :meth:`open` and :meth:`close` in its event loop.
 
     Attributes:
-        config: the fleet's settings.
-        client: submits and cancels.
-        stopping: set when the server was told to stop. Waiting requests then answer at once.
-        stream_s: how long a stream of events may last.
+        stopping: set when the server stops. Waiting requests then answer at once.
+        stream_s: maximum seconds of a stream of events.
     """
 
     def __init__(self, config: Config, *, streams: int, stream_s: float) -> None:
@@ -103,7 +98,7 @@ class Gateway:
         self.stopping = asyncio.Event()
         url = config.require_database()
         self._readers = _Threads(url, "read", _READERS)
-        # Neither of these waits for long queries of the readers.
+        # Separate threads, so that neither token look-ups nor health reads wait for long queries of the readers.
         self._porters = _Threads(url, "who", _PORTERS)
         self._health = _Threads(url, "health", 1)
         self._listener = Listener(url, self._readers.engine, application=_APPLICATION)
@@ -114,7 +109,7 @@ class Gateway:
         """Check the database's schema.
 
         Raises:
-            DatabaseUnavailable, SchemaMismatch: it cannot be used.
+            DatabaseUnavailable, SchemaMismatch: the database cannot be used.
         """
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_SUBMITTERS, thread_name_prefix="submit"))
         await self.read(schema.check)
@@ -128,24 +123,22 @@ class Gateway:
             threads.close()
 
     async def read(self, query: Callable[Concatenate[Engine, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Return ``query(engine, ...)``, a function of :mod:`kqueue.store`, called in one of a few threads."""
+        """Call ``query(engine, ...)``, a function of :mod:`kqueue.store`, in a thread for reads. Return its result."""
         return await self._readers.run(query, *args, **kwargs)
 
     async def identify(self, find: Callable[[Engine, str], tokens.Known | None], secret: str) -> Caller | None:
-        """Return the caller whose token ``find`` has for a secret, without waiting for others' long queries.
+        """Return the caller with this secret, or None. The look-up does not wait for other requests' long queries.
 
-        Args:
-            find: :func:`kqueue.store.tokens.find`, or :func:`kqueue.store.sessions.find`.
-            secret: what the caller shows.
+        ``find`` is :func:`kqueue.store.tokens.find` or :func:`kqueue.store.sessions.find`.
         """
         token = await self._porters.run(find, secret)
         return None if token is None else Caller(token.name, token.scopes, token.id, token.priority)
 
     async def look(self, query: Callable[Concatenate[Engine, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """As :meth:`read`, for the state of the fleet: on a thread and a connection of its own.
+        """Read the state of the fleet on a separate thread and connection.
 
         Raises:
-            DatabaseUnavailable: no answer within two seconds.
+            DatabaseUnavailable: the database did not answer within two seconds.
         """
         try:
             async with asyncio.timeout(_LOOK_S):
@@ -154,11 +147,7 @@ class Gateway:
             raise DatabaseUnavailable(f"Postgres did not answer within {_LOOK_S} s: try again") from None
 
     def bound(self, number: int) -> None:
-        """Refuse a request with too many evaluations, before any of them is looked at.
-
-        Raises:
-            HttpError: 413.
-        """
+        """Raise an HttpError 413 for too many evaluations in one request, before any of them is validated."""
         limit = self.config.http_max_batch
         if number > limit:
             raise HttpError(413, f"{number} evaluations in one request: at most {limit} (KQUEUE_HTTP_MAX_BATCH)")
@@ -169,10 +158,10 @@ class Gateway:
         """Submit all requests or none, in one transaction.
 
         Raises:
-            HttpError: 403 if a problem is new and the caller may only name stored ones; 429 if the caller has too many
+            HttpError: 403 if a problem is new and the caller can only name stored ones. 429 if the caller has too many
                 evaluations without a verdict.
-            InvalidRequest: as :meth:`kqueue.AsyncClient.submit_batch`, or the caller may not ask for the priority.
-            DatabaseUnavailable: as :meth:`kqueue.AsyncClient.submit_batch`.
+            InvalidRequest: a request is wrong, or its priority exceeds the caller's.
+            DatabaseUnavailable: the database cannot be used.
         """
         async with self._admitted(caller, len(requests)):
             try:
@@ -192,11 +181,11 @@ class Gateway:
         *,
         allow_idle_lane: bool = False,
     ) -> list[AsyncTicket | InvalidRequest | HttpError]:
-        """Submit what can be judged. A refused entry's place in the answer holds its error, which is not raised.
+        """Submit every valid entry. The result of a refused entry is its error, which is not raised.
 
         Raises:
             HttpError: 429 if the caller has too many evaluations without a verdict.
-            DatabaseUnavailable: as :meth:`kqueue.AsyncClient.submit_each`.
+            DatabaseUnavailable: the database cannot be used.
         """
         permitted = [_judged(caller, entry) for entry in entries]
         given = [e for e, p in zip(entries, permitted, strict=True) if isinstance(p, contract.Request)]
@@ -215,37 +204,33 @@ class Gateway:
 
     @asynccontextmanager
     async def _admitted(self, caller: Caller, number: int) -> AsyncGenerator[None]:
-        """Hold room for ``number`` more evaluations of a caller's token; a caller without a token has no limit.
-
-        Raises:
-            HttpError: 429 if the caller has too many evaluations without a verdict.
-        """
+        """Reserve room for ``number`` more evaluations of a caller's token. A caller without a token has no limit."""
         token_id = caller.token_id
         if token_id is None:
             yield
             return
-        # What the token's other requests submit at this moment counts too.
+        # Submissions of the token's concurrent requests count too.
         self._submitting[token_id] += number
         try:
             open_now = await self.read(tokens.unfinished, token_id)
             limit = self.config.http_max_queued
             if open_now + self._submitting[token_id] > limit:
                 raise HttpError(
-                    429, f"{open_now} evaluations of this token have no verdict yet: at most {limit} may at once"
+                    429, f"{open_now} evaluations of this token have no verdict yet: the limit is {limit} at once"
                 )
             yield
         finally:
             self._submitting[token_id] -= number
 
     async def _attribute(self, caller: Caller, tickets: Iterable[AsyncTicket]) -> None:
-        """Note the token with which evaluations were submitted, and in the access log what was."""
+        """Record the token that submitted evaluations, and add the evaluations to the access log."""
         tickets = list(tickets)
         is_about(ticket.evaluation_id for ticket in tickets)
         if caller.token_id is not None:
             await self.read(tokens.attribute, caller.token_id, [ticket.evaluation_id for ticket in tickets])
 
     def follow(self, caller: Caller, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-        """Return the same events, counted among the caller's streams while they go on.
+        """Return the same events, counted as one of the caller's streams while they last.
 
         Raises:
             HttpError: 429 if the caller has too many streams open.
@@ -253,7 +238,7 @@ class Gateway:
         if self._streams[caller.token_id] >= self._most_streams:
             raise HttpError(
                 429,
-                f"{self._most_streams} streams of events are open, the most that may be: close one",
+                f"{self._most_streams} streams of events are open, which is the limit: close one",
                 code="too_many_streams",
             )
 
@@ -269,16 +254,18 @@ class Gateway:
         return counted()
 
     async def wait(self, request: Request, evaluation_id: UUID, timeout: float | None) -> Verdict | None:
-        """Return an evaluation's verdict; None if it does not come within ``timeout`` seconds.
+        """Return an evaluation's verdict, or None if it does not come within ``timeout`` seconds.
+
+        The evaluation continues after each of the errors.
 
         Raises:
-            HttpError: 503, the server is being stopped; the evaluation goes on.
-            ClientDisconnect: nobody waits any more; the evaluation goes on.
+            HttpError: 503, the server stops.
+            ClientDisconnect: the client has closed its connection.
         """
         return (await self.wait_any(request, [evaluation_id], timeout)).get(evaluation_id)
 
     async def wait_any(self, request: Request, ids: Collection[UUID], timeout: float | None) -> dict[UUID, Verdict]:
-        """As :meth:`wait`, for several: return the first verdict that comes, with all others that are there by then."""
+        """Wait for the first verdict of several evaluations, and return all verdicts that exist by then."""
         is_about(ids)
         futures = {asyncio.wrap_future(self._listener.watch(identity)): identity for identity in ids}
         stopping = asyncio.create_task(self.stopping.wait())
@@ -287,13 +274,13 @@ class Gateway:
             await asyncio.wait({*futures, stopping, gone}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             if len(futures) > 1:
                 await asyncio.sleep(_GATHER_S)
-            found = {identity: future.result() for future, identity in futures.items() if future.done()}
-            if found:
-                return found
+            verdicts = {identity: future.result() for future, identity in futures.items() if future.done()}
+            if verdicts:
+                return verdicts
             if gone.done():
                 raise ClientDisconnect
             if stopping.done():
-                raise HttpError(503, "the server is being restarted: ask again", code="stopping", headers=_SOON)
+                raise HttpError(503, "the server is being restarted: try again", code="stopping", headers=_SOON)
             return {}
         finally:
             for future in (*futures, stopping, gone):
@@ -301,31 +288,26 @@ class Gateway:
 
 
 async def _gone(request: Request) -> None:
-    """Return when the client has closed its connection."""
+    """Wait until the client closes its connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 def _allowed(caller: Caller, request: contract.Request) -> contract.Request:
-    """The request as its caller may submit it.
-
-    Without the scope `problems` a source only names a stored problem. A token is its own producer.
-
-    Raises:
-        InvalidRequest: its priority is higher than the caller's.
-    """
+    """Return the request with its caller's limits applied, or raise InvalidRequest for too high a priority."""
     if request.priority is Priority.INTERACTIVE and caller.priority is not Priority.INTERACTIVE:
-        raise InvalidRequest(f"priority: this token may ask for {caller.priority} at most")
+        raise InvalidRequest(f"priority: this token can request {caller.priority} at most")
     update: dict[str, str] = {}
     if caller.token_id is not None:
         update["producer"] = f"token:{caller.token_id}"
+    # Without the scope `problems`, a source can only refer to a stored problem.
     if not caller.may(tokens.Scope.PROBLEMS) and not request.names_problem:
         update["problem"] = request.problem_name
     return request.model_copy(update=update)
 
 
 def _judged(caller: Caller, entry: contract.Request | InvalidRequest) -> contract.Request | InvalidRequest:
-    """As :func:`_allowed`, with the error in the place of the request."""
+    """Return the request with its caller's limits applied, or the error."""
     try:
         return _allowed(caller, entry) if isinstance(entry, contract.Request) else entry
     except InvalidRequest as error:
@@ -333,18 +315,18 @@ def _judged(caller: Caller, entry: contract.Request | InvalidRequest) -> contrac
 
 
 def _unknown(given: contract.Request, error: UnknownProblem) -> HttpError | UnknownProblem:
-    """The error for a problem that is not stored: 403 if the caller gave its source, for want of a scope."""
+    """Return the error for an unknown problem: 403 for a missing scope if the caller sent the source."""
     if given.names_problem:
         return error
     wanted = tokens.Scope.PROBLEMS
     return HttpError.insufficient_scope(
         wanted,
-        f"the problem is new, and this token may only name stored ones: this needs a token of the scope {wanted}",
+        f"the problem is new, and this token can only name stored ones: this needs a token of the scope {wanted}",
     )
 
 
 def current(request: Request) -> Gateway:
-    """The dependency that gives routes the gateway."""
+    """Return the gateway. Routes depend on this function."""
     return request.app.state.gateway
 
 

@@ -29,16 +29,16 @@ from kqueue.store.reports import Progress
 
 router: Final = APIRouter(tags=["jobs"])
 
-#: The batch that all jobs belong to, by which they are listed.
+#: Batch of all jobs, by which they are listed.
 BATCH: Final = "jobs"
-#: The most that a list shows of each kind.
+#: Maximum number of active jobs, and of completed jobs, in a list.
 _SHOWN: Final = 100
 _JOB: Final = f"{failures.FORM}job"
 _TASK: Final = f"{failures.FORM}task"
-#: The fields that tell a task of KernelGYM's form from a job.
+#: Fields that distinguish a task of KernelGYM's form from a job.
 _OF_A_TASK: Final = frozenset({"task_id", "reference_code", "kernel_code"})
 _OF_A_JOB: Final = frozenset({"problem_id", "sample_id", "ref_arch_src", "custom_cuda"})
-#: Names of problems and samples: numbers as a rule.
+#: Name of a problem or a sample, usually a number.
 _Name = int | Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,80}$")]
 
 
@@ -63,7 +63,7 @@ class EvaluationRequest(Bounded):
     ref_arch_src: str = Field(description="Source of the reference.")
     level: _Name | None = None
     timeout: float | None = Field(
-        300, gt=0, le=3600, description="Seconds that no phase of the execution may exceed; queueing does not count."
+        300, gt=0, le=3600, description="Maximum seconds of each phase of the execution. Queueing does not count."
     )
     seed_num: int = SEED
     num_correct_trials: int = Field(5, ge=1, le=100)
@@ -72,7 +72,7 @@ class EvaluationRequest(Bounded):
 
 
 class JobStatus(BaseModel):
-    """A job, and where it stands."""
+    """A job's id and status."""
 
     job_id: UUID
     status: str = Field(examples=["queued"])
@@ -81,8 +81,10 @@ class JobStatus(BaseModel):
 class Job(JobStatus):
     """A job and its result. Moments are in seconds since 1970."""
 
-    result: KernelExecResult | None = Field(None, description="Of a completed job.")
-    error: str | None = Field(None, description="Why a failed one, which says nothing of the kernel, has no result.")
+    result: KernelExecResult | None = Field(None, description="The result of a completed job.")
+    error: str | None = Field(
+        None, description="The reason why a failed job has no result. The kernel is not to blame."
+    )
     device: str | None = Field(None, examples=["cuda:0"])
     queued_at: float
     started_at: float | None = None
@@ -91,7 +93,7 @@ class Job(JobStatus):
 
 
 def _form(body: object) -> str:
-    """Return the form of a request: KernelGYM's has fields that no other has."""
+    """Return the form of a request, by the fields that only KernelGYM's form has."""
     fields = set(cast("Mapping[str, Any]", body)) if isinstance(body, Mapping) else set[str]()
     return _TASK if fields & _OF_A_TASK and not fields & _OF_A_JOB else _JOB
 
@@ -110,10 +112,10 @@ async def submit(
     caller: Submitter,
     key: IdempotencyKey = None,
 ) -> JobStatus | TaskResult | JSONResponse:
-    """Accept a job; its id is the evaluation's. Or judge a task of KernelGYM's form, which has `task_id`.
+    """Accept a job, whose id is the evaluation's, or judge a task of KernelGYM's form, which has `task_id`.
 
-    A task's answer is its result. If that takes longer than most of its `timeout`, the answer is its status, and
-    `/status/{task_id}` and `/results/{task_id}` have the rest.
+    The answer to a task is its result. If there is none after 80 % of its `timeout`, the answer is its status, and the
+    client polls `/status/{task_id}` and `/results/{task_id}`.
     """
     if isinstance(body, TaskRequest):
         return await tasks.evaluate(body, request, gateway, await fleet.get(), caller, key)
@@ -130,7 +132,7 @@ async def evaluate_sync(
     caller: Submitter,
     key: IdempotencyKey = None,
 ) -> Job | JSONResponse:
-    """Accept a job and wait until it is completed."""
+    """Accept a job and wait for its result."""
     job_id = await _accept(gateway, caller, body, key)
     verdict = await joining.settle(gateway, request, job_id)
     if isinstance(verdict, JSONResponse):
@@ -140,7 +142,7 @@ async def evaluate_sync(
 
 @router.get("/job/{job_id}")
 async def job(job_id: str, gateway: CurrentGateway, fleet: CurrentFleet, _: Reader) -> Job:
-    """Return a job's state and, when it is completed, its result."""
+    """Return a job's status and, when it is completed, its result."""
     try:
         identity = UUID(job_id)
     except ValueError:
@@ -150,7 +152,7 @@ async def job(job_id: str, gateway: CurrentGateway, fleet: CurrentFleet, _: Read
 
 @router.get("/jobs")
 async def jobs(gateway: CurrentGateway, fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
-    """Return the last hundred jobs without a result, and with one."""
+    """Return the last hundred active jobs and the last hundred completed jobs."""
     view = await fleet.get()
 
     async def listed(done: bool) -> list[dict[str, Any]]:
@@ -162,7 +164,7 @@ async def jobs(gateway: CurrentGateway, fleet: CurrentFleet, _: Reader) -> dict[
 
 @router.get("/status")
 async def status(gateway: CurrentGateway, fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
-    """Return the devices' states and the numbers of evaluations. Completed ones are those of the last hour."""
+    """Return the devices' states and the numbers of evaluations, completed ones of the last hour only."""
     view = await fleet.get()
     completed = await gateway.read(reports.outcomes, since=datetime.now(UTC) - timedelta(hours=1))
     return {
@@ -197,20 +199,20 @@ async def _accept(gateway: Gateway, caller: Caller, body: EvaluationRequest, key
 async def _job(gateway: Gateway, view: View, job_id: UUID) -> Job:
     progress = await gateway.read(reports.progress, job_id)
     verdict = await gateway.client.verdict(job_id) if progress.state == EvaluationState.DONE else None
-    told = _status(progress)
+    status = _status(progress)
     return Job(
         job_id=job_id,
-        status=told,
+        status=status,
         result=None
-        if verdict is None or told == "failed"
+        if verdict is None or status == "failed"
         else KernelExecResult(**await result_of(gateway, view, verdict)),
-        error=None if verdict is None or told != "failed" else f"{verdict.category}: {verdict.message}",
+        error=None if verdict is None or status != "failed" else f"{verdict.category}: {verdict.message}",
         **_moments(view, progress),
     )
 
 
 def _status(progress: Progress) -> str:
-    """``queued``, ``running``, ``completed``, or ``failed`` where the fleet failed or nobody is to blame."""
+    """Return the job's status. A job is ``failed`` if the fleet is to blame or the evaluation was cancelled."""
     if progress.state != EvaluationState.DONE:
         return progress.state
     return "failed" if progress.blame in (Blame.FLEET, Blame.NOBODY) else "completed"
@@ -242,7 +244,7 @@ def _line(view: View, progress: Progress) -> dict[str, Any]:
 
 def _given(label: str | None, prefix: str) -> int | str | None:
     """Return the part of a job's label that its client gave."""
-    found = re.search(rf"{prefix}(.+)$", label or "")
-    if found is None:
+    match = re.search(rf"{prefix}(.+)$", label or "")
+    if match is None:
         return None
-    return int(found[1]) if found[1].isdecimal() else found[1]
+    return int(match[1]) if match[1].isdecimal() else match[1]

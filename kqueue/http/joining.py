@@ -1,10 +1,10 @@
-"""Accepting a request that may be asked for again: by a client that lost its answer, or whose server was restarted.
+"""Submission of requests that clients repeat after they lost an answer, without a second evaluation.
 
-Clients of other evaluation servers post and wait on one connection. When that breaks they post again, without a key. So
-equal requests of one caller are one evaluation while it is under way and for :data:`STANDS_S` seconds after its answer.
-A client that wants its kernel evaluated once more gives another ``Idempotency-Key``. A client that gives the same key
-gets the same answer for as long as the evaluation is kept, and a conflict if it asks for something else. If the fleet
-failed or the evaluation was cancelled, the next request evaluates anew.
+Clients of other evaluation servers post a request and wait on one connection. When it breaks they post again, without a
+key. Therefore equal requests of one caller share one evaluation while it runs and for :data:`STANDS_S` seconds after
+its answer. A client that wants another evaluation of its kernel sends another ``Idempotency-Key``. A client that sends
+the same key gets the same answer for as long as the evaluation is stored, and a conflict if its request differs. If the
+fleet failed or the evaluation was cancelled, the next request makes a new evaluation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
 from kqueue.store import reports
 
-#: An equal request without a key gets the same answer for so many seconds.
+#: Seconds for which an equal request without a key gets the same answer.
 STANDS_S: Final = 60.0
 
 IdempotencyKey = Annotated[
@@ -36,13 +36,13 @@ IdempotencyKey = Annotated[
         alias="Idempotency-Key",
         min_length=1,
         max_length=200,
-        description="Requests with the same key are one evaluation. Without it equal requests are, until a minute "
-        "after their answer.",
+        description="Requests with the same key share one evaluation. Without a key, equal requests share one until a "
+        "minute after its answer.",
     ),
 ]
 
-#: What these routes may answer beside what all routes may: the evaluation was cancelled or the key names another, or
-#: the caller has too many.
+#: Errors of these routes in addition to the common ones. 409: the evaluation was cancelled, or the key belongs to
+#: another request. 429: the caller has too many evaluations without a verdict.
 RESPONSES: Final = failures.documented(409, 429)
 
 
@@ -55,28 +55,26 @@ async def accept(
     stands_s: float | None = STANDS_S,
     finished_counts: bool = True,
 ) -> tuple[UUID, bool]:
-    """Return the evaluation for a request, and True if it was there before.
+    """Return the evaluation for a request, and True if it existed before.
 
-    The kernel is judged anew under a new key and where finished evaluations do not count. Else the verdict of an equal
-    evaluation will do, whoever's it is.
+    A new evaluation judges the kernel again if the request has a key or ``finished_counts`` is False. Otherwise it can
+    reuse the verdict of any caller's equal evaluation.
 
     Args:
-        gateway: the fleet.
-        caller: who asks.
-        request: what to evaluate.
-        key: requests with the same key are one evaluation, whose answer stands; None: equal requests are.
-        stands_s: seconds for which the answer stands without a key; None for no limit.
-        finished_counts: False to evaluate anew what has its verdict.
+        gateway, caller, request: the fleet, the submitter and the evaluation.
+        key: requests with the same key share one evaluation. Without a key, equal requests share one.
+        stands_s: seconds for which the answer is returned again without a key, or None for no limit.
+        finished_counts: False to make a new evaluation if the earlier one has its verdict.
 
     Raises:
-        HttpError: 503, no worker could judge it now; 409, the key was used for something else; 403 and 429 as
+        HttpError: 503, no live worker can judge the request. 409, the key belongs to another request. 403 and 429 of
             :meth:`Gateway.submit`.
-        InvalidRequest, DatabaseUnavailable: as :meth:`kqueue.Client.submit`.
+        InvalidRequest, DatabaseUnavailable: the errors of :meth:`kqueue.Client.submit`.
     """
-    what = key if key is not None else request.model_dump_json()
+    name = key if key is not None else request.model_dump_json()
     stands_s = None if key is not None else stands_s
     kind = "key" if stands_s is None else "same"
-    family = f"{kind}:{caller.token_id or 'local'}:{hashlib.sha256(what.encode()).hexdigest()[:32]}:"
+    family = f"{kind}:{caller.token_id or 'local'}:{hashlib.sha256(name.encode()).hexdigest()[:32]}:"
     within_s = stands_s if finished_counts else 0.0
     if key is not None or not finished_counts:
         request = request.model_copy(update={"reuse": False})
@@ -86,7 +84,7 @@ async def accept(
         raise _conflict(key)
     if before is not None and before.stands:
         return before.evaluation_id, True
-    # All equal requests of this moment have the same key: one of them makes the evaluation, the others get it.
+    # Equal requests that arrive at once have the same key: one of them makes the evaluation, and all get it.
     own = family + ("0" if before is None else before.evaluation_id.hex) + ("" if finished_counts else ":fresh")
     try:
         [ticket] = await gateway.submit(caller, [request.model_copy(update={"idempotency_key": own})])
@@ -102,11 +100,7 @@ def _conflict(key: str) -> HttpError:
 
 
 async def settle(gateway: Gateway, request: HttpRequest, evaluation_id: UUID) -> Verdict | JSONResponse:
-    """Return the verdict on the kernel or the problem, or the error to answer with if neither is to blame.
-
-    Raises:
-        HttpError, ClientDisconnect: as :meth:`Gateway.wait`.
-    """
+    """Wait for an evaluation and return its verdict, or an error answer if neither kernel nor problem is to blame."""
     verdict = await gateway.wait(request, evaluation_id, None)
     assert verdict is not None
     if verdict.blame not in (Blame.FLEET, Blame.NOBODY):
@@ -115,7 +109,7 @@ async def settle(gateway: Gateway, request: HttpRequest, evaluation_id: UUID) ->
 
 
 def refusal(verdict: Verdict, path: str) -> JSONResponse:
-    """Return the error that stands for a verdict for which neither kernel nor problem is to blame."""
+    """Return the error answer for a verdict that blames neither the kernel nor the problem."""
     return failures.answer(
         path,
         409 if verdict.category is Category.CANCELLED else 503,

@@ -1,6 +1,6 @@
-"""The routes by which an operator has a fleet clean up and test GPUs.
+"""The routes by which an operator cleans up a fleet and tests its GPUs.
 
-The server only notes in the database what is wanted. The GPUs' own supervisors do it, whether or not a client waits.
+The server only writes requests into the database. The GPUs' supervisors carry them out, whether or not a client waits.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from kqueue.sweeper import SweepReport
 
 router: Final = APIRouter(tags=["maintenance"])
 
-#: Pause between two looks at a GPU's state.
+#: Seconds between two reads of a GPU's state.
 _LOOK_S: Final = 0.25
-#: Time for ending and starting workers and for a test, after the grace.
+#: Seconds after the grace period in which workers end and start and the GPU is tested.
 _RESET_S: Final = 180.0
-_Wait = Annotated[float, Query(ge=0, le=600, description="Seconds that tests are waited for; they go on after that.")]
+_Wait = Annotated[float, Query(ge=0, le=600, description="Seconds to wait for tests. They continue after that.")]
 
 
 @router.post("/cleanup")
 async def cleanup(gateway: CurrentGateway, fleet: CurrentFleet, _: Admin, wait_s: _Wait = 60.0) -> dict[str, Any]:
-    """Tidy up, and test every GPU that is not drained.
+    """Clean up the fleet, and test every GPU that is not drained.
 
-    Attempts whose worker is gone are ended and done again, silent workers given up, messages that Redis lost sent
-    again, and what is older than the retention settings allow removed. A GPU is given nothing until it has passed.
-    One at which probes were judged wrongly is not tested.
+    The clean-up ends attempts whose worker is gone and repeats them, gives up silent workers, sends messages again that
+    Redis lost, and removes data that is older than the retention settings. A GPU gets no evaluation until it passes its
+    test. A GPU with wrongly judged probes is not tested.
     """
     swept = await gateway.read(_sweep, gateway.config)
     view = await fleet.renewed()
@@ -50,8 +50,8 @@ async def cleanup(gateway: CurrentGateway, fleet: CurrentFleet, _: Admin, wait_s
         await _test_now(gateway, device)
     over = await _until_decided(gateway, fleet, {device.gpu.uuid for device in chosen}, wait_s)
     return {
-        "status": "cleanup completed" if over else "cleanup completed; tests go on",
-        "message": "swept" if swept else "sweeping is left to the workers, who do it every few seconds",
+        "status": "cleanup completed" if over else "cleanup completed, tests continue",
+        "message": "swept" if swept else "the workers' supervisors sweep every few seconds",
         "swept": swept
         and {name: value for name, value in dataclasses.asdict(swept).items() if name != "lost"}
         | {"lost": len(swept.lost)},
@@ -65,44 +65,45 @@ async def reset_gpu(
     gateway: CurrentGateway,
     fleet: CurrentFleet,
     caller: Admin,
-    grace_s: Annotated[float, Query(ge=0, le=3600, description="Seconds that evaluations on it may take to end.")] = 30,
+    grace_s: Annotated[float, Query(ge=0, le=3600, description="Seconds in which its evaluations can end.")] = 30,
 ) -> dict[str, Any]:
-    """Take a GPU out of service, end its workers, test it, and return it or keep it quarantined.
+    """Take a GPU out of service, end its workers, test it, and return it to service or keep it quarantined.
 
-    What does not end within `grace_s` is broken off and done again. With the workers goes all that they had started.
-    Nobody resets the hardware. A GPU that an operator drained stays drained. One at which probes were judged wrongly is
-    left as it is (409).
+    Evaluations that do not end within `grace_s` are aborted and repeated. All processes that the workers started end
+    with them. The hardware is not reset. A GPU that an operator drained stays drained. A GPU with wrongly judged probes
+    is refused with 409.
     """
     device = (await fleet.renewed()).device(device_id)
     if not device.attended:
         raise HttpError(503, f"device {device_id}: {device.error}", code="gpu_unattended")
     begun = time.monotonic()
     uuid = device.gpu.uuid
-    reason = f"a reset was asked for by {caller.name}"
+    reason = f"a reset was requested by {caller.name}"
     if not await gateway.read(gpus.reset, uuid, reason=reason, grace_s=grace_s):
-        detail = f"{device.gpu.paused}; a test cannot end that, only `kqueue gpu resume` does"
+        detail = f"{device.gpu.paused}. A test cannot end that: run `kqueue gpu resume`"
         raise HttpError(409, detail, code="gpu_quarantined")
     over = await _until_decided(gateway, fleet, {uuid}, grace_s + _RESET_S)
     now = (await fleet.get()).device(device_id)
     status, message = GpuState.QUARANTINED if over else "still being reset", now.error
     if now.error is None:
-        status, message = "reset", "its workers were started anew, it passed its test and is in service"
+        status, message = "reset", "its workers were restarted, it passed its test and is in service"
     elif over and now.gpu.state == GpuState.DRAINED:
-        tested = (
-            "failed" if now.gpu.failures else "passed" if device.gpu.state == GpuState.DRAINED else "was not put to"
+        outcome = (
+            "it failed its test"
+            if now.gpu.failures
+            else "it passed its test"
+            if device.gpu.state == GpuState.DRAINED
+            else "it was not tested"
         )
-        status, message = (
-            GpuState.DRAINED,
-            f"it {tested} its test; an operator drained it, and so it stays until it is resumed",
-        )
+        status, message = GpuState.DRAINED, f"{outcome}. An operator drained it, and it stays drained until resumed"
     return now.summary() | {"status": status, "message": message, "seconds": time.monotonic() - begun}
 
 
 @router.post("/reset_devices")
 async def reset_devices(gateway: CurrentGateway, fleet: CurrentFleet, _: Admin, wait_s: _Wait = 60.0) -> dict[str, Any]:
-    """Return drained GPUs to service, and test quarantined ones at once.
+    """Return drained GPUs to service, and test quarantined GPUs at once.
 
-    One at which probes were judged wrongly is left as it is.
+    A GPU with wrongly judged probes keeps its state.
     """
     every = (await fleet.renewed()).devices
     chosen = [device for device in every if device.gpu.state != GpuState.SERVING and not device.gpu.is_left_alone]
@@ -111,14 +112,14 @@ async def reset_devices(gateway: CurrentGateway, fleet: CurrentFleet, _: Admin, 
     over = await _until_decided(gateway, fleet, {device.gpu.uuid for device in chosen if device.attended}, wait_s)
     view = await fleet.get()
     return {
-        "status": "device pool reset" if over else "device pool reset; tests go on",
+        "status": "device pool reset" if over else "device pool reset, tests continue",
         "available_devices": [device.id for device in view.devices if device.available],
         "devices": _summaries(view),
     }
 
 
 def _sweep(engine: Engine, config: Config) -> SweepReport | None:
-    """Sweep once and return the report; None if this server may not. The workers' supervisors sweep all the time."""
+    """Sweep once and return the report, or None without the right to. The workers' supervisors sweep regularly."""
     app = broker.make_app(config)
     try:
         return sweeper.sweep(
@@ -138,13 +139,13 @@ def _sweep(engine: Engine, config: Config) -> SweepReport | None:
 
 async def _test_now(gateway: Gateway, device: Device) -> None:
     if device.gpu.state == GpuState.SERVING:
-        await gateway.read(gpus.ask_for_test, device.gpu.uuid, reason="a clean-up asked for a test")
+        await gateway.read(gpus.ask_for_test, device.gpu.uuid, reason="a clean-up requested a test")
     elif device.gpu.failures:
         await gateway.read(gpus.resume, device.gpu.uuid)
 
 
 async def _until_decided(gateway: Gateway, fleet: Fleet, uuids: set[str], timeout_s: float) -> bool:
-    """Wait until each of the GPUs serves or has failed its test; False if it takes longer, or the server is to stop."""
+    """Wait until each of the GPUs serves or failed its test. Return False at the timeout or if the server stops."""
     deadline = time.monotonic() + timeout_s
     while True:
         view = await fleet.renewed()
@@ -156,7 +157,7 @@ async def _until_decided(gateway: Gateway, fleet: Fleet, uuids: set[str], timeou
 
 
 def _is_for_tests(device: Device) -> bool:
-    """Whether a test may return the GPU to service."""
+    """Return True if a test can return the GPU to service."""
     return device.gpu.state != GpuState.DRAINED and not device.gpu.is_left_alone
 
 
@@ -164,7 +165,7 @@ def _decided(device: Device) -> bool:
     gpu = device.gpu
     if gpu.state == GpuState.DRAINED:
         return gpu.reset_at is None and gpu.check_at is None
-    # A test that could not be made is put off, and has decided nothing.
+    # A test that could not run is repeated later and decides nothing.
     has_failed = gpu.failures > 0 and gpu.reset_at is None and not gpu.due and gpu.state != GpuState.SERVING
     return device.error is None or has_failed
 

@@ -1,8 +1,8 @@
-"""``GET /metrics``: the fleet in figures, for Prometheus.
+"""``GET /metrics``: the fleet's metrics for Prometheus.
 
-Postgres knows all that happens on all hosts, so one address tells of the whole fleet, and workers listen nowhere.
-Counters and histograms begin at zero with the server, and count each verdict once; two servers of one fleet count the
-same, each for itself. Everything else is read when it is asked for.
+Postgres has the data of all hosts, so one address serves the metrics of the whole fleet and workers open no ports.
+Counters and histograms begin at zero when the server starts, and count each verdict once. Each server of a fleet counts
+all verdicts. Gauges are read for each scrape.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ from kqueue.store import probes, reports
 from kqueue.store.reports import Crowd, Ended
 
 router: Final = APIRouter(tags=["metrics"])
-# When a counter began is known to whoever sees it fall, and would be as many lines again.
+# Prometheus sees a restart because the counter falls. The series of creation times would double the output.
 disable_created_metrics()
 
-#: Bounds of durations, in seconds: from a claim to a long compilation.
+#: Bounds in seconds of the histograms' buckets: from a claim to a long compilation.
 _BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
-#: A verdict that was begun this long ago and is not there yet is not counted.
+#: Maximum duration of the transaction that writes a verdict. A verdict that takes longer is not counted.
 _LATE: Final = timedelta(seconds=60)
-#: Ids that are read at once, and evaluations.
+#: Number of ids, and of evaluations, that one query reads.
 _MANY: Final = 20_000
 _FEW: Final = 500
-#: The most lanes that are told apart. Those of further ones are counted as one, named `other`.
+#: Number of lanes with a separate label. All further lanes share the label `other`.
 _LANES: Final = 32
-#: The beginning of the names of steps for which a device is held alone.
-_ALONE: Final = "alone_"
-#: Figures of GPUs: the name, the fact that it is, and what it means.
+#: Prefix of the names of steps that have a device exclusively.
+_EXCLUSIVE: Final = "alone_"
+#: Gauges of GPUs: name, the fact that is its value, and help text.
 _FACTS: Final = (
     ("gpu_temperature_celsius", "temperature_c", "Temperature."),
     ("gpu_sm_megahertz", "sm_mhz", "Clock of the multiprocessors."),
     ("gpu_utilisation_percent", "utilisation_percent", "Share of time in which some kernel ran."),
-    ("gpu_memory_used_bytes", "memory_used_bytes", "Memory in use, by whomever."),
-    ("gpu_memory_bytes", "memory_bytes", "Memory in all."),
+    ("gpu_memory_used_bytes", "memory_used_bytes", "Memory in use by all processes."),
+    ("gpu_memory_bytes", "memory_bytes", "Total memory."),
 )
 
 
 class Metrics:
-    """The figures of one fleet. Requests for them take turns."""
+    """The metrics of one fleet. Scrapes run one at a time."""
 
     def __init__(self, gateway: Gateway, fleet: Fleet) -> None:
         self._gateway = gateway
@@ -88,10 +88,10 @@ class Metrics:
         self._retried = counter("failed_attempts", "Attempts that were followed by another one.", "category")
         self._recorded = counter("recorded", "Verdicts, by the part of the fleet that recorded them.", "by")
         self._builds = counter("builds", "Sources with extensions, by the process that compiled them.", "by")
-        self._alone = counter("device_alone_seconds", "Seconds for which devices were held alone.", "lane")
-        self._waited = histogram("wait_seconds", "From submission to the first attempt.", "lane", "priority")
-        self._total = histogram("verdict_seconds", "From submission to the verdict.", "lane", "priority")
-        self._steps = histogram("step_seconds", "Steps of an evaluation.", "lane", "step")
+        self._exclusive = counter("device_exclusive_seconds", "Seconds of exclusive use of devices.", "lane")
+        self._waited = histogram("wait_seconds", "Time from submission to the first attempt.", "lane", "priority")
+        self._total = histogram("verdict_seconds", "Time from submission to the verdict.", "lane", "priority")
+        self._steps = histogram("step_seconds", "Durations of an evaluation's steps.", "lane", "step")
         for category in Category:
             if category.blame is Blame.FLEET:
                 self._retried.labels(category.value)
@@ -99,18 +99,14 @@ class Metrics:
             self._recorded.labels(writer.value)
 
     async def text(self) -> bytes:
-        """Return all figures in Prometheus' text format.
-
-        Raises:
-            DatabaseUnavailable: they cannot be read.
-        """
+        """Return all metrics in Prometheus' text format, or raise DatabaseUnavailable."""
         async with self._turn:
             view = await self._fleet.get()
-            # In a thread that reads: a million verdicts take minutes, and other requests are answered meanwhile.
+            # A million verdicts take minutes. A reader's thread keeps the event loop free for other requests.
             return await self._gateway.read(self._text, view)
 
     def begin(self, engine: Engine) -> None:
-        """Begin to count: what has ended is known."""
+        """Begin to count. Evaluations that have ended are not counted."""
         self._since = reports.now(engine) - _LATE
         for page in self._pages(engine):
             self._known |= dict(page)
@@ -131,7 +127,7 @@ class Metrics:
         return generate_latest(self._registry)
 
     def _pages(self, engine: Engine) -> Iterator[list[tuple[UUID, datetime]]]:
-        """Yield the ids of what ended since the last look, and a while before it."""
+        """Yield pages of ids of the evaluations that ended since the last scrape, and shortly before it."""
         after = self._since, UUID(int=0)
         while page := reports.finished(engine, after=after, limit=_MANY):
             yield page
@@ -146,25 +142,25 @@ class Metrics:
             self._waited.labels(lane, priority).observe(max((one.begun_at - one.submitted_at).total_seconds(), 0.0))
         if one.reused:
             self._reused.labels(lane).inc()
-            return  # its attempts and steps are the other one's
+            return  # its attempts and steps belong to the evaluation whose verdict it got
         for category in one.earlier:
             self._retried.labels(category.value).inc()
         if one.built is not None:
             self._builds.labels(one.built).inc()
         for step, seconds in one.durations_s.items():
             self._steps.labels(lane, step).observe(seconds)
-            if step.startswith(_ALONE):
-                self._alone.labels(lane).inc(seconds)
+            if step.startswith(_EXCLUSIVE):
+                self._exclusive.labels(lane).inc(seconds)
 
     def lane(self, name: str) -> str:
-        """Return a lane's label: there is no end to the names that producers may think of."""
+        """Return a lane's label, or ``other``. Producers choose lanes' names, so the number of labels needs a limit."""
         if name in self._lanes or len(self._lanes) < _LANES:
             self._show(name)
             return name
         return "other"
 
     def _show(self, lane: str) -> None:
-        """Have all counters of a lane begin at 0: of one that begins at 1 Prometheus does not see that it rose."""
+        """Set all counters of a new lane to 0, because Prometheus sees no increase in a counter that begins at 1."""
         if lane not in self._lanes:
             self._lanes.add(lane)
             for category in Category:
@@ -172,17 +168,17 @@ class Metrics:
 
 
 class _Now(Collector):
-    """What is so at this moment."""
+    """The gauges: the fleet's state at the moment of the scrape."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing is known before it is asked for."""
+        """Return nothing, because gauges have no values before a scrape."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the gauges of what :class:`Metrics` has just read."""
+        """Yield the gauges from the state that :class:`Metrics` has just read."""
         view = self._metrics.view
         assert view is not None
         yield from self._queue(view)
@@ -200,9 +196,9 @@ class _Now(Collector):
         running: defaultdict[tuple[str, ...], float] = defaultdict(float)
         for lane, counts in view.backlog.items():
             running[(self._metrics.lane(lane),)] += counts[EvaluationState.RUNNING]
-        yield _gauge("queued", "Evaluations that wait.", ("lane", "priority"), queued)
-        yield _gauge("oldest_queued_seconds", "How long the first of them has waited.", ("lane", "priority"), oldest)
-        yield _gauge("running", "Evaluations that are executed.", ("lane",), running)
+        yield _gauge("queued", "Queued evaluations.", ("lane", "priority"), queued)
+        yield _gauge("oldest_queued_seconds", "Waiting time of the oldest of them.", ("lane", "priority"), oldest)
+        yield _gauge("running", "Running evaluations.", ("lane",), running)
 
     def _workers(self, view: View) -> Iterator[Metric]:
         slots: defaultdict[tuple[str, ...], float] = defaultdict(float)
@@ -212,41 +208,41 @@ class _Now(Collector):
             slots[worker.host, "cpu" if worker.device == "cpu" else "gpu", state] += 1
             for lane in worker.lanes if worker.paused is None else ():
                 serving[(lane,)] += 1
-        yield _gauge("slots", "Live workers, by what they do.", ("host", "device", "state"), slots)
-        yield _gauge("serving", "Live workers that take a lane's evaluations.", ("lane",), serving)
+        yield _gauge("slots", "Live workers, by state.", ("host", "device", "state"), slots)
+        yield _gauge("serving", "Live workers that accept a lane's evaluations.", ("lane",), serving)
 
 
 def _gpus(view: View) -> Iterator[Metric]:
     labels = ("host", "gpu", "name")
-    # A GPU that was replaced is known for a day, at the same place.
-    by_place = {(d.gpu.host, d.gpu.index): d for d in sorted(view.devices, key=lambda device: device.gpu.seen_at)}
-    devices = {(host, str(index), device.gpu.name): device for (host, index), device in by_place.items()}
+    # A GPU that was replaced is listed for a day with the same host and index.
+    newest = {(d.gpu.host, d.gpu.index): d for d in sorted(view.devices, key=lambda device: device.gpu.seen_at)}
+    devices = {(host, str(index), device.gpu.name): device for (host, index), device in newest.items()}
     states: dict[tuple[str, ...], float] = {
-        (*place, state.value): device.gpu.state == state for place, device in devices.items() for state in GpuState
+        (*key, state.value): device.gpu.state == state for key, device in devices.items() for state in GpuState
     }
-    yield _gauge("gpu_state", "1 for the state that a GPU is in.", (*labels, "state"), states)
-    serves: dict[tuple[str, ...], float] = {place: device.error is None for place, device in devices.items()}
+    yield _gauge("gpu_state", "1 for a GPU's current state, 0 for all other states.", (*labels, "state"), states)
+    serves: dict[tuple[str, ...], float] = {key: device.error is None for key, device in devices.items()}
     yield _gauge("gpu_serves", "1 if a GPU gets evaluations.", labels, serves)
     for name, fact, words in _FACTS:
-        seen = {place: device.gpu.facts.get(fact) for place, device in devices.items()}
-        yield _gauge(name, words, labels, {place: value for place, value in seen.items() if value is not None})
+        facts = {key: device.gpu.facts.get(fact) for key, device in devices.items()}
+        yield _gauge(name, words, labels, {key: value for key, value in facts.items() if value is not None})
     booked: dict[tuple[str, ...], float] = {
-        place: device.gpu.memory.booked_bytes if device.gpu.memory else 0 for place, device in devices.items()
+        key: device.gpu.memory.booked_bytes if device.gpu.memory else 0 for key, device in devices.items()
     }
     yield _gauge("gpu_memory_booked_bytes", "Memory that evaluations have booked.", labels, booked)
     reasons: dict[tuple[str, ...], float] = {
-        (*place, reason): 1.0 for place, device in devices.items() for reason in device.gpu.facts.get("throttle", ())
+        (*key, reason): 1.0 for key, device in devices.items() for reason in device.gpu.facts.get("throttle", ())
     }
     yield _gauge("gpu_clocks_reason", "1 for each of NVML's reasons for lower clocks.", (*labels, "reason"), reasons)
 
 
 def _probes(record: probes.Record) -> Iterator[Metric]:
-    found: dict[tuple[str, ...], float] = {
+    findings: dict[tuple[str, ...], float] = {
         (finding.value,): record.findings.get(finding, 0) for finding in Finding if finding is not Finding.VOID
     }
-    yield _gauge("probes_day", "Probes of the judge in the last day, by what they showed.", ("finding",), found)
+    yield _gauge("probes_day", "Probes of the judge in the last day, by finding.", ("finding",), findings)
     bias: dict[tuple[str, ...], float] = {(one.resource,): one.bias for one in record.clocks}
-    words = "What spins of a known time were timed at too much in the last day, as a share: the median."
+    words = "Median relative excess of the measured times of known-duration kernels in the last day."
     yield _gauge("probe_clock_bias_ratio", words, ("device",), bias)
     paused: defaultdict[tuple[str, ...], float] = defaultdict(float)
     doubted: defaultdict[tuple[str, ...], float] = defaultdict(float)
@@ -254,9 +250,10 @@ def _probes(record: probes.Record) -> Iterator[Metric]:
         where = one.host, "cpu" if one.device == "cpu" else "gpu"
         paused[where] += 1
         doubted[where] += one.doubted
-    yield _gauge("probe_paused", "Places that are paused as probes were judged wrongly.", ("host", "device"), paused)
-    words = "Verdicts that these places reached since their last good probe."
-    yield _gauge("probe_doubted", words, ("host", "device"), doubted)
+    words = "Slots that are paused because probes were judged wrongly."
+    yield _gauge("probe_paused", words, ("host", "device"), paused)
+    words = "Verdicts of these slots since their last correctly judged probe."
+    yield _gauge("probe_suspect_verdicts", words, ("host", "device"), doubted)
 
 
 def _gauge(
@@ -275,5 +272,5 @@ def _own(request: Request) -> Metrics:
 
 @router.get("/metrics", response_class=Response)
 async def metrics(_: Reader, own: Annotated[Metrics, Depends(_own)]) -> Response:
-    """Return the fleet's figures in Prometheus' text format. A scrape needs a token of the scope `read`."""
+    """Return the fleet's metrics in Prometheus' text format. A scrape needs a token of the scope `read`."""
     return Response(await own.text(), media_type=CONTENT_TYPE_LATEST)

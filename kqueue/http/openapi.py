@@ -1,4 +1,4 @@
-"""The OpenAPI document: what the routes say of themselves, and the errors that all of them share."""
+"""The OpenAPI document: the routes' own descriptions, and the errors that all routes share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _METHODS: Final = frozenset({"get", "post", "put", "patch", "delete"})
 
 
 def install(app: FastAPI) -> None:
-    """Let ``app`` describe itself; the document is made when it is first asked for."""
+    """Set ``app.openapi``, which creates the document on the first request for it."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -29,8 +29,8 @@ def _document(app: FastAPI) -> dict[str, Any]:
         version=app.version,
         summary=app.summary,
         description=(
-            "Errors are `application/problem+json` (RFC 9457); programs decide on `code`. 503 and 429 say with "
-            "`Retry-After` when to ask again."
+            "Errors are `application/problem+json` (RFC 9457). Programs should branch on `code`. Answers 503 and 429 "
+            "have `Retry-After`."
         ),
         routes=app.routes,
     )
@@ -47,7 +47,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 
 def _add_errors(operation: dict[str, Any], path: str) -> None:
-    """Document what can become of any request of this kind, where the route does not itself."""
+    """Add the errors that are common to such routes, except where the route documents them itself."""
     common = {503}
     if operation.get("security"):
         common |= {401, 403}

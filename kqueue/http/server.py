@@ -1,4 +1,4 @@
-"""The process of `kqueue serve`: its sockets, the application on them, and a graceful end."""
+"""The process of `kqueue serve`: its sockets, its application, and its graceful shutdown."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ from kqueue.http.auth import PEER_UID
 from kqueue.signals import ending
 from kqueue.store import schema
 
-#: How long requests in progress may take to end when the server is stopped, in seconds.
+#: Seconds in which active requests can end when the server stops.
 _GRACE_S: Final = 10
-#: The most connections at once, where the process may have so many files, and the files that it needs beside them.
+#: Maximum number of concurrent connections if the limit on open files allows them.
 _CONNECTIONS: Final = 16_384
+#: Number of files that the process opens in addition to its connections.
 _OWN_FILES: Final = 100
-#: Connections inherit these from the socket that listens. An answer's body does not wait until its head is
-#: acknowledged, which may take 40 ms; asyncio sees to that only for sockets that were made with their protocol's
-#: number. And the server notices within two minutes that a peer has vanished, however long its request waits.
+#: Options that connections inherit from the listening socket. TCP_NODELAY sends an answer's body without waiting for
+#: the acknowledgement of its head, which can take 40 ms. asyncio sets it only for sockets that were created with their
+#: protocol's number. The keep-alive options detect a vanished peer within two minutes, however long its request waits.
 _OPTIONS: Final = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -49,15 +50,15 @@ _OPTIONS: Final = (
 
 
 def serve(config: Config, make: Callable[[Config], FastAPI], report: Callable[[str], None]) -> None:
-    """Serve until SIGTERM, SIGINT or SIGHUP. Clients that wait then are told to ask again.
+    """Serve until SIGTERM, SIGINT or SIGHUP. Requests that wait then answer 503, and their clients try again.
 
     Args:
-        config: the fleet's settings.
-        make: makes the application.
-        report: is given a line for each address, and the warning if there is one.
+        config: settings of the fleet.
+        make: creates the application.
+        report: is called with a line for each address, and with the warning if there is one.
 
     Raises:
-        ConfigError: the address cannot be listened on, or a setting is missing.
+        ConfigError: the server cannot listen on the address, or a setting is missing.
         DatabaseUnavailable, SchemaMismatch: the database cannot be used.
     """
     config.require_redis()
@@ -78,31 +79,27 @@ def serve(config: Config, make: Callable[[Config], FastAPI], report: Callable[[s
         outlive_signals()
         for line in lines:
             report(line)
-        # What was loaded stays. A search for garbage stops all threads, and need not pass through it each time.
+        # Loaded modules are never freed. Frozen, they do not lengthen each garbage collection, which stops all threads.
         gc.collect()
         gc.freeze()
         Server(app).run(sockets)
 
 
 def outlive_signals() -> None:
-    """Let SIGTERM, SIGINT and SIGHUP end :class:`Server`, not this process: uvicorn raises them again after its end."""
+    """Make SIGTERM, SIGINT and SIGHUP end :class:`Server`, not this process. uvicorn raises them again at its end."""
     signals = ending()
     of_uvicorn: Any = uvicorn_server
-    of_uvicorn.HANDLED_SIGNALS = tuple(signals)  # by default without SIGHUP
+    of_uvicorn.HANDLED_SIGNALS = tuple(signals)  # uvicorn's default lacks SIGHUP
     for signum in signals:
         signal.signal(signum, _ignore)
 
 
 def _ignore(_signum: int, _frame: FrameType | None) -> None:
-    """The signal has done its work."""
+    """Ignore a signal that uvicorn has already handled."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a TCP socket for :class:`Server`; port 0 is any that is free.
-
-    Raises:
-        ConfigError: the address cannot be listened on.
-    """
+    """Return a TCP socket for :class:`Server`, or raise ConfigError. Port 0 selects any free port."""
     try:
         [(family, kind, _, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         listening = socket.socket(family, kind)
@@ -116,17 +113,17 @@ def listen(host: str, port: int) -> socket.socket:
             raise
     except OSError as error:
         raise ConfigError(
-            f"cannot listen on {host}:{port} ({error.strerror}): choose others with KQUEUE_HTTP_ADDRESS and "
-            "KQUEUE_HTTP_PORT, or --host and --port (port 0: any that is free)"
+            f"cannot listen on {host}:{port} ({error.strerror}): choose another address with KQUEUE_HTTP_ADDRESS and "
+            "KQUEUE_HTTP_PORT, or --host and --port (port 0: any free port)"
         ) from error
     return listening
 
 
 def listen_at(path: Path) -> socket.socket:
-    """Return a unix socket for :class:`Server`, mode 0600. A missing folder is made with mode 0700.
+    """Return a unix socket of mode 0600 for :class:`Server`. A missing folder is created with mode 0700.
 
     Raises:
-        ConfigError: the path cannot be listened on, or another server listens there.
+        ConfigError: the server cannot listen on the path, or another server does.
     """
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -134,7 +131,7 @@ def listen_at(path: Path) -> socket.socket:
         if _is_served(path):
             raise OSError(0, "another server listens there")
         path.unlink(missing_ok=True)
-        # The file is made with this mode, not changed to it afterwards.
+        # The mode is set before bind(), so that the file never has another one.
         os.fchmod(listening.fileno(), 0o600)
         listening.bind(os.fspath(path))
     except OSError as error:
@@ -146,7 +143,7 @@ def listen_at(path: Path) -> socket.socket:
 
 
 def _is_served(path: Path) -> bool:
-    """True if a server listens on a unix socket; False if the file is missing, or left behind by a server."""
+    """Return True if a server listens on a unix socket, False if the file is missing or stale."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(os.fspath(path))
@@ -156,7 +153,7 @@ def _is_served(path: Path) -> bool:
 
 
 def _room() -> int:
-    """The number of connections that there may be. The soft limit on files is raised for them as far as possible."""
+    """Raise the soft limit on open files as far as possible, and return the number of connections it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _CONNECTIONS + _OWN_FILES
     if hard != resource.RLIM_INFINITY:
@@ -167,9 +164,9 @@ def _room() -> int:
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's protocol, which knows the peer of a unix socket and hangs up on requests that do not come in.
+    """uvicorn's protocol, which passes on the peer of a unix socket and closes connections whose request is late.
 
-    Connections without requests would keep others out.
+    Idle connections would otherwise use up the limit on connections.
     """
 
     _late: asyncio.TimerHandle | None = None
@@ -197,7 +194,7 @@ class _Protocol(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        # The body broke off while the application reads it. uvicorn answers, and would let the application answer too.
+        # The body ended early while the application reads it. uvicorn answers, so the application must not.
         cycle: Any = self.cycle  # None before the first request
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
@@ -220,14 +217,14 @@ class _Protocol(H11Protocol):
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """Return the uid of the process that connected to a unix socket, as the kernel noted it at that moment."""
+    """Return the uid of a unix socket's peer, which the operating system recorded when it connected."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
     _pid, uid, _gid = struct.unpack("iII", credentials)
     return uid
 
 
 def from_peer(app: Any, uid: int) -> ASGIApp:
-    """Return ``app`` for the requests of one connection, whose peer has this uid."""
+    """Return ``app`` for a connection whose peer has this uid."""
 
     async def asked(scope: Scope, receive: Receive, send: Send) -> None:
         await app({**scope, PEER_UID: uid}, receive, send)
@@ -236,7 +233,7 @@ def from_peer(app: Any, uid: int) -> ASGIApp:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with an end of waiting requests when it is told to stop: they answer at once."""
+    """uvicorn's server, whose waiting requests answer at once when it stops."""
 
     def __init__(
         self,
@@ -246,13 +243,13 @@ class Server(uvicorn.Server):
         room: int | None = None,
         peer_uid: Callable[[socket.socket], int] = peer_uid,
     ) -> None:
-        """Make a server.
+        """Create a server.
 
         Args:
-            app: the application.
-            receive_s: how long a request may take to come in, from the connection or the end of the one before.
-            room: the most connections at once; None for as many as this process may have.
-            peer_uid: asked for the uid of a unix socket's peer.
+            app: application to serve.
+            receive_s: maximum seconds from a new connection, or the end of its last request, to the end of a request.
+            room: maximum number of connections, or None for the limit on open files.
+            peer_uid: returns the uid of a unix socket's peer.
         """
         super().__init__(
             uvicorn.Config(

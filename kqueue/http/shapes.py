@@ -1,4 +1,4 @@
-"""The answers of the native API, as its OpenAPI describes them."""
+"""Schemas of the native API's bodies and answers, for its OpenAPI document."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class _Shape(BaseModel):
 
 
 class VerdictShape(contract.Verdict):
-    """A verdict, with the facts that follow from it."""
+    """A verdict with its derived fields."""
 
     @classmethod
     def of(cls, verdict: contract.Verdict) -> Self:
-        """A verdict's shape."""
+        """Return the shape of a verdict."""
         return cls.model_construct(**{name: getattr(verdict, name) for name in contract.Verdict.model_fields})
 
     @computed_field
@@ -45,54 +45,54 @@ class VerdictShape(contract.Verdict):
     @computed_field
     @property
     def compiled(self) -> bool | None:
-        """KernelBench's `compiled`; null where it is unknown."""
+        """KernelBench's `compiled`, or null if unknown."""
         return super().compiled
 
     @computed_field
     @property
     def correctness(self) -> bool | None:
-        """KernelBench's `correctness`; null where it is unknown."""
+        """KernelBench's `correctness`, or null if unknown."""
         return super().correctness
 
     @computed_field
     @property
     def runtime_ms(self) -> float | None:
-        """Median time of a call in milliseconds; null unless passed and timed."""
+        """Median time in milliseconds of a call, or null unless passed and timed."""
         return super().runtime_ms
 
     @computed_field
     @property
     def baseline_ms(self) -> float | None:
-        """Median time of the eager reference in milliseconds, where taken."""
+        """Median time in milliseconds of the eager reference, or null if not timed."""
         return super().baseline_ms
 
     @computed_field
     @property
     def speedup(self) -> float | None:
-        """`baseline_ms / runtime_ms`; null unless both were timed by the same clock."""
+        """`baseline_ms / runtime_ms`, or null unless the same clock timed both."""
         return super().speedup
 
     @computed_field
     @property
     def timing_basis(self) -> str | None:
-        """The clock that took the time: `gpu_clock` or `cpu_clock`."""
+        """The clock that measured the time: `gpu_clock` or `cpu_clock`."""
         return super().timing_basis
 
 
 class Body(contract.Bounded):
-    """A request's body. Unknown fields are refused."""
+    """The body of a request. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
 class Entries(Body):
-    """Evaluations to submit, all or none. The first wrong one is named."""
+    """Evaluations to submit, all or none. An error names the first wrong entry."""
 
     entries: Annotated[list[contract.Request], FailFast()] = Field(min_length=1, max_length=MAX_BATCH)
 
 
 class LooseEntries(Body):
-    """Evaluations to submit, each for itself: the fields of a `Request` each, checked one by one."""
+    """Evaluations to submit independently. Each entry has the fields of a `Request` and is checked separately."""
 
     entries: Annotated[list[dict[str, Any]], FailFast()] = Field(
         min_length=1,
@@ -102,11 +102,11 @@ class LooseEntries(Body):
 
 
 class Accepted(_Shape):
-    """An evaluation that lies in the database and will end in one verdict."""
+    """A stored evaluation, which will get exactly one verdict."""
 
     evaluation_id: UUID = Field(examples=[_ID])
     created: bool
-    """False where an earlier submission under the same idempotency key made it."""
+    """False if an earlier submission with the same idempotency key created it."""
 
 
 class AcceptedBatch(_Shape):
@@ -116,21 +116,21 @@ class AcceptedBatch(_Shape):
 
 
 class EntryResult(_Shape):
-    """The result of one entry: one of the two fields."""
+    """The result of one entry. Exactly one of the two fields is set."""
 
     evaluation: Accepted | None = None
     error: ProblemDetails | None = None
-    """The reason of a refusal. Nothing of the entry was written."""
+    """The reason for a refusal. Nothing of the entry was stored."""
 
 
 class EntryResults(_Shape):
-    """The result of each entry, in their order."""
+    """The result of each entry, in the order of the entries."""
 
     results: list[EntryResult]
 
 
 class Evaluation(_Shape):
-    """One evaluation in full but for its sources, which are artifacts."""
+    """One evaluation with all fields except its sources, which are artifacts."""
 
     evaluation_id: UUID = Field(examples=[_ID])
     state: EvaluationState
@@ -146,17 +146,17 @@ class Evaluation(_Shape):
     expires_at: datetime | None
     attempts: Sequence[reports.AttemptDetail]
     waiting: reports.Waiting | None
-    """Why it waits, and for how long: while it is queued, or runs and another fleet has its device; else null."""
+    """Reason and duration of the wait while it is queued, or runs but another fleet has its device. Else null."""
     verdict: VerdictShape | None
-    """Null while there is none."""
+    """Null until the evaluation ends."""
 
     @classmethod
     def of(cls, detail: reports.Detail, waiting: reports.Waiting | None) -> Self:
-        """An evaluation's shape."""
-        known = {name: getattr(detail, name) for name in cls.model_fields if name != "waiting"}
-        known["waiting"] = waiting
-        known["verdict"] = detail.verdict and VerdictShape.of(detail.verdict)
-        return cls.model_construct(**known)
+        """Return the shape of an evaluation."""
+        fields = {name: getattr(detail, name) for name in cls.model_fields if name != "waiting"}
+        fields["waiting"] = waiting
+        fields["verdict"] = detail.verdict and VerdictShape.of(detail.verdict)
+        return cls.model_construct(**fields)
 
 
 class Page(_Shape):
@@ -164,34 +164,34 @@ class Page(_Shape):
 
     evaluations: list[reports.Listed]
     cursor: str | None
-    """Ask with it for those that follow; null where there are none."""
+    """The cursor of the next page, or null on the last page."""
 
 
 class Awaited(_Shape):
-    """An evaluation's verdict, or null where it did not come in time."""
+    """An evaluation's verdict, or null if it did not come in time."""
 
     evaluation_id: UUID = Field(examples=[_ID])
     verdict: VerdictShape | None
 
 
 class WaitFor(Body):
-    """The verdicts to wait for, and the longest wait."""
+    """The evaluations to wait for, and the timeout."""
 
     evaluation_ids: list[UUID] = Field(min_length=1, max_length=1000, examples=[[_ID]])
     timeout: float = Field(default=30.0, ge=0, le=300, allow_inf_nan=False)
-    """Seconds."""
+    """Maximum seconds of the wait."""
 
 
 class Verdicts(_Shape):
-    """Verdicts that are there, a few at once; empty where none came in time."""
+    """Some of the verdicts that exist, or none if none came in time."""
 
     verdicts: list[VerdictShape]
     unknown: list[UUID]
-    """Those asked for that are no evaluations."""
+    """Requested ids without an evaluation."""
 
 
 class Cancelled(_Shape):
-    """The end of an evaluation; `cancelled` is false if it had its verdict already."""
+    """The result of a cancellation. `cancelled` is false if the evaluation already had its verdict."""
 
     evaluation_id: UUID = Field(examples=[_ID])
     cancelled: bool
@@ -209,18 +209,18 @@ class Batch(_Shape):
     """The number of evaluations in each category."""
     blames: dict[Blame, int]
     submitted_at: datetime
-    """When its first evaluation was accepted."""
+    """Time at which its first evaluation was accepted."""
     finished_at: datetime | None
-    """When the last one finished; null while one has not."""
+    """Time at which the last evaluation finished, or null until then."""
 
     @classmethod
     def of(cls, batch: str, state: reports.BatchState) -> Self:
-        """A batch's shape."""
+        """Return the shape of a batch."""
         return cls(batch=batch, **asdict(state))
 
 
 class Artifact(_Shape):
-    """A file that belongs to an evaluation."""
+    """A file of an evaluation."""
 
     name: str = Field(examples=["kernel.py"])
     media_type: str = Field(examples=["text/plain"])
@@ -229,7 +229,7 @@ class Artifact(_Shape):
 
 
 class Artifacts(_Shape):
-    """The files of an evaluation: before its verdict the two sources only."""
+    """The files of an evaluation. Before its verdict these are the two sources."""
 
     artifacts: list[Artifact]
 
@@ -242,7 +242,7 @@ class CategoryShape(_Shape):
     compiled: bool | None
     correctness: bool | None
     retried: bool
-    """True if the fleet makes another attempt, until those of the evaluation are used up."""
+    """True if the fleet makes another attempt while the evaluation has attempts left."""
     meaning: str
 
 
@@ -263,7 +263,7 @@ class Problems(_Shape):
 
     problems: list[reports.StoredProblem]
     cursor: str | None
-    """Ask with it for those that follow; null where there are none."""
+    """The cursor of the next page, or null on the last page."""
 
 
 class Problem(_Shape):
@@ -277,16 +277,16 @@ class Problem(_Shape):
 
 
 class Lane(_Shape):
-    """The evaluations on a lane, and its workers."""
+    """The numbers of evaluations and workers of a lane."""
 
     queued: int
     running: int
     workers: int
-    """Those that live."""
+    """Number of live workers."""
 
 
 class Fleet(_Shape):
-    """The fleet at this moment, a second old at most as a rule; and what probes of its judge showed in the last day."""
+    """The state of the fleet, about one second old, and the results of the last day's probes."""
 
     lanes: dict[str, Lane]
     workers: Sequence[LiveWorker]

@@ -1,7 +1,7 @@
-"""KernelGYM's form of the job routes: its client posts a task, then polls its status and fetches its result.
+"""KernelGYM's form of the job routes: its client posts a task, polls the status and reads the result.
 
-A task is an evaluation, found again under the id that its client chose. ``POST /evaluate`` takes this form beside that
-of :mod:`kqueue.http.jobs`; ``/evaluate/batch`` and ``/workflow/submit`` take several, and one in an envelope.
+A task is an evaluation with an id that its client chose. ``POST /evaluate`` accepts this form and the form of
+:mod:`kqueue.http.jobs`. ``/evaluate/batch`` accepts several tasks, and ``/workflow/submit`` one in an envelope.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from kqueue.store.reports import Progress
 
 router: Final = APIRouter(tags=["KernelGYM"])
 
-#: The share of a task's timeout for which the answer to its submission is held back. Its client gives up its
-#: connection after the whole timeout, and polls after an answer.
+#: Share of a task's timeout after which a submission is answered without a result. The client closes the connection
+#: after the whole timeout, and polls after an answer.
 _HELD: Final = 0.8
 _CLASS: Final = "Model"
 _WORKFLOW: Final = "kernelbench"
@@ -64,28 +64,28 @@ class TaskRequest(Bounded):
     entry_point: str = Field(
         _CLASS,
         pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$",
-        description="The reference's class; the candidate's has `New` at its end.",
+        description="Name of the reference's class. The candidate's class has this name with `New` appended.",
     )
     backend: str = Field("triton", description="`cuda`, `triton`, `torch`, `cpp` or `cupy`.")
     num_correct_trials: int = Field(5, ge=1, le=100)
     num_perf_trials: int = Field(100, ge=0, le=10_000)
     num_warmup: int = Field(3, ge=0, le=1000)
-    seed: int = Field(42, ge=0, lt=2**63, description="Set before both constructors.")
+    seed: int = Field(42, ge=0, lt=2**63, description="Seed that is set before each constructor.")
     timeout: float = Field(
-        300, gt=0, le=3600, description="Seconds that no phase of the execution may exceed; queueing does not count."
+        300, gt=0, le=3600, description="Maximum seconds of each phase of the execution. Queueing does not count."
     )
     measure_performance: bool | None = None
     run_performance: bool | None = Field(None, description="Overrides `measure_performance`.")
-    detect_decoy_kernel: bool | None = Field(None, description="False: kernels that do no work are not looked for.")
+    detect_decoy_kernel: bool | None = Field(None, description="False to allow kernels that do no work.")
     reference_backend: Literal["pytorch", "compile", "torch_compile"] | None = Field(
-        None, description="What the speedup is taken against: the reference as it is, or under `torch.compile`."
+        None, description="Baseline of the speedup: the eager reference, or the reference under `torch.compile`."
     )
     device_preference: str | None = Field(
-        None, pattern=r"^cuda:[0-9]{1,4}$", description="A device of `/health` by number: its model's lane is used."
+        None, pattern=r"^cuda:[0-9]{1,4}$", description="A device number of `/health`. Its model's lane is used."
     )
-    force_refresh: bool = Field(False, description="Judge anew what has been judged under this id.")
+    force_refresh: bool = Field(False, description="Judge the kernel again, even if this task has its result.")
     priority: Literal["low", "normal", "high"] | None = Field(
-        "normal", description="`high` comes first, where the token may; the others are batch work."
+        "normal", description="`high` runs first if the token permits it. `normal` and `low` are batch work."
     )
     workflow: str | None = Field(_WORKFLOW, description="`kernelbench`.")
 
@@ -93,20 +93,11 @@ class TaskRequest(Bounded):
     @classmethod
     def _judged(cls, value: str | None) -> str | None:
         if value not in (None, _WORKFLOW):
-            raise ValueError(f"kernels are judged against a reference: send reference_code, and {_WORKFLOW!r} here")
+            raise ValueError(f"only {_WORKFLOW!r} is supported, with a reference_code to judge the kernel against")
         return value
 
     def as_request(self, lane: str, batch: str, highest: Priority) -> contract.Request:
-        """Return the request for this task.
-
-        Args:
-            lane: where it is to be judged.
-            batch: the batch that it belongs to.
-            highest: the highest priority that it may have.
-
-        Raises:
-            InvalidRequest: a field is wrong; the message names it.
-        """
+        """Return the request for this task, or raise InvalidRequest. ``highest`` is the caller's highest priority."""
         timed = self.measure_performance if self.run_performance is None else self.run_performance
         request = kernelbench.request_of(
             _aliased(self.reference_code, self.entry_point, _CLASS),
@@ -133,14 +124,14 @@ class TaskRequest(Bounded):
 
 
 class TaskBatch(Bounded):
-    """Several tasks, each for itself."""
+    """Several independent tasks."""
 
     batch_id: _Id
     tasks: list[TaskRequest] = Field(min_length=1)
 
 
 class WorkflowRequest(Bounded):
-    """A task in an envelope, whose fields stand for the task's own."""
+    """A task in an envelope, whose fields override the task's own."""
 
     payload: TaskRequest
 
@@ -151,13 +142,13 @@ class WorkflowRequest(Bounded):
         payload = given.get("payload")
         if not isinstance(payload, Mapping):
             return given
-        known = cast("Mapping[str, Any]", payload)
+        inner = cast("Mapping[str, Any]", payload)
         outer = {name: given[name] for name in ("task_id", "force_refresh", "workflow") if given.get(name) is not None}
-        return {"payload": {**known, **outer}}
+        return {"payload": {**inner, **outer}}
 
 
 class TaskStatus(BaseModel):
-    """A task, and where it stands."""
+    """A task's id, status and device."""
 
     task_id: str
     status: str = Field(examples=["processing"], description="`pending`, `processing`, `completed`, `failed`, ...")
@@ -170,12 +161,12 @@ class TaskResult(BaseModel):
 
     task_id: str
     status: str = Field(examples=["completed"])
-    compiled: bool | None = Field(default=None, description="Null if nothing is known of the kernel.")
-    correctness: bool | None = Field(default=None, description="Null if nothing is known of the kernel.")
+    compiled: bool | None = Field(default=None, description="Null if the kernel was not judged.")
+    correctness: bool | None = Field(default=None, description="Null if the kernel was not judged.")
     decoy_kernel: bool | None = None
-    reference_runtime: float | None = Field(default=None, description="-1.0 if no time was taken.")
-    kernel_runtime: float | None = Field(default=None, description="-1.0 if no time was taken.")
-    speedup: float | None = Field(default=None, description="0.0 if none is known.")
+    reference_runtime: float | None = Field(default=None, description="-1.0 if not measured.")
+    kernel_runtime: float | None = Field(default=None, description="-1.0 if not measured.")
+    speedup: float | None = Field(default=None, description="0.0 if unknown.")
     metadata: dict[str, Any] | None = None
     error_message: str | None = None
     error_code: str | None = Field(default=None, examples=["COMPILATION_ERROR"])
@@ -185,7 +176,7 @@ class TaskResult(BaseModel):
 
 
 class TaskBatchResult(BaseModel):
-    """The results of a batch's tasks, in their order."""
+    """The results of a batch's tasks, in the order of the tasks."""
 
     batch_id: str
     total_tasks: int
@@ -202,7 +193,7 @@ class WorkflowResult(BaseModel):
 
     task_id: str
     status: str = Field(examples=["completed"])
-    result: TaskResult | None = Field(None, description="Null before there is one.")
+    result: TaskResult | None = Field(None, description="Null until the task ends.")
     error_message: str | None = None
     error_code: str | None = None
     completed_at: str | None = None
@@ -211,9 +202,10 @@ class WorkflowResult(BaseModel):
 async def evaluate(
     body: TaskRequest, request: Request, gateway: Gateway, view: View, caller: Caller, key: str | None
 ) -> TaskResult | JSONResponse:
-    """Accept a task and wait for its result, but no longer than its client does: then answer with its status.
+    """Accept a task and wait for its result. Answer with its status shortly before its client stops waiting.
 
-    The same task again is the same evaluation. If the fleet failed, the answer is a 503 and the next one judges anew.
+    A repeated task is the same evaluation. If the fleet failed, the answer is a 503, and a repeated task is judged
+    again.
     """
     evaluation_id = await _accept(body, gateway, view, caller, key)
     verdict = await gateway.wait(request, evaluation_id, _HELD * body.timeout)
@@ -226,9 +218,9 @@ async def evaluate(
 async def evaluate_batch(
     body: TaskBatch, request: Request, gateway: CurrentGateway, fleet: CurrentFleet, caller: Submitter
 ) -> TaskBatchResult:
-    """Judge several tasks and answer with all results, or with what is there after most of the longest timeout.
+    """Judge several tasks and answer with all results, or with the available ones after 80 % of the longest timeout.
 
-    A task that is refused, or for which the fleet failed, is a `failed` one among them.
+    A task that is refused, or for which the fleet failed, has the status `failed`.
     """
     gateway.bound(len(body.tasks))
     begun, view = datetime.now(UTC), await fleet.get()
@@ -240,21 +232,21 @@ async def evaluate_batch(
             return error
 
     ids = await asyncio.gather(*map(accepted, body.tasks))
-    missing = {found for found in ids if isinstance(found, UUID)}
+    missing = {one for one in ids if isinstance(one, UUID)}
     deadline = time.monotonic() + _HELD * max(task.timeout for task in body.tasks)
     while missing and (left_s := deadline - time.monotonic()) > 0:
         missing -= (await gateway.wait_any(request, missing, left_s)).keys()
     results = [
-        await _result(gateway, view, await gateway.read(reports.progress, found), task.task_id)
-        if isinstance(found, UUID)
+        await _result(gateway, view, await gateway.read(reports.progress, accepted_as), task.task_id)
+        if isinstance(accepted_as, UUID)
         else TaskResult(
             task_id=task.task_id,
             status="failed",
-            error_message=str(found),
+            error_message=str(accepted_as),
             error_code="VALIDATION_ERROR",
             submitted_at=begun.isoformat(),
         )
-        for task, found in zip(body.tasks, ids, strict=True)
+        for task, accepted_as in zip(body.tasks, ids, strict=True)
     ]
     states = [result.status for result in results]
     over = not {"pending", "processing"} & set(states)
@@ -274,17 +266,17 @@ async def evaluate_batch(
 async def submit_workflow(
     body: WorkflowRequest, request: Request, gateway: CurrentGateway, fleet: CurrentFleet, caller: Submitter
 ) -> WorkflowResult | JSONResponse:
-    """Judge a task of the workflow `kernelbench`, as `POST /evaluate` does."""
-    found = await evaluate(body.payload, request, gateway, await fleet.get(), caller, None)
-    if isinstance(found, JSONResponse):
-        return found
+    """Judge a task of the workflow `kernelbench` in the same way as `POST /evaluate`."""
+    result = await evaluate(body.payload, request, gateway, await fleet.get(), caller, None)
+    if isinstance(result, JSONResponse):
+        return result
     return WorkflowResult(
-        task_id=found.task_id,
-        status=found.status,
-        result=None if found.completed_at is None else found,
-        error_message=found.error_message,
-        error_code=found.error_code,
-        completed_at=found.completed_at,
+        task_id=result.task_id,
+        status=result.status,
+        result=None if result.completed_at is None else result,
+        error_message=result.error_message,
+        error_code=result.error_code,
+        completed_at=result.completed_at,
     )
 
 
@@ -306,7 +298,7 @@ async def workers_status(fleet: CurrentFleet, _: Reader) -> dict[str, dict[str, 
 
 @router.get("/status/{task_id:path}")
 async def status(task_id: str, gateway: CurrentGateway, fleet: CurrentFleet, caller: Reader) -> TaskStatus:
-    """Return where the last task of this id stands that the same token submitted."""
+    """Return the status of the last task with this id that the same token submitted."""
     progress = await _latest(gateway, caller, task_id)
     view = await fleet.get()
     verdict = await gateway.client.verdict(progress.evaluation_id)
@@ -320,19 +312,15 @@ async def status(task_id: str, gateway: CurrentGateway, fleet: CurrentFleet, cal
 
 @router.get("/results/{task_id:path}")
 async def results(task_id: str, gateway: CurrentGateway, fleet: CurrentFleet, caller: Reader) -> TaskResult:
-    """Return the result of the last task of this id that the same token submitted."""
+    """Return the result of the last task with this id that the same token submitted."""
     progress = await _latest(gateway, caller, task_id)
     if progress.state != EvaluationState.DONE:
-        raise HttpError(404, f"{task_id} has no result yet: ask /status/{task_id}", code="not_finished")
+        raise HttpError(404, f"{task_id} has no result yet: poll /status/{task_id}", code="not_finished")
     return await _result(gateway, await fleet.get(), progress, task_id)
 
 
 async def _accept(body: TaskRequest, gateway: Gateway, view: View, caller: Caller, key: str | None) -> UUID:
-    """Return a task's evaluation.
-
-    Raises:
-        HttpError, InvalidRequest, DatabaseUnavailable: as :func:`joining.accept`.
-    """
+    """Submit a task and return its evaluation's id."""
     lane = "auto"
     if body.device_preference is not None:
         lane = view.lane_towards(int(body.device_preference.removeprefix("cuda:")))
@@ -349,21 +337,21 @@ async def _accept(body: TaskRequest, gateway: Gateway, view: View, caller: Calle
 
 
 def _batch(caller: Caller, task_id: str) -> str:
-    """The batch of all evaluations of a task. Two tokens may use the same id."""
+    """Return the batch of all evaluations of a task. Two tokens can use the same task id."""
     return f"task:{caller.token_id or 'local'}:{task_id}"
 
 
 async def _latest(gateway: Gateway, caller: Caller, task_id: str) -> Progress:
     if "\0" not in task_id and len(task_id) <= 100:
         for done in (False, True):
-            found = await gateway.read(reports.progress_of_batch, _batch(caller, task_id), done=done, limit=1)
-            if found:
-                return found[0]
+            latest = await gateway.read(reports.progress_of_batch, _batch(caller, task_id), done=done, limit=1)
+            if latest:
+                return latest[0]
     raise UnknownEvaluation(task_id, what="the task id")
 
 
 def _status(progress: Progress) -> str:
-    """KernelGYM's word for a task's state. What a kernel did, right or wrong, is ``completed``."""
+    """Return KernelGYM's status of a task. A judged kernel, right or wrong, is ``completed``."""
     match progress.state, progress.blame:
         case EvaluationState.QUEUED, _:
             return "pending"
@@ -380,29 +368,29 @@ def _status(progress: Progress) -> str:
 async def _result(gateway: Gateway, view: View, progress: Progress, task_id: str) -> TaskResult:
     done = progress.state == EvaluationState.DONE
     verdict = await gateway.client.verdict(progress.evaluation_id) if done else None
-    known: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if verdict is not None:
         assert progress.finished_at is not None
         began = progress.started_at
-        known = {
+        fields = {
             **_of_verdict(verdict, (await result_of(gateway, view, verdict))["metadata"]),
             "completed_at": progress.finished_at.isoformat(),
             "processing_time": None if began is None else (progress.finished_at - began).total_seconds(),
         }
     return TaskResult(
-        task_id=task_id, status=_status(progress), submitted_at=progress.submitted_at.isoformat(), **known
+        task_id=task_id, status=_status(progress), submitted_at=progress.submitted_at.isoformat(), **fields
     )
 
 
 def _of_verdict(verdict: Verdict, metadata: dict[str, Any]) -> dict[str, Any]:
     message = None if verdict.passed else f"{verdict.category}: {verdict.message}"
-    told = {
+    fields = {
         "metadata": metadata | _coverage(verdict),
         "error_message": message,
         "error_code": _error_code(verdict, metadata),
     }
     if not verdict.judged:
-        return told
+        return fields
     provenance = verdict.evidence.provenance
     compiled = verdict.evidence.compiled_baseline
     reference, speedup = verdict.baseline_ms, verdict.speedup
@@ -411,7 +399,7 @@ def _of_verdict(verdict: Verdict, metadata: dict[str, Any]) -> dict[str, Any]:
         if isinstance(compiled, Measurement):
             reference = compiled.median_ms
             speedup = verdict.model_copy(update={"baseline": compiled}).speedup
-    return told | {
+    return fields | {
         "compiled": bool(verdict.compiled),
         "correctness": verdict.passed,
         "decoy_kernel": verdict.facts.hack is Hack.DECOY or (provenance is not None and provenance.decoy),
@@ -422,19 +410,19 @@ def _of_verdict(verdict: Verdict, metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def _coverage(verdict: Verdict) -> dict[str, int | float]:
-    """Return what KernelGYM's clients reward own kernels by, from the provenance; nothing where that is unknown."""
-    found = verdict.evidence.provenance
-    if found is None:
+    """Return the figures by which KernelGYM's clients reward custom kernels. Empty without provenance."""
+    provenance = verdict.evidence.provenance
+    if provenance is None:
         return {}
     counts: dict[str, int | float] = {
-        "num_custom_kernels": len(found.own),
-        "num_total_kernels": len(found.own) + len(found.library) + len(found.unclear),
+        "num_custom_kernels": len(provenance.own),
+        "num_total_kernels": len(provenance.own) + len(provenance.library) + len(provenance.unclear),
     }
     if verdict.runtime_ms is None:
         return counts
     total_us = 1e3 * verdict.runtime_ms
     return counts | {
-        "custom_kernel_cuda_time_in_profiling_us": found.own_share * total_us,
+        "custom_kernel_cuda_time_in_profiling_us": provenance.own_share * total_us,
         "total_kernel_run_time_in_profiling_us": total_us,
     }
 
@@ -457,7 +445,7 @@ def _error_code(verdict: Verdict, metadata: dict[str, Any]) -> str | None:
 
 
 def _aliased(source: str, given: str, wanted: str) -> str:
-    """Return a source in which ``wanted`` names its class ``given``, if it has one. Lines keep their numbers."""
+    """Return a source with the alias ``wanted`` for its class ``given``, if it has one. Lines keep their numbers."""
     if given == wanted or not re.search(rf"^class\s+{given}\b", source, re.MULTILINE):
         return source
     return f"{source}\n\n{wanted} = {given}\n"

@@ -1,4 +1,4 @@
-"""The native API below ``/v1``: the client's methods and the store's reports, as resources."""
+"""The native API below ``/v1``: resources for the client's methods and the store's reports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from kqueue.store import evaluations, reports
 router: Final = APIRouter(prefix="/v1", tags=["v1"])
 router.include_router(events.router)
 
-#: The most verdicts in one answer: each may hold a log and its evidence.
+#: Maximum number of verdicts in one answer. A verdict can contain a log and evidence.
 _MOST_VERDICTS: Final = 20
 
 _EXAMPLE: Final[Mapping[str, Any]] = {
@@ -61,8 +61,8 @@ _Key = Annotated[
         min_length=1,
         max_length=180,
         pattern=r"^[\x20-\x7e]+$",
-        description="The same key again gives the same evaluations. For several entries, those without a key of "
-        "their own get this one with `/` and their place.",
+        description="A repeated key returns the same evaluations. Of several entries, each one without "
+        "`idempotency_key` gets this key with `/` and its index appended.",
     ),
 ]
 
@@ -80,7 +80,7 @@ class ArtifactName(StrEnum):
     "/evaluations",
     status_code=201,
     responses=_REFUSALS
-    | {200: {"model": shapes.Accepted, "description": "The key is known: this is the evaluation that has it."}},
+    | {200: {"model": shapes.Accepted, "description": "An evaluation with this key exists, and is returned."}},
 )
 async def submit(
     body: Annotated[contract.Request, Body(openapi_examples={"relu": {"value": _EXAMPLE}})],
@@ -90,7 +90,7 @@ async def submit(
     allow_idle_lane: _IdleLane = False,
     idempotency_key: _Key = None,
 ) -> shapes.Accepted:
-    """Submit one evaluation. It ends in one verdict, whatever becomes of this connection."""
+    """Submit one evaluation. It gets exactly one verdict, even if the connection breaks."""
     keys = _Keys(caller, idempotency_key)
     with keys.as_given():
         [ticket] = await gateway.submit(caller, [keys.put(body)], allow_idle_lane=allow_idle_lane)
@@ -108,10 +108,10 @@ async def submit_batch(
     allow_idle_lane: _IdleLane = False,
     idempotency_key: _Key = None,
 ) -> shapes.AcceptedBatch:
-    """Submit all or none, in one transaction."""
+    """Submit all evaluations or none, in one transaction."""
     gateway.bound(len(body.entries))
     keys = _Keys(caller, idempotency_key)
-    requests = [keys.put(entry, place) for place, entry in enumerate(body.entries)]
+    requests = [keys.put(entry, index) for index, entry in enumerate(body.entries)]
     with keys.as_given():
         tickets = await gateway.submit(caller, requests, allow_idle_lane=allow_idle_lane)
     return shapes.AcceptedBatch(evaluations=[shapes.Accepted.model_validate(ticket) for ticket in tickets])
@@ -126,13 +126,13 @@ async def submit_each(
     allow_idle_lane: _IdleLane = False,
     idempotency_key: _Key = None,
 ) -> shapes.EntryResults:
-    """Submit everything that can be judged. A refused entry's place holds its error."""
+    """Submit every valid entry. The result of a refused entry is its error."""
     gateway.bound(len(body.entries))
     keys = _Keys(caller, idempotency_key)
     checked: list[contract.Request | InvalidRequest] = []
-    for place, entry in enumerate(body.entries):
+    for index, entry in enumerate(body.entries):
         try:
-            checked.append(keys.put(contract.parse_request(entry), place))
+            checked.append(keys.put(contract.parse_request(entry), index))
         except InvalidRequest as error:
             checked.append(error)
     results = await gateway.submit_each(caller, checked, allow_idle_lane=allow_idle_lane)
@@ -157,12 +157,12 @@ async def listing(
     backend: Backend | None = None,
     lane: _Text = None,
     batch: _Text = None,
-    since: Annotated[datetime | None, Query(description="Submitted then or later; UTC unless it says so.")] = None,
+    since: Annotated[datetime | None, Query(description="Earliest time of submission, UTC by default.")] = None,
     limit: _Limit = 100,
     cursor: _Text = None,
 ) -> shapes.Page:
-    """Evaluations, the latest submitted first, in pages."""
-    found = await gateway.read(
+    """List evaluations in pages, the latest submission first."""
+    listed = await gateway.read(
         reports.listing,
         state=state,
         category=category,
@@ -175,14 +175,14 @@ async def listing(
         after=None if cursor is None else cursors.read(cursor, UUID),
         limit=limit + 1,
     )
-    page = found[:limit]
-    more = cursors.make(page[-1].submitted_at, page[-1].evaluation_id) if len(found) > limit else None
+    page = listed[:limit]
+    more = cursors.make(page[-1].submitted_at, page[-1].evaluation_id) if len(listed) > limit else None
     return shapes.Page(evaluations=page, cursor=more)
 
 
 @router.get("/evaluations/{evaluation_id}")
 async def get(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> shapes.Evaluation:
-    """One evaluation, with its attempts and its verdict, or why it waits."""
+    """Return one evaluation with its attempts and its verdict, or the reason why it waits."""
     detail = await gateway.read(reports.show, evaluation_id)
     waiting = None
     if detail.state is not EvaluationState.DONE:
@@ -192,7 +192,7 @@ async def get(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> shapes
 
 @router.post("/evaluations/{evaluation_id}/cancel")
 async def cancel(evaluation_id: UUID, _: Submitter, gateway: CurrentGateway) -> shapes.Cancelled:
-    """End an evaluation as `cancelled`, and kill it where it runs."""
+    """Cancel an evaluation, and kill it if it runs."""
     return shapes.Cancelled(evaluation_id=evaluation_id, cancelled=await gateway.client.cancel(evaluation_id))
 
 
@@ -200,7 +200,7 @@ async def cancel(evaluation_id: UUID, _: Submitter, gateway: CurrentGateway) -> 
 async def wait(
     evaluation_id: UUID, request: Request, _: Reader, gateway: CurrentGateway, timeout: _Timeout = 30.0
 ) -> shapes.Awaited:
-    """Return the verdict as soon as there is one. A client that goes away ends the wait, not the evaluation."""
+    """Wait for the verdict. A client that disconnects ends the wait, not the evaluation."""
     verdict = await gateway.read(evaluations.verdict, evaluation_id)
     if verdict is None and timeout > 0:
         verdict = await gateway.wait(request, evaluation_id, timeout)
@@ -209,27 +209,27 @@ async def wait(
 
 @router.post("/evaluations/wait")
 async def wait_any(body: shapes.WaitFor, request: Request, _: Reader, gateway: CurrentGateway) -> shapes.Verdicts:
-    """The first verdicts of several evaluations, as soon as one of them has one."""
+    """Wait until one of several evaluations has its verdict, and return all verdicts that exist then."""
     known = await gateway.read(evaluations.existing, body.evaluation_ids)
     unknown = [identity for identity in body.evaluation_ids if identity not in known]
     if unknown or body.timeout == 0:
-        # What is unknown is told at once.
-        found = await gateway.read(evaluations.verdicts, known)
+        # Unknown ids are reported at once.
+        verdicts = await gateway.read(evaluations.verdicts, known)
     else:
-        found = await gateway.wait_any(request, known, body.timeout)
-    verdicts = [shapes.VerdictShape.of(verdict) for verdict in list(found.values())[:_MOST_VERDICTS]]
-    return shapes.Verdicts(verdicts=verdicts, unknown=unknown)
+        verdicts = await gateway.wait_any(request, known, body.timeout)
+    answered = [shapes.VerdictShape.of(verdict) for verdict in list(verdicts.values())[:_MOST_VERDICTS]]
+    return shapes.Verdicts(verdicts=answered, unknown=unknown)
 
 
 @router.get("/evaluations/{evaluation_id}/log", response_class=PlainTextResponse)
 async def log(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> str:
-    """Return the end of the kernel's output, sanitised. The kernel writes what it likes."""
+    """Return the end of the kernel's output, sanitised. The kernel controls the text."""
     return (await _finished(gateway, evaluation_id)).log
 
 
 @router.get("/evaluations/{evaluation_id}/artifacts")
 async def artifacts(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> shapes.Artifacts:
-    """The files of an evaluation: its sources, and once it has its verdict that and the evidence."""
+    """List the files of an evaluation: its sources, and after its verdict also the verdict and the evidence."""
     files = _files(await gateway.read(reports.show, evaluation_id))
     return shapes.Artifacts(
         artifacts=[
@@ -255,7 +255,7 @@ async def artifacts(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> 
     },
 )
 async def artifact(evaluation_id: UUID, name: ArtifactName, _: Reader, gateway: CurrentGateway) -> Response:
-    """One file of an evaluation."""
+    """Return one file of an evaluation."""
     content = _files(await gateway.read(reports.show, evaluation_id)).get(name)
     if content is None:
         raise _unfinished(evaluation_id)
@@ -275,7 +275,7 @@ async def batch(batch: events.BatchName, _: Reader, gateway: CurrentGateway) -> 
 
 @router.get("/categories")
 async def categories(_: Reader) -> shapes.Categories:
-    """Return the table of categories, with the party to blame for each."""
+    """Return the table of categories, with the blame of each."""
     return shapes.Categories(categories=[shapes.CategoryShape.model_validate(row) for row in CATEGORIES.values()])
 
 
@@ -288,7 +288,7 @@ async def leaderboard(
     device: Annotated[_Text, Query(description="A device model's name, or a part of it.")] = None,
     limit: _Limit = 100,
 ) -> shapes.Leaderboard:
-    """The fastest passed kernel of each problem, precision and device model."""
+    """Return the fastest passed kernel of each problem, precision and device model."""
     best = await gateway.read(reports.best, problem=problem, precision=precision, device=device, limit=limit)
     return shapes.Leaderboard(best=best)
 
@@ -301,24 +301,24 @@ async def problems(
     limit: _Limit = 100,
     cursor: _Text = None,
 ) -> shapes.Problems:
-    """Stored problems, the latest first, in pages."""
+    """List stored problems in pages, the latest first."""
     after = None if cursor is None else cursors.read(cursor, _hash)
-    found = await gateway.read(reports.problems, problem=problem, after=after, limit=limit + 1)
-    page = found[:limit]
-    more = cursors.make(page[-1].created_at, page[-1].problem_hash) if len(found) > limit else None
+    stored = await gateway.read(reports.problems, problem=problem, after=after, limit=limit + 1)
+    page = stored[:limit]
+    more = cursors.make(page[-1].created_at, page[-1].problem_hash) if len(stored) > limit else None
     return shapes.Problems(problems=page, cursor=more)
 
 
 @router.get("/problems/{problem_hash}")
 async def problem(problem_hash: _Hash, _: Reader, gateway: CurrentGateway) -> shapes.Problem:
-    """A stored problem with its source."""
-    known, source = await gateway.read(reports.problem, problem_hash)
-    return shapes.Problem(**asdict(known), source=source)
+    """Return a stored problem with its source."""
+    stored, source = await gateway.read(reports.problem, problem_hash)
+    return shapes.Problem(**asdict(stored), source=source)
 
 
 @router.get("/fleet")
 async def fleet(_: Reader, fleet: CurrentFleet) -> shapes.Fleet:
-    """Return the lanes, the live workers, the states of the GPUs, and the last day's record of probes."""
+    """Return the lanes, the live workers, the GPUs' states, and the results of the last day's probes."""
     view = await fleet.get()
     none = dict.fromkeys((EvaluationState.QUEUED, EvaluationState.RUNNING), 0)
     return shapes.Fleet(
@@ -333,9 +333,9 @@ async def fleet(_: Reader, fleet: CurrentFleet) -> shapes.Fleet:
 
 
 class _Keys:
-    """The idempotency keys of one HTTP request, as its caller gives them and as they are kept.
+    """The idempotency keys of one HTTP request: the caller's keys and the stored keys.
 
-    A token's are kept under its id: nobody can make, before it, the evaluation that another token's key will name.
+    A stored key contains the token's id, so that no token can occupy another token's key.
     """
 
     def __init__(self, caller: Caller, header: str | None) -> None:
@@ -343,17 +343,17 @@ class _Keys:
         self._header = header
         self._given: dict[str, str] = {}
 
-    def put(self, request: contract.Request, place: int | None = None) -> contract.Request:
-        """``request`` with its key, or the header's where it has none; ``place`` is its own among several.
+    def put(self, request: contract.Request, index: int | None = None) -> contract.Request:
+        """Return ``request`` with its stored key, made from its own key or the header's.
 
-        Raises:
-            InvalidRequest: header and field of a single request differ.
+        ``index`` is the request's index among several. A single request whose key differs from the header's raises
+        InvalidRequest.
         """
         key, header = request.idempotency_key, self._header
-        if header is not None and place is not None:
-            header = f"{header}/{place}"
+        if header is not None and index is not None:
+            header = f"{header}/{index}"
         elif header is not None and key not in (None, header):
-            raise InvalidRequest("idempotency_key: the header Idempotency-Key names another; give one of them")
+            raise InvalidRequest("idempotency_key: the header Idempotency-Key has another key. Send one of the two")
         key = header if key is None else key
         if key is None:
             return request
@@ -364,14 +364,14 @@ class _Keys:
         return request.model_copy(update={"idempotency_key": kept})
 
     def given(self, error: InvalidRequest | HttpError) -> InvalidRequest | HttpError:
-        """Return the error with the keys as they were given, if it names any."""
+        """Return the error with the caller's keys instead of the stored ones, if it names any."""
         if not isinstance(error, IdempotencyConflict):
             return error
         return IdempotencyConflict(self._given[key] for key in error.keys)
 
     @contextmanager
     def as_given(self) -> Generator[None]:
-        """Let errors that leave the block tell keys as they were given."""
+        """Replace stored keys by the caller's keys in errors that the block raises."""
         try:
             yield
         except IdempotencyConflict as error:
@@ -379,7 +379,7 @@ class _Keys:
 
 
 def _hash(text: str) -> str:
-    """Return the hash that a text is; raise ValueError for another text."""
+    """Return a text if it is a hash, else raise ValueError."""
     if not re.fullmatch(contract.HASH, text):
         raise ValueError(text)
     return text

@@ -1,4 +1,4 @@
-"""Adapters for code that expects another evaluator's interface. They translate; they do not judge.
+"""Adapters for code that expects another evaluator's interface. They translate and do not judge.
 
 - :mod:`~kqueue.integrations.modal_like`: an evaluator with the interface of evaluators on Modal.
 - :mod:`~kqueue.integrations.local`: an evaluator that starts a fleet on this machine if none runs.

@@ -10,10 +10,10 @@ from kqueue.errors import InvalidRequest
 from kqueue.integrations.extraction import Taken, take
 from kqueue.kernelbench import request_of
 
-#: Text, or the messages of a chat, whose content is text or parts with text.
+#: A text, or the messages of a chat, whose content is text or parts with text.
 Answer = str | Sequence[Mapping[str, Any]]
 
-_SOUND: Final = "class ModelNew: ..."
+_VALID: Final = "class ModelNew: ..."
 
 
 def take_from(answer: Answer) -> Taken:
@@ -28,7 +28,7 @@ def take_from(answer: Answer) -> Taken:
 
 
 def _text_of(part: object) -> str:
-    """Return the text of a part of a message; none of a part that is reasoning, a picture or a tool's call."""
+    """Return the text of a part of a message. Empty for reasoning, a picture or a tool call."""
     if isinstance(part, Mapping):
         return str(part.get("text") or "") if part.get("type", "text") in ("text", "output_text") else ""
     return str(part)
@@ -38,19 +38,17 @@ def request_for(problem: str, kernel: str, **arguments: Any) -> Request | Invali
     """Build the request for a kernel that a model wrote.
 
     Args:
-        problem: source of the reference.
-        kernel: source of the kernel.
         arguments: see :func:`~kqueue.kernelbench.request_of`.
 
     Returns:
-        the request, or the :class:`InvalidRequest` if the kernel is at fault: that is the model's failure, not the
+        The request, or the :class:`InvalidRequest` if the kernel is invalid, which is the model's failure and not the
         caller's.
 
     Raises:
-        InvalidRequest: the problem or the arguments are wrong, whatever the kernel.
+        InvalidRequest: the problem or the arguments are invalid for any kernel.
     """
     try:
         return request_of(problem, kernel, **arguments)
     except InvalidRequest as error:
-        request_of(problem, _SOUND, **arguments)
+        request_of(problem, _VALID, **arguments)
         return error

@@ -11,10 +11,10 @@ ClientT = TypeVar("ClientT")
 
 
 class Connection(Generic[ClientT]):
-    """A lazy client. Threads and copies share it; another process (forked, or given a pickle) creates its own."""
+    """A lazy client. Threads and copies share it. Another process (forked, or given a pickle) creates its own."""
 
     def __init__(self, connect: Callable[[], ClientT]) -> None:
-        """Keep ``connect`` for the first use, which calls it to create the client."""
+        """Store ``connect``, which the first use calls to create the client."""
         self._connect = connect
         self._lock = threading.Lock()
         self._client: ClientT | None = None
@@ -28,7 +28,7 @@ class Connection(Generic[ClientT]):
             return self._client
 
     def take(self) -> ClientT | None:
-        """Return this process's client, if any, for the caller to close. :meth:`client` then creates another."""
+        """Return this process's client, if any, for the caller to close. :meth:`client` then creates another one."""
         with self._lock:
             client, self._client = self._client, None
             return client if self._process == os.getpid() else None

@@ -1,8 +1,8 @@
-"""Take the kernel out of a model's answer.
+"""Extract the kernel from a model's answer.
 
-Every door that accepts answers uses :func:`take`. An answer is read as Markdown, with the liberties that models take:
-fences within a line, tags next to fences, reasoning before the answer, JSON around it, and no fence at all. Python's
-parser decides which block is the kernel, and where a block ends whose strings contain fences.
+Every interface that accepts answers uses :func:`take`. An answer is parsed as Markdown with the deviations of models:
+fences within a line, tags next to fences, reasoning before the answer, JSON around it, or no fence. Python's parser
+decides which block is the kernel, and where a block ends if its strings contain fences.
 """
 
 from __future__ import annotations
@@ -30,52 +30,53 @@ _DEFINES: Final = re.compile(rf"^[ \t]*class[ \t]+{_ENTRY}\b", re.MULTILINE)
 _RUN: Final = re.compile(r"`{3,}|~{3,}")
 #: The word after a fence that opens within a line: a language or a file's name.
 _WORD: Final = re.compile(r"[\w+#.:{}=/-]*")
-#: The tags of reasoning: those of DeepSeek, Qwen and most others, Seed's, Kimi's and Magistral's.
+#: Tags of reasoning, as used by DeepSeek, Qwen and most models, Seed, Kimi and Magistral.
 _REASONING: Final = re.compile(
     r"(?P<first>^(?:[ \t]*<\|[^<>\s]*>){0,4}[ \t]*)?"
     r"(?:[<◁](?P<end>/?)(?i:(?:seed:)?(?:think(?:ing)?|thought|reasoning))(?:\s[^<>]*)?[>▷]|\[(?P<End>/?)THINK\])",
     re.MULTILINE,
 )
 _FIRST_IMPORT: Final = re.compile(r"^(?:import[ \t]+\w|from[ \t]+[\w.]+[ \t]+import\b)", re.MULTILINE)
-#: Tags that begin a line, and a tag or a chat's special token that ends one.
+#: Tags at the start of a line, and a tag or a chat's special token at its end.
 _FIRST_TAGS: Final = re.compile(r"(?:[ \t]*<[A-Za-z|][^<>\s]*>){1,4}[ \t]*")
 _LAST_TAG: Final = re.compile(r"<(?:/[A-Za-z]|\|)[^<>\s]*>")
-#: The beginning of a line that is rather Python than prose.
+#: Start of a line that is more likely Python than prose.
 _CODE: Final = re.compile(rf"\s|[@\"')\]}}#]|(?:{'|'.join(keyword.kwlist)})\b|\w[\w.]*(?:\s*=|\(|\[)|$")
-#: Characters that Python's parser may read for one answer, which takes about three seconds per million.
+#: Maximum number of characters that are parsed as Python for one answer. A million takes about three seconds.
 _MOST_PARSED: Final = 2 * MAX_SOURCE_BYTES
-#: Characters, and the cost of a line in characters, that the search for the ends of blocks may read for one answer. Up
-#: to this it is not linear in the answer: fences that are never closed are searched for to the end.
+#: Maximum cost in characters of the search for the ends of blocks in one answer. The search is not linear, because an
+#: unclosed fence is searched for up to the answer's end.
 _MOST_SEARCHED: Final = 16 * MAX_SOURCE_BYTES
+#: Cost in characters of a line in that search, in addition to its length.
 _LINE_COST: Final = 16
-#: Ends of a block that are tried, and lines of prose at which a source is cut.
+#: Maximum number of tried ends of a block, and of lines of prose at which a source is cut.
 _MOST_TRIES: Final = 8
-#: Blocks in blocks, such as a fence in a Markdown document in a fence, or in JSON.
+#: Maximum depth of nested blocks, such as a fence in a Markdown document that is in a fence or in JSON.
 _MOST_NESTED: Final = 3
 
 
 class _Grade(IntEnum):
     """The likelihood that a source is the kernel."""
 
-    #: It does not define the class.
+    #: The source does not define the class.
     OTHER = 0
-    #: A line begins its definition, and the source is not valid Python.
+    #: A line begins the definition, and the source is not valid Python.
     BROKEN = 1
-    #: A fragment or a sketch: its base class is unknown in the source, or ``...`` stands for code.
+    #: The source is a fragment or a sketch: its base class is not defined, or ``...`` stands for code.
     PART = 2
     WHOLE = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A kernel, and its place in the answer. ``str()`` gives the place in words.
+    """A kernel and its location in the answer, which ``str()`` describes.
 
     Attributes:
-        kernel: the source to judge. Empty if the answer holds only reasoning.
-        block: the number of its block, from 1. None if the answer, or a part of it, is the source.
+        kernel: the source to judge. Empty if the answer contains only reasoning.
+        block: the number of its block, from 1. None if the source is not in a block.
         blocks: the number of blocks in the answer.
-        language: the language or file that the block's fence names; may be empty.
-        lines: the first and last line in the answer, from 1. None for a source out of JSON.
+        language: the language or file that the block's fence names, perhaps empty.
+        lines: the first and last line in the answer, from 1. None for a source in JSON.
         reasoning: True if sections of reasoning were dropped.
     """
 
@@ -87,7 +88,7 @@ class Taken:
     reasoning: bool = False
 
     def __str__(self) -> str:
-        """Return the place: ``block 2 of 3 (python), lines 10-48, reasoning dropped``."""
+        """Return the location: ``block 2 of 3 (python), lines 10-48, reasoning dropped``."""
         if not self.kernel.strip():
             parts = ["nothing"]
         elif self.block is not None:
@@ -102,7 +103,7 @@ class Taken:
 
     @property
     def note(self) -> str:
-        """The place as a line of feedback. Empty if the answer is the kernel."""
+        """The location as a line of feedback. Empty if the whole answer is the kernel."""
         return "" if self == Taken(self.kernel) and self.kernel else f"Taken from the answer: {self}."
 
 
@@ -117,35 +118,35 @@ class _Block:
 
 @dataclass(slots=True)
 class _Reader:
-    """Grades sources within the limit of one answer."""
+    """A grader of sources within the limits of one answer."""
 
     parse: int = _MOST_PARSED
     search: int = _MOST_SEARCHED
-    known: dict[str, _Grade] = field(default_factory=dict[str, _Grade])
+    grades: dict[str, _Grade] = field(default_factory=dict[str, _Grade])
 
     def grade(self, source: str) -> _Grade:
         if _ENTRY not in source:
             return _Grade.OTHER
-        if source in self.known:
-            return self.known[source]
+        if source in self.grades:
+            return self.grades[source]
         tree = self.tree(source)
         if isinstance(tree, ast.Module):
             grade = _graded(tree)
         else:
             grade = _Grade.BROKEN if _DEFINES.search(source) else _Grade.OTHER
         if tree is not None:
-            self.known[source] = grade
+            self.grades[source] = grade
         return grade
 
     def tree(self, source: str) -> ast.Module | SyntaxError | None:
-        """Return the source's tree, its first error, or None if it cannot be read."""
+        """Return the source's tree, or its first error, or None if it cannot be parsed."""
         if len(source) > min(self.parse, MAX_SOURCE_BYTES):
             return None
         self.parse -= len(source)
         try:
-            # Other threads may take answers apart at the same time, and filters belong to the process.
+            # Other threads can parse answers at the same time, and warning filters are global.
             with _warnings, warnings.catch_warnings():
-                # A wrong escape in a string of C++ is no error, also where warnings are made errors.
+                # An invalid escape in a C++ string is not an error, even if warnings are turned into errors.
                 warnings.simplefilter("ignore")
                 return ast.parse(source)
         except SyntaxError as error:
@@ -161,9 +162,9 @@ def take(answer: str) -> Taken:
     """Return the kernel in a model's answer.
 
     A text that is the kernel's source is returned unchanged. Otherwise reasoning is dropped, and the kernel is the last
-    block that defines ``class ModelNew`` in valid Python, with the names of its base classes. Without one it is the
-    last block that comes close: a fragment, then a block with a syntax error, then any. Without a block it is the part
-    of the text that defines the class, or all of the text.
+    block that defines ``class ModelNew`` in valid Python, with the names of its base classes. If there is none, it is
+    the last block of the next best grade: a fragment, then a block with a syntax error, then any block. If there is no
+    block, it is the part of the text that defines the class, or else the whole text.
     """
     text = answer.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     reader = _Reader()
@@ -186,10 +187,8 @@ def _lines(block: _Block) -> tuple[int, int] | None:
 
 
 def _graded(tree: ast.Module) -> _Grade:
-    """Return the grade of valid Python.
-
-    A class whose base is not bound raises NameError, as in fragments ("only forward changes").
-    """
+    """Return the grade of valid Python."""
+    # A class with an undefined base raises NameError, as in fragments ("only forward changes").
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     entries = [node for node in classes if node.name == _ENTRY]
     bound = {node.name for node in classes}
@@ -211,12 +210,11 @@ def _graded(tree: ast.Module) -> _Grade:
 
 
 def _without_reasoning(text: str) -> tuple[str, bool]:
-    """Return the text with sections of reasoning emptied, so that lines keep their numbers, and True if there was one.
-
-    A closing tag without an opening one ends a section that began with the answer: chat templates write the opening tag
-    into the prompt. A section without an end reaches to ``<answer>`` or to the end, if its tag begins a line: others
-    are words. Where both tags of a pair are within lines behind a fence, they are in a kernel's comments.
-    """
+    """Replace reasoning by blank lines, so that lines keep their numbers. Return True if there was any."""
+    # A closing tag without an opening one ends a section that began with the answer, because chat templates put the
+    # opening tag into the prompt. A section without an end extends to `<answer>` or to the end if its tag begins a
+    # line. Otherwise the tag is a word. If both tags of a pair are within lines after a fence, they are in a kernel's
+    # comments.
     sections: list[tuple[int, int]] = []
     begin: int | None = None
     first_in_line = in_code = False
@@ -247,7 +245,7 @@ def _without_reasoning(text: str) -> tuple[str, bool]:
 
 
 def _without_tags(text: str) -> str:
-    """Return the text without the first and last tags of each line, of which a line has few."""
+    """Return the text without the first and last tags of each line."""
     lines = text.split("\n")
     for number, line in enumerate(lines):
         if (first := _FIRST_TAGS.match(line)) is not None:
@@ -267,7 +265,7 @@ def _next_run(text: str, begin: int) -> int:
 
 
 def _blocks(text: str, reader: _Reader, depth: int, line: int | None) -> Iterator[_Block]:
-    """Yield the blocks of a text that begins at ``line`` of the answer, and in the place of a block those in it."""
+    """Yield the blocks of a text that begins at ``line`` of the answer. Nested blocks replace the block around them."""
     if depth == _MOST_NESTED:
         return
     if strings := _strings(text):
@@ -296,36 +294,34 @@ def _blocks(text: str, reader: _Reader, depth: int, line: int | None) -> Iterato
 
 
 def _strings(text: str) -> list[str]:
-    """Return the strings of a JSON text that define the class; none if the text is not JSON."""
+    """Return the strings of a JSON text that define the class. Empty if the text is not JSON."""
     if f"class {_ENTRY}" not in text:
         return []
     text = _without_tags(text).lstrip()
     if text[:1] not in ("{", "[", '"'):
         return []
     try:
-        # Models write newlines into strings as they are.
+        # Models write newlines into strings without escaping them.
         todo: list[Any] = [json.JSONDecoder(strict=False).raw_decode(text)[0]]
     except (ValueError, RecursionError):
         return []
-    found: list[str] = []
+    strings: list[str] = []
     while todo:
         match todo.pop():
             case str() as string if f"class {_ENTRY}" in string:
-                found.append(string)
+                strings.append(string)
             case list() as values:
                 todo += reversed(values)
             case dict() as fields:
                 todo += reversed(fields.values())
             case _:
                 pass
-    return found
+    return strings
 
 
 def _trimmed(text: str, reader: _Reader) -> _Block | None:
-    """Return the source in a text without fences around it: from the first import to the prose after the class.
-
-    An error in Python is left where it is: only a line that is no code at all ends the source.
-    """
+    """Return the source in a text without fences, from the first import to the prose after the class."""
+    # A syntax error stays in the source. Only a line that is clearly not code ends it.
     if not _DEFINES.search(text):
         return None
     text = _without_tags(text)
@@ -352,7 +348,7 @@ def _trimmed(text: str, reader: _Reader) -> _Block | None:
 
 @cache
 def _markdown() -> MarkdownIt:
-    """Return a parser of lists, quotes and fences. Importing it takes longer than taking a hundred answers apart."""
+    """Return a parser of lists, quotes and fences. Its import takes longer than a hundred answers."""
     from markdown_it import MarkdownIt
 
     parser = MarkdownIt("zero").enable(["blockquote", "list"])
@@ -362,13 +358,13 @@ def _markdown() -> MarkdownIt:
 
 
 def _text(state: StateBlock, first: int, end: int, silent: bool) -> bool:  # noqa: ARG001 the parser's
-    """Pass over a line. A paragraph would take a fence into itself that is indented, or not at the line's start."""
+    """Skip a line. A paragraph would absorb a fence that is indented, or not at the line's start."""
     state.line = first + 1
     return True
 
 
 def _fence(state: StateBlock, first: int, end: int, silent: bool) -> bool:
-    """Read a block from the fence in line ``first``, wherever in the line it is."""
+    """Parse a block from the fence in line ``first``, at any column."""
     opening = _RUN.search(_line(state, first))
     if opening is None:
         return False
@@ -378,7 +374,7 @@ def _fence(state: StateBlock, first: int, end: int, silent: bool) -> bool:
         return False
     if silent:
         return True
-    # The code after the language, if the line between them was lost.
+    # The code after the language, if the model omitted the newline between them.
     language, _, rest = info.partition(" ")
     head = f"{rest}\n" if _FIRST_IMPORT.match(rest) else ""
     last, content, closed = _end(state, first, end, run, head)
@@ -390,14 +386,12 @@ def _fence(state: StateBlock, first: int, end: int, silent: bool) -> bool:
 
 
 def _end(state: StateBlock, first: int, end: int, run: str, head: str) -> tuple[int, str, bool]:
-    """Return the line after a block, its content, and True if a fence closes it.
-
-    A block ends at the first fence on a line of its own or at one that opens another block, else at one behind code. If
-    the content up to some other fence is a kernel, it ends there: the fences before are in the kernel's strings and
-    comments, and a fence with words after it was meant to close. Fences in Python are errors anywhere else, so no two
-    blocks are joined.
-    """
-    # Python begins in the first column, whatever the column of its fence.
+    """Return the line after a block, its content, and True if a fence closes it."""
+    # A block ends at the first fence that is alone on its line or that opens another block, or else at one after code.
+    # If the content up to another fence is a kernel, the block ends there: earlier fences are in the kernel's strings
+    # and comments, and a fence with words after it was meant to close. Fences elsewhere in Python are syntax errors, so
+    # two blocks are never joined.
+    # Python begins in the first column, whatever the fence's column.
     indent = next((state.sCount[i] for i in range(first + 1, end) if not state.isEmpty(i)), 0)
 
     def content(number: int, behind: int) -> str:
@@ -418,7 +412,7 @@ def _end(state: StateBlock, first: int, end: int, run: str, head: str) -> tuple[
         behind, closes = closing
         if tried < _MOST_TRIES and reader.grade(content(number, behind)) >= _Grade.PART:
             ends["kernel"] = number, behind
-            # The kernel goes on if the fence is in its comment.
+            # If the fence is in a comment, the kernel continues after it.
             if not behind or "#" not in line:
                 break
         tried += 1
@@ -430,15 +424,15 @@ def _end(state: StateBlock, first: int, end: int, run: str, head: str) -> tuple[
         if reader.grade(content(end, 0)) >= _Grade.PART:
             return end, content(end, 0), False
     own = min((ends[kind] for kind in ("alone", "opens") if kind in ends), default=ends.get("behind"))
-    found = ends.get("kernel", own)
-    if found is None:
+    chosen = ends.get("kernel", own)
+    if chosen is None:
         return end, content(end, 0), False
-    opens = "kernel" not in ends and found == ends.get("opens")
-    return found[0] + (not opens), content(*found), not opens
+    opens = "kernel" not in ends and chosen == ends.get("opens")
+    return chosen[0] + (not opens), content(*chosen), not opens
 
 
 def _may_hold_fences(source: str) -> bool:
-    """Return True if the source can be the beginning of a kernel: lines with fences are in strings of many lines."""
+    """Return True if the source can be the beginning of a kernel with fences in its multi-line strings."""
     return _ENTRY in source and ("'''" in source or '"""' in source)
 
 
@@ -447,10 +441,8 @@ def _line(state: StateBlock, number: int) -> str:
 
 
 def _closing(line: str, run: str) -> tuple[int, bool] | None:
-    """Return the number of characters from a fence behind code on, else 0, and True if no words are after the fence.
-
-    None if the line cannot end a block: words are on both sides of the fence.
-    """
+    """Return the number of characters from a fence after code on, else 0, and True if the fence closes a block."""
+    # Words on both sides of the fence show that the line does not end a block.
     at = line.rfind(run[0])
     before = line[: at + 1].rstrip(run[0])
     after = line[at + 1 :].strip()

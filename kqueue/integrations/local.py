@@ -34,18 +34,19 @@ from kqueue.text import clean
 
 _log = logging.getLogger(__name__)
 
-#: Seconds to wait for another process to start its fleet.
-_OTHERS_START_S: Final = 180.0
-_LOOK_S: Final = 0.5
+#: Maximum seconds of the wait for another process to start its fleet.
+_OTHER_START_S: Final = 180.0
+#: Seconds between two checks of a fleet.
+_CHECK_S: Final = 0.5
 
 
 class LocalKernelEvaluator:
-    """Evaluate kernels on this machine's fleet, in KernelBench's form. Threads may share it.
+    """An evaluator on this machine's fleet, with KernelBench's results. Threads can share it.
 
     A fleet that already runs, or that the settings name, is used and never stopped. Otherwise the first evaluation
     starts one, which takes seconds. It stops after ``idle_timeout`` idle seconds, even outside the ``with`` block,
-    and at the latest with the process; the next evaluation starts it again. Its verdicts stay under ``KQUEUE_HOME``.
-    Processes on one machine share the fleet of the first process, for as long as that one lives.
+    and at the latest with the process. The next evaluation starts it again. Its verdicts stay under ``KQUEUE_HOME``.
+    Processes on one machine share the fleet of the first process until that process ends.
     """
 
     def __init__(
@@ -56,14 +57,14 @@ class LocalKernelEvaluator:
         config: Config | None = None,
         **arguments: Any,
     ) -> None:
-        """Configure an evaluator without starting anything.
+        """Configure an evaluator without starting a fleet.
 
         Args:
             gpu: the GPU's model, such as ``L40S``, or ``any``, ``auto``, ``cpu``.
             idle_timeout: seconds without an evaluation after which the fleet stops.
-            config: the fleet's settings; by default the environment's.
-            arguments: arguments of :func:`~kqueue.kernelbench.request_of` for all evaluations: ``backend``,
-                ``num_correct_trials``, ``num_perf_trials``, ``precision`` and others.
+            config: the fleet's settings. The default is the environment's.
+            arguments: arguments of :func:`~kqueue.kernelbench.request_of` for all evaluations, such as ``backend``,
+                ``num_correct_trials``, ``num_perf_trials`` and ``precision``.
 
         Raises:
             InvalidRequest: ``gpu`` is not a lane.
@@ -76,9 +77,9 @@ class LocalKernelEvaluator:
         """Start a fleet if none runs.
 
         Raises:
-            LaneUnavailable: this machine has no such GPU. Callers of :meth:`evaluate` that catch exceptions would take
-                it for a bad kernel.
-            LocalFleetError: the fleet does not start; the message says why.
+            LaneUnavailable: this machine has no such GPU. It is raised here, because callers of :meth:`evaluate` that
+                catch exceptions would mistake it for a bad kernel.
+            LocalFleetError: the fleet does not start, for the reason in the message.
         """
         with self._client():
             settings = self._settings()
@@ -87,31 +88,30 @@ class LocalKernelEvaluator:
                 live = workers.live_lanes(engine, within_s=settings.live_s)
             finally:
                 engine.dispose()
-            # Any kernel: an evaluation may have another backend.
+            # Any kernel will do, because an evaluation can have another backend.
             anything = request_of("...", "...", backend=Backend.TORCH, lane=self._arguments["lane"])
             lane_for(anything, live, allow_idle_lane=False, fallback=settings.gpu_fallback)
             return self
 
     def __exit__(self, *_: object) -> None:
-        """Keep the fleet warm for later evaluations."""
+        """Do not stop the fleet, so that it stays warm for later evaluations."""
 
     def evaluate(self, ref_arch_src: str, custom_cuda: str, verbose: bool = False, **arguments: Any) -> dict[str, Any]:
         """Evaluate one kernel.
 
         Args:
-            ref_arch_src: source of the reference.
             custom_cuda: source of the kernel, for any backend.
             verbose: write the result to stderr.
             arguments: arguments of :func:`~kqueue.kernelbench.request_of` for this evaluation.
 
         Returns:
-            KernelBench's result: see :func:`~kqueue.kernelbench.result_of`. If ``KQUEUE_GPU_FALLBACK`` took the place
-            of ``gpu``, ``metadata`` has ``lane_asked`` beside ``lane``.
+            KernelBench's result: see :func:`~kqueue.kernelbench.result_of`. If ``KQUEUE_GPU_FALLBACK`` replaced
+            ``gpu``, ``metadata`` has ``lane_asked`` in addition to ``lane``.
 
         Raises:
             InvalidRequest: an argument is wrong.
             LaneUnavailable: this machine has no such GPU, and ``KQUEUE_GPU_FALLBACK`` names no lane of it.
-            EvaluationFailed: the fleet or the problem failed; nothing is known about the kernel.
+            EvaluationFailed: the fleet or the problem failed, so the kernel's quality is unknown.
             LocalFleetError: the fleet does not start.
         """
         request = request_of(ref_arch_src, custom_cuda, **self._arguments | arguments)
@@ -127,7 +127,7 @@ class LocalKernelEvaluator:
         return result
 
     def judge(self, requests: Sequence[Request]) -> Sequence[Verdict | InvalidRequest]:
-        """Do as :meth:`kqueue.Client.evaluate_batch` does, on this machine's fleet."""
+        """Run :meth:`kqueue.Client.evaluate_batch` on this machine's fleet."""
         with self._client() as client:
             return client.evaluate_batch(requests)
 
@@ -141,93 +141,88 @@ class LocalKernelEvaluator:
             yield client
 
     def _settings(self) -> Config:
-        """Return the settings, with the addresses of a fleet that runs now."""
+        """Return the settings, with the addresses of a running fleet."""
         return load(**({} if self._config is None else self._config.model_dump(exclude_unset=True)))
 
 
 class _WarmFleet:
-    """The fleet of one home, started by this process or by another.
+    """The fleet of one home, started by this process or by another one."""
 
-    One thread starts, watches and stops an own fleet, because the fleet's processes die with the thread that started
-    them.
-    """
+    # The fleet's processes die with the thread that started them, so one thread starts, watches and stops an own fleet.
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._users = 0
         self._idle_s = 0.0
         self._used = time.monotonic()
-        self._keeper: threading.Thread | None = None
-        #: The client. ``_own`` is True if this process started the fleet behind it.
+        self._owner_thread: threading.Thread | None = None
+        #: The client. ``_own`` is True if this process started the client's fleet.
         self._client: Client | None = None
         self._own = False
-        self._others_url: str | None = None
+        self._other_url: str | None = None
         self._failure: BaseException | None = None
 
     @contextlib.contextmanager
     def client(self, read: Callable[[], Config], idle_s: float) -> Generator[Client]:
-        """Provide a client of a running fleet. An own fleet keeps running inside the ``with`` block.
-
-        Args:
-            read: returns the settings, with the addresses of a fleet that runs now.
-            idle_s: seconds to keep an own fleet after its last use.
-        """
+        """Provide a client of a fleet. An own fleet stops ``idle_s`` seconds after its last use at the earliest."""
         with self._changed:
             self._users += 1
             self._idle_s = idle_s
         try:
             with self._changed:
-                found = self._find(read)
-            yield found
+                client = self._find(read)
+            yield client
         finally:
             with self._changed:
                 self._users -= 1
                 self._used = time.monotonic()
 
     def let_go(self) -> None:
-        """Stop an own fleet once it is idle. Wait for its end if it is idle now."""
+        """Stop an own fleet once it is idle. If it is idle now, wait for its end."""
         with self._changed:
             self._idle_s = 0.0
             self._changed.notify_all()
-            if self._users == 0 and self._keeper is not None:
-                self._changed.wait_for(lambda: self._keeper is None)
+            if self._users == 0 and self._owner_thread is not None:
+                self._changed.wait_for(lambda: self._owner_thread is None)
 
     def _find(self, read: Callable[[], Config]) -> Client:
-        deadline = time.monotonic() + _OTHERS_START_S
+        deadline = time.monotonic() + _OTHER_START_S
         while not self._own:
-            if self._keeper is None:
+            if self._owner_thread is None:
                 settings = read()
                 if settings.database_url is not None:
-                    return self._others(settings)
+                    return self._other_client(settings)
                 self._failure = None
-                self._keeper = threading.Thread(target=self._keep, args=(settings,), name="kqueue-fleet", daemon=True)
-                self._keeper.start()
-            # The keeper may still start a fleet, or stop an idle one.
-            self._changed.wait_for(lambda: self._own or self._keeper is None)
+                self._owner_thread = threading.Thread(
+                    target=self._keep, args=(settings,), name="kqueue-fleet", daemon=True
+                )
+                self._owner_thread.start()
+            # The owner thread can still be starting a fleet, or stopping an idle one.
+            self._changed.wait_for(lambda: self._own or self._owner_thread is None)
             if isinstance(self._failure, HomeInUse) and time.monotonic() < deadline:
-                # Another process starts or stops a fleet there.
-                self._changed.wait(_LOOK_S)
+                # Another process is starting or stopping a fleet there.
+                self._changed.wait(_CHECK_S)
             elif self._failure is not None:
                 raise self._failure
         assert self._client is not None
         return self._client
 
-    def _others(self, settings: Config) -> Client:
+    def _other_client(self, settings: Config) -> Client:
         url = settings.require_database()
-        if self._client is None or url != self._others_url:
+        if self._client is None or url != self._other_url:
             if self._client is not None:
                 self._client.close()
-            self._client, self._others_url = Client(settings), url
+            self._client, self._other_url = Client(settings), url
         return self._client
 
     def _keep(self, settings: Config) -> None:
-        """Run one fleet from start to stop, in the keeper's thread."""
+        """Run one fleet from start to stop, in the owner thread."""
         try:
             with LocalFleet(settings, report=_log.warning) as fleet, fleet.client() as client:
                 with self._changed:
                     if self._client is not None:
                         self._client.close()
-                    self._client, self._own, self._others_url = client, True, None
+                    self._client, self._own, self._other_url = client, True, None
                     self._used = time.monotonic()
                     self._changed.notify_all()
                 self._watch(fleet)
@@ -237,16 +232,16 @@ class _WarmFleet:
             with self._changed:
                 if self._own:
                     self._client, self._own = None, False
-                self._keeper = None
+                self._owner_thread = None
                 self._changed.notify_all()
 
     def _watch(self, fleet: LocalFleet) -> None:
-        """Take the client away and return once the fleet is idle."""
+        """Withdraw the client and return once the fleet is idle."""
         while True:
             fleet.look()
             with self._changed:
-                self._changed.wait_for(self._is_idle, timeout=_LOOK_S)
-                if self._is_idle() and not _serves_others(fleet):
+                self._changed.wait_for(self._is_idle, timeout=_CHECK_S)
+                if self._is_idle() and not _serves_other_process(fleet):
                     self._client, self._own = None, False
                     return
 
@@ -254,8 +249,8 @@ class _WarmFleet:
         return self._users == 0 and time.monotonic() - self._used >= self._idle_s
 
 
-def _serves_others(fleet: LocalFleet) -> bool:
-    """True if another process's evaluation runs."""
+def _serves_other_process(fleet: LocalFleet) -> bool:
+    """Return True if another process's evaluation runs."""
     try:
         return any(slot.busy_with is not None for slot in fleet.slots())
     except KqueueError:
@@ -268,7 +263,7 @@ _warm_lock: Final = threading.Lock()
 
 def _warm_fleet(home: Path) -> _WarmFleet:
     with _warm_lock:
-        # A fork inherits neither threads nor usable connections, so each process has its own.
+        # A fork inherits neither threads nor usable connections, so each process needs its own fleet object.
         return _warm.setdefault((os.getpid(), home), _WarmFleet())
 
 

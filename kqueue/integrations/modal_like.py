@@ -5,7 +5,7 @@
     set_modal_evaluator(ModalKernelEvaluator(ModalEvaluatorConfig(gpu_type="H200")))
     results = await get_modal_evaluator().evaluate_batch([{"ref_code": ..., "kernel_code": ...}, ...])
 
-``docs/evaluator.md`` explains what each argument means here.
+``docs/evaluator.md`` explains the meaning of each argument.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: KernelBench's timing methods. All are accepted, and none changes how the judge takes times.
+#: KernelBench's timing methods. All are accepted, and none changes the judge's own method.
 TIMING_METHODS: Final = ("cuda_event", "host_time", "do_bench", "do_bench_impl")
-#: The beginning of every token of kqueue.
-_OURS: Final = "kq_"
-#: Seconds between two looks for a worker that has the GPU type.
-_LOOK_S: Final = 2.0
-#: Categories of a source that cannot be a kernel at all.
+#: Prefix of every kqueue token.
+_PREFIX: Final = "kq_"
+#: Seconds between two searches for a worker with the GPU type.
+_RETRY_S: Final = 2.0
+#: Categories of a source that is not a kernel at all.
 _NO_KERNEL: Final = frozenset({Category.SYNTAX_ERROR, Category.ENTRY_POINT_MISSING})
 
 
@@ -51,21 +51,21 @@ class ModalEvaluatorConfig:
 
     Attributes:
         enabled: if False, every evaluation raises :class:`~kqueue.errors.ConfigError`.
-        gpu_type: the GPU's model, such as ``A100`` or ``L40S``; see :func:`lane_of`.
+        gpu_type: the GPU's model, such as ``A100`` or ``L40S``. See :func:`lane_of`.
         timeout: limit of each phase of an evaluation in seconds, without the wait for a GPU.
-        max_batch_size: most calls of ``evaluate_single_batched`` to send together.
-        return_exceptions: True if ``evaluate_batch`` has a record for each entry, also for one without a result; False
-            if it raises the first entry's exception.
+        max_batch_size: maximum number of calls of ``evaluate_single_batched`` to send together.
+        return_exceptions: True if ``evaluate_batch`` returns a record for each entry, even without a result. If False,
+            it raises the first entry's exception.
         batch_single: True if ``evaluate_single_batched`` waits for other calls to send together.
-        batch_window_s: seconds that it waits.
-        modal_token_env: the environment variable with the token for a fleet behind HTTP. Only a token of kqueue is
-            sent, never one of Modal; without one ``KQUEUE_TOKEN`` counts.
-        deployment_mode: ``deployed`` uses the fleet that the settings name or that runs on this machine;
-            ``ephemeral`` starts one on this machine if none runs, and stops it after ten idle minutes.
-        wait_for_gpu: True to wait for a worker if none serves the GPU type or ``KQUEUE_GPU_FALLBACK``; False to
-            raise :class:`~kqueue.errors.LaneUnavailable`. Callers that catch exceptions take one for a bad kernel.
-        max_queue_wait_s: most seconds that an evaluation waits until some worker has the GPU type, and then until one
-            takes it; None for no limit.
+        batch_window_s: seconds of that wait.
+        modal_token_env: the environment variable with the token for a fleet behind HTTP. Only a kqueue token is sent,
+            never a Modal token. Without one, ``KQUEUE_TOKEN`` is used.
+        deployment_mode: ``deployed`` uses the fleet of the settings or of this machine. ``ephemeral`` starts one on
+            this machine if none runs, and stops it after ten idle minutes.
+        wait_for_gpu: True to wait for a worker if none serves the GPU type or ``KQUEUE_GPU_FALLBACK``. If False,
+            :class:`~kqueue.errors.LaneUnavailable` is raised, which callers often mistake for a bad kernel.
+        max_queue_wait_s: maximum seconds that an evaluation waits for a worker with the GPU type, and again for a free
+            one. None stands for no limit.
     """
 
     enabled: bool = True
@@ -82,7 +82,7 @@ class ModalEvaluatorConfig:
     _given: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Remember which fields are given: see :func:`get_modal_evaluator`."""
+        """Record which fields are given, for :func:`get_modal_evaluator`."""
         self = super().__new__(cls)
         arguments = inspect.signature(cls.__init__).bind_partial(self, *args, **kwargs).arguments
         self._given = frozenset(arguments) - {"self"}
@@ -96,7 +96,7 @@ class ModalEvaluatorConfig:
         """Validate the fields.
 
         Raises:
-            ConfigError: a field is wrong; the message names it.
+            ConfigError: a field is wrong. The message names it.
         """
         if self.deployment_mode not in ("deployed", "ephemeral"):
             raise ConfigError(f"deployment_mode: {self.deployment_mode!r} is neither deployed nor ephemeral")
@@ -107,15 +107,14 @@ class ModalEvaluatorConfig:
 
 
 class ModalKernelEvaluator:
-    """Evaluate kernels on a fleet. Threads and event loops may share it."""
+    """An evaluator of kernels on a fleet. Threads and event loops can share it."""
 
     def __init__(self, config: ModalEvaluatorConfig | None = None, client: AsyncClient | None = None) -> None:
         """Configure an evaluator. The first evaluation connects.
 
         Args:
-            config: the settings.
-            client: the client to use, which the caller closes. By default one from the environment's settings: an
-                :class:`~kqueue.AsyncClient`, or an :class:`~kqueue.AsyncRemoteClient` if they name a URL and no
+            client: the client to use, which the caller closes. By default one is made from the environment's settings:
+                an :class:`~kqueue.AsyncClient`, or an :class:`~kqueue.AsyncRemoteClient` if they name a URL and no
                 database.
         """
         self.config = config or ModalEvaluatorConfig()
@@ -124,7 +123,7 @@ class ModalKernelEvaluator:
         self._local: LocalKernelEvaluator | None = None
         self._lock = threading.Lock()
         self._batchers = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, ModalBatcher]()
-        #: The GPU types that a warning says are waited for.
+        #: GPU types for which a warning about the wait was logged.
         self._awaited = set[str]()
 
     async def evaluate_single(
@@ -143,28 +142,26 @@ class ModalKernelEvaluator:
         """Evaluate one kernel.
 
         Args:
-            ref_code: source of the reference.
-            kernel_code: source of the kernel.
             backend: ``cuda``, ``triton``, ``torch``, ``cpp`` or ``cupy``.
-            num_correct_trials: input sets to check.
+            num_correct_trials: number of input sets to check.
             measure_performance: True to time the kernel.
-            num_perf_trials: most timed calls.
+            num_perf_trials: maximum number of timed calls.
             precision: ``fp32``, ``fp16`` or ``bf16``.
-            timing_method: one of :data:`TIMING_METHODS`, for compatibility. The judge always takes times its own way;
-                ``metadata["timing_basis"]`` names it.
+            timing_method: one of :data:`TIMING_METHODS`, for compatibility. The judge always uses its own method, which
+                ``metadata["timing_basis"]`` names.
             check_for_excessive_speedup: True to flag an implausible speedup in ``metadata["excessive_speedup"]``.
-            excessive_speedup_threshold: speedups above this are implausible.
+            excessive_speedup_threshold: speedup above which it is implausible.
 
         Returns:
-            ``format_ok`` (the source is Python and names ``ModelNew``), ``compiled``, ``correctness``,
-            ``tests_passed`` (all or 0: the judge stops at the first failure), ``tests_total``, ``speedup``,
+            ``format_ok`` (the source is Python and defines ``ModelNew``), ``compiled``, ``correctness``,
+            ``tests_passed`` (all or 0, because the judge stops at the first failure), ``tests_total``, ``speedup``,
             ``runtime_ms``, ``baseline_runtime_ms`` (medians in milliseconds), ``error_message``, ``code_length``
             (characters), ``metadata`` (see :func:`~kqueue.kernelbench.result_of`). Unknown values are None.
 
         Raises:
             InvalidRequest: an argument is wrong.
             LaneUnavailable: no worker has such a GPU, and ``wait_for_gpu`` is off or ``max_queue_wait_s`` is over.
-            EvaluationFailed: the fleet or the problem failed; nothing is known about the kernel.
+            EvaluationFailed: the fleet or the problem failed, so the kernel's quality is unknown.
             ConfigError, ServiceError: evaluation is disabled, or there is no fleet.
         """
         results = await self._evaluate(
@@ -189,17 +186,17 @@ class ModalKernelEvaluator:
         """Evaluate many kernels at once.
 
         Args:
-            evaluations: for each kernel the arguments of :meth:`evaluate_single` by name. Other names have no effect,
+            evaluations: the arguments of :meth:`evaluate_single` by name, for each kernel. Other names have no effect,
                 and ``metadata["ignored_fields"]`` lists them.
 
         Returns:
-            the results in order. With ``return_exceptions`` an entry for which :meth:`evaluate_single` would have
-            raised has a record with the same keys. Its ``compiled`` and ``correctness`` are False and mean nothing:
-            ``metadata`` has ``exception`` and ``exception_type``, and of an evaluation that gave no result
-            ``category``, ``blame`` and ``evaluation_id``.
+            The results in order. With ``return_exceptions``, an entry for which :meth:`evaluate_single` would have
+            raised has a record with the same keys. Its ``compiled`` and ``correctness`` are False and mean nothing.
+            Its ``metadata`` has ``exception`` and ``exception_type``, and also ``category``, ``blame`` and
+            ``evaluation_id`` if the evaluation ended without a result.
 
         Raises:
-            LaneUnavailable, ConfigError, ServiceError: as :meth:`evaluate_single`, whatever ``return_exceptions`` is.
+            LaneUnavailable, ConfigError, ServiceError: see :meth:`evaluate_single`. ``return_exceptions`` is ignored.
         """
         results = await self._evaluate(evaluations)
         if not self.config.return_exceptions:
@@ -210,7 +207,7 @@ class ModalKernelEvaluator:
         ]
 
     async def evaluate_single_batched(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Do as :meth:`evaluate_single`, but send the calls of ``batch_window_s`` seconds together."""
+        """Run :meth:`evaluate_single`, but send the calls of ``batch_window_s`` seconds together."""
         arguments = _SIGNATURE.bind(self, *args, **kwargs)
         arguments.apply_defaults()
         if not self.config.batch_single:
@@ -224,8 +221,8 @@ class ModalKernelEvaluator:
         """Close the connections that this evaluator opened, and stop the fleet that it started."""
         with self._lock:
             local, self._local = self._local, None
-        if (own := self._own.take()) is not None:
-            await own.close()
+        if (client := self._own.take()) is not None:
+            await client.close()
         if local is not None:
             await asyncio.to_thread(local.close)
 
@@ -234,14 +231,14 @@ class ModalKernelEvaluator:
             raise ConfigError("evaluation is disabled: set enabled=True in ModalEvaluatorConfig")
         orders = [self._order(each) for each in evaluations]
         requests = [order.request for order in orders if isinstance(order, _Order)]
-        found = iter(await self._judge(requests) if requests else [])
-        return [_result(order, next(found)) if isinstance(order, _Order) else order for order in orders]
+        verdicts = iter(await self._judge(requests) if requests else [])
+        return [_result(order, next(verdicts)) if isinstance(order, _Order) else order for order in orders]
 
     async def _judge(self, requests: list[Request]) -> list[Verdict | InvalidRequest]:
-        """Evaluate requests. Ask again and again for those whose GPU type no worker has, or raise their error."""
+        """Evaluate requests. Retry, or raise, the errors of those whose GPU type no worker has."""
         results = [*await self._asked(requests)]
         deadline = Deadline(self.config.max_queue_wait_s)
-        while missing := [place for place, error in enumerate(results) if isinstance(error, LaneUnavailable)]:
+        while missing := [index for index, error in enumerate(results) if isinstance(error, LaneUnavailable)]:
             why = cast("LaneUnavailable", results[missing[0]])
             left_s = deadline.left_s()
             if not self.config.wait_for_gpu or left_s == 0:
@@ -249,11 +246,11 @@ class ModalKernelEvaluator:
             if self.config.gpu_type not in self._awaited:
                 self._awaited.add(self.config.gpu_type)
                 _log.warning("gpu_type %s: evaluations wait for a worker: %s", self.config.gpu_type, why)
-            # A request is written once a lane takes it. So it can still take the fallback when workers come back.
-            await asyncio.sleep(_LOOK_S if left_s is None else min(_LOOK_S, left_s))
-            found = await self._asked([requests[place] for place in missing])
-            for place, result in zip(missing, found, strict=True):
-                results[place] = result
+            # A request is recorded once a lane accepts it. Until then it can use the fallback when workers return.
+            await asyncio.sleep(_RETRY_S if left_s is None else min(_RETRY_S, left_s))
+            retried = await self._asked([requests[index] for index in missing])
+            for index, result in zip(missing, retried, strict=True):
+                results[index] = result
         return results
 
     async def _asked(self, requests: list[Request]) -> Sequence[Verdict | InvalidRequest]:
@@ -268,7 +265,7 @@ class ModalKernelEvaluator:
         from kqueue.client.remote import AsyncRemoteClient
 
         token = os.environ.get(self.config.modal_token_env, "")
-        return AsyncRemoteClient(settings.url, token=token if token.startswith(_OURS) else None)
+        return AsyncRemoteClient(settings.url, token=token if token.startswith(_PREFIX) else None)
 
     def _local_evaluator(self) -> LocalKernelEvaluator:
         from kqueue.integrations.local import LocalKernelEvaluator
@@ -279,18 +276,18 @@ class ModalKernelEvaluator:
             return self._local
 
     def _order(self, evaluation: Mapping[str, Any]) -> _Order | Exception:
-        # Clients have entries of their own beside the arguments, and evaluators on Modal pass over them.
-        known = {name: value for name, value in evaluation.items() if name in _SIGNATURE.parameters}
+        # Some clients add other entries, which evaluators on Modal ignore too.
+        arguments_given = {name: value for name, value in evaluation.items() if name in _SIGNATURE.parameters}
         try:
-            arguments = _SIGNATURE.bind(self, **known)
+            arguments = _SIGNATURE.bind(self, **arguments_given)
         except TypeError as error:
-            return InvalidRequest(f"evaluation: {error}; the arguments are those of evaluate_single")
+            return InvalidRequest(f"evaluation: {error}. See the arguments of evaluate_single")
         arguments.apply_defaults()
         given = arguments.arguments
         try:
             if given["timing_method"] not in TIMING_METHODS:
-                known = ", ".join(TIMING_METHODS)
-                raise InvalidRequest(f"timing_method: {given['timing_method']!r} is not known; use one of {known}")
+                methods = ", ".join(TIMING_METHODS)
+                raise InvalidRequest(f"timing_method: {given['timing_method']!r} is not known: use one of {methods}")
             request = request_of(
                 given["ref_code"],
                 given["kernel_code"],
@@ -305,12 +302,12 @@ class ModalKernelEvaluator:
             )
         except InvalidRequest as error:
             return error
-        return _Order(request, given, tuple(sorted(evaluation.keys() - known.keys())))
+        return _Order(request, given, tuple(sorted(evaluation.keys() - arguments_given.keys())))
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """A request, the arguments from which it was built, and the names that are none."""
+    """A request, the arguments that it was built from, and the names that were ignored."""
 
     request: Request
     arguments: Mapping[str, Any]
@@ -318,9 +315,9 @@ class _Order:
 
 
 class ModalBatcher:
-    """Collects the evaluations of one event loop, and sends those of ``batch_window_s`` seconds together."""
+    """Collects an event loop's evaluations for ``batch_window_s`` seconds, and sends them together."""
 
-    # It needs no lock: nothing awaits between a check and its use.
+    # It needs no lock, because there is no await between a check and its use.
 
     def __init__(self, evaluator: ModalKernelEvaluator) -> None:
         """Collect for ``evaluator``, by its settings ``max_batch_size`` and ``batch_window_s``."""
@@ -330,13 +327,13 @@ class ModalBatcher:
         self._tasks = set[asyncio.Task[None]]()
 
     async def submit(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Evaluate one kernel together with others.
+        """Evaluate one kernel together with other calls.
 
         Args:
             request: the arguments of :meth:`ModalKernelEvaluator.evaluate_single` by name.
 
         Returns, raises:
-            as :meth:`ModalKernelEvaluator.evaluate_single`.
+            see :meth:`ModalKernelEvaluator.evaluate_single`.
         """
         loop = asyncio.get_running_loop()
         future = loop.create_future()
@@ -413,7 +410,7 @@ def _result(order: _Order, verdict: Verdict | InvalidRequest) -> dict[str, Any] 
 
 
 def _record(evaluation: Mapping[str, Any], error: Exception) -> dict[str, Any]:
-    """Return the record of an entry without a result, as evaluators on Modal have it."""
+    """Return the record of an entry without a result, in the form of evaluators on Modal."""
     metadata: dict[str, Any] = {"exception": str(error), "exception_type": type(error).__name__}
     if isinstance(error, EvaluationFailed):
         verdict = error.verdict
@@ -445,8 +442,8 @@ _global: ModalKernelEvaluator | None = None
 def get_modal_evaluator(config: ModalEvaluatorConfig | None = None) -> ModalKernelEvaluator:
     """Return the process's evaluator, creating it on first use.
 
-    Fields that ``config`` was given replace the evaluator's from now on. The others stay as they are: callers that set
-    nothing but a timeout do not move to another GPU.
+    The fields that were given to ``config`` replace the evaluator's. The other fields keep their values, so that a
+    caller that sets only a timeout does not move to another GPU.
     """
     global _global
     with _global_lock:
@@ -467,7 +464,7 @@ def set_modal_evaluator(evaluator: ModalKernelEvaluator | None) -> None:
 async def evaluate_kernel_single(
     ref_code: str, kernel_code: str, backend: str = "triton", **kwargs: Any
 ) -> dict[str, Any]:
-    """Evaluate one kernel with the process's evaluator; see :meth:`ModalKernelEvaluator.evaluate_single`."""
+    """Evaluate one kernel with the process's evaluator. See :meth:`ModalKernelEvaluator.evaluate_single`."""
     return await get_modal_evaluator().evaluate_single(ref_code, kernel_code, backend, **kwargs)
 
 
@@ -477,7 +474,7 @@ async def evaluate_kernel_batch(
     """Evaluate many kernels with the process's evaluator.
 
     Args:
-        evaluations: see :meth:`ModalKernelEvaluator.evaluate_batch`, also for what is returned and raised.
+        evaluations: see :meth:`ModalKernelEvaluator.evaluate_batch`, also for results and errors.
         config: see :func:`get_modal_evaluator`.
     """
     return await get_modal_evaluator(config).evaluate_batch(evaluations)

@@ -26,18 +26,18 @@ _server: Any = importlib.import_module("openenv.core.env_server")
 class KernelAction(_server.Action):
     """A model's answer."""
 
-    kernel: str = Field(description="The kernel's source, or an answer with the kernel in it.")
+    kernel: str = Field(description="The kernel's source, or an answer that contains the kernel.")
 
 
 class KernelObservation(_server.Observation):
-    """The result of a turn. ``reward`` is None before the first turn, and if nothing is known about the kernel."""
+    """The result of a turn. ``reward`` is None before the first turn, and if the kernel has no verdict."""
 
     text: str = Field(description="The task, or feedback on the last answer.")
-    turn: int = Field(description="Turns so far that count.")
+    turn: int = Field(description="Number of turns so far that count.")
     correct: bool = Field(default=False, description="True if the kernel was correct.")
     best: float | None = Field(default=None, description="The best score of the episode.")
     verdict: dict[str, Any] | None = Field(default=None, description="The verdict's summary.")
-    taken: str | None = Field(default=None, description="The place of the kernel in the answer.")
+    taken: str | None = Field(default=None, description="The location of the kernel in the answer.")
 
 
 class KernelState(_server.State):
@@ -69,7 +69,7 @@ class KernelEnvironment(_server.Environment[KernelAction, KernelObservation, Ker
     def step(self, action: KernelAction, timeout_s: float | None = None, **_: Any) -> KernelObservation:  # noqa: ARG002
         """Judge an answer.
 
-        ``timeout_s`` is ignored: the evaluation has deadlines of its own. If the fleet or the problem failed, the
+        ``timeout_s`` is ignored, because the evaluation has its own deadlines. If the fleet or the problem failed, the
         reward is None and the turn does not count.
         """
         try:

@@ -32,7 +32,7 @@ from kqueue.integrations.scores import Score, scorer
 
 _log = logging.getLogger(__name__)
 
-#: The score of an answer that cannot be a kernel, the same as of a failed kernel.
+#: Score of an answer that is not a kernel, equal to the score of a failed kernel.
 FAILED = 0.0
 
 
@@ -50,20 +50,20 @@ async def reward(
 
     Args:
         problems: source of the reference, one for all answers or one for each.
-        completions: the answers, as text or a chat's messages; see :func:`~kqueue.integrations.extraction.take`. The
-            place of each kernel in its answer is logged at the level INFO.
+        completions: the answers, as text or a chat's messages. See :func:`~kqueue.integrations.extraction.take`. The
+            location of each kernel in its answer is logged at the level INFO.
         score: ``speedup``, ``inverse_runtime``, ``correctness``, or a function of the :class:`~kqueue.Verdict`.
         client: the client to use, which the caller closes. By default a client from the environment's settings.
-        run: a name for this batch, such as ``run-3/step-120``. Calling again with it, after a crash, returns the
-            verdicts that the same answers already have.
-        timeout: seconds for the whole batch; None for no limit. Evaluations without a verdict are then cancelled,
+        run: a name for this batch, such as ``run-3/step-120``. A second call with the same name, after a crash, returns
+            the existing verdicts of the same answers.
+        timeout: seconds for the whole batch, or None for no limit. Evaluations without a verdict are then cancelled,
             and their rewards are None.
-        arguments: arguments of :func:`~kqueue.kernelbench.request_of`: ``backend``, ``lane``,
-            ``num_correct_trials``, ``queue_wait_s`` and others.
+        arguments: arguments of :func:`~kqueue.kernelbench.request_of`, such as ``backend``, ``lane``,
+            ``num_correct_trials`` and ``queue_wait_s``.
 
     Returns:
-        a number for each answer, or None if nothing is known about its kernel: the fleet or the problem failed, no
-        worker serves the lane, or it was cancelled, expired or late. Mask these; do not count them as bad kernels.
+        A number for each answer, or None if its kernel's quality is unknown: the fleet or the problem failed, no
+        worker serves the lane, or the evaluation was cancelled, expired or late. Mask these. They are not bad kernels.
 
     Raises:
         InvalidRequest: a problem or an argument is wrong, or the numbers of problems and answers differ.
@@ -73,24 +73,24 @@ async def reward(
     each = [problems] * len(completions) if isinstance(problems, str) else list(problems)
     if len(each) != len(completions):
         raise InvalidRequest(
-            f"problems: {len(each)} for {len(completions)} completions; give one for each, or one for all"
+            f"problems: {len(each)} for {len(completions)} completions: give one for each, or one for all"
         )
     entries = list[Request | InvalidRequest]()
-    for place, (problem, answer) in enumerate(zip(each, completions, strict=True)):
+    for index, (problem, answer) in enumerate(zip(each, completions, strict=True)):
         taken = take_from(answer)
-        _log.info("answer %d: taken: %s", place, taken)
-        keyed = {"idempotency_key": f"{run}/{place}"} if run else {}
+        _log.info("answer %d: taken: %s", index, taken)
+        keyed = {"idempotency_key": f"{run}/{index}"} if run else {}
         entries.append(request_for(problem, taken.kernel, **arguments, **keyed))
     requests = [entry for entry in entries if isinstance(entry, Request)]
     if client is not None:
-        found = iter(await _judge(client, requests, timeout))
+        verdicts = iter(await _judge(client, requests, timeout))
     else:
         async with AsyncClient() as own:
-            found = iter(await _judge(own, requests, timeout))
-    results = [next(found) if isinstance(entry, Request) else entry for entry in entries]
+            verdicts = iter(await _judge(own, requests, timeout))
+    results = [next(verdicts) if isinstance(entry, Request) else entry for entry in entries]
     rewards = [FAILED if isinstance(one, InvalidRequest) else None if one is None else of(one) for one in results]
     if masked := sum(number is None for number in rewards):
-        _log.warning("%d of %d rewards are masked: nothing is known about these kernels", masked, len(rewards))
+        _log.warning("%d of %d rewards are masked because these kernels have no verdict", masked, len(rewards))
     return rewards
 
 
@@ -116,14 +116,14 @@ def _gymnasium() -> tuple[Any, Any]:
         return object, None
 
     class Text(gymnasium.spaces.Space):
-        """Any text. Gymnasium's own ``Text`` limits length and alphabet."""
+        """A space of any text. Gymnasium's own ``Text`` limits length and alphabet."""
 
         def __init__(self) -> None:
             super().__init__(None, None)
 
         def sample(self, mask: Any = None, probability: Any = None) -> str:  # noqa: ARG002 gymnasium's
-            # Constant, because gymnasium's checker expects equal results for equal actions, and verdicts hold ids and
-            # times.
+            # Constant, because gymnasium's checker expects equal results for equal actions, and verdicts have ids
+            # and times.
             return ""
 
         def contains(self, x: Any) -> bool:
@@ -136,13 +136,13 @@ _Env, _SPACE = _gymnasium()
 
 
 class KernelEnv(_Env):
-    """An environment whose episodes are problems. Each turn judges an answer; the observation is feedback on it.
+    """An environment whose episodes are problems. Each turn judges an answer, and the observation is feedback on it.
 
     An episode ends after ``max_turns`` turns (truncated), or when a score reaches ``target`` (terminated).
     Observations and actions are text. ``info`` has ``problem`` (its number), ``turn``, ``score``, ``best`` (the
-    best score of the episode), ``correct``, ``verdict`` (:meth:`kqueue.Verdict.summary`; None before the first turn,
-    and for an answer that cannot be a kernel) and ``taken`` (the place of the kernel in the answer, such as
-    ``block 2 of 3 (python), lines 10-48, reasoning dropped``; None before the first turn).
+    best score of the episode), ``correct``, ``verdict`` (:meth:`kqueue.Verdict.summary`, or None before the first turn
+    and for an answer that is not a kernel) and ``taken`` (the location of the kernel in the answer, such as
+    ``block 2 of 3 (python), lines 10-48, reasoning dropped``, or None before the first turn).
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
@@ -162,10 +162,7 @@ class KernelEnv(_Env):
         """Configure an environment. The first turn connects it.
 
         Args:
-            problems: sources of the references.
-            max_turns: turns in an episode.
             score: the reward of a turn, as for :func:`reward`.
-            target: a score that ends the episode.
             client: the client to use, which the caller closes. By default a client from the environment's settings.
             arguments: arguments of :func:`~kqueue.kernelbench.request_of`.
 
@@ -194,11 +191,11 @@ class KernelEnv(_Env):
         """Begin an episode.
 
         Args:
-            seed: seeds the choice of problems from here on.
-            options: may have ``problem``, a problem's number, instead of a random one.
+            seed: seed of the random choice of problems.
+            options: can have ``problem``, the number of a problem to use instead of a random one.
 
         Returns:
-            the task as text, and ``info``.
+            The task as text, and ``info``.
 
         Raises:
             InvalidRequest: there is no such problem.
@@ -220,15 +217,15 @@ class KernelEnv(_Env):
         """Judge an answer.
 
         Returns:
-            feedback, reward, terminated, truncated, ``info``.
+            Feedback, reward, terminated, truncated, ``info``.
 
         Raises:
-            EvaluationFailed: nothing is known about the kernel. The turn does not count; step again.
-            InvalidRequest: the episode is over; call ``reset`` first.
-            LaneUnavailable, ServiceError: as :meth:`kqueue.Client.submit`; the turn does not count either.
+            EvaluationFailed: the kernel has no verdict. The turn does not count, so step again.
+            InvalidRequest: the episode is over. Call ``reset`` first.
+            LaneUnavailable, ServiceError: see :meth:`kqueue.Client.submit`. The turn does not count either.
         """
         if self._turn >= self._max_turns or self._reached():
-            raise InvalidRequest("step: the episode is over; call reset first")
+            raise InvalidRequest("step: the episode is over: call reset first")
         taken = take_from(action)
         request = request_for(self._problems[self._problem], taken.kernel, **self._arguments)
         if isinstance(request, InvalidRequest):

@@ -1,4 +1,4 @@
-"""The kernel that a search starts from."""
+"""The initial kernel of a search."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from kqueue.errors import InvalidRequest
 def starting_kernel(source: str) -> str:
     """Return a working kernel to start a search from.
 
-    A reference becomes a kernel by renaming ``Model`` to ``ModelNew``; comments and layout stay. The result uses plain
-    torch, and so passes under every backend that the lane has. A kernel is returned unchanged.
+    A reference becomes a kernel by renaming ``Model`` to ``ModelNew``. Comments and layout stay. The result uses plain
+    torch, so it passes under every backend of the lane. A kernel is returned unchanged.
 
     Raises:
         InvalidRequest: the source is not Python, or defines neither class.
@@ -19,17 +19,15 @@ def starting_kernel(source: str) -> str:
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError) as error:
-        raise InvalidRequest(f"the kernel to start from: not valid Python: {error}") from None
+        raise InvalidRequest(f"the initial kernel: not valid Python: {error}") from None
     classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
     if "ModelNew" in classes:
         return source
     if "Model" not in classes:
-        raise InvalidRequest(
-            "the kernel to start from: defines neither ModelNew nor Model; give a kernel or a reference"
-        )
+        raise InvalidRequest("the initial kernel: defines neither ModelNew nor Model: give a kernel or a reference")
     lines = source.encode().splitlines(keepends=True)
-    # From the end, so that earlier positions stay valid. Columns count bytes.
-    for line, column in sorted({_place(node, lines) for node in ast.walk(tree) if _names_model(node)}, reverse=True):
+    # From the end, so that earlier positions stay valid. Columns are in bytes.
+    for line, column in sorted({_position(node, lines) for node in ast.walk(tree) if _names_model(node)}, reverse=True):
         text = lines[line - 1]
         lines[line - 1] = text[:column] + b"ModelNew" + text[column + len("Model") :]
     return b"".join(lines).decode()
@@ -41,7 +39,7 @@ def _names_model(node: ast.AST) -> bool:
     )
 
 
-def _place(node: ast.AST, lines: list[bytes]) -> tuple[int, int]:
+def _position(node: ast.AST, lines: list[bytes]) -> tuple[int, int]:
     """Return the line (from 1) and byte column of a node's name."""
     assert isinstance(node, ast.Name | ast.ClassDef)
     if isinstance(node, ast.Name):

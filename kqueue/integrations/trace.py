@@ -6,7 +6,7 @@
     guide = KernelGuide(gpu="H200", backend="triton", score="speedup")
     PrioritySearch(agent, optimizer).train(guide, {"inputs": [TASK], "infos": [REFERENCE]}, ...)
 
-Both derive from Trace's classes if Trace (``opto``) is installed; without it they have the same methods.
+Both derive from Trace's classes if Trace (``opto``) is installed. Without it they have the same methods.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kqueue.integrations.lanes import lane_of
 from kqueue.integrations.scores import Score, scorer
 from kqueue.integrations.starting import starting_kernel
 
-#: The score if nothing is known about the kernel. Searches need a number.
+#: Score of a kernel without a verdict. Searches need a number.
 UNKNOWN = -1.0
 
 
@@ -40,7 +40,7 @@ def _from_opto(module: str, name: str) -> Any:
 
 
 class _Forwards:
-    """Stands in for Trace's ``Module``: a call runs ``forward``."""
+    """A substitute for Trace's ``Module``: a call runs ``forward``."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)
@@ -50,7 +50,7 @@ class _Forwards:
 
 
 class _Guides:
-    """Stands in for Trace's ``Guide``: a call runs ``get_feedback``."""
+    """A substitute for Trace's ``Guide``: a call runs ``get_feedback``."""
 
     def __call__(self, task: Any, response: Any, info: Any, **kwargs: Any) -> tuple[float, str]:
         return self.get_feedback(task, response, info, **kwargs)
@@ -66,7 +66,7 @@ _bundle: Callable[..., Any] | None = _from_opto("opto.trace", "bundle")
 
 
 class KernelGuide(_Guide):
-    """Scores kernels and gives feedback. Threads may share it; pickles and copies leave out its connection.
+    """A scorer of kernels with feedback. Threads can share it. Pickles and copies do not include its connection.
 
     Trace evaluates a candidate several times. A guide and its copies evaluate each kernel once and then repeat the
     result, unless the fleet failed.
@@ -89,15 +89,15 @@ class KernelGuide(_Guide):
         Args:
             gpu: the GPU's model, such as ``L40S``, or ``any``, ``auto``, ``cpu``.
             verbose: write each feedback to stderr.
-            num_correct_trials: input sets to check.
-            num_perf_trials: most timed calls.
+            num_correct_trials: number of input sets to check.
+            num_perf_trials: maximum number of timed calls.
             score: ``inverse_runtime``, ``speedup``, ``bandwidth``, ``correctness``, or a function of the
-                :class:`~kqueue.Verdict` (at a module's top level, if the guide is to be pickled).
-            connect: creates the client, once per process; for example
+                :class:`~kqueue.Verdict` (at a module's top level, if the guide is pickled).
+            connect: creates the client, once per process, for example
                 ``functools.partial(RemoteClient, url, token=...)``.
-            run: guides with the same name share verdicts, across processes too. By default a guide shares them only
+            run: guides with the same name share verdicts, even between processes. By default a guide shares them only
                 with its copies.
-            arguments: arguments of :func:`~kqueue.kernelbench.request_of`: ``backend``, ``precision`` and others.
+            arguments: arguments of :func:`~kqueue.kernelbench.request_of`, such as ``backend`` and ``precision``.
 
         Raises:
             ConfigError: there is no such policy, or it needs times and timing is off.
@@ -105,7 +105,7 @@ class KernelGuide(_Guide):
         """
         timed = num_perf_trials > 0 and arguments.get("measure_performance", True)
         if score in ("inverse_runtime", "speedup", "bandwidth") and not timed:
-            raise ConfigError(f"score: {score} needs timing; set num_perf_trials above 0, or score='correctness'")
+            raise ConfigError(f"score: {score} needs timing: set num_perf_trials above 0, or score='correctness'")
         self._score = scorer(score)
         self._verbose = verbose
         self._run = run or uuid4().hex
@@ -127,14 +127,14 @@ class KernelGuide(_Guide):
         """Evaluate a kernel.
 
         Args:
-            task: the prompt; ignored.
-            response: the kernel's source, or an answer with the kernel in it.
+            task: ignored.
+            response: the kernel's source, or an answer that contains the kernel.
             info: source of the reference, or a mapping that has it as ``ref_arch_src``.
-            kwargs: may have ``reference`` if ``info`` is None; the rest is ignored.
+            kwargs: can have ``reference`` if ``info`` is None. The rest is ignored.
 
         Returns:
-            the score (-1.0 if nothing is known about the kernel) and the feedback
-            (:func:`~kqueue.feedback.describe`), which says where in the answer the kernel was.
+            The score (-1.0 if the kernel has no verdict) and the feedback (:func:`~kqueue.feedback.describe`), which
+            names the location of the kernel in the answer.
 
         Raises:
             InvalidRequest: no reference is given, or the guide's settings are invalid.
@@ -148,18 +148,18 @@ class KernelGuide(_Guide):
         taken = take_from(str(response or ""))
         request = request_for(reference, taken.kernel, **self._arguments)
         if isinstance(request, InvalidRequest):
-            return self._told(0.0, f"FAILED: {request}\n{taken.note}".rstrip())
+            return self._reported(0.0, f"FAILED: {request}\n{taken.note}".rstrip())
         verdict = self._verdict(request)
         score = self._score(verdict)
         feedback = describe(verdict, taken.kernel, note=taken.note)
-        return self._told(UNKNOWN if score is None else score, feedback)
+        return self._reported(UNKNOWN if score is None else score, feedback)
 
     def metric(self, task: Any = None, response: Any = None, info: Any = None, **kwargs: Any) -> float:
         """Return the score of :meth:`get_feedback`."""
         return self.get_feedback(task, response, info, **kwargs)[0]
 
     def close(self) -> None:
-        """Close the connection that this process's copies share. The next kernel opens another."""
+        """Close the connection that this process's copies share. The next kernel opens another one."""
         if (client := self._connection.take()) is not None:
             client.close()
 
@@ -173,20 +173,20 @@ class KernelGuide(_Guide):
             verdict = ticket.wait()
             if verdict.judged or ticket.created:
                 return verdict
-            # An earlier evaluation that gave no result: try again under another key.
+            # An earlier evaluation gave no result: try again under another key.
             attempt += 1
 
-    def _told(self, score: float, feedback: str) -> tuple[float, str]:
+    def _reported(self, score: float, feedback: str) -> tuple[float, str]:
         if self._verbose:
             sys.stderr.write(f"score {score:g}\n{feedback}\n")
         return score, feedback
 
 
 class KernelAgent(_Module):
-    """Holds the kernel that an optimizer changes. Calling it with a task returns the kernel.
+    """The holder of the kernel that an optimizer changes. A call with a task returns the kernel.
 
     Attributes:
-        kernel_code: the kernel: a trainable node if Trace is installed, else a string.
+        kernel_code: the kernel: a trainable node if Trace is installed, or else a string.
     """
 
     def __init__(self, initial_kernel_code: str) -> None:
@@ -196,7 +196,7 @@ class KernelAgent(_Module):
             initial_kernel_code: a kernel, or a reference for :func:`starting_kernel` to convert.
 
         Raises:
-            InvalidRequest: it is neither.
+            InvalidRequest: the source is not Python, or defines neither class.
         """
         kernel = starting_kernel(initial_kernel_code)
         self.kernel_code: Any = kernel if _node is None else _node(kernel, trainable=True)

@@ -1,4 +1,4 @@
-"""A taskset for ``verifiers`` (0.4): one task per problem, rewarded by the fleet's verdict.
+"""A taskset for ``verifiers`` (0.4): one task for each problem, rewarded by the fleet's verdict.
 
 For verifiers to find the taskset by name, export it from a package::
 
@@ -60,7 +60,7 @@ class KernelTask(vf.Task[KernelData, vf.State, KernelTaskConfig]):
         """Return the kernel's score.
 
         Raises:
-            EvaluationFailed: nothing is known about the kernel. Verifiers records an error and no reward.
+            EvaluationFailed: the kernel has no verdict. Verifiers records an error and no reward.
         """
         config = self.config
         taken = take_from(trace.last_reply)
@@ -102,7 +102,7 @@ class KernelTaskset(vf.Taskset[KernelTask, KernelTasksetConfig]):
         """
         files = sorted(self.config.problems.rglob("*.py"))
         if not files:
-            raise ConfigError(f"problems: {self.config.problems} holds no *.py; name a folder of references")
+            raise ConfigError(f"problems: {self.config.problems} holds no *.py: name a folder of references")
         for file in files:
             reference = file.read_text(encoding="utf-8")
             data = KernelData(

@@ -1,4 +1,4 @@
-"""Autopsies for agents: the fleet's HTTP server has the smaller problems judged."""
+"""Autopsies for agents. The smaller problems are judged through the fleet's HTTP API."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from kqueue.errors import InvalidRequest
 from kqueue.mcp.door import Call, Caller
 from kqueue.mcp.subject import judged_once
 
-#: Evaluations that are judged beside each other.
+#: Number of evaluations that are judged concurrently.
 _WIDTH: Final = 4
-#: How long the fleet holds one question for verdicts, in seconds.
+#: Seconds for which the fleet holds one request for verdicts.
 _TICK_S: Final = 2.0
-#: How long ending what still runs may take, in seconds.
+#: Maximum seconds for the cancellation of the remaining evaluations.
 _END_S: Final = 10.0
 
 
 async def dissect(call: Call, caller: Caller, evaluation_id: UUID, budget_s: float, priority: str) -> Report:
-    """Shrink a failed evaluation within some seconds, and report what was found.
+    """Shrink a failed evaluation for at most ``budget_s`` seconds, and return the report.
 
-    Progress is the seconds that went by. Nothing goes on if the agent cancels its call.
+    Progress is the number of seconds that passed. If the agent cancels its call, all evaluations are cancelled.
 
     Raises:
         InvalidRequest: the evaluation has no verdict yet.
-        UnknownEvaluation: there is no such evaluation.
-        KqueueError: what else the fleet answers.
+        UnknownEvaluation: no evaluation has this id.
+        KqueueError: another error of the fleet.
     """
     request, failure = await judged_once(caller, evaluation_id, "autopsy", priority)
     autopsy = Autopsy(request, failure, width=_WIDTH)
@@ -50,24 +50,25 @@ async def _judge(
         "POST", "/v1/evaluations/each", body={"entries": [wire.dump_request(request) for request in keyed]}
     )
     accepted = [wire.load_result(request, one) for request, one in zip(keyed, answer["results"], strict=True)]
-    places: dict[UUID, int] = {}
-    for place, one in enumerate(accepted):
+    indices: dict[UUID, int] = {}
+    for index, one in enumerate(accepted):
         if isinstance(one, InvalidRequest):
             raise one
-        places[one.evaluation_id] = place
+        indices[one.evaluation_id] = index
     results: dict[int, Result] = {}
     try:
         while not autopsy.settled(results, len(keyed)) and time.monotonic() < until:
-            pending = [str(identity) for identity, place in places.items() if place not in results]
+            pending = [str(identity) for identity, index in indices.items() if index not in results]
             hold_s = max(0.0, min(_TICK_S, until - time.monotonic()))
-            told = await caller.ask("POST", "/v1/evaluations/wait", body={"evaluation_ids": pending, "timeout": hold_s})
-            for verdict in map(Verdict.load, told["verdicts"]):
-                results[places[verdict.evaluation_id]] = verdict
+            body = {"evaluation_ids": pending, "timeout": hold_s}
+            answer = await caller.ask("POST", "/v1/evaluations/wait", body=body)
+            for verdict in map(Verdict.load, answer["verdicts"]):
+                results[indices[verdict.evaluation_id]] = verdict
             spent = round(budget_s - (until - time.monotonic()), 3)
-            await call.report_progress(spent, budget_s, f"{autopsy.progress()}; {autopsy.evaluations} evaluations")
+            await call.report_progress(spent, budget_s, f"{autopsy.progress()}, {autopsy.evaluations} evaluations")
     finally:
         with anyio.move_on_after(_END_S, shield=True):
-            for identity, place in places.items():
-                if place not in results:
+            for identity, index in indices.items():
+                if index not in results:
                     await caller.ask("POST", f"/v1/evaluations/{identity}/cancel")
-    return [results.get(place) for place in range(len(keyed))]
+    return [results.get(index) for index in range(len(keyed))]

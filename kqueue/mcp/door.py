@@ -1,7 +1,7 @@
-"""The way to the fleet, in the name of whoever calls.
+"""The connection to the fleet, with the caller's credential.
 
-Behind it is the HTTP API: of a `kqueue serve` where a URL is known, else one in this process, on the fleet's own
-Postgres and Redis. Both decide alike who may do what.
+It leads to the HTTP API of a `kqueue serve` if a URL is set, else to an HTTP application in this process that uses the
+fleet's Postgres and Redis. Both check the same rights.
 """
 
 from __future__ import annotations
@@ -20,44 +20,44 @@ from kqueue.client.server import Server
 from kqueue.config import Config, load
 from kqueue.errors import AccessRefused
 
-#: Seconds for which a fleet that cannot answer is asked again, before an agent hears of it.
+#: Seconds for which a request that the fleet cannot answer is repeated before an agent gets the error.
 _RETRY_S: Final = 10.0
-#: Connections to the fleet that are kept open.
+#: Number of connections to the fleet that are kept open.
 _CONNECTIONS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whoever calls a tool; what is asked is asked with the caller's token."""
+    """The caller of a tool. Its requests carry its token."""
 
     _door: Door
     _headers: Mapping[str, str]
 
     async def ask(self, method: str, path: str, *, body: Any = None, query: Mapping[str, Any] = {}) -> dict[str, Any]:
-        """As :meth:`~kqueue.client.server.Server.ask`."""
+        """Return the fleet's answer, a JSON object. :meth:`kqueue.client.server.Server.ask` has the errors."""
         server = await self._door.server()
         return await server.ask(method, path, body=body, query=query, headers=self._headers)
 
     async def read(self, path: str) -> str:
-        """As :meth:`~kqueue.client.server.Server.read`."""
+        """Return the text at a path. :meth:`kqueue.client.server.Server.read` has the errors."""
         server = await self._door.server()
         return await server.read(path, headers=self._headers)
 
 
 class Door:
-    """The way to a fleet.
+    """The connection to a fleet.
 
     Args:
-        relays: True if every caller shows a token of its own, and nothing is done without one; False if all calls are
-            this process's own, with the token or the credentials that it has.
+        relays: True if every caller must send its own token. False if all calls use the token or the database's
+            credentials of this process.
 
     Raises:
-        ConfigError: it relays and no fleet is known, or a setting is wrong.
+        ConfigError: a setting is wrong, or ``relays`` is True and no fleet is known.
     """
 
     def __init__(self, *, relays: bool) -> None:
         self._relays = relays
-        #: The fleet of an agent's own tools may be started after them.
+        # Without relaying, the fleet is looked up at the first call, because it can start later than the tools.
         self._fleet = _find() if relays else None
         self._opening = anyio.Lock()
         self._stack = AsyncExitStack()
@@ -65,18 +65,18 @@ class Door:
 
     @property
     def max_body_bytes(self) -> int:
-        """The largest body of a request, in bytes."""
+        """Maximum bytes of a request's body."""
         return load().http_max_body_bytes
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[Door]:
-        """Connect, and release everything in the end. A door that does not relay connects at the first call.
+        """Connect to the fleet, and disconnect at the end of the block.
 
-        An agent starts its tools with itself. It can list them before there is a fleet, and a fleet that is started
-        later is found.
+        Without relaying, the connection opens at the first call: an agent can list its tools before a fleet runs, and
+        finds a fleet that starts later.
 
         Raises:
-            ConfigError, DatabaseUnavailable, SchemaMismatch: as :meth:`server`.
+            ConfigError, DatabaseUnavailable, SchemaMismatch: the errors of :meth:`server`.
         """
         async with AsyncExitStack() as self._stack:
             if self._relays:
@@ -85,11 +85,11 @@ class Door:
         self._server = None
 
     async def server(self) -> Server:
-        """Return the connection to the fleet, which is opened where it is not yet.
+        """Return the connection to the fleet, and open it if necessary.
 
         Raises:
             ConfigError: no fleet is known, or a setting is wrong.
-            DatabaseUnavailable, SchemaMismatch: the fleet's database cannot be used. A server is asked only by calls.
+            DatabaseUnavailable, SchemaMismatch: the fleet's database cannot be used. Behind a URL, only calls fail.
         """
         async with self._opening:
             if self._server is None:
@@ -98,17 +98,17 @@ class Door:
 
     async def _connect(self, config: Config, url: str | None) -> Server:
         if url is not None:
-            # The token of this process is not for others' calls.
+            # Relayed calls must not use the token of this process.
             token = None if self._relays else config.token
             server = Server(url, token, retry_s=_RETRY_S, connections=_CONNECTIONS)
         else:
             from kqueue.http.app import create_app
             from kqueue.http.server import from_peer
 
-            # Its requests are this process's own.
+            # The tools' own requests need no access log.
             app = create_app(config.model_copy(update={"http_access_log": False}))
             await self._stack.enter_async_context(app.router.lifespan_context(app))
-            # Who has the database's credentials is the fleet's owner. Who is relayed shows a token.
+            # A process with the database's credentials acts as the fleet's owner. A relayed caller sends a token.
             own = app if self._relays else from_peer(app, os.geteuid())
             transport = httpx.ASGITransport(own, raise_app_exceptions=False)
             server = Server("http://localhost", None, retry_s=_RETRY_S, connections=_CONNECTIONS, transport=transport)
@@ -116,23 +116,23 @@ class Door:
         return server
 
     def caller(self, headers: Mapping[str, str] | None) -> Caller:
-        """Return the caller of a message that came with these headers; None on stdio.
+        """Return the caller of a message with these headers, which are None on stdio.
 
         Raises:
-            AccessRefused: the message shows no token, and needs one.
+            AccessRefused: the message needs a token and has no valid one.
         """
         if not self._relays:
             return Caller(self, {})
         credential = (headers or {}).get("authorization")
         if not credential:
-            # Without this a fleet that trusts this process would let in whoever can reach it.
+            # Otherwise a fleet that trusts this process would serve anyone who can reach it.
             raise AccessRefused("give a token of the fleet: Authorization: Bearer kq_...")
         if not credential.isascii() or not credential.isprintable():
-            raise AccessRefused("the token is not one that `kqueue token create` printed; it begins with kq_")
+            raise AccessRefused("the token is malformed: use one that `kqueue token create` printed (kq_...)")
         return Caller(self, {"Authorization": credential})
 
 
-#: What the tools and resources get from the SDK.
+#: Context that the SDK passes to tools and resources.
 Call = Context[Door, Any]
 
 
@@ -142,13 +142,7 @@ def caller_of(call: Call) -> Caller:
 
 
 def _find() -> tuple[Config, str | None]:
-    """Return the settings, and the server's URL.
-
-    It is None where a database is given and no URL, or where this machine's fleet serves no HTTP.
-
-    Raises:
-        ConfigError: no fleet is known, or a setting is wrong.
-    """
+    """Return the settings, and the server's URL or None for a fleet that is reached through its database."""
     config, named = load(), Config()
     if config.url is not None and (named.url is not None or named.database_url is None):
         return config, config.url

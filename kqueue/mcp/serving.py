@@ -1,4 +1,4 @@
-"""The server of the tools, on stdio and on streamable HTTP."""
+"""The tools' server, on stdio and on streamable HTTP."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from kqueue.mcp import files, tools
 from kqueue.mcp.door import Door
 from kqueue.mcp.words import INSTRUCTIONS
 
-#: Where the tools are, below the server's address.
+#: Path of the tools below the server's address.
 PATH: Final = "/mcp"
-#: Sessions that may be open at once. One ends half an hour after its last request.
+#: Maximum number of open sessions. A session ends half an hour after its last request.
 _SESSIONS: Final = 1000
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 
 
 def make_server(door: Door) -> MCPServer[Door]:
-    """Return a server of the tools that asks the fleet through ``door``. Nothing is connected before it runs."""
+    """Return a server of the tools that reaches the fleet through ``door``. It connects when it runs."""
 
     @asynccontextmanager
     async def lifespan(_: MCPServer[Door]) -> AsyncGenerator[Door]:
@@ -52,7 +52,7 @@ def make_server(door: Door) -> MCPServer[Door]:
         instructions=INSTRUCTIONS,
         version=version("kqueue"),
         lifespan=lifespan,
-        # Nothing changes by itself that a client could subscribe to.
+        # No resource changes, so subscriptions are useless.
         subscriptions=False,
     )
     tools.register(server)
@@ -61,15 +61,15 @@ def make_server(door: Door) -> MCPServer[Door]:
 
 
 def serve_stdio() -> None:
-    """Serve the one client on stdin and stdout until it closes them. Calls are made with this process's own rights."""
+    """Serve one client on stdin and stdout until it closes them. Calls use this process's credential."""
     server = make_server(Door(relays=False))
-    # The thread that reads stdin cannot be interrupted, and a graceful end would wait for it.
+    # The thread that reads stdin cannot be interrupted, and a graceful shutdown would wait for it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     anyio.run(_serve_stdio, server)
 
 
 async def _serve_stdio(server: Any) -> None:
-    """Run a server of the tools on stdio. Answer lines that are not JSON with an error: the SDK drops them."""
+    """Run a server of the tools on stdio, with error answers to invalid JSON, which the SDK ignores."""
     sdk = server._lowlevel_server
     async with stdio_server() as (lines, answers), anyio.create_task_group() as tasks:
         readable, messages = anyio.create_memory_object_stream[SessionMessage | Exception]()
@@ -87,10 +87,8 @@ async def _serve_stdio(server: Any) -> None:
 
 
 def _not_json(error: ValidationError) -> JSONRPCError:
-    """Return the answer to a line that is not JSON, with the request's id where that can be read.
-
-    The usual cause is an escaped half of a surrogate pair such as \\ud800, which Python's own parser accepts.
-    """
+    """Return the error answer to a line of invalid JSON, with the request's id if it can be read."""
+    # The usual cause is an escaped half of a surrogate pair such as \ud800, which Python's own parser accepts.
     [fault] = error.errors()
     identity = None
     with contextlib.suppress(ValueError, RecursionError):
@@ -104,15 +102,15 @@ def _not_json(error: ValidationError) -> JSONRPCError:
 
 
 def serve_http(address: str, hosts: Sequence[str], report: Callable[[str], None]) -> None:
-    """Serve streamable HTTP until SIGTERM, SIGINT or SIGHUP. Every request acts with its own token of the fleet.
+    """Serve streamable HTTP until SIGTERM, SIGINT or SIGHUP. Every request must carry a token of the fleet.
 
     Args:
-        address: ``host:port``; port 0 is any that is free.
-        hosts: names under which clients reach this server, besides those of the address.
-        report: is given a line with the address.
+        address: ``host:port``. Port 0 selects any free port.
+        hosts: additional names by which clients reach this server.
+        report: is called with a line that names the address.
 
     Raises:
-        ConfigError: the address cannot be listened on, or no fleet is known.
+        ConfigError: the server cannot listen on the address, or no fleet is known.
     """
     host, port = _split(address)
     door = Door(relays=True)
@@ -127,10 +125,8 @@ def serve_http(address: str, hosts: Sequence[str], report: Callable[[str], None]
 def create_app(door: Door, hosts: Sequence[str]) -> Starlette:
     """Return the application for streamable HTTP.
 
-    Args:
-        door: the way to the fleet; it relays.
-        hosts: the names in the header `Host` that are served. Any other may be that of a page in a browser whose name
-            was bound to this address (DNS rebinding).
+    ``door`` must relay. ``hosts`` are the accepted names in the header `Host`, because any other name could belong to a
+    web page that was bound to this address (DNS rebinding).
     """
     named = [form for host in hosts for form in (host, f"{host}:*")]
     app = make_server(door).streamable_http_app(
@@ -147,9 +143,9 @@ def create_app(door: Door, hosts: Sequence[str]) -> Starlette:
 
 
 class _Tokens:
-    """Lets in those whose token the fleet knows, before anything of a body is read.
+    """Middleware that refuses requests without a valid token of the fleet, before it reads their bodies.
 
-    A session belongs to the token that opened it. Each tool acts with the token of its own request.
+    A session belongs to the token that opened it. Each tool call uses the token of the request that makes it.
     """
 
     def __init__(self, app: ASGIApp, door: Door) -> None:
@@ -169,25 +165,21 @@ class _Tokens:
             await refusal(scope, receive, send)
             return
         except ServiceError:
-            told = "the fleet cannot be reached at the moment: ask again"
-            await failures.answer(scope["path"], 503, "database_unavailable", told)(scope, receive, send)
+            detail = "the fleet cannot be reached at the moment: try again"
+            await failures.answer(scope["path"], 503, "database_unavailable", detail)(scope, receive, send)
             return
         except KqueueError as error:
             await failures.refusal(error, scope["path"])(scope, receive, send)
             return
-        # The SDK compares this with the session's. The secret itself goes no further.
+        # The SDK compares this hash with the session's. It never sees the secret itself.
         owner = hashlib.sha256(headers["authorization"].encode()).hexdigest()
         scope["user"] = AuthenticatedUser(AccessToken(token=owner, client_id=owner, scopes=[]))
         await self._app(scope, receive, send)
 
 
 def _split(address: str) -> tuple[str, int]:
-    """Return host and port of ``host:port``; an IPv6 address stands in brackets.
-
-    Raises:
-        ConfigError: it is not of this form.
-    """
+    """Return host and port of ``host:port``. An IPv6 address has brackets."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"--http: {address!r} is no address: give HOST:PORT, such as 127.0.0.1:18189")
+        raise ConfigError(f"--http: {address!r} is not an address: use HOST:PORT, such as 127.0.0.1:18189")
     return host.removeprefix("[").removesuffix("]"), int(port)

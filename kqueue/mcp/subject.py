@@ -1,4 +1,4 @@
-"""The kernel of an evaluation that an agent looks into."""
+"""The kernel of an evaluation that an agent examines."""
 
 from __future__ import annotations
 
@@ -10,22 +10,18 @@ from kqueue.mcp.door import Caller
 
 
 async def judged_once(caller: Caller, evaluation_id: UUID, why: str, priority: str) -> tuple[Request, Verdict]:
-    """Return what judges an evaluation's kernel again, and its verdict.
+    """Return a request that judges an evaluation's kernel again, and the evaluation's verdict.
 
-    Args:
-        caller: who asks.
-        evaluation_id: the evaluation.
-        why: the new evaluations' batch has this name and the evaluation's id.
-        priority: theirs.
+    The request's batch is ``why`` and the evaluation's id.
 
     Raises:
         InvalidRequest: the evaluation has no verdict yet.
-        UnknownEvaluation: there is no such evaluation.
-        KqueueError: what else the fleet answers.
+        UnknownEvaluation: no evaluation has this id.
+        KqueueError: another error of the fleet.
     """
     path = f"/v1/evaluations/{evaluation_id}"
-    known = await caller.ask("GET", path)
-    if known["verdict"] is None:
+    evaluation = await caller.ask("GET", path)
+    if evaluation["verdict"] is None:
         raise InvalidRequest(f"{evaluation_id} has no verdict yet: `wait` for it")
     request = parse_request(
         {
@@ -34,6 +30,6 @@ async def judged_once(caller: Caller, evaluation_id: UUID, why: str, priority: s
             "priority": priority,
             "batch": f"{why}-{evaluation_id}",
         }
-        | {name: known[name] for name in ("backend", "lane", "settings", "problem_label", "kernel_label")}
+        | {name: evaluation[name] for name in ("backend", "lane", "settings", "problem_label", "kernel_label")}
     )
-    return request, Verdict.load(known["verdict"])
+    return request, Verdict.load(evaluation["verdict"])

@@ -1,4 +1,4 @@
-"""The tools. Their docstrings and the fields' descriptions are what agents read."""
+"""The tools. Agents read their docstrings and the descriptions of their fields."""
 
 from __future__ import annotations
 
@@ -37,47 +37,46 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
-#: The most kernels of one submission, evaluations of one wait, and rows of one list.
+#: Maximum number of kernels of one submission and of evaluations of one wait.
 _MOST: Final = 100
+#: Maximum number of rows of one list.
 _MOST_ROWS: Final = 50
-#: The longest `repro.py` that is told, in characters.
+#: Maximum characters of a `repro.py` in an answer.
 _MOST_REPRO: Final = 64_000
-#: Tunings that look for names in sources, or choose, at a time: they keep the others from the interpreter.
+#: Number of tunings that compute at a time, because their CPU-bound work would block other requests.
 _TUNING: Final = anyio.CapacityLimiter(1)
 
 _Problem = Annotated[
     str,
     Field(
-        description="PyTorch source with `class Model`, `get_inputs()` and `get_init_inputs()`; or `sha256:` and the "
-        "hash of a stored problem, as `problems` lists them. At most 1 MiB."
+        description="PyTorch source with `class Model`, `get_inputs()` and `get_init_inputs()`, or `sha256:` and the "
+        "hash of a stored problem, which `problems` lists. At most 1 MiB."
     ),
 ]
 _Kernel = Annotated[str, Field(description="Python source with `class ModelNew`. At most 1 MiB.")]
-_Written = Annotated[Backend, Field(description="What the kernel is written in; `torch` for plain PyTorch.")]
+_Written = Annotated[Backend, Field(description="The kernel's language. `torch` is plain PyTorch.")]
 _Lane = Annotated[
     str,
-    Field(description="`auto` (a GPU if there is one, else the CPU), `gpu`, `gpu.<model>` as `gpu.h200`, or `cpu`."),
+    Field(description="`auto` (a GPU if there is one, else the CPU), `gpu`, `gpu.<model>` like `gpu.h200`, or `cpu`."),
 ]
 _Settings = Annotated[
     dict[str, Any] | None,
     Field(
-        description='How to judge, such as {"precision": "bf16"} or {"timing": {"enabled": false}}; the resource '
-        "kqueue://settings has all. By default fp32, 5 input sets and 100 timed calls."
+        description='Settings such as {"precision": "bf16"} or {"timing": {"enabled": false}}. The resource '
+        "kqueue://settings lists all. By default fp32, 5 input sets and 100 timed calls."
     ),
 ]
-_Label = Annotated[str | None, Field(description="A name for people, who see it in lists.")]
+_Label = Annotated[str | None, Field(description="A name that users see in lists.")]
 _Priority = Annotated[
     Literal["interactive", "batch"],
     Field(description="`interactive` is judged before all `batch` work. Some tokens allow `batch` only."),
 ]
-_Fresh = Annotated[bool, Field(description="Judge anew, even if an equal evaluation has a verdict.")]
+_Fresh = Annotated[bool, Field(description="Judge again, even if an equal evaluation has a verdict.")]
 _Timeout = Annotated[
     float,
-    Field(
-        ge=0, le=600, description="Seconds to wait. After that the evaluation goes on, and `wait` finds its verdict."
-    ),
+    Field(ge=0, le=600, description="Seconds to wait. Then the evaluation continues, and `wait` returns its verdict."),
 ]
-_Id = Annotated[UUID, Field(description="The evaluation's id, as `judge` and `submit` tell it.")]
+_Id = Annotated[UUID, Field(description="The evaluation's id from `judge` or `submit`.")]
 _Which = Annotated[str | None, Field(description="A problem's label, or the beginning of its hash.")]
 _Rows = Annotated[int, Field(ge=1, le=_MOST_ROWS)]
 
@@ -86,20 +85,20 @@ class Judged(BaseModel):
     """One evaluation."""
 
     evaluation_id: str
-    state: Annotated[str, Field(description="`done`, `queued` or `running`; `open` for either of the last two.")]
-    category: Annotated[str | None, Field(description="`passed`, or how it failed; null without a verdict.")] = None
+    state: Annotated[str, Field(description="`done`, `queued`, `running`, or `open` for one of the last two.")]
+    category: Annotated[str | None, Field(description="`passed` or the failure. Null without a verdict.")] = None
     blame: Annotated[str | None, Field(description="`none`, `candidate`, `problem`, `fleet` or `nobody`.")] = None
     passed: bool | None = None
     runtime_ms: float | None = None
     baseline_ms: Annotated[float | None, Field(description="The reference's time.")] = None
     speedup: float | None = None
     reused_from: Annotated[
-        str | None, Field(description="The equal evaluation whose verdict this is: its times are no new measurement.")
+        str | None, Field(description="The equal evaluation whose verdict was reused. Its times are not new.")
     ] = None
 
 
 class Reported(Judged):
-    """One evaluation, in words too."""
+    """One evaluation with its report."""
 
     report: Annotated[str, Field(description="The same text as in the content.")]
 
@@ -112,15 +111,15 @@ class Waited(BaseModel):
 
 
 class Dissected(BaseModel):
-    """What an autopsy found."""
+    """The result of an autopsy."""
 
     category: str
     ended: Annotated[
         str,
-        Field(description="`smallest`, `evaluations`, `time`, `not_again` (it did not fail so again) or `refused`."),
+        Field(description="`smallest`, `evaluations`, `time`, `not_again` (not reproduced) or `refused`."),
     ]
     before: Annotated[list[dict[str, Any]] | None, Field(description="Shapes and dtypes of the problem's inputs.")]
-    after: Annotated[list[dict[str, Any]] | None, Field(description="The same of the smallest failing problem.")]
+    after: Annotated[list[dict[str, Any]] | None, Field(description="The same for the smallest failing problem.")]
     elements_before: int | None
     elements_after: int | None
     fill: Annotated[str | None, Field(description="The values of floating inputs.")]
@@ -142,51 +141,51 @@ class Variant(BaseModel):
 
 
 class Submitted(BaseModel):
-    """What became of one kernel of a submission: one of the two."""
+    """The result of one kernel of a submission: either an id or an error."""
 
     evaluation_id: str | None
-    error: Annotated[str | None, Field(description="Why it was refused.")]
+    error: Annotated[str | None, Field(description="The reason why it was refused.")]
 
 
 class Submissions(BaseModel):
-    """What became of the kernels, in their order."""
+    """The results of the kernels, in the order of the kernels."""
 
     submitted: list[Submitted]
 
 
 class Tried(BaseModel):
-    """A configuration of a tuning, as far as it came."""
+    """A configuration of a tuning, with its latest result."""
 
     values: Annotated[dict[str, str], Field(description="The values by name.")]
-    original: Annotated[bool, Field(description="True for the kernel as given.")]
-    calls: Annotated[int, Field(description="Timed calls at most.")]
+    original: Annotated[bool, Field(description="True for the original kernel.")]
+    calls: Annotated[int, Field(description="Maximum number of timed calls.")]
     final: Annotated[bool, Field(description="True if it was in the last comparison.")]
     category: str
-    runtime_ms: Annotated[float | None, Field(description="Of several evaluations the middle one's.")]
+    runtime_ms: Annotated[float | None, Field(description="Median of the evaluations' times.")]
     speedup: float | None
     evaluation_id: str
 
 
 class Tuned(BaseModel):
-    """What a tuning has found."""
+    """The result of a tuning."""
 
-    tuning: Annotated[str, Field(description="Give it, and all else as it was, to go on.")]
-    state: Annotated[str, Field(description="`done`, or `open` if the time was over before.")]
+    tuning: Annotated[str, Field(description="To continue, call again with this id and the same arguments.")]
+    state: Annotated[str, Field(description="`done`, or `open` if the time ran out.")]
     won: Annotated[bool, Field(description="True if there is a winner, which is the first configuration.")]
-    beats_original: Annotated[bool, Field(description="True if that is faster than the kernel as given.")]
+    beats_original: Annotated[bool, Field(description="True if the winner is faster than the original kernel.")]
     configurations: Annotated[list[Tried], Field(description=f"The best first, at most {_MOST_ROWS}.")]
-    importances: Annotated[dict[str, float], Field(description="How much each name decides; together 1, or empty.")]
+    importances: Annotated[dict[str, float], Field(description="Importance of each name. The sum is 1. Can be empty.")]
 
 
 class Rows(BaseModel):
-    """A list. Labels in it were given by other users."""
+    """A list. Its labels come from other users."""
 
     rows: list[dict[str, Any]]
-    cursor: Annotated[str | None, Field(description="Give it to get those that follow; null for the end.")] = None
+    cursor: Annotated[str | None, Field(description="Cursor of the next page, or null on the last page.")] = None
 
 
-def _told(tool: Callable[_P, Awaitable[_T]]) -> Callable[_P, Awaitable[_T]]:
-    """Let a tool tell its errors so that an agent can act on them."""
+def _with_advice(tool: Callable[_P, Awaitable[_T]]) -> Callable[_P, Awaitable[_T]]:
+    """Return a tool whose errors contain advice to the agent."""
 
     @functools.wraps(tool)
     async def wrapped(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -199,21 +198,21 @@ def _told(tool: Callable[_P, Awaitable[_T]]) -> Callable[_P, Awaitable[_T]]:
 
 
 def _advice(error: KqueueError) -> str:
-    said = clean(error)
+    message = clean(error)
     match error:
         case AccessRefused():
-            return f"{said}. This is about this session's token and not the kernel: tell whoever gave you the token."
+            return f"{message}. This is about this session's token and not the kernel: report it to the user."
         case ServiceError():
-            return f"{said}. This says nothing about the kernel. Nothing is lost: call again in a minute."
+            return f"{message}. This says nothing about the kernel. Nothing is lost: call again in a minute."
         case UnknownEvaluation():
-            return "no evaluation has this id: give one that `judge` or `submit` told."
+            return "no evaluation has this id: use one that `judge` or `submit` returned."
         case InvalidRequest():
-            return f"{said}. Nothing was submitted: correct it and call again."
+            return f"{message}. Nothing was submitted: correct it and call again."
         case _:
-            return said
+            return message
 
 
-@_told
+@_with_advice
 async def judge(
     call: Call,
     problem: _Problem,
@@ -229,9 +228,9 @@ async def judge(
 ) -> Annotated[CallToolResult, Reported]:
     """Judge one kernel against a problem, and wait for its verdict.
 
-    Is it right on several input sets, hidden ones included, and how fast is it beside the reference? The report says
-    what failed, where and how (first wrong values, lines of the source, what a compiler said), or the time and what
-    limits it. A kernel that fails is an answer, not an error of this tool.
+    The kernel is checked on several input sets, including hidden ones, and timed against the reference. The report of a
+    failure has its location and details (first wrong values, source lines, compiler messages). The report of a right
+    kernel has its time and its bottleneck. A kernel that fails is not an error of this tool.
     """
     caller = caller_of(call)
     shared = _given(
@@ -243,7 +242,7 @@ async def judge(
     return await _report(call, caller, accepted.evaluation_id, timeout_s, request.kernel)
 
 
-@_told
+@_with_advice
 async def submit(
     call: Call,
     problem: _Problem,
@@ -251,13 +250,13 @@ async def submit(
     lane: _Lane = "auto",
     settings: _Settings = None,
     problem_label: _Label = None,
-    batch: Annotated[str | None, Field(description="A name for all of them, for people.")] = None,
+    batch: Annotated[str | None, Field(description="A name for all of them, which users see.")] = None,
     priority: _Priority = "batch",
     fresh: _Fresh = False,
 ) -> Annotated[CallToolResult, Submissions]:
     """Submit several kernels for one problem, and return their ids without waiting.
 
-    A kernel that is refused does not affect the others. Call `wait` with the ids.
+    A refused kernel does not affect the rest. Call `wait` with the ids.
     """
     caller = caller_of(call)
     shared = _given(
@@ -281,44 +280,44 @@ async def submit(
         else Submitted(evaluation_id=str(outcome.evaluation_id), error=None)
         for outcome in outcomes
     ]
-    lines = (f"{place}: {one.evaluation_id or f'REFUSED: {one.error}'}" for place, one in enumerate(submitted))
+    lines = (f"{index}: {one.evaluation_id or f'REFUSED: {one.error}'}" for index, one in enumerate(submitted))
     return _result("\n".join(lines), Submissions(submitted=submitted))
 
 
-@_told
+@_with_advice
 async def wait(
     call: Call,
     evaluation_ids: Annotated[list[UUID], Field(min_length=1, max_length=_MOST, description=f"At most {_MOST}.")],
     timeout_s: _Timeout = 45.0,
 ) -> Annotated[CallToolResult, Waited]:
-    """Wait until evaluations have their verdicts, and list them: one line each.
+    """Wait until evaluations have their verdicts, and list them in one line each.
 
-    It returns as soon as all are done, or after `timeout_s` with those that are. `verdict` has the report of one.
+    It returns when all are done, or after `timeout_s` with the verdicts so far. `verdict` returns the report of one.
     """
     caller = caller_of(call)
     ids = list(dict.fromkeys(evaluation_ids))
-    found = await verdicts(call, caller, ids, timeout_s)
-    late = [identity for identity in ids if identity not in found]
+    done = await verdicts(call, caller, ids, timeout_s)
+    late = [identity for identity in ids if identity not in done]
     why = (await standing(caller, late[0]))[1] if late else ""
     listed: list[Judged] = []
     lines: list[str] = []
     for identity in ids:
-        if verdict := found.get(identity):
+        if verdict := done.get(identity):
             listed.append(Judged(evaluation_id=str(identity), state="done", **words.numbers(verdict)))
             label = f" ({words.short(verdict.kernel_label)})" if verdict.kernel_label else ""
             lines.append(f"{identity}{label}: {words.headline(verdict)}: {words.short(verdict.message)}")
         else:
             listed.append(Judged(evaluation_id=str(identity), state="open"))
             lines.append(f"no verdict yet: {why if identity == late[0] else identity}")
-    more = " The others go on: call `wait` again with their ids." if late else ""
+    more = " The rest continue: call `wait` again with their ids." if late else ""
     return _result(
-        f"{len(found)} of {len(ids)} done.{more}\n"
-        + words.quoted("\n".join(lines), "evaluations, with labels and messages of others"),
-        Waited(done=len(found), evaluations=listed),
+        f"{len(done)} of {len(ids)} done.{more}\n"
+        + words.quoted("\n".join(lines), "evaluations, with untrusted labels and messages"),
+        Waited(done=len(done), evaluations=listed),
     )
 
 
-@_told
+@_with_advice
 async def tune(
     call: Call,
     problem: _Problem,
@@ -329,13 +328,13 @@ async def tune(
         Field(
             description='Names in the kernel with the values to try, such as {"BLOCK": [64, 128, 256]}: constants of '
             "the module, #define in strings, keywords of Triton launches (`num_warps`), defaults of "
-            "`ModelNew.__init__`. Where several of these have the name: `constant:BLOCK`, `macro:BLOCK`, "
+            "`ModelNew.__init__`. If several of these have the same name, use `constant:BLOCK`, `macro:BLOCK`, "
             "`launch:BLOCK` or `argument:BLOCK`."
         ),
     ],
-    trials: Annotated[int, Field(ge=1, le=_MOST, description="Configurations to judge at most.")] = 32,
+    trials: Annotated[int, Field(ge=1, le=_MOST, description="Maximum number of configurations to judge.")] = 32,
     finalists: Annotated[int, Field(ge=1, le=10, description="Configurations in the last comparison.")] = FINALISTS,
-    repeats: Annotated[int, Field(ge=2, le=10, description="Evaluations of each of them there.")] = REPEATS,
+    repeats: Annotated[int, Field(ge=2, le=10, description="Evaluations of each finalist.")] = REPEATS,
     lane: _Lane = "auto",
     settings: _Settings = None,
     problem_label: _Label = None,
@@ -343,16 +342,16 @@ async def tune(
         str | None,
         Field(
             pattern="^[0-9a-f]{16}$",
-            description="From an earlier answer, with all else as it was there: goes on with that tuning.",
+            description="Id from an earlier answer, to continue that tuning with the same arguments.",
         ),
     ] = None,
     timeout_s: _Timeout = 45.0,
 ) -> Annotated[CallToolResult, Tuned]:
-    """Find the best values for names in a kernel: all or some configurations are judged, the best again and again.
+    """Find the best values for names in a kernel: judge all or some configurations, and the best ones repeatedly.
 
-    Wrong kernels drop out. At last the best few and the kernel as given are judged side by side. The winner is the
-    kernel as given, unless another is faster beyond the spread. If the time is over before, call it again with `tuning`
-    and the same arguments: nothing is judged twice.
+    Wrong kernels drop out. The last comparison judges the best few configurations and the original kernel under equal
+    conditions. The original kernel wins unless another one is faster by more than the spread. If the time runs out,
+    call again with `tuning` and the same arguments: nothing is judged twice.
     """
     began, caller = time.monotonic(), caller_of(call)
     name = tuning or secrets.token_hex(8)
@@ -370,7 +369,7 @@ async def tune(
     results: list[Result] = []
     judged: list[Verdict] = []
     while (batch := await _in_turn(halving.next, results)) is not None:
-        keys = [f"tune/{name}/{place}" for place, _ in enumerate(batch, len(results))]
+        keys = [f"tune/{name}/{index}" for index, _ in enumerate(batch, len(results))]
         requests = await _in_turn(_due, first, space, batch, keys)
         accepted = await _submitted(caller, requests)
         for one in accepted:
@@ -378,103 +377,102 @@ async def tune(
                 raise one
         ids = [one.evaluation_id for one in accepted if not isinstance(one, InvalidRequest)]
         what = f"{batch[0].calls} calls{', the last comparison' if batch[0].repeat else ''}: "
-        found = await verdicts(call, caller, ids, timeout_s, began=began, what=what)
-        done = [(entry, found[identity]) for entry, identity in zip(batch, ids, strict=True) if identity in found]
+        came = await verdicts(call, caller, ids, timeout_s, began=began, what=what)
+        done = [(entry, came[identity]) for entry, identity in zip(batch, ids, strict=True) if identity in came]
         judged += [one for _, one in done]
         results += [Result(entry, one.passed, _inverse_runtime(one)) for entry, one in done]
-        if len(found) < len(ids):
-            left = f"{what}{len(found)} of {len(ids)} judged"
-            open_ = f"No winner yet; {left}. The rest goes on: call `tune` again."
+        if len(came) < len(ids):
+            open_ = f"No winner yet. {what}{len(came)} of {len(ids)} judged. The rest continues: call `tune` again."
             return await _in_turn(_tuned, name, halving, results, judged, open_)
     return await _in_turn(_tuned, name, halving, results, judged, None)
 
 
-@_told
+@_with_advice
 async def verdict(call: Call, evaluation_id: _Id) -> Annotated[CallToolResult, Reported]:
-    """Report on one evaluation: its verdict as `judge` tells it, or why it has none yet."""
+    """Report on one evaluation: its verdict in the form of `judge`, or the reason why it has none yet."""
     return await _report(call, caller_of(call), evaluation_id, 0.0, None)
 
 
-@_told
+@_with_advice
 async def autopsy(
     call: Call,
     evaluation_id: _Id,
     budget_s: Annotated[
-        float, Field(ge=1, le=600, description="Seconds to search for; the best that was found by then counts.")
+        float, Field(ge=1, le=600, description="Seconds of the search. The best result by then counts.")
     ] = 40.0,
     priority: _Priority = "interactive",
     repro: Annotated[
-        bool, Field(description=f"Tell repro.py too, if it has at most {_MOST_REPRO} characters.")
+        bool, Field(description=f"Return repro.py too, if it has at most {_MOST_REPRO} characters.")
     ] = False,
 ) -> Annotated[CallToolResult, Dissected]:
-    """Find the smallest shape and the plainest input on which a failed kernel still fails in the same way.
+    """Find the smallest shape and the simplest input on which a failed kernel still fails in the same way.
 
-    Smaller problems are judged, a few dozen. The report has the shapes before and after, the first wrong values, and on
-    request `repro.py`: a program that needs torch alone and fails by itself. It runs the kernel without a sandbox.
+    A few dozen smaller problems are judged. The report has the shapes before and after, the first wrong values, and on
+    request `repro.py`: a failing program that needs only torch. It runs the kernel without a sandbox.
     """
-    found = await dissect(call, caller_of(call), evaluation_id, budget_s, priority)
-    text = words.quoted("\n".join(found.lines()), "autopsy, with words of the kernel")
-    if repro and found.repro is not None:
-        if len(found.repro) > _MOST_REPRO:
-            text += f"\nrepro.py has {len(found.repro)} characters: `kqueue autopsy {evaluation_id}` writes it."
+    report = await dissect(call, caller_of(call), evaluation_id, budget_s, priority)
+    text = words.quoted("\n".join(report.lines()), "autopsy, with text of the kernel")
+    if repro and report.repro is not None:
+        if len(report.repro) > _MOST_REPRO:
+            text += f"\nrepro.py has {len(report.repro)} characters: `kqueue autopsy {evaluation_id}` writes it."
         else:
-            text += f"\n{words.quoted(found.repro, 'repro.py, with sources of others')}"
-    record = {name: value for name, value in found.summary().items() if name in Dissected.model_fields}
+            text += f"\n{words.quoted(report.repro, 'repro.py, with untrusted sources')}"
+    record = {name: value for name, value in report.summary().items() if name in Dissected.model_fields}
     return _result(text, Dissected.model_validate(record | {"report": text}))
 
 
-@_told
+@_with_advice
 async def sanitize(
     call: Call,
     evaluation_id: _Id,
     tools: Annotated[
-        list[Sanitizer] | None, Field(description="By default all four; each takes several seconds.", max_length=4)
+        list[Sanitizer] | None, Field(description="By default all four. Each takes several seconds.", max_length=4)
     ] = None,
     whole: Annotated[
-        bool, Field(description="Leave the problem's sizes as they are; else they are halved to at most 128.")
+        bool, Field(description="Use the problem's own sizes. By default they are halved to at most 128.")
     ] = False,
     priority: _Priority = "interactive",
     timeout_s: _Timeout = 120.0,
 ) -> Annotated[CallToolResult, Reported]:
     """Run an evaluation's kernel under compute-sanitizer: out-of-bounds access, races, unwritten memory, barriers.
 
-    The report says kernel, line, thread, address and allocation. If the kernel fares differently with small sizes, it
-    is run with the problem's own.
+    The report has the kernel, line, thread, address and allocation. If the kernel gets another verdict with small
+    sizes, it runs with the problem's own sizes.
     """
     caller = caller_of(call)
-    request, found = await judged_once(caller, evaluation_id, "sanitize", priority)
-    requests = examinations.sanitizing(request, tools or list(Sanitizer), found.category, whole=whole)
+    request, earlier = await judged_once(caller, evaluation_id, "sanitize", priority)
+    requests = examinations.sanitizing(request, tools or list(Sanitizer), earlier.category, whole=whole)
     return await _examined(call, caller, requests, timeout_s)
 
 
-@_told
+@_with_advice
 async def profile(
     call: Call, evaluation_id: _Id, priority: _Priority = "interactive", timeout_s: _Timeout = 120.0
 ) -> Annotated[CallToolResult, Reported]:
-    """Count with Nsight Compute what each kernel of one call does: traffic, operations, occupancy, waiting.
+    """Profile each kernel of one call with Nsight Compute: memory traffic, operations, occupancy, stalls.
 
     Use it on a right kernel that should be faster.
     """
     caller = caller_of(call)
-    request, found = await judged_once(caller, evaluation_id, "profile", priority)
-    if examinations.is_profiled(found.evidence):
+    request, earlier = await judged_once(caller, evaluation_id, "profile", priority)
+    if examinations.is_profiled(earlier.evidence):
         return await _report(call, caller, evaluation_id, 0.0, request.kernel)
-    # By its name, so that a token for stored problems will do.
+    # The problem's name suffices for a token that can only name stored problems.
     stored = request.model_copy(update={"problem": request.problem_name})
     return await _examined(call, caller, examinations.profiling(stored), timeout_s)
 
 
-@_told
+@_with_advice
 async def cancel(call: Call, evaluation_id: _Id) -> str:
-    """End an evaluation without a result, and stop it where it runs. One that has its verdict keeps it."""
+    """Cancel an evaluation, and stop it if it runs. An evaluation with a verdict keeps the verdict."""
     answer = await caller_of(call).ask("POST", f"/v1/evaluations/{evaluation_id}/cancel")
-    return "It is cancelled." if answer["cancelled"] else "It had its verdict already, and keeps it."
+    return "It is cancelled." if answer["cancelled"] else "It already had its verdict, and keeps it."
 
 
 async def explain(
     category: Annotated[Category | None, Field(description="By default all, one line each.")] = None,
 ) -> str:
-    """Explain a category of verdicts: what it means, who is to blame, what to do, and which facts come with it."""
+    """Explain a category of verdicts: its meaning, who is to blame, advice, and the facts in such verdicts."""
     if category is None:
         return "\n".join(f"{row.category} (to blame: {row.blame}): {row.meaning}" for row in CATEGORIES.values())
     needs = NEEDS[category]
@@ -486,16 +484,16 @@ async def explain(
     )
 
 
-@_told
+@_with_advice
 async def problems(
     call: Call,
     problem: _Which = None,
     limit: _Rows = 20,
-    cursor: Annotated[str | None, Field(description="From an earlier answer: what follows it.")] = None,
+    cursor: Annotated[str | None, Field(description="Cursor from an earlier answer, for the next page.")] = None,
 ) -> Annotated[CallToolResult, Rows]:
     """List the stored problems, the latest first.
 
-    `judge` takes their names. `read` kqueue://problems/HASH has a source.
+    `judge` accepts their names. `read` kqueue://problems/HASH returns a source.
     """
     query = _given(problem=problem, limit=limit, cursor=cursor)
     answer = await caller_of(call).ask("GET", "/v1/problems", query=query)
@@ -510,10 +508,10 @@ async def problems(
     ]
     more = "" if answer["cursor"] is None else f"\nThere are more: call again with cursor {answer['cursor']}"
     lines = (f"{row['problem']} {row['bytes']} bytes, {row['problem_label']}" for row in rows)
-    return _table(lines, "stored problems, with labels of others", more, Rows(rows=rows, cursor=answer["cursor"]))
+    return _table(lines, "stored problems, with untrusted labels", more, Rows(rows=rows, cursor=answer["cursor"]))
 
 
-@_told
+@_with_advice
 async def leaderboard(
     call: Call,
     problem: _Which = None,
@@ -523,7 +521,7 @@ async def leaderboard(
 ) -> Annotated[CallToolResult, Rows]:
     """List the fastest right kernel of each problem, precision and device model, the largest speedup first.
 
-    `read` kqueue://evaluations/ID/kernel.py has a kernel's source.
+    `read` kqueue://evaluations/ID/kernel.py returns a kernel's source.
     """
     query = _given(problem=problem, precision=precision, device=device, limit=limit)
     answer = await caller_of(call).ask("GET", "/v1/leaderboard", query=query)
@@ -545,10 +543,10 @@ async def leaderboard(
         + row["kernel_label"]
         for row in rows
     )
-    return _table(lines, "the fastest kernels, with labels of others", "", Rows(rows=rows))
+    return _table(lines, "the fastest kernels, with untrusted labels", "", Rows(rows=rows))
 
 
-@_told
+@_with_advice
 async def read(
     call: Call,
     uri: Annotated[
@@ -560,7 +558,7 @@ async def read(
     ],
     offset: files.Offset = 0,
 ) -> str:
-    """Read a source, a log or evidence: the same as this server's resources. Long ones come in pages."""
+    """Read a source, a log or evidence, like this server's resources. Long texts come in pages."""
     return await files.page(caller_of(call), uri, offset)
 
 
@@ -585,7 +583,7 @@ _TOOLS: Final[Mapping[Callable[..., Any], ToolAnnotations]] = {
 
 
 def register(server: MCPServer[Door]) -> None:
-    """Give ``server`` its tools."""
+    """Add the tools to ``server``."""
     for tool, hints in _TOOLS.items():
         server.add_tool(tool, annotations=hints)
 
@@ -593,24 +591,24 @@ def register(server: MCPServer[Door]) -> None:
 async def _report(
     call: Call, caller: Caller, evaluation_id: UUID, timeout_s: float, kernel: str | None
 ) -> CallToolResult:
-    """Return the report on one evaluation, after waiting for it; ``kernel`` is its source, where that is known."""
-    found: Verdict | None = (await verdicts(call, caller, [evaluation_id], timeout_s)).get(evaluation_id)
-    if found is None:
+    """Wait for an evaluation and return its report. ``kernel`` is its source, if known."""
+    verdict: Verdict | None = (await verdicts(call, caller, [evaluation_id], timeout_s)).get(evaluation_id)
+    if verdict is None:
         state, why = await standing(caller, evaluation_id)
         text = (
-            f"No verdict yet; the evaluation is {state}.\n{words.quoted(why, 'why it waits')}\n"
-            f"It goes on: call `wait` with {evaluation_id}, or `cancel` it."
+            f"No verdict yet. The evaluation is {state}.\n{words.quoted(why, 'why it waits')}\n"
+            f"It continues: call `wait` with {evaluation_id}, or `cancel` it."
         )
         return _result(text, Reported(evaluation_id=str(evaluation_id), state=state, report=text))
     if kernel is None:
         kernel = await caller.read(f"/v1/evaluations/{evaluation_id}/artifacts/kernel.py")
-    text = words.feedback(found, kernel)
-    told = Reported(evaluation_id=str(evaluation_id), state="done", report=text, **words.numbers(found))
-    return _result(text, told)
+    text = words.feedback(verdict, kernel)
+    report = Reported(evaluation_id=str(evaluation_id), state="done", report=text, **words.numbers(verdict))
+    return _result(text, report)
 
 
 async def _examined(call: Call, caller: Caller, requests: examinations.Requests, timeout_s: float) -> CallToolResult:
-    """Have the requests of an examination judged, and return the report on the last one."""
+    """Submit the requests of an examination one after another, and return the report on the last one."""
     began = time.monotonic()
     request = next(requests)
     while True:
@@ -619,10 +617,10 @@ async def _examined(call: Call, caller: Caller, requests: examinations.Requests,
             raise accepted
         identity = accepted.evaluation_id
         left_s = max(0.0, began + timeout_s - time.monotonic())
-        found = (await verdicts(call, caller, [identity], left_s)).get(identity)
-        if found is not None:
+        verdict = (await verdicts(call, caller, [identity], left_s)).get(identity)
+        if verdict is not None:
             try:
-                request = requests.send(found)
+                request = requests.send(verdict)
                 continue
             except StopIteration:
                 pass
@@ -630,7 +628,7 @@ async def _examined(call: Call, caller: Caller, requests: examinations.Requests,
 
 
 async def _submitted(caller: Caller, requests: Iterable[Request]) -> list[Accepted | InvalidRequest]:
-    """Submit requests that have a key, and return what became of each."""
+    """Submit requests that have keys, and return the result of each."""
     results: list[Accepted | InvalidRequest] = []
     for chunk in wire.chunks(requests):
         body = {"entries": [wire.dump_request(request) for request in chunk]}
@@ -640,7 +638,7 @@ async def _submitted(caller: Caller, requests: Iterable[Request]) -> list[Accept
 
 
 async def _in_turn(work: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
-    """Return what ``work`` does for a tuning, in a thread that has its turn after those of other tunings."""
+    """Run ``work`` in a thread, one tuning at a time, and return its result."""
     return await anyio.to_thread.run_sync(work, *args, limiter=_TUNING)
 
 
@@ -670,12 +668,12 @@ def _inverse_runtime(verdict: Verdict) -> float | None:
 def _tuned(
     name: str, halving: Halving, results: Sequence[Result], judged: Sequence[Verdict], open_: str | None
 ) -> CallToolResult:
-    """Return what a tuning has found; ``open_`` says in words what it still lacks, None if it is over."""
+    """Return the result of a tuning. ``open_`` is its progress in words, or None if it is done."""
     winner = None if open_ else halving.winner(results)
     configurations: list[Tried] = []
     for one in halving.standings(results, winner)[:_MOST_ROWS]:
         middle = judged[one.middle]
-        wrong = next((judged[place] for place in one.places if not judged[place].passed), middle)
+        wrong = next((judged[index] for index in one.places if not judged[index].passed), middle)
         configurations.append(
             Tried(
                 values=halving.space.shown(one.config),
@@ -691,26 +689,26 @@ def _tuned(
     if open_:
         head = f"{open_} Give tuning={name}."
     elif unknown(results):
-        head = "No winner: nothing is known of the kernel as given. See its `verdict`, and tune again without `tuning`."
+        head = "No winner: the original kernel was not judged. See its `verdict`, and tune again without `tuning`."
     elif winner is None:
-        head = "No kernel is right: `verdict` has the report of each."
+        head = "No kernel is right: `verdict` returns the report of each."
     elif winner.beats:
         head = f"The first is the winner: read kqueue://evaluations/{configurations[0].evaluation_id}/kernel.py."
     elif winner.compared:
-        head = "Nothing beats the kernel as given beyond its spread: it is the winner."
+        head = "No configuration beats the original kernel by more than its spread: the original is the winner."
     elif winner.config == ORIGINAL:
-        head = "No other configuration is known to be right: the winner is the kernel as given."
+        head = "No other configuration is known to be right: the original kernel is the winner."
     else:
-        head = "The first is the winner. It was not compared, as the kernel as given is not right."
+        head = "The first is the winner. It was not compared, because the original kernel is not right."
     lines = [
         " ".join((one.evaluation_id, *(f"{key}={value}" for key, value in one.values.items())))
-        + f"{' (as given)' if one.original else ''}: {one.category}"
+        + f"{' (original)' if one.original else ''}: {one.category}"
         + ("" if one.runtime_ms is None else f", {one.runtime_ms:.4g} ms")
         + ("" if one.speedup is None else f", {one.speedup:.3g}x")
         + f", {one.calls} calls{', last comparison' if one.final else ''}"
         for one in configurations
     ]
-    told = Tuned(
+    tuned = Tuned(
         tuning=name,
         state="open" if open_ else "done",
         won=winner is not None,
@@ -718,9 +716,9 @@ def _tuned(
         configurations=configurations,
         importances={} if open_ else halving.importances(results),
     )
-    said = "".join(f"\nImportance of {key}: {share:.2f}" for key, share in told.importances.items())
+    shares = "".join(f"\nImportance of {key}: {share:.2f}" for key, share in tuned.importances.items())
     return _result(
-        f"{head}\n{words.quoted(chr(10).join(lines), 'configurations, with values of the kernel')}{said}", told
+        f"{head}\n{words.quoted(chr(10).join(lines), 'configurations, with values of the kernel')}{shares}", tuned
     )
 
 

@@ -1,18 +1,18 @@
-"""Searching for a fast kernel: kernels are proposed, judged, and the best are what the next are made from.
+"""The search for a fast kernel. Kernels are proposed and judged, and new ones are made from the best.
 
-Tuning is such a search too: Optuna proposes values for names in one kernel (:mod:`kqueue.tuning`).
+Tuning is a search too: Optuna proposes values for names in one kernel (:mod:`kqueue.tuning`).
 
 ===========================================  ====================================================
-:mod:`~kqueue.search.plan`                   all that is asked of a search
-:mod:`~kqueue.search.proposers`              who writes kernels: a model, a command, a folder
-:mod:`~kqueue.search.prompts`                what a proposer is told
+:mod:`~kqueue.search.plan`                   the options of a search
+:mod:`~kqueue.search.proposers`              proposers of kernels: a model, a command, a folder
+:mod:`~kqueue.search.prompts`                the prompts for proposers
 :mod:`~kqueue.search.metrics`                scores of a verdict
-:mod:`~kqueue.search.population`             which kernels are the best, and which are next
-:mod:`~kqueue.search.run`                    the search itself, step by step
-:mod:`~kqueue.search.judging`                what every run does with its kernels' evaluations
+:mod:`~kqueue.search.population`             the choice of the best kernels and the next parents
+:mod:`~kqueue.search.run`                    the search, step by step
+:mod:`~kqueue.search.judging`                shared handling of evaluations
 :mod:`~kqueue.search.tuning`                 a tuning run
 :mod:`~kqueue.search.results`                a run's best kernels, its curve, and Weights & Biases
 ===========================================  ====================================================
 
-Rows in Postgres are the record of a run (:mod:`kqueue.store.searches`); any process can go on from them.
+The rows in Postgres are the record of a run (:mod:`kqueue.store.searches`), from which any process can resume it.
 """

@@ -13,7 +13,7 @@ from kqueue.contract import Verdict
 from kqueue.errors import ConfigError, InvalidRequest
 from kqueue.integrations.scores import scorer
 
-#: The policies that are known without a time.
+#: Policies that need no times.
 _UNTIMED: Final = frozenset({"correctness"})
 
 Metric = Callable[[Verdict], float | None]
@@ -23,35 +23,35 @@ def metrics_of(names: Sequence[str], *, timed: bool) -> dict[str, Metric]:
     """Return the metrics with these names.
 
     Args:
-        names: policies (:func:`~kqueue.integrations.scores.scorer`), or ``module:function``. Modules are looked for in
-            the working directory first. A function takes a :class:`~kqueue.Verdict` and returns a number, of which
-            more is better, or None if nothing is known about the kernel.
+        names: policies (:func:`~kqueue.integrations.scores.scorer`), or ``module:function``. The working directory is
+            searched for modules first. A function receives a :class:`~kqueue.Verdict` and returns a number (higher is
+            better), or None if the kernel's quality is unknown.
         timed: False if kernels are not timed.
 
     Raises:
         InvalidRequest: there is no such policy or function, one is named twice, or it needs times.
     """
     if len(set(names)) != len(names):
-        raise InvalidRequest("--metric: one is named twice")
-    found = dict[str, Metric]()
+        raise InvalidRequest("--metric: a metric is named twice")
+    metrics = dict[str, Metric]()
     for name in names:
         if ":" in name:
-            found[name] = _function(name)
+            metrics[name] = _function(name)
             continue
         try:
-            found[name] = scorer(name)  # pyright: ignore[reportArgumentType] a name that it refuses
+            metrics[name] = scorer(name)  # pyright: ignore[reportArgumentType] a name that it refuses
         except ConfigError as error:
             raise InvalidRequest(f"--metric: {error}, as module:function") from None
         if not timed and name not in _UNTIMED:
-            raise InvalidRequest(f"--metric {name}: needs times; leave --no-timing out")
-    return found
+            raise InvalidRequest(f"--metric {name}: needs times: omit --no-timing")
+    return metrics
 
 
 def scores_of(metrics: Mapping[str, Metric], verdict: Verdict) -> dict[str, float] | None:
-    """Return the verdict's scores by the metrics' names; None if one of them is unknown.
+    """Return the verdict's scores by the metrics' names, or None if one of them is unknown.
 
     Raises:
-        InvalidRequest: a function raised, or returned no finite number.
+        InvalidRequest: a function raised, or did not return a finite number.
     """
     scores = dict[str, float]()
     for name, metric in metrics.items():
@@ -70,9 +70,9 @@ def _function(name: str) -> Metric:
     try:
         function: object = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, SyntaxError, ValueError) as error:
-        raise InvalidRequest(f"--metric {name}: {error}; give module:function") from None
+        raise InvalidRequest(f"--metric {name}: {error}: give module:function") from None
     if not callable(function):
-        raise InvalidRequest(f"--metric {name}: is not a function")
+        raise InvalidRequest(f"--metric {name}: not a function")
 
     def guarded(verdict: Verdict) -> float | None:
         try:
@@ -82,7 +82,7 @@ def _function(name: str) -> Metric:
         if score is None:
             return None
         if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-            raise InvalidRequest(f"--metric {name}: returned {score!r}; return a finite number or None")
+            raise InvalidRequest(f"--metric {name}: returned {score!r}: return a finite number or None")
         return float(score)
 
     return guarded

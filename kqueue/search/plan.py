@@ -1,4 +1,4 @@
-"""A plan: all that is asked of a search. It is recorded with the run, so that a resumed run is the same search."""
+"""The plan of a search: all of its options. It is recorded with the run, so that a resumed run is the same search."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from kqueue.errors import InvalidRequest
 from kqueue.tuning.halving import FINALISTS, MOST_TRIALS, REPEATS, TRIALS, Halving
 from kqueue.tuning.space import Parameter, Space
 
-#: A step's proposals at most. They are recorded by one statement, which takes 65,535 values.
+#: Maximum number of proposals in a step. They are recorded by one statement, which has at most 65,535 values.
 _STEP_PROPOSALS: Final = 10_000
 
 
 class Algorithm(StrEnum):
-    """The ways to choose what the next proposals are made from. The names are those of Trace's PrioritySearch."""
+    """The algorithms that choose parents for the next proposals. The names are from Trace's PrioritySearch."""
 
     PS = "PS"
     """The kernels with the best scores."""
     PS_SUMMARIZER = "PS_Summarizer"
-    """The same; proposers are also told what failed and what helped so far."""
+    """The kernels with the best scores. Proposers also receive the failures and improvements so far."""
     PS_EPSNET = "PS_epsNet"
-    """The best of each region of similar kernels; a region that brings nothing better waits for the others."""
+    """The best of each region of similar kernels. A region without an improvement waits for the other regions."""
     PS_EPSNET_SUMMARIZER = "PS_epsNet_Summarizer"
-    """Both."""
+    """Regions, and proposers also receive the failures and improvements so far."""
 
     @property
     def summarizes(self) -> bool:
-        """True if proposers are told what failed so far."""
+        """True if proposers receive a summary of failures."""
         return self in {Algorithm.PS_SUMMARIZER, Algorithm.PS_EPSNET_SUMMARIZER}
 
     @property
@@ -41,7 +41,7 @@ class Algorithm(StrEnum):
 
 
 class Task(BaseModel):
-    """What is asked of any run: a problem, a kernel to start from, and how kernels are judged."""
+    """The options of any run: a problem, a kernel to start from, and the settings of evaluations."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -55,13 +55,13 @@ class Task(BaseModel):
     settings: Settings = Settings()
     metrics: Annotated[tuple[str, ...], Field(min_length=1)] = ("inverse_runtime",)
     url: str | None = None
-    """The fleet's address over HTTP; None for the one whose database this is."""
+    """The fleet's address over HTTP. None for the fleet of this database."""
 
     def request(self, kernel: str, **fields: Any) -> Request:
-        """Return the request to judge ``kernel``; ``fields`` are others of :class:`~kqueue.contract.Request`.
+        """Return the request to judge ``kernel``, with further fields of :class:`~kqueue.contract.Request`.
 
         Raises:
-            InvalidRequest: it cannot be judged.
+            InvalidRequest: a field is wrong.
         """
         own: dict[str, Any] = {
             "problem": self.problem,
@@ -74,27 +74,27 @@ class Task(BaseModel):
 
 
 class Plan(Task):
-    """A search."""
+    """The plan of a search."""
 
     algorithm: Algorithm = Algorithm.PS
     num_steps: Annotated[int, Field(ge=1, le=100_000)] = 50
     num_candidates: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Kernels that a step makes proposals from."""
+    """Number of parents in a step."""
     num_proposals: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Proposals from each of them."""
+    """Number of proposals from each parent."""
     num_threads: Annotated[int, Field(ge=1, le=1000)] = 20
-    """Proposals that are asked for and judged at once."""
+    """Number of proposals that are written and judged at once."""
     epsilon: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Kernels are similar if no larger share of their lines differs."""
+    """Maximum share of differing lines between similar kernels."""
     proposer: Literal["model", "command", "recorded"]
     given: str
-    """The model's name, the command's words, or the folder."""
+    """The model's name, the command line, or the folder."""
     answer_s: Annotated[float, Field(gt=0, le=86400)] = 600.0
-    """Longest time for one answer, in seconds."""
+    """Maximum seconds for one answer."""
     log_frequency: Annotated[int, Field(ge=1)] = 1
-    """Steps from one report to the next."""
+    """Number of steps between two reports."""
     test_frequency: Annotated[int, Field(ge=0)] = 0
-    """Steps from one test of the best kernel to the next; 0 for none."""
+    """Number of steps between two tests of the best kernel. 0 for none."""
     use_wandb: bool = False
     project_name: str = "kqueue"
 
@@ -103,26 +103,28 @@ class Plan(Task):
     def _fits_a_step(cls, value: int, info: ValidationInfo) -> int:
         candidates = info.data.get("num_candidates", 1)
         if candidates * value > _STEP_PROPOSALS:
-            raise ValueError(f"--num-candidates times it is {candidates * value}; a step has at most {_STEP_PROPOSALS}")
+            raise ValueError(
+                f"--num-candidates times it is {candidates * value}, and a step has at most {_STEP_PROPOSALS}"
+            )
         return value
 
 
 class TunePlan(Task):
-    """A tuning run (:mod:`kqueue.tuning`). Its timed calls at most are those of its settings."""
+    """The plan of a tuning run (:mod:`kqueue.tuning`). The last comparison uses the timed calls of its settings."""
 
     algorithm: Literal["tune"] = "tune"
     metrics: Annotated[tuple[str, ...], Field(min_length=1, max_length=1)] = ("inverse_runtime",)
     grid: Annotated[tuple[Parameter, ...], Field(min_length=1)]
-    """Names of the kernel, each with the values that it may have."""
+    """Names of the kernel, each with its values to try."""
     trials: Annotated[int, Field(ge=1, le=MOST_TRIALS)] = TRIALS
-    """Configurations that are judged at most, beside the kernel as it was given."""
+    """Maximum number of judged configurations, not counting the original kernel."""
     finalists: Annotated[int, Field(ge=1, le=100)] = FINALISTS
-    """Configurations in the last comparison."""
+    """Number of configurations in the last comparison."""
     repeats: Annotated[int, Field(ge=2, le=50)] = REPEATS
-    """Evaluations of each of them there."""
+    """Number of evaluations of each finalist."""
 
     def halving(self) -> Halving:
-        """Return how the run goes on.
+        """Return the steps of the run.
 
         Raises:
             InvalidRequest: the kernel has no such names, or they cannot have such values.
@@ -136,7 +138,7 @@ def make_plan(fields: Mapping[str, Any]) -> Plan:
     """Return the plan of a search with these fields.
 
     Raises:
-        InvalidRequest: one is wrong. The message names it, as an option, and never repeats a source.
+        InvalidRequest: a field is wrong. The message names it as an option, and never repeats a source.
     """
     return _made(Plan, fields)
 
@@ -145,7 +147,7 @@ def make_tune_plan(fields: Mapping[str, Any]) -> TunePlan:
     """Return the plan of a tuning run with these fields.
 
     Raises:
-        InvalidRequest: one is wrong, as :func:`make_plan` has it, or the kernel cannot be tuned so.
+        InvalidRequest: a field is wrong (see :func:`make_plan`), or the kernel cannot be tuned with them.
     """
     plan = _made(TunePlan, fields)
     plan.halving()
@@ -153,10 +155,10 @@ def make_tune_plan(fields: Mapping[str, Any]) -> TunePlan:
 
 
 def read_plan(fields: Mapping[str, Any]) -> Plan | TunePlan:
-    """Return the plan that a run's record has.
+    """Return the plan from a run's record.
 
     Raises:
-        InvalidRequest: it is none.
+        InvalidRequest: the record is malformed.
     """
     return make_tune_plan(fields) if fields.get("algorithm") == "tune" else make_plan(fields)
 
@@ -177,5 +179,5 @@ def _complaint(fault: Mapping[str, Any]) -> str:
     name = ".".join(str(part) for part in fault["loc"])
     option = name if "." in name else f"--{name.replace('_', '-')}"
     shown = repr(fault["input"])
-    what = str(fault["msg"]).removeprefix("Value error, ")
-    return f"{option}: {what}" + (f", not {shown}" if len(shown) <= 80 else "")
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    return f"{option}: {message}" + (f", not {shown}" if len(shown) <= 80 else "")

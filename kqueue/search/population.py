@@ -1,4 +1,4 @@
-"""The kernels of a search that were judged: which are the best, and which are the next to make proposals from."""
+"""The judged kernels of a search, with the choice of the best ones and of the next parents."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from typing import Final
 
 from kqueue.search.plan import Algorithm
 
-#: Expansions in a row that bring nothing new, after which a kernel is left alone.
-_IN_VAIN: Final = 2
+#: Consecutive expansions without a new kernel after which a kernel is no longer expanded.
+_FRUITLESS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A kernel with known scores, of which more is better.
+    """A kernel with known scores. Higher scores are better.
 
     Attributes:
-        number: its proposal's number; the lower is the older.
-        step: the step that it was proposed in.
-        kernel: its source.
-        scores: a score for each metric, in one order for all.
+        number: its proposal's number. Older proposals have lower ones.
+        scores: a score for each metric, in one order for all candidates.
     """
 
     number: int
@@ -33,20 +31,20 @@ class Candidate:
 
 
 def fronts(candidates: Iterable[Candidate]) -> list[list[Candidate]]:
-    """Return the candidates in Pareto fronts, the best first; within a front the oldest is first.
+    """Return the candidates in Pareto fronts, the best first. Within a front the oldest is first.
 
-    None in the first front is worse than another in one score without being better in another. Without the first front
-    the same holds for the second, and so on. With one metric a front is all that have the same score.
+    No candidate of the first front is worse than another one in a score without being better in another score. Without
+    the first front, the same holds for the second, and so on. With one metric, a front has equal scores.
     """
-    found: list[list[Candidate]] = []
-    # Sorted so, a candidate is dominated by earlier ones only.
+    result: list[list[Candidate]] = []
+    # In this order, only earlier candidates can dominate a candidate.
     for one in sorted(candidates, key=lambda c: c.scores, reverse=True):
-        place = next((front for front in found if not any(_dominates(other, one) for other in front)), None)
-        if place is None:
-            found.append([one])
+        target = next((front for front in result if not any(_dominates(other, one) for other in front)), None)
+        if target is None:
+            result.append([one])
         else:
-            place.append(one)
-    return [sorted(front, key=lambda c: c.number) for front in found]
+            target.append(one)
+    return [sorted(front, key=lambda c: c.number) for front in result]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +52,7 @@ class Expansion:
     """A step's proposals from one kernel.
 
     Attributes:
-        parent: the kernel's number.
-        step: the step.
-        new: False if all of them were kernels that had been proposed before.
+        new: False if all of them had been proposed before.
     """
 
     parent: int
@@ -73,21 +69,21 @@ def choose(
 ) -> list[Candidate]:
     """Return the kernels to make the next proposals from, at most ``count``.
 
-    A kernel from which nothing new came twice in a row is left out while there are others: whoever is asked the same
-    gives the same answer.
+    A kernel that gave nothing new twice in a row is omitted while there are other kernels, because a proposer tends to
+    give the same answer to the same question.
 
     Args:
-        algorithm: how. Of equals, the one that had fewer proposals made from it is first, then the older.
+        algorithm: the algorithm. Of equals, the one with fewer proposals is first, then the older one.
         candidates: all kernels with known scores.
-        expansions: what was made from which kernel so far, in the order of steps.
-        count: the most to choose.
-        epsilon: the largest distance of similar kernels.
+        expansions: all expansions so far, in the order of steps.
+        count: maximum number of kernels.
+        epsilon: maximum distance between similar kernels.
     """
     done = list(expansions)
     times = Counter(one.parent for one in done)
     spent = _spent(done)
     candidates = [one for one in candidates if one.number not in spent] or candidates
-    # The same source may have been proposed twice.
+    # The same source can have been proposed twice.
     unique = {one.kernel: one for one in sorted(candidates, key=lambda c: c.number, reverse=True)}
     ranks = {one.number: rank for rank, front in enumerate(fronts(unique.values())) for one in front}
     queue = sorted(unique.values(), key=lambda c: (ranks[c.number], times[c.number], c.number))
@@ -97,15 +93,15 @@ def choose(
 
 
 def _spent(expansions: Iterable[Expansion]) -> set[int]:
-    """Return the kernels whose last expansions brought nothing new."""
-    in_vain = Counter[int]()
+    """Return the kernels whose last expansions gave nothing new."""
+    fruitless = Counter[int]()
     for one in expansions:
-        in_vain[one.parent] = 0 if one.new else in_vain[one.parent] + 1
-    return {number for number, times in in_vain.items() if times >= _IN_VAIN}
+        fruitless[one.parent] = 0 if one.new else fruitless[one.parent] + 1
+    return {number for number, times in fruitless.items() if times >= _FRUITLESS}
 
 
 def distance(one: str, other: str) -> float:
-    """Return the share of lines in which two sources differ: 0 for the same, 1 for nothing in common.
+    """Return the share of lines in which two sources differ: 0 for equal sources, 1 for no common lines.
 
     Blank lines, comments and indentation do not count.
     """
@@ -114,11 +110,11 @@ def distance(one: str, other: str) -> float:
 
 @lru_cache(maxsize=2_000_000)
 def similar(one: str, other: str, epsilon: float) -> bool:
-    """Return True if two sources differ in no larger share of their lines than ``epsilon``."""
+    """Return True if the share of lines in which two sources differ is at most ``epsilon``."""
     mine, theirs = _lines(one), _lines(other)
-    some, others = _distinct(one), _distinct(other)
-    # No order of the lines has more in common than this. Looking for the order takes a hundred times as long.
-    most = len(some & others) + min(len(mine) - len(some), len(theirs) - len(others))
+    unique_mine, unique_theirs = _distinct(one), _distinct(other)
+    # Upper bound for any order of the lines. Comparing the order takes a hundred times as long.
+    most = len(unique_mine & unique_theirs) + min(len(mine) - len(unique_mine), len(theirs) - len(unique_theirs))
     total = len(mine) + len(theirs)
     return total - 2 * most <= epsilon * total and distance(one, other) <= epsilon
 
@@ -140,28 +136,28 @@ def _dominates(one: Candidate, other: Candidate) -> bool:
 
 @dataclass(slots=True)
 class _Region:
-    """Similar kernels. The first is the best of them."""
+    """A region of similar kernels around the best of them."""
 
     best: Candidate
     members: set[int] = field(default_factory=set[int])
 
     def stalls(self, expansions: Iterable[Expansion]) -> int:
-        """The steps that made proposals from the region since its best was proposed."""
+        """Return the number of steps that expanded the region since its best kernel was proposed."""
         return len({one.step for one in expansions if one.parent in self.members and one.step > self.best.step})
 
 
 def _by_regions(
     queue: Sequence[Candidate], ranks: Mapping[int, int], expansions: Sequence[Expansion], epsilon: float
 ) -> list[Candidate]:
-    """Return the best of each region: first where the fewest steps have passed in vain, then by rank."""
+    """Return the best kernel of each region, sorted by steps without improvement, then by rank."""
     regions: list[_Region] = []
-    # A region is found anew in each step, so its centre is always the best that is known of it.
+    # Regions are rebuilt in each step, so the centre of each is always its best known kernel.
     for one in sorted(queue, key=lambda c: (ranks[c.number], c.number)):
         near = next((region for region in regions if similar(region.best.kernel, one.kernel, epsilon)), None)
         if near is None:
             regions.append(near := _Region(one))
         near.members.add(one.number)
-    # Regions without a right kernel get no turn while others have one.
+    # Regions without a correct kernel wait while there are regions with one.
     right = [region for region in regions if any(score > 0 for score in region.best.scores)] or regions
     right.sort(key=lambda region: (region.stalls(expansions), ranks[region.best.number], region.best.number))
     return [region.best for region in right]

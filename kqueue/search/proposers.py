@@ -1,4 +1,4 @@
-"""Who writes kernels: any model of LiteLLM, a command of yours, or a folder of kernels written before."""
+"""Proposers of kernels: any model of LiteLLM, a command of the user, or a folder of recorded kernels."""
 
 from __future__ import annotations
 
@@ -24,19 +24,15 @@ _SHOWN_CHARACTERS: Final = 400
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a proposer is asked: a kernel that is better than another one. A command reads it as JSON.
+    """A request to a proposer for a kernel that is better than a given one. A command reads it as JSON.
 
     Attributes:
-        run: the search's name.
         step: the step, from 1.
         number: the proposal's number in the search, from 1.
-        problem: source of the reference.
-        backend: what the kernel is to be written in.
         kernel: source of the kernel to start from.
         scores: its score for each metric.
-        feedback: its verdict in words.
-        summary: what failed and what helped so far; None unless the algorithm has a summariser.
-        prompt: all of this as a text for a language model.
+        summary: the failures and improvements so far, or None unless the algorithm has a summariser.
+        prompt: the whole question as a text for a language model.
     """
 
     run: str
@@ -52,31 +48,31 @@ class Question:
 
 
 class Proposer(Protocol):
-    """Writes kernels. Threads ask at once."""
+    """A writer of kernels. Several threads can call it at once."""
 
     @property
     def most(self) -> int | None:
-        """The number of kernels that it can write; None for any."""
+        """Maximum number of kernels that it can write, or None for any number."""
         ...
 
     def propose(self, question: Question) -> str:
-        """Return an answer: a kernel, or a text with one in it.
+        """Return an answer: a kernel, or a text that contains one.
 
         Raises:
-            ProposerFailed: there is none.
+            ProposerFailed: there is no answer.
         """
         ...
 
     def summarize(self, problem: str, digest: str) -> str:
-        """Return what to tell proposers of ``digest``, which says what failed and what helped.
+        """Return advice for proposers, made from ``digest``, a list of failures and improvements.
 
         Raises:
-            ProposerFailed: there is nothing.
+            ProposerFailed: there is no answer.
         """
         ...
 
     def close(self) -> None:
-        """Break off what runs."""
+        """Abort running requests."""
         ...
 
 
@@ -97,18 +93,18 @@ def make_proposer(plan: Plan) -> Proposer:
 
 
 class Recorded:
-    """A folder's ``*.py`` in the order of their names: proposal 1 is the first, whatever it is made from."""
+    """The kernels ``*.py`` of a folder, sorted by name. Proposal 1 is the first file, whatever its parent is."""
 
     def __init__(self, folder: Path) -> None:
-        """Look into the folder.
+        """List the folder.
 
         Raises:
-            InvalidRequest: it is none, or holds no kernel.
+            InvalidRequest: it is not a folder, or has no kernel.
         """
         self._folder = folder
         self._files = sorted(folder.glob("*.py"))
         if not self._files:
-            raise InvalidRequest(f"--recorded: {folder} holds no *.py; name a folder of kernels")
+            raise InvalidRequest(f"--recorded: {folder} holds no *.py: name a folder of kernels")
 
     @property
     def most(self) -> int:
@@ -116,12 +112,12 @@ class Recorded:
         return len(self._files)
 
     def propose(self, question: Question) -> str:
-        """Return the file of the proposal's number."""
+        """Return the source of the file with the proposal's number."""
         if question.number > len(self._files):
-            # The step was planned when there were more.
+            # The folder had more files when the step was planned.
             raise ProposerFailed(
-                f"--recorded: {self._folder} now holds {len(self._files)} *.py, none for proposal {question.number}; "
-                "put back what was removed"
+                f"--recorded: {self._folder} now holds {len(self._files)} *.py, none for proposal {question.number}. "
+                "Restore the removed files"
             )
         file = self._files[question.number - 1]
         try:
@@ -129,8 +125,8 @@ class Recorded:
         except (OSError, UnicodeDecodeError) as error:
             raise ProposerFailed(f"{file}: {error}") from None
 
-    def summarize(self, problem: str, digest: str) -> str:  # noqa: ARG002 nobody to read it
-        """Return the digest as it is."""
+    def summarize(self, problem: str, digest: str) -> str:  # noqa: ARG002 no model reads it
+        """Return the digest unchanged."""
         return digest
 
     def close(self) -> None:
@@ -138,24 +134,24 @@ class Recorded:
 
 
 class Command:
-    """A command: it reads a :class:`Question` as JSON on stdin and writes an answer to stdout."""
+    """A command that reads a :class:`Question` as JSON on stdin and writes an answer to stdout."""
 
     @property
     def most(self) -> None:
-        """Any number."""
+        """No maximum."""
 
     def __init__(self, words: str, *, answer_s: float) -> None:
-        """Take the command's words, quoted as for a shell. Each answer may take ``answer_s`` seconds.
+        """Parse a command line that is quoted as for a shell. Each answer has a limit of ``answer_s`` seconds.
 
         Raises:
-            InvalidRequest: there are no words, or a quote has no end.
+            InvalidRequest: the command is empty, or a quote is not closed.
         """
         try:
-            self._words = shlex.split(words)
+            self._command = shlex.split(words)
         except ValueError as error:
             raise InvalidRequest(f"--proposer: {error}: {words!r}") from None
-        if not self._words:
-            raise InvalidRequest("--proposer: is empty; name a command")
+        if not self._command:
+            raise InvalidRequest("--proposer: the command is empty")
         self._answer_s = answer_s
         self._lock = threading.Lock()
         self._running = set[subprocess.Popen[str]]()
@@ -168,27 +164,27 @@ class Command:
             out, err = process.communicate(json.dumps(asdict(question)), timeout=self._answer_s)
         except subprocess.TimeoutExpired:
             raise ProposerFailed(
-                f"{self._words[0]} gave no answer in {self._answer_s:g} s; --answer-s allows more"
+                f"{self._command[0]} gave no answer in {self._answer_s:g} s. --answer-s allows more"
             ) from None
         except UnicodeDecodeError as error:
-            raise ProposerFailed(f"{self._words[0]} wrote what is not UTF-8: {error}") from None
+            raise ProposerFailed(f"{self._command[0]} wrote output that is not UTF-8: {error}") from None
         finally:
             _kill(process)
             with self._lock:
                 self._running.discard(process)
         if process.returncode:
-            said = err.strip()[-_SHOWN_CHARACTERS:] or "and said nothing on stderr"
-            raise ProposerFailed(f"{self._words[0]} ended with {process.returncode}: {said}")
+            message = err.strip()[-_SHOWN_CHARACTERS:] or "it wrote nothing to stderr"
+            raise ProposerFailed(f"{self._command[0]} ended with {process.returncode}: {message}")
         if not out.strip():
-            raise ProposerFailed(f"{self._words[0]} wrote nothing to stdout; it is to write a kernel")
+            raise ProposerFailed(f"{self._command[0]} wrote nothing to stdout, where a kernel is expected")
         return out
 
     def summarize(self, problem: str, digest: str) -> str:  # noqa: ARG002 the command has the problem anyway
-        """Return the digest as it is: the command is told it with the next question."""
+        """Return the digest unchanged, because the command receives it with the next question."""
         return digest
 
     def close(self) -> None:
-        """Kill what runs, with all that it started."""
+        """Kill running commands and their descendants."""
         with self._lock:
             self._closed = True
             for process in self._running:
@@ -200,32 +196,32 @@ class Command:
             if self._closed:
                 raise ProposerFailed("the search is over")
             try:
-                # In a session of its own: Ctrl-C is for the search, which ends the command.
+                # A separate session: Ctrl-C reaches only the search, which then kills the command.
                 process = subprocess.Popen(
-                    self._words, stdin=pipe, stdout=pipe, stderr=pipe, encoding="utf-8", start_new_session=True
+                    self._command, stdin=pipe, stdout=pipe, stderr=pipe, encoding="utf-8", start_new_session=True
                 )
             except OSError as error:
-                raise ProposerFailed(f"{self._words[0]}: {error.strerror or error}") from None
+                raise ProposerFailed(f"{self._command[0]}: {error.strerror or error}") from None
             self._running.add(process)
             return process
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """End a command and all that it left behind."""
+    """Kill a command and its process group."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 class Model:
-    """A model of LiteLLM, which takes keys and addresses from the environment."""
+    """A model of LiteLLM, which reads keys and addresses from the environment."""
 
     @property
     def most(self) -> None:
-        """Any number."""
+        """No maximum."""
 
     def __init__(self, name: str, *, answer_s: float) -> None:
-        """Take the model's name as LiteLLM has it, such as ``openai/gpt-5``. Each answer may take ``answer_s`` seconds.
+        """Load LiteLLM for a model such as ``openai/gpt-5``. Each answer has a limit of ``answer_s`` seconds.
 
         Raises:
             ConfigError: LiteLLM is not installed.
@@ -242,15 +238,15 @@ class Model:
         self._answer_s = answer_s
 
     def propose(self, question: Question) -> str:
-        """Ask the model the question's prompt."""
+        """Send the question's prompt to the model."""
         return self._ask(question.prompt)
 
     def summarize(self, problem: str, digest: str) -> str:
-        """Ask the model to make advice of the digest."""
+        """Ask the model for advice that is based on the digest."""
         return self._ask(summary_request(problem, digest))
 
     def close(self) -> None:
-        """Do nothing: an answer that comes later is dropped."""
+        """Do nothing. A late answer is dropped."""
 
     def _ask(self, text: str) -> str:
         try:

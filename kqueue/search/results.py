@@ -1,4 +1,4 @@
-"""What a run leaves: its best kernels as files, the curve of its scores, and points at Weights & Biases."""
+"""The output of a run: its best kernels as files, the curve of its scores, and points at Weights & Biases."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from kqueue.store.searches import Proposal, Run, Step
 
 
 def write_best(folder: Path, best: Sequence[Proposal]) -> list[Path]:
-    """Write the best kernel as ``best.py``; if there are several (Pareto), the others as ``best-2.py`` and so on.
+    """Write the best kernel as ``best.py``. Further kernels of the Pareto front are ``best-2.py`` and so on.
 
     Returns:
-        the files; none if no kernel is right.
+        The files. Empty if no kernel passed.
 
     Raises:
         ConfigError: the folder cannot be written.
     """
     files: list[Path] = []
     with _writing(folder):
-        for place, one in enumerate((one for one in best if one.category == "passed"), 1):
-            files.append(folder / ("best.py" if place == 1 else f"best-{place}.py"))
+        for number, one in enumerate((one for one in best if one.category == "passed"), 1):
+            files.append(folder / ("best.py" if number == 1 else f"best-{number}.py"))
             files[-1].write_bytes((one.kernel or "").encode())
     return files
 
@@ -34,11 +34,10 @@ def write_best(folder: Path, best: Sequence[Proposal]) -> list[Path]:
 def draw(folder: Path, runs: Mapping[str, tuple[Task, Sequence[Proposal], Sequence[Step]]]) -> list[Path]:
     """Draw the scores of runs and the best so far over proposals, as ``curve.png`` and ``curve.svg``.
 
-    A run's first metric is drawn.
+    The scores are of each run's first metric.
 
     Args:
-        folder: where the files go.
-        runs: by their names, their plans, proposals and steps.
+        runs: plans, proposals and steps of runs by their names.
 
     Raises:
         ConfigError: matplotlib is not installed, or the folder cannot be written.
@@ -47,7 +46,7 @@ def draw(folder: Path, runs: Mapping[str, tuple[Task, Sequence[Proposal], Sequen
 
 
 def curve(runs: Mapping[str, tuple[Task, Sequence[Proposal], Sequence[Step]]]) -> charts.SearchCurve:
-    """Return the chart of runs' scores, each under its first metric, from the arguments of :func:`draw`."""
+    """Return the chart of runs' scores in their first metrics. See :func:`draw`."""
     metrics = dict.fromkeys(plan.metrics[0] for plan, _, _ in runs.values())
     curves: list[charts.Curve] = []
     for name, (plan, proposals, steps) in runs.items():
@@ -60,11 +59,9 @@ def curve(runs: Mapping[str, tuple[Task, Sequence[Proposal], Sequence[Step]]]) -
 
 
 def draw_importances(folder: Path, run: Run, importances: Mapping[str, float]) -> list[Path]:
-    """Draw how much each name of a tuning run decides, as ``importance.png`` and ``importance.svg``.
+    """Draw the importance of each name of a tuning run, as ``importance.png`` and ``importance.svg``.
 
     Args:
-        folder: where the files go.
-        run: the run.
         importances: shares of 1 by name, the largest first.
 
     Raises:
@@ -89,7 +86,7 @@ def _points(proposals: Sequence[Proposal], metric: str) -> list[tuple[int, float
 
 @contextmanager
 def _writing(folder: Path) -> Generator[None]:
-    """Make a folder and write to it; raise :class:`ConfigError` if that cannot be done."""
+    """Create a folder for the files written in the block. Raise :class:`ConfigError` if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
@@ -110,10 +107,10 @@ def load_wandb() -> Any:
 
 
 class WandbWatcher:
-    """Sends a point for each reported step to Weights & Biases."""
+    """A watcher that sends a point for each reported step to Weights & Biases."""
 
     def __init__(self, run: Run, plan: Plan) -> None:
-        """Begin, or go on with, the run of this name there.
+        """Begin or resume the run of this name at Weights & Biases.
 
         Raises:
             ConfigError: wandb is not installed, or refuses.
@@ -129,21 +126,21 @@ class WandbWatcher:
                 config=plan.model_dump(mode="json", exclude=sources),
             )
         except wandb.errors.Error as error:
-            raise ConfigError(f"--use-wandb: {error}; WANDB_MODE=offline needs no login") from None
+            raise ConfigError(f"--use-wandb: {error}. WANDB_MODE=offline needs no login") from None
         self._every = plan.log_frequency
 
     def proposal(self, proposal: Proposal, done: int, planned: int) -> None:
-        """Do nothing: points are for steps."""
+        """Do nothing, because points are for steps."""
 
     def step(self, step: Step, proposals: Mapping[int, Proposal]) -> None:
         """Send the best scores, the times of the best kernel, and counts."""
         if step.number % self._every:
             return
-        known = list(proposals.values())
+        ended = list(proposals.values())
         point: dict[str, Any] = {
-            "proposals": len(known) - 1,
-            "judged": sum(one.category is not None for one in known),
-            "passed": sum(one.category == "passed" for one in known),
+            "proposals": len(ended) - 1,
+            "judged": sum(one.category is not None for one in ended),
+            "passed": sum(one.category == "passed" for one in ended),
         }
         if step.best is not None:
             best = proposals[step.best]
@@ -154,5 +151,5 @@ class WandbWatcher:
         self._run.log({name: value for name, value in point.items() if value is not None}, step=step.number)
 
     def finish(self) -> None:
-        """Send what is left."""
+        """Send the remaining points."""
         self._run.finish()

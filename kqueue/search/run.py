@@ -1,12 +1,12 @@
-"""The search itself: step by step, each recorded before the next thing is done.
+"""The search. Each step is recorded before the next action.
 
-A step is planned (which kernels, how many proposals), each proposal is asked for and judged, and the step ends. All of
-it goes to Postgres as it happens, so a process that goes on with the run does only what is not recorded:
+A step is planned (parents and number of proposals), each proposal is written and judged, and the step ends. Everything
+is stored in Postgres at once, so a process that resumes the run does only the unrecorded work:
 
-- a step's plan is one transaction;
-- an answer is recorded before its kernel is submitted, so nobody is asked for it again;
-- an evaluation's idempotency key follows from the run and the kernel, so a kernel is judged once in a run, whether or
-  not its verdict was recorded.
+- A step's plan is one transaction.
+- An answer is recorded before its kernel is submitted, so a proposer is never asked twice.
+- An evaluation's idempotency key depends only on the run and the kernel, so a kernel is judged once in a run, whether
+  its verdict was recorded or not.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from kqueue.store.searches import Proposal, Run, Step
 _ItemT = TypeVar("_ItemT")
 _ResultT = TypeVar("_ResultT")
 
-#: The score of what cannot be a kernel, under any metric.
+#: Score of a source that is not a kernel, under any metric.
 _REFUSED: Final = 0.0
 
 
 class Watcher(Protocol):
-    """Is told what happens, in the thread that runs the search."""
+    """A receiver of progress, called in the thread that runs the search."""
 
     def proposal(self, proposal: Proposal, done: int, planned: int) -> None:
-        """Take note of a proposal that ended: ``done`` of the step's ``planned`` ones have."""
+        """Handle the end of a proposal, after which ``done`` of the step's ``planned`` ones have ended."""
         ...
 
     def step(self, step: Step, proposals: Mapping[int, Proposal]) -> None:
-        """Take note of a step that ended, and of all proposals so far."""
+        """Handle the end of a step."""
         ...
 
 
@@ -61,23 +61,18 @@ def search(
     metrics: Mapping[str, Metric],
     watchers: Sequence[Watcher] = (),
 ) -> list[Proposal]:
-    """Run a search to its end, from where it stands. Return all proposals.
+    """Run a search to its end, starting from its recorded state. Return all proposals.
 
-    However this ends, the run can be gone on with.
+    The run can always be resumed.
 
     Args:
-        engine: the database with the run.
-        client: judges kernels; it may be of another fleet.
-        run: the run.
-        plan: its plan, which is recorded.
-        proposer: writes kernels.
+        client: judges kernels, perhaps on another fleet.
         metrics: the scores by their names.
-        watchers: are told what happens.
+        watchers: receivers of progress.
 
     Raises:
         InvalidRequest: another process runs it, or a metric's function failed.
-        EvaluationFailed: nothing is known about the kernel to start from: the fleet or the problem failed, or it has no
-            score.
+        EvaluationFailed: the initial kernel has no score, for example because the fleet or the problem failed.
         ProposerFailed: no proposal of a step got an answer.
         ServiceError: a service failed.
     """
@@ -86,15 +81,15 @@ def search(
 
 
 def best_of(proposals: Sequence[Proposal] | Mapping[int, Proposal]) -> list[Proposal]:
-    """Return the best proposals, the oldest first: of several with the same scores, the oldest alone."""
-    known = list(proposals.values()) if isinstance(proposals, Mapping) else list(proposals)
-    first = next(iter(fronts(_candidates(known))), [])
+    """Return the best proposals, the oldest first. Of several with the same scores return only the oldest."""
+    ordered = list(proposals.values()) if isinstance(proposals, Mapping) else list(proposals)
+    first = next(iter(fronts(_candidates(ordered))), [])
     oldest = {one.scores: one.number for one in reversed(first)}
-    return [one for one in known if one.number in oldest.values()]
+    return [one for one in ordered if one.number in oldest.values()]
 
 
 def _candidates(proposals: Sequence[Proposal]) -> list[Candidate]:
-    """Return the proposals whose scores are known."""
+    """Return the proposals with known scores."""
     return [
         Candidate(one.number, one.step, one.kernel, tuple(one.scores.values()))
         for one in proposals
@@ -103,15 +98,15 @@ def _candidates(proposals: Sequence[Proposal]) -> list[Candidate]:
 
 
 def _expansions(proposals: Sequence[Proposal]) -> list[Expansion]:
-    """Return what was made from which kernel, in the order of steps."""
+    """Return the expansions so far, in the order of steps."""
     first: dict[str | None, int] = {}
     for one in proposals:
         first.setdefault(one.kernel, one.number)
     made: dict[tuple[int, int], bool] = {}
     for one in proposals:
         if one.parent is not None:
-            place = (one.step, one.parent)
-            made[place] = made.get(place, False) or one.kernel is None or first[one.kernel] == one.number
+            key = (one.step, one.parent)
+            made[key] = made.get(key, False) or one.kernel is None or first[one.kernel] == one.number
     return [Expansion(parent, step, new) for (step, parent), new in made.items()]
 
 
@@ -148,16 +143,18 @@ class _Search:
         return list(self._proposals.values())
 
     def _begin(self, number: int) -> Step | None:
-        """Plan a step. Return None if nobody can write its kernels any more."""
+        """Plan a step. Return None if the proposer has no further kernels."""
         if number == 0:
             planned = [{"number": 0, "parent": None, "kernel": self._plan.kernel, "answer": ""}]
         else:
-            known = list(self._proposals.values())
+            proposals = list(self._proposals.values())
             plan = self._plan
-            chosen = choose(plan.algorithm, _candidates(known), _expansions(known), plan.num_candidates, plan.epsilon)
+            chosen = choose(
+                plan.algorithm, _candidates(proposals), _expansions(proposals), plan.num_candidates, plan.epsilon
+            )
             parents = [one.number for one in chosen for _ in range(self._plan.num_proposals)]
             first = max(self._proposals) + 1
-            planned = [{"number": first + place, "parent": parent} for place, parent in enumerate(parents)]
+            planned = [{"number": first + offset, "parent": parent} for offset, parent in enumerate(parents)]
             if self._proposer.most is not None:
                 planned = [one for one in planned if one["number"] <= self._proposer.most]
             if not planned:
@@ -174,7 +171,7 @@ class _Search:
         return searches.update_step(self._engine, self._run.id, step.number, summary=summary)
 
     def _work(self, step: Step) -> None:
-        """Have all proposals of a step that have not ended asked for and judged."""
+        """Let all open proposals of a step be written and judged."""
         mine = [one for one in self._proposals.values() if one.step == step.number]
         waiting = [one for one in mine if one.ended_at is None]
         failed = list[tuple[Proposal, ProposerFailed]]()
@@ -205,7 +202,7 @@ class _Search:
         for watcher in self._watchers:
             watcher.step(ended, self._proposals)
 
-    # What happens in threads ------------------------------------------------------------------------------
+    # Code that runs in threads ----------------------------------------------------------------------------
 
     def _proposal(self, step: Step, proposal: Proposal) -> Proposal | ProposerFailed:
         if proposal.answer is None:
@@ -256,8 +253,8 @@ class _Search:
             )
         verdict, scores = self._verdict(request, sha256(kernel.encode()).hexdigest())
         if scores is None and proposal.number == 0:
-            # There is nothing to choose from without it. It stays open: who goes on has it judged again.
-            raise without_score(verdict, "the kernel to start from", self._metrics)
+            # The search needs it to choose from. It stays open, so that a resumed run judges it again.
+            raise without_score(verdict, "the initial kernel", self._metrics)
         return searches.ended(
             self._engine,
             self._run.id,
@@ -269,16 +266,16 @@ class _Search:
         )
 
     def _test(self, step: Step, best: Proposal) -> dict[str, Any]:
-        """Judge the best kernel once more: the best of many times was also the luckiest."""
+        """Judge the best kernel once more, because the best of many measurements is biased."""
         label = f"{self._run.name}-test-{step.number}"
         verdict, scores = self._verdict(
             self._plan.request(best.kernel or "", kernel_label=label), f"test/{step.number}", fresh=True
         )
-        known = {"number": best.number, "scores": scores, "evaluation_id": str(verdict.evaluation_id)}
-        return {"test": known | columns(verdict)}
+        test = {"number": best.number, "scores": scores, "evaluation_id": str(verdict.evaluation_id)}
+        return {"test": test | columns(verdict)}
 
     def _verdict(self, request: Request, name: str, *, fresh: bool = False) -> tuple[Verdict, dict[str, float] | None]:
-        """Have a kernel judged under a key that follows from ``name``. Return its verdict and scores."""
+        """Judge a kernel under a key that depends on ``name``. Return its verdict and scores."""
         attempt = 0
         while True:
             ticket = self._client.submit(asked(request, self._run, name, attempt, fresh=fresh))
@@ -290,7 +287,7 @@ class _Search:
 
 
 def _origin(proposal: Proposal) -> str:
-    """Return the place of a proposal's kernel in its answer; empty for the kernel that a search starts from."""
+    """Return the location of a proposal's kernel in its answer. Empty for the initial kernel."""
     taken = take(proposal.answer or "")
     return taken.note if taken.kernel == proposal.kernel else ""
 
@@ -298,10 +295,8 @@ def _origin(proposal: Proposal) -> str:
 def _in_threads(
     work: Callable[[_ItemT], _ResultT], items: Sequence[_ItemT], most: int
 ) -> Iterator[tuple[_ItemT, _ResultT]]:
-    """Yield each item with its result, as they come. An exception of ``work`` is raised, and nothing more begun.
-
-    The threads do not keep the process from ending: a model's late answer is not worth waiting for after Ctrl-C.
-    """
+    """Yield each item with its result as it is completed. Raise an exception of ``work``, and begin no other item."""
+    # The threads are daemons: after Ctrl-C, a model's late answer is not worth the wait.
     todo, done = queue.SimpleQueue[_ItemT](), queue.SimpleQueue[tuple[_ItemT, _ResultT | None, BaseException | None]]()
     over = threading.Event()
 

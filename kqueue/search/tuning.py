@@ -1,8 +1,8 @@
-"""A tuning run: what :mod:`kqueue.tuning` asks for is judged and recorded, a batch a step.
+"""A tuning run. It judges and records the evaluations that :mod:`kqueue.tuning` requests, one batch in each step.
 
-A proposal is one evaluation of one configuration: its ``answer`` is the configuration with the number of timed calls,
-as JSON, and its ``kernel`` the source. A step is planned in one transaction, and what follows is the same whoever goes
-on, as all of it comes from the record (see :mod:`kqueue.search.run`).
+A proposal is one evaluation of one configuration. Its ``answer`` is the configuration with the number of timed calls,
+as JSON, and its ``kernel`` the source. A step is planned in one transaction. The rest depends only on the record, so
+any process can resume the run (see :mod:`kqueue.search.run`).
 """
 
 from __future__ import annotations
@@ -38,23 +38,19 @@ def tune(
     metrics: Mapping[str, Metric],
     watchers: Sequence[Watcher] = (),
 ) -> list[Proposal]:
-    """Carry a tuning run to its end, from where it stands. Return all proposals.
+    """Run a tuning run to its end, starting from its recorded state. Return all proposals.
 
-    However this ends, the run can be gone on with; evaluations that nobody waits for any more are cancelled.
+    The run can always be resumed. Evaluations whose verdicts are no longer needed are cancelled.
 
     Args:
-        engine: the database with the run.
-        client: judges kernels; it may be of another fleet.
-        run: the run.
-        plan: its plan, which is recorded.
+        client: judges kernels, perhaps on another fleet.
         metrics: the one score by its name.
-        watchers: are told what happens.
+        watchers: receivers of progress.
 
     Raises:
         ConfigError: Optuna is not installed.
         InvalidRequest: another process runs it, a metric's function failed, or no worker serves the lane.
-        EvaluationFailed: nothing is known about the kernel as it was given: the fleet or the problem failed, or it has
-            no score.
+        EvaluationFailed: the original kernel has no score, for example because the fleet or the problem failed.
         ServiceError: a service failed.
     """
     with recorded(engine, run, plan):
@@ -63,13 +59,12 @@ def tune(
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What is known of a configuration.
+    """The results of a configuration.
 
     Attributes:
-        standing: how far it came.
-        values: its values by name.
-        rows: its proposals there, which have ended.
-        middle: of these that with the middle score; of two, the worse.
+        standing: the furthest stage that it reached.
+        rows: its ended proposals of that stage.
+        middle: the proposal with the median score. Of two middle ones, the worse.
     """
 
     standing: Standing
@@ -79,27 +74,27 @@ class Configuration:
 
     @property
     def original(self) -> bool:
-        """True if it is the kernel as it was given."""
+        """True if it is the original kernel."""
         return self.standing.config == ORIGINAL
 
     @property
     def category(self) -> str:
-        """How they ended: the first that did not pass decides."""
+        """The category of the first proposal that did not pass, or ``passed``."""
         return next((str(row.category) for row in self.rows if row.category != "passed"), "passed")
 
     @property
     def score(self) -> float | None:
-        """The middle score; None if none is known."""
+        """The median score, or None if there is none."""
         return _score(self.middle)
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What a tuning run has found by now.
+    """The results of a tuning run so far.
 
     Attributes:
-        configurations: all that were judged, the winner first, then those that came furthest, the best first.
-        winner: what has won; None while that is not known, and if no kernel is right.
+        configurations: all judged configurations, the winner first, then by stage and score.
+        winner: the winner, or None while it is unknown or if no kernel passed.
     """
 
     configurations: Sequence[Configuration]
@@ -107,17 +102,15 @@ class Tuned:
 
     @property
     def best(self) -> Proposal | None:
-        """The winner's proposal; None without a winner."""
+        """The winner's proposal, or None without a winner."""
         return None if self.winner is None else self.configurations[0].middle
 
 
 def found(plan: TunePlan, proposals: Sequence[Proposal], *, done: bool) -> Tuned:
-    """Return what a run has found.
+    """Return the results of a run.
 
     Args:
-        plan: its plan.
-        proposals: all of its proposals.
-        done: True if it came to its end; before, nothing has won.
+        done: True if the run is complete. Before that there is no winner.
 
     Raises:
         InvalidRequest: a proposal's record cannot be read.
@@ -126,19 +119,15 @@ def found(plan: TunePlan, proposals: Sequence[Proposal], *, done: bool) -> Tuned
     judged = [one for one in proposals if one.ended_at is not None]
     results = [_result(plan, one) for one in judged]
     winner = halving.winner(results) if done else None
-    known = [
-        Configuration(one, halving.space.shown(one.config), [judged[place] for place in one.places], judged[one.middle])
+    configurations = [
+        Configuration(one, halving.space.shown(one.config), [judged[index] for index in one.places], judged[one.middle])
         for one in halving.standings(results, winner)
     ]
-    return Tuned(known, winner)
+    return Tuned(configurations, winner)
 
 
 def importances(plan: TunePlan, proposals: Sequence[Proposal]) -> dict[str, float]:
-    """Return how much each name decides, see :meth:`~kqueue.tuning.halving.Halving.importances`.
-
-    Raises:
-        ConfigError: Optuna is not installed.
-    """
+    """Return the importance of each name. See :meth:`~kqueue.tuning.halving.Halving.importances`."""
     return plan.halving().importances([_result(plan, one) for one in proposals if one.ended_at is not None])
 
 
@@ -149,18 +138,18 @@ def _score(proposal: Proposal) -> float | None:
 
 def _answer(entry: Entry, values: Mapping[str, str]) -> str:
     given = entry.config == ORIGINAL
-    told = {"calls": entry.calls, "repeat": entry.repeat, "given": given, "values": values}
-    return json.dumps(told, ensure_ascii=False)
+    answer = {"calls": entry.calls, "repeat": entry.repeat, "given": given, "values": values}
+    return json.dumps(answer, ensure_ascii=False)
 
 
 def _entry(proposal: Proposal) -> Entry:
-    """Read what a proposal stands for."""
+    """Parse a proposal's answer."""
     try:
-        told: dict[str, Any] = json.loads(proposal.answer or "")
-        config = ORIGINAL if told["given"] else tuple(str(value) for value in told["values"].values())
-        return Entry(config, int(told["calls"]), int(told["repeat"]))
+        answer: dict[str, Any] = json.loads(proposal.answer or "")
+        config = ORIGINAL if answer["given"] else tuple(str(value) for value in answer["values"].values())
+        return Entry(config, int(answer["calls"]), int(answer["repeat"]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise InvalidRequest(f"proposal {proposal.number} is none of a tuning run") from None
+        raise InvalidRequest(f"proposal {proposal.number} does not belong to a tuning run") from None
 
 
 def _result(plan: TunePlan, proposal: Proposal) -> Result:
@@ -201,7 +190,7 @@ class _Tuning:
             number += 1
 
     def _begin(self, number: int) -> Step | None:
-        """Plan a step. Return None if all is done."""
+        """Plan a step. Return None if the run is complete."""
         batch = self._halving.next(self._results())
         if batch is None:
             return None
@@ -209,12 +198,12 @@ class _Tuning:
         last = {_entry(one).config: one.number for one in self._proposals.values()}
         planned = [
             {
-                "number": place,
-                "parent": last.get(entry.config, 0 if place else None),
+                "number": number_planned,
+                "parent": last.get(entry.config, 0 if number_planned else None),
                 "answer": _answer(entry, space.shown(entry.config)),
                 "kernel": space.source(entry.config),
             }
-            for place, entry in enumerate(batch, len(self._proposals))
+            for number_planned, entry in enumerate(batch, len(self._proposals))
         ]
         step, made = searches.begin_step(self._engine, self._run.id, number, planned, None)
         self._proposals |= {one.number: one for one in made}
@@ -224,7 +213,7 @@ class _Tuning:
         return [_result(self._plan, one) for one in self._proposals.values()]
 
     def _end(self, step: Step) -> None:
-        # Until the last comparison the best is that of the step alone: steps differ in their calls.
+        # Until the last comparison, the best is chosen within the step, because steps differ in their calls.
         mine = {_entry(one).config: one.number for one in self._proposals.values() if one.step == step.number}
         results = [_result(self._plan, one) for one in self._proposals.values() if one.step == step.number]
         winner = self._halving.winner(self._results()) if any(one.entry.repeat for one in results) else None
@@ -239,7 +228,7 @@ class _Tuning:
     # Judging ---------------------------------------------------------------------------------------------------
 
     def _judge(self, mine: Sequence[Proposal]) -> None:
-        """Have all proposals of a step judged that have not ended, side by side."""
+        """Judge all open proposals of a step concurrently."""
         attempts = {one.number: 0 for one in mine if one.ended_at is None}
         while attempts:
             requests = {number: self._request(number, attempt) for number, attempt in attempts.items()}
@@ -265,7 +254,7 @@ class _Tuning:
             attempts = again
 
     def _submit(self, requests: Mapping[int, Request], tickets: dict[Ticket, int]) -> None:
-        """Submit requests by their numbers; ``tickets`` gets all that were accepted, whatever stops it."""
+        """Submit requests by their numbers. ``tickets`` receives all accepted ones, even if an exception is raised."""
 
         def submit() -> list[Ticket | InvalidRequest]:
             results = self._client.submit_each(requests.values())
@@ -277,7 +266,7 @@ class _Tuning:
         try:
             results = submit()
         except KeyboardInterrupt:
-            # They may have been accepted before it came. Their keys find them again.
+            # They could have been accepted before it. Their keys find them again.
             with suppress(KqueueError):
                 submit()
             raise
@@ -305,8 +294,8 @@ class _Tuning:
     ) -> None:
         proposal = self._proposals[number]
         if scores is None and _entry(proposal).config == ORIGINAL:
-            # There is nothing to compare with without it. It stays open: who goes on has it judged again.
-            raise without_score(verdict, "the kernel as it was given", self._metrics)
+            # The run needs it for comparison. It stays open, so that a resumed run judges it again.
+            raise without_score(verdict, "the original kernel", self._metrics)
         self._proposals[number] = ended = searches.ended(
             self._engine,
             self._run.id,

@@ -150,8 +150,10 @@ def heartbeat(engine: Engine, ids: Collection[UUID], *, lease_s: float) -> None:
 
 
 def pause(engine: Engine, reasons: Mapping[UUID, str | None]) -> None:
-    """Record the reasons why workers accept no evaluations. None ends the pause. Claims by paused workers are
-    refused."""
+    """Record the reasons why workers accept no evaluations. None ends the pause.
+
+    Claims by paused workers are refused.
+    """
     with transaction(engine) as connection:
         connection.execute(_PAUSE, {"ids": list(reasons), "reasons": list(reasons.values())})
 

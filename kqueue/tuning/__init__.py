@@ -1,10 +1,11 @@
-"""Tuning a kernel: which numbers of its source can be changed, which are tried, and which win.
+"""Tuning of a kernel's numeric parameters.
 
-===========================================  ====================================================
-:mod:`~kqueue.tuning.sites`                  where a source names a value, and how it is changed
-:mod:`~kqueue.tuning.space`                  the values that are asked for
-:mod:`~kqueue.tuning.halving`                what is judged next, and what has won
-===========================================  ====================================================
+===========================================  =====================================================
+:mod:`~kqueue.tuning.sites`                  finds and replaces the values that a source names
+:mod:`~kqueue.tuning.space`                  parses the requested values into configurations
+:mod:`~kqueue.tuning.halving`                chooses the next evaluations and the winner
+===========================================  =====================================================
 
-Nothing here judges or records. `kqueue tune` does (:mod:`kqueue.search.tuning`), and so does the tool of `kqueue mcp`.
+This package neither judges nor records. The callers do: `kqueue tune` (:mod:`kqueue.search.tuning`) and the tool of
+`kqueue mcp`.
 """

@@ -1,10 +1,10 @@
-"""What is judged next, and what has won: Optuna chooses, successive halving drops.
+"""Choose the next evaluations of a tuning run, and its winner, with Optuna and successive halving.
 
-All configurations are judged with few timed calls; where there are too many, Optuna chooses which, a round at a time.
-Of the right ones a third is judged again with three times the calls, and so on. The last few, and the kernel as it was
-given, are judged side by side several times with all calls.
+All configurations are first judged with few timed calls. If there are too many, Optuna samples them in rounds. The
+best third of the correct ones is judged again with three times the calls, and so on. The finalists and the original
+kernel are then judged in turn, several times, with all calls.
 
-All of it follows from the results so far, so that whoever has these can go on.
+Every choice depends only on the results so far, so a run can be resumed from them.
 """
 
 from __future__ import annotations
@@ -21,34 +21,35 @@ from typing import Any, Final
 from kqueue.errors import ConfigError
 from kqueue.tuning.space import ORIGINAL, Config, Space
 
-#: What is done where nothing else is asked: configurations at most, those in the last comparison, evaluations of each.
+#: Default number of configurations to judge.
 TRIALS: Final = 64
+#: Default number of configurations in the last comparison.
 FINALISTS: Final = 3
+#: Default number of evaluations of each finalist.
 REPEATS: Final = 5
-#: Configurations at most.
+#: Maximum number of configurations of a run.
 MOST_TRIALS: Final = 5000
-#: From one rung to the next, so many times as many calls, and such a part of the configurations.
+#: Factor between two rungs: the calls grow by it, and the number of configurations shrinks by it.
 _RATIO: Final = 3
-#: Rungs with fewer calls than all.
+#: Number of rungs with fewer calls than the last comparison.
 _RUNGS: Final = 2
-#: The fewest timed calls that the contract allows.
+#: Fewest timed calls that the contract allows.
 _FEWEST_CALLS: Final = 5
-#: Configurations that Optuna chooses at a time; as many are random before it knows anything.
+#: Configurations that Optuna samples in a round. The first round is random.
 _ROUND: Final = 16
-#: Random configurations that are drawn before one that is new is given up.
+#: Random draws without a new configuration after which sampling ends.
 _DRAWS: Final = 100_000
-#: Right configurations from which on importances mean something.
+#: Fewest correct configurations for which importances are meaningful.
 _ENOUGH: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One evaluation that is due.
+    """An evaluation to run next.
 
     Attributes:
-        config: of what.
-        calls: its timed calls at most.
-        repeat: 0 on the rungs; in the last comparison its number, from 1.
+        calls: maximum number of timed calls.
+        repeat: 0 on the rungs, or the number of the repetition in the last comparison, from 1.
     """
 
     config: Config
@@ -58,12 +59,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of an entry.
+    """The result of an entry.
 
     Attributes:
-        entry: the entry.
         right: True if the kernel passed.
-        score: more is better; None if nothing is known.
+        score: higher is better. None if it is unknown.
     """
 
     entry: Entry
@@ -73,12 +73,12 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Winner:
-    """What has won.
+    """The winner of a tuning run.
 
     Attributes:
-        config: the best configuration, :data:`~kqueue.tuning.space.ORIGINAL` for the kernel as it was given.
+        config: the best configuration, or :data:`~kqueue.tuning.space.ORIGINAL` for the original kernel.
         beats: True if each of its scores in the last comparison is better than each of the original's.
-        compared: False if the original is not right, or no other is right and known each time there.
+        compared: False if the original failed, or if no other configuration passed with a known score each time.
     """
 
     config: Config
@@ -88,15 +88,14 @@ class Winner:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far a configuration came.
+    """The furthest stage that a configuration reached.
 
     Attributes:
-        config: the configuration.
         calls: the most timed calls that it was judged with.
         final: True if it was in the last comparison.
         right: True if its kernel passed each time there.
-        places: where its results are, among all.
-        middle: where that with the middle score is; of two, the worse.
+        places: indices of its results among all results.
+        middle: index of the result with the median score. Of two middle ones, the worse.
     """
 
     config: Config
@@ -109,14 +108,13 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Halving:
-    """How a tuning run goes on.
+    """The plan of a tuning run.
 
     Attributes:
-        space: the configurations.
-        calls: timed calls at most in the last comparison.
-        trials: configurations at most.
-        finalists: configurations in the last comparison, beside the original.
-        repeats: evaluations of each there.
+        calls: maximum number of timed calls in the last comparison.
+        trials: maximum number of configurations.
+        finalists: number of configurations in the last comparison, not counting the original.
+        repeats: number of evaluations of each finalist.
     """
 
     space: Space
@@ -127,23 +125,23 @@ class Halving:
 
     def rungs(self) -> list[int]:
         """Return the numbers of timed calls, the fewest first."""
-        known = {max(_FEWEST_CALLS, self.calls // _RATIO**rung) for rung in range(1, _RUNGS + 1)}
-        return [*sorted(calls for calls in known if calls < self.calls), self.calls]
+        counts = {max(_FEWEST_CALLS, self.calls // _RATIO**rung) for rung in range(1, _RUNGS + 1)}
+        return [*sorted(calls for calls in counts if calls < self.calls), self.calls]
 
     def next(self, results: Sequence[Result]) -> list[Entry] | None:
-        """Return the next batch; None if there is nothing to do any more.
+        """Return the next batch, or None if the run is complete.
 
-        Without the original there is nothing to compare with: once it is unknown, nothing is left to do.
+        The run also ends when a result of the original is unknown, because nothing can then be compared with it.
 
         Args:
-            results: those of all batches so far, complete.
+            results: the complete results of all batches so far.
 
         Raises:
             ConfigError: Optuna is not installed.
         """
         rungs = self.rungs()
         if not results:
-            # The kernel as it was given is one of the configurations, with whatever values it has.
+            # The original kernel is one of the configurations, with the values in its source.
             return [Entry(ORIGINAL, rungs[0]), *(Entry(one, rungs[0]) for one in self._chosen([]))]
         last = results[-1].entry
         if last.repeat or unknown(results):
@@ -161,13 +159,13 @@ class Halving:
     def _last(self, finalists: Sequence[Config]) -> list[Entry] | None:
         if not finalists:
             return None
-        # One after the other in turn, so that a busy minute slows all of them.
+        # The finalists take turns, so that a busy minute slows all of them.
         return [
             Entry(one, self.calls, repeat) for repeat in range(1, self.repeats + 1) for one in (ORIGINAL, *finalists)
         ]
 
     def winner(self, results: Sequence[Result]) -> Winner | None:
-        """Return what has won by now; None if no kernel is right, or nothing is known of the original."""
+        """Return the winner so far. Return None if no kernel passed, or if a result of the original is unknown."""
         if unknown(results):
             return None
         finals: dict[Config, list[Result]] = {}
@@ -179,59 +177,59 @@ class Halving:
             for config, mine in finals.items()
             if len(mine) == self.repeats and all(one.right and one.score is not None for one in mine)
         }
-        own = scores.pop(ORIGINAL, None)
-        if own is None:
+        original = scores.pop(ORIGINAL, None)
+        if original is None:
             right = all(one.right for one in results if one.entry.config == ORIGINAL)
             best = max(scores, key=lambda config: median_low(scores[config]), default=ORIGINAL if right else None)
             return None if best is None else Winner(best, beats=False, compared=False)
-        better = {config: mine for config, mine in scores.items() if min(mine) > max(own)}
+        better = {config: mine for config, mine in scores.items() if min(mine) > max(original)}
         best = max(better, key=lambda config: median_low(better[config]), default=ORIGINAL)
         return Winner(best, beats=best != ORIGINAL, compared=bool(scores))
 
     def standings(self, results: Sequence[Result], winner: Winner | None) -> list[Standing]:
-        """Return how far each configuration came: the winner first, then those that came furthest, the best first."""
+        """Return the configurations with their furthest stages: the winner first, then by stage and score."""
         by_config: dict[Config, list[int]] = {}
-        for place, one in enumerate(results):
-            by_config.setdefault(one.entry.config, []).append(place)
+        for index, one in enumerate(results):
+            by_config.setdefault(one.entry.config, []).append(index)
 
-        def reached(place: int) -> tuple[bool, int]:
-            return results[place].entry.repeat > 0, results[place].entry.calls
+        def reached(index: int) -> tuple[bool, int]:
+            return results[index].entry.repeat > 0, results[index].entry.calls
 
-        found: list[Standing] = []
+        standings: list[Standing] = []
         for config, all_places in by_config.items():
             final, calls = max(map(reached, all_places))
-            places = [place for place in all_places if reached(place) == (final, calls)]
-            known = [place for place in places if results[place].score is not None] or places
-            middle = sorted(known, key=lambda place: results[place].score or 0.0)[(len(known) - 1) // 2]
-            right = all(results[place].right for place in places)
-            found.append(Standing(config, calls, final, right, places, middle))
+            indices = [index for index in all_places if reached(index) == (final, calls)]
+            scored = [index for index in indices if results[index].score is not None] or indices
+            middle = sorted(scored, key=lambda index: results[index].score or 0.0)[(len(scored) - 1) // 2]
+            right = all(results[index].right for index in indices)
+            standings.append(Standing(config, calls, final, right, indices, middle))
 
         def rank(one: Standing) -> tuple[bool, bool, bool, int, float]:
             won = winner is not None and one.config == winner.config
             return won, one.right, one.final, one.calls, results[one.middle].score or 0.0
 
-        return sorted(found, key=rank, reverse=True)
+        return sorted(standings, key=rank, reverse=True)
 
     def importances(self, results: Sequence[Result]) -> dict[str, float]:
-        """Return for each name how much it decides which configurations are the best; together 1, the largest first.
+        """Return how much each name decides which configurations are best. The sum is 1, and the largest comes first.
 
-        It is Optuna's PED-ANOVA, over all right configurations with the fewest calls. Empty where nothing can be said:
-        too few of them, or all have the same score.
+        The values are Optuna's PED-ANOVA over all correct configurations at the fewest calls. The result is empty if
+        there are too few of them, or if all have the same score.
         """
-        known = [(one.entry.config, one.score) for one in self._tried(results) if one.right and one.score is not None]
+        scored = [(one.entry.config, one.score) for one in self._tried(results) if one.right and one.score is not None]
         names = [name for name, values in zip(self.space.names, self.space.values, strict=True) if len(values) > 1]
-        if len(known) < _ENOUGH or len({score for _, score in known}) < 2 or not names:
+        if len(scored) < _ENOUGH or len({score for _, score in scored}) < 2 or not names:
             return {}
         optuna = load_optuna()
         study = optuna.create_study(direction="maximize")
-        for config, score in known:
+        for config, score in scored:
             study.add_trial(self._trial(optuna, config, score))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found: dict[str, float] = optuna.importance.get_param_importances(
+            importances: dict[str, float] = optuna.importance.get_param_importances(
                 study, evaluator=optuna.importance.PedAnovaImportanceEvaluator(), params=names
             )
-        return {name: float(value) for name, value in found.items()}
+        return {name: float(value) for name, value in importances.items()}
 
     # Choosing ------------------------------------------------------------------------------------------------
 
@@ -249,10 +247,10 @@ class Halving:
 
     def _grid(self) -> Iterator[Config]:
         optuna = load_optuna()
-        places = {
+        indices = {
             name: list(range(len(values))) for name, values in zip(self.space.names, self.space.values, strict=True)
         }
-        study = optuna.create_study(sampler=optuna.samplers.GridSampler(places, seed=0))
+        study = optuna.create_study(sampler=optuna.samplers.GridSampler(indices, seed=0))
         for _ in range(self.space.size):
             yield self._config(study.ask(self._distributions(optuna)).params)
 
@@ -267,7 +265,7 @@ class Halving:
             for one in self._tried(tried):
                 if one.score is not None:
                     study.add_trial(self._trial(optuna, one.entry.config, one.score))
-            # More than are needed, as it may choose again what is known.
+            # Ask for more than needed, because the sampler can repeat known configurations.
             asked = [study.ask(self._distributions(optuna)).params for _ in range(2 * _ROUND)]
         yield from map(self._config, asked)
         chance = random.Random(done)  # noqa: S311 no secret
@@ -275,18 +273,18 @@ class Halving:
             yield tuple(chance.choice(values) for values in self.space.values)
 
     def _tried(self, results: Sequence[Result]) -> Iterator[Result]:
-        """Yield the results with the fewest calls of what is in the space; of the original if it is."""
-        own, fewest = self.space.original, self.rungs()[0]
+        """Yield the results at the fewest calls of configurations in the space."""
+        original, fewest = self.space.original, self.rungs()[0]
         for one in results:
             if one.entry.repeat or one.entry.calls != fewest:
                 continue
             if one.entry.config != ORIGINAL:
                 yield one
-            elif own is not None:
-                yield Result(Entry(own, fewest), one.right, one.score)
+            elif original is not None:
+                yield Result(Entry(original, fewest), one.right, one.score)
 
     def _distributions(self, optuna: Any) -> dict[str, Any]:
-        """Places in the list of values: of numbers the order counts."""
+        """Return distributions of the indices of values. The order counts only if all values are numbers."""
         made = optuna.distributions
         return {
             name: made.IntDistribution(0, len(values) - 1)
@@ -296,30 +294,30 @@ class Halving:
         }
 
     def _trial(self, optuna: Any, config: Config, score: float) -> Any:
-        places = zip(self.space.names, self.space.values, config, strict=True)
+        choices = zip(self.space.names, self.space.values, config, strict=True)
         return optuna.trial.create_trial(
-            params={name: values.index(value) for name, values, value in places},
+            params={name: values.index(value) for name, values, value in choices},
             distributions=self._distributions(optuna),
             value=score,
         )
 
-    def _config(self, places: dict[str, int]) -> Config:
-        return tuple(values[places[name]] for name, values in zip(self.space.names, self.space.values, strict=True))
+    def _config(self, indices: dict[str, int]) -> Config:
+        return tuple(values[indices[name]] for name, values in zip(self.space.names, self.space.values, strict=True))
 
 
 def unknown(results: Iterable[Result]) -> bool:
-    """Return True if nothing is known of an evaluation of the original."""
+    """Return True if a result of the original is unknown."""
     return any(one.score is None for one in results if one.entry.config == ORIGINAL)
 
 
 def ranked(results: Iterator[Result] | Sequence[Result]) -> list[Config]:
-    """Return the right configurations, the best first, without the original."""
+    """Return the correct configurations except the original, the best first."""
     right = [one for one in results if one.right and one.score is not None and one.entry.config != ORIGINAL]
     return [one.entry.config for one in sorted(right, key=lambda one: -(one.score or 0.0))]
 
 
 def load_optuna() -> Any:
-    """Return the module ``optuna``, which says nothing but errors from now on.
+    """Return the module ``optuna`` with its logging limited to errors.
 
     Raises:
         ConfigError: it is not installed.
@@ -333,7 +331,7 @@ def load_optuna() -> Any:
 
 
 def _distinct(configs: Iterator[Config], seen: set[Config]) -> Iterator[Config]:
-    """Yield the configurations that were not seen, each once: of two that differ, the sources do (:class:`Space`)."""
+    """Yield each new configuration once. Different configurations have different sources (:class:`Space`)."""
     for config in configs:
         if config not in seen:
             seen.add(config)

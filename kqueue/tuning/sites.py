@@ -1,6 +1,6 @@
-"""Where a kernel's source names a value, and how it is changed: by syntax, with all else left as it is.
+"""Find the values that a kernel's source names, and replace them without changing any other text.
 
-A source is Python; CUDA and C++ are in its strings. What can be changed:
+A source is Python, with CUDA and C++ in its strings. These kinds of values can be changed:
 
 - ``constant``: ``BLOCK = 64`` in the module, ``BLOCK: tl.constexpr = 64`` and ``BLOCK = tl.constexpr(64)``;
 - ``macro``: ``#define BLOCK 64`` and ``-DBLOCK=64`` in strings;
@@ -27,7 +27,7 @@ Scalar = int | float | bool | str | None
 
 
 class Kind(StrEnum):
-    """The kinds of places that name a value."""
+    """The kinds of sites that name a value."""
 
     CONSTANT = "constant"
     MACRO = "macro"
@@ -35,15 +35,15 @@ class Kind(StrEnum):
     ARGUMENT = "argument"
 
 
-_WHERE: Final = {
+_KIND_DESCRIPTIONS: Final = {
     Kind.CONSTANT: "constants of the module",
     Kind.MACRO: "#define and -D in strings",
     Kind.LAUNCH: "keywords of Triton launches and defaults of tl.constexpr",
     Kind.ARGUMENT: "defaults of ModelNew.__init__",
 }
-#: Places of one name at most.
-_MOST_PLACES: Final = 100
-#: What may be the value of a macro: nothing that ends a literal, a line or a placeholder of an f-string.
+#: Maximum number of sites of one name.
+_MAX_SITES: Final = 100
+#: Permitted values of a macro: none can end a literal, a line or a placeholder of an f-string.
 _MACRO_VALUE: Final = re.compile(r"[\w.+\-*/%()<>&|^~!=?:,\[\] ]+", re.ASCII)
 _NUMBER: Final = re.compile(r"[-+]?[\w.+-]+", re.ASCII)
 _LITERAL: Final = re.compile(
@@ -54,35 +54,33 @@ _ESCAPE: Final = re.compile(
     rb"\\(?:\r\n|x[0-9a-fA-F]{2}|[0-7]{1,3}|N\{[^}]{0,100}\}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL
 )
 _ESCAPED: Final = {b"\\n": "\n", b"\\t": "\t", b"\\\\": "\\", b'\\"': '"', b"\\'": "'", b"\\r": " "}
-#: Stands in C for what a placeholder of an f-string will put there.
+#: Stand-in, within decoded C, for the placeholder of an f-string.
 _UNKNOWN: Final = "\0"
-#: Comments, joined lines, numbers (whose digits quotes may divide) and strings of C. A quote that is not closed ends
-#: with its line: were it no match, from each one behind it the line would be read again.
+#: Comments, joined lines, numbers (with optional digit separators) and strings of C. An unclosed quote matches up to
+#: the end of its line. If it did not match, the rest of the line would be scanned again from each such quote.
 _C: Final = re.compile(
     r"(?P<gone>//(?:\\\n|[^\n])*|/\*.*?\*/|/\*.*\Z|\\\n)"
     r"|(?<!\w)\d(?:'?[\w.])*|\"(?:\\.|[^\"\\\n])*\"?|'(?:\\.|[^'\\\n])*'?",
     re.DOTALL,
 )
-#: What stands for itself in a literal, a character a byte.
+#: Bytes that stand for themselves in a literal, one byte for each character.
 _ITSELF: Final = re.compile(rb"[^\\{}\r\x80-\xff]+")
 _DEFINE: Final = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(?P<name>[A-Za-z_]\w*)(?![\w(])(?P<value>[^\n]*)", re.M)
-#: Options are strings that begin with one; each is a word, and quotes in it are for a shell.
+#: Start of a string of compiler options. Each option is one word, and quotes in it are for a shell.
 _OPTIONS: Final = re.compile(r"\s*-\S")
 _OPTION: Final = re.compile(r"(?<!\S)-D[ ]?(?P<name>[A-Za-z_]\w*)=(?P<value>[^\s\"'\\]+)(?!\S)")
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A place that names a value.
+    """A position in a source that names a value.
 
     Attributes:
-        kind: what it is.
-        name: the name.
         line: its line, from 1.
-        start: where the value begins, in bytes from the source's start.
-        end: where it ends.
-        plain: False if there is no plain value, which nothing can replace.
-        value: the plain value; a macro's is its text.
+        start: offset of the value in bytes from the source's start.
+        end: offset of the value's end in bytes.
+        plain: False if there is no plain value, so nothing can be replaced.
+        value: the plain value. The value of a macro is its text.
         word: True if the value must be one word, as in a compiler's option.
     """
 
@@ -100,19 +98,18 @@ class Tunable:
     """A source with names whose values can be changed.
 
     Args:
-        source: the kernel.
-        names: the names, each with its kind before it (``macro:BLOCK``) where several kinds have it.
+        names: the names. A name that occurs in several kinds of sites needs a prefix (``macro:BLOCK``).
 
     Raises:
-        InvalidRequest: the source is not Python, or nested too deeply; or a name is in no place, in several kinds of
-            places, in a place without a plain value of its own, in one of another name, or assigned twice.
+        InvalidRequest: the source is not valid Python, or is nested too deeply. Or a name has no site, has sites of
+            several kinds, has no plain value, shares its site with another name, or is assigned twice.
     """
 
     def __init__(self, source: str, names: Sequence[str]) -> None:
         self._source = source.encode()
         with _readable():
-            found = list(_sites(source))
-            self._sites = {name: _places(name, found) for name in names}
+            sites = list(_sites(source))
+            self._sites = {name: _sites_of(name, sites) for name in names}
         every = sorted(((site, name) for name in names for site in self._sites[name]), key=lambda one: one[0].start)
         for (site, name), (other, its) in pairwise(every):
             if other.start < site.end:
@@ -122,12 +119,12 @@ class Tunable:
                 )
 
     def original(self, name: str) -> str:
-        """Return the value that a name has in the source, as it is written there."""
+        """Return the text of a name's value in the source."""
         site = self._sites[name][0]
         return self._source[site.start : site.end].decode()
 
     def written(self, name: str, value: str) -> tuple[str | None, ...]:
-        """Return what is written at each place for a name to have the value; None where that has it already.
+        """Return the new text of each of a name's sites, or None for a site that has the value already.
 
         Raises:
             InvalidRequest: the name cannot have the value.
@@ -140,7 +137,7 @@ class Tunable:
         return not any(self.written(name, value))
 
     def kernel(self, values: Mapping[str, str]) -> str:
-        """Return the source with these values. What has its value already stays as it is written.
+        """Return the source with these values. Sites that have their value already are not rewritten.
 
         Raises:
             InvalidRequest: a name cannot have its value.
@@ -161,40 +158,39 @@ class Tunable:
 
 @contextmanager
 def _readable() -> Generator[None]:
-    """Raise :class:`InvalidRequest` where Python gives a source up: for its depth, or a number too long to be shown."""
+    """Raise :class:`InvalidRequest` if a source is nested too deeply for Python, or has a too long number."""
     try:
         yield
     except InvalidRequest:
         raise
     except (RecursionError, MemoryError, ValueError) as error:
-        raise InvalidRequest(f"the kernel cannot be tuned, as a part of it is too large: {error}") from None
+        raise InvalidRequest(f"the kernel cannot be tuned because a part of it is too large: {error}") from None
 
 
-def _places(given: str, found: Sequence[Site]) -> list[Site]:
-    """Return the places that a name stands for."""
+def _sites_of(given: str, sites: Sequence[Site]) -> list[Site]:
+    """Return the sites of a name."""
     kind, mark, name = given.rpartition(":")
     if mark and kind not in set(Kind):
-        raise InvalidRequest(f"grid: {given}: {kind!r} is no kind of place; use {', '.join(Kind)}")
-    named = [site for site in found if site.name == name and (not mark or site.kind == kind)]
+        raise InvalidRequest(f"grid: {given}: {kind!r} is not a kind of place. Use {', '.join(Kind)}")
+    named = [site for site in sites if site.name == name and (not mark or site.kind == kind)]
     plain = [site for site in named if site.plain]
     kinds = sorted({site.kind for site in plain})
     if len(kinds) > 1:
-        where = "; ".join(f"{one} in line {_lines(s for s in plain if s.kind == one)}" for one in kinds)
+        where = ", ".join(f"{one} in line {_lines(s for s in plain if s.kind == one)}" for one in kinds)
         raise InvalidRequest(
-            f"grid: {name} is in several kinds of places: {where}; say {kinds[0]}:{name}, for instance"
+            f"grid: {name} is in several kinds of places: {where}. Write {kinds[0]}:{name}, for instance"
         )
     if not plain:
-        looked = _WHERE[Kind(kind)] if mark else ", ".join(_WHERE.values())
+        looked = _KIND_DESCRIPTIONS[Kind(kind)] if mark else ", ".join(_KIND_DESCRIPTIONS.values())
         if named:
             raise InvalidRequest(
-                f"grid: {name} has no plain value of its own in line {_lines(named)}: write a number, a text, True or "
-                "False there"
+                f"grid: {name} has no plain value in line {_lines(named)}: write a number, a text, True or False there"
             )
-        others = sorted({site.name for site in found if site.plain and "\n" not in str(site.value)})
-        known = f"; there are {', '.join(others[:20])}" if others else ""
-        raise InvalidRequest(f"grid: {name} is not in the kernel; looked for it in {looked}{known}")
-    if len(plain) > _MOST_PLACES:
-        raise InvalidRequest(f"grid: {name} is in {len(plain)} places; at most {_MOST_PLACES} can be changed")
+        names = sorted({site.name for site in sites if site.plain and "\n" not in str(site.value)})
+        candidates = f". The kernel has {', '.join(names[:20])}" if names else ""
+        raise InvalidRequest(f"grid: {name} is not in the kernel. Searched: {looked}{candidates}")
+    if len(plain) > _MAX_SITES:
+        raise InvalidRequest(f"grid: {name} is in {len(plain)} places, and at most {_MAX_SITES} can be changed")
     constants = [site for site in named if site.kind == Kind.CONSTANT]
     if kinds == [Kind.CONSTANT] and len(constants) > 1:
         raise InvalidRequest(f"grid: {name} is assigned in lines {_lines(constants)}: assign it once")
@@ -206,7 +202,7 @@ def _lines(sites: Iterator[Site] | Sequence[Site]) -> str:
 
 
 def _written(site: Site, word: str) -> str | None:
-    """Return a value as it is written at a place, None if that has it already."""
+    """Return the text that gives a site the value, or None if the site has it already."""
     if site.kind == Kind.MACRO:
         apart = word != word.strip() or (site.word and " " in word)
         if not _MACRO_VALUE.fullmatch(word) or apart or "//" in word or "/*" in word:
@@ -227,12 +223,12 @@ def _same(one: Scalar, other: Scalar) -> bool:
     return one is not None and type(one) is type(other) and one == other
 
 
-def _literal(word: str) -> int | float | None:
-    """Return the number that a word is in Python, None if it is none."""
-    if not _NUMBER.fullmatch(word):
+def _literal(text: str) -> int | float | None:
+    """Return the number that a word stands for in Python, or None."""
+    if not _NUMBER.fullmatch(text):
         return None
     try:
-        value: object = ast.literal_eval(word)
+        value: object = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
@@ -242,9 +238,9 @@ def _literal(word: str) -> int | float | None:
 
 
 def _sites(text: str) -> Iterator[Site]:
-    """Yield all places of a source that name a value."""
+    """Yield all sites of a source."""
     try:
-        # Of a text the offsets are those in UTF-8, whatever encoding a cookie names.
+        # The offsets of a str are in UTF-8, whatever encoding a cookie names.
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InvalidRequest(f"the kernel is not valid Python: {error}") from None
@@ -257,8 +253,8 @@ def _sites(text: str) -> Iterator[Site]:
         value = _inner(node)
         start = starts[value.lineno - 1] + value.col_offset
         end = starts[(value.end_lineno or value.lineno) - 1] + (value.end_col_offset or 0)
-        plain, known = _plain(value)
-        return Site(kind, name, value.lineno, start, end, plain, known)
+        plain, constant = _plain(value)
+        return Site(kind, name, value.lineno, start, end, plain, constant)
 
     for name, node in _assigned(tree.body):
         yield site(Kind.CONSTANT, name, node)
@@ -268,9 +264,9 @@ def _sites(text: str) -> Iterator[Site]:
         for name, value in _launched(node):
             yield site(Kind.LAUNCH, name, value)
         if isinstance(node, ast.Global):
-            # It may be assigned there.
+            # A function can assign the name.
             for name in node.names:
-                yield site(Kind.CONSTANT, name, node)  # type: ignore[arg-type] it has a place, and no plain value
+                yield site(Kind.CONSTANT, name, node)  # type: ignore[arg-type] it has a line, and no plain value
         elif isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str)):
             start = starts[node.lineno - 1] + node.col_offset
             end = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
@@ -278,7 +274,7 @@ def _sites(text: str) -> Iterator[Site]:
 
 
 def _inner(node: ast.expr) -> ast.expr:
-    """Return what holds the value: of ``tl.constexpr(64)`` the number."""
+    """Return the expression that holds the value. For ``tl.constexpr(64)`` it is the number."""
     if isinstance(node, ast.Call) and _is_constexpr(node.func) and len(node.args) == 1 and not node.keywords:
         return node.args[0]
     return node
@@ -289,10 +285,10 @@ def _is_constexpr(node: ast.expr) -> bool:
 
 
 def _plain(node: ast.expr) -> tuple[bool, Scalar]:
-    """Return whether a node is a plain value, and the value."""
+    """Return whether a node is a plain value, and that value."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-        known, value = _plain(node.operand)
-        number = known and isinstance(value, int | float) and not isinstance(value, bool)
+        is_plain, value = _plain(node.operand)
+        number = is_plain and isinstance(value, int | float) and not isinstance(value, bool)
         return (True, -value if isinstance(node.op, ast.USub) else value) if number else (False, None)  # type: ignore[operator]
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float | bool | str | None):
         return True, node.value
@@ -300,17 +296,17 @@ def _plain(node: ast.expr) -> tuple[bool, Scalar]:
 
 
 def _assigned(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.expr]]:
-    """Yield names that are assigned in a module's own scope, with what they are assigned."""
+    """Yield the names that a module assigns in its own scope, with the assigned expressions."""
     for statement in body:
         match statement:
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
-                    # Of `A = B = 64` neither name has the value alone.
+                    # In `A = B = 64` the two names share one value, so neither can be changed alone.
                     yield from _targets(target, value if len(targets) == 1 else target)
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
                 yield name, value
             case ast.AugAssign(target=ast.Name(id=name)):
-                yield name, statement  # type: ignore[misc] it has a place, and no plain value
+                yield name, statement  # type: ignore[misc] it has a line, and no plain value
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 pass
             case _:
@@ -341,7 +337,7 @@ def _launched(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     """Yield the keywords of a Triton launch, or a function's defaults of ``tl.constexpr``."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
         for keyword in node.keywords:
-            # A name that is passed on has its value elsewhere.
+            # A name that is passed on gets its value elsewhere.
             if keyword.arg is not None and _plain(_inner(keyword.value))[0]:
                 yield keyword.arg, keyword.value
     elif isinstance(node, ast.FunctionDef):
@@ -360,7 +356,7 @@ def _defaults(arguments: ast.arguments) -> Iterator[tuple[ast.arg, ast.expr]]:
 
 
 def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield all nodes but docstrings, and f-strings whole: older Pythons do not know the places of what is in them."""
+    """Yield all nodes except docstrings and the parts of f-strings, whose positions older Pythons do not record."""
     todo: list[ast.AST] = [tree]
     while todo:
         node = todo.pop()
@@ -376,16 +372,16 @@ def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _macros(source: bytes, starts: Sequence[int], start: int, end: int) -> Iterator[Site]:
-    """Yield the macros of a string, which may be several literals one after the other; lines begin at ``starts``."""
+    """Yield the macros of a string, which can be several adjacent literals. Lines begin at ``starts``."""
     text, begins, ends = _decoded(source, start, end)
 
-    def site(found: re.Match[str], *, word: bool = False) -> Site:
-        value, first = found["value"].strip(), found.end("value") - len(found["value"].lstrip())
+    def site(match: re.Match[str], *, word: bool = False) -> Site:
+        value, first = match["value"].strip(), match.end("value") - len(match["value"].lstrip())
         last = first + len(value)
         begin, over = (begins[first], ends[last - 1]) if value else (start, start)
         return Site(
             Kind.MACRO,
-            found["name"],
+            match["name"],
             bisect_right(starts, begin),
             begin,
             over,
@@ -397,16 +393,14 @@ def _macros(source: bytes, starts: Sequence[int], start: int, end: int) -> Itera
     if _OPTIONS.match(text):
         for option in _OPTION.finditer(text):
             yield site(option, word=True)
-    clear = _C.sub(lambda found: " " * len(found[0]) if found["gone"] else found[0], text)
+    clear = _C.sub(lambda match: " " * len(match[0]) if match["gone"] else match[0], text)
     for define in _DEFINE.finditer(clear):
         yield site(define)
 
 
 def _decoded(source: bytes, start: int, end: int) -> tuple[str, array[int], array[int]]:
-    """Return what the literals in a part of a source stand for, and where each character begins and ends there.
-
-    Characters that mean nothing to a preprocessor may be others than they are.
-    """
+    """Return the text of the literals in a part of a source, and each character's begin and end offsets there."""
+    # Characters that mean nothing to a preprocessor can differ from the original ones.
     text: list[str] = []
     begins, ends = array("L"), array("L")
 
@@ -429,7 +423,7 @@ def _decoded(source: bytes, start: int, end: int) -> tuple[str, array[int], arra
                 continue
             escape = None if b"r" in prefix else _ESCAPE.match(source, at, over)
             if escape is not None:
-                if escape[0] not in {b"\\\n", b"\\\r\n"}:  # which Python joins
+                if escape[0] not in {b"\\\n", b"\\\r\n"}:  # Python joins these lines
                     add(_ESCAPED.get(escape[0], "?"), at, escape.end())
                 at = escape.end()
             elif b"f" in prefix and source[at : at + 1] in {b"{", b"}"}:
@@ -448,8 +442,8 @@ def _decoded(source: bytes, start: int, end: int) -> tuple[str, array[int], arra
 def _placeholder(source: bytes, at: int, over: int) -> int:
     """Return the end of an f-string's placeholder that begins at ``at``."""
     depth = 0
-    for place in range(at, over):
-        depth += {ord("{"): 1, ord("}"): -1}.get(source[place], 0)
+    for offset in range(at, over):
+        depth += {ord("{"): 1, ord("}"): -1}.get(source[offset], 0)
         if depth <= 0:
-            return place + 1
+            return offset + 1
     return over

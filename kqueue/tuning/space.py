@@ -1,4 +1,4 @@
-"""The values that are asked for: names, each with the values that it may have."""
+"""The configurations of a tuning run, parsed from names with their values."""
 
 from __future__ import annotations
 
@@ -12,38 +12,39 @@ from typing import Any, Final
 from kqueue.errors import InvalidRequest
 from kqueue.tuning.sites import Tunable
 
-#: Values of a name at most, and names.
+#: Maximum number of values of a name.
 MOST_VALUES: Final = 1000
+#: Maximum number of names.
 MOST_NAMES: Final = 20
 
 _NAME: Final = re.compile(r"(?:[a-z]+:)?[A-Za-z_]\w*", re.ASCII)
 _RANGE: Final = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(x?)(\d+))?", re.ASCII)
 
-#: A name, perhaps with its kind before it, and its values as they are written.
+#: A name with an optional kind as its prefix, and the texts of its values.
 Parameter = tuple[str, tuple[str, ...]]
-#: A value for each name, in their order. That of the kernel as it was given is empty.
+#: A value for each name, in the order of the names. Empty for the original kernel.
 Config = tuple[str, ...]
 ORIGINAL: Final[Config] = ()
 
 
 def parse(words: Iterable[str]) -> list[Parameter]:
-    """Return the names and values of ``BLOCK=64,128``, ``BLOCK=16..128..16`` and ``BLOCK=32..512..x2``.
+    """Parse ``BLOCK=64,128``, ``BLOCK=16..128..16`` and ``BLOCK=32..512..x2``.
 
     Raises:
-        InvalidRequest: a word is none of these.
+        InvalidRequest: a word has none of these forms.
     """
-    found: list[Parameter] = []
+    parameters: list[Parameter] = []
     for word in words:
         name, mark, given = word.partition("=")
         values = [value.strip() for value in given.split(",")]
         if not mark or not all(values):
             raise InvalidRequest(f"grid: {word}: write NAME=VALUE,VALUE, such as BLOCK=64,128 or BLOCK=32..512..x2")
-        found.append((name.strip(), tuple(value for one in values for value in _range(one))))
-    return found
+        parameters.append((name.strip(), tuple(value for one in values for value in _range(one))))
+    return parameters
 
 
 def from_values(values: Mapping[str, Sequence[Any]]) -> list[Parameter]:
-    """Return the names and values of a mapping of JSON's values.
+    """Return the parameters of a mapping of JSON values.
 
     Raises:
         InvalidRequest: a value is a list or an object.
@@ -61,14 +62,14 @@ def from_values(values: Mapping[str, Sequence[Any]]) -> list[Parameter]:
     return [(name, tuple(word(name, value) for value in mine)) for name, mine in values.items()]
 
 
-def _range(word: str) -> list[str]:
-    found = _RANGE.fullmatch(word)
-    if found is None:
-        return [word]
-    low, high, by = int(found[1]), int(found[2]), int(found[4] or 1)
-    doubling = bool(found[3])
+def _range(text: str) -> list[str]:
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        return [text]
+    low, high, by = int(match[1]), int(match[2]), int(match[4] or 1)
+    doubling = bool(match[3])
     if low > high or by < 1 or (doubling and (low < 1 or by < 2)):
-        raise InvalidRequest(f"grid: {word}: write LOW..HIGH..STEP or, from 1 on, LOW..HIGH..x2")
+        raise InvalidRequest(f"grid: {text}: write LOW..HIGH..STEP or, from 1 on, LOW..HIGH..x2")
     values: list[str] = []
     while low <= high and len(values) <= MOST_VALUES:
         values.append(str(low))
@@ -77,15 +78,11 @@ def _range(word: str) -> list[str]:
 
 
 class Space:
-    """A kernel's configurations.
-
-    Args:
-        kernel: its source.
-        parameters: names with their values.
+    """The configurations of a kernel.
 
     Raises:
         InvalidRequest: a name is not in the kernel (:class:`~kqueue.tuning.sites.Tunable`), cannot have a value, or is
-            given twice; or there is nothing to try.
+            given twice. Or there is nothing to try.
     """
 
     def __init__(self, kernel: str, parameters: Sequence[Parameter]) -> None:
@@ -93,12 +90,12 @@ class Space:
         if not names:
             raise InvalidRequest("grid: give at least one name with its values, such as BLOCK=64,128")
         if len(names) > MOST_NAMES:
-            raise InvalidRequest(f"grid: {len(names)} names; at most {MOST_NAMES}")
+            raise InvalidRequest(f"grid: {len(names)} names are given, and at most {MOST_NAMES} are allowed")
         for name, values in parameters:
             if not _NAME.fullmatch(name):
-                raise InvalidRequest(f"grid: {name!r} is no name; write NAME=VALUE,VALUE")
+                raise InvalidRequest(f"grid: {name!r} is not a name: write NAME=VALUE,VALUE")
             if names.count(name) > 1 or len(set(values)) < len(values):
-                raise InvalidRequest(f"grid: {name}: it, or one of its values, is given twice")
+                raise InvalidRequest(f"grid: {name}: the name, or one of its values, is given twice")
             if not 1 <= len(values) <= MOST_VALUES:
                 raise InvalidRequest(f"grid: {name}: give 1 to {MOST_VALUES} values")
         self.names = names
@@ -112,7 +109,7 @@ class Space:
                 if other != value:
                     raise InvalidRequest(f"grid: {name}: {other} and {value} are the same value: give one of them")
         if self.size == 1 and self.original is not None:
-            raise InvalidRequest("grid: it has the kernel's own values alone: there is nothing to try")
+            raise InvalidRequest("grid: only the kernel's own values are given, so there is nothing to try")
 
     @property
     def size(self) -> int:
@@ -121,13 +118,13 @@ class Space:
 
     @cached_property
     def original(self) -> Config | None:
-        """The configuration that is the kernel as it was given; None if that is not among them."""
-        own = [
+        """The configuration with the original kernel's values, or None if it is not among them."""
+        matching = [
             next((value for value in values if self._tunable.has(name, value)), None)
             for name, values in zip(self.names, self.values, strict=True)
         ]
-        known = tuple(value for value in own if value is not None)
-        return known if len(known) == len(own) else None
+        values = tuple(value for value in matching if value is not None)
+        return values if len(values) == len(matching) else None
 
     def source(self, config: Config) -> str:
         """Return the kernel of a configuration."""
@@ -136,7 +133,7 @@ class Space:
         return self._tunable.kernel(dict(zip(self.names, config, strict=True)))
 
     def shown(self, config: Config) -> dict[str, str]:
-        """Return a configuration's values by name; of the original those that the source has."""
+        """Return a configuration's values by name. The original's values are read from its source."""
         if config == ORIGINAL:
             return {name: self._tunable.original(name) for name in self.names}
         return dict(zip(self.names, config, strict=True))

@@ -1,4 +1,4 @@
-"""The API with the pages in front of it."""
+"""The application: the web pages and the API."""
 
 from __future__ import annotations
 
@@ -42,12 +42,7 @@ _ROUTERS: Final = (
 def create_app(config: Config, **limits: Any) -> FastAPI:
     """Return the application for a fleet, with its pages.
 
-    Args:
-        config: the fleet's settings.
-        limits: as :func:`kqueue.http.app.create_app` has them.
-
-    Raises:
-        ConfigError: as there.
+    ``limits`` are passed to :func:`kqueue.http.app.create_app`, which documents them and the errors.
     """
     made = app.create_app(config, routers=_ROUTERS, open_forms={session.LOGIN}, **limits)
     made.state.glances = now.Glances()

@@ -1,4 +1,4 @@
-"""What addresses of lists have in common: filters, and the gateway that reads."""
+"""Parameters that the routes of lists share: filters in URLs, and the gateway."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _LONGEST: Final = 200
 
 
 def _given(value: object) -> object:
-    """A field of a form that was left empty is no filter."""
+    """Return a form's value, or None for an empty field, which is no filter."""
     return (value.strip() or None) if isinstance(value, str) else value
 
 
-#: A filter of any text.
+#: Filter with any text.
 Asked = Annotated[
     Annotated[str, StringConstraints(max_length=_LONGEST, pattern=r"^[^\x00]*$")] | None, BeforeValidator(_given)
 ]
-#: A filter that is one of a few values.
+#: Filters with a fixed set of values.
 AskedPrecision = Annotated[Precision | None, BeforeValidator(_given)]
 AskedBackend = Annotated[Backend | None, BeforeValidator(_given)]
-#: With slashes: batches are named by people.
+#: Name of a batch. It can contain slashes, because users choose it.
 BatchName = Annotated[str, Path(min_length=1, max_length=_LONGEST, pattern=r"^[^\x00]+$")]
-#: A run's name, or the beginning of its id.
+#: Name of a run, or the beginning of its id.
 RunName = Annotated[str, Path(min_length=1, max_length=100, pattern=r"^[^\x00]+$")]
 
 
 def asked_for(**filters: object) -> dict[str, str]:
-    """Return the filters that were given, as they stand in addresses."""
+    """Return the given filters in the form of a URL's query."""
     return {name: str(value) for name, value in filters.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Style and scripts. They say nothing about the fleet, so they need no session."""
+"""The style sheet and scripts. They contain nothing about the fleet, so they need no session."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FOR_EVER: Final = "public, max-age=31536000, immutable"
 
 @router.get("/static/{name}")
 async def asset(name: str) -> Response:
-    """Return a file."""
+    """Return a static file."""
     content = FILES.get(name)
     if content is None:
         raise HttpError(404, "there is no such file")

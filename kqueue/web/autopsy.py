@@ -1,7 +1,6 @@
-"""An evaluation's autopsy: begun on its page, run by this server, followed live, and shown with its `repro.py`.
+"""Autopsies of evaluations: a page starts one, this server runs it, and the page shows its progress and `repro.py`.
 
-Autopsies are kept in memory, the latest ones. Whoever begins one again after a restart has it soon: verdicts are used
-again.
+The latest autopsies are kept in memory. After a restart a repeated autopsy is fast, because it reuses verdicts.
 """
 
 from __future__ import annotations
@@ -37,23 +36,24 @@ router: Final = pages()
 
 _log = logging.getLogger(__name__)
 
-#: How long one may take, in seconds; evaluations of it that are judged beside each other.
+#: Maximum seconds of one autopsy.
 _BUDGET_S: Final = 60.0
+#: Number of evaluations of one autopsy that are judged concurrently.
 _WIDTH: Final = 4
-#: How many may run at once, and how many are kept.
+#: Maximum number of autopsies that run at once, and that are kept.
 _MOST_RUNNING: Final = 4
 _MOST_KEPT: Final = 64
 
 
 @dataclass(eq=False)
 class Running:
-    """An autopsy, while it runs and when it has ended.
+    """An autopsy that runs or has ended.
 
     Attributes:
-        autopsy: what is known so far.
-        task: runs it.
-        report: what was found; None while it runs, and if it failed.
-        failure: why it failed, in words.
+        autopsy: the state of the search.
+        task: the task that runs it.
+        report: its result, or None while it runs and if it failed.
+        failure: the reason if it failed, else empty.
     """
 
     autopsy: Autopsy
@@ -63,12 +63,12 @@ class Running:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended."""
+        """True if it has ended."""
         return self.report is not None or bool(self.failure)
 
 
 class Autopsies:
-    """The autopsies of one server, by their evaluations."""
+    """The autopsies of one server, by evaluation."""
 
     def __init__(self) -> None:
         self._known: dict[UUID, Running] = {}
@@ -78,16 +78,12 @@ class Autopsies:
         return self._known.get(evaluation_id)
 
     def begin(self, gateway: Gateway, actor: Caller, evaluation_id: UUID, autopsy: Autopsy) -> None:
-        """Begin an autopsy, unless the evaluation's runs already.
-
-        Raises:
-            HttpError: 429, as many run as may.
-        """
-        known = self.find(evaluation_id)
-        if known is not None and not known.is_over:
+        """Begin an autopsy, unless the evaluation already has a running one. Raise an HttpError 429 at the limit."""
+        earlier = self.find(evaluation_id)
+        if earlier is not None and not earlier.is_over:
             return
         if sum(not one.is_over for one in self._known.values()) >= _MOST_RUNNING:
-            raise HttpError(429, f"{_MOST_RUNNING} autopsies run, the most that may at once: try again in a minute")
+            raise HttpError(429, f"{_MOST_RUNNING} autopsies run, which is the limit: try again in a minute")
         self._known.pop(evaluation_id, None)
         while len(self._known) >= _MOST_KEPT:
             del self._known[next(name for name, one in self._known.items() if one.is_over)]
@@ -96,7 +92,7 @@ class Autopsies:
 
 
 async def _run(gateway: Gateway, actor: Caller, running: Running) -> None:
-    """Run an autopsy to its end, or the server's."""
+    """Run an autopsy until it ends or the server stops."""
     judge = partial(_judge, gateway, actor, running.autopsy)
     work = asyncio.create_task(coroutine.dissect(running.autopsy, judge, _BUDGET_S))
     stopping = asyncio.create_task(gateway.stopping.wait())
@@ -111,15 +107,15 @@ async def _run(gateway: Gateway, actor: Caller, running: Running) -> None:
         running.report = work.result()
     except (KqueueError, HttpError) as error:
         running.failure = failures.describe(error, "").detail
-    except Exception:  # noqa: BLE001 -- whatever it was, the page must say that it is over
+    except Exception:  # noqa: BLE001 -- the page must show the end of the autopsy after any error
         _log.exception("an autopsy failed")
-        running.failure = "it failed, and the server's log says why"
+        running.failure = "it failed, and the server's log has the reason"
 
 
 async def _judge(
     gateway: Gateway, actor: Caller, autopsy: Autopsy, requests: Sequence[contract.Request], until: float
 ) -> list[contract.Result | None]:
-    """Have one round judged. What still waits when this server is gone ends by itself."""
+    """Submit one round of requests and return their results. Evaluations that remain when the server stops continue."""
     tickets = await gateway.submit(actor, requests)
     results: dict[int, contract.Result] = {}
     try:
@@ -129,24 +125,24 @@ async def _judge(
                 if autopsy.settled(results, len(tickets)):
                     break
     finally:
-        for place, ticket in enumerate(tickets):
-            if place not in results and not gateway.stopping.is_set():
+        for index, ticket in enumerate(tickets):
+            if index not in results and not gateway.stopping.is_set():
                 await ticket.cancel()
-    return [results.get(place) for place in range(len(tickets))]
+    return [results.get(index) for index in range(len(tickets))]
 
 
 def refusal(verdict: contract.Verdict | None) -> str | None:
-    """Return why an evaluation can have no autopsy; None if it can."""
+    """Return the reason why an evaluation can have no autopsy, or None if it can."""
     return "it has no verdict yet" if verdict is None else shrink.refused(verdict)
 
 
 @router.post("/evaluations/{evaluation_id}/autopsy")
 async def begin(request: Request, actor: Actor, evaluation_id: UUID) -> Response:
-    """Look for the smallest input on which the kernel fails."""
+    """Start a search for the smallest input on which the kernel fails."""
     gateway: Gateway = request.app.state.gateway
     if not actor.may(Scope.PROBLEMS):
         raise HttpError(
-            403, f"it submits smaller problems: this needs a login with a token of the scope {Scope.PROBLEMS}"
+            403, f"an autopsy submits smaller problems: this needs a login with a token of the scope {Scope.PROBLEMS}"
         )
     detail = await gateway.read(reports.show, evaluation_id)
     if (why := refusal(detail.verdict)) is not None:
@@ -159,11 +155,11 @@ async def begin(request: Request, actor: Actor, evaluation_id: UUID) -> Response
 
 @router.get("/evaluations/{evaluation_id}/autopsy")
 async def autopsy(request: Request, viewer: Viewer, evaluation_id: UUID) -> Response:
-    """Show what is known of an evaluation's autopsy."""
+    """Show an evaluation's autopsy."""
     gateway: Gateway = request.app.state.gateway
     detail = await gateway.read(reports.show, evaluation_id)
     running = of(request, evaluation_id)
-    found = running.report.repro if running and running.report else None
+    program = running.report.repro if running and running.report else None
     return page(
         request,
         "autopsy.html",
@@ -171,13 +167,13 @@ async def autopsy(request: Request, viewer: Viewer, evaluation_id: UUID) -> Resp
         running=running,
         refusal=refusal(detail.verdict),
         may_begin=viewer.may(Scope.PROBLEMS),
-        repro=present.source(found) if found else "",
+        repro=present.source(program) if program else "",
     )
 
 
 @router.get("/live/evaluations/{evaluation_id}/autopsy")
 async def autopsy_live(request: Request, viewer: Viewer, evaluation_id: UUID) -> Response:
-    """Send how far an autopsy is whenever that changes, until it is over."""
+    """Send the progress of an autopsy after each change until it ends."""
 
     async def render() -> str | None:
         running = of(request, evaluation_id)
@@ -190,15 +186,15 @@ async def autopsy_live(request: Request, viewer: Viewer, evaluation_id: UUID) ->
 
 @router.get("/evaluations/{evaluation_id}/autopsy/repro.py")
 async def repro(request: Request, _: Viewer, evaluation_id: UUID) -> Response:
-    """Return the program that shows the failure, as a file."""
+    """Return the file `repro.py`, which reproduces the failure."""
     running = of(request, evaluation_id)
     if running is None or running.report is None or running.report.repro is None:
-        raise HttpError(404, "there is no repro.py: the autopsy runs still, found none, or is no longer known")
+        raise HttpError(404, "there is no repro.py: the autopsy still runs, found none, or is no longer stored")
     headers = {"Content-Disposition": 'attachment; filename="repro.py"'}
     return Response(running.report.repro.encode(), media_type="text/plain; charset=utf-8", headers=headers)
 
 
 def of(request: Request, evaluation_id: UUID) -> Running | None:
-    """Return an evaluation's autopsy, if this server knows one."""
+    """Return an evaluation's autopsy, or None if this server has none."""
     autopsies: Autopsies = request.app.state.autopsies
     return autopsies.find(evaluation_id)

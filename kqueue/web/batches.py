@@ -1,4 +1,4 @@
-"""Batches: which there are, how far they are, and what came of them."""
+"""The pages of batches: a list, and the progress and results of each batch."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ router: Final = pages()
 
 _PAGE: Final = 50
 _FILE_PAGE: Final = 1000
-#: What a batch costs is added up from all its attempts. Of a larger one it is only told if it is asked for.
+#: Maximum number of evaluations of a batch whose cost is always shown. A larger sum is computed on request.
 _CHEAP: Final = 2000
-#: The estimate supposes that a batch goes on as it did for so long.
+#: Length of the recent past whose rate is used for the estimate of the remaining time.
 _LOOKED_BACK: Final = timedelta(minutes=10)
-#: The shares of KernelBench's fast_p that stand in the table.
+#: Values of p in the table of KernelBench's fast_p.
 _FAST_P: Final = (0.0, 0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A value of fast_p: how many problems have a right kernel that is more than ``p`` times as fast."""
+    """A value of fast_p: the number and share of problems with a right kernel of a speedup above ``p``."""
 
     p: float
     problems: int
@@ -52,7 +52,7 @@ async def known(
     name: Asked = None,
     form: Annotated[Format, Query(alias="format")] = Format.HTML,
 ) -> Response:
-    """Show batches, those with the latest submission first."""
+    """Show batches, the latest submission first."""
     limit = _PAGE if form is Format.HTML else MOST_ROWS
     rows = await gateway.read(batches.known_batches, beginning=name or "", limit=limit)
     if form is not Format.HTML:
@@ -63,15 +63,15 @@ async def known(
 @router.get("/batches/{batch:path}/fast-p.svg")
 async def fast_p_picture(_: Viewer, gateway: CurrentGateway, batch: BatchName, theme: Theme = Theme.LIGHT) -> Response:
     """Draw KernelBench's fast_p of a batch."""
-    found = await gateway.read(curves.fast_p, batch)
-    return await picture(charts.FastP(batch, found.speedups, found.problems), theme)
+    fast = await gateway.read(curves.fast_p, batch)
+    return await picture(charts.FastP(batch, fast.speedups, fast.problems), theme)
 
 
 @router.get("/batches/{batch:path}/categories.svg")
 async def categories_picture(
     _: Viewer, gateway: CurrentGateway, batch: BatchName, theme: Theme = Theme.LIGHT
 ) -> Response:
-    """Draw how a batch's evaluations ended."""
+    """Draw the outcomes of a batch's evaluations."""
     counts = await gateway.read(reports.outcomes, batch=batch)
     return await picture(charts.Categories(batch, [charts.Stack(batch, counts)]), theme)
 
@@ -101,7 +101,7 @@ async def one(
 
 
 def _state(engine: Engine, batch: str) -> BatchState:
-    """Return how far a batch is; raise UnknownEvaluation if there is none of that name."""
+    """Return the progress of a batch, or raise UnknownEvaluation for an unknown name."""
     state = reports.batch_state(engine, batch)
     if state is None:
         raise UnknownEvaluation(batch, what="the batch")
@@ -127,22 +127,22 @@ def _read(engine: Engine, batch: str, *, with_cost: bool) -> dict[str, Any]:
 
 
 def _share(p: float, fast: curves.FastP) -> Share:
-    # Of fast_0 every right kernel is one.
+    # Every right kernel counts for fast_0.
     number = len(fast.speedups) if p == 0 else sum(speedup > p for speedup in fast.speedups)
     return Share(p, number, number / max(1, fast.problems))
 
 
 def _left_s(engine: Engine, batch: str, state: BatchState) -> float | None:
-    """Seconds until the rest has ended, if it goes on as it did lately; None where nothing did, or nothing is left."""
+    """Return the seconds until the batch ends at its recent rate, or None if that is zero or the batch has ended."""
     if state.done == state.total:
         return None
-    lately = batches.ended_since(engine, batch, since=datetime.now(UTC) - _LOOKED_BACK)
-    return (state.total - state.done) * _LOOKED_BACK.total_seconds() / lately if lately else None
+    recent = batches.ended_since(engine, batch, since=datetime.now(UTC) - _LOOKED_BACK)
+    return (state.total - state.done) * _LOOKED_BACK.total_seconds() / recent if recent else None
 
 
 async def _all(gateway: Gateway, batch: str) -> AsyncGenerator[Sequence[Listed]]:
-    """Yield a batch's evaluations, some at a time."""
+    """Yield a batch's evaluations in pages."""
     after = None
-    while found := await gateway.read(reports.listing, batch=batch, after=after, limit=_FILE_PAGE):
-        yield found
-        after = found[-1].submitted_at, found[-1].evaluation_id
+    while rows := await gateway.read(reports.listing, batch=batch, after=after, limit=_FILE_PAGE):
+        yield rows
+        after = rows[-1].submitted_at, rows[-1].evaluation_id

@@ -32,7 +32,7 @@ _Which = Annotated[str, Path(max_length=64)]
 async def times_picture(
     _: Viewer, gateway: CurrentGateway, first: _Which, second: _Which, theme: Theme = Theme.LIGHT
 ) -> Response:
-    """Draw where the timed calls of both lie."""
+    """Draw the spreads of both kernels' times."""
     pair = await gateway.read(_pair, first, second)
     return await picture(
         charts.Times("times of one call", [_spread(name, taken) for name, taken in _times(pair)]), theme
@@ -41,7 +41,7 @@ async def times_picture(
 
 @router.get("/compare/{first}/{second}")
 async def compare(request: Request, _: Viewer, gateway: CurrentGateway, first: _Which, second: _Which) -> Response:
-    """Show two kernels by evaluations of theirs, or by their hashes: then by their best or last evaluations."""
+    """Show two kernels, given by evaluations or by hashes. A hash stands for its best or last evaluation."""
     fields = await gateway.read(_read, first, second)
     return page(request, "compare.html", can_draw=can_draw(), **fields)
 
@@ -74,12 +74,12 @@ def _evaluation(engine: Engine, which: str) -> UUID:
 
 
 def _rows(pair: tuple[Detail, Detail]) -> list[tuple[str, list[str]]]:
-    """What the two are, as rows of a table."""
-    columns = [dict(_told(detail)) for detail in pair]
-    return [(name, [told[name] for told in columns]) for name in columns[0]]
+    """Return the properties of both kernels as rows of a table."""
+    columns = [dict(_properties(detail)) for detail in pair]
+    return [(name, [column[name] for column in columns]) for name in columns[0]]
 
 
-def _told(detail: Detail) -> Iterator[tuple[str, str]]:
+def _properties(detail: Detail) -> Iterator[tuple[str, str]]:
     verdict = detail.verdict
     yield "problem", detail.problem_label or detail.problem_hash[:12]
     yield "kernel", f"{detail.kernel_label or ''} {detail.kernel_hash[:12]}"
@@ -92,15 +92,15 @@ def _told(detail: Detail) -> Iterator[tuple[str, str]]:
 
 
 def _times(pair: tuple[Detail, Detail]) -> list[tuple[str, Measurement]]:
-    """The measurements of both kernels, and of the references beside them."""
-    found: list[tuple[str, Measurement]] = []
-    for place, detail in zip(("first", "second"), pair, strict=True):
+    """Return the measurements of both kernels and of their references."""
+    times: list[tuple[str, Measurement]] = []
+    for name, detail in zip(("first", "second"), pair, strict=True):
         verdict = detail.verdict
         if verdict is not None and verdict.runtime is not None:
-            found.append((f"the {place}", verdict.runtime))
+            times.append((f"the {name}", verdict.runtime))
         if verdict is not None and verdict.baseline is not None:
-            found.append((f"the {place}’s reference", verdict.baseline))
-    return found
+            times.append((f"the {name}’s reference", verdict.baseline))
+    return times
 
 
 def _spread(name: str, taken: Measurement) -> charts.Spread:

@@ -1,4 +1,4 @@
-"""What evaluations cost, by whom or what they were for."""
+"""The cost of evaluations, grouped by producer, batch, problem, lane or day."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kqueue.web.route import Viewer, page, pages
 
 router: Final = pages()
 
-#: Who adds up, one after the other: what takes long must not take all that reads of others need.
+#: Lock that runs one sum at a time, so that long sums do not occupy all threads for reads.
 _turn: Final = Semaphore(1)
 _MOST: Final = 100
 _FILE_MOST: Final = 10_000
@@ -33,7 +33,7 @@ async def cost(
     since: Asked = None,
     form: Annotated[Format, Query(alias="format")] = Format.HTML,
 ) -> Response:
-    """Show what evaluations cost. Nothing is added up before somebody says by what: of many it takes a while."""
+    """Show the cost of evaluations. It is added up only after a user selects a grouping, because it can take long."""
     asked = asked_for(by=by, since=since)
     after = moments.since(since or "1d", "since")
     if form is not Format.HTML:
@@ -53,9 +53,9 @@ def _read(engine: Engine, **wanted: Any) -> dict[str, Any]:
         if wanted["by"] is not By.PRODUCER:
             return {"rows": rows, "names": {}, "budgets": {}}
         payers = {row.key: payer for row in rows if (payer := budgets.token_of(row.key)) is not None}
-        known = budgets.of(engine, set(payers.values()))
+        known_budgets = budgets.of(engine, set(payers.values()))
         return {
             "rows": rows,
             "names": {f"{budgets.PRODUCER}{token.id}": token.name for token in tokens.listing(engine)},
-            "budgets": {key: known[payer] for key, payer in payers.items() if payer in known},
+            "budgets": {key: known_budgets[payer] for key, payer in payers.items() if payer in known_budgets},
         }

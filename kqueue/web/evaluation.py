@@ -1,9 +1,9 @@
-"""One evaluation in full, and what can be done with it."""
+"""The page of one evaluation, with its actions."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -31,18 +31,20 @@ from kqueue.web.route import Actor, Viewer, page, pages
 
 router: Final = pages()
 
-#: The most characters of a log that are shown, the last ones; of the evidence; and lines of a difference.
+#: Number of characters of a log on the page, counted from its end.
 _LOG: Final = 20_000
+#: Maximum characters of the evidence on the page.
 _EVIDENCE: Final = 60_000
+#: Maximum lines of a difference on the page.
 _CHANGES: Final = 2000
-#: Other evaluations of the problem among which one can be chosen.
+#: Number of the problem's other evaluations that are offered for a comparison.
 _OTHERS: Final = 50
-#: What stands on the page in a part of its own.
+#: Fields of the evidence that have their own sections on the page.
 _SHOWN: Final = {"isolation", "durations_s", "cpu_s", "findings", "attempts", "sanitized", "profile"}
 
 
 class File(StrEnum):
-    """What can be fetched whole."""
+    """The files of an evaluation that can be downloaded."""
 
     LOG = "log.txt"
     KERNEL = "kernel.py"
@@ -52,7 +54,7 @@ class File(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A bin of a histogram, on axes from 0 to 100; the most frequent is as high as can be."""
+    """A bin of a histogram on axes from 0 to 100. The fullest bin has the height 100."""
 
     left: float
     width: float
@@ -86,7 +88,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """Where an output is wrong: cells with the digits of a :class:`WrongMap`, and which rows and columns they hold."""
+    """The wrong parts of an output: the cells of a :class:`WrongMap` with their ranges of rows and columns."""
 
     rows: Sequence[tuple[str, str]]
     columns: Sequence[str]
@@ -97,20 +99,20 @@ class HeatMap:
 async def evaluation(
     request: Request, viewer: Viewer, name: str, against: Annotated[str | None, Query(max_length=100)] = None
 ) -> Response:
-    """Show an evaluation, by its id or the first digits of that."""
+    """Show an evaluation, given by its id or the id's first digits."""
     gateway: Gateway = request.app.state.gateway
-    found = await gateway.read(reports.resolve_id, name)
-    if str(found) != name:
-        return RedirectResponse(f"/evaluations/{found}", 303)
-    fields = await gateway.read(_read, found, against, within_s=gateway.config.live_s)
-    has_autopsy = autopsy.of(request, found) is not None
+    evaluation_id = await gateway.read(reports.resolve_id, name)
+    if str(evaluation_id) != name:
+        return RedirectResponse(f"/evaluations/{evaluation_id}", 303)
+    fields = await gateway.read(_read, evaluation_id, against, within_s=gateway.config.live_s)
+    has_autopsy = autopsy.of(request, evaluation_id) is not None
     may_begin = viewer.may(Scope.PROBLEMS) and autopsy.refusal(fields["verdict"]) is None
     return page(request, "evaluation.html", has_autopsy=has_autopsy, may_begin_autopsy=may_begin, **fields)
 
 
 @router.get("/live/evaluations/{evaluation_id}")
 async def evaluation_live(request: Request, viewer: Viewer, evaluation_id: UUID) -> Response:
-    """Send an evaluation's state again whenever it changes, until it has its verdict."""
+    """Send an evaluation's state after each change until it has its verdict."""
     gateway: Gateway = request.app.state.gateway
     within_s = gateway.config.live_s
 
@@ -125,7 +127,7 @@ async def evaluation_live(request: Request, viewer: Viewer, evaluation_id: UUID)
 
 @router.get("/evaluations/{evaluation_id}/files/{name}")
 async def file(request: Request, _: Viewer, evaluation_id: UUID, name: File) -> Response:
-    """Return a part of an evaluation as a file of text, which no browser runs."""
+    """Return a part of an evaluation as a text file, which no browser executes."""
     gateway: Gateway = request.app.state.gateway
     detail = await gateway.read(reports.show, evaluation_id)
     if detail.verdict is None and name in {File.LOG, File.EVIDENCE}:
@@ -146,7 +148,7 @@ async def file(request: Request, _: Viewer, evaluation_id: UUID, name: File) -> 
 
 @router.post("/evaluations/{evaluation_id}/cancel")
 async def cancel(request: Request, _: Actor, evaluation_id: UUID) -> Response:
-    """End an evaluation as `cancelled`; one that has its verdict keeps it."""
+    """Cancel an evaluation. One that has its verdict keeps it."""
     gateway: Gateway = request.app.state.gateway
     await gateway.client.cancel(evaluation_id)
     return RedirectResponse(f"/evaluations/{evaluation_id}", 303)
@@ -154,13 +156,13 @@ async def cancel(request: Request, _: Actor, evaluation_id: UUID) -> Response:
 
 @router.post("/evaluations/{evaluation_id}/rerun")
 async def rerun(request: Request, actor: Actor, evaluation_id: UUID) -> Response:
-    """Have the same kernel judged anew, and show the new evaluation."""
+    """Judge the same kernel again, and show the new evaluation."""
     return await _judge_again(request, actor, evaluation_id, lambda again: again)
 
 
 @router.post("/evaluations/{evaluation_id}/sanitize")
 async def sanitize(request: Request, actor: Actor, evaluation_id: UUID) -> Response:
-    """Have the kernel run under all tools of compute-sanitizer, with the problem as it is."""
+    """Run the kernel under all tools of compute-sanitizer, with the problem's own sizes."""
     tools = list(contract.Sanitizer)
     return await _judge_again(
         request, actor, evaluation_id, lambda again: next(examinations.sanitizing(again, tools, whole=True))
@@ -169,24 +171,24 @@ async def sanitize(request: Request, actor: Actor, evaluation_id: UUID) -> Respo
 
 @router.post("/evaluations/{evaluation_id}/profile")
 async def profile(request: Request, actor: Actor, evaluation_id: UUID) -> Response:
-    """Have the kernel profiled."""
+    """Profile the kernel."""
     return await _judge_again(request, actor, evaluation_id, lambda again: next(examinations.profiling(again)))
 
 
 @router.get("/evaluations/{evaluation_id}/roofline.svg")
 async def roofline_picture(request: Request, _: Viewer, evaluation_id: UUID, theme: Theme = Theme.LIGHT) -> Response:
-    """Draw how near the kernel comes to what the GPU can do."""
+    """Draw the kernel's roofline chart."""
     gateway: Gateway = request.app.state.gateway
     detail = await gateway.read(reports.show, evaluation_id)
-    found = detail.verdict and detail.verdict.evidence.profile
+    taken = detail.verdict and detail.verdict.evidence.profile
     label = detail.kernel_label or detail.kernel_hash[:12]
-    return await picture(examinations.roofline(label, {label: found} if found else {}), theme)
+    return await picture(examinations.roofline(label, {label: taken} if taken else {}), theme)
 
 
 async def _judge_again(
     request: Request, actor: Actor, evaluation_id: UUID, changed: Callable[[contract.Request], contract.Request]
 ) -> Response:
-    """Submit an evaluation's request once more, changed, and show the new evaluation."""
+    """Submit an evaluation's request again with a change, and show the new evaluation."""
     gateway: Gateway = request.app.state.gateway
     detail = await gateway.read(reports.show, evaluation_id)
     again = detail.request(problem=f"sha256:{detail.problem_hash}", priority=actor.priority, reuse=False)
@@ -207,7 +209,7 @@ def _read(engine: Engine, evaluation_id: UUID, against: str | None, *, within_s:
     listed = reports.listing(engine, problem=detail.problem_hash, limit=_OTHERS + 1)
     other = reports.show(engine, reports.resolve_id(engine, against)) if against else None
     if other is not None and other.problem_hash != detail.problem_hash:
-        raise InvalidRequest(f"{other.evaluation_id} is of another problem")
+        raise InvalidRequest(f"{other.evaluation_id} belongs to another problem")
     too_long = other is not None and differences.are_too_long(detail, other)
     changes = [] if other is None or too_long else differences.of_sources(detail, other)
     return {
@@ -238,16 +240,16 @@ def _read(engine: Engine, evaluation_id: UUID, against: str | None, *, within_s:
 
 
 def _plots(verdict: contract.Verdict) -> list[Plot]:
-    """The spread of the kernel's calls beside that of the reference's, on one axis."""
+    """Return the spreads of the kernel's and the references' times on one axis."""
     compiled = verdict.evidence.compiled_baseline
     taken = {
         "kernel": verdict.runtime,
         "reference": verdict.baseline,
         "torch.compile": None if isinstance(compiled, BaselineError) else compiled,
     }
-    known = {name: one for name, one in taken.items() if one is not None}
-    # One call that was far too long would leave the others in a corner.
-    end = max((min(one.max_ms, 2 * one.q3_ms) for one in known.values()), default=0.0)
+    measured = {name: one for name, one in taken.items() if one is not None}
+    # The axis ignores outliers, because one very long call would compress the rest.
+    end = max((min(one.max_ms, 2 * one.q3_ms) for one in measured.values()), default=0.0)
     if end <= 0:
         return []
 
@@ -265,7 +267,7 @@ def _plots(verdict: contract.Verdict) -> list[Plot]:
             at(one.max_ms),
             _columns(one.histogram, at) if one.histogram else (),
         )
-        for name, one in known.items()
+        for name, one in measured.items()
     ]
 
 
@@ -274,8 +276,8 @@ def _columns(histogram: Histogram, at: Callable[[float], float]) -> Sequence[Col
     most = max(counts, default=0)
     bin_ms = (histogram.high_ms - histogram.low_ms) / max(len(counts), 1)
     columns: list[Column] = []
-    for place, count in enumerate(counts):
-        left, right = (at(histogram.low_ms + edge * bin_ms) for edge in (place, place + 1))
+    for index, count in enumerate(counts):
+        left, right = (at(histogram.low_ms + edge * bin_ms) for edge in (index, index + 1))
         if count:
             columns.append(Column(left, max(round(right - left, 2), 0.4), round(100 * count / most, 1)))
     return columns
@@ -305,7 +307,7 @@ def _heat(known: WrongMap) -> HeatMap:
 
 
 def _spans(detail: Detail) -> list[Span]:
-    """The life of an evaluation: attempts, and the waits before and between them."""
+    """Return the parts of an evaluation's life: attempts, and the waits before and between them."""
     now = datetime.now(UTC)
     end = detail.verdict.finished_at if detail.verdict else now
     begin = detail.submitted_at
@@ -327,35 +329,31 @@ def _spans(detail: Detail) -> list[Span]:
 
 
 def _steps(verdict: contract.Verdict) -> list[tuple[str, float, float]]:
-    """The steps of the attempt that gave the verdict: name, seconds, and share of the longest."""
+    """Return the steps of the last attempt: name, seconds, and duration relative to the longest step."""
     durations = verdict.evidence.durations_s or {}
     longest = max(durations.values(), default=0.0)
     return [(name, seconds, seconds / longest if longest > 0 else 0.0) for name, seconds in durations.items()]
 
 
 def _environment(detail: Detail) -> list[tuple[str, object]]:
-    known: Mapping[str, Any] | None = None
+    environment: Mapping[str, Any] | None = None
     if detail.verdict is not None and detail.verdict.environment is not None:
-        known = detail.verdict.environment.model_dump()
+        environment = detail.verdict.environment.model_dump()
     elif detail.attempts:
-        known = detail.attempts[-1].environment
-    return [(name.replace("_", " "), value) for name, value in (known or {}).items() if value is not None]
+        environment = detail.attempts[-1].environment
+    return [(name.replace("_", " "), value) for name, value in (environment or {}).items() if value is not None]
 
 
 def _measures(isolation: Isolation) -> Sequence[tuple[str, str | None]]:
-    """Each measure of the seal, with the reason why it does not hold, None where it does."""
-
-    def told() -> Iterator[tuple[str, str | None]]:
-        for name, value in isolation.model_dump(exclude={"level", "view", "torch"}).items():
-            yield name.replace("_", " "), None if value is True else str(value)
-
-    return list(told())
+    """Return each measure of the isolation with the reason why it is missing, or None if it holds."""
+    measures = isolation.model_dump(exclude={"level", "view", "torch"})
+    return [(name.replace("_", " "), None if value is True else str(value)) for name, value in measures.items()]
 
 
 def _evidence(verdict: contract.Verdict) -> str:
-    told = {
+    record = {
         "facts": verdict.facts.model_dump(mode="json", exclude={"first", "map", "findings"}),
         "evidence": verdict.evidence.model_dump(mode="json", exclude=_SHOWN),
     }
-    text = json.dumps(told, indent=2, ensure_ascii=False)
+    text = json.dumps(record, indent=2, ensure_ascii=False)
     return text if len(text) <= _EVIDENCE else f"{text[:_EVIDENCE]}\n… (the file has all of it)"

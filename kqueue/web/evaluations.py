@@ -1,4 +1,4 @@
-"""Lists of evaluations, with filters in the address."""
+"""Lists of evaluations, with filters in the URL."""
 
 from __future__ import annotations
 
@@ -21,35 +21,36 @@ from kqueue.web.route import Viewer, page, pages
 router: Final = pages()
 
 _PAGE: Final = 50
-#: Filters that have a few values, and those of any text.
+#: Filters with a fixed set of values.
 _CHOICES: Final[dict[str, type[StrEnum]]] = {
     "state": EvaluationState,
     "category": Category,
     "blame": Blame,
     "backend": Backend,
 }
+#: Filters with any text as value.
 _TEXTS: Final = ("problem", "lane", "batch", "producer")
 _LONGEST: Final = 200
 
 
 @router.get("/evaluations")
 async def evaluations(request: Request, _: Viewer) -> Response:
-    """Show evaluations, the latest submitted first."""
+    """Show evaluations, the latest submission first."""
     asked = {
         name: value for name in (*_CHOICES, *_TEXTS, "since") if (value := request.query_params.get(name, "").strip())
     }
     cursor = request.query_params.get("cursor")
     gateway: Gateway = request.app.state.gateway
     since = asked.get("since")
-    found = await gateway.read(
+    listed = await gateway.read(
         reports.listing,
         since=None if since is None else moments.since(since, "since"),
         after=None if not cursor else cursors.read(cursor, UUID),
         limit=_PAGE + 1,
         **_filters(asked),
     )
-    rows = found[:_PAGE]
-    more = cursors.make(rows[-1].submitted_at, rows[-1].evaluation_id) if len(found) > _PAGE else None
+    rows = listed[:_PAGE]
+    more = cursors.make(rows[-1].submitted_at, rows[-1].evaluation_id) if len(listed) > _PAGE else None
     return page(
         request,
         "evaluations.html",
@@ -63,15 +64,11 @@ async def evaluations(request: Request, _: Viewer) -> Response:
 
 
 def _filters(asked: dict[str, str]) -> dict[str, Any]:
-    """Return the conditions as :class:`kqueue.store.reports.Filters`.
-
-    Raises:
-        InvalidRequest: a value is none of its filter's.
-    """
+    """Return the arguments for :class:`kqueue.store.reports.Filters`, or raise InvalidRequest for a wrong value."""
     filters: dict[str, Any] = {}
     for name, value in asked.items():
         if len(value) > _LONGEST or "\0" in value:
-            raise InvalidRequest(f"{name}: at most {_LONGEST} characters, none of them NUL")
+            raise InvalidRequest(f"{name}: must have at most {_LONGEST} characters and no NUL")
         if name in _CHOICES:
             try:
                 filters[name] = _CHOICES[name](value)

@@ -18,13 +18,13 @@ from kqueue.http.failures import HttpError
 from kqueue.text import clean
 from kqueue.web import parquet
 
-#: The most rows of a file: a page cannot be asked for a whole database.
+#: Maximum number of rows of a file, so that no request reads the whole database.
 MOST_ROWS: Final = 100_000
-#: Rows that are written at once, in a thread: no other request waits for them.
+#: Number of rows that a thread writes at a time, so that the event loop stays free for other requests.
 _CHUNK: Final = 1000
-#: The places before what a spreadsheet would take for the beginning of a formula: of the text, and of what is a cell of
-#: its own where semicolons, tabs or lines part them. White space and quotation marks before the sign do not count.
-#: A text that begins with a tab or a line feed is one too.
+#: Positions before text that a spreadsheet would read as a formula: at the beginning, and after each semicolon, tab or
+#: line feed, because spreadsheets can split cells there. White space and quotation marks before the sign are skipped.
+#: A text that begins with a tab or a line feed counts as a formula too.
 _FORMULA: Final = re.compile(r"""^(?= *[\t\n])|(?:^|(?<=[;\t\n]))(?=(?:[^\S\t\n]|")*[=+\-@\uff1d\uff0b\uff0d\uff20])""")
 
 
@@ -37,21 +37,21 @@ class Format(StrEnum):
 
 
 def offered() -> list[tuple[Format, str]]:
-    """Return the files that can be made here, with what they are called."""
+    """Return the file formats that this installation can write, with their names."""
     return [(Format.CSV, "CSV"), *([(Format.PARQUET, "Parquet")] if parquet.can_write() else [])]
 
 
 async def as_file(form: Format, name: str, kind: type[Any], pages: AsyncIterable[Sequence[Any]]) -> StreamingResponse:
-    """Return records as a file, sent while they are read; :data:`MOST_ROWS` at most.
+    """Return at most :data:`MOST_ROWS` records as a file, which is sent while the records are read.
 
     Args:
         form: CSV or Parquet.
-        name: the file's name, of ASCII, without its ending.
-        kind: the records' dataclass. Its fields are the columns, but for those that hold mappings.
-        pages: the records, some at a time.
+        name: name of the file in ASCII, without its extension.
+        kind: dataclass of the records. Its fields are the columns, except fields with mappings.
+        pages: the records in pages.
 
     Raises:
-        HttpError: 404, Parquet cannot be written here.
+        HttpError: 404, pyarrow is not installed.
     """
     columns = [name for name, field in kind.__dataclass_fields__.items() if not str(field.type).startswith("dict")]
     if form is Format.CSV:
@@ -80,7 +80,7 @@ async def _parquet(writer: parquet.Writer, pages: AsyncIterable[Sequence[Any]]) 
 
 
 async def _chunks(pages: AsyncIterable[Sequence[Any]]) -> AsyncGenerator[Sequence[Any]]:
-    """Yield as many records at once as are written at once, and no more than a file may have."""
+    """Yield the records in chunks for writing, up to the maximum of a file."""
     left = MOST_ROWS
     async for page in pages:
         for start in range(0, min(len(page), left), _CHUNK):
@@ -91,12 +91,12 @@ async def _chunks(pages: AsyncIterable[Sequence[Any]]) -> AsyncGenerator[Sequenc
 
 
 async def one_page(records: Sequence[Any]) -> AsyncGenerator[Sequence[Any]]:
-    """Yield all records at once, for :func:`as_file`."""
+    """Yield all records in one page, for :func:`as_file`."""
     yield records
 
 
 def cell(value: object) -> str:
-    """Return a value for a cell. An apostrophe stands before what a spreadsheet would take for a formula."""
+    """Return a value for a cell. An apostrophe precedes text that a spreadsheet would read as a formula."""
     match value:
         case None:
             return ""

@@ -1,4 +1,4 @@
-"""The files of `static/`, and their addresses."""
+"""The files of `static/`, and their URLs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import hashlib
 from importlib.resources import files
 from typing import Final
 
-#: The media type of each kind of file that is served.
+#: Media types by file extension.
 TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-#: The content of each file.
+#: Contents by file name.
 FILES: Final = {
     file.name: file.read_bytes()
     for file in files("kqueue.web").joinpath("static").iterdir()
@@ -17,5 +17,5 @@ FILES: Final = {
 
 
 def address(name: str) -> str:
-    """Return where a file is served. Another content has another address, so browsers may keep it for ever."""
+    """Return a file's URL. It contains a hash of the content, so that browsers can cache the file for ever."""
     return f"/static/{name}?v={hashlib.sha256(FILES[name]).hexdigest()[:12]}"

@@ -21,7 +21,7 @@ from kqueue.web.route import who
 
 _log = logging.getLogger(__name__)
 
-#: Seconds between two looks, and between two signs of life where nothing changes.
+#: Seconds between two renderings, and between two keep-alive comments while nothing changes.
 _LOOK_EVERY_S: Final = 2.0
 _ALIVE_EVERY_S: Final = 15.0
 
@@ -29,15 +29,10 @@ _ALIVE_EVERY_S: Final = 15.0
 def live(request: Request, viewer: Caller, render: Callable[[], Awaitable[str | None]]) -> StreamingResponse:
     """Return a stream of ``html`` events, one for each change of a part of a page.
 
-    It ends with ``over`` when there is nothing more to come, and without a word when the viewer's session ends.
+    It ends with the event ``over`` after the last change, and without an event when the viewer's session ends.
 
-    Args:
-        request: the request for it.
-        viewer: whoever asked.
-        render: makes the part's HTML; None when there is nothing more to come.
-
-    Raises:
-        HttpError: 429 if the viewer has too many streams open.
+    ``render`` returns the part's HTML, or None after the last change. A viewer with too many open streams gets an
+    HttpError 429.
     """
     gateway: Gateway = request.app.state.gateway
     events = gateway.follow(viewer, _events(request, gateway, render))
@@ -48,28 +43,28 @@ async def _events(
     request: Request, gateway: Gateway, render: Callable[[], Awaitable[str | None]]
 ) -> AsyncGenerator[bytes]:
     sent: str | None = None
-    spoke_at = time.monotonic()
-    ends_at = spoke_at + gateway.stream_s
+    sent_at = time.monotonic()
+    ends_at = sent_at + gateway.stream_s
     yield format_sse_event(retry=2000)
     while not gateway.stopping.is_set() and time.monotonic() < ends_at:
         try:
-            # A session that has ended in the meantime, or whose token was revoked, sees no more.
-            found = await who(request)
-            if found is None or not found.may(Scope.READ):
+            # The stream ends when its session ends or the session's token is revoked.
+            caller = await who(request)
+            if caller is None or not caller.may(Scope.READ):
                 return
             html = await render()
         except (KqueueError, HttpError) as error:
-            # The browser comes again by itself.
-            _log.warning("the events of %r break off: %s", request.scope["path"], error)
+            # The browser reconnects by itself.
+            _log.warning("the events of %r end early: %s", request.scope["path"], error)
             return
         if html is None:
             yield format_sse_event(event="over", data_str="")
             return
         if html != sent:
-            sent, spoke_at = html, time.monotonic()
+            sent, sent_at = html, time.monotonic()
             yield format_sse_event(event="html", data_str=html)
-        elif time.monotonic() - spoke_at > _ALIVE_EVERY_S:
-            spoke_at = time.monotonic()
+        elif time.monotonic() - sent_at > _ALIVE_EVERY_S:
+            sent_at = time.monotonic()
             yield format_sse_event(comment="still there")
         with suppress(TimeoutError):
             await asyncio.wait_for(gateway.stopping.wait(), _LOOK_EVERY_S)

@@ -1,4 +1,4 @@
-"""The page that shows the fleet as it is: lanes, GPUs, workers and the last hour."""
+"""The page with the fleet's current state: lanes, GPUs, workers and the last hour."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from kqueue.web import present
 from kqueue.web.live import live
 from kqueue.web.route import PageRoute, Viewer, page, pages
 
-#: A glance serves all who look within so many seconds; so does the error that there was instead.
+#: Seconds for which all viewers share one reading of the fleet, or its error.
 _FRESH_S: Final = 2.0
 _MINUTES: Final = 60
-#: The most producers, lanes and running evaluations that are shown.
+#: Maximum number of producers and of lanes on the page.
 _MOST: Final = 50
 
 
 class _ForPeople(PageRoute):
-    """A route at an address that programs ask too: it is theirs unless a browser asks for a page."""
+    """A route whose path the API has too. It matches only if a browser requests a page."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         headers = dict(scope.get("headers", ()))
@@ -50,7 +50,7 @@ _root.route_class = _ForPeople
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A lane: how many evaluations it has, and why the one that waits longest does."""
+    """A lane with the numbers of its evaluations, its oldest queued evaluation and the reason why that waits."""
 
     name: str
     queued: int
@@ -62,7 +62,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """What is read of the fleet for this page, beside its view."""
+    """The data of this page that is not part of the fleet's view."""
 
     crowds: Sequence[Crowd]
     oldest: dict[str, Oldest]
@@ -72,11 +72,11 @@ class Glance:
     categories: dict[Category, int]
     running: dict[Any, Listed]
     tokens: dict[str, str]
-    """The names of tokens, by what evaluations have as their producer."""
+    """Names of tokens by the producer of their evaluations."""
 
     @property
     def blames(self) -> dict[Blame, int]:
-        """How many evaluations ended in the last hour, by blame."""
+        """Numbers of evaluations that ended in the last hour, by blame."""
         counted = dict.fromkeys(Blame, 0)
         for category, number in self.categories.items():
             counted[category.blame] += number
@@ -85,7 +85,7 @@ class Glance:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A GPU with what runs on it, each with the step that it is at, and how busy it was."""
+    """A GPU with its running evaluations, their steps, and the share of the last hour in which it was busy."""
 
     device: Device
     running: Sequence[tuple[Listed, str | None]]
@@ -103,7 +103,7 @@ router.include_router(_root)
 
 @router.get("/live/now")
 async def now_live(request: Request, viewer: Viewer) -> Response:
-    """Send the fleet again whenever it changes."""
+    """Send the fleet's state after each change."""
 
     async def render() -> str:
         return present.render("now_live.html", **await _fields(request))
@@ -128,7 +128,7 @@ async def _fields(request: Request) -> dict[str, Any]:
 
 
 class Glances:
-    """The last glance, which all viewers share."""
+    """The latest reading of the fleet, which all viewers share."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
@@ -136,17 +136,13 @@ class Glances:
         self._last: Glance | KqueueError | None = None
 
     async def get(self, gateway: Gateway) -> Glance:
-        """Return a glance, two seconds old at most.
-
-        Raises:
-            DatabaseUnavailable: it cannot be read.
-        """
+        """Return a reading that is at most two seconds old, or raise DatabaseUnavailable."""
         async with self._turn:
             if self._last is None or time.monotonic() - self._read_at > _FRESH_S:
                 try:
                     self._last = await gateway.read(_read, within_s=gateway.config.live_s)
                 except KqueueError as error:
-                    # Those who wait for their turn would each wait for the database again.
+                    # Without the stored error, each waiting viewer would wait for the database again.
                     self._last = error
                 self._read_at = time.monotonic()
             if isinstance(self._last, KqueueError):
@@ -172,7 +168,7 @@ def _read(engine: Engine, *, within_s: float) -> Glance:
 def _waiting(engine: Engine, oldest: Oldest, within_s: float) -> Waiting | None:
     try:
         return reports.waiting(engine, oldest.evaluation_id, within_s=within_s)
-    except UnknownEvaluation:  # retention removed it just now
+    except UnknownEvaluation:  # retention removed it in the meantime
         return None
 
 
@@ -194,7 +190,7 @@ def _cards(view: View, glance: Glance) -> list[Card]:
     steps = {worker.busy_with: worker.step for worker in view.workers}
     cards: list[Card] = []
     for device in view.devices:
-        known = [identity for identity in device.gpu.running if identity in glance.running]
-        running = [(glance.running[identity], steps.get(identity)) for identity in known]
+        ids = [identity for identity in device.gpu.running if identity in glance.running]
+        running = [(glance.running[identity], steps.get(identity)) for identity in ids]
         cards.append(Card(device, running, glance.uses.get((device.gpu.host, device.gpu.uuid))))
     return cards

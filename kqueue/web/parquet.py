@@ -1,4 +1,4 @@
-"""Records as Parquet: the columns have types, and a file is made in row groups while it is sent."""
+"""Records as Parquet, with typed columns. A file is written in row groups while it is sent."""
 
 from __future__ import annotations
 
@@ -12,33 +12,25 @@ from typing import Any, Final, get_args, get_type_hints
 from kqueue.errors import ConfigError
 from kqueue.text import clean
 
-#: A row group ends at the first of both. Only the one that is being filled is held in memory.
+#: Rows and bytes at which a row group ends, whichever comes first. Only the unfinished group is in memory.
 GROUP_ROWS: Final = 10_000
 GROUP_BYTES: Final = 8 * 2**20
 
 
 def can_write() -> bool:
-    """Return True if Parquet can be written here."""
+    """Return True if pyarrow is installed."""
     return find_spec("pyarrow") is not None
 
 
 class Writer:
-    """Writes records of one kind.
+    """A writer for records of one dataclass.
 
-    Texts are cleaned as on pages. Moments are in UTC with microseconds. All else keeps its type; ids, and what has a
-    few values, are texts.
+    Texts are cleaned like on pages. Times are in UTC with microseconds. Ids and enumerations become texts. All other
+    values keep their types.
     """
 
     def __init__(self, kind: type[Any], columns: Sequence[str]) -> None:
-        """Begin a file.
-
-        Args:
-            kind: the records' dataclass.
-            columns: the fields that are written, in order.
-
-        Raises:
-            ConfigError: pyarrow is not installed.
-        """
+        """Begin a file with these fields of the dataclass ``kind``. Raise ConfigError without pyarrow."""
         try:
             import pyarrow
             from pyarrow import parquet
@@ -54,7 +46,7 @@ class Writer:
         self._bytes = 0
 
     def add(self, records: Sequence[Any]) -> bytes:
-        """Return what of the file is made with more records; nothing until a row group is full."""
+        """Add records and return the new bytes of the file, which are empty until a row group is full."""
         values = [
             self._arrow.array([_value(getattr(record, field.name)) for record in records], field.type)
             for field in self._schema
@@ -91,7 +83,7 @@ class Writer:
 
 
 class _Made(io.RawIOBase):
-    """What a writer has made, until it is taken."""
+    """A buffer for the writer's output."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -104,7 +96,7 @@ class _Made(io.RawIOBase):
         return len(self._parts[-1])
 
     def take(self) -> bytes:
-        """Return what was made since the last time."""
+        """Return the bytes since the last call, and empty the buffer."""
         made, self._parts = b"".join(self._parts), []
         return made
 

@@ -1,4 +1,4 @@
-"""Charts on pages: drawn in a thread of their own, in the theme that a browser asks for."""
+"""Charts on pages, drawn in a separate thread and in the theme that the browser requests."""
 
 from __future__ import annotations
 
@@ -17,42 +17,35 @@ from kqueue.charts import Chart, Theme, render
 from kqueue.errors import ConfigError
 from kqueue.http.failures import HttpError
 
-#: Charts are drawn one at a time anyhow, and no other request waits for them.
+#: The thread that draws charts. They are drawn one at a time, because rendering holds a lock.
 _DRAWER: Final = ThreadPoolExecutor(1, thread_name_prefix="draw")
-#: The most charts that are drawn or wait for it. One takes a tenth of a second, and whoever waits longer has gone.
+#: Maximum number of charts that are being drawn or wait. One takes 0.1 s, so that no viewer waits longer than 2 s.
 _MOST: Final = 20
 _places: Final = BoundedSemaphore(_MOST)
-#: The most bytes of the pictures that are kept, those that were asked for last.
+#: Maximum bytes of cached pictures.
 _KEPT_BYTES: Final = 32 << 20
-#: A browser that shows a page again soon asks for no new picture.
+#: Header that lets a browser show a picture again for 20 s without a new request.
 _FRESH: Final = "private, max-age=20"
 
 
 class Drawn:
-    """The pictures that were drawn last, by all that they show: whatever changes that makes another picture of it.
-
-    For one thread.
-    """
+    """A cache of the pictures that were requested last, keyed by their content. Only one thread can use it."""
 
     def __init__(self, most_bytes: int) -> None:
-        """Keep so many bytes of pictures at most."""
+        """Create a cache for at most ``most_bytes`` bytes of pictures."""
         self._most_bytes = most_bytes
         self._bytes = 0
         self._kept: OrderedDict[bytes, bytes] = OrderedDict()
 
     def picture(self, chart: Chart, theme: Theme) -> bytes:
-        """Return a chart as SVG.
-
-        Raises:
-            ConfigError: it cannot be drawn here.
-        """
-        # Equal charts write the same, and others do not: a chart is nothing but texts, numbers, times and ids.
-        shown = sha256(repr((theme, chart)).encode("utf-8", "surrogatepass")).digest()
-        content = self._kept.pop(shown, None)
+        """Return a chart as SVG, or raise ConfigError without matplotlib."""
+        # Charts with the same repr are equal, because a chart contains only texts, numbers, times and ids.
+        key = sha256(repr((theme, chart)).encode("utf-8", "surrogatepass")).digest()
+        content = self._kept.pop(key, None)
         if content is None:
             content = render(chart, theme=theme)
             self._bytes += len(content)
-        self._kept[shown] = content
+        self._kept[key] = content
         while self._bytes > self._most_bytes:
             _, oldest = self._kept.popitem(last=False)
             self._bytes -= len(oldest)
@@ -64,7 +57,7 @@ _drawn: Final = Drawn(_KEPT_BYTES)
 
 @cache
 def can_draw() -> bool:
-    """Return True if charts can be drawn here."""
+    """Return True if matplotlib is installed."""
     return find_spec("matplotlib") is not None
 
 
@@ -72,12 +65,12 @@ async def picture(chart: Chart, theme: Theme) -> Response:
     """Return a chart as SVG.
 
     Raises:
-        HttpError: 404, it cannot be drawn here; 503, too many others wait.
+        HttpError: 404, matplotlib is not installed. 503, too many charts wait.
     """
     if not _places.acquire(blocking=False):
-        raise HttpError(503, "too many charts are being drawn: ask again", code="too_many_charts")
+        raise HttpError(503, "too many charts are being drawn: try again", code="too_many_charts")
     drawing = _DRAWER.submit(_drawn.picture, chart, theme)
-    # Not when the request ends: a chart that is being drawn goes on without whoever asked for it.
+    # The end of the drawing releases the slot, because the drawing continues after its request ends.
     drawing.add_done_callback(lambda _: _places.release())
     try:
         content = await asyncio.wrap_future(drawing)

@@ -1,7 +1,7 @@
-"""Templates, and how values are written in them.
+"""Templates and their filters.
 
-Everything that a template writes with ``{{ }}`` is cleaned (:mod:`kqueue.text`), capped and escaped, so a template
-needs no care for what others wrote. Only :func:`source` makes HTML of its own, from a source that it cleans first.
+Every value in ``{{ }}`` is cleaned (:mod:`kqueue.text`), capped and escaped, so that templates are safe with untrusted
+text. Only :func:`source` returns HTML, from a source that it cleans first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kqueue.categories import Blame, Category
 from kqueue.text import clean, one_line
 from kqueue.web import export, files
 
-#: The pages that people begin with: address and name, in the order of the navigation.
+#: The main pages in the order of the navigation: path and name.
 NAVIGATION: Final = (
     ("/", "Now"),
     ("/evaluations", "Evaluations"),
@@ -33,11 +33,13 @@ NAVIGATION: Final = (
     ("/search", "Search"),
 )
 
-#: The most characters of a value, of a line of a table, and of a source that is coloured.
+#: Maximum characters of a value.
 _LONGEST: Final = 100_000
+#: Maximum characters of a cell in a table.
 _SHORT: Final = 120
+#: Maximum characters of a source with syntax highlighting.
 _COLOURED: Final = 200_000
-#: How each party's failure is marked, so that colour never says it alone.
+#: Signs by blame, so that colour is never the only mark of a failure.
 _MARKS: Final = {
     Blame.NONE: "✓",
     Blame.CANDIDATE: "✗",
@@ -48,14 +50,14 @@ _MARKS: Final = {
 
 
 def render(template: str, **fields: Any) -> str:
-    """Return a template with fields."""
+    """Return a rendered template."""
     return _templates.get_template(template).render(**fields)
 
 
 def source(text: str) -> Markup:
-    """Return a Python source in colours, by classes of the style sheet, with a line number before each line.
+    """Return a Python source with line numbers and syntax highlighting by classes of the style sheet.
 
-    One that is too long for that is returned without colours, and cut.
+    A source that is too long is returned without highlighting, and cut.
     """
     shown = clean(text)
     if len(shown) > _COLOURED:
@@ -64,7 +66,7 @@ def source(text: str) -> Markup:
 
 
 def changes(lines: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the lines of a unified diff, each with the class of its kind."""
+    """Return the lines of a unified diff, each with its CSS class."""
     kinds = {"+": "added", "-": "removed", "@": "place"}
     return [(kinds.get(line[:1], "same"), line) for line in lines]
 
@@ -82,18 +84,18 @@ def _capped(text: str, most: int) -> str:
 
 
 def _short(value: object, most: int = _SHORT) -> str:
-    """One line of a value, cut: for cells of tables and headings."""
+    """Return a value as one line, cut to ``most`` characters, for cells of tables and headings."""
     shown = "" if value is None else one_line(value)
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 def _count(number: float) -> str:
-    """A number of things, with thin spaces between thousands."""
+    """Return a number with thin spaces between thousands."""
     return f"{number:,.0f}".replace(",", "\u2009")
 
 
 def _seconds(value: float | None) -> str:
-    """A duration: ``0.42 s``, ``12 s``, ``3 min 4 s``, ``2 h 5 min``."""
+    """Return a duration: ``0.42 s``, ``12 s``, ``3 min 4 s``, ``2 h 5 min``."""
     if value is None:
         return ""
     if value < 10:
@@ -107,7 +109,7 @@ def _seconds(value: float | None) -> str:
 
 
 def _size(value: float | None) -> str:
-    """A number of bytes: ``512 B``, ``1.5 KiB``, ``3.2 GiB``."""
+    """Return a number of bytes: ``512 B``, ``1.5 KiB``, ``3.2 GiB``."""
     if value is None:
         return ""
     for unit in ("B", "KiB", "MiB"):
@@ -134,12 +136,12 @@ def _mark(blame: str) -> str:
 
 
 def _path(value: object) -> str:
-    """A part of an address' path."""
+    """Return a value escaped for a URL's path."""
     return quote(str(value), safe="")
 
 
 def _query(fields: dict[str, Any]) -> str:
-    """A query, without the fields that have no value."""
+    """Return a URL's query, without fields that have no value."""
     return urlencode({name: value for name, value in fields.items() if value not in (None, "")})
 
 

@@ -1,4 +1,4 @@
-"""Problems: which there are, and who is the fastest in each."""
+"""The pages of problems: a list, and the leaderboard of each problem."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ router: Final = pages()
 
 _PAGE: Final = 25
 _BOARD: Final = 50
-#: The kernels of a chart.
+#: Number of kernels in a chart.
 _BARS: Final = 20
 _FILE_PAGE: Final = 200
-#: The most places of a leaderboard's file.
+#: Maximum number of rows in the file of a leaderboard.
 _FILE_BOARD: Final = 10_000
 _Hash = Annotated[str, Path(pattern=f"^{HASH}$")]
 
@@ -51,9 +51,9 @@ async def problems(
     after = None if cursor is None else cursors.read(cursor, _hash)
     if form is not Format.HTML:
         return await as_file(form, "problems", UsedProblem, _all(gateway, name))
-    found = await gateway.read(boards.used_problems, named=name, after=after, limit=_PAGE + 1)
-    rows = found[:_PAGE]
-    more = cursors.make(rows[-1].created_at, rows[-1].problem_hash) if len(found) > _PAGE else None
+    listed = await gateway.read(boards.used_problems, named=name, after=after, limit=_PAGE + 1)
+    rows = listed[:_PAGE]
+    more = cursors.make(rows[-1].created_at, rows[-1].problem_hash) if len(listed) > _PAGE else None
     return page(
         request,
         "problems.html",
@@ -67,11 +67,11 @@ async def problems(
 
 @router.get("/problems/{problem_hash}/best.svg")
 async def best_picture(_: Viewer, gateway: CurrentGateway, problem_hash: _Hash, theme: Theme = Theme.LIGHT) -> Response:
-    """Draw the best kernel over time."""
-    known, _source = await gateway.read(_known, problem_hash)
-    found = await gateway.read(curves.best_so_far, problem_hash)
-    points = [charts.Point(point.at, point.speedup, point.blame, point.evaluation_id) for point in found]
-    return await picture(charts.BestSoFar(_name(known), points), theme)
+    """Draw the best speedup over time."""
+    stored, _source = await gateway.read(_stored, problem_hash)
+    curve = await gateway.read(curves.best_so_far, problem_hash)
+    points = [charts.Point(point.at, point.speedup, point.blame, point.evaluation_id) for point in curve]
+    return await picture(charts.BestSoFar(_name(stored), points), theme)
 
 
 @router.get("/problems/{problem_hash}/board.svg")
@@ -79,19 +79,19 @@ async def board_picture(
     _: Viewer, gateway: CurrentGateway, problem_hash: _Hash, theme: Theme = Theme.LIGHT
 ) -> Response:
     """Draw the fastest kernels with the spread of their times."""
-    known, _source = await gateway.read(_known, problem_hash)
+    stored, _source = await gateway.read(_stored, problem_hash)
     rows = await gateway.read(boards.leaderboard, problem_hash, limit=_BARS)
-    return await picture(charts.Leaderboard(_name(known), _bars(rows)), theme)
+    return await picture(charts.Leaderboard(_name(stored), _bars(rows)), theme)
 
 
 @router.get("/problems/{problem_hash}/roofline.svg")
 async def roofline_picture(
     _: Viewer, gateway: CurrentGateway, problem_hash: _Hash, theme: Theme = Theme.LIGHT
 ) -> Response:
-    """Draw how near the kernels that were profiled come to what the GPU can do."""
-    known, _source = await gateway.read(_known, problem_hash)
+    """Draw a roofline chart of the profiled kernels."""
+    stored, _source = await gateway.read(_stored, problem_hash)
     profiles = {one.name: one.profile for one in await gateway.read(boards.profiled, problem_hash)}
-    return await picture(examinations.roofline(_name(known), profiles), theme)
+    return await picture(examinations.roofline(_name(stored), profiles), theme)
 
 
 @router.get("/problems/{problem_hash}")
@@ -105,10 +105,10 @@ async def problem(
     backend: AskedBackend = None,
     form: Annotated[Format, Query(alias="format")] = Format.HTML,
 ) -> Response:
-    """Show a problem: its leaderboard, its baselines, how its evaluations ended, and its source."""
+    """Show a problem: its leaderboard, its baselines, the outcomes of its evaluations, and its source."""
     filters: dict[str, Any] = {"precision": precision, "device": device, "backend": backend}
     if form is not Format.HTML:
-        await gateway.read(_known, problem_hash)
+        await gateway.read(_stored, problem_hash)
         rows = await gateway.read(boards.leaderboard, problem_hash, limit=_FILE_BOARD, **filters)
         return await as_file(form, f"leaderboard-{problem_hash[:12]}", Placed, one_page(rows))
     fields = await gateway.read(_read, problem_hash, filters)
@@ -122,12 +122,8 @@ async def problem(
     )
 
 
-def _known(engine: Engine, problem_hash: str) -> tuple[reports.StoredProblem, str]:
-    """Return a stored problem and its source.
-
-    Raises:
-        HttpError: 404, there is no such one.
-    """
+def _stored(engine: Engine, problem_hash: str) -> tuple[reports.StoredProblem, str]:
+    """Return a stored problem and its source, or raise an HttpError of status 404."""
     try:
         return reports.problem(engine, problem_hash)
     except UnknownProblem:
@@ -136,11 +132,11 @@ def _known(engine: Engine, problem_hash: str) -> tuple[reports.StoredProblem, st
 
 def _read(engine: Engine, problem_hash: str, filters: dict[str, Any]) -> dict[str, Any]:
     with together(engine):
-        known, source = _known(engine, problem_hash)
+        stored, source = _stored(engine, problem_hash)
         rows = boards.leaderboard(engine, problem_hash, limit=_BOARD + 1, **filters)
         counts = reports.outcomes(engine, problem_hash=problem_hash)
         return {
-            "problem": known,
+            "problem": stored,
             "source": present.source(source),
             "rows": rows[:_BOARD],
             "is_cut": len(rows) > _BOARD,
@@ -154,11 +150,11 @@ def _read(engine: Engine, problem_hash: str, filters: dict[str, Any]) -> dict[st
 
 
 async def _all(gateway: Gateway, name: str | None) -> AsyncGenerator[Sequence[UsedProblem]]:
-    """Yield all problems, some at a time."""
+    """Yield all problems in pages."""
     after = None
-    while found := await gateway.read(boards.used_problems, named=name, after=after, limit=_FILE_PAGE):
-        yield found
-        after = found[-1].created_at, found[-1].problem_hash
+    while rows := await gateway.read(boards.used_problems, named=name, after=after, limit=_FILE_PAGE):
+        yield rows
+        after = rows[-1].created_at, rows[-1].problem_hash
 
 
 def _bars(rows: Sequence[Placed]) -> list[charts.Bar]:
@@ -174,12 +170,12 @@ def _bars(rows: Sequence[Placed]) -> list[charts.Bar]:
     ]
 
 
-def _name(known: reports.StoredProblem) -> str:
-    return known.problem_label or known.problem_hash[:12]
+def _name(problem: reports.StoredProblem) -> str:
+    return problem.problem_label or problem.problem_hash[:12]
 
 
 def _hash(text: str) -> str:
-    """Return the hash that a text is; raise ValueError for another text."""
+    """Return a text if it is a hash, else raise ValueError."""
     if not re.fullmatch(HASH, text):
         raise ValueError(text)
     return text

@@ -1,4 +1,4 @@
-"""What all pages share: headers, errors as pages, and who looks."""
+"""The base of all pages: headers, error pages, and the viewer."""
 
 from __future__ import annotations
 
@@ -22,12 +22,20 @@ from kqueue.store.tokens import Scope
 from kqueue.web import present
 from kqueue.web.cookie import cookie_name
 
-#: Nothing but this server's own files, and nothing within other pages. Whoever follows a link to elsewhere takes no
-#: address along; to this server it must be told, as browsers say `Origin: null` of forms otherwise.
+#: Headers that allow only this server's own files and no embedding in foreign pages. Foreign sites get no referrer.
+#: This server must get it, because browsers otherwise send `Origin: null` with forms.
 HEADERS: Final = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    "Content-Security-Policy": "; ".join(
+        (
+            "default-src 'none'",
+            "script-src 'self'",
+            "style-src 'self'",
+            "img-src 'self'",
+            "connect-src 'self'",
+            "form-action 'self'",
+            "base-uri 'none'",
+            "frame-ancestors 'none'",
+        )
     ),
     "Referrer-Policy": "same-origin",
     "X-Frame-Options": "DENY",
@@ -40,11 +48,11 @@ _FAILURES: Final = (HttpError, KqueueError, HTTPException, RequestValidationErro
 
 
 class LoginNeeded(Exception):
-    """Nobody is logged in."""
+    """The request has no valid session."""
 
 
 class PageRoute(APIRoute):
-    """A route whose answers are for people: its errors are pages, and a browser without a session is sent to log in."""
+    """A route for pages. Its errors are pages, and a browser without a session is redirected to the login."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -64,83 +72,72 @@ class PageRoute(APIRoute):
 
 
 def pages() -> APIRouter:
-    """Return a router for pages. They are no part of the API's description."""
+    """Return a router for pages, which are not part of the API's OpenAPI document."""
     return APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 def page(request: Request, template: str, *, status: int = 200, **fields: Any) -> HTMLResponse:
-    """Return a page: ``template`` with ``fields``, and what every page shows of its viewer."""
+    """Return a page: ``template`` with ``fields`` and the fields of the viewer that every page shows."""
     viewer: Caller | None = getattr(request.state, "viewer", None)
     shown = {"viewer": viewer, "path": request.scope["path"], "may_submit": bool(viewer and viewer.may(Scope.SUBMIT))}
     return HTMLResponse(present.render(template, **shown, **fields), status)
 
 
 async def who(request: Request) -> Caller | None:
-    """Return whoever looks at a page: by a session, or as somebody who needs no token; None for a stranger.
+    """Return the caller of a page, who has a session or needs no token, or None for any other caller.
 
     Raises:
-        HttpError: 403 for a page of elsewhere, where local users are trusted.
+        HttpError: 403 for a request of a foreign web page, where local users are trusted.
         DatabaseUnavailable: the session cannot be looked up.
     """
     gateway: Gateway = request.app.state.gateway
     secret = request.cookies.get(cookie_name(request))
-    found = await gateway.identify(sessions.find, secret) if secret else None
-    request.state.viewer = found or auth.without_token(request)
+    caller = await gateway.identify(sessions.find, secret) if secret else None
+    request.state.viewer = caller or auth.without_token(request)
     return request.state.viewer
 
 
 async def viewer(request: Request) -> Caller:
-    """Return whoever may look at a page.
-
-    Raises:
-        LoginNeeded: nobody is logged in.
-        HttpError, DatabaseUnavailable: as :func:`who`.
-    """
-    found = await who(request)
-    if found is None or not found.may(Scope.READ):
+    """Return the caller of a page with the scope to read, or raise LoginNeeded or an error of :func:`who`."""
+    caller = await who(request)
+    if caller is None or not caller.may(Scope.READ):
         raise LoginNeeded
-    return found
+    return caller
 
 
 async def actor(request: Request) -> Caller:
-    """Return whoever may submit and cancel by a form of a page.
+    """Return the caller of a page's form with the scope to submit.
 
-    Raises:
-        LoginNeeded: nobody is logged in.
-        HttpError: 403 for a form of another site, or a token of too small a scope; and as :func:`who`.
-        DatabaseUnavailable: as :func:`who`.
+    A form of another site and a session without the scope raise an HttpError 403. Other errors are the ones of
+    :func:`viewer`.
     """
     refuse_foreign_forms(request)
-    found = await viewer(request)
-    if not found.may(Scope.SUBMIT):
+    caller = await viewer(request)
+    if not caller.may(Scope.SUBMIT):
         raise HttpError(403, "this needs a login with a token of the scope submit")
-    return found
+    return caller
 
 
-#: Whoever looks, and whoever changes something.
+#: Callers of pages, and of forms that change something.
 Viewer = Annotated[Caller, Depends(viewer)]
 Actor = Annotated[Caller, Depends(actor)]
 
 
 def refuse_foreign_forms(request: Request) -> None:
-    """Return if a form was sent from a page of this server.
-
-    Raises:
-        HttpError: 403, it was not, or the browser does not say from where.
-    """
+    """Raise an HttpError 403 unless the browser says that a form was sent from a page of this server."""
     site = request.headers.get("sec-fetch-site")
     if site is not None:
         own = site == "same-origin"
     else:
-        # Browsers say so to no server that is reached by plain HTTP on a network.
+        # Browsers do not send Sec-Fetch-Site over plain HTTP on a network.
         own = auth.split(request.headers.get("origin", "")).netloc == request.headers.get("host", "") != ""
     if not own:
         raise HttpError(403, "this form was not sent from a page of this server")
 
 
 def _wanted(request: Request) -> str:
-    """The address to come back to. A form is not sent twice, so that is the page of whatever it changes."""
-    if request.method != "GET":
+    """Return the URL to open after the login."""
+    if request.method != "GET":  # a form is not sent twice
         return "/"
     query = request.url.query
     return quote(request.scope["path"]) + (f"?{query}" if query else "")
@@ -150,14 +147,14 @@ def _failed(request: Request, error: Exception) -> Response:
     soon: str | None = None
     match error:
         case HttpError() | KqueueError():
-            told = failures.describe(error, request.scope["path"])
-            status, detail = told.status, told.detail
-            refusal = failures.refusal(error, request.scope["path"])  # logs what is not the viewer's doing
+            described = failures.describe(error, request.scope["path"])
+            status, detail = described.status, described.detail
+            refusal = failures.refusal(error, request.scope["path"])  # logs errors that the server caused
             soon = refusal.headers.get("Retry-After")
         case RequestValidationError():
             status = 422
             parts = {str(part) for fault in error.errors() for part in fault["loc"][1:2]}
-            detail = f"the address is not understood: {', '.join(sorted(parts))}"
+            detail = f"the address has wrong values: {', '.join(sorted(parts))}"
         case _:
             assert isinstance(error, HTTPException)
             status, detail = error.status_code, error.detail

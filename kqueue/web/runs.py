@@ -1,4 +1,4 @@
-"""Searches and tuning runs: their steps, the tree of their proposals, and two of them side by side."""
+"""The pages of searches and tuning runs: steps, the tree of proposals, and two runs side by side."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ router: Final = pages()
 
 _PAGE: Final = 50
 _MOST_RUNS: Final = 10_000
-#: How deep the tree is drawn; what lies deeper stands below the last.
+#: Maximum indentation of the tree. Deeper proposals have the same indentation.
 _DEEPEST: Final = 12
 _METRIC: Final = "inverse_runtime"
-#: A proposal may have been judged by another fleet, of a version with other ones.
+#: Categories that this version knows. A fleet of another version can have judged a proposal with other categories.
 _CATEGORIES: Final = frozenset(Category)
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A proposal in the tree. ``depth`` is the number of those that it goes back to."""
+    """A proposal in the tree. ``depth`` is the number of its ancestors."""
 
     line: ProposalLine
     depth: int
@@ -50,16 +50,14 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A run as it is shown.
+    """A run with the data of its page.
 
     Attributes:
-        run: the run.
         metric: the score by which kernels are compared.
-        steps: its steps.
-        tree: its proposals, each behind the one that it was made from.
-        best: the best of them; None where nothing has a score.
-        passed: the number of them that passed.
-        is_cut: True if it has more.
+        tree: its proposals, each after its parent.
+        best: the best proposal, or None if no proposal has a score.
+        passed: the number of proposals that passed.
+        is_cut: True if the run has more proposals.
     """
 
     run: Run
@@ -72,7 +70,7 @@ class Shown:
 
     @property
     def curve(self) -> charts.Curve:
-        """Its scores as a chart has them."""
+        """The scores of its proposals and tests, for a chart."""
         ordered = sorted(self.tree, key=lambda branch: branch.line.number)
         points = [(branch.line.number, branch.score) for branch in ordered if branch.score is not None]
         tests = [
@@ -101,7 +99,7 @@ async def listing(
 
 @router.get("/runs/{which}/curve.svg")
 async def curve_picture(_: Viewer, gateway: CurrentGateway, which: RunName, theme: Theme = Theme.LIGHT) -> Response:
-    """Draw a run's scores."""
+    """Draw the scores of a run."""
     shown = await gateway.read(_shown, which)
     return await picture(charts.SearchCurve(shown.run.name, shown.metric, [shown.curve]), theme)
 
@@ -110,7 +108,7 @@ async def curve_picture(_: Viewer, gateway: CurrentGateway, which: RunName, them
 async def curves_picture(
     _: Viewer, gateway: CurrentGateway, first: RunName, second: RunName, theme: Theme = Theme.LIGHT
 ) -> Response:
-    """Draw two runs' scores."""
+    """Draw the scores of two runs."""
     one, other = await gateway.read(_both, first, second)
     title = f"{one.run.name} and {other.run.name}"
     return await picture(charts.SearchCurve(title, one.metric, [one.curve, other.curve]), theme)
@@ -125,7 +123,7 @@ async def run(
     proposal: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
     form: Annotated[Format, Query(alias="format")] = Format.HTML,
 ) -> Response:
-    """Show a run; with one of its proposals in full, by default the best."""
+    """Show a run with one of its proposals in full, by default the best."""
     shown = await gateway.read(_shown, which)
     if form is not Format.HTML:
         lines = [branch.line for branch in shown.tree]
@@ -193,39 +191,39 @@ def _shown(engine: Engine, which: str) -> Shown:
 
 
 def _in_full(engine: Engine, run_id: UUID, number: int) -> tuple[Proposal | None, Markup | None]:
-    """Return a proposal, None where there is no such one, and its kernel in colours."""
+    """Return a proposal and its highlighted kernel, each None if missing."""
     full = reports.proposal(engine, run_id, number)
     return full, present.source(full.kernel) if full is not None and full.kernel else None
 
 
 def _best(steps: Sequence[Step], scores: dict[int, float | None]) -> int | None:
-    """The best proposal: what the last step says, or that with the highest score."""
-    said = [step.best for step in steps if step.best is not None]
-    if said:
-        return said[-1]
-    known = {number: score for number, score in scores.items() if score is not None}
-    return max(known, key=lambda number: known[number]) if known else None
+    """Return the best proposal of the last step that names one, or the proposal with the highest score."""
+    named = [step.best for step in steps if step.best is not None]
+    if named:
+        return named[-1]
+    scored = {number: score for number, score in scores.items() if score is not None}
+    return max(scored, key=lambda number: scored[number]) if scored else None
 
 
 def _tree(lines: Sequence[ProposalLine]) -> list[tuple[ProposalLine, int]]:
-    """Return proposals with their depths, each behind its parent and what that brought before."""
-    known = {line.number: line for line in lines}
+    """Return proposals with their depths in depth-first order."""
+    numbers = {line.number for line in lines}
     children: dict[int | None, list[ProposalLine]] = {}
     for line in lines:
-        # A proposal is made from an earlier one. Whatever else a record says, the tree ends.
-        parent = line.parent if line.parent in known and line.parent < line.number else None
+        # A parent has a smaller number. Ignoring any other record keeps the tree free of cycles.
+        parent = line.parent if line.parent in numbers and line.parent < line.number else None
         children.setdefault(parent, []).append(line)
-    found: list[tuple[ProposalLine, int]] = []
+    tree: list[tuple[ProposalLine, int]] = []
     waiting = [(line, 0) for line in reversed(children.get(None, []))]
     while waiting:
         line, depth = waiting.pop()
-        found.append((line, depth))
+        tree.append((line, depth))
         waiting += [(child, depth + 1) for child in reversed(children.get(line.number, []))]
-    return found
+    return tree
 
 
 def _plan(run: Run) -> list[tuple[str, str]]:
-    """Return what was asked for, without the sources."""
+    """Return the settings of a run without sources."""
     return [
         (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
         for name, value in run.plan.items()

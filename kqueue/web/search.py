@@ -1,4 +1,4 @@
-"""Words in the sources of kernels and problems, and in logs."""
+"""Search for words in the sources of kernels and problems, and in logs."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from kqueue.web.route import Viewer, page, pages
 router: Final = pages()
 
 _FOUND: Final = 20
-#: The most results of a file, of each kind of text.
+#: Maximum number of results of each kind of text in a file.
 _FILE_FOUND: Final = 100
-#: Lines of a text that are shown.
+#: Number of lines shown of each text.
 _LINES: Final = 3
-#: Where a word begins, and where it ends.
+#: Patterns of the beginning and the end of a word.
 _BEGIN: Final = r"(?<![^\W_])"
 _END: Final = r"(?![^\W_])"
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a text with some of the words in it."""
+    """A line of a text that contains some of the words."""
 
     number: int
     text: str
 
 
-#: What was found, by what was searched.
+#: Results by kind of text.
 _Found = dict[Where, list[tuple[Hit, list[Line]]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A text with all words, as a row of a list."""
+    """A text that contains all words, in the form of a list's row."""
 
     where: Where
     name: str
@@ -65,7 +65,7 @@ async def search(
     q: Asked = None,
     form: Annotated[Format, Query(alias="format")] = Format.HTML,
 ) -> Response:
-    """Show where all words are."""
+    """Show the texts that contain all words."""
     found: _Found = {}
     refused = None
     if q is not None:
@@ -81,12 +81,12 @@ async def search(
 
 
 async def _search(gateway: Gateway, q: str, limit: int) -> _Found:
-    found = await asyncio.gather(*(gateway.read(_read, q, where, limit) for where in Where))
-    return dict(zip(Where, found, strict=True))
+    results = await asyncio.gather(*(gateway.read(_read, q, where, limit) for where in Where))
+    return dict(zip(Where, results, strict=True))
 
 
 def _read(engine: Engine, q: str, where: Where, limit: int) -> list[tuple[Hit, list[Line]]]:
-    """Return texts with all words, without the texts themselves: with the lines of them that are shown."""
+    """Return hits with the lines to show, without the whole texts."""
     return [(replace(hit, text=""), _lines(hit.text, q)) for hit in texts.search(engine, q, where, limit=limit)]
 
 
@@ -97,7 +97,7 @@ def _result(where: Where, hit: Hit, lines: list[Line]) -> Result:
 
 
 def _lines(text: str, q: str) -> list[Line]:
-    """Return the lines with the most of the words, in the order of the text."""
+    """Return the lines that contain the most words, in the order of the text."""
     words = [
         re.compile(f"{_BEGIN}{re.escape(word)}{'' if is_beginning else _END}", re.IGNORECASE)
         for word, is_beginning in texts.words_of(q)

@@ -1,4 +1,4 @@
-"""Logging in and out."""
+"""Login and logout."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kqueue.web import cookie
 from kqueue.web.route import page, pages, refuse_foreign_forms, who
 
 router: Final = pages()
-#: Where a stranger may send a form.
+#: Path to which clients without a credential can send a form.
 LOGIN: Final = "/login"
-#: An address on this server: browsers read `//` and `/\` as the beginning of another host's.
+#: Pattern of a path on this server. Browsers read `//` and `/\` as the beginning of another host's address.
 _LOCAL: Final = re.compile(r"/(?![/\\])[\x21-\x5b\x5d-\x7e]*")
 _REFUSED: Final = "This token is unknown, expired or revoked."
 
@@ -28,12 +28,12 @@ async def login_form(
     link: Annotated[str | None, Query(max_length=200)] = None,
     to: Annotated[str, Query(alias="next", max_length=2000)] = "/",
 ) -> Response:
-    """Show the form; with the secret of a link, log in."""
+    """Show the form, or log in with the secret of a link."""
     if link is not None:
         gateway: Gateway = request.app.state.gateway
         secret = await gateway.read(sessions.accept, link)
         if secret is None:
-            refused = "This link was used, or is older than a minute: kqueue open makes another."
+            refused = "This link was used before, or is older than a minute. Run kqueue open for a new one."
             return page(request, "login.html", status=403, to=_local(to), refused=refused)
         return await _enter(request, secret, to)
     if await who(request) is not None:
@@ -56,7 +56,7 @@ async def login(request: Request) -> Response:
 
 @router.post("/logout")
 async def logout(request: Request) -> Response:
-    """End the session, whether or not it was still good."""
+    """End the session, whether or not it is still valid."""
     refuse_foreign_forms(request)
     await _leave(request)
     answer = RedirectResponse(LOGIN, 303)
@@ -65,10 +65,10 @@ async def logout(request: Request) -> Response:
 
 
 async def _enter(request: Request, secret: str, to: str) -> Response:
-    """Begin with a new secret, never with one that the browser had."""
+    """End an earlier session of the browser, and begin one with a new secret."""
     await _leave(request)
-    # A redirect would not do: a browser that came from elsewhere shows the cookie only to what this server's own page
-    # leads to.
+    # A page instead of a redirect: a browser that follows a foreign site's link would not send the strict cookie with a
+    # redirected request.
     answer = page(request, "entered.html", to=_local(to))
     cookie.give(answer, request, secret)
     return answer
@@ -82,5 +82,5 @@ async def _leave(request: Request) -> None:
 
 
 def _local(to: str) -> str:
-    """The address to go to after the login: this server's, whatever was asked for."""
+    """Return the path to open after the login, or ``/`` instead of a foreign address."""
     return to if _LOCAL.fullmatch(to) and not to.startswith(LOGIN) else "/"

@@ -14,7 +14,7 @@ from kqueue.judging import request_of
 #: Sources that would like to be code of the program around them.
 HOSTILE = [
     "x = '''\nboom()\n'''\n",
-    "# @@KERNEL@@ @@PROBLEM@@ @@TOLD@@ # @@VALUES@@\n",
+    "# @@KERNEL@@ @@PROBLEM@@ @@SUMMARY@@ # @@VALUES@@\n",
     "y = 1 \\",
     "s = '",
     "bell = '\x07\u202e'\n",

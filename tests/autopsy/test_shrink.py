@@ -86,7 +86,7 @@ def test_it_stops_in_time_with_the_best_so_far(local: LocalJudge) -> None:
 def test_what_needs_no_autopsy_is_told(local: LocalJudge) -> None:
     """Passed kernels, failures that sizes do not decide, and fleet failures get no reproduction."""
     for kernel, said in (
-        ("class ModelNew(", "syntax_error: inputs and their sizes do not decide this failure"),
+        ("class ModelNew(", "syntax_error: this failure does not depend on inputs"),
         (TAIL_KERNEL.replace("] = 0", "] += 0"), "the kernel passed"),
     ):
         report = dissect(local, TAIL, kernel)

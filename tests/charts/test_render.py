@@ -105,7 +105,7 @@ def test_what_the_pictures_say() -> None:
     assert "3.00x" in board
     assert all(f"{category} (3)" in categories for category in Category)
     # Half of the problems have a right kernel; two kernels of eight problems are faster than 1, one than 2.
-    assert all(said in fast_p for said in ("right: 4 of 8", "fast_1: 25%", "fast_2: 12%"))
+    assert all(said in fast_p for said in ("correct: 4 of 8", "fast_1: 25%", "fast_2: 12%"))
     assert "1 ms, 100 calls" in times
     # What is as fast as p is not faster.
     assert "fast_1: 0%" in words(charts.render(charts.FastP("it", [1.0, 1.0], 2)))

@@ -36,7 +36,7 @@ def test_what_cannot_be_looked_into(cli: Cli, worker: UUID) -> None:
     for arguments, status, said in (
         (("--problem", "gone.py", "kernel.py"), 2, "gone.py"),
         (("00000000-0000-0000-0000-000000000000",), 5, "no evaluation has the id"),
-        (("abcd", "--lane", "cpu"), 2, "an evaluation keeps what it was submitted with"),
+        (("abcd", "--lane", "cpu"), 2, "an evaluation's options are fixed"),
         (("--problem", "tail.py", "kernel.py", "--lane", "cpu", "--device", "cpu"), 2, "give one"),
     ):
         done = cli("autopsy", *arguments)

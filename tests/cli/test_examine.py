@@ -68,7 +68,7 @@ def test_an_evaluation_is_sanitised_by_the_fleet(
     done = cli("sanitize", identity[:13])
     assert done.returncode == status, done.stderr
     assert ("Invalid __global__ read in \\x1b[31mk at kernel.py:8, 2 times" in done.stdout) == (FOUND in runs)
-    assert ("sizes were made small" in done.stderr) == bool(runs)
+    assert ("sizes were reduced" in done.stderr) == bool(runs)
     assert sources(engine, f"sanitize-{identity}") == [("SIZE = 128\nclass Model: ...\n", True)]
 
 
@@ -110,7 +110,7 @@ def test_what_cannot_be_examined(cli: Cli, engine: Engine, gpu: UUID, worker: UU
     """Bad arguments end with 2. A timeout ends with 4 and cancels the evaluation."""
     identity = known(engine, gpu, Evidence())
     for arguments, said in (
-        (("sanitize", identity, "--tool", "leakcheck"), "--tool leakcheck: it is one of memcheck"),
+        (("sanitize", identity, "--tool", "leakcheck"), "--tool leakcheck: use one of memcheck"),
         (("profile", identity, "--lane", "gpu"), "give --problem too"),
         (("sanitize", "mine.py", "--problem", "relu.py", "--lane", "cpu"), "another lane than cpu"),
         (("profile", identity, "--out", "roof.gif"), "must end in .svg or .png"),

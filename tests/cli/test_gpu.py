@@ -30,7 +30,7 @@ def host(engine: Engine) -> str:
 def test_a_gpu_is_drained_and_resumed_by_index_or_uuid(cli: Any, host: str, engine: Engine, services: Any) -> None:
     """The list, the status and the doctor say so meanwhile, as text and as JSON."""
     done = cli("gpu", "drain", "0", "--reason", "dust \x1b[31m")
-    assert (done.returncode, done.stdout) == (0, f"GPU 0 of {host} is drained; 0 evaluations run on it\n")
+    assert (done.returncode, done.stdout) == (0, f"GPU 0 of {host} is drained, and 0 evaluations run on it\n")
     listed = cli("gpu", "list").stdout
     assert "drained: dust" in listed
     assert "\x1b" not in listed
@@ -43,9 +43,9 @@ def test_a_gpu_is_drained_and_resumed_by_index_or_uuid(cli: Any, host: str, engi
     told = json.loads(cli("status", "--json").stdout)
     assert [gpu["uuid"] for gpu in told["gpus_not_serving"]] == [UUIDS[0]]
     assert told["workers"][0]["paused"].startswith("GPU 0 is drained: dust")
-    assert "does not serve" in cli("status").stdout
+    assert "is out of service" in cli("status").stdout
     assert (services("gpus").state, "GPU 0 is drained" in services("gpus").detail) == ("warn", True)
-    assert cli("gpu", "resume", UUIDS[0][:8]).stdout == f"GPU 0 of {host} serves again\n"
+    assert cli("gpu", "resume", UUIDS[0][:8]).stdout == f"GPU 0 of {host} is in service again\n"
     assert gpus.find(engine)[0].state == "serving"
 
 

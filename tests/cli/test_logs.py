@@ -52,7 +52,7 @@ def test_lines_from_elsewhere(cli: Cli, engine: Engine, worker: UUID) -> None:
     cli.write("there.log", line)
     away = {"KQUEUE_DATABASE_URL": "postgresql+psycopg://nobody@127.0.0.1:1/x"}
     by_file = cli("logs", str(identity), "--file", "there.log", "--json", **away)
-    assert "only log files are read" in by_file.stderr
+    assert "searching only log files" in by_file.stderr
     assert json.loads(by_file.stdout)["source"] == "there.log"
     by_pipe = cli("logs", str(identity), "--file", "-", "--json", stdin=line.encode())
     assert json.loads(by_pipe.stdout)["source"] == "stdin"

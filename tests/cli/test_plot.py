@@ -57,11 +57,11 @@ def test_every_kind_that_fits_is_drawn(cli: Cli, engine: Engine, known: list[UUI
     assert "passed (2)" in categories
     assert "wrong_values (1), the kernel failed" in categories
     again = cli("plot", f"sha256:{problem_hash}", "--kind", "best")
-    assert again.stderr == f"kqueue: {files[0]} was there, and is replaced\n"
+    assert again.stderr == f"kqueue: {files[0]} existed and was replaced\n"
 
     assert cli("plot", "b").stdout.split() == ["b-categories.svg", "b-fast-p.svg"]
     # One of two problems has a right kernel, and the best of that problem counts.
-    assert "right: 1 of 2" in words(Path(cli.directory, "b-fast-p.svg").read_bytes())
+    assert "correct: 1 of 2" in words(Path(cli.directory, "b-fast-p.svg").read_bytes())
     assert "fast_2: 50%" in words(Path(cli.directory, "b-fast-p.svg").read_bytes())
 
     assert cli("plot", str(known[0])[:8], "--out", "times.png", "--theme", "dark").stdout == "times.png\n"
@@ -93,10 +93,10 @@ def test_what_cannot_be_drawn_is_said(cli: Cli, engine: Engine, known: list[UUID
     for arguments, status, said in (
         (("nothing",), 2, "nothing is no problem, batch, run or evaluation"),
         ((double,), 2, f"{double} could be problem {problem}, evaluation {known[0]}: give more of it"),
-        (("b", "--kind", "times"), 2, "--kind times: of a batch there is categories, fast-p"),
-        (("b", "--kind", "pie"), 2, "--kind pie: it is one of best, leaderboard"),
+        (("b", "--kind", "times"), 2, "--kind times: for a batch use one of categories, fast-p"),
+        (("b", "--kind", "pie"), 2, "--kind pie: use one of best, leaderboard"),
         (("b", "--out", "b.pdf"), 2, "--out b.pdf: the name must end in .svg or .png"),
-        (("b", "--theme", "pink"), 2, "--theme pink: it is one of light, dark"),
+        (("b", "--theme", "pink"), 2, "--theme pink: use one of light, dark"),
         (("b", "--out", "no/where.svg"), 3, "--out: no/where.svg cannot be written: No such file or directory"),
     ):
         done = cli("plot", *arguments)

@@ -32,7 +32,7 @@ def test_a_pause_is_told_everywhere_and_ended(cli: Cli, worker: UUID, engine: En
     assert f"kqueue probe doubted {pause['id']}" in " ".join(status.split())
     assert (services("probes").state, "is paused" in services("probes").detail) == ("fail", True)
     assert told["evaluation_id"] not in cli("results", "--json").stdout
-    assert "go on" in cli("probe", "resume", "here").stdout
+    assert "in service" in cli("probe", "resume", "here").stdout
     workers.pause(engine, {worker: None})  # as its supervisor does
     assert services("probes").state == "warn"
     assert probes.submit(engine, "cpu", ProbeKind.HONEST)

@@ -181,7 +181,7 @@ def test_cancel_ends_what_has_no_verdict(cli: Cli, engine: Engine, worker: UUID)
 def test_conditions_choose_what_is_cancelled(cli: Cli, engine: Engine, worker: UUID) -> None:
     """All of them hold together; a field or value that is none cancels nothing."""
     ids = submit(engine, "a", "b", "t", batch="b")
-    none = "cancelled 0: nothing without a verdict fits\n"
+    none = "cancelled 0: no evaluation without a verdict matches\n"
     for condition in ("category=passed", "priority=high", "backend"):
         assert cli("cancel", "--where", condition).returncode == 2
     assert cli("cancel", "--where", "backend=torch", "--older-than", "1h").stdout == none
@@ -195,7 +195,7 @@ def test_what_waits_is_listed_and_explained(cli: Cli, engine: Engine, worker: UU
     listed = [(one["evaluation_id"], one["priority"]) for one in cli.told("results", "--state", "queued")]
     assert listed == [(str(second), "batch"), (str(first), "batch")]
     assert "b" in cli("results", "--state", "queued", "--where", "lane=cpu").stdout
-    assert cli("results", "--state", "running").stdout == "no running evaluation fits\n"
+    assert cli("results", "--state", "running").stdout == "no running evaluation matches\n"
     [crowd] = cli.told("status")[0]["queued"]
     assert (crowd["lane"], crowd["priority"], crowd["queued"]) == ("cpu", "batch", 2)
     waiting = cli.told("show", str(second))[0]["waiting"]
@@ -240,7 +240,7 @@ def test_two_evaluations_are_compared(cli: Cli, engine: Engine, worker: UUID) ->
     assert done.returncode == 0, done.stderr
     assert all(words in done.stdout for words in ("the second is 2x as fast as the first", "-# slow", "+# fast"))
     assert "\x1b" not in done.stdout
-    assert "their quartiles overlap" in cli("diff", str(slow), str(near)).stdout
+    assert "overlapping quartiles" in cli("diff", str(slow), str(near)).stdout
     assert "\x1b" not in cli("diff", str(slow), str(wrong)).stdout
     [record] = cli.told("diff", str(slow), str(fast))
     assert record["first"]["verdict"]["category"] == "passed"

@@ -126,7 +126,7 @@ def test_a_summariser_says_what_failed_and_what_helped(cli: Cli, judging: Judgin
     assert last["summary"].splitlines() == [
         "Failed:",
         "- wrong_values: ended as wrong_values (proposal 2)",
-        "Better than what it was made from:",
+        "Better than their parents:",
         "- proposal 1: inverse_runtime 125 -> inverse_runtime 250",
     ]
     assert last["summary"] in last["prompt"]
@@ -177,7 +177,7 @@ def test_a_search_goes_on_where_it_ended(
         process.send_signal(number_of_signal)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == (130 if number_of_signal is signal.SIGINT else -signal.SIGKILL)
-    lines = [line for line in errors.splitlines() if "go on with it: kqueue search resume a" in line]
+    lines = [line for line in errors.splitlines() if "Resume it with: kqueue search resume a" in line]
     assert len(lines) == (number_of_signal is signal.SIGINT)
     again = shlex.split(lines[0].partition("resume a ")[2]) if lines else asker(cli)
     until(lambda: shown(cli)["state"] == state, what="the state")
@@ -225,7 +225,7 @@ def test_a_changed_record_is_not_obeyed(cli: Cli, judging: Judging, engine: Engi
         for given in ((), recorded(cli, 2)):
             done = cli("search", "resume", "a", *given, "--num-steps", "2", KQUEUE_TOKEN="secret")
             assert done.returncode == 2, done.stderr
-            refused = "give again what the search was begun with, as others may have changed its record, which says "
+            refused = "repeat the options of the search, because other users can change its record. The record has "
             assert refused in done.stderr
             assert says in done.stderr
     assert not Path(cli.directory, "bad").exists()
@@ -304,14 +304,14 @@ REFUSED = [
     (("--problem", "relu.py", "--proposer", "'"), "--proposer: No closing quotation"),
     ((*GIVEN, "--algorithm", "BFS"), "--algorithm: Input should be 'PS'"),
     ((*GIVEN, "--num-steps", "0"), "--num-steps: Input should be"),
-    ((*GIVEN, "--num-candidates", "101", "--num-proposals", "100"), "times it is 10100; a step has at most 10000"),
+    ((*GIVEN, "--num-candidates", "101", "--num-proposals", "100"), "times it is 10100, and a step has at most 10000"),
     ((*GIVEN, "--metric", "fast"), "--metric: score: unknown policy"),
     ((*GIVEN, "--metric", "no:way"), "No module named 'no'"),
     ((*GIVEN, "--no-timing"), "--metric inverse_runtime: needs times"),
     ((*GIVEN, "--backend", "rust"), "backend"),
     ((*GIVEN, "--gpu", "H100:8"), "asks for 8 GPUs"),
     ((*GIVEN, "--run-name", "a/b"), "--run-name 'a/b'"),
-    (("--problem", "bad.py", "--recorded", "kernels"), "the kernel to start from: not valid Python"),
+    (("--problem", "bad.py", "--recorded", "kernels"), "the initial kernel: not valid Python"),
     (("--task-idx", "7", "--kernelbench", "bench", "--recorded", "kernels"), "level 1 in bench has 2 problems"),
     (("show", "nobody"), "no search has the name or id 'nobody'"),
 ]

@@ -127,7 +127,7 @@ def test_a_deep_look_tells_of_faults(config: Config) -> None:
     assert (found["faults"].state, "1 worker_lost" in found["faults"].detail) == ("warn", True)
     assert "Xid 79" in found["xids"].detail
     assert "Xid 31" not in found["xids"].detail
-    assert found["queue"].detail.startswith("1 on lane cpu; the first has waited for ")
+    assert found["queue"].detail.startswith("1 on lane cpu. The first has waited for ")
     assert {"postgres answers", "redis answers", "clocks"} <= set(found)
 
 
@@ -182,7 +182,7 @@ def test_a_client_without_torch(cli: Cli, tmp_path: Path) -> None:
         ["fail", "postgres"],
         ["fail", "redis"],
     ]
-    assert all(word in done.stdout for word in ("check KQUEUE_DATABASE_URL", "check KQUEUE_REDIS_URL", "1:1/kqueue"))
+    assert all(word in done.stdout for word in ("check KQUEUE_DATABASE_URL", "Check KQUEUE_REDIS_URL", "1:1/kqueue"))
     assert "secret" not in done.stdout + done.stderr
 
 

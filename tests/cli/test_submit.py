@@ -220,7 +220,7 @@ def test_an_interrupted_wait_names_the_command_that_goes_on(cli: Cli, worker: UU
         _, said = process.communicate()
     assert process.returncode == 130
     [row] = stored(engine)
-    assert f"kqueue: the evaluation continues: `kqueue wait {row.id}` " in said
+    assert f"kqueue: the evaluation continues. `kqueue wait {row.id}` " in said
 
 
 def test_a_lane_may_be_served_later(cli: Cli, engine: Engine) -> None:

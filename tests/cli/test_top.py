@@ -130,6 +130,6 @@ def test_it_follows_the_fleet_and_gives_the_terminal_back(cli: Cli, engine: Engi
 def test_it_goes_on_without_postgres(cli: Cli, tmp_path: Any) -> None:
     """The terminal says that Postgres is away, and q still leaves."""
     with terminal(cli, KQUEUE_DATABASE_URL=f"postgresql+psycopg://x@/x?host={tmp_path}") as opened:
-        opened.see(b"asking again")
+        opened.see(b"trying again")
         os.write(opened.ours, b"q")
         assert opened.ended() == 0

@@ -40,8 +40,8 @@ def test_what_has_not_ended_is_said(cli: Cli, engine: Engine, worker: UUID) -> N
     submit(engine, *"abc", batch="b")
     done = cli("watch", "b", "--timeout", "0")
     assert done.returncode == 4
-    assert done.stdout.startswith("0 of 3 have ended: 3 queued; the last begins in about ")
-    assert ", give or take " in done.stdout
+    assert done.stdout.startswith("0 of 3 have ended: 3 queued, the last begins in about ")
+    assert ", plus or minus " in done.stdout
     assert "kqueue: 3 of 3 without a verdict after 0 s" in done.stderr
     record = json.loads(cli("watch", "b", "--timeout", "0", "--json").stdout)
     assert min(record["last_starts_in_s"], record["last_starts_error_s"]) >= 0

@@ -159,7 +159,7 @@ def fail(at: str) -> None:
         raise OSError(f"told to fail at {at}")
 
 
-class Keeper(workers.app._Keeper):
+class Watchdog(workers.app._Watchdog):
     def obey(self, words) -> None:
         fail("ready")
         super().obey(words)
@@ -248,7 +248,7 @@ def maintain_pool(pool) -> None:
 
 evaluations.claim = claim
 evaluations.warm_up = warm_up
-workers.app._Keeper = Keeper
+workers.app._Watchdog = Watchdog
 workers.pool._Pool.maintain_pool = maintain_pool
 workers.app.start_judges = StandIn
 _task = workers.messages.task

@@ -8,10 +8,10 @@ from sqlalchemy import Engine
 
 from kqueue.contract import Request
 from kqueue.store import evaluations
-from workers.bookkeeping import _News
+from workers.bookkeeping import _Notifications
 
 
-def heard(news: _News, selector: selectors.BaseSelector) -> bool:
+def heard(news: _Notifications, selector: selectors.BaseSelector) -> bool:
     for key, _ in selector.select(10):
         key.data.hear()
     was, news.fresh = news.fresh, False
@@ -21,7 +21,7 @@ def heard(news: _News, selector: selectors.BaseSelector) -> bool:
 def test_a_broken_connection_is_opened_again(server, database_url: str, engine: Engine, fields) -> None:
     """Its descriptor's number may be another's by then. Submissions and ends are heard before and after."""
     with selectors.DefaultSelector() as selector:
-        news = _News(database_url, selector)
+        news = _Notifications(database_url, selector)
         for _ in range(2):
             news._again_at = 0.0
             news.listen()

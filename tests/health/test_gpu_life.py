@@ -71,7 +71,7 @@ def test_a_drained_gpu_ends_what_it_runs_and_takes_no_more(
         time.sleep(0.7)  # it looks more than once
         assert not draining.done()
         (tmp_path / "gate").touch()
-        assert "nothing runs on it" in draining.result()
+        assert "no evaluation runs on it" in draining.result()
     assert all(services.verdict(identity).passed for identity in running)
     assert watcher.paused(fleet) == "GPU 0 is drained: a new fan"
     after = [services.submit("ok", lane="gpu") for _ in range(4)]
@@ -80,12 +80,12 @@ def test_a_drained_gpu_ends_what_it_runs_and_takes_no_more(
     assert slots == {worker.id for worker in fleet.live() if worker.device == fake.uuids[1]}
     assert "drained: a new fan" in _gpu(fleet, "list")
 
-    assert "nothing runs on it" in _gpu(fleet, "drain", fake.uuids[1][:12], "--wait")
+    assert "no evaluation runs on it" in _gpu(fleet, "drain", fake.uuids[1][:12], "--wait")
     waiting = services.submit("ok", lane="gpu")
     time.sleep(1.5)  # a worker that took it would have begun
     assert _queued(services, waiting)
     assert fake.tests() == before
-    assert "serves again" in _gpu(fleet, "resume", "0")
+    assert "is in service again" in _gpu(fleet, "resume", "0")
     assert services.verdict(waiting).passed
     _gpu(fleet, "resume", "1")
 
@@ -119,7 +119,7 @@ def test_a_sick_gpu_is_quarantined_and_returns_when_it_has_passed(
     _test_now(services)
     services.until(lambda: watcher.gpu(sick).failures == 3, what="the test that heals, or does not")
     fake.ends("pass")
-    assert "is tested now" in _gpu(fleet, "resume", str(sick))
+    assert "is being tested" in _gpu(fleet, "resume", str(sick))
     watcher.until_state("serving", sick)
     assert services.verdict(services.submit("ok", lane="gpu")).passed
 

@@ -168,7 +168,7 @@ def test_what_the_server_leaves_to_others(served: Served, token, fields, engine:
         change(engine, "UPDATE attempts SET lease_until = now() - interval '1 hour'")
         answer = http.post("/cleanup")
         assert (answer.status_code, answer.json()["swept"]) == (200, None), answer.text
-        assert "left to the workers" in answer.json()["message"]
+        assert "supervisors sweep" in answer.json()["message"]
         assert http.get(f"/v1/evaluations/{identity}").json()["state"] == "running"
         right = f"INSERT (lane) ON evaluations {{}} {roles.GATEWAY}"
         change(engine, f"REVOKE {right.format('FROM')}")

@@ -101,7 +101,7 @@ def test_steps_and_other_attempts_are_told(http: httpx.Client, engine: Engine, w
     assert found["kqueue_failed_attempts_total"][(("category", "judge_error"),)] == 0, "it is there before it rises"
     assert (("blame", "fleet"), ("category", "judge_error"), ("lane", "cpu")) in found["kqueue_evaluations_total"]
     assert only(found["kqueue_reused_total"], lane="cpu") == 1
-    assert only(found["kqueue_device_alone_seconds_total"], lane="cpu") == pytest.approx(0.25)
+    assert only(found["kqueue_device_exclusive_seconds_total"], lane="cpu") == pytest.approx(0.25)
     assert only(found["kqueue_step_seconds_sum"], step="check") == pytest.approx(0.5)
 
 
@@ -166,5 +166,9 @@ def test_probes_are_told_and_counted_as_nobodys(http: httpx.Client, judge, engin
     found = samples(http)
     assert sum(found["kqueue_evaluations_total"].values()) == 1
     assert only(found["kqueue_probes_day"], finding="cheat_accepted") == sum(found["kqueue_probes_day"].values()) == 1
-    assert only(found["kqueue_probe_paused"], device="cpu") == only(found["kqueue_probe_doubted"], device="cpu") == 1
+    assert (
+        only(found["kqueue_probe_paused"], device="cpu")
+        == only(found["kqueue_probe_suspect_verdicts"], device="cpu")
+        == 1
+    )
     assert "kqueue_probe_clock_bias_ratio" not in found

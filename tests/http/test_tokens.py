@@ -140,7 +140,7 @@ class TestProblems:
             ("/workflow/submit", {"payload": TASK}),
         ):
             answer = http.post(path, json=body)
-            assert "may only name stored ones" in problem_of(answer, 403, "forbidden")["detail"]
+            assert "can only name stored ones" in problem_of(answer, 403, "forbidden")["detail"]
             assert 'scope="problems"' in answer.headers["www-authenticate"]
         with engine.connect() as connection:
             for table in ("problems", "kernels", "evaluations"):

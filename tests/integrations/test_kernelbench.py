@@ -123,9 +123,9 @@ def test_what_is_left_out(config: Config, folders: tuple[Path, Path]) -> None:
         assert (done.returncode, json.loads(done.stdout)["left_out"]) == (3, [broken.name])
         assert list(results(run)) == ["1"]
     for words in (
-        f"{broken.name}: left out, reference_error: ",
-        "kernel_7.py: not judged; its name is not level_L_problem_P_sample_S_kernel.py",
-        "problem_9_sample_0_kernel.py: not judged; ",
+        f"{broken.name}: no result, reference_error: ",
+        "kernel_7.py: not judged, because its name is not level_L_problem_P_sample_S_kernel.py",
+        "problem_9_sample_0_kernel.py: not judged, because ",
         "problem 2 could be any of 2_Another.py, 2_Scale_and_shift.py",
     ):
         assert words in done.stderr
@@ -144,7 +144,7 @@ def test_an_interrupted_run_goes_on(kq: Client, folders: tuple[Path, Path]) -> N
         until(lambda: (run / "eval_results.json").exists() and any(results(run).values()), 300, "a result")
         running.send_signal(signal.SIGINT)
         _, told = running.communicate(timeout=300)
-    assert (running.returncode, "run the same command again" in told) == (130, True)
+    assert (running.returncode, "Run the same command again" in told) == (130, True)
     assert 1 <= len(results(run)["1"]) < 4
     found = scores(folders)
     assert (found["samples"], found["correct"]) == (4, 4)
@@ -200,9 +200,9 @@ def test_levels(config: Config, folders: tuple[Path, Path]) -> None:
     (problems / "level2" / "1_Other.py").write_text(REFERENCE)
     put(run, 1, 0, WRONG)
     put(run, 1, 0, WRONG, level=2)
-    refused(folders, told="holds levels 1, 2; choose one with --level")
+    refused(folders, told="holds levels 1, 2: choose one with --level")
     assert scores(folders, "--level", "1")["level"] == 1
-    refused(folders, "--level", "2", told="holds results of level 1; use another --out")
+    refused(folders, "--level", "2", told="holds results of level 1: use another --out")
     assert scores(folders, "--level", "2", "--out", str(run / "level2.json"))["samples"] == 1
     assert json.loads((run / "level2.json").read_text())["1"][0]["metadata"]["level"] == 2
     flat, other = run.with_name("flat"), run.with_name("other")

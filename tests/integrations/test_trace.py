@@ -120,7 +120,7 @@ def test_only_the_model_is_renamed() -> None:
     assert starting_kernel(kernel) == kernel
 
     for nothing in ("class Model(", "x = 1", "", "class A:\n    class Model: ..."):
-        with pytest.raises(InvalidRequest, match="kernel to start from"):
+        with pytest.raises(InvalidRequest, match="the initial kernel"):
             KernelAgent(nothing)
 
 

@@ -214,7 +214,9 @@ def test_words_for_an_exception() -> None:
     assert "At line" not in missing
 
 
-@pytest.mark.parametrize(("floor_ms", "limit"), [(1.5, "memory bandwidth"), (0.1, "not the memory")])
+@pytest.mark.parametrize(
+    ("floor_ms", "limit"), [(1.5, "It is limited by memory bandwidth"), (0.1, "It is not limited by the memory")]
+)
 def test_words_for_a_right_kernel(floor_ms: float, limit: str) -> None:
     """Its time beside the reference's, how much of it memory explains, and whose code ran."""
     floor = {"bytes_in": 1000, "bytes_out": 500, "bandwidth_gbs": 4000.0, "floor_ms": floor_ms, "floor_out_ms": 0.0}
@@ -228,7 +230,7 @@ def test_words_for_a_right_kernel(floor_ms: float, limit: str) -> None:
         "Runtime: 2 ms (median of 17 calls",
         "Reference: 3 ms: speedup 1.5x.",
         f"1500 bytes at 4000.0 GB/s) takes {floor_ms} ms, {floor_ms / 2:.0%} of the runtime",
-        f"What limits it: {limit}",
+        limit,
         "kernels of its own source 98%",
         "It computes at a lower precision than the reference.",
     ):

@@ -85,12 +85,12 @@ async def test_limits_and_priorities_are_those_of_the_token(
     monkeypatch.setattr(door, "_RETRY_S", 1.0)
     with Here() as here:
         async with over_http(here.url, token(priority=Priority.BATCH)) as client:
-            assert "priority: this token may ask for batch at most" in refusal(await client.call_tool("judge", NEW))
+            assert "priority: this token can request batch at most" in refusal(await client.call_tool("judge", NEW))
             for number in range(2):
                 given = NEW | {"priority": "batch", "kernel": f"class ModelNew: n = {number}"}
                 told(await client.call_tool("judge", given))
             said = refusal(await client.call_tool("judge", NEW | {"priority": "batch"}))
-            assert "2 evaluations of this token have no verdict yet: at most 2" in said
+            assert "2 evaluations of this token have no verdict yet: the limit is 2" in said
             assert "says nothing about the kernel" in said
         async with over_http(here.url, token()) as client:
             told(await client.call_tool("judge", NEW))
@@ -201,5 +201,5 @@ async def test_on_stdio_the_process_s_own_token_counts(served: Served, token) ->
     async with over_stdio({"KQUEUE_URL": served.url, "KQUEUE_TOKEN": "kq_wrong"}) as client:
         said = refusal(await client.call_tool("problems", {}))
     assert "the token is unknown, expired or revoked" in said
-    assert "tell whoever gave you the token" in said
+    assert "report it to the user" in said
     assert "kq_wrong" not in said

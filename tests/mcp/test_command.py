@@ -37,7 +37,7 @@ def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     line = "serving tools to agents needs the MCP SDK: `pip install 'kqueue[mcp]'`"
     assert command(load(), "mcp") == (3, "", line)
     status, _, said = command(load(), "mcp", "--allow-host", "fleet.example")
-    assert (status, "--allow-host: it is for --http" in said) == (2, True)
+    assert (status, "--allow-host: only for --http" in said) == (2, True)
 
 
 @pytest.mark.slow("starts programs")

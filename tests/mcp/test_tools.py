@@ -85,7 +85,7 @@ async def test_several_kernels(client: Client, judge) -> None:
     result = await client.call_tool("wait", {"evaluation_ids": ids, "timeout_s": 0})
     assert told(result)["done"] == 1
     assert [one["state"] for one in told(result)["evaluations"]] == ["open", "done"]
-    assert text_of(result).startswith("1 of 2 done. The others go on")
+    assert text_of(result).startswith("1 of 2 done. The rest continue")
     assert quoted(text_of(result)).startswith(f"no verdict yet: {ids[0]} waits: it is the next")
     await asyncio.to_thread(judge, wrong["evaluation_id"], ended(Category.WRONG_VALUES))
     result = await client.call_tool("wait", {"evaluation_ids": ids, "timeout_s": 60})
@@ -121,7 +121,7 @@ async def test_tuning_goes_on_where_it_was(client: Client, judge, queued, engine
         heard.append((seconds, of, message))
 
     result = await client.call_tool("tune", given)
-    assert text_of(result).startswith("No winner yet; 11 calls: 0 of 4 judged. The rest goes on: call `tune` again")
+    assert text_of(result).startswith("No winner yet. 11 calls: 0 of 4 judged. The rest continues: call `tune` again")
     name = told(result)["tuning"]
     assert await asyncio.to_thread(judge_all) == 4
 
@@ -239,7 +239,7 @@ async def test_long_files_come_in_pages(client: Client) -> None:
         offset = end
     assert pages == kernel
     said = refusal(await client.call_tool("read", {"uri": uri, "offset": offset}))
-    assert f"the file has {len(kernel)} characters" in said
+    assert f"the file has only {len(kernel)} characters" in said
 
 
 async def test_problems_and_the_fastest_kernels(client: Client, judging: None) -> None:
@@ -280,14 +280,18 @@ WRONG = [
     ("judge", asked(backend="fortran"), "'cuda', 'triton'"),
     ("judge", asked(timeout_s=1e9), "less than or equal to 600"),
     ("submit", {"problem": PROBLEM, "kernels": []}, "at least 1"),
-    ("wait", {"evaluation_ids": [str(uuid4())]}, "has this id: give one that `judge` or `submit` told"),
+    ("wait", {"evaluation_ids": [str(uuid4())]}, "has this id: use one that `judge` or `submit` returned"),
     ("verdict", {"evaluation_id": str(uuid4())}, "no evaluation has this id"),
     ("cancel", {"evaluation_id": str(uuid4())}, "no evaluation has this id"),
     ("verdict", {"evaluation_id": "../fleet"}, "valid UUID"),
-    ("problems", {"cursor": "x"}, "cursor: not one that this API gave"),
-    ("problems", {"cursor": "WyIyMDI2LTExLTIzVDAyOjAwOjAwKzAwOjAwIiwgIlx1MDAwMCJd"}, "cursor: not one"),
-    ("read", {"uri": "file:///etc/passwd"}, "uri: not one of this server's"),
-    ("read", {"uri": f"kqueue://evaluations/{uuid4()}/../../fleet"}, "uri: not one of this server's"),
+    ("problems", {"cursor": "x"}, "cursor: this API did not create it"),
+    (
+        "problems",
+        {"cursor": "WyIyMDI2LTExLTIzVDAyOjAwOjAwKzAwOjAwIiwgIlx1MDAwMCJd"},
+        "cursor: this API did not create it",
+    ),
+    ("read", {"uri": "file:///etc/passwd"}, "uri: this server has no such URI"),
+    ("read", {"uri": f"kqueue://evaluations/{uuid4()}/../../fleet"}, "uri: this server has no such URI"),
     ("read", {"uri": f"kqueue://evaluations/{uuid4()}/secrets"}, "an evaluation has no file secrets"),
     ("read", {"uri": f"kqueue://evaluations/{uuid4()}/log"}, "no evaluation has this id"),
     ("read", {"uri": f"kqueue://problems/{'0' * 64}"}, "unknown problem"),

@@ -55,7 +55,7 @@ def test_a_command_improves_on_its_own_answers(cli: Cli, live: LocalFleet) -> No
     assert (best["number"] > 0, best["scores"]["mine:short"]) == (True, 1.0)
     run = shown(cli, "halves")
     assert run["proposals"][best["number"]]["runtime_ms"] < run["proposals"][0]["runtime_ms"]
-    assert "Better than what it was made from" in run["steps"][-1]["summary"]
+    assert "Better than their parents" in run["steps"][-1]["summary"]
     assert run["steps"][-1]["summary"] in run["proposals"][-1]["prompt"]
     ran(cli, "search", "compare", "halves", run["id"][:8], "--out", "both")
     assert (cli.directory / "both" / "curve.svg").exists()

@@ -177,8 +177,8 @@ def test_a_fleet_does_not_start_there(place: Place) -> None:
 def test_verifying_is_not_to_be_switched_off(place: Place) -> None:
     """What would weaken TLS is refused, as is a file that is not there, and an authority beside redis://."""
     for url, says in (
-        ("rediss://u:hidden@localhost:1/0?ssl_cert_reqs=none", "certificates are always verified"),
-        ("rediss://u:hidden@localhost:1/0?ssl_check_hostname=false", "certificates are always verified"),
+        ("rediss://u:hidden@localhost:1/0?ssl_cert_reqs=none", "Certificates are always verified"),
+        ("rediss://u:hidden@localhost:1/0?ssl_check_hostname=false", "Certificates are always verified"),
         ("rediss://u:hidden@localhost:1/0?ssl_ca_certs=/no/such/file", "cannot be read"),
         ("redis://u:hidden@localhost:1/0?ssl_ca_certs=/x", "rediss://"),
     ):

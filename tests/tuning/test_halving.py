@@ -57,7 +57,7 @@ def test_a_grid_that_is_refused() -> None:
     """Missing, repeated, too many and ill-typed values are refused."""
     for grid, says in (
         ([], "at least one name"), (["A=1,2", "A=3"], "given twice"), (["A=2,2"], "given twice"),
-        (["A=1"], "nothing to try"), (["A b=1,2"], "is no name"), (["A=1..2000"], "1 to 1000 values"),
+        (["A=1"], "nothing to try"), (["A b=1,2"], "is not a name"), (["A=1..2000"], "1 to 1000 values"),
         (["A=1,x"], "cannot be 'x'"), (["A=2,1,0x1"], "A: 1 and 0x1 are the same value"),
         (["A=+1,01,1"], "cannot be '01'"), (["SWITCH=True,true"], "True and true are the same value"),
     ):  # fmt: skip

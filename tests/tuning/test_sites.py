@@ -115,17 +115,17 @@ def test_line_ends_stay() -> None:
 def test_a_name_that_cannot_be_changed() -> None:
     """The error says where it was looked for, or what was found and how to say which."""
     for name, says in (
-        ("NONE", "NONE is not in the kernel; looked for it in constants of the module, #define and -D .*BLOCK"),
-        ("macro:BLOCK", "BLOCK is not in the kernel; looked for it in #define and -D in strings"),
+        ("NONE", "NONE is not in the kernel. Searched: constants of the module, #define and -D .*BLOCK"),
+        ("macro:BLOCK", "BLOCK is not in the kernel. Searched: #define and -D in strings"),
         ("GONE", "is not in the kernel"),
         ("DOC", "is not in the kernel"),
         ("CALL", "is not in the kernel"),
-        ("BOTH", "several kinds of places: constant in line 12; macro in line 21; say constant:BOTH"),
+        ("BOTH", "several kinds of places: constant in line 12, macro in line 21. Write constant:BOTH"),
         ("TWICE", "assigned in lines 10, 11"),
-        ("MADE", "no plain value of its own in line 9"),
+        ("MADE", "no plain value in line 9"),
         ("FLAG", "no plain value"),
         ("GIVEN", "no plain value"),
-        ("wrong:BLOCK", "'wrong' is no kind of place; use constant, macro, launch, argument"),
+        ("wrong:BLOCK", "'wrong' is not a kind of place. Use constant, macro, launch, argument"),
     ):
         with pytest.raises(InvalidRequest, match=says):
             Tunable(SOURCE, [name])
@@ -143,7 +143,7 @@ def test_a_value_that_cannot_be_there() -> None:
     ("source", "says"),
     [
         ("#define A 1\n__global__ void f() {}\n", "not valid Python"),
-        ("A = B = 64\n", "A has no plain value of its own in line 1"),
+        ("A = B = 64\n", "A has no plain value in line 1"),
         ("A = 64\n\n\ndef f():\n    global A\n    A = 1\n", "A is assigned in lines 1, 5: assign it once"),
         *((f"flags = [{option!r}]\n", "A is not in the kernel") for option in ("say -DA=64", "-DA='6 4'", "-xDA=64")),
     ],

@@ -30,7 +30,7 @@ def test_a_batch_with_what_came_of_it(served: Served, browser: httpx.Client, jud
     for told in ("2 of 3", "about 5 min", "2.50x", "good one", "it fell over", f"/evaluations/{failed}", "1 of 2"):
         assert told in page, told
     assert "candidate 1" in page
-    assert "time of slots" in page
+    assert "slot time" in page
     assert "<dt>CPU time</dt><dd>2.5 s</dd>" in page
     assert drawn(browser, page) == 2
     assert [row["batch"] for row in csv.DictReader(io.StringIO(browser.get("/batches/step%2F1?format=csv").text))] == [
@@ -43,8 +43,8 @@ def test_the_cost_of_a_large_batch_is_added_up_if_asked_for(served, browser, jud
     """It reads all attempts."""
     judged(served, judge, batch="large")
     monkeypatch.setattr(batches, "_CHEAP", 0)
-    assert "time of slots" not in shown(browser, "/batches/large")
-    assert "time of slots" in shown(browser, "/batches/large?cost=true")
+    assert "slot time" not in shown(browser, "/batches/large")
+    assert "slot time" in shown(browser, "/batches/large?cost=true")
 
 
 def test_batches_are_listed(served: Served, browser: httpx.Client, judge: Judge) -> None:
@@ -54,7 +54,7 @@ def test_batches_are_listed(served: Served, browser: httpx.Client, judge: Judge)
     page = shown(browser, "/batches")
     assert page.index("&lt;script&gt;") < page.index("b-1")
     assert "&lt;script&gt;" not in shown(browser, "/batches?name=b-")
-    assert "No batch fits" in shown(browser, "/batches?name=%25")
+    assert "No batch matches" in shown(browser, "/batches?name=%25")
     rows = list(csv.DictReader(io.StringIO(browser.get("/batches?format=csv").text)))
     assert [row["name"][:4] for row in rows] == ["'=\">", "b-1"]
 

@@ -81,7 +81,7 @@ def test_by_keyboard_alone(visit, token, queued: UUID, judge) -> None:
     assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     tab.keyboard.press("Enter")
     tab.wait_for_url(f"**/evaluations/{queued}")
-    assert tab.locator("h2", has_text="Where it is wrong").count() == 1
+    assert tab.locator("h2", has_text="Wrong values").count() == 1
 
 
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])

@@ -68,7 +68,7 @@ def test_every_page_keeps_to_the_policy(served: Served, browser: httpx.Client, q
 
 def test_now_shows_what_probes_of_the_judge_showed(served: Served, browser: httpx.Client, engine: Engine) -> None:
     """The last day's record, and what is paused with the verdicts in doubt; nothing while no probe was judged."""
-    assert "probed" not in browser.get("/").text
+    assert "Probes of the judge" not in browser.get("/").text
     day: dict[str, Any] = {"lane": "cpu", "idea": "any", "settled_at": func.now(), "judged_at": func.now()}
     reason = 'a cheat passed"><script>alert(1)</script>{{7*7}}'
     place: dict[str, Any] = {"worker": "cpu-0@here", "host": "here", "device": "cpu"}

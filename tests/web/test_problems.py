@@ -42,9 +42,9 @@ def test_a_problem_with_its_leaderboard(served: Served, browser: httpx.Client, j
     for told in ("4.00x", "2.00x", "0.225 to 0.275", f"/evaluations/{fast}", "crashed", "relu", "Model"):
         assert told in page, told
     assert drawn(browser, page) == 2
-    assert "No kernel that fits" in shown(browser, f"/problems/{problem_hash}?precision=bf16")
-    assert "No kernel that fits" not in shown(browser, f"/problems/{problem_hash}?precision=&device=&backend=torch")
-    assert "No kernel that fits" in shown(browser, f"/problems/{problem_hash}?device=another")
+    assert "No matching kernel" in shown(browser, f"/problems/{problem_hash}?precision=bf16")
+    assert "No matching kernel" not in shown(browser, f"/problems/{problem_hash}?precision=&device=&backend=torch")
+    assert "No matching kernel" in shown(browser, f"/problems/{problem_hash}?device=another")
 
 
 def test_the_roofline_of_a_problem(served, browser, judge, engine, worker_id, problem_hash) -> None:
@@ -90,7 +90,7 @@ def test_problems_are_listed_and_found(served, browser, judge, monkeypatch, prob
     assert "softmax-0" in second
     assert "softmax-2" not in second
     assert "softmax-0" in shown(browser, "/problems?name=MAX-0")
-    assert "No problem fits" in shown(browser, "/problems?name=m%25x")
+    assert "No problem matches" in shown(browser, "/problems?name=m%25x")
     shown(browser, f"/problems/{problem_hash}", 404)
     for wrong in ("/problems/zz", "/problems?cursor=x", "/problems?name=%00", f"/problems/{problem_hash}?precision=x"):
         shown(browser, wrong, 422)

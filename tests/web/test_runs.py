@@ -50,7 +50,7 @@ def test_runs_are_listed(engine: Engine, browser: httpx.Client) -> None:
     page = shown(browser, "/runs")
     assert page.index("beta") < page.index("alpha")
     assert "alpha" not in shown(browser, "/runs?name=ET")
-    assert "No run fits" in shown(browser, "/runs?name=%25")
+    assert "No run matches" in shown(browser, "/runs?name=%25")
     rows = list(csv.DictReader(io.StringIO(browser.get("/runs?format=csv").text)))
     assert [(row["name"], row["proposals"], row["problem_label"][:2]) for row in rows] == [
         ("beta", "4", "'="),
@@ -64,9 +64,9 @@ def test_two_runs_side_by_side(engine: Engine, browser: httpx.Client) -> None:
     page = shown(browser, f"/runs/{one.id}/{other.id}")
     assert "alpha" in page
     assert "beta" in page
-    assert "different things" in page
+    assert "different metrics" in page
     assert drawn(browser, page) == 1
-    assert "different things" not in shown(browser, "/runs/alpha/alpha")
+    assert "different metrics" not in shown(browser, "/runs/alpha/alpha")
     shown(browser, "/runs/alpha/nobody", 404)
 
 

@@ -8,7 +8,7 @@ import triton.language as tl
 
 
 @triton.jit
-def normalise(x, y, columns, BLOCK: tl.constexpr):  # noqa: N803 -- Triton's constants are in capitals
+def normalise(x, y, columns, BLOCK: tl.constexpr):  # noqa: D103, N803 -- compiled as it is, and Triton's constants are in capitals
     row = tl.program_id(0)
     i = tl.arange(0, BLOCK)
     values = tl.load(x + row * columns + i, mask=i < columns, other=-float("inf"))
