@@ -59,6 +59,7 @@ def reply_to(command: Command, error: BaseException, *, on_gpu: bool) -> Reply:
 
 
 def qualified(kind: type) -> str:
+    """Return a type's name with its module."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
@@ -71,6 +72,7 @@ def text_of(error: BaseException) -> str:
 
 
 def tag_of(error: BaseException) -> Tag:
+    """Return the kind of an exception."""
     if isinstance(error, CompileError):
         return Tag.COMPILE
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
