@@ -287,11 +287,8 @@ def profile(log: str, table: str) -> dict[str, Any]:
 def lines(table: str, kernel: str) -> list[dict[str, Any]]:
     """Return the lines of a kernel's sources with the most warp samples, from Nsight Compute's source page.
 
-    Args:
-        table: CSV with a part for each source file and kernel, which lists the file's lines and their instructions.
-
-    Returns:
-        The first lines, with the fields of :class:`~kqueue.evidence.SourceLine`.
+    The CSV has a part for each source file and kernel, which lists the file's lines and their instructions. The first
+    lines are returned, with the fields of :class:`~kqueue.evidence.SourceLine`.
     """
     seen: Counter[tuple[str, int]] = Counter()
     path, is_kernel, after = "", False, 0

@@ -94,14 +94,9 @@ def key(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 def prebuilt(
     shelf: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], scratch: Path
 ) -> tuple[str, str, bool] | None:
-    """Find the compiled library for a request to torch's builder.
+    """Find the compiled library for a request to torch's builder in the directory ``shelf``, if that is not empty.
 
-    Args:
-        shelf: directory of compiled libraries, or an empty string.
-        original, args, kwargs: torch's ``_jit_compile`` and its arguments.
-
-    Returns:
-        Arguments for torch's ``_import_module_from_library``, or None if there is no such library.
+    Return arguments for torch's ``_import_module_from_library``, or None if there is no such library.
 
     Raises:
         RuntimeError: the same request failed to compile in the builder.

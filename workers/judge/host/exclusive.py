@@ -29,11 +29,7 @@ class NoRoom(Exception):
 
 @contextmanager
 def room(lock: Path, *, alone: bool, patience_s: float = GPU_WAIT_S) -> Generator[None]:
-    """Hold a device's room inside a ``with`` block.
-
-    Args:
-        lock: lock of the device. The room's files are next to it.
-        alone: True for exclusive use, False for shared use.
+    """Hold a device's room inside a ``with`` block, exclusively or shared. Its files are next to the device's lock.
 
     Raises:
         NoRoom: the wait exceeded ``patience_s``.

@@ -242,13 +242,7 @@ def no_signals_as_from_outside(machine: str) -> bytes:
     """Return a second filter, which stops a process from sending SIGKILL to itself or its children.
 
     It covers calls, timers, descriptors, the limit on CPU time, and the exit signal of a child. So an end by SIGKILL
-    always comes from outside, and counts as a failure of the fleet.
-
-    Args:
-        machine: name of the processor, from ``uname -m``.
-
-    Raises:
-        KeyError: the processor is unknown.
+    always comes from outside, and counts as a failure of the fleet. Raise KeyError for an unknown processor.
     """
     arch = _ARCHITECTURES[machine]
     refused = _refuse_if(_EQUAL, int(signal.SIGKILL))
