@@ -145,7 +145,7 @@ def test_results_are_chosen_by_what_is_asked(cli: Cli, engine: Engine, worker: U
 def test_a_question_that_cannot_be_meant_is_refused(cli: Cli) -> None:
     """An unknown field or value ends with 2 and lists or names what there is."""
     for arguments, message in (
-        (("--where", "colour=red"), "no field 'colour'; the fields are category, blame, backend, problem, batch"),
+        (("--where", "colour=red"), "no field 'colour'. The fields are category, blame, backend, problem, batch"),
         (("--where", "category"), "write category=VALUE"),
         (("--where", "category=fine"), "unknown category 'fine': see `kqueue categories`"),
         (("--where", "blame=me"), "use one of none, candidate, problem, fleet, nobody"),

@@ -95,7 +95,7 @@ def test_folders_and_globs_and_bad_files_among_good_ones(cli: Cli, engine: Engin
     assert faults == [
         "kqueue: bad/empty.py: the file is empty",
         f"kqueue: bad/large.py: larger than {MAX_SOURCE_BYTES} bytes, the limit for a source",
-        "kqueue: bad/latin.py: not UTF-8 text (byte 0xe9 at offset 5); save it as UTF-8",
+        "kqueue: bad/latin.py: not UTF-8 text (byte 0xe9 at offset 5): save it as UTF-8",
         "kqueue: bad/nul.py: kernel: the kernel's source holds a NUL character",
         "kqueue: missing.py: No such file or directory",
     ]

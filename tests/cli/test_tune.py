@@ -185,7 +185,7 @@ def test_a_changed_record_is_not_obeyed(
     tune(cli, "BLOCK=8")
     deep = {"metrics": ["speedup"], "kernel": f"{KERNEL}X = {'-' * 1500}1\n"}
     for other, says in (
-        ({"url": "https://evil.example"}, "which says --url https://evil.example"),
+        ({"url": "https://evil.example"}, "The record has --url https://evil.example"),
         ({"url": None} | deep, "cannot be read: the kernel cannot be tuned"),
         ({"kernel": KERNEL, "grid": [["OTHER", ["1"]]]}, "cannot be read: grid: OTHER is not in the kernel"),
     ):
