@@ -101,7 +101,7 @@ def test_lines_of_the_log_have_the_evaluation(services: Services, fleet: Fleet) 
     settings = Settings(max_attempts=1, deadlines=Deadlines(check_s=1), **UNTIMED)
     identity = services.submit(KERNEL.format(body="time.sleep(600)"), problem=RIGHT, settings=settings)
     assert services.verdict(identity, 120).category is Category.TIMEOUT
-    loggers = {"workers.app", "workers.judge.forkserver.server"}
+    loggers = {"workers.app", "workers.judge.forkserver.watch"}
 
     def mine() -> dict[str, dict[str, Any]]:
         known = [json.loads(line) for line in fleet.log.read_text().splitlines() if line.startswith("{")]
@@ -109,7 +109,7 @@ def test_lines_of_the_log_have_the_evaluation(services: Services, fleet: Fleet) 
 
     found = services.until(lambda: mine() if loggers <= {*mine()} else {}, what="lines")
     assert {(found[logger]["attempt"], found[logger]["slot"]) for logger in loggers} == {(1, "cpu-0")}
-    assert found["workers.judge.forkserver.server"]["how"] == "deadline"
+    assert found["workers.judge.forkserver.watch"]["how"] == "deadline"
     assert found["workers.app"]["category"] == "timeout"
 
 

@@ -1,4 +1,4 @@
-"""A judge for tests: a place, its fork server, records in memory, and a child for each evaluation."""
+"""A judge for tests: a slot, its fork server, a backend in memory, and a child for each evaluation."""
 
 from __future__ import annotations
 
@@ -26,27 +26,24 @@ class Rig:
     def __init__(
         self,
         device: str = "cpu",
-        siblings: int = 1,
-        number: int = 0,
-        lock: Path | None = None,
         *,
-        keeps: bool = False,
         disk: Path | None = None,
+        keeps: bool = False,
         stands: bool = False,
         builds: Path | str = "",
     ) -> None:
-        """With ``stands`` one judge serves all requests; else each has one that is forked as this process is then."""
+        """With ``stands`` one judge serves all requests. Otherwise each request gets a judge forked for it."""
         self._directory = tempfile.TemporaryDirectory(prefix="kqueue-rig-", dir=disk)
         root = Path(self._directory.name)
         root.chmod(0o711)
         self._uid = uids.hold(load().candidate_uid) if os.getuid() == 0 else None
         self.slot = SlotConfig(
-            name=f"rig-{number}",
-            number=number,
+            name="rig-0",
+            number=0,
             device=device,
-            siblings=siblings,
+            siblings=1,
             scratch=root / "place",
-            lock=lock or root / "device.lock",
+            lock=root / "device.lock",
             uid=self._uid.uid if self._uid else None,
             keeps_processes=keeps,
             build_store=str(builds),
@@ -74,7 +71,7 @@ class Rig:
         return self.judge_at(self.slot, request)
 
     def judge_at(self, slot: SlotConfig, request: Request) -> Outcome:
-        """As :meth:`judge`, at another place with the same fork server."""
+        """As :meth:`judge`, in another slot with the same fork server."""
         if self._judges is None:
             self._judges = Judges(self.forkserver)
         try:

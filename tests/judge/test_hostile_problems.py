@@ -81,8 +81,7 @@ def assert_contained(outside: Outside, outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize(
-    "problem",
-    [pytest.param(p, id=name, marks=() if name in GATE else pytest.mark.nightly) for name, p in ALL.items()],
+    "problem", [pytest.param(p, id=name, marks=() if name in GATE else pytest.mark.nightly) for name, p in ALL.items()]
 )
 def test_a_hostile_problem_spoils_its_own_evaluation_at_most(keeping: Rig, outside: Outside, problem: Hostile) -> None:
     """Its category is as expected, again where its reference may have been kept; nothing leaks and nothing is left."""

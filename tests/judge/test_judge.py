@@ -227,11 +227,7 @@ def test_memory_of_the_whole_tree_is_bounded(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    "attack",
-    [
-        "channel.send(b'nonsense')",
-        "[channel.send(Reply(Answer.DONE, n).pack()) for n in range(40)]",
-    ],
+    "attack", ["channel.send(b'nonsense')", "[channel.send(Reply(Answer.DONE, n).pack()) for n in range(40)]"]
 )
 def test_forged_replies_never_make_a_pass(rig: Rig, attack: str) -> None:
     """A kernel that finds the channel and writes to it fails; outputs are looked at, not believed."""
@@ -281,8 +277,8 @@ def test_the_judge_s_death_takes_the_candidate_with_it(rig: Rig, victim: str) ->
     with ThreadPoolExecutor(1) as thread:
         outcome = thread.submit(judge, rig, right(top="import time; time.sleep(600)\n"))
         until(lambda: len(linux.children(rig.forkserver.pid)) == 2)
-        [seat] = set(linux.children(os.getpid())) - before
-        os.kill(linux.children(seat)[0] if victim == "judge" else seat, signal.SIGKILL)
+        [supervisor] = set(linux.children(os.getpid())) - before
+        os.kill(linux.children(supervisor)[0] if victim == "judge" else supervisor, signal.SIGKILL)
         assert outcome.result(30).category is Category.WORKER_LOST
     until(lambda: linux.children(rig.forkserver.pid) == [])
     assert judge(rig, right()).category is Category.PASSED
@@ -360,7 +356,7 @@ TRACED_BY_ITS_CHILD = """import ctypes, os, time
     ids=["truncate", "close-channel", "deep-tree", "stop-everybody", "traced-by-its-child"],
 )
 def test_an_attack_on_the_fleet_is_the_kernel_s_own_failure(rig: Rig, body: str, top: str, category: Category) -> None:
-    """What a kernel does to its keepers ends the kernel, never them: no retry, nobody else's blame."""
+    """An attack on the fleet's processes ends the kernel only: no retry, and the blame is the kernel's."""
     deadlines = Deadlines(check_s=2 if category is Category.TIMEOUT else 30)
     settings = QUICK.model_copy(update={"deadlines": deadlines, "limits": Limits(host_memory_bytes=640 << 20)})
     outcome = judge(rig, right(body, top), settings)
@@ -392,7 +388,7 @@ frame, seen = sys._getframe(), []
 while frame:
     for value in list(frame.f_locals.values()):
         seen += [repr(value), repr(getattr(value, "__dict__", "")), repr(getattr(value, "about", ""))]
-        seen += [repr(one.about) for one in getattr(value, "_running", {}).values()]
+        seen += [repr(one.about) for one in getattr(getattr(value, "_watch", None), "running", {}).values()]
     frame = frame.f_back
 word = "'att" + "empt': "
 print("seen", len(seen), *[one for one in seen if word in one])

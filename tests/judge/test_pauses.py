@@ -33,7 +33,7 @@ def test_a_pause_of_all_is_charged_to_nobody(rig: Rig) -> None:
         outcome = thread.submit(judge, rig, right(ASLEEP.format(seconds=0.4)), settings)
         until(lambda: asleep(rig))
         judges = set(linux.children(os.getpid())) - others
-        judges |= {judge for seat in judges for judge in linux.children(seat)}
+        judges |= {judge for supervisor in judges for judge in linux.children(supervisor)}
         fleet = [*linux.children(rig.forkserver.pid), *judges, rig.forkserver.pid]
         for pid in fleet:
             os.kill(pid, signal.SIGSTOP)

@@ -134,7 +134,7 @@ def test_what_cannot_be_judged_here_is_refused(local: LocalJudge, config: Config
 
 
 def test_a_killed_server_is_replaced(local: LocalJudge) -> None:
-    """The service outlives its fork server and its seat: the next kernel is judged by others."""
+    """The service survives the end of its fork server and its supervisor. New ones judge the next kernel."""
     for server in linux.children(service()):
         if Path(f"/proc/{server}/comm").read_text().strip() in ("kq-forkserver", "kq-judge-super"):
             os.kill(server, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The flight recorder, between a parent and its children."""
+"""The status page, between a parent and its children."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workers.judge.host.status_page import TASK_PROCESSES, StatusPage, make_page
 
 
 def in_task_process(box: StatusPage, task_process: int, act: Callable[[], None] = lambda: None) -> None:
-    """Do something in a new clerk."""
+    """Do something in a new task process."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -22,8 +22,8 @@ def in_task_process(box: StatusPage, task_process: int, act: Callable[[], None] 
     os.waitpid(pid, 0)
 
 
-def test_the_parent_learns_which_clerk_was_used_up() -> None:
-    """It stays so until another clerk has its place, also when its attempt is closed."""
+def test_the_parent_learns_which_task_process_was_used_up() -> None:
+    """It stays so until another task process replaces it, even if its attempt is closed."""
     box = StatusPage()
 
     def judge() -> None:
@@ -41,7 +41,7 @@ def test_the_parent_learns_which_clerk_was_used_up() -> None:
     assert not box.used
 
 
-def test_a_clerk_that_died_is_told_of_beside_the_next_one() -> None:
+def test_a_dead_task_process_is_reported_next_to_its_successor() -> None:
     box = StatusPage()
     died, next_one = uuid4(), uuid4()
     in_task_process(box, 0, lambda: box.open(died, 3))
@@ -63,9 +63,9 @@ def test_a_judges_position_is_that_of_its_own_attempt() -> None:
     box.judge(died, 1)
     in_task_process(box, 1, lambda: box.open(next_one, 1))
     box.enter(Phase.SELF_TEST, deadline=0.1)
-    box.at("canary")
+    box.at("self-test")
     first, second = box.read()
-    assert (first.phase, first.overdue, first.step) == (Phase.SELF_TEST, True, "canary")
+    assert (first.phase, first.overdue, first.step) == (Phase.SELF_TEST, True, "self-test")
     assert (second.phase, second.overdue, second.step) == (None, False, None)
 
 

@@ -1,4 +1,4 @@
-"""A judge that serves many evaluations, and the seat that forks judges one after the other."""
+"""A judge that serves many evaluations, and the supervisor that forks judges one after the other."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def descriptors(pid: int) -> int:
 
 
 def test_one_judge_serves_many(judges: Judges) -> None:
-    """Whatever becomes of a kernel; and neither it, its seat nor the fork server comes to hold more."""
+    """No end of a kernel makes the judge, its supervisor or the fork server hold more descriptors."""
     kernels = {
         right(): Category.PASSED,
         right("import os; os._exit(1)"): Category.CRASHED,
@@ -57,12 +57,12 @@ def test_one_judge_serves_many(judges: Judges) -> None:
     }
     found = [judge(judges, kernel) for kernel in kernels]
     first, held = sitting(judges), descriptors(sitting(judges))
-    of_seat, of_server = descriptors(judges.pid), descriptors(judges.forkserver.pid)
+    of_supervisor, of_server = descriptors(judges.pid), descriptors(judges.forkserver.pid)
     found += [judge(judges, kernel) for kernel in kernels]
     assert found == list(kernels.values()) * 2
     assert sitting(judges) == first
     assert descriptors(first) <= held + 1
-    until(lambda: descriptors(judges.pid) <= of_seat)
+    until(lambda: descriptors(judges.pid) <= of_supervisor)
     until(lambda: descriptors(judges.forkserver.pid) <= of_server)
 
 
@@ -114,7 +114,7 @@ def test_a_judge_that_is_killed_while_it_waits_costs_nothing(judges: Judges) -> 
     assert judge(judges, right()) is Category.PASSED
 
 
-def test_who_asks_a_seat_that_is_gone_is_told(judges: Judges) -> None:
+def test_a_request_to_a_supervisor_that_is_gone_fails(judges: Judges) -> None:
     os.kill(judges.pid, signal.SIGKILL)
     until(lambda: linux.is_zombie(judges.pid))
     with pytest.raises(JudgeDied):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from triton.backends import nvidia
 
-from workers.judge.candidate import shortage
+from workers.judge.candidate.failures import shortage_of
 from workers.judge.forkserver import prewarm
 
 pytestmark = pytest.mark.slow("it compiles Triton kernels and a driver")
@@ -25,7 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaDriver, CudaUtils
 from triton.compiler import ASTSource
 from triton.runtime.driver import driver
-from workers.judge.candidate import warm_up, shortage
+from workers.judge.candidate import failures, warm_up
 
 spec = importlib.util.spec_from_file_location("kernels", sys.argv[1])
 kernels = importlib.util.module_from_spec(spec)
@@ -101,7 +101,7 @@ built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_s
 try:
     built._init_handles()
 except Exception as error:
-    print(json.dumps([repr(error), dataclasses.asdict(shortage.of(error) or shortage.Shortage())]))
+    print(json.dumps([repr(error), dataclasses.asdict(failures.shortage_of(error) or failures.Shortage())]))
 """
 
 
@@ -127,7 +127,7 @@ def test_a_launch_is_compiled_and_left_out_and_tells_what_it_lacks(tmp_path: Pat
     for fields in ({}, {"name": "x", "required": "many", "limit": 1}, {"name": 1, "required": -1, "limit": 2**70}):
         other = ValueError()
         other.__dict__.update(fields)
-        assert shortage.of(other) is None
+        assert shortage_of(other) is None
 
 
 #: Has Triton load its library, without a compiler to make another.

@@ -200,9 +200,9 @@ FAULTS = (
     Fault(
         "exception_text",
         "An exception whose text cannot be read is reported as that exception.",
-        "workers/judge/candidate/harness.py",
-        "            message=_text(shown),",
-        "            message=str(shown),",
+        "workers/judge/candidate/failures.py",
+        "        message=text_of(shown),",
+        "        message=str(shown),",
         ("tests/judge/test_messages.py",),
     ),
     # The comparison -------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from workers.judge.sandbox.cgroups import Lack
 def _fork(
     do: str, arguments: list[Any], profile: seal.Profile, base: self_check.SelfCheck | None
 ) -> tuple[int, int, Any]:
-    """A process that does it, sealed where there is a ground to stand on; its pid, its answer's pipe, its group."""
+    """Start a process that does it, sealed if the self-check allows. Return its pid, its answer's pipe, its group."""
     group = base.groups.group(profile.host_memory_bytes, profile.processes) if base else None
     files = Files(profile, base.means.covers if base else None)
     reader, writer = os.pipe()
@@ -71,7 +71,7 @@ def _serve(request: dict[str, Any], root: Path, base: self_check.SelfCheck, uid:
             host_memory_bytes=bounds.get("memory", 4 << 30),
         )  # fmt: skip
 
-    arguments = [os.getpid() if a == "KEEPER" else a for a in request.get("arguments", [])]
+    arguments = [os.getpid() if a == "FORKSERVER" else a for a in request.get("arguments", [])]
     used = base if request.get("sealed", True) else None
     sibling = None
     if "SIBLING" in arguments:

@@ -204,12 +204,12 @@ def test_the_network_has_no_interface_but_a_dead_loopback(fleet: Fleet) -> None:
 # Other processes -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("whom", ["SIBLING", "KEEPER"])
+@pytest.mark.parametrize("whom", ["SIBLING", "FORKSERVER"])
 def test_others_are_not_touched(fleet: Fleet, whom: str) -> None:
     """Not even those of the same user: the judge of an ordinary user's fleet is one."""
     fleet.require("seccomp", "files", "scopes")
     for attack in ("attach", "read_memory", "open_memory", "take_descriptor", "kill", "queue_signal"):
-        if fleet.name == "root" or whom == "KEEPER" or "errno" not in fleet.do(attack, whom, sealed=False):
+        if fleet.name == "root" or whom == "FORKSERVER" or "errno" not in fleet.do(attack, whom, sealed=False):
             assert refused(fleet.do(attack, whom)), attack
 
 

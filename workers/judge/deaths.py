@@ -28,11 +28,7 @@ class JudgeDied(Exception):
 
 
 def describe(exitcode: int) -> str:
-    """Return ``exited with status 3`` or ``was killed by SIGSEGV``.
-
-    Args:
-        exitcode: the exit status, or the negative number of a signal.
-    """
+    """Return ``exited with status 3`` or ``was killed by SIGSEGV``, for a status or a signal's negative number."""
     if exitcode >= 0:
         return f"exited with status {exitcode}"
     try:
@@ -44,10 +40,8 @@ def describe(exitcode: int) -> str:
 def explain(exitcode: int, phase: Phase | None, *, out_of_memory: bool = False) -> Outcome:
     """Return the outcome: ``worker_lost``, ``gpu_unhealthy`` or ``judge_error``.
 
-    Args:
-        exitcode: the exit status, or the negative number of a signal.
-        phase: the judge's last phase, or None before the first.
-        out_of_memory: whether the host's out-of-memory killer ended a process while the judge ran.
+    ``phase`` is the judge's last phase. ``out_of_memory`` is whether the host's out-of-memory killer ended a process
+    while the judge ran.
     """
     how = describe(exitcode)
     facts: dict[str, Any] = {"exit_status": exitcode} if exitcode >= 0 else {"signal": how.rpartition(" ")[2]}

@@ -74,9 +74,7 @@ def main(requests: socket.socket, parent: int, status_page: StatusPage, forkserv
     """
     status = 1
     try:
-        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+        linux.die_with(parent)()
         linux.set_name("kq-judge-super")
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number in (signal.SIGCHLD, signal.SIGALRM, signal.SIGUSR1):
@@ -231,9 +229,7 @@ def _become_judge(channel: socket.socket, parent: int, status_page: StatusPage, 
     """Run a judge, in a process forked by the supervisor, and exit."""
     status = 1
     try:
-        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+        linux.die_with(parent)()
         linux.set_name("kq-judge")
         linux.keep_freed_memory()  # until the evaluation's end: see _free_resources
         status = _serve(channel, status_page, forkserver)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from workers.judge.channel.arena import Arena, taken_by
 from workers.judge.channel.buffers import LocationError, OpenedBuffer, SharedTensor, view_within
-from workers.judge.channel.protocol import Location, TensorSpec, Where
+from workers.judge.channel.tensors import Location, TensorSpec, Where
 
 
 def both(nbytes: int) -> tuple[SharedTensor, Arena]:

@@ -28,22 +28,9 @@ from workers.judge.channel.buffers import (
     is_dense,
     view_within,
 )
-from workers.judge.channel.protocol import (
-    DTYPES,
-    Answer,
-    Location,
-    Order,
-    ProtocolError,
-    Reply,
-    Shortage,
-    Tag,
-    TensorSpec,
-    Where,
-    describe,
-    receive_command,
-    receive_record,
-    send_command,
-)
+from workers.judge.channel.protocol import Answer, Order, ProtocolError, Reply, Shortage, Tag
+from workers.judge.channel.tensors import DTYPES, Location, TensorSpec, Where, describe
+from workers.judge.channel.wire import receive_command, receive_record, send_command
 
 SIZE = len(Reply(Answer.DONE, 1).pack())
 

@@ -1,4 +1,4 @@
-"""The sheet, on which a reference tells values: whatever stands there is values or one error."""
+"""The scalar page, on which a reference reports values. Any content decodes to values or one error."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.judge.channel import scalar_page
-from workers.judge.channel.protocol import DTYPES, Export, ProtocolError
+from workers.judge.channel.protocol import Export, ProtocolError
 from workers.judge.channel.scalar_page import ScalarPageError
+from workers.judge.channel.tensors import DTYPES
 
 MAGIC = scalar_page.encode(None)[:4]
 VALUES = st.recursive(
@@ -24,7 +25,7 @@ VALUES = st.recursive(
     max_leaves=20,
 )
 KINDS = ["tuple", "set", "frozenset", "size", "dict", "slice", "range", "complex", "bytes", "dtype", "device"]
-#: Text that is nearly a sheet's: the kinds that there are, with anything in the place of what belongs to them.
+#: Text that is nearly a scalar page's: the known kinds, with arbitrary contents.
 TOLD = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.integers(0, 10**30),
     lambda inner: (
@@ -107,7 +108,7 @@ def test_what_would_cost_much_is_refused(told: Any, tensors: int) -> None:
         scalar_page.decode(page(json.dumps(told).encode(), bytes(tensors)))
 
 
-def test_text_that_is_no_sheet_s_is_refused() -> None:
+def test_text_that_is_not_a_scalar_pages_is_refused() -> None:
     for text in (b"[" * 100_000, b"[" + b"9" * 5000 + b"]", b"\xff\xfe", b"", b'{"is"', b"{}", b"NaN,"):
         with pytest.raises(ScalarPageError):
             scalar_page.decode(page(text))

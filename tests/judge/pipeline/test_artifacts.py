@@ -207,3 +207,9 @@ def test_settings_name_a_place() -> None:
         with pytest.raises(ConfigError, match="KQUEUE_BUILD_STORE"):
             load(build_store=wrong)
     assert load(build_store="s3://bucket/builds").build_location == "s3://bucket/builds"
+
+
+def test_a_missing_file_of_the_builder_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "_BUILDER", ("judge/candidate/moved.py",))
+    with pytest.raises(FileNotFoundError, match=r"moved\.py"):
+        toolchain.fingerprint(dict(os.environ))

@@ -7,8 +7,6 @@ import resource
 import signal
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
@@ -18,10 +16,9 @@ from kqueue.evidence import Evidence
 from tests.judge.linear import PROBLEM, QUICK, judge, right
 from tests.judge.rig import Rig
 from tests.waiting import until
-from workers.judge.forkserver import server
+from workers.judge.forkserver.orphans import ProcessTree, has_ended
 from workers.judge.pipeline.cpu import CpuTime
 from workers.judge.sandbox.cgroups import Groups
-from workers.judge.sandbox.seal import Profile
 
 pytestmark = pytest.mark.slow("uses the CPU for seconds")
 
@@ -128,12 +125,11 @@ def test_without_groups_processes_are_counted_one_by_one(living: bool) -> None:
             signal.pause()
         os._exit(0)
     os.read(reader, 1)
-    profile = cast("Profile", SimpleNamespace(uid=None))
-    sealed = server._Sealed(pid, profile, None, *cast("Any", (None, None, -1, None, {})))
+    sealed = ProcessTree(pid, None, None)
     if living:
         assert 0.5 < sealed.cpu_seconds([]) < 10
         os.kill(pid, signal.SIGKILL)
-    until(lambda: server._has_ended(pid), what="its end")
+    until(lambda: has_ended(pid), what="its end")
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     assert os.waitstatus_to_exitcode(sealed.reap(pid)) == (-signal.SIGKILL if living else 0)
     assert 0.5 < sealed.reaped_s < 10

@@ -7,9 +7,7 @@ program compares and times nothing and sends no replies. Only the tool's output 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
-import sys
 import time
 from collections.abc import Generator
 from dataclasses import asdict
@@ -18,11 +16,12 @@ from typing import Any, Final
 
 import torch
 
-from workers.judge.candidate.harness import Harness
+from workers.judge.candidate.harness import Harness, import_file
 from workers.judge.channel import flags
 from workers.judge.channel.arguments import put_together, take_apart
-from workers.judge.channel.protocol import Command, Examine, Job, Order
+from workers.judge.channel.protocol import Examine, Job, Order
 from workers.judge.channel.randomness import set_seed
+from workers.judge.channel.wire import Command
 
 #: Names of the files that :mod:`workers.judge.candidate.examiner` writes for the program.
 PROBLEM: Final = "problem.py"
@@ -51,8 +50,7 @@ def task_to(asked: Examine) -> str:
 def main(tool: str) -> None:
     """Import the problem and the kernel from the working directory, and call the model once.
 
-    Args:
-        tool: name of the tool. Nsight Compute (``ncu``) profiles only the last call, so warm-up calls precede it.
+    Nsight Compute (``ncu``) profiles only the last call, so warm-up calls precede it.
     """
     Path(READY).touch()
     while not Path(GO).exists():
@@ -60,7 +58,7 @@ def main(tool: str) -> None:
     profile = tool == "ncu"
     kernel = _Kernel(flags.attach(flags.create()))
     kernel.begin(*task_from(Path(JOB).read_text(encoding="utf-8")))
-    problem = _import(Path(PROBLEM))
+    problem = import_file(Path(PROBLEM))
     initial, inputs = kernel.arguments_of(problem)
     kernel.construct(initial)
     positional, keywords = inputs
@@ -117,13 +115,3 @@ class _Kernel(Harness):
         with self._compiler_watched():
             self.own.model(*positional, **keywords)
         self.settle()
-
-
-def _import(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module

@@ -24,7 +24,8 @@ from typing import Any, Final
 from workers.judge.candidate import examined, started
 from workers.judge.candidate.harness import Harness
 from workers.judge.channel import reports
-from workers.judge.channel.protocol import Command, Examine, Order, Reply
+from workers.judge.channel.protocol import Examine, Order, Reply
+from workers.judge.channel.wire import Command
 
 _LOG: Final = "tool.log"
 #: Base name of Nsight Compute's report, and its file.
@@ -55,11 +56,7 @@ class Examiner(Harness):
 
     def __init__(self, page: memoryview[int], directory: Path | None = None) -> None:
         super().__init__(page, directory)
-        self.orders = {
-            Order.EXAMINE: self._start,
-            Order.FINISH: self._finish,
-            Order.REPORT: self._report,
-        }
+        self.orders = {Order.EXAMINE: self._start, Order.FINISH: self._finish, Order.REPORT: self._report}
 
     @property
     def on_gpu(self) -> bool:
@@ -290,11 +287,8 @@ def profile(log: str, table: str) -> dict[str, Any]:
 def lines(table: str, kernel: str) -> list[dict[str, Any]]:
     """Return the lines of a kernel's sources with the most warp samples, from Nsight Compute's source page.
 
-    Args:
-        table: CSV with a part for each source file and kernel, which lists the file's lines and their instructions.
-
-    Returns:
-        The first lines, with the fields of :class:`~kqueue.evidence.SourceLine`.
+    The CSV has a part for each source file and kernel, which lists the file's lines and their instructions. The first
+    lines are returned, with the fields of :class:`~kqueue.evidence.SourceLine`.
     """
     seen: Counter[tuple[str, int]] = Counter()
     path, is_kernel, after = "", False, 0

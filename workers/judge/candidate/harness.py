@@ -7,7 +7,6 @@ process and CUDA's error codes.
 from __future__ import annotations
 
 import contextlib
-import errno
 import importlib
 import importlib.util
 import json
@@ -15,63 +14,30 @@ import logging
 import os
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
 
-from workers.judge.candidate import libraries, profile, shortage, warm_up
+from workers.judge.candidate import failures, libraries, profile, warm_up
+from workers.judge.candidate.instance import Instance
 from workers.judge.channel import activities, flags
 from workers.judge.channel.arguments import check, put_together
 from workers.judge.channel.buffers import Exports, OpenedBuffer, is_apart, is_dense
-from workers.judge.channel.gpu_memory import CudaCallError, cudart, driver
+from workers.judge.channel.gpu_memory import CudaCallError, cudart
 from workers.judge.channel.packets import send_with_fds, wait_briefly
-from workers.judge.channel.protocol import (
-    MAX_DIMS,
-    MAX_TENSORS,
-    Answer,
-    Binding,
-    BufferSpec,
-    Command,
-    Job,
-    Location,
-    Opening,
-    Order,
-    Reply,
-    Shortage,
-    Tag,
-    TensorSpec,
-    Where,
-    describe,
-    receive_command,
-)
+from workers.judge.channel.protocol import Answer, Binding, BufferSpec, Job, Opening, Order, Reply, Tag
 from workers.judge.channel.randomness import set_seed
 from workers.judge.channel.semaphores import Semaphores
+from workers.judge.channel.tensors import MAX_DIMS, MAX_TENSORS, Location, TensorSpec, Where, describe
+from workers.judge.channel.wire import Command, receive_command
 
 #: Import name of the kernel's module.
 MODULE: Final = "kernel"
 #: File in which a candidate lists the argument types of each Triton kernel that it launches, as JSON.
 LAUNCHED: Final = "launched"
-
-#: Tags of known exceptions, by qualified name because their packages can be missing.
-_TAGS: Final = {
-    "triton.compiler.errors.CompilationError": Tag.COMPILE,
-    "triton.compiler.errors.CompileTimeAssertionFailure": Tag.COMPILE,
-    "triton.compiler.errors.UnsupportedLanguageConstruct": Tag.COMPILE,
-    "triton.runtime.errors.PTXASError": Tag.COMPILE,
-    "triton.runtime.errors.OutOfResources": Tag.RESOURCES,
-    "cupy.cuda.compiler.CompileException": Tag.COMPILE,
-    "cupy.cuda.memory.OutOfMemoryError": Tag.GPU_MEMORY,
-    "torch.OutOfMemoryError": Tag.GPU_MEMORY,
-    "torch.cuda.OutOfMemoryError": Tag.GPU_MEMORY,
-    "builtins.MemoryError": Tag.HOST_MEMORY,
-    "builtins.SystemExit": Tag.EXIT,
-    "workers.judge.candidate.harness.ProblemError": Tag.PROBLEM,
-}
-_OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
 #: Orders whose reply is sent before the work on the GPU ends.
 _ENQUEUED: Final = frozenset({Order.ENQUEUE, Order.ENQUEUE_OVERHEAD, Order.ENQUEUE_IN_TURN})
 #: Orders after which the judge sends another order at once.
@@ -84,10 +50,6 @@ class EntryPointError(Exception):
 
 class ProblemError(Exception):
     """A problem has the wrong form. The message states the necessary change."""
-
-
-class _CompileError(Exception):
-    """Wrapper of an exception that a compiler's failure raised. The original exception is its cause."""
 
 
 def preload() -> None:
@@ -126,48 +88,6 @@ def serve(channel: socket.socket, page: memoryview[int], kind: Callable[[memoryv
             channel.send(failure.pack())
         if command.order in _PROMPT and obeying.on_gpu:
             wait_briefly(channel)
-
-
-@dataclass(slots=True)
-class Instance:
-    """One model, with the inputs and outputs of its calls.
-
-    Attributes:
-        model: module that is called.
-        arrangement: arrangement of ``forward``'s arguments.
-        inputs: shared inputs of calls.
-        input_memory: address and size in bytes of each input of the last call.
-        structure: arrangement of the reference's outputs (:func:`describe`).
-        last: outputs of the last call.
-        delivered: delivered output tensors, kept until the judge has read them.
-        dense: dense copies of the last call's non-dense outputs on a CPU, by output number.
-    """
-
-    model: Any = None
-    arrangement: Any = None
-    inputs: list[OpenedBuffer] = field(default_factory=list[OpenedBuffer])
-    input_memory: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    structure: str = ""
-    last: Any = None
-    delivered: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
-    dense: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
-
-    def forget(self) -> None:
-        """Drop the last call's outputs, which the judge has read, so that the next call can reuse their memory."""
-        self.last, self.delivered = None, []
-        self.dense.clear()
-
-    def input_of(self, leaf: torch.Tensor) -> int | None:
-        """Return the number of the input whose memory contains a tensor's first byte, or None."""
-        at = leaf.data_ptr()
-        for number, (begin, nbytes) in enumerate(self.input_memory):
-            if begin <= at < begin + nbytes:
-                return number
-        return None
-
-    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
-        """Return the positional and keyword arguments of one call, with new lists and dicts for each call."""
-        return put_together(self.arrangement, [opened.tensor for opened in self.inputs])
 
 
 class Harness:
@@ -275,7 +195,7 @@ class Harness:
     def _load(self, command: Command) -> Reply:
         self.take_job(command.payload)
         with self._compiler_watched():
-            self.take_module(self._import_source())
+            self.take_module(import_file(self._path))
         return self.done(command)
 
     def take_module(self, module: Any) -> None:
@@ -296,17 +216,8 @@ class Harness:
         self.take_job(command.payload)
         keeper = libraries.Keeper(self._path.parent, self._job.architectures, lambda: self._report_compiling(False))
         with keeper.installed(), self._compiler_watched(keeper.build):
-            self._import_source()
+            import_file(self._path)
         return self.done(command)
-
-    def _import_source(self) -> Any:
-        spec = importlib.util.spec_from_file_location(MODULE, self._path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[MODULE] = module
-        spec.loader.exec_module(module)
-        return module
 
     def _construct(self, command: Command) -> Reply:
         arguments, keywords = put_together(self.to_device(command.payload), [])
@@ -393,7 +304,7 @@ class Harness:
                 self.own.model(*positional, **keywords)
                 self.settle()
         except Exception as error:  # noqa: BLE001 -- unwritten data can cause any exception
-            if not launched and _tag(error) in (Tag.COMPILE, Tag.RESOURCES):
+            if not launched and failures.tag_of(error) in (Tag.COMPILE, Tag.RESOURCES):
                 return self.failed(command, error)
         finally:
             self._flags[flags.COMPILING] = 0
@@ -444,7 +355,7 @@ class Harness:
             with torch.no_grad():
                 page = activities.encode(profile.kernels(lambda: self.own.model(*positional, **keywords)))
         except Exception as error:  # noqa: BLE001 -- CUPTI's, or the kernel's under CUPTI
-            page = activities.encode_failure(f"{_qualified(type(error))}: {_text(error)}")
+            page = activities.encode_failure(f"{failures.qualified(type(error))}: {failures.text_of(error)}")
         os.pwrite(memory, page, 0)
         return self.done(command)
 
@@ -531,24 +442,7 @@ class Harness:
 
     def failed(self, command: Command, error: BaseException) -> Reply:
         """Print an exception that ended an order, and return the reply that reports it."""
-        traceback.print_exception(error)
-        tag, code = _tag(error), _cuda_code(error)
-        if code == 0 and self.on_gpu and tag in (Tag.OTHER, Tag.CUDA):
-            code = _context_code()
-        if code == _OUT_OF_MEMORY:
-            tag = Tag.GPU_MEMORY
-        elif code and tag is Tag.OTHER:
-            tag = Tag.CUDA
-        shown = error.__cause__ if isinstance(error, _CompileError) and error.__cause__ else error
-        return Reply(
-            Answer.RAISED,
-            command.sequence,
-            tag=tag,
-            code=code,
-            exception=_qualified(type(shown)),
-            message=_text(shown),
-            shortage=(shortage.of(error) if tag is Tag.RESOURCES else None) or Shortage(),
-        )
+        return failures.reply_to(command, error, on_gpu=self.on_gpu)
 
     @contextlib.contextmanager
     def _compiler_watched(self, build: Callable[..., Any] | None = None) -> Generator[None]:
@@ -567,7 +461,7 @@ class Harness:
                 self._report_compiling(True)
                 return original(*args, **kwargs)
             except Exception as error:
-                raise _CompileError(_text(error)) from error
+                raise failures.CompileError(failures.text_of(error)) from error
             finally:
                 self._report_compiling(False)
 
@@ -590,52 +484,15 @@ class UncheckedLaunchError(RuntimeError):
         self.error_code = code
 
 
-def _qualified(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _text(error: BaseException) -> str:
-    """Return an exception's text. Foreign code makes the text, and can raise another exception."""
-    try:
-        return str(error)
-    except BaseException as fault:  # noqa: BLE001
-        return f"<its text cannot be read: {_qualified(type(fault))}>"
-
-
-def _tag(error: BaseException) -> Tag:
-    if isinstance(error, _CompileError):
-        return Tag.COMPILE
-    if isinstance(error, EntryPointError):
-        return Tag.ENTRY_POINT
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return Tag.FILES
-    for kind in type(error).__mro__:
-        if (tag := _TAGS.get(_qualified(kind))) is not None:
-            return tag
-    return Tag.CUDA if _cuda_code(error) else Tag.OTHER
-
-
-def _cuda_code(error: BaseException) -> int:
-    """Return the CUDA error code that an exception of torch, CuPy or this project carries, or 0."""
-    for name in ("error_code", "status"):
-        try:
-            code = getattr(error, name, None)
-        except BaseException:  # noqa: BLE001 -- a property of foreign code
-            code = None
-        if type(code) is int and 0 < code < 10_000:
-            return code
-    return 0
-
-
-def _context_code() -> int:
-    """Return the error that ended this process's CUDA context, or 0."""
-    try:
-        driver("cuCtxSynchronize")
-    except CudaCallError as error:
-        return error.error_code
-    except OSError:  # there is no driver
-        return 0
-    return 0
+def import_file(path: Path) -> Any:
+    """Import a file as the module of its name."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def _have_triton_assert() -> None:

@@ -94,14 +94,9 @@ def key(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 def prebuilt(
     shelf: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], scratch: Path
 ) -> tuple[str, str, bool] | None:
-    """Find the compiled library for a request to torch's builder.
+    """Find the compiled library for a request to torch's builder in the directory ``shelf``, if that is not empty.
 
-    Args:
-        shelf: directory of compiled libraries, or an empty string.
-        original, args, kwargs: torch's ``_jit_compile`` and its arguments.
-
-    Returns:
-        Arguments for torch's ``_import_module_from_library``, or None if there is no such library.
+    Return arguments for torch's ``_import_module_from_library``, or None if there is no such library.
 
     Raises:
         RuntimeError: the same request failed to compile in the builder.
@@ -148,11 +143,9 @@ class Keeper:
     """Stores the libraries that torch's builder compiles, in the builder's process."""
 
     def __init__(self, scratch: Path, architectures: str, not_compiling: Callable[[], None]) -> None:
-        """Initialize the keeper, which stores the libraries below the directory ``scratch``.
+        """Store the libraries below the directory ``scratch``, and call ``not_compiling`` before their own code runs.
 
-        Args:
-            architectures: targets of nvcc if the kernel names none, or an empty string on a CPU slot.
-            not_compiling: callback before the library's own code runs.
+        ``architectures`` are nvcc's targets if the kernel names none, or an empty string on a CPU slot.
         """
         self._scratch = scratch
         self._architectures = architectures

@@ -18,28 +18,17 @@ from typing import Any, Final, cast
 import torch
 
 from workers.judge.candidate import variants
-from workers.judge.candidate.harness import Harness, Instance, ProblemError
+from workers.judge.candidate.harness import Harness, ProblemError
+from workers.judge.candidate.instance import Instance
 from workers.judge.channel import scalar_page
 from workers.judge.channel.arena import Arena
 from workers.judge.channel.arguments import FORM, ArgumentsError, put_together, take_apart
 from workers.judge.channel.bits import same_bits
 from workers.judge.channel.buffers import OpenedBuffer, is_apart
-from workers.judge.channel.protocol import (
-    MAX_DIMS,
-    MAX_TENSORS,
-    Answer,
-    Ask,
-    Command,
-    Draw,
-    Location,
-    Order,
-    Release,
-    Reply,
-    TensorSpec,
-    describe,
-    widened,
-)
+from workers.judge.channel.protocol import Answer, Ask, Draw, Order, Release, Reply, widened
 from workers.judge.channel.randomness import set_seed
+from workers.judge.channel.tensors import MAX_DIMS, MAX_TENSORS, Location, TensorSpec, describe
+from workers.judge.channel.wire import Command
 from workers.judge.host import linux
 
 #: Unused GPU memory in bytes that torch can cache during an evaluation. The candidate needs memory too.
@@ -52,13 +41,9 @@ _COPIED_BYTES: Final = 64 << 20
 
 @dataclass(slots=True)
 class _Set:
-    """An input set that the judge has not released.
+    """An input set that the judge has not released: parameters of the draw, arguments and tensors among them.
 
-    Attributes:
-        seed, on_device: parameters of the draw.
-        arrangement: arrangement of ``forward``'s arguments.
-        inputs: tensors among the arguments.
-        answers: outputs for this set that the judge has not read yet.
+    ``answers`` are the outputs for this set that the judge has not read yet.
     """
 
     seed: int

@@ -31,15 +31,8 @@ _UNIFORM: Final[frozenset[Any]] = frozenset(
 )
 _CONTINUOUS: Final[frozenset[Any]] = _UNIFORM | frozenset(
     {
-        torch.randn,
-        torch.randn_like,
-        torch.normal,
-        torch.Tensor.normal_,
-        torch.Tensor.exponential_,
-        torch.Tensor.log_normal_,
-        torch.Tensor.cauchy_,
-        torch.nn.init.normal_,
-        torch.nn.init.kaiming_normal_,
+        *(torch.randn, torch.randn_like, torch.normal, torch.nn.init.normal_, torch.nn.init.kaiming_normal_),
+        *(torch.Tensor.normal_, torch.Tensor.exponential_, torch.Tensor.log_normal_, torch.Tensor.cauchy_),
     }
 )
 #: Maximum number of draws in one call. A call with more draws has no variants.
@@ -81,12 +74,9 @@ class Variants:
     """
 
     def __init__(self, draw: Draw, seed: int, other: int, dtype: torch.dtype) -> None:
-        """Determine which draws can be changed.
+        """Determine which draws of ``draw`` can be changed. Compare them with the draws of another seed.
 
-        Args:
-            draw: function that returns the inputs.
-            other: another seed, for comparison.
-            dtype: dtype of floating inputs in calls.
+        ``dtype`` is the dtype of floating inputs in calls.
         """
         self._draw = draw
         self.seed = seed
@@ -125,9 +115,7 @@ class Variants:
     def make(self, kind: str, position: int = 0) -> list[torch.Tensor] | None:
         """Return the inputs of a kind, or None if nothing changes or if finite values become infinite.
 
-        Args:
-            kind: kind of :mod:`~workers.judge.channel.randomness`.
-            position: position of a value, for kinds that change one. It wraps around.
+        Some kinds change one value. Its position wraps around.
         """
         if not self._free:
             return None

@@ -9,13 +9,10 @@ from typing import Any
 
 @contextlib.contextmanager
 def launching_nothing(launched: list[list[Any]]) -> Generator[None]:
-    """Replace every launch of a Triton kernel by its compilation.
+    """Replace every launch of a Triton kernel by its compilation, and append its argument types to ``launched``.
 
     An autotuner's configurations are compiled one by one. A configuration that does not compile or needs too many
     resources is skipped, because the autotuner also skips it.
-
-    Args:
-        launched: list that receives the argument types of each skipped launch.
     """
     from triton.compiler.errors import CompileTimeAssertionFailure
     from triton.runtime.autotuner import Autotuner

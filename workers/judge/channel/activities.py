@@ -36,10 +36,9 @@ class Activity(NamedTuple):
 
 
 def encode(rows: Iterable[tuple[str, int, int]]) -> bytes:
-    """Return the page's content. Rows that do not fit are combined into one row.
+    """Return the page's content for name, nanoseconds and launches of each kernel, the most expensive first.
 
-    Args:
-        rows: name, nanoseconds and launches of each kernel, the most expensive first.
+    Rows that do not fit are combined into one row.
     """
     packed, left = list[bytes](), SIZE - _HEAD.size - _ROW.size - len(REST)
     rest_ns = rest_launches = 0

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from workers.judge.channel.buffers import OpenedBuffer, is_dense
-from workers.judge.channel.protocol import Location, Where
+from workers.judge.channel.tensors import Location, Where
 
 #: Alignment of tensors in bytes, the same as in torch's allocator.
 _ALIGNMENT: Final = 512

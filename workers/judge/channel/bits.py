@@ -43,8 +43,7 @@ def checksum(tensor: torch.Tensor) -> int:
 def extremes(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the smallest and the largest value without waiting for the device. Both are NaN if any value is NaN.
 
-    Args:
-        tensor: floating or complex numbers, at least one. Real and imaginary parts count as separate values.
+    The tensor has floating or complex numbers. Real and imaginary parts count as separate values.
     """
     flat = (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)
     # torch has no aminmax for 8-bit floats.

@@ -25,7 +25,8 @@ import torch
 from workers.judge.channel import gpu_memory
 from workers.judge.channel.flags import memory
 from workers.judge.channel.gpu_memory import CudaCallError, Mapping
-from workers.judge.channel.protocol import MAX_EXPORTED, BufferSpec, Export, Location, ProtocolError, TensorSpec, Where
+from workers.judge.channel.protocol import MAX_EXPORTED, BufferSpec, Export, ProtocolError
+from workers.judge.channel.tensors import Location, TensorSpec, Where
 
 #: Number of announced runs after which a process starts over. One call has 32 at most.
 _MANY_RUNS: Final = 16
@@ -51,12 +52,9 @@ class _DeviceMemory:
 
 
 class SharedTensor:
-    """A tensor in a shared buffer, on the side that allocated it.
+    """A tensor in a shared buffer, on the side that allocated it. ``flat`` is the buffer as bytes.
 
-    Attributes:
-        flat: the buffer as bytes.
-        spec: the description that the other side needs to open the buffer.
-        descriptor: the memory's descriptor, which is sent with the spec, or None once it is closed.
+    The other side opens the buffer with ``spec`` and ``descriptor``, which is None once it is closed.
     """
 
     def __init__(self, like: torch.Tensor) -> None:

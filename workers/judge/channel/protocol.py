@@ -11,9 +11,6 @@ its bound before use. The location of an output is a claim until the judge has o
 
 from __future__ import annotations
 
-import os
-import pickle
-import socket
 import struct
 import sys
 from dataclasses import dataclass, field
@@ -22,24 +19,24 @@ from typing import Any, Final
 
 import torch
 
-from workers.judge.channel.packets import receive_with_fds, send_with_fds
-
-#: Maximum number of tensors in an output.
-MAX_TENSORS: Final = 32
-#: Maximum number of dimensions of a tensor.
-MAX_DIMS: Final = 8
-
-#: Maximum length in bytes of the description of an output's structure (:func:`describe`).
-MAX_STRUCTURE_BYTES: Final = 1024
+from workers.judge.channel.tensors import (
+    DTYPES,
+    MAX_DIMS,
+    MAX_STRUCTURE_BYTES,
+    MAX_TENSORS,
+    Location,
+    TensorSpec,
+    Where,
+)
 
 _MAGIC: Final = 0x6B71_0001
 _EXPORT_MAGIC: Final = 0x6B71_0002
-_COMMAND = struct.Struct("=IIQq?")
+
 #: Resource, amount required, amount available, the kernel's name, its constants and options.
 _SHORTAGE = struct.Struct("=32sQQ64s256s")
 _REPLY_HEAD = struct.Struct(f"=IIQqqQBB{MAX_STRUCTURE_BYTES}s128s2048s{_SHORTAGE.size}sI")
 _TENSOR = struct.Struct("=BBH8qBBQq8q")
-_REPLY_BYTES: Final = _REPLY_HEAD.size + MAX_TENSORS * _TENSOR.size
+REPLY_BYTES: Final = _REPLY_HEAD.size + MAX_TENSORS * _TENSOR.size
 #: Magic, the run's number, number of allocations in the run and in this record. The sizes follow.
 _EXPORT_HEAD = struct.Struct("=IQII")
 #: Maximum number of allocations in one record. A packet carries at most 253 descriptors.
@@ -47,23 +44,7 @@ MAX_EXPORTED: Final = 240
 #: Maximum number of allocations in a run.
 MAX_RUN: Final = 1 << 14
 
-#: Dtypes by their number in a message. The number 255 stands for any other dtype.
-DTYPES: Final[tuple[torch.dtype, ...]] = (
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.float64,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-    torch.bool,
-    torch.complex64,
-    torch.complex128,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-)
+
 _OTHER: Final = 255
 
 
@@ -167,56 +148,7 @@ class Tag(IntEnum):
     """There was no disk space for a file."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """The form of a tensor: dtype (None for one that the protocol does not support), shape and device type."""
-
-    dtype: torch.dtype | None
-    shape: tuple[int, ...]
-    device: str
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> TensorSpec:
-        """Return the spec of ``tensor``."""
-        return cls(tensor.dtype if tensor.dtype in DTYPES else None, tuple(tensor.shape), tensor.device.type)
-
-
 _DEVICES: Final = ("cpu", "cuda", "meta")
-
-
-class Where(IntEnum):
-    """The memory that contains an output."""
-
-    NOWHERE = 0
-    """No memory, because the output could not be delivered, or is empty."""
-    OWN = 1
-    """The process's host memory, where the output is dense. Used on a CPU."""
-    INPUT = 2
-    """A shared input, of which the output is a view."""
-    EXPORTED = 3
-    """A run of allocations that the process has announced (:class:`Export`). Used on a GPU."""
-    ARENA = 4
-    """The arena that the judge shares with a reference."""
-
-
-@dataclass(frozen=True, slots=True)
-class Location:
-    """The location of an output. From a candidate it is a claim.
-
-    Attributes:
-        where: the memory.
-        index: for ``INPUT``, the shared input's number. For other outputs of a reference, 1 plus the number of the
-            input whose memory the output shares, else 0.
-        run: for ``EXPORTED``, the number of the run of allocations.
-        offset: bytes from the beginning of the run, the input tensor or the arena. For ``OWN``, the address.
-        stride: strides in elements.
-    """
-
-    where: Where = Where.NOWHERE
-    index: int = 0
-    run: int = 0
-    offset: int = 0
-    stride: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +189,7 @@ class Reply:
         sequence: the order's number.
         tag: for ``RAISED``, the kind of exception.
         code: CUDA's error code, 0 for none.
-        structure: the output's structure, such as ``(T,T)`` (:func:`describe`).
+        structure: the output's structure, such as ``(T,T)`` (see ``describe``).
         exception: qualified name of the exception's type.
         message: the exception's text. It is only shown, and no decision depends on it.
         tensors: the specs of the outputs, or of the inputs after ``DRAW``.
@@ -285,23 +217,13 @@ class Reply:
     def pack(self) -> bytes:
         """Return the binary form."""
         head = _REPLY_HEAD.pack(
-            _MAGIC,
-            self.answer,
-            self.sequence,
-            self.tag,
-            self.code,
-            self.written_bytes,
-            self.drew,
-            self.mutated,
-            _fit(self.structure, MAX_STRUCTURE_BYTES),
-            _fit(self.exception, 128),
-            _fit(self.message, 2048),
-            self.shortage.pack(),
-            len(self.tensors),
+            *(_MAGIC, self.answer, self.sequence, self.tag, self.code, self.written_bytes, self.drew, self.mutated),
+            *(_fit(self.structure, MAX_STRUCTURE_BYTES), _fit(self.exception, 128), _fit(self.message, 2048)),
+            *(self.shortage.pack(), len(self.tensors)),
         )
         locations = self.locations or (Location(),) * len(self.tensors)
         body = b"".join(_pack_tensor(spec, location) for spec, location in zip(self.tensors, locations, strict=True))
-        return (head + body).ljust(_REPLY_BYTES, b"\0")
+        return (head + body).ljust(REPLY_BYTES, b"\0")
 
     @classmethod
     def unpack(cls, data: bytes) -> Reply:
@@ -310,8 +232,8 @@ class Reply:
         Raises:
             ProtocolError: the record is malformed.
         """
-        if len(data) != _REPLY_BYTES:
-            raise ProtocolError(f"a reply of {len(data)} bytes instead of {_REPLY_BYTES}")
+        if len(data) != REPLY_BYTES:
+            raise ProtocolError(f"a reply of {len(data)} bytes instead of {REPLY_BYTES}")
         magic, answer, sequence, tag, code, written, drew, mutated, structure, exception, message, shortage, count = (
             _REPLY_HEAD.unpack_from(data)
         )
@@ -320,19 +242,9 @@ class Reply:
         try:
             tensors = [_unpack_tensor(data, _REPLY_HEAD.size + i * _TENSOR.size) for i in range(count)]
             return cls(
-                Answer(answer),
-                sequence,
-                Tag(tag),
-                code,
-                _text(structure),
-                _text(exception),
-                _text(message),
-                tuple(spec for spec, _ in tensors),
-                tuple(location for _, location in tensors),
-                bool(drew),
-                written,
-                bool(mutated),
-                Shortage.unpack(shortage),
+                *(Answer(answer), sequence, Tag(tag), code, _text(structure), _text(exception), _text(message)),
+                *(tuple(spec for spec, _ in tensors), tuple(location for _, location in tensors)),
+                *(bool(drew), written, bool(mutated), Shortage.unpack(shortage)),
             )
         except ValueError as error:
             raise ProtocolError(f"a reply with an unknown number: {error}") from None
@@ -352,15 +264,7 @@ def _pack_tensor(spec: TensorSpec, location: Location) -> bytes:
     # Of a tensor with too many dimensions only MAX_DIMS sizes are sent, with the true number of dimensions.
     shape, stride = (((*numbers[:MAX_DIMS],) + (0,) * MAX_DIMS)[:MAX_DIMS] for numbers in (spec.shape, location.stride))
     return _TENSOR.pack(
-        dtype,
-        device,
-        len(spec.shape),
-        *shape,
-        location.where,
-        location.index,
-        location.run,
-        location.offset,
-        *stride,
+        dtype, device, len(spec.shape), *shape, location.where, location.index, location.run, location.offset, *stride
     )
 
 
@@ -399,6 +303,11 @@ class Export:
         head = _EXPORT_HEAD.pack(_EXPORT_MAGIC, self.run, self.total, len(self.sizes))
         return head + struct.pack(f"={len(self.sizes)}Q", *self.sizes)
 
+    @staticmethod
+    def is_announced(data: bytes) -> bool:
+        """Return whether an untrusted record claims to be an export."""
+        return len(data) >= _EXPORT_HEAD.size and int.from_bytes(data[:4], sys.byteorder) == _EXPORT_MAGIC
+
     @classmethod
     def unpack(cls, data: bytes, descriptors: list[int]) -> Export:
         """Parse an untrusted record.
@@ -416,52 +325,12 @@ class Export:
         return cls(run, total, struct.unpack_from(f"={count}Q", data, _EXPORT_HEAD.size), tuple(descriptors))
 
 
-def widened(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that replaces a dtype in the float64 reference: float64, complex128, or the dtype itself."""
-    if dtype.is_complex:
-        return torch.complex128
-    return torch.float64 if dtype.is_floating_point else dtype
-
-
-def describe(value: Any) -> tuple[str, list[Any]]:
-    """Return the structure of an output as text, and its leaves in order.
-
-    ``T`` is a dense tensor, exactly :class:`torch.Tensor` or :class:`torch.nn.Parameter`, without instance attributes
-    that hide a tensor's attributes. ``(…)`` is a tuple, ``[…]`` a list, ``{key:…}`` a dict with string keys in
-    insertion order, and ``?Type`` any other value.
-    """
-    leaves: list[Any] = []
-    return _described(value, 0, leaves), leaves
-
-
-def _described(node: Any, depth: int, leaves: list[Any]) -> str:
-    # Not a nested function: a recursive closure is a reference cycle, and would keep the leaves alive until garbage
-    # collection.
-    kind = type(node)
-    if (kind is torch.Tensor or kind is torch.nn.Parameter) and _is_plain(node):
-        leaves.append(node)
-        return "T"
-    if depth < 8 and kind in (tuple, list):
-        left, right = "()" if kind is tuple else "[]"
-        return left + ",".join(_described(item, depth + 1, leaves) for item in node) + right
-    if depth < 8 and kind is dict and all(type(key) is str for key in node):
-        return "{" + ",".join(f"{key}:{_described(item, depth + 1, leaves)}" for key, item in node.items()) + "}"
-    leaves.append(node)
-    return f"?{kind.__name__}"
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not any(hasattr(torch.Tensor, name) for name in vars(tensor))
-
-
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The settings with which a sealed process opens its device, before it receives any source.
+    """The settings with which a sealed process opens its device ``cpu`` or ``cuda``, before it receives any source.
 
-    Attributes:
-        device: ``cpu`` or ``cuda``.
-        queues: number of hardware queues, or 0 for the driver's default.
-        launch_blocking: make each launch wait for its kernel's end.
+    ``queues`` is the number of hardware queues, or 0 for the driver's default. ``launch_blocking`` makes each launch
+    wait for its kernel's end.
     """
 
     device: str
@@ -521,7 +390,7 @@ class Binding:
 
     Attributes:
         arguments: for inputs, the arrangement of ``forward``'s arguments (:mod:`workers.judge.channel.arguments`).
-        structure: for outputs, the structure of the reference's output (:func:`describe`).
+        structure: for outputs, the structure of the reference's output (see ``describe``).
     """
 
     buffers: tuple[BufferSpec, ...]
@@ -571,6 +440,13 @@ class Ask:
     afresh: bool = False
 
 
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that replaces a dtype in the float64 reference: float64, complex128, or the dtype itself."""
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else dtype
+
+
 @dataclass(frozen=True, slots=True)
 class Examine:
     """A run under a tool of the CUDA toolkit.
@@ -610,88 +486,9 @@ class Testing:
 class Release:
     """Input sets to free.
 
-    Attributes:
-        all: free every set, forget all announced memory, and return unused memory to the device. Memory of timed calls
-            is kept.
+    ``all`` frees every set, forgets all announced memory, and returns unused memory to the device, except memory of
+    timed calls.
     """
 
     slots: tuple[int, ...] = ()
     all: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """An order as the sealed process receives it."""
-
-    order: Order
-    sequence: int
-    seed: int
-    payload: Any
-    descriptors: tuple[int, ...]
-
-
-def send_command(
-    channel: socket.socket,
-    order: Order,
-    sequence: int,
-    *,
-    seed: int = 0,
-    payload: Any = None,
-    fds: tuple[int, ...] = (),
-) -> None:
-    """Send an order with ``fds``, and with ``payload`` as a pickle in a memfd.
-
-    Raises:
-        OSError: the sealed process has closed the channel.
-    """
-    attached = list(fds)
-    memory = -1
-    if payload is not None:
-        memory = os.memfd_create("kqueue-payload", os.MFD_CLOEXEC)
-        with os.fdopen(os.dup(memory), "wb") as stream:
-            pickle.dump(payload, stream, protocol=pickle.HIGHEST_PROTOCOL)
-        attached.insert(0, memory)
-    try:
-        signed = seed if seed < 2**63 else seed - 2**64
-        head = _COMMAND.pack(_MAGIC, order, sequence, signed, payload is not None)
-        send_with_fds(channel, head, attached)
-    finally:
-        if memory >= 0:
-            os.close(memory)
-
-
-def receive_command(channel: socket.socket) -> Command | None:
-    """Wait for an order, in the sealed process. Return None when the judge has closed the channel."""
-    data, fds = receive_with_fds(channel, _COMMAND.size)
-    if not data:
-        return None
-    _, order, sequence, seed, has_payload = _COMMAND.unpack_from(data)
-    payload = None
-    if has_payload:
-        memory = fds.pop(0)
-        os.lseek(memory, 0, os.SEEK_SET)
-        with os.fdopen(memory, "rb") as stream:
-            payload = pickle.load(stream)  # noqa: S301 -- written by the judge, for the candidate alone
-    return Command(Order(order), sequence, seed, payload, tuple(fds))
-
-
-def receive_record(channel: socket.socket) -> Reply | Export | None:
-    """Wait for a reply or an export. Return None when the sealed process has closed the channel.
-
-    Raises:
-        ProtocolError: the process sent something else.
-    """
-    # One byte more than a reply, so that a longer packet is detected instead of truncated to a valid size.
-    try:
-        data, fds = receive_with_fds(channel, _REPLY_BYTES + 1)
-    except ConnectionResetError:
-        return None
-    try:
-        if len(data) >= _EXPORT_HEAD.size and int.from_bytes(data[:4], sys.byteorder) == _EXPORT_MAGIC:
-            export = Export.unpack(data, fds)
-            fds = []
-            return export
-        return Reply.unpack(data) if data else None
-    finally:
-        for descriptor in fds:  # a reply carries none
-            os.close(descriptor)

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 import torch
 
 from workers.judge.channel.arguments import LEAF
-from workers.judge.channel.protocol import DTYPES
+from workers.judge.channel.tensors import DTYPES
 
 #: Size of a scalar page in bytes. Only written pages of the host take memory.
 SIZE: Final = 64 << 20

@@ -25,26 +25,10 @@ from workers.judge.slot_config import SlotConfig
 
 #: Variables of the worker's environment that the fork server, and so every sealed process, inherits.
 _PASSED: Final = (
-    "CUDA_DEVICE_ORDER",
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_HOME",
-    "CUDA_PATH",
-    "CC",
-    "CXX",
-    "LANG",
-    "LC_ALL",
-    "LD_LIBRARY_PATH",
-    "MAX_JOBS",
-    "MKL_NUM_THREADS",
-    "NVIDIA_VISIBLE_DEVICES",
-    "OMP_NUM_THREADS",
-    "OMP_WAIT_POLICY",
-    "PATH",
-    "PYTHONPATH",
-    "TMPDIR",
-    "TORCH_CUDA_ARCH_LIST",
-    "TRITON_INTERPRET",
-    "TZ",
+    *("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
+    *("CUDA_HOME", "CUDA_PATH", "CC", "CXX", "MAX_JOBS", "TORCH_CUDA_ARCH_LIST", "TRITON_INTERPRET"),
+    *("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OMP_WAIT_POLICY"),
+    *("LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "LANG", "LC_ALL", "TMPDIR", "TZ"),
 )
 _SET: Final = {
     # Makes torch query NVML instead of CUDA for a GPU. A process that has initialised CUDA cannot fork.

@@ -22,6 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from workers.judge.host.turns import opened
+
 #: Interval at which a waiting process checks the ledger: a twentieth of its waiting time, within limits in seconds. A
 #: check takes less than 0.5 ms.
 _PAUSE_SHARE: Final = 0.05
@@ -78,12 +80,9 @@ class Ledger:
     """The ledger of one GPU's memory. Many processes can use the ledger of one folder at the same time."""
 
     def __init__(self, folder: Path, capacity: int, *, patience_s: float = _PATIENCE_S) -> None:
-        """Configure a ledger without creating anything.
+        """Configure a ledger for ``capacity`` bytes without creating anything. The parent of ``folder`` must exist.
 
-        Args:
-            folder: folder of the bookings, created at first use in an existing parent.
-            capacity: memory in bytes for all bookings together.
-            patience_s: time in seconds for which this ledger's bookings can pass a waiting one.
+        Its bookings can pass a waiting one for ``patience_s`` seconds.
         """
         self._folder = folder
         self._capacity = capacity
@@ -91,9 +90,6 @@ class Ledger:
 
     def book(self, nbytes: int, *, label: str, wait_s: float) -> Booking:
         """Book memory. Wait until it is free and earlier bookings are served.
-
-        Args:
-            label: label for people: an evaluation's id, or a slot's name.
 
         Raises:
             TooLarge: ``nbytes`` is above the capacity.
@@ -233,12 +229,9 @@ class _File:
 def _deciding(folder: Path) -> Generator[None]:
     """Hold the ledger's lock during the block, which takes a fraction of a millisecond."""
     folder.mkdir(mode=0o700, exist_ok=True)
-    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
+    with opened(folder / _LOCK) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _join(folder: Path, entry: Entry) -> _File:

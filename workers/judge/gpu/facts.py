@@ -45,11 +45,9 @@ OF_APPLICATIONS: Final = frozenset({8, 11, 13, 31, 32, 43, 45, 68, 69, 109})
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process with a context on a GPU.
+    """A process with a context on a GPU, with its GPU memory in bytes if NVML reports it.
 
-    Attributes:
-        pid: NVML's pid of the process. In a container this pid can be missing, or belong to another process.
-        memory_bytes: its GPU memory, or None if NVML does not report it.
+    ``pid`` is NVML's. In a container it can be missing, or belong to another process.
     """
 
     pid: int

@@ -160,11 +160,9 @@ class Store:
         return [self._location, self._most, self.fingerprint]
 
     def key(self, source: str, flags: str) -> str:
-        """Return the key of a build.
+        """Return the key of a build with further settings of nvcc: targets if the source names none, and source lines.
 
-        Args:
-            flags: further settings of nvcc: its targets if the source names none, and whether it records source
-                lines. Empty on a CPU slot, where builds have other results.
+        ``flags`` is empty on a CPU slot, where builds have other results.
         """
         return hashlib.sha256(json.dumps([self.fingerprint, flags, source]).encode()).hexdigest()
 

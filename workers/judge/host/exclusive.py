@@ -9,7 +9,6 @@ dies.
 from __future__ import annotations
 
 import fcntl
-import os
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from kqueue.limits import GPU_WAIT_S
+from workers.judge.host.turns import opened
 
 #: Interval in seconds between two attempts to lock. A blocking lock would need SIGALRM for its timeout, but the judge's
 #: deadlines already use SIGALRM.
@@ -29,31 +29,18 @@ class NoRoom(Exception):
 
 @contextmanager
 def room(lock: Path, *, alone: bool, patience_s: float = GPU_WAIT_S) -> Generator[None]:
-    """Hold a device's room inside a ``with`` block.
-
-    Args:
-        lock: lock of the device. The room's files are next to it.
-        alone: True for exclusive use, False for shared use.
+    """Hold a device's room inside a ``with`` block, exclusively or shared. Its files are next to the device's lock.
 
     Raises:
         NoRoom: the wait exceeded ``patience_s``.
     """
     deadline = time.monotonic() + patience_s
-    with _open(lock.with_suffix(".turnstile")) as turnstile, _open(lock.with_suffix(".room")) as inside:
+    with opened(lock.with_suffix(".turnstile")) as turnstile, opened(lock.with_suffix(".room")) as inside:
         _take(turnstile, alone, deadline)
         _take(inside, alone, deadline)
         if not alone:
             fcntl.flock(turnstile, fcntl.LOCK_UN)
         yield
-
-
-@contextmanager
-def _open(path: Path) -> Generator[int]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _take(descriptor: int, exclusive: bool, deadline: float) -> None:

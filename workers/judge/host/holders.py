@@ -17,12 +17,7 @@ _COMMAND: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The holder of a device's lock, outside this process's fleet.
-
-    Attributes:
-        words: description of the process and of its parent.
-        keeps_waiting: pids of this fleet's processes that wait for the lock.
-    """
+    """The holder of a device's lock outside this process's fleet, in words, and the fleet's pids that wait for it."""
 
     words: str
     keeps_waiting: frozenset[int]

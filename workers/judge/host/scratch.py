@@ -33,9 +33,7 @@ def device_lock(root: Path, device: str) -> Path:
 def reserve(root: Path, name: str) -> tuple[Path, int]:
     """Create and lock the first of the directories ``name-0``, ``name-1``, ... without a lock.
 
-    Returns:
-        The directory, and the descriptor that holds its lock. The directory can have files of an earlier owner that was
-        killed.
+    Return it with the descriptor that holds its lock. It can have files of an earlier owner that was killed.
     """
     for number in itertools.count():
         directory = root / f"{name}-{number}"

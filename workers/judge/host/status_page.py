@@ -108,11 +108,7 @@ class StatusPage:
         _POSITION.pack_into(self._page, _POSITION_AT, *self._attempt, -1, 0.0)
 
     def enter(self, phase: Phase, deadline: float = 0.0) -> None:
-        """Record that the judge enters a phase.
-
-        Args:
-            deadline: time at which it should end, in seconds of the monotonic clock, or 0 for none.
-        """
+        """Record that the judge enters a phase. ``deadline`` is in seconds of the monotonic clock, or 0 for none."""
         _POSITION.pack_into(self._page, _POSITION_AT, *self._attempt, _PHASES.index(phase), deadline)
 
     def at(self, step: str) -> None:

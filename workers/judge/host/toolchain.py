@@ -23,7 +23,8 @@ from typing import Any, Final
 
 #: Files of the builder, whose contents replace a version number.
 _BUILDER: Final = (
-    *("judge/candidate/headers.py", "judge/candidate/libraries.py", "judge/candidate/harness.py"),
+    *("judge/candidate/headers.py", "judge/candidate/libraries.py"),
+    *("judge/candidate/harness.py", "judge/candidate/failures.py"),
     *("judge/pipeline/build.py", "judge/host/artifacts.py", "judge/host/toolchain.py"),
 )
 #: Variables of the builder's environment that differ between slots but do not change a library.
@@ -48,13 +49,17 @@ def program(name: str) -> str | None:
 
 
 def fingerprint(environment: Mapping[str, str]) -> str:
-    """Return a hash of this host's tools and the sealed processes' environment variables, in up to a second."""
+    """Return a hash of this host's tools and the sealed processes' environment variables, in up to a second.
+
+    Raises:
+        FileNotFoundError: a file of the builder is missing.
+    """
     # Each of the processes between the supervisor and this one prepends the interpreter's directory.
     path = os.pathsep.join(dict.fromkeys(environment.get("PATH", os.defpath).split(os.pathsep)))
     environment = {**environment, "PATH": path}
     facts: dict[str, Any] = {
         "python": [sys.version, sysconfig.get_config_var("SOABI"), platform.machine(), *platform.libc_ver()],
-        "builder": [_digest(Path(__file__).parents[2] / name) for name in _BUILDER],
+        "builder": [_hash(Path(__file__).parents[2] / name) for name in _BUILDER],
         "torch": _torch(),
         "compilers": list(_compilers(environment)),
         "toolkit": _toolkit(environment),
@@ -129,7 +134,11 @@ def _headers(environment: Mapping[str, str]) -> Iterator[tuple[str, int]]:
 def _digest(path: Path) -> str:
     """Return the hash of a file, or an empty string if it cannot be read."""
     try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
+        return _hash(path)
     except OSError:
         return ""
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -49,7 +49,7 @@ def turn(
 @contextlib.contextmanager
 def opened(path: Path) -> Generator[int]:
     """Open a lock's file inside a ``with`` block. Create it if it is missing."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         yield descriptor
     finally:

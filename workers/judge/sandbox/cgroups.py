@@ -292,12 +292,7 @@ def _divide(directory: Path) -> None:
 
 def _bound(hierarchy: _Hierarchy, memory_bytes: int, processes: int) -> None:
     limits = {
-        "v2": {
-            "memory.max": memory_bytes,
-            "memory.swap.max": 0,
-            "memory.oom.group": 1,
-            "pids.max": processes,
-        },
+        "v2": {"memory.max": memory_bytes, "memory.swap.max": 0, "memory.oom.group": 1, "pids.max": processes},
         "memory": {"memory.limit_in_bytes": memory_bytes, "memory.memsw.limit_in_bytes": memory_bytes},
         "pids": {"pids.max": processes},
     }[hierarchy.kind]

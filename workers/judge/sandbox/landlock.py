@@ -77,14 +77,7 @@ class Ruleset:
     """The accesses that stay allowed. :meth:`enforce` gives up every other access that Landlock controls."""
 
     def __init__(self, version: int) -> None:
-        """Create a ruleset that allows no access.
-
-        Args:
-            version: the result of :func:`abi`, or less to give up less.
-
-        Raises:
-            OSError: Linux rejects the ruleset.
-        """
+        """Create a ruleset that allows no access. Raise OSError if Linux rejects it. A lower version gives up less."""
         self._handled = _ALL
         if version < ABI_DEVICES:
             self._handled &= ~Access.IOCTL_DEV

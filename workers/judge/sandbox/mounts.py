@@ -28,12 +28,7 @@ FILES: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Covers:
-    """The shared directories of this host that a private file system covers.
-
-    Attributes:
-        directories: covered directories.
-        kept: paths within them that stay accessible.
-    """
+    """The directories of this host that a private file system covers, and the paths in them that stay accessible."""
 
     directories: tuple[str, ...]
     kept: tuple[str, ...]
@@ -51,12 +46,9 @@ class Covers:
         return mount
 
     def attach(self, mount: int, scratch: str, more: Sequence[str] = ()) -> None:
-        """Attach a file system in a new mount namespace of the calling process.
+        """Attach a file system of :meth:`make` in a new mount namespace of the calling process.
 
-        Args:
-            mount: a file system from :meth:`make`.
-            scratch: an empty directory, which becomes its root.
-            more: further paths that stay accessible.
+        The empty directory ``scratch`` becomes its root. The paths ``more`` stay accessible too.
 
         Raises:
             OSError: the host does not allow it.

@@ -15,10 +15,8 @@ from workers.judge.host import linux
 def enter() -> dict[str, bool | str]:
     """Enter the namespaces that the host allows. The calling process must have one thread.
 
-    A fleet that is not root also needs a user namespace, in which it keeps its own uid.
-
-    Returns:
-        For each namespace True, or the reason why it was not entered.
+    A fleet that is not root also needs a user namespace, in which it keeps its own uid. Return for each namespace True,
+    or the reason why it was not entered.
     """
     if os.geteuid() == 0:
         return {

@@ -47,12 +47,9 @@ _PRIVATE: Final = ("/dev", "/etc", "/home", "/proc", "/root", "/run", "/sys", "/
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Paths by kind of access. The candidate also gets its own directories and its own ``/proc`` entry.
+    """Paths by kind of access: to read and execute, devices without ioctl, and devices of a GPU with ioctl.
 
-    Attributes:
-        readable: paths to read and execute.
-        nodes: devices to read and write, without ioctl.
-        gpu_nodes: devices of a GPU, to read, write and control by ioctl.
+    The candidate also gets its own directories and its own ``/proc`` entry.
     """
 
     readable: tuple[str, ...]
@@ -78,8 +75,7 @@ class Reach:
 def find(visible: str | None) -> tuple[Reach, bool | str]:
     """Return the paths that candidates with this ``CUDA_VISIBLE_DEVICES`` can reach.
 
-    Returns:
-        The paths, and True if they include the devices of at most one GPU, or else the reason.
+    The second result is True if they include the devices of at most one GPU, or else the reason.
     """
     gpus, only = _gpu_nodes(visible)
     host_files = _GPU_FILES if gpus else _CPU_FILES

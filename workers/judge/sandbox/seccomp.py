@@ -190,14 +190,9 @@ def _refuse_unless(*values: int) -> bytes:
 
 
 def program(machine: str, *, connects: bool = False) -> bytes:
-    """Return the filter for a processor.
+    """Return the filter for a processor of ``uname -m``, or raise KeyError for an unknown one.
 
-    Args:
-        machine: name of the processor, from ``uname -m``.
-        connects: True to allow connections of local sockets, for processes that can reach only their own.
-
-    Raises:
-        KeyError: the processor is unknown.
+    ``connects`` allows connections of local sockets, for processes that can reach only their own.
     """
     arch = _ARCHITECTURES[machine]
     myself = _refuse_unless(0)  # 0 is the caller, and any other pid can be another process
@@ -247,13 +242,7 @@ def no_signals_as_from_outside(machine: str) -> bytes:
     """Return a second filter, which stops a process from sending SIGKILL to itself or its children.
 
     It covers calls, timers, descriptors, the limit on CPU time, and the exit signal of a child. So an end by SIGKILL
-    always comes from outside, and counts as a failure of the fleet.
-
-    Args:
-        machine: name of the processor, from ``uname -m``.
-
-    Raises:
-        KeyError: the processor is unknown.
+    always comes from outside, and counts as a failure of the fleet. Raise KeyError for an unknown processor.
     """
     arch = _ARCHITECTURES[machine]
     refused = _refuse_if(_EQUAL, int(signal.SIGKILL))

@@ -57,9 +57,7 @@ class SelfCheck:
 def prepare(uid: int | None, visible: str | None) -> SelfCheck:
     """Try every measure. Apply the view and the namespaces to the calling process, because candidates inherit them.
 
-    Args:
-        uid: uid of the candidates, or None if they keep the fleet's.
-        visible: ``CUDA_VISIBLE_DEVICES`` of the candidates.
+    The candidates have ``uid``, or the fleet's if None, and ``visible`` as ``CUDA_VISIBLE_DEVICES``.
     """
     measures: dict[str, bool | str] = {}
     shown = "host"

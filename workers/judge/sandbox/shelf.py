@@ -83,14 +83,10 @@ def files(shelf: Path) -> list[Path]:
 
 
 def take(scratch: Path, shelf: Path, owner: int, most: int) -> None:
-    """Copy the libraries of an ended builder. The candidate compiles every library that is not copied.
+    """Copy the libraries of an ended builder of uid ``owner``, up to ``most`` bytes in total.
 
-    Only regular files that the builder owns and that have one name are copied, because a hard link could expose another
-    user's file to the candidate.
-
-    Args:
-        owner: uid of the builder.
-        most: maximum total size in bytes.
+    The candidate compiles every library that is not copied. Only regular files that the builder owns and that have one
+    name are copied, because a hard link could expose another user's file to the candidate.
     """
     left = min(most, _BYTES)
     with contextlib.suppress(OSError), _directory(scratch / MADE) as made, os.scandir(made) as folders:

@@ -1,0 +1,153 @@
+"""Failures of orders: the exceptions of foreign code as replies to the judge."""
+
+from __future__ import annotations
+
+import errno
+import traceback
+from collections.abc import Iterator
+from typing import Any, Final
+
+from workers.judge.channel.gpu_memory import CudaCallError, driver
+from workers.judge.channel.protocol import Answer, Reply, Shortage, Tag
+from workers.judge.channel.wire import Command
+
+#: Tags of known exceptions, by qualified name because their packages can be missing or import this module.
+_TAGS: Final = {
+    "triton.compiler.errors.CompilationError": Tag.COMPILE,
+    "triton.compiler.errors.CompileTimeAssertionFailure": Tag.COMPILE,
+    "triton.compiler.errors.UnsupportedLanguageConstruct": Tag.COMPILE,
+    "triton.runtime.errors.PTXASError": Tag.COMPILE,
+    "triton.runtime.errors.OutOfResources": Tag.RESOURCES,
+    "cupy.cuda.compiler.CompileException": Tag.COMPILE,
+    "cupy.cuda.memory.OutOfMemoryError": Tag.GPU_MEMORY,
+    "torch.OutOfMemoryError": Tag.GPU_MEMORY,
+    "torch.cuda.OutOfMemoryError": Tag.GPU_MEMORY,
+    "builtins.MemoryError": Tag.HOST_MEMORY,
+    "builtins.SystemExit": Tag.EXIT,
+    "workers.judge.candidate.harness.EntryPointError": Tag.ENTRY_POINT,
+    "workers.judge.candidate.harness.ProblemError": Tag.PROBLEM,
+}
+_OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
+#: Compile options that, together with the constants, decide how many resources a launch needs.
+_OPTIONS: Final = ("num_warps", "num_stages", "num_ctas")
+
+
+class CompileError(Exception):
+    """Wrapper of an exception that a compiler's failure raised. The original exception is its cause."""
+
+
+def reply_to(command: Command, error: BaseException, *, on_gpu: bool) -> Reply:
+    """Print an exception that ended an order, and return the reply that reports it."""
+    traceback.print_exception(error)
+    tag, code = tag_of(error), _cuda_code(error)
+    if code == 0 and on_gpu and tag in (Tag.OTHER, Tag.CUDA):
+        code = _context_code()
+    if code == _OUT_OF_MEMORY:
+        tag = Tag.GPU_MEMORY
+    elif code and tag is Tag.OTHER:
+        tag = Tag.CUDA
+    shown = error.__cause__ if isinstance(error, CompileError) and error.__cause__ else error
+    return Reply(
+        Answer.RAISED,
+        command.sequence,
+        tag=tag,
+        code=code,
+        exception=qualified(type(shown)),
+        message=text_of(shown),
+        shortage=(shortage_of(error) if tag is Tag.RESOURCES else None) or Shortage(),
+    )
+
+
+def qualified(kind: type) -> str:
+    """Return a type's name with its module."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def text_of(error: BaseException) -> str:
+    """Return an exception's text. Foreign code makes the text, and can raise another exception."""
+    try:
+        return str(error)
+    except BaseException as fault:  # noqa: BLE001
+        return f"<its text cannot be read: {qualified(type(fault))}>"
+
+
+def tag_of(error: BaseException) -> Tag:
+    """Return the kind of an exception."""
+    if isinstance(error, CompileError):
+        return Tag.COMPILE
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return Tag.FILES
+    for kind in type(error).__mro__:
+        if (tag := _TAGS.get(qualified(kind))) is not None:
+            return tag
+    return Tag.CUDA if _cuda_code(error) else Tag.OTHER
+
+
+def _cuda_code(error: BaseException) -> int:
+    """Return the CUDA error code that an exception of torch, CuPy or this project carries, or 0."""
+    for name in ("error_code", "status"):
+        try:
+            code = getattr(error, name, None)
+        except BaseException:  # noqa: BLE001 -- a property of foreign code
+            code = None
+        if type(code) is int and 0 < code < 10_000:
+            return code
+    return 0
+
+
+def _context_code() -> int:
+    """Return the error that ended this process's CUDA context, or 0."""
+    try:
+        driver("cuCtxSynchronize")
+    except CudaCallError as error:
+        return error.error_code
+    except OSError:  # there is no driver
+        return 0
+    return 0
+
+
+def shortage_of(error: BaseException) -> Shortage | None:
+    """Return the details of an ``OutOfResources`` error of Triton, or None if its attributes are not as expected.
+
+    A method of the compiled kernel raises the error, and that object has the kernel's name, options and constants.
+    Foreign code runs in this process and can forge all of them.
+    """
+    try:
+        short = Shortage(str(error.name), int(error.required), int(error.limit))  # type: ignore[attr-defined]
+    except Exception:  # noqa: BLE001 -- a kernel can raise any object under that name
+        return None
+    if not 0 <= short.required < 1 << 63 > short.limit >= 0:
+        return None
+    for kernel in _selves(error):
+        try:
+            settings = ", ".join(f"{name}={value}" for name, value in (*_constants(kernel), *_options(kernel)))
+            return Shortage(short.resource, short.required, short.limit, str(kernel.metadata.name), settings)
+        except Exception:  # noqa: BLE001, S112 -- another version of Triton, or not a Triton kernel
+            continue
+    return short
+
+
+def _selves(error: BaseException) -> Iterator[Any]:
+    """Yield each ``self`` of an error's traceback, innermost frame first."""
+    frames: list[Any] = []
+    entry = error.__traceback__
+    while entry is not None:
+        frames.append(entry.tb_frame)
+        entry = entry.tb_next
+    for frame in reversed(frames):
+        if (own := frame.f_locals.get("self")) is not None:
+            yield own
+
+
+def _constants(kernel: Any) -> Iterator[tuple[str, Any]]:
+    names = kernel.src.fn.arg_names
+    for path, value in kernel.src.constants.items():
+        # A key is the position of an argument, followed by positions within it if it is a tuple. None is not a setting.
+        if len(path) == 1 and isinstance(value, (bool, int, float, str)):
+            yield names[path[0]], value
+
+
+def _options(kernel: Any) -> Iterator[tuple[str, Any]]:
+    for name in _OPTIONS:
+        if (value := getattr(kernel.metadata, name, None)) is not None:
+            yield name, value

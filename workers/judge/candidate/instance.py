@@ -1,0 +1,51 @@
+"""A model in a sealed process, with the inputs and outputs of its calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from workers.judge.channel.arguments import put_together
+from workers.judge.channel.buffers import OpenedBuffer
+
+
+@dataclass(slots=True)
+class Instance:
+    """One model, with the inputs and outputs of its calls.
+
+    Attributes:
+        arrangement: arrangement of ``forward``'s arguments.
+        input_memory: address and size in bytes of each input of the last call.
+        structure: arrangement of the reference's outputs (:func:`~workers.judge.channel.tensors.describe`).
+        last: outputs of the last call.
+        delivered: delivered output tensors, kept until the judge has read them.
+        dense: dense copies of the last call's non-dense outputs on a CPU, by output number.
+    """
+
+    model: Any = None
+    arrangement: Any = None
+    inputs: list[OpenedBuffer] = field(default_factory=list[OpenedBuffer])
+    input_memory: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    structure: str = ""
+    last: Any = None
+    delivered: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    dense: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
+
+    def forget(self) -> None:
+        """Drop the last call's outputs, which the judge has read, so that the next call can reuse their memory."""
+        self.last, self.delivered = None, []
+        self.dense.clear()
+
+    def input_of(self, leaf: torch.Tensor) -> int | None:
+        """Return the number of the input whose memory contains a tensor's first byte, or None."""
+        at = leaf.data_ptr()
+        for number, (begin, nbytes) in enumerate(self.input_memory):
+            if begin <= at < begin + nbytes:
+                return number
+        return None
+
+    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        """Return the positional and keyword arguments of one call, with new lists and dicts for each call."""
+        return put_together(self.arrangement, [opened.tensor for opened in self.inputs])
