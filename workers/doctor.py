@@ -15,12 +15,13 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 from kqueue.config import Config, load
 from kqueue.contract import gpu_model
-from kqueue.doctor import Check, State, installed
+from kqueue.doctor import Check, Result, State, installed, report
 from workers.judge.gpu.devices import devices
 from workers.judge.host import toolchain, uids
 
@@ -45,7 +46,7 @@ def examine(config: Config, *, deep: bool = False) -> Iterator[Check]:
 
     ``deep`` adds the judging of a kernel of every backend on every GPU (:mod:`workers.deep`), which takes minutes.
     """
-    yield from _gpus(deep=deep)
+    yield from report("gpu", _gpus(deep=deep))
     if importlib.util.find_spec("torch") is None:
         fix = "for a worker: install `kqueue[worker]`"
         yield Check("gpu", "torch", State.INFO, "not installed: this host is a client, not a worker", fix)
@@ -59,48 +60,48 @@ def examine(config: Config, *, deep: bool = False) -> Iterator[Check]:
             uid = held.uid
         # This check forks, so it runs before torch, which can start threads.
         user = list(_user(uid))
-        yield from _torch()
-        yield from _compilers()
-        yield from user
-        yield from _seal(config, uid)
-    yield from _scratch(config)
+        yield from report("gpu", _torch())
+        yield from report("compilers", _compilers())
+        yield from report("sandbox", chain(user, _seal(config, uid)))
+    yield from report("sandbox", [("scratch", _scratch(config))])
     if deep:
         from workers.deep import judged
 
         tools = {"nvcc": toolchain.program("nvcc"), "ninja": _ninja()}
-        yield from judged(config, {name for name, found in tools.items() if found})
+        yield from report("judge", judged(config, {name for name, found in tools.items() if found}))
 
 
 # GPUs ------------------------------------------------------------------------------------------------
 
 
-def _gpus(*, deep: bool) -> Iterator[Check]:
+def _gpus(*, deep: bool) -> Iterator[tuple[str, Result]]:
     try:
         import pynvml as nvml  # a part of kqueue[worker]
     except ImportError:
-        yield Check("gpu", "driver", State.INFO, "not checked: nvidia-ml-py is not installed (kqueue[worker])")
+        yield "driver", Result("not checked: nvidia-ml-py is not installed (kqueue[worker])", state=State.INFO)
         return
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        yield Check("gpu", "driver", State.INFO, f"no NVIDIA GPU ({error}): only the cpu lane")
+        yield "driver", Result(f"no NVIDIA GPU ({error}): only the cpu lane", state=State.INFO)
         return
     try:
-        yield Check("gpu", "driver", State.OK, str(nvml.nvmlSystemGetDriverVersion()))
+        yield "driver", Result(str(nvml.nvmlSystemGetDriverVersion()))
         for index in range(nvml.nvmlDeviceGetCount()):
             try:
-                yield _device(nvml, index)
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                yield f"gpu {index}", _device(nvml, index, handle)
                 if deep:
-                    yield _clocks(nvml, index)
+                    yield f"gpu {index} clocks", _clocks(nvml, handle)
             except nvml.NVMLError as error:
-                fix = "see `nvidia-smi`, and reset or drain the GPU"
-                yield Check("gpu", f"gpu {index}", State.FAIL, str(error), fix)
+                yield f"gpu {index}", Result(str(error), "see `nvidia-smi`, and reset or drain the GPU", State.FAIL)
     finally:
         nvml.nvmlShutdown()
 
 
-def _device(nvml: Any, index: int) -> Check:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+def _device(nvml: Any, index: int, handle: Any) -> Result:
+    from workers.judge.gpu import facts  # imports pynvml, which a client's host can lack
+
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     name = nvml.nvmlDeviceGetName(handle)
@@ -109,180 +110,150 @@ def _device(nvml: Any, index: int) -> Check:
         f"{memory.free / _GIB:.0f} of {memory.total / _GIB:.0f} GiB free"
     )
     # The judge, the candidate, and evaluations in preparation all have contexts.
-    default = nvml.NVML_COMPUTEMODE_DEFAULT
-    if _optional(nvml, lambda: nvml.nvmlDeviceGetComputeMode(handle), default) != default:
-        fix = f"run `nvidia-smi -i {index} -c DEFAULT`"
-        return Check("gpu", f"gpu {index}", State.FAIL, f"{detail}, compute mode is exclusive", fix)
-    from workers.judge.gpu import facts  # imports pynvml, which a client's host can lack
-
+    if facts.ask(nvml.nvmlDeviceGetComputeMode, handle) not in {None, nvml.NVML_COMPUTEMODE_DEFAULT}:
+        return Result(f"{detail}, compute mode is exclusive", f"run `nvidia-smi -i {index} -c DEFAULT`", State.FAIL)
     seen = facts.read(handle)
     detail += f", {seen['temperature_c']} C" if "temperature_c" in seen else ""
-    if sick := _sick(seen):
+    ecc, rows = seen.get("uncorrected_ecc", {}), seen.get("remapped_rows", {})
+    signs = {
+        f"{ecc.get('volatile')} memory errors that ECC could not correct": ecc.get("volatile"),
+        "a memory row remap is pending": rows.get("pending"),
+        "a memory row remap has failed": rows.get("failed"),
+    }
+    if sick := ", ".join(sign for sign, present in signs.items() if present):
         fix = f"drain it (`kqueue gpu drain {index}`), then reset or reboot. Replace it if this comes back"
-        return Check("gpu", f"gpu {index}", State.WARN, f"{detail}, {sick}", fix)
+        return Result(f"{detail}, {sick}", fix)
     if slow := [reason for reason in seen.get("throttle", ()) if "Thermal" in reason or "Hw" in reason]:
         fix = "check cooling and power: kernels are not timed meanwhile"
-        return Check("gpu", f"gpu {index}", State.WARN, f"{detail}, slowed by {', '.join(slow)}", fix)
-    busy = len(seen.get("processes", ()))
-    if busy:
+        return Result(f"{detail}, slowed by {', '.join(slow)}", fix)
+    if busy := len(seen.get("processes", ())):
         fix = "do not trust times taken during other work (a running fleet's own contexts count here)"
-        return Check("gpu", f"gpu {index}", State.WARN, f"{detail}, {busy} processes on it", fix)
-    return Check("gpu", f"gpu {index}", State.OK, detail)
+        return Result(f"{detail}, {busy} processes on it", fix)
+    return Result(detail)
 
 
-def _clocks(nvml: Any, index: int) -> Check:
+def _clocks(nvml: Any, handle: Any) -> Result:
     """Report a GPU's current and highest clocks."""
     from workers.judge.gpu import facts
 
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    clocks: list[str] = []
-    for name, kind in (("SM", nvml.NVML_CLOCK_SM), ("memory", nvml.NVML_CLOCK_MEM)):
-        now, most = (
-            facts.ask(nvml.nvmlDeviceGetClockInfo, handle, kind),
-            facts.ask(nvml.nvmlDeviceGetMaxClockInfo, handle, kind),
+    def clock(name: str, kind: int) -> str:
+        asked = (
+            facts.ask(ask, handle, kind) or "?" for ask in (nvml.nvmlDeviceGetClockInfo, nvml.nvmlDeviceGetMaxClockInfo)
         )
-        clocks.append(f"{name} {now or '?'} of {most or '?'} MHz")
-    slowed = facts.read(handle).get("throttle", [])
-    return Check("gpu", f"gpu {index} clocks", State.OK, ", ".join(clocks + slowed))
+        return "{} {} of {} MHz".format(name, *asked)
 
-
-def _sick(seen: dict[str, Any]) -> str:
-    """Return the signs of failing memory in a GPU's facts as one line, empty if there are none."""
-    ecc, rows = seen.get("uncorrected_ecc", {}), seen.get("remapped_rows", {})
-    signs = (
-        (ecc.get("volatile"), f"{ecc.get('volatile')} memory errors that ECC could not correct"),
-        (rows.get("pending"), "a memory row remap is pending"),
-        (rows.get("failed"), "a memory row remap has failed"),
-    )
-    return ", ".join(sign for present, sign in signs if present)
-
-
-def _optional(nvml: Any, ask: Callable[[], Any], unknown: Any) -> Any:
-    """Return the driver's answer, or ``unknown`` if it does not support or permit the query."""
-    try:
-        return ask()
-    except nvml.NVMLError:
-        return unknown
+    clocks = [clock("SM", nvml.NVML_CLOCK_SM), clock("memory", nvml.NVML_CLOCK_MEM)]
+    return Result(", ".join(clocks + facts.read(handle).get("throttle", [])))
 
 
 # torch -----------------------------------------------------------------------------------------------
 
 
-def _torch() -> Iterator[Check]:
+def _torch() -> Iterator[tuple[str, Result]]:
     # Makes torch count devices without opening contexts, which the loop below does one by one.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     try:
         import torch
     except (ImportError, OSError) as error:
-        yield Check("gpu", "torch", State.FAIL, f"cannot be imported: {error}", "install torch again")
+        yield "torch", Result(f"cannot be imported: {error}", "install torch again", State.FAIL)
         return
     built = torch.version.cuda
-    node = Path("/dev/nvidiactl").exists()
-    if built is None and node:
+    if built is None and Path("/dev/nvidiactl").exists():
         fix = "install a CUDA build of torch (see pytorch.org), else only the cpu lane is served"
-        yield Check("gpu", "torch", State.FAIL, f"{torch.__version__}, a CPU build, on a host with a GPU", fix)
+        yield "torch", Result(f"{torch.__version__}, a CPU build, on a host with a GPU", fix, State.FAIL)
     else:
-        yield Check("gpu", "torch", State.OK, f"{torch.__version__}, {f'CUDA {built}' if built else 'CPU build'}")
+        yield "torch", Result(f"{torch.__version__}, {f'CUDA {built}' if built else 'CPU build'}")
     for index in range(torch.cuda.device_count() if built else 0):
-        yield _kernel_runs(torch, index)
-    yield _triton()
-    if (cupy := _any_cupy()) is not None:
-        yield Check("gpu", "cupy", State.OK, cupy)
+        yield f"cuda:{index}", _kernel_runs(torch, f"cuda:{index}")
+    yield "triton", _triton()
+    names = ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x")
+    if cupy := next((f"{name} {version}" for name in names if (version := installed(name))), None):
+        yield "cupy", Result(cupy)
     else:
-        fix = f"for kernels of backend cupy: install `cupy-cuda{(built or '12').split('.')[0]}x`" if built else ""
-        yield Check("gpu", "cupy", State.INFO, "not installed", fix)
+        fix = f"for kernels of backend cupy: install `cupy-cuda{built.split('.')[0]}x`" if built else ""
+        yield "cupy", Result("not installed", fix, State.INFO)
 
 
-def _kernel_runs(torch: Any, index: int) -> Check:
-    name = f"cuda:{index}"
+def _kernel_runs(torch: Any, device: str) -> Result:
     try:
-        value = torch.arange(1024, device=name).sum().item()
+        value = torch.arange(1024, device=device).sum().item()
     except (RuntimeError, AssertionError) as error:
         fix = "check that the driver is new enough for this build of torch, and that the device nodes are readable"
-        return Check("gpu", name, State.FAIL, f"torch cannot use it: {error}", fix)
-    right = value == 1023 * 512
-    return Check("gpu", name, State.OK if right else State.FAIL, "a kernel ran" if right else f"computed {value}")
+        return Result(f"torch cannot use it: {error}", fix, State.FAIL)
+    return Result("a kernel ran") if value == 1023 * 512 else Result(f"computed {value}", state=State.FAIL)
 
 
-def _triton() -> Check:
+def _triton() -> Result:
     version = installed("triton")
     if version is None:
-        return Check("gpu", "triton", State.WARN, "not installed", "for kernels of backend triton: install triton")
+        return Result("not installed", "for kernels of backend triton: install triton")
     try:
         import triton  # noqa: F401  # pyright: ignore[reportUnusedImport]  # the import is the check
     except (ImportError, OSError) as error:
-        return Check("gpu", "triton", State.FAIL, f"{version} cannot be imported: {error}", "install triton again")
-    return Check("gpu", "triton", State.OK, version)
-
-
-def _any_cupy() -> str | None:
-    names = ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x")
-    return next((f"{name} {version}" for name in names if (version := installed(name))), None)
+        return Result(f"{version} cannot be imported: {error}", "install triton again", State.FAIL)
+    return Result(version)
 
 
 # compilers -------------------------------------------------------------------------------------------
 
 
-def _compilers() -> Iterator[Check]:
+def _compilers() -> Iterator[tuple[str, Result]]:
     gpu = Path("/dev/nvidiactl").exists()
-
-    def tool(name: str, found: str | None, absent: State, fix: str) -> Check:
-        if found:
-            return Check("compilers", name, State.OK, found)
-        return Check("compilers", name, absent, "not found", fix)
-
-    compiler = shutil.which(os.environ.get("CXX") or "c++") or shutil.which("g++")
     # Triton compiles its launcher, so on a GPU only plain torch works without a compiler.
     needed = State.FAIL if gpu else State.WARN
-    fix = "for kernels of backends cuda, cpp and triton: install g++"
-    yield tool("c++", compiler and f"{_output(compiler)[0]} at {compiler}", needed, fix)
+    compiler = shutil.which(os.environ.get("CXX") or "c++") or shutil.which("g++")
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    fix = f"for kernels that are compiled: install python{sys.version_info[0]}.{sys.version_info[1]}-dev"
-    yield tool("python headers", str(header.parent) if header.is_file() else None, needed, fix)
-    ninja = _ninja()
-    fix = "for kernels of backends cuda and cpp: install ninja"
-    yield tool("ninja", ninja and f"{_output(ninja)[0]} at {ninja}", State.WARN, fix)
-    nvcc = toolchain.program("nvcc")
-    fix = "for kernels of backend cuda: install the CUDA toolkit of torch's version, or set CUDA_HOME" if gpu else ""
-    yield tool("nvcc", nvcc and f"{_output(nvcc)[-1]} at {nvcc}", State.WARN if gpu else State.INFO, fix)
-    for name, command in _EXAMINERS.items():
-        found = toolchain.program(name)
-        fix = f"for {command}: install the CUDA toolkit" if gpu else ""
-        yield tool(name, found and f"{_output(found)[-1]} at {found}", State.INFO, fix)
+    headers = f"for kernels that are compiled: install python{sys.version_info[0]}.{sys.version_info[1]}-dev"
+    toolkit = "install the CUDA toolkit"
+    for name, found, absent, fix in (
+        ("c++", _version(compiler, 0), needed, "for kernels of backends cuda, cpp and triton: install g++"),
+        ("python headers", header.is_file() and header.parent, needed, headers),
+        ("ninja", _version(_ninja(), 0), State.WARN, "for kernels of backends cuda and cpp: install ninja"),
+        ("nvcc", _version(toolchain.program("nvcc"), -1), State.WARN if gpu else State.INFO,
+         f"for kernels of backend cuda: {toolkit} of torch's version, or set CUDA_HOME" if gpu else ""),
+        *((name, _version(toolchain.program(name), -1), State.INFO, f"for {command}: {toolkit}" if gpu else "")
+          for name, command in _EXAMINERS.items()),
+    ):  # fmt: skip
+        yield name, Result(str(found)) if found else Result("not found", fix, absent)
 
 
 def _ninja() -> str | None:
     return shutil.which("ninja", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
 
 
-def _output(program: str) -> list[str]:
-    """Return the lines of a program's ``--version`` output, or one line with the error."""
+def _version(program: str | None, line: int) -> str | None:
+    """Return a line of a program's ``--version`` output, or the error, and its path. None if there is no program."""
+    if program is None:
+        return None
     try:
         done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=False)
+        shown = done.stdout.strip().splitlines() or [f"exited with status {done.returncode}"]
     except (OSError, subprocess.TimeoutExpired) as error:
-        return [f"does not run: {error}"]
-    return done.stdout.strip().splitlines() or [f"exited with status {done.returncode}"]
+        shown = [f"does not run: {error}"]
+    return f"{shown[line]} at {program}"
 
 
 # the sandbox -----------------------------------------------------------------------------------------
 
 
-def _user(uid: int | None) -> Iterator[Check]:
+def _user(uid: int | None) -> Iterator[tuple[str, Result]]:
     if uid is None:
         fix = "run the worker as root (its container does), so that candidates get their own uids"
-        yield Check("sandbox", "user", State.WARN, f"uid {os.geteuid()}: candidates run as this user", fix)
-        return
-    yield Check("sandbox", "user", State.OK, f"root: candidates get uids from {uid}")
-    yield _capabilities()
+        yield "user", Result(f"uid {os.geteuid()}: candidates run as this user", fix)
+    else:
+        yield "user", Result(f"root: candidates get uids from {uid}")
+        yield "capabilities", _capabilities()
+        yield "candidate uid", _candidate(uid)
+
+
+def _candidate(uid: int) -> Result:
     from workers.judge.sandbox import view
 
     blocked = ", ".join(map(str, view.unreadable()))
-    refused = _in_child(view.rebuild) if blocked else 0
-    if refused:
+    if blocked and (refused := _in_child(view.rebuild)):
         detail = f"{blocked} is closed to other users, and mounting is refused ({os.strerror(refused)})"
         fix = "give the worker CAP_SYS_ADMIN, or install Python and kqueue where all users can read, such as /opt"
-        yield Check("sandbox", "candidate uid", State.WARN, f"candidates run as this user: {detail}", fix)
-        return
+        return Result(f"candidates run as this user: {detail}", fix)
 
     def start() -> None:
         view.rebuild()
@@ -294,13 +265,11 @@ def _user(uid: int | None) -> Iterator[Check]:
 
     if failed := _in_child(start):
         fix = "give the worker CAP_SETUID and CAP_SETGID, or do not run it as root"
-        yield Check("sandbox", "candidate uid", State.FAIL, f"the interpreter does not start as {uid} ({failed})", fix)
-    else:
-        around = f", in a private view of {blocked}" if blocked else ""
-        yield Check("sandbox", "candidate uid", State.OK, f"the interpreter starts as {uid}{around}")
+        return Result(f"the interpreter does not start as {uid} ({failed})", fix, State.FAIL)
+    return Result(f"the interpreter starts as {uid}" + (f", in a private view of {blocked}" if blocked else ""))
 
 
-def _seal(config: Config, uid: int | None) -> Iterator[Check]:
+def _seal(config: Config, uid: int | None) -> Iterator[tuple[str, Result]]:
     """Try every measure of the seal like a fork server, and report the level that they reach."""
     from workers.judge.sandbox.level import MEASURES, Level, lacking, reached
 
@@ -311,24 +280,20 @@ def _seal(config: Config, uid: int | None) -> Iterator[Check]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SEAL_S, check=True)
         found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        yield Check("sandbox", "isolation", State.FAIL, f"could not be tried: {error}", "see the worker's log")
+        yield "isolation", Result(f"could not be tried: {error}", "see the worker's log", State.FAIL)
         return
     wanted = lacking(found, Level.STRONG)
     for name, fix in MEASURES.items():
-        if found[name] is True:
-            yield Check("sandbox", name, State.OK, "works")
-        else:
-            yield Check("sandbox", name, State.WARN if name in wanted else State.INFO, str(found[name]), fix)
+        absent = Result(str(found[name]), fix, State.WARN if name in wanted else State.INFO)
+        yield name, Result("works") if found[name] is True else absent
     minimum, level = Level(config.isolation), reached(found)
-    missing = ", ".join(lacking(found, minimum))
-    if missing:
+    if missing := ", ".join(lacking(found, minimum)):
         fix = f"give the worker {missing} (see their lines), or set KQUEUE_ISOLATION={level}"
         detail = f"{level}, below KQUEUE_ISOLATION={minimum}: workers do not start"
-        yield Check("sandbox", "isolation", State.FAIL, detail, fix)
+        yield "isolation", Result(detail, fix, State.FAIL)
         return
-    beyond = [other for other in Level if lacking(found, other)]
-    more = f"; for {beyond[0]}: {', '.join(lacking(found, beyond[0]))}" if beyond else ""
-    yield Check("sandbox", "isolation", State.OK, f"{level}{more}")
+    beyond = next((f"; for {other}: {', '.join(names)}" for other in Level if (names := lacking(found, other))), "")
+    yield "isolation", Result(f"{level}{beyond}")
 
 
 def _in_child(call: Callable[[], None]) -> int:
@@ -346,18 +311,17 @@ def _in_child(call: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def _capabilities() -> Check:
+def _capabilities() -> Result:
     status = Path("/proc/self/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("CapEff:"))
     mask = int(line.split()[1], 16)
     held = [name for bit, name in enumerate(_CAPABILITIES.split()) if mask >> bit & 1]
-    if lacking := sorted(_NEEDED.difference(held)):
-        names = ", ".join(f"CAP_{name.upper()}" for name in lacking)
-        return Check("sandbox", "capabilities", State.FAIL, f"without {names}", f"give the container {names}")
-    return Check("sandbox", "capabilities", State.OK, " ".join(held))
+    if names := ", ".join(f"CAP_{name.upper()}" for name in sorted(_NEEDED.difference(held))):
+        return Result(f"without {names}", f"give the container {names}", State.FAIL)
+    return Result(" ".join(held))
 
 
-def _scratch(config: Config) -> Iterator[Check]:
+def _scratch(config: Config) -> Result:
     from workers.judge.sandbox import view
 
     directory = config.scratch.resolve()
@@ -366,19 +330,16 @@ def _scratch(config: Config) -> Iterator[Check]:
     # A compiled kernel is a library that is mapped as executable.
     if os.statvfs(there).f_flag & os.ST_NOEXEC:
         fix = "mount it with exec, or set KQUEUE_SCRATCH to another directory"
-        yield Check("sandbox", "scratch", State.FAIL, f"{directory} is on a file system mounted noexec", fix)
-    elif os.geteuid() == 0 and (blocked := view.obstacle(there)) is not None:
+        return Result(f"{directory} is on a file system mounted noexec", fix, State.FAIL)
+    if os.geteuid() == 0 and (blocked := view.obstacle(there)) is not None:
         fix = f"`chmod o+x {blocked}`, or set KQUEUE_SCRATCH to a directory that all users can enter"
-        yield Check("sandbox", "scratch", State.FAIL, f"{directory} is behind {blocked}", fix)
-    elif not os.access(there, os.W_OK | os.X_OK):
-        yield Check(
-            "sandbox", "scratch", State.FAIL, f"{there} is not writable", "set KQUEUE_SCRATCH to a writable directory"
-        )
-    elif free < 4 * _GIB:
+        return Result(f"{directory} is behind {blocked}", fix, State.FAIL)
+    if not os.access(there, os.W_OK | os.X_OK):
+        return Result(f"{there} is not writable", "set KQUEUE_SCRATCH to a writable directory", State.FAIL)
+    if free < 4 * _GIB:
         fix = "free some, or set KQUEUE_SCRATCH to another disk"
-        yield Check("sandbox", "scratch", State.WARN, f"{directory}: {free / _GIB:.1f} GiB free", fix)
-    else:
-        yield Check("sandbox", "scratch", State.OK, f"{directory}: {free / _GIB:.0f} GiB free")
+        return Result(f"{directory}: {free / _GIB:.1f} GiB free", fix)
+    return Result(f"{directory}: {free / _GIB:.0f} GiB free")
 
 
 def main() -> None:
