@@ -29,9 +29,9 @@ from tests.judge.rig import Rig
 from tests.memory import held
 from tests.waiting import until
 from workers.judge.candidate.archive import pack
-from workers.judge.channel import protocol, reports
+from workers.judge.channel import orders, reports
 from workers.judge.channel.flags import memory
-from workers.judge.channel.protocol import Examine, Job, Opening, Order
+from workers.judge.channel.orders import Examine, Job, Opening, Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.process import SealedProcess
 from workers.judge.host import linux, uids
@@ -200,7 +200,7 @@ class Cast:
         self.words.append(ours)
         process.enter(Phase.LOAD, LONG_S)
         with theirs:
-            process.become(Order.TEST, protocol.Testing(archive, json.dumps(order), ""), theirs.fileno())
+            process.become(Order.TEST, orders.Testing(archive, json.dumps(order), ""), theirs.fileno())
         said = b""
         while b'"start"' not in said and not process.ends(0.5, ours):
             said += ours.recv(1 << 16)

@@ -28,7 +28,8 @@ from workers.judge.channel.buffers import (
     is_dense,
     view_within,
 )
-from workers.judge.channel.protocol import Answer, Order, ProtocolError, Reply, Shortage, Tag
+from workers.judge.channel.orders import Order
+from workers.judge.channel.protocol import Answer, ProtocolError, Reply, Shortage, Tag
 from workers.judge.channel.tensors import DTYPES, Location, TensorSpec, Where, describe
 from workers.judge.channel.wire import receive_command, receive_record, send_command
 

@@ -17,8 +17,8 @@ import torch
 from kqueue.categories import Category
 from kqueue.contract import Comparison, Precision, Settings, Tolerance
 from kqueue.evidence import Facts
-from workers.judge.channel.protocol import Answer, Reply, TensorSpec
-from workers.judge.channel.tensors import describe
+from workers.judge.channel.protocol import Answer, Reply
+from workers.judge.channel.tensors import TensorSpec, describe
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import compare
 from workers.judge.pipeline.cases import Case

@@ -16,7 +16,7 @@ from kqueue.contract import Measurement, Timing
 from tests.judge.loopback import Loopback, reference
 from tests.judge.sources import problem
 from workers.judge.candidate.harness import Harness
-from workers.judge.channel.protocol import Job, Opening, Order
+from workers.judge.channel.orders import Job, Opening, Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import environment
 from workers.judge.pipeline import speed_of_light, timing

@@ -19,7 +19,7 @@ import torch
 from workers.judge.candidate.harness import Harness, import_file
 from workers.judge.channel import flags
 from workers.judge.channel.arguments import put_together, take_apart
-from workers.judge.channel.protocol import Examine, Job, Order
+from workers.judge.channel.orders import Examine, Job, Order
 from workers.judge.channel.randomness import set_seed
 from workers.judge.channel.wire import Command
 

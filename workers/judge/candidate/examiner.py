@@ -24,7 +24,8 @@ from typing import Any, Final
 from workers.judge.candidate import examined, started
 from workers.judge.candidate.harness import Harness
 from workers.judge.channel import reports
-from workers.judge.channel.protocol import Examine, Order, Reply
+from workers.judge.channel.orders import Examine, Order
+from workers.judge.channel.protocol import Reply
 from workers.judge.channel.wire import Command
 
 _LOG: Final = "tool.log"

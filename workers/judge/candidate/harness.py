@@ -27,8 +27,9 @@ from workers.judge.channel import activities, flags
 from workers.judge.channel.arguments import check, put_together
 from workers.judge.channel.buffers import Exports, OpenedBuffer, is_apart, is_dense
 from workers.judge.channel.gpu_memory import CudaCallError, cudart
+from workers.judge.channel.orders import Binding, BufferSpec, Job, Opening, Order
 from workers.judge.channel.packets import send_with_fds, wait_briefly
-from workers.judge.channel.protocol import Answer, Binding, BufferSpec, Job, Opening, Order, Reply, Tag
+from workers.judge.channel.protocol import Answer, Reply, Tag
 from workers.judge.channel.randomness import set_seed
 from workers.judge.channel.semaphores import Semaphores
 from workers.judge.channel.tensors import MAX_DIMS, MAX_TENSORS, Location, TensorSpec, Where, describe

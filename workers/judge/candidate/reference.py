@@ -25,9 +25,10 @@ from workers.judge.channel.arena import Arena
 from workers.judge.channel.arguments import FORM, ArgumentsError, put_together, take_apart
 from workers.judge.channel.bits import same_bits
 from workers.judge.channel.buffers import OpenedBuffer, is_apart
-from workers.judge.channel.protocol import Answer, Ask, Draw, Order, Release, Reply, widened
+from workers.judge.channel.orders import Ask, Draw, Order, Release
+from workers.judge.channel.protocol import Answer, Reply
 from workers.judge.channel.randomness import set_seed
-from workers.judge.channel.tensors import MAX_DIMS, MAX_TENSORS, Location, TensorSpec, describe
+from workers.judge.channel.tensors import MAX_DIMS, MAX_TENSORS, Location, TensorSpec, describe, widened
 from workers.judge.channel.wire import Command
 from workers.judge.host import linux
 

@@ -15,7 +15,8 @@ from typing import Final
 from workers.judge.candidate import archive, started
 from workers.judge.candidate.harness import Harness, ProblemError
 from workers.judge.channel import lines
-from workers.judge.channel.protocol import Order, Reply, Testing
+from workers.judge.channel.orders import Order, Testing
+from workers.judge.channel.protocol import Reply
 from workers.judge.channel.wire import Command
 
 #: Module of the program. Below it: the repository's folder and the order's file, both in the working directory.

@@ -25,7 +25,8 @@ import torch
 from workers.judge.channel import gpu_memory
 from workers.judge.channel.flags import memory
 from workers.judge.channel.gpu_memory import CudaCallError, Mapping
-from workers.judge.channel.protocol import MAX_EXPORTED, BufferSpec, Export, ProtocolError
+from workers.judge.channel.orders import BufferSpec
+from workers.judge.channel.protocol import MAX_EXPORTED, Export, ProtocolError
 from workers.judge.channel.tensors import Location, TensorSpec, Where
 
 #: Number of announced runs after which a process starts over. One call has 32 at most.

@@ -100,3 +100,10 @@ def _described(node: Any, depth: int, leaves: list[Any]) -> str:
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not any(hasattr(torch.Tensor, name) for name in vars(tensor))
+
+
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that replaces a dtype in the float64 reference: float64, complex128, or the dtype itself."""
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else dtype

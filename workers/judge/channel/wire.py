@@ -9,8 +9,9 @@ import struct
 from dataclasses import dataclass
 from typing import Any, Final
 
+from workers.judge.channel.orders import Order
 from workers.judge.channel.packets import receive_with_fds, send_with_fds
-from workers.judge.channel.protocol import REPLY_BYTES, Export, Order, Reply
+from workers.judge.channel.protocol import REPLY_BYTES, Export, Reply
 
 _MAGIC: Final = 0x6B71_0001
 _COMMAND = struct.Struct("=IIQq?")

@@ -18,8 +18,9 @@ from kqueue.contract import Phase
 from kqueue.text import one_line
 from workers.judge.channel import flags
 from workers.judge.channel.buffers import Imports, ProcessMemory
+from workers.judge.channel.orders import Order
 from workers.judge.channel.packets import wait_briefly
-from workers.judge.channel.protocol import Answer, Export, Order, ProtocolError, Reply, Tag
+from workers.judge.channel.protocol import Answer, Export, ProtocolError, Reply, Tag
 from workers.judge.channel.semaphores import Semaphores
 from workers.judge.channel.wire import receive_record, send_command
 from workers.judge.ending import EvaluationEnded

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from kqueue.contract import Phase
 from kqueue.evidence import Measurement
-from workers.judge.channel.protocol import Order
+from workers.judge.channel.orders import Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import timing
 from workers.judge.pipeline.blame import blaming

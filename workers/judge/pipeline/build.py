@@ -24,7 +24,7 @@ import torch
 from kqueue.categories import Category
 from kqueue.contract import Backend, Deadlines, Outcome, Phase
 from workers.judge.candidate.libraries import is_lasting
-from workers.judge.channel.protocol import Job, Opening, Order
+from workers.judge.channel.orders import Job, Opening, Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.control import End, Report
 from workers.judge.forkserver.handle import ForkServer, ForkServerError

@@ -17,7 +17,9 @@ import torch
 from kqueue.contract import Comparison
 from workers.judge.channel.arena import taken_by
 from workers.judge.channel.arguments import FORM, ArgumentsError, check
-from workers.judge.channel.protocol import MAX_DIMS, MAX_TENSORS, Answer, Draw, Order, Release, TensorSpec
+from workers.judge.channel.orders import Draw, Order, Release
+from workers.judge.channel.protocol import Answer
+from workers.judge.channel.tensors import MAX_DIMS, MAX_TENSORS, TensorSpec
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import static
 from workers.judge.pipeline.blame import invalid_problem

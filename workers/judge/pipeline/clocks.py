@@ -36,8 +36,9 @@ from kqueue.categories import Category
 from kqueue.contract import Phase
 from workers.judge.channel import flags
 from workers.judge.channel.gpu_memory import CudaCallError, call
-from workers.judge.channel.protocol import Order, TensorSpec
+from workers.judge.channel.orders import Order
 from workers.judge.channel.semaphores import Semaphores
+from workers.judge.channel.tensors import TensorSpec
 from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import environment
 from workers.judge.pipeline.cases import Case

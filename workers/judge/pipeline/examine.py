@@ -20,7 +20,7 @@ from kqueue.evidence import KernelProfile, Profile, Sanitized
 from kqueue.text import one_line
 from workers.judge.channel import activities, reports
 from workers.judge.channel.flags import memory
-from workers.judge.channel.protocol import Examine, Job, Order
+from workers.judge.channel.orders import Examine, Job, Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.handle import ForkServerError
 from workers.judge.forkserver.process import SealedProcess

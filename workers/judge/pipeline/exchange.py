@@ -16,7 +16,9 @@ from workers.judge.channel.activities import Activity
 from workers.judge.channel.bits import same_bits
 from workers.judge.channel.buffers import LocationError, SharedTensor, form_of, is_dense, view_within
 from workers.judge.channel.flags import memory
-from workers.judge.channel.protocol import Answer, Binding, Job, Location, Order, Reply, TensorSpec, Where
+from workers.judge.channel.orders import Binding, Job, Order
+from workers.judge.channel.protocol import Answer, Reply
+from workers.judge.channel.tensors import Location, TensorSpec, Where
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.handle import ForkServerError
 from workers.judge.forkserver.process import SealedProcess

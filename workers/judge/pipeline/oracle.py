@@ -11,8 +11,10 @@ from typing import Final
 import torch
 
 from kqueue.contract import Precision
-from workers.judge.channel.protocol import Order, Reply, TensorSpec, widened
+from workers.judge.channel.orders import Order
+from workers.judge.channel.protocol import Reply
 from workers.judge.channel.randomness import KINDS
+from workers.judge.channel.tensors import TensorSpec, widened
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import answers
 from workers.judge.pipeline.cases import Case

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from kqueue.categories import Blame
 from kqueue.contract import Outcome, Phase, Request
-from workers.judge.channel.protocol import Job, Opening, Order
+from workers.judge.channel.orders import Job, Opening, Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.control import Report
 from workers.judge.forkserver.handle import ForkServer, ForkServerError

@@ -25,7 +25,9 @@ from workers.judge.channel import scalar_page
 from workers.judge.channel.buffers import LocationError, SharedTensor, view_within
 from workers.judge.channel.flags import memory
 from workers.judge.channel.gpu_memory import CudaCallError
-from workers.judge.channel.protocol import Ask, Job, Location, Opening, Order, Reply, TensorSpec, Where
+from workers.judge.channel.orders import Ask, Job, Opening, Order
+from workers.judge.channel.protocol import Reply
+from workers.judge.channel.tensors import Location, TensorSpec, Where
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.process import SealedProcess
 from workers.judge.host import linux

@@ -19,7 +19,8 @@ from kqueue.categories import Category
 from kqueue.contract import TESTS_LINE, Backend, Outcome, Phase, Request
 from kqueue.evidence import Facts, Tests
 from workers.judge.channel.lines import Lines, content
-from workers.judge.channel.protocol import Order, Tag, Testing
+from workers.judge.channel.orders import Order, Testing
+from workers.judge.channel.protocol import Tag
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.control import End
 from workers.judge.forkserver.process import SealedProcess

@@ -17,8 +17,10 @@ import torch
 
 from kqueue.contract import Settings
 from workers.judge.channel.bits import checksum
-from workers.judge.channel.protocol import MAX_DIMS, MAX_STRUCTURE_BYTES, MAX_TENSORS, Order, Reply
+from workers.judge.channel.orders import Order
+from workers.judge.channel.protocol import Reply
 from workers.judge.channel.randomness import ANY_SIZE, KINDS
+from workers.judge.channel.tensors import MAX_DIMS, MAX_STRUCTURE_BYTES, MAX_TENSORS
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.process import SealedProcess
 from workers.judge.pipeline import answers, compare

@@ -35,7 +35,8 @@ import torch
 from kqueue.categories import Category
 from kqueue.contract import Phase, Timing
 from kqueue.evidence import Clocks, Histogram, Measurement
-from workers.judge.channel.protocol import Order, TensorSpec
+from workers.judge.channel.orders import Order
+from workers.judge.channel.tensors import TensorSpec
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import clocks, compare
 from workers.judge.pipeline.cases import Case
