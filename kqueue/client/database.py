@@ -135,12 +135,7 @@ class DatabaseTransport(Transport):
         """Store evaluations, and send messages for those that are next in the queue."""
         app = self._app
         submitted = evaluations.submit(
-            self._engine,
-            requests,
-            slots=live,
-            any_lane=any_lane,
-            reuse_s=self._config.lease_s,
-            traceparent=traceparent,
+            self._engine, requests, slots=live, any_lane=any_lane, reuse_s=self._config.lease_s, traceparent=traceparent
         )
         messages = [evaluation.message for evaluation in submitted if evaluation.next]
         try:

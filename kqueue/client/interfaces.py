@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from kqueue.config import Config
 
 
-class Options(TypedDict, total=False):
-    """The fields of a :class:`Request`, which documents them, and ``allow_idle_lane``. None is a field's default."""
+class Fields(TypedDict, total=False):
+    """The fields of a :class:`Request`, which documents them. None stands for a field's default."""
 
     problem: str | None
     kernel: str | None
@@ -36,8 +36,12 @@ class Options(TypedDict, total=False):
     producer: str | None
     reuse: bool | None
     queue_wait_s: float | None
+
+
+class Options(Fields, total=False):
+    """The keyword arguments of :meth:`Client.submit`."""
+
     allow_idle_lane: bool
-    """Accept a lane (not ``auto``) that no live worker serves now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +148,15 @@ class Client(_ToServices):
         """Close all connections. Evaluations continue. Waiting threads get a ``KqueueError``."""
         self._transport.close()
 
-    def submit(self, request: Request | None = None, **options: Unpack[Options]) -> Ticket:
+    def submit(
+        self, request: Request | None = None, *, allow_idle_lane: bool = False, **fields: Unpack[Fields]
+    ) -> Ticket:
         """Submit one evaluation, given by a :class:`Request` or by its fields.
 
         Args:
             request: the complete request. It can be combined only with ``allow_idle_lane``.
-            options: the fields of a :class:`Request`, which documents them, and ``allow_idle_lane``: True to accept a
-                lane (not ``auto``) that no live worker serves now.
+            allow_idle_lane: accept a lane (not ``auto``) that no live worker serves now.
+            fields: the fields of a :class:`Request`, which documents them.
 
         Raises:
             InvalidRequest: a field is wrong. The message names it and the fix.
@@ -159,14 +165,12 @@ class Client(_ToServices):
             DatabaseUnavailable: Postgres cannot be used.
             SchemaMismatch: the database belongs to another version of kqueue.
         """
-        return Ticket(*self._transport.submit(*_one(request, options))[0], self._transport)
+        return self.submit_batch([_one(request, fields)], allow_idle_lane=allow_idle_lane)[0]
 
     def submit_batch(self, entries: Iterable[Entry], *, allow_idle_lane: bool = False) -> list[Ticket]:
         """Submit all entries or none, in one transaction, and return tickets in the order of ``entries``.
 
-        Raises:
-            InvalidRequest: an entry is wrong. The message has its index.
-            LaneUnavailable, UnknownProblem, DatabaseUnavailable, SchemaMismatch: the errors of :meth:`submit`.
+        The errors are the ones of :meth:`submit`. The message of an ``InvalidRequest`` has the entry's index.
         """
         accepted = self._transport.submit(all_valid(check_each(entries)), allow_idle_lane)
         return [Ticket(*one, self._transport) for one in accepted]
@@ -175,11 +179,8 @@ class Client(_ToServices):
         """Submit every valid entry, and return a ticket for each in the order of ``entries``.
 
         Entries are requests, or mappings of their fields. For a refused entry the list contains the
-        :class:`InvalidRequest`, which is not raised.
-
-        Raises:
-            DatabaseUnavailable: Postgres cannot be used. Nothing was submitted.
-            SchemaMismatch: the database belongs to another version of kqueue.
+        :class:`InvalidRequest`, which is not raised. After ``DatabaseUnavailable`` or ``SchemaMismatch`` nothing was
+        submitted.
         """
         results = self._transport.submit_each(check_each(entries), allow_idle_lane)
         return [Ticket(*one, self._transport) if isinstance(one, Accepted) else one for one in results]
@@ -204,7 +205,7 @@ class Client(_ToServices):
     ) -> list[Verdict | InvalidRequest]:
         """Submit every valid entry, wait, and return the verdicts in the order of ``entries``.
 
-        The arguments are those of :meth:`submit_each` and :meth:`evaluate`.
+        :meth:`submit_each` documents the entries, and :meth:`evaluate` the timeout.
 
         Raises:
             WaitTimeout: a verdict did not come in time. ``evaluation_ids`` names all submitted evaluations, and
@@ -280,10 +281,11 @@ class AsyncClient(_ToServices):
         """Close all connections. Evaluations continue. Waiting tasks get a ``KqueueError``."""
         await asyncio.to_thread(self._transport.close)
 
-    async def submit(self, request: Request | None = None, **options: Unpack[Options]) -> AsyncTicket:
+    async def submit(
+        self, request: Request | None = None, *, allow_idle_lane: bool = False, **fields: Unpack[Fields]
+    ) -> AsyncTicket:
         """Submit one evaluation. :meth:`Client.submit` documents arguments and errors."""
-        [accepted] = await asyncio.to_thread(self._transport.submit, *_one(request, options))
-        return AsyncTicket(*accepted, self._transport)
+        return (await self.submit_batch([_one(request, fields)], allow_idle_lane=allow_idle_lane))[0]
 
     async def submit_batch(self, entries: Iterable[Entry], *, allow_idle_lane: bool = False) -> list[AsyncTicket]:
         """Submit all entries or none, in one transaction, and return tickets in the order of ``entries``."""
@@ -398,14 +400,14 @@ def _too_late(missing: int, ids: Sequence[UUID], timeout: float | None) -> WaitT
     )
 
 
-def _one(request: Request | None, options: Options) -> tuple[list[Request], bool]:
-    """Return the arguments of :meth:`Transport.submit` for an evaluation that was given as a request or by fields."""
-    if unknown := options.keys() - Options.__optional_keys__:
+def _one(request: Request | None, fields: Fields) -> Request:
+    """Return the request that was given as a whole or by its fields. Raise InvalidRequest for both at once."""
+    if unknown := fields.keys() - Fields.__optional_keys__:
         raise TypeError(f"unexpected keyword arguments: {', '.join(sorted(unknown))}")
-    fields = {name: value for name, value in options.items() if value is not None and name != "allow_idle_lane"}
-    if request is not None and (fields.keys() - {"lane"} or fields.get("lane", "auto") != "auto"):
+    given = {name: value for name, value in fields.items() if value is not None}
+    if request is not None and (given.keys() - {"lane"} or given.get("lane", "auto") != "auto"):
         raise InvalidRequest("request: give a Request or its fields, not both")
-    return [check(fields if request is None else request)], options.get("allow_idle_lane", False)
+    return check(given if request is None else request)
 
 
 def _id_of(evaluation_id: UUID | str) -> UUID:

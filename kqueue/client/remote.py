@@ -58,7 +58,8 @@ class _OverHttp:
                 ``ServerUnavailable`` is raised. Waits for verdicts end only with their own timeouts.
 
         Raises:
-            ConfigError: no server is known, or ``url`` is neither an HTTP URL nor a unix socket's.
+            ConfigError: no server is known, ``url`` is neither an HTTP URL nor a unix socket's, or ``token`` is
+                malformed.
         """
         self._transport: Transport = _HttpTransport(url, token, retry_s)
 
@@ -72,16 +73,7 @@ class AsyncRemoteClient(_OverHttp, AsyncClient):
 
 
 class _HttpTransport(Transport):
-    """The transport to a fleet behind `kqueue serve`.
-
-    Args:
-        url: the server's URL, or None for the one of the environment or of the fleet on this machine.
-        token: the token to send, or None for the one of the environment or of the fleet on this machine.
-        retry_s: seconds for which a request is repeated while the server cannot answer.
-
-    Raises:
-        ConfigError: no server is known, or ``url`` or ``token`` is malformed.
-    """
+    """The transport to a fleet behind `kqueue serve`. :class:`RemoteClient` documents the arguments."""
 
     def __init__(self, url: str | None, token: str | None, retry_s: float) -> None:
         config = load(url=url, token=token)
