@@ -249,11 +249,10 @@ class Client(_ToServices):
         Raises:
             WaitTimeout: a verdict did not come within ``timeout`` seconds from the call.
         """
-        tickets = list(tickets)
-        ids = [ticket.evaluation_id for ticket in tickets]
+        pending = {self._transport.watch(ticket.evaluation_id): ticket for ticket in tickets}
+        ids = [ticket.evaluation_id for ticket in pending.values()]
         deadline = Deadline(timeout)
-        with _watched(self._transport, ids) as futures:
-            pending = dict(zip(futures, tickets, strict=True))
+        with _cancelled(pending):
             while pending:
                 done, _ = wait(pending, deadline.left_s(), FIRST_COMPLETED)
                 if not done:
@@ -340,11 +339,10 @@ class AsyncClient(_ToServices):
         self, tickets: Iterable[AsyncTicket], timeout: float | None = None
     ) -> AsyncIterator[tuple[AsyncTicket, Verdict]]:
         """Yield each ticket with its verdict, in the order in which the verdicts come."""
-        tickets = list(tickets)
-        ids = [ticket.evaluation_id for ticket in tickets]
+        pending = {asyncio.wrap_future(self._transport.watch(ticket.evaluation_id)): ticket for ticket in tickets}
+        ids = [ticket.evaluation_id for ticket in pending.values()]
         deadline = Deadline(timeout)
-        with _watched(self._transport, ids) as futures:
-            pending = dict(zip(map(asyncio.wrap_future, futures), tickets, strict=True))
+        with _cancelled(pending):
             while pending:
                 done, _ = await asyncio.wait(pending, timeout=deadline.left_s(), return_when=asyncio.FIRST_COMPLETED)
                 if not done:
@@ -365,11 +363,10 @@ class Deadline:
 
 
 @contextmanager
-def _watched(transport: Transport, ids: Iterable[UUID]) -> Generator[list[Future[Verdict]]]:
-    """Return futures of verdicts, and cancel the pending ones at the end of the block."""
-    futures = [transport.watch(identity) for identity in ids]
+def _cancelled(futures: Iterable[Future[Verdict] | asyncio.Future[Verdict]]) -> Generator[None]:
+    """Cancel the futures that are pending at the end of the block."""
     try:
-        yield futures
+        yield
     finally:
         for future in futures:
             future.cancel()
@@ -377,7 +374,8 @@ def _watched(transport: Transport, ids: Iterable[UUID]) -> Generator[list[Future
 
 def _wait_all(transport: Transport, ids: Sequence[UUID], timeout: float | None) -> list[Verdict]:
     """Wait for the verdicts of all ``ids``, and return them in order. Raise WaitTimeout after ``timeout`` seconds."""
-    with _watched(transport, ids) as futures:
+    futures = [transport.watch(identity) for identity in ids]
+    with _cancelled(futures):
         if pending := wait(futures, timeout).not_done:
             raise _too_late(len(pending), ids, timeout)
         return [future.result() for future in futures]
@@ -385,8 +383,8 @@ def _wait_all(transport: Transport, ids: Sequence[UUID], timeout: float | None) 
 
 async def _await_all(transport: Transport, ids: Sequence[UUID], timeout: float | None) -> list[Verdict]:
     """Wait like :func:`_wait_all`, in asyncio."""
-    with _watched(transport, ids) as watched:
-        futures = [asyncio.wrap_future(future) for future in watched]
+    futures = [asyncio.wrap_future(transport.watch(identity)) for identity in ids]
+    with _cancelled(futures):
         if futures and (pending := (await asyncio.wait(futures, timeout=timeout))[1]):
             raise _too_late(len(pending), ids, timeout)
         return [future.result() for future in futures]
