@@ -9,24 +9,13 @@ An invalid request raises :class:`~kqueue.errors.InvalidRequest` before anything
 stored in Postgres and gets exactly one verdict, even if Redis, a worker or this process fails. A failed kernel is never
 an exception. Threads can share a client. A forked process cannot use its parent's client.
 
-A client combines one of two interfaces with one of two transports:
-
-=====================================  ===========================================================
-:mod:`~kqueue.client.sync`             :class:`Client`, for threads
-:mod:`~kqueue.client.aio`              :class:`AsyncClient`, for asyncio
-:mod:`~kqueue.client.ticket`           handles on accepted evaluations
-:mod:`~kqueue.client.remote`           ``RemoteClient`` and ``AsyncRemoteClient``: the interfaces over HTTP
-:mod:`~kqueue.client.transport`        the protocol of transports
-:mod:`~kqueue.client.database`         the transport to Postgres and Redis
-:mod:`~kqueue.client.http`             the transport to ``kqueue serve``
-=====================================  ===========================================================
+A client combines an interface of :mod:`~kqueue.client.interfaces` with the transport to Postgres and Redis in
+:mod:`~kqueue.client.database`, or with the transport to ``kqueue serve`` in :mod:`~kqueue.client.remote`.
 
 The transport to Postgres and Redis is imported when it is first used, so that clients over HTTP load neither Celery nor
 SQLAlchemy.
 """
 
-from kqueue.client.aio import AsyncClient
-from kqueue.client.sync import Client
-from kqueue.client.ticket import AsyncTicket, Ticket
+from kqueue.client.interfaces import AsyncClient, AsyncTicket, Client, Ticket
 
 __all__ = ["AsyncClient", "AsyncTicket", "Client", "Ticket"]

@@ -13,10 +13,10 @@ from uuid import UUID
 
 from celery import Celery
 from pydantic import SecretStr
+from sqlalchemy import Engine
 
 from kqueue import broker, tracing
-from kqueue.client.entries import at
-from kqueue.client.transport import Accepted, Transport
+from kqueue.client.transport import Accepted, Transport, all_valid
 from kqueue.config import Config, load
 from kqueue.contract import CPU_BACKENDS, Request, Verdict
 from kqueue.errors import (
@@ -71,65 +71,42 @@ class DatabaseTransport(Transport):
     def _app(self) -> Celery:
         return broker.make_app(self._config)
 
-    def _ready(self) -> None:
-        """Check the schema once, before the first use of the database."""
+    def _ready(self) -> Engine:
+        """Return the engine. Check the schema before its first use."""
         with self._lock:
             if self._closed:
                 raise KqueueError("the client is closed")
             if not self._checked:
                 schema.check(self._engine)
                 self._checked = True
+        return self._engine
 
     def submit(self, requests: Sequence[Request], allow_idle_lane: bool) -> list[Accepted]:
         with tracing.submission(len(requests)) as traceparent:
-            self._ready()
             live = self._live()
-            resolved = self._resolve(requests, live, allow_idle_lane)
-            for number, request in enumerate(resolved):
-                if isinstance(request, InvalidRequest):
-                    raise at(number, request) if len(resolved) > 1 else request
-            good = [request for request in resolved if isinstance(request, Request)]
+            good = all_valid(self._resolve(requests, live, allow_idle_lane), numbered=len(requests) > 1)
             return self._accept(good, live, self._any_lane(requests), traceparent)
 
     def submit_each(
         self, entries: Sequence[Request | InvalidRequest], allow_idle_lane: bool
     ) -> list[Accepted | InvalidRequest]:
-        with tracing.submission(sum(isinstance(entry, Request) for entry in entries)) as traceparent:
-            return self._submit_each(entries, allow_idle_lane, traceparent)
-
-    def _submit_each(
-        self, entries: Sequence[Request | InvalidRequest], allow_idle_lane: bool, traceparent: str | None
-    ) -> list[Accepted | InvalidRequest]:
-        self._ready()
-        live = self._live()
         requests = [entry for entry in entries if isinstance(entry, Request)]
-        any_lane = self._any_lane(requests)
-        good = iter(self._resolve(requests, live, allow_idle_lane))
-        entries = [next(good) if isinstance(entry, Request) else entry for entry in entries]
-        while True:
-            try:
-                requests = [entry for entry in entries if isinstance(entry, Request)]
-                accepted = iter(self._accept(requests, live, any_lane, traceparent))
-            except IdempotencyConflict as conflict:
-                entries = [
-                    IdempotencyConflict([entry.idempotency_key])
-                    if isinstance(entry, Request) and entry.idempotency_key in conflict.keys
-                    else entry
-                    for entry in entries
-                ]
-            except UnknownProblem as unknown:
-                entries = [
-                    UnknownProblem([entry.problem_hash])
-                    if isinstance(entry, Request) and entry.problem_hash in unknown.hashes
-                    else entry
-                    for entry in entries
-                ]
-            else:
-                return [next(accepted) if isinstance(entry, Request) else entry for entry in entries]
+        with tracing.submission(len(requests)) as traceparent:
+            live, any_lane = self._live(), self._any_lane(requests)
+            good = iter(self._resolve(requests, live, allow_idle_lane))
+            entries = [next(good) if isinstance(entry, Request) else entry for entry in entries]
+            while True:
+                try:
+                    requests = [entry for entry in entries if isinstance(entry, Request)]
+                    accepted = iter(self._accept(requests, live, any_lane, traceparent))
+                except (IdempotencyConflict, UnknownProblem) as error:
+                    entries = [_blamed(entry, error) for entry in entries]
+                else:
+                    return [next(accepted) if isinstance(entry, Request) else entry for entry in entries]
 
     def _live(self) -> Mapping[str, int]:
         """Return the number of live workers of each lane."""
-        return workers.live_lanes(self._engine, within_s=self._config.live_s)
+        return workers.live_lanes(self._ready(), within_s=self._config.live_s)
 
     def _resolve(
         self, requests: Sequence[Request], live: Mapping[str, int], allow_idle_lane: bool
@@ -158,12 +135,7 @@ class DatabaseTransport(Transport):
         """Store evaluations, and send messages for those that are next in the queue."""
         app = self._app
         submitted = evaluations.submit(
-            self._engine,
-            requests,
-            slots=live,
-            any_lane=any_lane,
-            reuse_s=self._config.lease_s,
-            traceparent=traceparent,
+            self._engine, requests, slots=live, any_lane=any_lane, reuse_s=self._config.lease_s, traceparent=traceparent
         )
         messages = [evaluation.message for evaluation in submitted if evaluation.next]
         try:
@@ -177,16 +149,13 @@ class DatabaseTransport(Transport):
         return [Accepted(evaluation.evaluation_id, evaluation.created) for evaluation in submitted]
 
     def batch(self, name: str) -> list[UUID]:
-        self._ready()
-        return evaluations.in_batch(self._engine, name)
+        return evaluations.in_batch(self._ready(), name)
 
     def verdict(self, evaluation_id: UUID) -> Verdict | None:
-        self._ready()
-        return evaluations.verdict(self._engine, evaluation_id)
+        return evaluations.verdict(self._ready(), evaluation_id)
 
     def cancel(self, evaluation_id: UUID) -> bool:
-        self._ready()
-        cancelled = evaluations.cancel(self._engine, evaluation_id)
+        cancelled = evaluations.cancel(self._ready(), evaluation_id)
         if cancelled:
             try:
                 broker.revoke(self._app, evaluation_id)
@@ -198,6 +167,16 @@ class DatabaseTransport(Transport):
 
     def watch(self, evaluation_id: UUID) -> Future[Verdict]:
         return self._listener.watch(evaluation_id)
+
+
+def _blamed(entry: Request | InvalidRequest, error: IdempotencyConflict | UnknownProblem) -> Request | InvalidRequest:
+    """Return an entry, or its own error if it is one of those that caused ``error``."""
+    if isinstance(entry, Request):
+        if isinstance(error, UnknownProblem):
+            return UnknownProblem([entry.problem_hash]) if entry.problem_hash in error.hashes else entry
+        if entry.idempotency_key in error.keys:
+            return IdempotencyConflict([entry.idempotency_key])
+    return entry
 
 
 def takes_any_lane(request: Request, fallback: str | None) -> bool:

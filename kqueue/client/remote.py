@@ -8,17 +8,43 @@
 They are :class:`~kqueue.Client` and :class:`~kqueue.AsyncClient` on another transport. Every submission carries an
 idempotency key, which the client creates if its producer gave none. A submission whose answer was lost is sent again
 and never evaluated twice. A wait continues through restarts of the server. The extra ``http`` is required.
+
+One thread with an event loop sends the requests of all callers. A few requests serve any number of waits for verdicts.
 """
 
 from __future__ import annotations
 
-from kqueue.client.aio import AsyncClient
-from kqueue.client.http import HttpTransport
-from kqueue.client.sync import Client
+import asyncio
+import threading
+from collections.abc import Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from typing import Any, Final
+from uuid import UUID
+
+from kqueue import tracing
+from kqueue.client import wire
+from kqueue.client.interfaces import AsyncClient, Client
+from kqueue.client.server import Server
+from kqueue.client.transport import Accepted, Transport
+from kqueue.config import load
+from kqueue.contract import Request, Verdict
+from kqueue.errors import ConfigError, InvalidRequest, KqueueError, ServerUnavailable, UnknownEvaluation
+
+#: Number of evaluations in one page of a list.
+_PAGE: Final = 1000
+#: Maximum number of concurrent requests for verdicts. Each burst of new waits gets one until this limit is reached.
+_POLLS: Final = 32
+#: Seconds for which the server holds one request for verdicts.
+_POLL_S: Final = 30.0
+#: Maximum number of ids in one request.
+_POLL_IDS: Final = 1000
+#: Seconds within which new waits share a request.
+_BURST_S: Final = 0.005
 
 
-class RemoteClient(Client):
-    """:class:`Client` over HTTP, with the same methods, verdicts and exceptions."""
+class _OverHttp:
+    """A client of `kqueue serve`."""
 
     def __init__(self, url: str | None = None, *, token: str | None = None, retry_s: float = 60.0) -> None:
         """Create a client, which connects at its first use.
@@ -32,14 +58,205 @@ class RemoteClient(Client):
                 ``ServerUnavailable`` is raised. Waits for verdicts end only with their own timeouts.
 
         Raises:
-            ConfigError: no server is known, or ``url`` is neither an HTTP URL nor a unix socket's.
+            ConfigError: no server is known, ``url`` is neither an HTTP URL nor a unix socket's, or ``token`` is
+                malformed.
         """
-        self._transport = HttpTransport(url, token, retry_s)
+        self._transport: Transport = _HttpTransport(url, token, retry_s)
 
 
-class AsyncRemoteClient(AsyncClient):
+class RemoteClient(_OverHttp, Client):
+    """:class:`Client` over HTTP, with the same methods, verdicts and exceptions."""
+
+
+class AsyncRemoteClient(_OverHttp, AsyncClient):
     """:class:`AsyncClient` over HTTP, with the same methods, verdicts and exceptions."""
 
-    def __init__(self, url: str | None = None, *, token: str | None = None, retry_s: float = 60.0) -> None:
-        """Create a client. :class:`RemoteClient` documents the arguments."""
-        self._transport = HttpTransport(url, token, retry_s)
+
+class _HttpTransport(Transport):
+    """The transport to a fleet behind `kqueue serve`. :class:`RemoteClient` documents the arguments."""
+
+    def __init__(self, url: str | None, token: str | None, retry_s: float) -> None:
+        config = load(url=url, token=token)
+        if config.url is None:
+            raise ConfigError(
+                "no server is known: pass its URL, set KQUEUE_URL, or start a fleet on this machine with `kqueue up` "
+                f"(none that serves HTTP runs under {config.home_path})"
+            )
+        # Only the event loop uses these two.
+        self._server = Server(config.url, config.token, retry_s=retry_s, connections=_POLLS)
+        self._polling = _Polling(self._server)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def submit(self, requests: Sequence[Request], allow_idle_lane: bool) -> list[Accepted]:
+        if not requests:
+            return []
+        requests = [wire.with_key(request) for request in requests]
+        path = "/v1/evaluations" if len(requests) == 1 else "/v1/evaluations/batch"
+        entries = [wire.dump_request(request) for request in requests]
+        body = entries[0] if len(entries) == 1 else {"entries": entries}
+        answer = self._submit(path, body, len(entries), allow_idle_lane)
+        accepted = [answer] if len(entries) == 1 else answer["evaluations"]
+        return [wire.load_accepted(request, one) for request, one in zip(requests, accepted, strict=True)]
+
+    def submit_each(
+        self, entries: Sequence[Request | InvalidRequest], allow_idle_lane: bool
+    ) -> list[Accepted | InvalidRequest]:
+        good = [wire.with_key(entry) for entry in entries if isinstance(entry, Request)]
+        results: list[Accepted | InvalidRequest] = []
+        for chunk in wire.chunks(good):
+            body = {"entries": [wire.dump_request(request) for request in chunk]}
+            answer = self._submit("/v1/evaluations/each", body, len(chunk), allow_idle_lane)
+            results += [wire.load_result(request, one) for request, one in zip(chunk, answer["results"], strict=True)]
+        rest = iter(results)
+        return [next(rest) if isinstance(entry, Request) else entry for entry in entries]
+
+    def batch(self, name: str) -> list[UUID]:
+        ids: list[UUID] = []
+        cursor: dict[str, str] = {}
+        while True:
+            page = self._ask("GET", "/v1/evaluations", query={"batch": name, "limit": _PAGE, **cursor})
+            ids += [UUID(line["evaluation_id"]) for line in page["evaluations"]]
+            if page["cursor"] is None:
+                return ids[::-1]
+            cursor = {"cursor": page["cursor"]}
+
+    def verdict(self, evaluation_id: UUID) -> Verdict | None:
+        body = {"evaluation_ids": [str(evaluation_id)], "timeout": 0}
+        answer = self._ask("POST", "/v1/evaluations/wait", body=body)
+        if answer["unknown"]:
+            raise UnknownEvaluation(evaluation_id)
+        return Verdict.load(answer["verdicts"][0]) if answer["verdicts"] else None
+
+    def cancel(self, evaluation_id: UUID) -> bool:
+        return self._ask("POST", f"/v1/evaluations/{evaluation_id}/cancel")["cancelled"]
+
+    def watch(self, evaluation_id: UUID) -> Future[Verdict]:
+        def remove(done: Future[Verdict]) -> None:
+            with suppress(RuntimeError):  # The client was closed in the meantime.
+                loop.call_soon_threadsafe(self._polling.remove, evaluation_id, done)
+
+        future: Future[Verdict] = Future()
+        with self._lock:
+            loop = self._started()
+            loop.call_soon_threadsafe(self._polling.add, evaluation_id, future)
+        future.add_done_callback(remove)
+        return future
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._loop is not None:
+                asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        if self._loop is not None and self._thread is not None:
+            self._thread.join()
+            self._loop.close()
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        """Return the running loop. The caller holds the lock until its work is scheduled, so that closing waits."""
+        if self._closed:
+            raise KqueueError("the client is closed")
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="kqueue-remote", daemon=True)
+            self._thread.start()
+        return self._loop
+
+    async def _end(self) -> None:
+        """Fail all pending requests and waits, and end the thread."""
+        mine = asyncio.current_task()
+        for task in asyncio.all_tasks() - {mine}:
+            task.cancel()
+        await asyncio.gather(*(asyncio.all_tasks() - {mine}), return_exceptions=True)
+        self._polling.fail(KqueueError("the client was closed"))
+        await self._server.close()
+        asyncio.get_running_loop().stop()
+
+    def _submit(self, path: str, body: Any, count: int, allow_idle_lane: bool) -> dict[str, Any]:
+        with tracing.submission(count) as traceparent:
+            headers = {} if traceparent is None else {tracing.HEADER: traceparent}
+            return self._ask("POST", path, body=body, query={"allow_idle_lane": allow_idle_lane}, headers=headers)
+
+    def _ask(self, method: str, path: str, **parts: Any) -> dict[str, Any]:
+        """Call :meth:`Server.ask` from the caller's thread."""
+        with self._lock:
+            loop = self._started()
+            future = asyncio.run_coroutine_threadsafe(self._server.ask(method, path, **parts), loop)
+        try:
+            return future.result()
+        except CancelledError:
+            raise KqueueError("the client was closed") from None
+        finally:
+            future.cancel()
+
+
+class _Polling:
+    """The waits for verdicts of one server. All methods must run in one event loop."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._waits: dict[UUID, list[Future[Verdict]]] = {}
+        self._unasked: set[UUID] = set()
+        self._polls: set[asyncio.Task[None]] = set()
+
+    def add(self, evaluation_id: UUID, future: Future[Verdict]) -> None:
+        """Set ``future`` to the evaluation's verdict when it comes, or to the error that prevents it."""
+        self._waits.setdefault(evaluation_id, []).append(future)
+        self._unasked.add(evaluation_id)
+        asyncio.get_running_loop().call_later(_BURST_S, self._poll)
+
+    def remove(self, evaluation_id: UUID, future: Future[Verdict]) -> None:
+        """Remove a future that is done or cancelled."""
+        waits = self._waits.get(evaluation_id, [])
+        if future in waits:
+            waits.remove(future)
+        if not waits:
+            self._waits.pop(evaluation_id, None)
+
+    def fail(self, error: KqueueError) -> None:
+        """End all waits with an error."""
+        for evaluation_id in list(self._waits):
+            self._settle(evaluation_id, error)
+
+    def _settle(self, evaluation_id: UUID, outcome: Verdict | KqueueError) -> None:
+        for future in self._waits.pop(evaluation_id, []):
+            if future.set_running_or_notify_cancel():
+                if isinstance(outcome, Verdict):
+                    future.set_result(outcome)
+                else:
+                    future.set_exception(outcome)
+
+    def _poll(self) -> None:
+        """Request the verdicts that no active request covers."""
+        self._unasked &= self._waits.keys()
+        while self._unasked and len(self._polls) < _POLLS:
+            ids = [self._unasked.pop() for _ in range(min(_POLL_IDS, len(self._unasked)))]
+            task = asyncio.get_running_loop().create_task(self._ask(ids))
+            self._polls.add(task)
+            task.add_done_callback(self._answered)
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        self._polls.discard(task)
+        if not task.cancelled():
+            self._poll()
+
+    async def _ask(self, ids: Sequence[UUID]) -> None:
+        body = {"evaluation_ids": [str(identity) for identity in ids], "timeout": _POLL_S}
+        try:
+            answer = await self._server.ask("POST", "/v1/evaluations/wait", body=body, patient=True)
+            for fields in answer["verdicts"]:
+                verdict = Verdict.load(fields)
+                self._settle(verdict.evaluation_id, verdict)
+            for unknown in answer["unknown"]:
+                self._settle(UUID(unknown), UnknownEvaluation(unknown))
+        except (KqueueError, ValueError, KeyError) as error:
+            if not isinstance(error, KqueueError):
+                error = ServerUnavailable(f"{self._server.url} does not answer like a kqueue server: {error}")
+            for identity in ids:
+                self._settle(identity, error)
+        finally:
+            self._unasked |= self._waits.keys() & set(ids)

@@ -8,6 +8,7 @@ import random
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from kqueue.client import wire
@@ -94,21 +95,13 @@ class Server:
             ServerUnavailable: the server cannot be reached, has no room, or is not a kqueue server.
             KqueueError: another error of the server.
         """
-        return _content(await self._answer(method, path, body, query, headers, patient))
+        return _content(await self._answer(patient, method, path, params=query, json=body, headers=headers))
 
     async def read(self, path: str, *, headers: Mapping[str, str] = {}) -> str:
         """Return the text at a path. The errors are the ones of :meth:`ask`."""
-        return (await self._answer("GET", path, None, {}, headers, False)).text
+        return (await self._answer(False, "GET", path, headers=headers)).text
 
-    async def _answer(
-        self,
-        method: str,
-        path: str,
-        body: Any,
-        query: Mapping[str, Any],
-        headers: Mapping[str, str],
-        patient: bool,
-    ) -> httpx.Response:
+    async def _answer(self, patient: bool, method: str, path: str, **parts: Any) -> httpx.Response:
         """Return the server's successful answer."""
         if self._http is None:
             self._http = self._open()
@@ -116,7 +109,7 @@ class Server:
         while True:
             wait_s = 0.0
             try:
-                answer = await self._http.request(method, path, params=query, json=body, headers=headers)
+                answer = await self._http.request(method, path, **parts)
             except httpx.RequestError as fault:
                 error: KqueueError = ServerUnavailable(
                     f"{self.url} cannot be reached ({str(fault) or type(fault).__name__}): check the address, and "
@@ -177,13 +170,10 @@ def _checked_token(token: SecretStr) -> str:
 
 def _content(answer: httpx.Response) -> dict[str, Any]:
     """Return the JSON object of a successful answer, or raise ServerUnavailable for any other content."""
-    try:
-        content = answer.json()
-    except ValueError:
-        raise _not_kqueue(answer) from None
-    if not isinstance(content, dict):
-        raise _not_kqueue(answer)
-    return cast("dict[str, Any]", content)
+    with suppress(ValueError):
+        if isinstance(content := answer.json(), dict):
+            return cast("dict[str, Any]", content)
+    raise _not_kqueue(answer)
 
 
 def _error(answer: httpx.Response) -> KqueueError:

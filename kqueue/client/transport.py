@@ -1,14 +1,17 @@
-"""The protocol of transports, which connect clients to a fleet."""
+"""The protocol of transports, which connect clients to a fleet, and the entries that producers submit."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
-from kqueue.contract import Request, Verdict
+from kqueue.contract import Request, Verdict, parse_request
 from kqueue.errors import InvalidRequest
+
+#: A request, or its fields by name.
+Entry = Request | Mapping[str, Any]
 
 
 class Accepted(NamedTuple):
@@ -60,3 +63,35 @@ class Transport(Protocol):
     def close(self) -> None:
         """Close all connections. Pending futures fail."""
         ...
+
+
+def check(entry: Entry) -> Request:
+    """Return a valid request for an entry, or raise InvalidRequest."""
+    if isinstance(entry, Request):
+        return entry
+    if not isinstance(entry, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidRequest(f"request: must be a kqueue.Request or a mapping of its fields, not {type(entry)}")
+    return parse_request(entry)
+
+
+def check_each(entries: Iterable[Entry]) -> list[Request | InvalidRequest]:
+    """Return a valid request or an error for each entry."""
+    checked: list[Request | InvalidRequest] = []
+    for entry in entries:
+        try:
+            checked.append(check(entry))
+        except InvalidRequest as error:
+            checked.append(error)
+    return checked
+
+
+def all_valid(results: Iterable[Request | InvalidRequest], *, numbered: bool = True) -> list[Request]:
+    """Return all requests, or raise the first error. Its message gets the entry's index if ``numbered`` is True."""
+    requests: list[Request] = []
+    for number, result in enumerate(results):
+        if isinstance(result, InvalidRequest):
+            if numbered:
+                result.args = (f"entry {number}: {result}",)
+            raise result
+        requests.append(result)
+    return requests

@@ -6,23 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 from uuid import UUID, uuid4
 
+from kqueue import errors
 from kqueue.client.transport import Accepted
 from kqueue.contract import Request
-from kqueue.errors import (
-    AccessRefused,
-    BrokerUnavailable,
-    BudgetSpent,
-    DatabaseUnavailable,
-    IdempotencyConflict,
-    InvalidRequest,
-    KqueueError,
-    LaneUnavailable,
-    SchemaMismatch,
-    ServerUnavailable,
-    UnknownEvaluation,
-    UnknownLane,
-    UnknownProblem,
-)
+from kqueue.errors import AccessRefused, InvalidRequest, KqueueError
 
 #: Maximum number of entries, and of characters of source, in one request of a submission that can be split.
 _CHUNK: Final = (200, 4 << 20)
@@ -30,18 +17,18 @@ _CHUNK: Final = (200, 4 << 20)
 _OWN_KEYS: Final = "remote-"
 #: Exceptions by error code. Their only argument is the error's detail.
 _ERRORS: Final[dict[str, type[KqueueError]]] = {
-    "lane_unavailable": LaneUnavailable,
-    "unknown_lane": UnknownLane,
+    "lane_unavailable": errors.LaneUnavailable,
+    "unknown_lane": errors.UnknownLane,
     "invalid_request": InvalidRequest,
     "malformed_request": InvalidRequest,
     "too_large": InvalidRequest,
     "unauthenticated": AccessRefused,
     "forbidden": AccessRefused,
-    "database_unavailable": DatabaseUnavailable,
-    "broker_unavailable": BrokerUnavailable,
-    "schema_mismatch": SchemaMismatch,
-    "too_many_queued": ServerUnavailable,
-    "stopping": ServerUnavailable,
+    "database_unavailable": errors.DatabaseUnavailable,
+    "broker_unavailable": errors.BrokerUnavailable,
+    "schema_mismatch": errors.SchemaMismatch,
+    "too_many_queued": errors.ServerUnavailable,
+    "stopping": errors.ServerUnavailable,
 }
 
 
@@ -96,13 +83,13 @@ def load_error(problem: Mapping[str, Any]) -> KqueueError:
     """Return the exception for an error answer (RFC 9457)."""
     code, detail = problem["code"], problem["detail"]
     if code == "idempotency_conflict":
-        return IdempotencyConflict(problem["keys"])
+        return errors.IdempotencyConflict(problem["keys"])
     if code == "budget_spent":
-        return BudgetSpent(problem["budget_s"], problem["window_s"], problem["retry_after_s"])
+        return errors.BudgetSpent(problem["budget_s"], problem["window_s"], problem["retry_after_s"])
     if code == "unknown_problem":
-        return UnknownProblem(problem["problem_hashes"])
+        return errors.UnknownProblem(problem["problem_hashes"])
     if code == "unknown_evaluation":
-        error = UnknownEvaluation("")
+        error = errors.UnknownEvaluation("")
         error.args = (detail,)
         return error
     return _ERRORS.get(code, KqueueError)(detail)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
 from kqueue.categories import Category
 from kqueue.client import AsyncClient
-from kqueue.client.waiting import Deadline
+from kqueue.client.interfaces import Deadline
 from kqueue.config import load
 from kqueue.contract import Request, Verdict
 from kqueue.errors import ConfigError, EvaluationFailed, InvalidRequest, LaneUnavailable

@@ -19,8 +19,7 @@ from pydantic import BaseModel, Field
 from kqueue import examinations
 from kqueue.categories import CATEGORIES, Category
 from kqueue.client import wire
-from kqueue.client.entries import check_each
-from kqueue.client.transport import Accepted
+from kqueue.client.transport import Accepted, check_each
 from kqueue.contract import Backend, Precision, Request, Sanitizer, Verdict, parse_request
 from kqueue.errors import AccessRefused, InvalidRequest, KqueueError, ServiceError, UnknownEvaluation
 from kqueue.evidence import NEEDS, Facts

@@ -15,8 +15,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from kqueue.client import Client, wire
-from kqueue.client.ticket import Ticket
+from kqueue.client import Client, Ticket, wire
 from kqueue.contract import Request, Verdict
 from kqueue.errors import InvalidRequest, KqueueError
 from kqueue.feedback import describe

@@ -34,6 +34,7 @@ from kqueue import (
     WaitTimeout,
     broker,
 )
+from kqueue.client.interfaces import Fields
 from kqueue.config import Config
 from kqueue.store import evaluations, schema, workers
 from tests.samples import ended
@@ -141,6 +142,9 @@ class TestSubmit:
             client.submit(**fields(2, idempotency_key="k"))
         with pytest.raises(InvalidRequest, match="not both"):
             client.submit(Request(**fields()), kernel="x")
+        assert Fields.__optional_keys__ == Request.model_fields.keys()
+        with pytest.raises(TypeError, match="idempotency"):
+            client.evaluate(**fields(idempotency="k"))
 
     def test_auto_takes_the_gpu_where_there_is_one(self, client: Client, config, engine, fields) -> None:
         """`auto` is cpu with CPU workers only, gpu as soon as a GPU worker lives."""

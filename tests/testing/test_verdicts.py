@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from kqueue.client.ticket import Ticket
+from kqueue.client import Ticket
 from kqueue.contract import Verdict
 from workers.testing import fleet
 

@@ -13,20 +13,17 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import UUID, uuid4
 
 from kqueue.categories import Blame, Category
-from kqueue.client import Client
+from kqueue.client import Client, Ticket
 from kqueue.client.remote import RemoteClient
 from kqueue.contract import TESTS_LINE, Backend, Phase, Verdict, parse_request
 from kqueue.errors import ConfigError, KqueueError, UnknownProblem
 from workers.testing import claims, groups, repository, sanitizer
 from workers.testing.groups import Group, named
 from workers.testing.job import without_frames
-
-if TYPE_CHECKING:
-    from kqueue.client.ticket import Ticket
 
 #: Default limit on the number of groups that are submitted and not finished.
 _AT_ONCE: Final = 64
