@@ -48,6 +48,6 @@ def render(chart: Chart, *, theme: Theme = Theme.LIGHT, form: Form = Form.SVG) -
         # A label can have characters that no installed font has. They are drawn as boxes.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(layout="constrained")
-        draw.draw(figure, chart, theme)
+        draw.draw(figure, chart)
         figure.savefig(held, format=form.value, dpi=_DOTS_PER_INCH, metadata=none | {"Title": one_line(chart.title)})
     return held.getvalue()

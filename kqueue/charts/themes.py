@@ -1,11 +1,9 @@
-"""Colours, marks and lines that are legible on light and dark backgrounds, and distinguishable without colour."""
+"""Colours that are legible on light and dark backgrounds, as matplotlib's settings."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import Any, Final
-
-from kqueue.categories import Blame
 
 
 class Theme(StrEnum):
@@ -25,39 +23,6 @@ _COLOURS: Final = {
     Theme.LIGHT: ("#0072b2", "#d55e00", "#009e73", "#b4548d", "#b8860b", "#3a9bd9", "#4d4d4d"),
     Theme.DARK: ("#56b4e9", "#f0883e", "#2fc79b", "#e08fc0", "#f0c94a", "#8ea8ff", "#b0b0b0"),
 }
-_BLAMES: Final = {Blame.NONE: 2, Blame.CANDIDATE: 1, Blame.PROBLEM: 3, Blame.FLEET: 4, Blame.NOBODY: 6}
-#: Mark of a candidate by blame.
-MARKS: Final = {Blame.NONE: "o", Blame.CANDIDATE: "x", Blame.PROBLEM: "^", Blame.FLEET: "s", Blame.NOBODY: "D"}
-#: Hatch of an area by blame.
-HATCHES: Final = {Blame.NONE: "", Blame.CANDIDATE: "///", Blame.PROBLEM: "...", Blame.FLEET: "xxx", Blame.NOBODY: "--"}
-#: Marks and lines of several curves in one picture.
-CURVE_MARKS: Final = ("o", "s", "^", "D", "v", "P", "*")
-CURVE_LINES: Final = ("-", "--", "-.", ":")
-
-
-def background(theme: Theme) -> str:
-    """Return the background colour."""
-    return _INKS[theme][0]
-
-
-def ink(theme: Theme) -> str:
-    """Return the colour of text."""
-    return _INKS[theme][1]
-
-
-def quiet(theme: Theme) -> str:
-    """Return the colour of secondary text."""
-    return _INKS[theme][2]
-
-
-def colour(theme: Theme, number: int) -> str:
-    """Return the colour of the curve or bar with this number."""
-    return _COLOURS[theme][number % len(_COLOURS[theme])]
-
-
-def colour_of(theme: Theme, blame: Blame) -> str:
-    """Return the colour of a blame."""
-    return colour(theme, _BLAMES[blame])
 
 
 def settings_of(theme: Theme) -> dict[str, Any]:
@@ -69,6 +34,7 @@ def settings_of(theme: Theme) -> dict[str, Any]:
         "axes.facecolor": paper,
         "axes.grid": True,
         "axes.labelcolor": secondary,
+        "axes.prop_cycle": f"cycler(color={_COLOURS[theme]})",
         "axes.spines.right": False,
         "axes.spines.top": False,
         "axes.titlecolor": text,
