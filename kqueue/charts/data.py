@@ -25,11 +25,6 @@ class Point:
     blame: Blame
     evaluation_id: UUID
 
-    @property
-    def passed(self) -> bool:
-        """True if it passed."""
-        return self.blame is Blame.NONE
-
 
 @dataclass(frozen=True, slots=True)
 class BestSoFar:

@@ -4,35 +4,13 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
 from kqueue.categories import CATEGORIES, Blame
-from kqueue.charts.data import (
-    BestSoFar,
-    Categories,
-    Chart,
-    FastP,
-    Importances,
-    Leaderboard,
-    Point,
-    Roofline,
-    SearchCurve,
-    Times,
-)
-from kqueue.charts.themes import (
-    CURVE_LINES,
-    CURVE_MARKS,
-    HATCHES,
-    MARKS,
-    Theme,
-    background,
-    colour,
-    colour_of,
-    ink,
-    quiet,
-)
+from kqueue.charts import data
 from kqueue.text import one_line
 
 #: Maximum number of characters of a label.
@@ -44,27 +22,35 @@ _POINTS: Final = 2000
 #: Maximum number of kernels on a roofline, so that they stay distinguishable.
 _SPOTS: Final = 7
 _WIDTH_INCHES: Final = 8.0
+#: Colour, mark, hatch and words of each blame, so that blames are distinguishable without colour.
 _BLAMES: Final = {
-    Blame.NONE: "passed",
-    Blame.CANDIDATE: "the kernel failed",
-    Blame.PROBLEM: "the problem failed",
-    Blame.FLEET: "the fleet failed",
-    Blame.NOBODY: "cancelled or expired",
+    Blame.NONE: ("C2", "o", "", "passed"),
+    Blame.CANDIDATE: ("C1", "x", "///", "the kernel failed"),
+    Blame.PROBLEM: ("C3", "^", "...", "the problem failed"),
+    Blame.FLEET: ("C4", "s", "xxx", "the fleet failed"),
+    Blame.NOBODY: ("C6", "D", "--", "cancelled or expired"),
 }
+#: Marks and lines of several curves in one picture.
+_CURVE_MARKS: Final = ("o", "s", "^", "D", "v", "P", "*")
+_CURVE_LINES: Final = ("-", "--", "-.", ":")
+#: The settings with the theme's colours of the background, of text and of secondary text.
+_PAPER: Final = "axes.facecolor"
+_INK: Final = "text.color"
+_QUIET: Final = "axes.edgecolor"
 
 
-def draw(figure: Any, chart: Chart, theme: Theme) -> None:
+def draw(figure: Any, chart: data.Chart) -> None:
     """Draw a chart on a figure, under the theme's settings."""
     axes = figure.subplots()
     axes.set_title(_short(chart.title, _TITLE))
-    if not _DRAWN[type(chart)](chart, figure, axes, theme):
+    if not _DRAWN[type(chart)](chart, axes):
         axes.set_axis_off()
         axes.text(
-            0.5, 0.5, "nothing to show yet", transform=axes.transAxes, ha="center", va="center", color=quiet(theme)
+            0.5, 0.5, "nothing to show yet", transform=axes.transAxes, ha="center", va="center", color=_of(_QUIET)
         )
 
 
-def _best_so_far(chart: BestSoFar, _figure: Any, axes: Any, theme: Theme) -> bool:
+def _best_so_far(chart: data.BestSoFar, axes: Any) -> bool:
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 
     points = sorted(chart.points, key=lambda point: (point.at, point.evaluation_id))
@@ -73,36 +59,36 @@ def _best_so_far(chart: BestSoFar, _figure: Any, axes: Any, theme: Theme) -> boo
     flat = len(points) > _POINTS
     began, first = points[0].at, float(date2num(points[0].at))
 
-    def days(some: Iterable[Point]) -> array[float]:
+    def days(some: Iterable[data.Point]) -> array[float]:
         # An array, because matplotlib would check each item of a list of tens of thousands, more than once.
         return array("d", (first + (point.at - began).total_seconds() / 86400 for point in some))
 
-    timed = [point for point in points if point.passed and point.speedup is not None]
+    timed = [point for point in points if point.blame is Blame.NONE and point.speedup is not None]
+    speedups = array("d", (point.speedup or 0.0 for point in timed))
     if timed:
-        speedups = array("d", (point.speedup or 0.0 for point in timed))
         best = array("d", accumulate(speedups, max))
         axes.scatter(
-            days(timed), speedups, s=26, marker=MARKS[Blame.NONE], linewidths=0.6,
-            color=colour_of(theme, Blame.NONE), edgecolors=background(theme), alpha=0.75, label="passed",
+            days(timed), speedups, s=26, marker="o", linewidths=0.6,
+            color="C2", edgecolors=_of(_PAPER), alpha=0.75, label="passed",
             rasterized=flat,
         )  # fmt: skip
         # The best is drawn up to the last candidate of all.
         axes.step(
-            days([*timed, points[-1]]), array("d", [*best, best[-1]]), where="post", color=colour(theme, 0),
+            days([*timed, points[-1]]), array("d", [*best, best[-1]]), where="post", color="C0",
             linewidth=2.2, label=f"best so far: {best[-1]:.2f}x",
         )  # fmt: skip
-        axes.axhline(1.0, color=quiet(theme), linewidth=1, linestyle="--")
-        top = max(best[-1], 1.0)
-    else:
-        top = 1.0
+        axes.axhline(1.0, color=_of(_QUIET), linewidth=1, linestyle="--")
     # Candidates without a speedup are drawn at zero.
+    top = max([1.0, *speedups])
     axes.set_ylim(-0.06 * top, 1.12 * top)
-    for blame, mark in MARKS.items():
-        at_zero = [point for point in points if point.blame is blame and (point.speedup is None or not point.passed)]
+    for blame, (paint, mark, _, words) in _BLAMES.items():
+        at_zero = [
+            point for point in points if point.blame is blame and (blame is not Blame.NONE or point.speedup is None)
+        ]
         if at_zero:
-            name = "passed, not timed" if blame is Blame.NONE else _BLAMES[blame]
+            name = "passed, not timed" if blame is Blame.NONE else words
             axes.scatter(
-                days(at_zero), array("d", [0.0]) * len(at_zero), s=26, marker=mark, color=colour_of(theme, blame),
+                days(at_zero), array("d", [0.0]) * len(at_zero), s=26, marker=mark, color=paint,
                 alpha=0.75, linewidths=1.4, label=f"{name} ({len(at_zero)})", rasterized=flat,
             )  # fmt: skip
     locator = AutoDateLocator()
@@ -114,32 +100,29 @@ def _best_so_far(chart: BestSoFar, _figure: Any, axes: Any, theme: Theme) -> boo
     return True
 
 
-def _leaderboard(chart: Leaderboard, figure: Any, axes: Any, theme: Theme) -> bool:
+def _leaderboard(chart: data.Leaderboard, axes: Any) -> bool:
     if not chart.bars:
         return False
-    _rows(figure, axes, len(chart.bars))
-    speedups = [bar.speedup for bar in chart.bars]
-    positions = list(range(len(chart.bars)))
-    axes.barh(positions, speedups, height=0.62, color=colour(theme, 0))
+    positions = _rows(axes, [bar.label for bar in chart.bars])
+    axes.barh(positions, [bar.speedup for bar in chart.bars], height=0.62, color="C0")
     for position, bar in enumerate(chart.bars):
         low, high = (bar.speedup if one is None else one for one in (bar.low, bar.high))
         if high > low:
             # The spread is drawn separately from the bar's end, because the median is not always in its middle.
-            axes.plot([low, high], [position, position], color=ink(theme), linewidth=1.6, marker="|", markersize=9)
+            axes.plot([low, high], [position, position], color=_of(_INK), linewidth=1.6, marker="|", markersize=9)
         note = f"  {_short(bar.note, _LABEL)}" if bar.note else ""
         axes.annotate(
             f"{bar.speedup:.2f}x{note}", (max(bar.speedup, high), position), xytext=(8, 0), textcoords="offset points",
-            va="center", color=ink(theme),
+            va="center",
         )  # fmt: skip
-    axes.axvline(1.0, color=quiet(theme), linewidth=1, linestyle="--")
-    axes.set_yticks(positions, _labels(bar.label for bar in chart.bars))
+    axes.axvline(1.0, color=_of(_QUIET), linewidth=1, linestyle="--")
     widest = max(max(bar.speedup, bar.high or 0.0) for bar in chart.bars)
     axes.set_xlim(0, max(1.05, widest) * (1.45 if any(bar.note for bar in chart.bars) else 1.18))
     axes.set_xlabel("speedup over the baseline, and its quartiles")
     return True
 
 
-def _categories(chart: Categories, figure: Any, axes: Any, theme: Theme) -> bool:
+def _categories(chart: data.Categories, axes: Any) -> bool:
     stacks = [stack for stack in chart.stacks if sum(stack.counts.values())]
     if not stacks:
         return False
@@ -148,33 +131,36 @@ def _categories(chart: Categories, figure: Any, axes: Any, theme: Theme) -> bool
         {category for stack in stacks for category, number in stack.counts.items() if number},
         key=lambda category: (blames.index(category.blame), list(CATEGORIES).index(category)),
     )
-    positions = list(range(len(stacks)))
+    positions = _rows(
+        axes,
+        [f"{stack.label} ({sum(stack.counts.values())})" for stack in stacks],
+        more=0.28 * ((len(order) + 1) // 2) + 0.3,
+    )
     left = [0.0] * len(stacks)
-    within: dict[Blame, int] = {}
-    of_blame = {blame: sum(category.blame is blame for category in order) for blame in blames}
+    of_blame = Counter(category.blame for category in order)
+    drawn = Counter[Blame]()
     for category in order:
         blame = category.blame
-        nth = within[blame] = within.get(blame, -1) + 1
+        paint, _, hatch, words = _BLAMES[blame]
         widths = [stack.counts.get(category, 0) for stack in stacks]
         # Categories of one blame are shades of its colour. Blames also differ in their hatches.
-        shade = 1.0 - 0.6 * nth / max(1, of_blame[blame])
+        shade = 1.0 - 0.6 * drawn[blame] / of_blame[blame]
+        drawn[blame] += 1
         axes.barh(
-            positions, widths, left=left, height=0.6, color=_mixed(colour_of(theme, blame), background(theme), shade),
-            edgecolor=background(theme), linewidth=1, hatch=HATCHES[blame],
-            label=f"{category} ({sum(widths)}), {_BLAMES[blame]}" if blame is not Blame.NONE
+            positions, widths, left=left, height=0.6, color=_mixed(paint, _of(_PAPER), shade),
+            edgecolor=_of(_PAPER), linewidth=1, hatch=hatch,
+            label=f"{category} ({sum(widths)}), {words}" if blame is not Blame.NONE
             else f"{category} ({sum(widths)})",
         )  # fmt: skip
         left = [start + width for start, width in zip(left, widths, strict=True)]
-    _rows(figure, axes, len(stacks), more=0.28 * ((len(order) + 1) // 2) + 0.3)
-    axes.set_yticks(positions, _labels(f"{stack.label} ({sum(stack.counts.values())})" for stack in stacks))
     axes.set_xlim(0, max(left))
     axes.set_xlabel("evaluations")
     axes.xaxis.get_major_locator().set_params(integer=True)
-    figure.legend(loc="outside lower left", ncols=2, handlelength=2.2, handleheight=1.1)
+    axes.figure.legend(loc="outside lower left", ncols=2, handlelength=2.2, handleheight=1.1)
     return True
 
 
-def _fast_p(chart: FastP, _figure: Any, axes: Any, theme: Theme) -> bool:
+def _fast_p(chart: data.FastP, axes: Any) -> bool:
     if not chart.problems:
         return False
     speedups = sorted(chart.speedups)
@@ -185,13 +171,13 @@ def _fast_p(chart: FastP, _figure: Any, axes: Any, theme: Theme) -> bool:
     above: Callable[[float], float] = lambda p: (right - bisect_right(speedups, p)) / chart.problems  # noqa: E731
     steps = [0.0, *(one for one in speedups if one > 0), end]
     shares = [above(p) for p in steps]
-    axes.step(steps, shares, where="post", color=colour(theme, 0), linewidth=2.2)
-    axes.fill_between(steps, shares, step="post", color=colour(theme, 0), alpha=0.15)
-    axes.plot([0], [right / chart.problems], marker="o", color=colour(theme, 2), markersize=8, clip_on=False, zorder=3)
-    _annotate(axes, theme, 0.0, right / chart.problems, f"correct: {right} of {chart.problems}")
+    axes.step(steps, shares, where="post", color="C0", linewidth=2.2)
+    axes.fill_between(steps, shares, step="post", color="C0", alpha=0.15)
+    axes.plot([0], [right / chart.problems], marker="o", color="C2", markersize=8, clip_on=False, zorder=3)
+    _annotate(axes, 0.0, right / chart.problems, f"correct: {right} of {chart.problems}")
     for p in (1.0, 2.0):
-        axes.plot([p], [above(p)], marker="D", color=colour(theme, 1), markersize=6, zorder=3)
-        _annotate(axes, theme, p, above(p), f"fast_{p:g}: {above(p):.0%}")
+        axes.plot([p], [above(p)], marker="D", color="C1", markersize=6, zorder=3)
+        _annotate(axes, p, above(p), f"fast_{p:g}: {above(p):.0%}")
     axes.set_xlim(0, end)
     axes.set_ylim(0, 1.08)
     axes.yaxis.set_major_formatter("{x:.0%}")
@@ -201,43 +187,42 @@ def _fast_p(chart: FastP, _figure: Any, axes: Any, theme: Theme) -> bool:
     return True
 
 
-def _annotate(axes: Any, theme: Theme, x: float, y: float, label: str) -> None:
-    axes.annotate(label, (x, y), xytext=(9, 7), textcoords="offset points", color=ink(theme))
+def _annotate(axes: Any, x: float, y: float, label: str) -> None:
+    axes.annotate(label, (x, y), xytext=(9, 7), textcoords="offset points")
 
 
-def _times(chart: Times, figure: Any, axes: Any, theme: Theme) -> bool:
+def _times(chart: data.Times, axes: Any) -> bool:
     if not chart.spreads:
         return False
-    _rows(figure, axes, len(chart.spreads), each=0.7)
+    positions = _rows(axes, [one.label for one in chart.spreads], each=0.7)
     stats = [
         {"whislo": one.min_ms, "q1": one.q1_ms, "med": one.median_ms, "q3": one.q3_ms, "whishi": one.max_ms}
         for one in chart.spreads
     ]
-    positions = list(range(len(stats)))
     drawn = axes.bxp(
         stats, positions=positions, orientation="horizontal", widths=0.5, showfliers=False, patch_artist=True,
-        medianprops={"color": ink(theme), "linewidth": 2}, whiskerprops={"color": quiet(theme), "linewidth": 1.4},
-        capprops={"color": quiet(theme), "linewidth": 1.4}, boxprops={"edgecolor": background(theme)},
+        manage_ticks=False,
+        medianprops={"color": _of(_INK), "linewidth": 2}, whiskerprops={"color": _of(_QUIET), "linewidth": 1.4},
+        capprops={"color": _of(_QUIET), "linewidth": 1.4}, boxprops={"edgecolor": _of(_PAPER)},
     )  # fmt: skip
     for position, (box, one) in enumerate(zip(drawn["boxes"], chart.spreads, strict=True)):
-        box.set(facecolor=colour(theme, position), hatch=("", "///", "...", "xxx")[position % 4])
+        box.set(facecolor=f"C{position}", hatch=("", "///", "...", "xxx")[position % 4])
         axes.annotate(
             f"{one.median_ms:.4g} ms, {one.count} calls", (one.median_ms, position), xytext=(0, 17),
-            textcoords="offset points", ha="center", va="bottom", color=ink(theme), fontsize=9,
+            textcoords="offset points", ha="center", va="bottom", fontsize=9,
         )  # fmt: skip
-    axes.set_yticks(positions, _labels(one.label for one in chart.spreads))
     axes.set_ylim(len(stats) - 0.4, -0.75)
     axes.set_xlim(0, 1.06 * max(one.max_ms for one in chart.spreads) or 1.0)
     axes.set_xlabel("milliseconds a call: shortest, quartiles, median, longest")
     return True
 
 
-def _search_curve(chart: SearchCurve, _figure: Any, axes: Any, theme: Theme) -> bool:
+def _search_curve(chart: data.SearchCurve, axes: Any) -> bool:
     curves = [curve for curve in chart.curves if curve.points or curve.tests]
     if not curves:
         return False
     for index, curve in enumerate(curves):
-        paint, mark = colour(theme, index), CURVE_MARKS[index % len(CURVE_MARKS)]
+        paint, mark = f"C{index}", _CURVE_MARKS[index % len(_CURVE_MARKS)]
         numbers = [number for number, _ in curve.points]
         scores = [score for _, score in curve.points]
         axes.scatter(
@@ -245,7 +230,7 @@ def _search_curve(chart: SearchCurve, _figure: Any, axes: Any, theme: Theme) -> 
         )
         axes.step(
             numbers, list(accumulate(scores, max)), where="post", color=paint, linewidth=2.2,
-            linestyle=CURVE_LINES[index % len(CURVE_LINES)], label=f"{_short(curve.label, _LABEL)}: best so far",
+            linestyle=_CURVE_LINES[index % len(_CURVE_LINES)], label=f"{_short(curve.label, _LABEL)}: best so far",
         )  # fmt: skip
         if curve.tests:
             axes.plot(
@@ -259,20 +244,18 @@ def _search_curve(chart: SearchCurve, _figure: Any, axes: Any, theme: Theme) -> 
     return True
 
 
-def _importances(chart: Importances, figure: Any, axes: Any, theme: Theme) -> bool:
+def _importances(chart: data.Importances, axes: Any) -> bool:
     if not chart.shares:
         return False
-    _rows(figure, axes, len(chart.shares))
-    positions = list(range(len(chart.shares)))
-    bars = axes.barh(positions, list(chart.shares.values()), height=0.62, color=colour(theme, 0))
-    axes.bar_label(bars, fmt="%.2f", padding=5, color=ink(theme))
-    axes.set_yticks(positions, _labels(chart.shares))
+    positions = _rows(axes, list(chart.shares))
+    bars = axes.barh(positions, list(chart.shares.values()), height=0.62, color="C0")
+    axes.bar_label(bars, fmt="%.2f", padding=5)
     axes.set_xlim(0, 1.1)
     axes.set_xlabel("importance (PED-ANOVA)")
     return True
 
 
-def _roofline(chart: Roofline, _figure: Any, axes: Any, theme: Theme) -> bool:
+def _roofline(chart: data.Roofline, axes: Any) -> bool:
     spots = [spot for spot in chart.spots if spot.flops_per_byte > 0 and spot.gflops > 0][:_SPOTS]
     if not spots or min(chart.peak_gbs, chart.peak_gflops) <= 0:
         return False
@@ -280,14 +263,14 @@ def _roofline(chart: Roofline, _figure: Any, axes: Any, theme: Theme) -> bool:
     low = min([ridge, *(spot.flops_per_byte for spot in spots)]) / 4
     high = max([ridge, *(spot.flops_per_byte for spot in spots)]) * 4
     axes.plot(
-        [low, ridge, high], [low * chart.peak_gbs, chart.peak_gflops, chart.peak_gflops], color=quiet(theme),
+        [low, ridge, high], [low * chart.peak_gbs, chart.peak_gflops, chart.peak_gflops], color=_of(_QUIET),
         linewidth=2.2, label=f"peak: {chart.peak_gbs:.4g} GB/s, {chart.peak_gflops:.4g} GFLOP/s in fp32",
     )  # fmt: skip
     for index, spot in enumerate(spots):
         share = spot.gflops / min(chart.peak_gflops, spot.flops_per_byte * chart.peak_gbs)
         axes.plot(
-            [spot.flops_per_byte], [spot.gflops], linestyle="", markersize=9, color=colour(theme, index),
-            marker=CURVE_MARKS[index % len(CURVE_MARKS)],
+            [spot.flops_per_byte], [spot.gflops], linestyle="", markersize=9, color=f"C{index}",
+            marker=_CURVE_MARKS[index % len(_CURVE_MARKS)],
             label=f"{_short(spot.label, _LABEL)}: {share:.0%} of the roof",
         )  # fmt: skip
     axes.set_xscale("log")
@@ -298,21 +281,27 @@ def _roofline(chart: Roofline, _figure: Any, axes: Any, theme: Theme) -> bool:
     return True
 
 
-def _rows(figure: Any, axes: Any, number: int, *, each: float = 0.4, more: float = 0.0) -> None:
-    """Size a figure for this number of rows of bars, the first of them on top."""
-    figure.set_size_inches(_WIDTH_INCHES, 1.5 + each * number + more)
+def _of(setting: str) -> str:
+    """Return the colour that the theme gives a setting."""
+    from matplotlib import rcParams
+
+    settings: Any = rcParams
+    return settings[setting]
+
+
+def _rows(axes: Any, names: Sequence[str], *, each: float = 0.4, more: float = 0.0) -> range:
+    """Size a figure for a named row for each bar, the first of them on top. Return the rows' positions."""
+    axes.figure.set_size_inches(_WIDTH_INCHES, 1.5 + each * len(names) + more)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
-    axes.set_ylim(number - 0.5, -0.5)
+    axes.set_yticks(range(len(names)), [_short(name, _LABEL) for name in names])
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    return range(len(names))
 
 
 def _legend(axes: Any) -> None:
     """Put the legend below the plot, where it covers nothing."""
     axes.figure.legend(loc="outside lower left", ncols=2)
-
-
-def _labels(names: Iterable[str]) -> list[str]:
-    return [_short(name, _LABEL) for name in names]
 
 
 def _short(name: str, most: int) -> str:
@@ -330,13 +319,13 @@ def _mixed(paint: str, other: str, share: float) -> Sequence[float]:
 
 
 #: Function that draws each kind of chart. It returns False if there is nothing to draw.
-_DRAWN: Final[Mapping[type[Any], Callable[[Any, Any, Any, Theme], bool]]] = {
-    BestSoFar: _best_so_far,
-    Leaderboard: _leaderboard,
-    Categories: _categories,
-    FastP: _fast_p,
-    Times: _times,
-    SearchCurve: _search_curve,
-    Importances: _importances,
-    Roofline: _roofline,
+_DRAWN: Final[Mapping[type[Any], Callable[[Any, Any], bool]]] = {
+    data.BestSoFar: _best_so_far,
+    data.Leaderboard: _leaderboard,
+    data.Categories: _categories,
+    data.FastP: _fast_p,
+    data.Times: _times,
+    data.SearchCurve: _search_curve,
+    data.Importances: _importances,
+    data.Roofline: _roofline,
 }
