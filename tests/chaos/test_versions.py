@@ -111,10 +111,7 @@ class _Producer(threading.Thread):
 def test_hosts_are_upgraded_while_evaluations_come(
     services: Any, network: Network, start_host: Any, newer: OtherVersion
 ) -> None:
-    """The schema first, under the old workers, then one host after the other: nothing is lost, refused or tried twice.
-
-    Whoever is not upgraded goes on, but may not start again; verdicts tell which version judged, and where.
-    """
+    """The schema first, under the old workers, then each host: nothing is lost, refused or tried twice."""
     mine = newer.kqueue("--version", environment={})
     assert mine.strip() == f"kqueue {OtherVersion.NAME}"
     url = services.postgres.url

@@ -47,10 +47,7 @@ def test_what_every_invocation_has() -> None:
 
 
 def test_output_that_nobody_reads_or_that_cannot_be_written() -> None:
-    """As before `| head -1`: what only shows something ends with 0, and what answers by its status has not answered.
-
-    A full disk behind the output is said in one line, and ends with 3.
-    """
+    """As before `| head -1`: what only shows something ends with 0, and what answers by its status has not answered."""
     reader, writer = os.pipe()
     os.close(reader)
     full = os.open("/dev/full", os.O_WRONLY)

@@ -109,10 +109,7 @@ def terminal(cli: Cli, columns: int = 120, **changed: Any) -> Generator[Terminal
 
 
 def test_it_follows_the_fleet_and_gives_the_terminal_back(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """What comes is shown without a key, on a narrow terminal too, and foreign text does nothing.
-
-    After Ctrl-C the status is 0, the other screen is left, the cursor is back, and keys are echoed again.
-    """
+    """What comes is shown without a key, on a narrow terminal too, and foreign text does nothing."""
     with terminal(cli, columns=40) as opened:
         opened.see(b"cpu-0@here")
         [identity] = submit(engine, HOSTILE)

@@ -158,10 +158,7 @@ def test_candidates_have_uids_of_their_own(stack: Stack, verdicts: dict[str, dic
 
 
 def test_candidates_leave_nothing_behind(stack: Stack, verdicts: dict[str, dict[str, Any]]) -> None:
-    """After a gallery of bad kernels no process of theirs lives and no file of theirs is left.
-
-    References are kept for a minute after their last evaluation.
-    """
+    """After a gallery of bad kernels no process of theirs lives and no file of theirs is left."""
 
     def left() -> list[str]:
         found = [
@@ -460,10 +457,7 @@ def before(stack: Stack, tmp_path: Path) -> Iterator[str]:
 
 
 def test_an_upgrade_migrates(stack: Stack, before: str) -> None:
-    """As docs/compose.md says, with evaluations running: the old worker goes on under the new schema and ends those.
-
-    Those that wait then are judged by the new version.
-    """
+    """As docs/compose.md says, with evaluations running: the old worker goes on under the new schema and ends those."""
     revision = "SELECT version_num FROM alembic_version"
     assert stack.psql(revision) == before
     identity = stack.judge(GELU)["good/torch/gelu"]["evaluation_id"]

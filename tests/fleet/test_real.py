@@ -127,10 +127,7 @@ def test_neither_a_judge_nor_what_forks_it_holds_a_credential(services: Services
 
 
 def test_a_reference_that_ends_itself_is_judged_once(services: Services, fleet: Fleet) -> None:
-    """It cannot look as if somebody else had killed it: its problem is to blame, and nothing is tried again.
-
-    The worker's process, which has imported torch, has opened no GPU and nothing that it does not close.
-    """
+    """It cannot look as if somebody else had killed it: its problem is to blame, and nothing is tried again."""
     opened = _opened(fleet)
     ends = ("os.kill(os.getpid(), signal.SIGKILL)", "os.abort()", "os._exit(0)")
     problems = [PROBLEM.format(once="", hostile=end) for end in ends]

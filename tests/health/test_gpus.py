@@ -87,11 +87,7 @@ def test_the_second_failed_test_takes_a_gpu_out_of_service_and_a_passed_one_brin
 
 
 def test_what_a_test_does_not_change(engine: Engine, gpu: str) -> None:
-    """What an operator took away only an operator gives back, and then it is tested before it serves.
-
-    A quarantined GPU that is resumed is tested at once, and serves when it has passed. Where a test could not be made,
-    for want of memory, that is no failure.
-    """
+    """What an operator took away only an operator gives back, and then it is tested before it serves."""
     gpus.drain(engine, gpu, reason=None)
     gpus.record_pass(engine, gpu)
     gpus.record_failure(engine, gpu, reason="wrong sum")

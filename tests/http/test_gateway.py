@@ -154,10 +154,7 @@ def test_all_that_is_offered_works(served: Served, token, fields, engine: Engine
 
 
 def test_what_the_server_leaves_to_others(served: Served, token, fields, engine: Engine, worker_id: UUID) -> None:
-    """The verdict of a cancelled evaluation is the database's own doing; a lost attempt is left to the workers.
-
-    Where the server lacks a right, as before an upgrade of the database, it is a 503; the right is in the log alone.
-    """
+    """The verdict of a cancelled evaluation is the database's own doing; a lost attempt is left to the workers."""
     with served.client(token("admin")) as http:
         identity = http.post("/v1/evaluations", json=fields(0)).json()["evaluation_id"]
         assert http.post(f"/v1/evaluations/{identity}/cancel").json()["cancelled"] is True

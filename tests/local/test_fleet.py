@@ -144,10 +144,7 @@ def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path, monkeypat
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_lives_of_up(open_home: Path, signum: signal.Signals) -> None:
-    """`kqueue up` says what runs, restarts a part that died, survives its suspension and its terminal, and ends whole.
-
-    Each start has a new token, a stop revokes it, a kill leaves it to the next start; there is one row for all.
-    """
+    """It reports its parts, restarts a part that died, survives its suspension and its terminal, and ends whole."""
     home = open_home / "home"
     with_schema(home / "postgres")
     secrets: list[str] = []
@@ -246,11 +243,7 @@ def test_stale_fleet_file_is_not_believed(tmp_path: Path) -> None:
 
 
 def test_workers_that_cannot_start_show_their_log(tmp_path: Path) -> None:
-    """The error of a fleet without a single slot holds what its supervisor said, and its services are gone.
-
-    Another fleet with the same scratch directory, and so the devices' locks, is named at once. Where no setting names
-    Flower's port and the usual one is in use, it takes a free one, and says which.
-    """
+    """The error of a fleet without a single slot holds what its supervisor said, and its services are gone."""
     before = set(below(os.getpid()))
     with_schema(tmp_path / "home" / "postgres")
     (tmp_path / "scratch").mkdir()

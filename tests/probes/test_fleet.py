@@ -79,10 +79,7 @@ def test_an_honest_fleet_agrees(services: Services, start_fleet: Callable[..., F
 
 
 def test_a_fleet_that_judges_wrongly_is_paused(services: Services, start_fleet: Callable[..., Fleet]) -> None:
-    """By the second spin without a time, which the fleet submits by itself. An operator lets it go on.
-
-    The scripted judge passes what it does not understand, and times nothing.
-    """
+    """By the second spin without a time, which the fleet submits by itself. An operator lets it go on."""
     fleet = start_fleet(probe_share=0.5)
     doubted = services.submit("ok")
     assert services.verdict(doubted).passed

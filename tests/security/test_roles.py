@@ -199,11 +199,7 @@ def fresh(tmp_path: Path) -> Iterator[Callable[[str], None]]:
 
 
 def test_databases_of_a_cluster_without_the_roles(fresh: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Migrated at once, all share the roles that one of them makes.
-
-    A user that may not make roles gets the schema, the log says what to run, and once that was run an upgrade grants
-    the rights.
-    """
+    """Migrated at once, all share the roles that one of them makes."""
     names = ("one", "other")
     for name in names:
         fresh(f"CREATE DATABASE {name}")

@@ -128,10 +128,7 @@ class TestElsewhere:
     def test_the_next_best_where_nobody_is_farther(
         self, engine: Engine, slots: dict[str, UUID], retried: UUID, submit
     ) -> None:
-        """Only workers that live, take work and serve the lane are waited for: then another slot of the device.
-
-        The worker that took the place of one that died is no other slot.
-        """
+        """Only workers that live, take work and serve the lane are waited for: then another slot of the device."""
         successor = uuid4()
         workers.stop(engine, slots["gpu0-0"])
         workers.register(engine, id=successor, name="gpu0-0@here", host="here", pid=2, lanes=["gpu"], device="GPU-0")

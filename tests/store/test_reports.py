@@ -23,10 +23,7 @@ def view(engine: Engine, name: str, order: str = "1") -> list[dict[str, Any]]:
 
 
 def test_show(engine: Engine, judged) -> None:
-    """Sources, settings, attempts and the verdict of one evaluation; a strange one is unknown.
-
-    A queued evaluation has no verdict, a retried one has its failed attempt.
-    """
+    """Sources, settings, attempts and the verdict of one evaluation; a strange one is unknown."""
     retried = reports.show(engine, judged(Category.JUDGE_ERROR, 1))
     assert (retried.state, retried.verdict) == ("queued", None)
     assert [a.category for a in retried.attempts] == [Category.JUDGE_ERROR]

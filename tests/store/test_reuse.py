@@ -97,10 +97,7 @@ class TestAnswer:
         assert count(engine, "attempts") == count(engine, "verdicts", "reused_from IS NULL") == 1
 
     def test_which_are_equal(self, fleet: Fleet) -> None:
-        """Kernel, problem and settings decide; labels, batch, priority, producer and patience do not.
-
-        All equal evaluations point at the latest that was judged, and none at a copy.
-        """
+        """Kernel, problem and settings decide; labels, batch, priority, producer and patience do not."""
         worker = fleet.worker()
         first = fleet.judged(worker, batch="a", producer="x")
         assert fleet.reuses(batch="b", producer="y", priority="interactive", queue_wait_s=9, problem_label="p")
@@ -121,10 +118,7 @@ class TestAnswer:
         assert evaluations.claim(engine, submitted.evaluation_id, worker_id=worker, lease_s=LIVE_S) is not None
 
     def test_what_waits_is_answered_when_its_turn_comes(self, engine: Engine, fleet: Fleet, config) -> None:
-        """Equal evaluations that wait together get the first one's verdict, no attempt, and news of it.
-
-        A producer whose patience is over gets no late answer.
-        """
+        """Equal evaluations that wait together get the first one's verdict, no attempt, and news of it."""
         worker = fleet.worker()
         first, second = fleet.submit().evaluation_id, fleet.submit().evaluation_id
         late = fleet.submit(queue_wait_s=60).evaluation_id

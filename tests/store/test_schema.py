@@ -93,10 +93,7 @@ def test_migrations_started_together_take_turns(empty: str) -> None:
 
 
 def test_check_says_what_to_do_about_another_schema(engine: Engine, database_url: str, empty: str) -> None:
-    """The head's is accepted; none and an older one ask for `kqueue db upgrade`; a newer one for a newer kqueue.
-
-    Upgrading a database that a newer kqueue made is refused and changes nothing.
-    """
+    """The head's is accepted; none and an older one ask for `kqueue db upgrade`; a newer one for a newer kqueue."""
     schema.check(engine)
     nothing = connect(empty, application="tests")
     with pytest.raises(SchemaMismatch, match="db upgrade"):

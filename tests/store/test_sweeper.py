@@ -152,10 +152,7 @@ def test_a_queue_that_is_no_list_is_removed(
 
 
 def test_unsent_messages_are_sent_once(engine: Engine, app: Celery, fields) -> None:
-    """What its producer did not send is sent to its lane; the next sweep finds nothing to do.
-
-    While any evaluation is queued or runs there is something to lose, so that the fleet is not idle.
-    """
+    """What its producer did not send is sent to its lane; the next sweep finds nothing to do."""
     assert sweep(engine, app, retry_delay_s=1).idle
     ids, others = submit(engine, fields, 5), submit(engine, fields, 1, lane="gpu.h200")
     assert sweep(engine, app, retry_delay_s=1) == SweepReport(swept=True, published=6)

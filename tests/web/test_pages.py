@@ -186,10 +186,7 @@ def test_a_failure_is_told_with_its_places(served: Served, browser: httpx.Client
 
 
 def test_a_kernel_is_examined(served: Served, browser: httpx.Client, judge, engine: Engine) -> None:
-    """What tools said is shown, and does nothing; buttons ask for more where there is a GPU.
-
-    Calls have a histogram where the judge took one.
-    """
+    """What tools said is shown, and does nothing; buttons ask for more where there is a GPU."""
     identity = put(served)
     judge(identity, examined(HOSTILE))
     page = shown(browser, f"/evaluations/{identity}")
