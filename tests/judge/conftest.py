@@ -1,4 +1,4 @@
-"""The end of the references that tests of this folder run in threads."""
+"""Fixture that ends the references which tests of this folder run in threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tests.judge import loopback
 
 @pytest.fixture(autouse=True)
 def _end_loopbacks() -> Iterator[None]:
-    """Ends the references that a test runs in threads of its own."""
     yield
     while loopback.running:
         loopback.running.pop().close()

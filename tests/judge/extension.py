@@ -7,7 +7,7 @@ from tests.judge.rig import Rig
 from tests.judge.sources import problem
 
 PROBLEM = problem("x: x * 2") + "def get_init_inputs():\n    return []\n"
-#: Compiles a library that knows a number, in a second: without torch's headers.
+#: Kernel that compiles a library in a second, because it needs none of torch's headers. The library returns a number.
 KERNEL = '''
 import os, sys, time
 from pathlib import Path
@@ -40,12 +40,12 @@ QUICK = Settings(checks=1, timing=Timing(enabled=False))
 
 
 def kernel(top: str = "", after: str = "", number: int = 2) -> str:
-    """A kernel that compiles when it is imported, with statements before and after."""
+    """Return a kernel that compiles when it is imported, with statements before and after."""
     return KERNEL.format(top=top, after=after, number=number)
 
 
 def judge(rig: Rig, source: str, settings: Settings = QUICK) -> Outcome:
-    """The outcome of a kernel that the judge survives."""
+    """Return the outcome of a kernel, and assert that the judge survived."""
     request = Request(problem=PROBLEM, kernel=source, backend=Backend.CPP, settings=settings)
     outcome = rig.judge(request)
     assert isinstance(outcome, Outcome), f"the judge died: {outcome}"
@@ -53,7 +53,7 @@ def judge(rig: Rig, source: str, settings: Settings = QUICK) -> Outcome:
 
 
 def told(outcome: Outcome, who: str) -> list[str]:
-    """What a process of a kernel that prints ``WHO`` first has printed."""
+    """Return the lines that a process of the kernel printed after its ``WHO``."""
     return [line.removeprefix(who + ": ") for line in outcome.log.splitlines() if line.startswith(who + ": ")]
 
 

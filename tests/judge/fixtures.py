@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:  # it imports torch, which most folders do without
+if TYPE_CHECKING:  # it imports torch, which most folders do not need
     from tests.judge.rig import Rig
 
 
@@ -25,14 +25,14 @@ def _environment() -> Generator[None]:
 
 @pytest.fixture(scope="module")
 def judge_environment() -> Iterator[None]:
-    """The environment of this module's judges: Triton's interpreter, one thread, what no candidate may see."""
+    """Environment of this module's judges: Triton's interpreter, one thread, and variables hidden from candidates."""
     with _environment():
         yield
 
 
 @pytest.fixture(scope="session")
 def rig() -> Iterator[Rig]:
-    """A place on the CPU, with a fork server that has the judges' environment."""
+    """A slot on the CPU, with a fork server that has the judges' environment."""
     from tests.judge.rig import Rig
 
     with _environment():
@@ -43,7 +43,7 @@ def rig() -> Iterator[Rig]:
 
 @pytest.fixture(scope="session")
 def keeping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    """A place on the CPU that keeps references, candidates and builds."""
+    """A slot on the CPU that keeps references, candidates and builds."""
     from tests.judge.rig import Rig
 
     with _environment():
@@ -64,7 +64,7 @@ def gpu() -> str:
 
 @pytest.fixture(scope="module")
 def gpu_rig(gpu: str, judge_environment: None) -> Iterator[Rig]:
-    """A place on the first GPU."""
+    """A slot on the first GPU."""
     from tests.judge.rig import Rig
 
     with Rig(gpu) as rig:

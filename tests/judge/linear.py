@@ -1,4 +1,4 @@
-"""A linear layer as a problem, kernels that are right for it, and what comes of them."""
+"""A linear layer as a problem, correct kernels for it, and helpers that judge them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ModelNew(torch.nn.Module):
         return self.layer(x)
 """
 QUICK = Settings(checks=2, timing=Timing(enabled=False))
-#: Write more files than there may be, and more bytes.
+#: Statements that exceed the limits for files and bytes.
 FLOODS = [
     f"n = 0\n        while True:\n            n += 1\n            open(f'f{{n}}', 'wb').write(bytes({size}))"
     for size in (0, 4 << 20)

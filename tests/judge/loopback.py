@@ -1,4 +1,4 @@
-"""A sealed process that is a thread of the test's: the same harness and channel, without fork server and seal."""
+"""A sealed process replaced by a thread of the test: the same harness and channel, without fork server and seal."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from workers.judge.forkserver.process import SealedProcess
 from workers.judge.pipeline.cases import Case
 from workers.judge.pipeline.reference import BOUNDS, Bounds, Reference
 
-#: A CPU's bounds without those of time, which a busy machine exceeds.
+#: Bounds of a CPU without its time limits, which a busy machine exceeds.
 PATIENT = replace(BOUNDS["cpu"], quick_s=60.0, exact_s=600.0)
-#: Those that a test has started; a fixture ends them.
+#: Loopbacks that a test has started. A fixture ends them.
 running: list[Loopback] = []
 
 
 class Loopback(SealedProcess):
-    """Obeys orders as a process would. Nobody watches it: its code must end."""
+    """Obeys orders like a sealed process. Its code must end, because nothing kills it."""
 
     def __init__(self, kind: type[Harness] = ReferenceHarness) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -32,7 +32,7 @@ class Rig:
         stands: bool = False,
         builds: Path | str = "",
     ) -> None:
-        """With ``stands`` one judge serves all requests. Otherwise each request gets a judge forked for it."""
+        """With ``stands`` one judge serves all requests. Otherwise each request gets a newly forked judge."""
         self._directory = tempfile.TemporaryDirectory(prefix="kqueue-rig-", dir=disk)
         root = Path(self._directory.name)
         root.chmod(0o711)
@@ -67,11 +67,11 @@ class Rig:
             self._uid.release()
 
     def judge(self, request: Request) -> Outcome:
-        """The outcome, also of a judge that died."""
+        """Return the outcome, even if the judge died."""
         return self.judge_at(self.slot, request)
 
     def judge_at(self, slot: SlotConfig, request: Request) -> Outcome:
-        """As :meth:`judge`, in another slot with the same fork server."""
+        """Return the outcome of a request in another slot with the same fork server."""
         if self._judges is None:
             self._judges = Judges(self.forkserver)
         try:
@@ -84,13 +84,13 @@ class Rig:
                 self._judges = None
 
     def sealed(self, *roles: Role) -> list[int]:
-        """The living sealed processes of these roles."""
+        """Return the living sealed processes of these roles."""
         found: list[int] = []
         uid = self.slot.uid
-        # Linux's list of children can miss one while others end.
+        # Linux's list of children can miss one while other children end.
         by_uid = [pid for each in uids.all_of(uid) for pid in linux.living_of_uid(each)] if uid is not None else None
         for pid in linux.children(self.forkserver.pid) if by_uid is None else by_uid:
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the process has ended
                 name = Path(f"/proc/{pid}/comm").read_text().strip()
                 if not linux.is_zombie(pid) and name in {f"kq-{role}" for role in roles}:
                     found.append(pid)

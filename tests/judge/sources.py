@@ -1,4 +1,4 @@
-"""Sources of small problems and kernels, and requests for tests."""
+"""Sources of small problems and kernels, and requests for pytest runs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from kqueue.contract import TESTS_LINE, Request, parse_request
 from workers.judge.candidate.archive import pack
 
-#: Folder of a sender of tests.
+#: Folder from which tests are sent.
 ROOT = "/home/sender/project"
 
 
 def problem(forward: str, inputs: str = "return [torch.randn(4, 8)]") -> str:
-    """A problem whose forward is ``signature: answer``."""
+    """Return a problem whose forward is ``signature: answer``."""
     signature, _, answer = forward.partition(": ")
     return f"""
 import torch
@@ -27,12 +27,12 @@ def get_inputs():
 
 
 def kernel(forward: str) -> str:
-    """A kernel, written as :func:`problem`."""
+    """Return a kernel whose forward is ``signature: answer``."""
     return problem(forward).partition("def get_inputs")[0].replace("Model", "ModelNew")
 
 
 def suite_of(folder: Path, module: str, *, names: list[str], **settings: Any) -> Request:
-    """A request for tests of a module, which is written to a folder."""
+    """Write a module to a folder, and return a request for a pytest run of its tests."""
     (folder / "test_a.py").write_text(module)
     order = {
         "root": ROOT, "started_in": ".", "args": ["-p", "kqueue"], "program": "pytest", "searched": [], "options": {},

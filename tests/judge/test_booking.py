@@ -1,4 +1,4 @@
-"""The ledger of a GPU's memory, between processes that book, wait, change their minds and are killed."""
+"""The ledger of a GPU's memory, with processes that book, wait, resize and are killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workers.judge.gpu.booking import Entry, Ledger, NotInTime, TooLarge
 if TYPE_CHECKING:
     pass
 
-#: Books what its arguments say, prints `booked`, and then does as it is told, a line at a time, until its input ends.
+#: Program that books memory, prints `booked`, and obeys orders, one a line, until its input ends.
 _JUDGE = """
 import os, sys, time
 from pathlib import Path
@@ -30,7 +30,7 @@ with Ledger(folder, capacity, patience_s=float(sys.argv[5])).book(nbytes, label=
         if word == "resize":
             print(booking.resize(int(rest[0])), booking.nbytes, flush=True)
 """
-#: Books, changes and releases at random, and counts what all such processes hold in a file. Prints the most it saw.
+#: Program that books, resizes and releases at random, with the sum over all processes in a file. Prints the maximum.
 _BUSY = """
 import fcntl, os, random, sys, time
 from pathlib import Path
@@ -83,7 +83,7 @@ class Judge:
         assert self._output.readline() == "booked\n"
 
     def tell(self, words: str) -> str:
-        """Give it an order, and return its answer."""
+        """Send an order to the process, and return its answer."""
         print(words, file=self._input, flush=True)
         return self._output.readline().strip()
 
@@ -108,7 +108,7 @@ def ledger(folder: Path) -> Ledger:
 
 @pytest.fixture
 def start(folder: Path, ledger: Ledger) -> Iterator[Callable[..., Judge]]:
-    """Start a judge, and wait until it stands in the ledger; they are killed when the test ends."""
+    """Yield a function that starts a judge and waits for its entry in the ledger. Kill all judges at the end."""
     judges: list[Judge] = []
 
     def start(nbytes: int, label: str, patience_s: float = 0.0) -> Judge:
@@ -164,10 +164,10 @@ def test_what_fits_passes_one_that_waits_for_more(ledger: Ledger, start: Callabl
     start(80, "large")
     small = start(20, "small", patience_s=60)
     small.booked()
-    assert holder.tell("resize 70") == "False 60"  # it has no patience itself
+    assert holder.tell("resize 70") == "False 60"  # it does not wait itself
     assert small.tell("resize 40") == "True 40"
     assert small.tell("resize 20") == "True 20"
-    blocked = start(15, "blocked")  # it fits, and does not pass the large one
+    blocked = start(15, "blocked")  # it would fit, but it does not overtake the large one
     with pytest.raises(NotInTime):
         ledger.book(10, label="later", wait_s=0.3)
     ledger.book(5, label="later", wait_s=0.3).release()

@@ -1,4 +1,4 @@
-"""A disk that is full: whoever filled it is to blame, and nobody else."""
+"""A full disk: the blame is on the process that filled it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from workers.judge.sandbox import seccomp
 
 pytestmark = pytest.mark.slow("fills a disk")
 
-#: The system call's number, on every architecture.
+#: Number of the system call, on every architecture.
 FSOPEN = 430
 
 
 def writes(megabytes: int) -> str:
-    """A right kernel that needs room for files."""
+    """Return a correct kernel that writes a file of this size."""
     write = f"open('file', 'wb').write(bytes({megabytes} << 20))"
     return PROBLEM.partition("def get_inputs")[0].replace("Model", "ModelNew").replace("return", f"{write}; return")
 
@@ -43,7 +43,7 @@ def disk() -> Iterator[Path]:
 
 
 def deny_mounts() -> None:
-    """Refuse them to this thread and what it starts, as a container's filter does."""
+    """Refuse mounts to this thread and to its children, like a container's filter."""
     load, jump_if_equal, give = 0x20, 0x15, 0x06
     refused, allowed = 0x00050000 | errno.EPERM, 0x7FFF0000
     steps = [(load, 0, 0, 0), (jump_if_equal, 0, 1, FSOPEN), (give, 0, 0, refused), (give, 0, 0, allowed)]
@@ -52,7 +52,7 @@ def deny_mounts() -> None:
 
 @pytest.fixture(scope="module")
 def small(disk: Path, judge_environment: None) -> Iterator[Rig]:
-    """A slot whose scratch is on it, on a host without mounts."""
+    """A slot whose scratch directory is on the disk, on a host without mounts."""
     # The fork server ends with the thread that starts it.
     with ThreadPoolExecutor(1, initializer=deny_mounts) as thread, thread.submit(Rig, disk=disk).result() as rig:
         assert "Operation not permitted" in str(rig.forkserver.isolation["mounts"])
@@ -65,7 +65,7 @@ def judge(rig: Rig, kernel: str, limits: Limits | None = None) -> Outcome:
 
 
 def test_a_full_disk_is_no_kernels_fault(small: Rig, disk: Path) -> None:
-    """What fails while there is no room is tried again; with room both kernels are what they are."""
+    """A failure on a full disk is a judge error, and both kernels get their own verdicts when it has space."""
     needs, wrong = writes(8), writes(0).replace("x * 2", "x * 3")
     filler = disk / "filler"
     filler.write_bytes(bytes(126 << 20))

@@ -1,4 +1,4 @@
-"""Examinations: the kernel once more under compute-sanitizer and Nsight Compute."""
+"""Examinations: the kernel runs again under compute-sanitizer and Nsight Compute."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from workers.judge.pipeline.steps import Steps
 
 pytestmark = pytest.mark.slow("compiles and examines kernels")
 
-#: What compute-sanitizer 2025.3 and Nsight Compute 2025.3 wrote on an H100; of the latter's columns those that count.
+#: Output of compute-sanitizer 2025.3 and Nsight Compute 2025.3 on an H100, the latter with the used columns only.
 RECORDED = Path(__file__).parent / "recorded"
-#: How long others have the device, in seconds.
+#: Time in seconds for which another process holds the device.
 WAIT_S = 2.0
 
 PLAIN = kernel("x: x + 1")
 PROBLEM = problem("x: x + 1", "return [torch.rand(1000)]")
-#: Reads 24 values that do not exist; what they are does not matter to the answer.
+#: Kernel that reads 24 values beyond its input, without an effect on the answer.
 TRITON = """
 import torch, triton
 import triton.language as tl
@@ -95,13 +95,13 @@ def judge(rig: Rig, kernel: str, backend: Backend = Backend.TRITON, **examine: A
 
 
 def triton(made: str = "empty_like(x)", *, masked: bool) -> str:
-    """A kernel that answers rightly, and reads what does not exist unless it is masked."""
+    """Return a kernel with correct answers that reads beyond its input unless it is masked."""
     return TRITON.replace("{made}", made).replace("{masked}", str(masked))
 
 
 @pytest.fixture
 def compiling_rig(gpu: str, judge_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    """A place on the first GPU, where Triton compiles: elsewhere in these tests its interpreter runs."""
+    """A slot on the first GPU, where Triton compiles. Other tests run Triton's interpreter."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with Rig(gpu) as rig:
         yield rig
@@ -246,12 +246,12 @@ def test_a_kernel_is_profiled(compiling_rig: Rig) -> None:
         [kernel] = [kernel for kernel in profile.kernels if kernel.name == "add_one"]
         assert (kernel.launches, kernel.grid) == (1, (1, 1, 1))
         assert kernel.registers
-        assert {line.file for line in kernel.lines} <= {"kernel.py"}  # a short one may be seen at no line
+        assert {line.file for line in kernel.lines} <= {"kernel.py"}  # a short kernel can have no sampled line
         assert profile.peak_gbs
         assert profile.peak_gbs > 100
 
 
-#: Stands for a tool, which starts the program with what follows its own options.
+#: Program that replaces a tool: it runs the command that follows the tool's own options.
 TOOL = f"""#!/bin/sh
 while [ "$1" != "{sys.executable}" ]; do [ "$1" = --log-file ] && log="$2"; shift; done
 echo "========= ERROR SUMMARY: 0 errors" > "$log"
@@ -284,7 +284,7 @@ def test_a_tool_starts_before_the_device_is_had(tool_rig: Rig) -> None:
         fcntl.flock(others, fcntl.LOCK_EX)
         release = threading.Timer(WAIT_S, fcntl.flock, (others, fcntl.LOCK_UN))
         release.start()
-        pytests = signal.getsignal(signal.SIGALRM)  # else this process would be the judge's to end
+        pytests = signal.getsignal(signal.SIGALRM)  # restored below, because a step replaces the handler
         told = examining.sanitize("memcheck")
         signal.signal(signal.SIGALRM, pytests)
         release.join()
@@ -297,7 +297,7 @@ def test_a_tool_starts_before_the_device_is_had(tool_rig: Rig) -> None:
     assert steps.begun["untimed_examine"] >= WAIT_S * 0.9
 
 
-#: Has been given its library, or has compiled it: under a tool it raises which, as nobody reads its log there.
+#: Kernel that reports whether its library was given or compiled. Under a tool it raises, because no log is read there.
 GIVEN = """
 how = "compiled" if list(Path(os.environ["TORCH_EXTENSIONS_DIR"]).rglob("*.o")) else "given"
 if Path("job.json").exists():

@@ -1,4 +1,4 @@
-"""Hostile problems: each spoils its own evaluation at most, and the next one finds all as it was."""
+"""Hostile problems: each harms only its own evaluation, and the next one is unaffected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from workers.judge.sandbox.seal import Role
 pytestmark = pytest.mark.slow("judges programs of a corpus")
 
 ALL = {problem.name: problem for problem in problems()}
-#: Programs of each folder that are judged in the gate, with an honest problem after each; the others run nightly.
+#: Programs of each folder that are judged in the gate, each followed by an honest problem. The other ones run nightly.
 GATE = {
     "reach/sockets",
     "resources/memory_of_children",
@@ -38,7 +38,7 @@ GATE = {
 
 @pytest.fixture(scope="module")
 def outside() -> Iterator[Outside]:
-    """What hostile problems look for on the host: a readable file, and listeners on a port, a path, a name."""
+    """Targets of hostile problems on the host: a readable file, and listeners on a port, a path and a name."""
     directory = Path(tempfile.mkdtemp(prefix="kqueue-outside-"))
     directory.chmod(0o777)
     (directory / "secret").write_text(SECRET)
@@ -60,19 +60,19 @@ def outside() -> Iterator[Outside]:
 
 
 def sealed_processes(rig: Rig) -> list[int]:
-    """The processes of the place's uids; of an ordinary user's fleet, the fork server's children."""
+    """Return the processes of the slot's uids, or the fork server's children if the fleet is not root."""
     if rig.slot.uid is None:
         return [pid for pid in linux.children(rig.forkserver.pid) if not linux.is_zombie(pid)]
     return [pid for uid in uids.all_of(rig.slot.uid) for pid in linux.living_of_uid(uid)]
 
 
 def assert_nothing_left(rig: Rig) -> None:
-    """Sealed processes end, and their directories go."""
+    """Wait until all sealed processes have ended and their directories are removed."""
     until(lambda: not sealed_processes(rig) and not list(rig.slot.scratch.iterdir()), what="the end of all processes")
 
 
 def assert_contained(outside: Outside, outcome: Outcome) -> None:
-    """The outcome is nobody else's failure and holds no secret; nothing that a problem wrote was carried out."""
+    """Assert that no attack succeeded, no secret is revealed, the fleet is not blamed and the host has no new file."""
     told = outcome.model_dump_json()
     assert SUCCEEDED not in told, told
     assert SECRET not in told
@@ -84,16 +84,16 @@ def assert_contained(outside: Outside, outcome: Outcome) -> None:
     "problem", [pytest.param(p, id=name, marks=() if name in GATE else pytest.mark.nightly) for name, p in ALL.items()]
 )
 def test_a_hostile_problem_spoils_its_own_evaluation_at_most(keeping: Rig, outside: Outside, problem: Hostile) -> None:
-    """Its category is as expected, again where its reference may have been kept; nothing leaks and nothing is left."""
+    """Its category is as expected, also with a kept reference, and no secret, file or process remains."""
     outcome = keeping.judge(problem.request(outside))
     assert outcome.category in problem.expected, outcome
     assert_contained(outside, outcome)
     if outcome.blame is Blame.PROBLEM:
-        # What may stay is a candidate that was made ahead for the next evaluation.
+        # A candidate that was prewarmed for the next evaluation can remain.
         until(lambda: all(waits(pid) for pid in sealed_processes(keeping)), what="the end of all that had a source")
     else:
         if problem.name.startswith("kept/"):
-            time.sleep(0.3)  # some do what they do while they are kept
+            time.sleep(0.3)  # some problems attack while they are kept
         again = keeping.judge(problem.request(outside))
         assert again.category in (problem.again or problem.expected), again
         assert_contained(outside, again)
@@ -107,19 +107,19 @@ def test_a_hostile_problem_spoils_its_own_evaluation_at_most(keeping: Rig, outsi
 
 
 def test_a_reference_that_works_while_it_is_kept_is_ended(keeping: Rig, outside: Outside) -> None:
-    """It may use 4 s of a CPU, and a tenth of the time, since others are timed meanwhile; one that rests stays."""
+    """A kept reference is ended after 4 s of CPU time plus a tenth of the time since, and an idle one is kept."""
     assert keeping.judge(ALL["kept/busy_thread"].request(outside)).category is Category.PASSED
     [busy] = keeping.sealed(Role.REFERENCE)
     begun, before = time.monotonic(), linux.cpu_seconds(busy)
     resting: list[int] = []
-    # A machine with other work gives it little of a CPU, so it may live for long. The resting one is used meanwhile.
+    # A busy machine gives it little CPU time, so it can live for long. The idle one is used meanwhile.
     while busy in keeping.sealed(Role.REFERENCE):
         assert linux.cpu_seconds(busy) - before < 4 + 0.1 * (time.monotonic() - begun) + 10
         assert keeping.judge(request(HONEST)).category is Category.PASSED
         resting = resting or [pid for pid in keeping.sealed(Role.REFERENCE) if pid != busy]
         assert len(resting) == 1
         time.sleep(1)
-    # One that is dying may look alive once more.
+    # A dying process can still be listed once.
     until(lambda: keeping.sealed(Role.REFERENCE) == resting, what="the end of the one that works")
     keeping.end_kept()
 

@@ -1,4 +1,4 @@
-"""One evaluation after another, in real processes, on a CPU slot."""
+"""Evaluations in sequence, in real processes, on a CPU slot."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow("judges many kernels")
 
 
 def test_an_honest_kernel_passes(rig: Rig) -> None:
-    """Its layers, made in the reference's order, have the reference's weights. It may ask for its user's name."""
+    """Layers that are made in the reference's order have its weights, and the kernel can read its user's name."""
     top = """import ctypes, getpass
 assert getpass.getuser()  # torch's compiler asks, although the candidate's uid is in no list of users
 def resident():
@@ -65,7 +65,7 @@ def test_a_passed_kernel_is_timed_against_the_baseline(rig: Rig) -> None:
 
 
 def test_times_are_taken_by_the_judge_s_clock(rig: Rig) -> None:
-    """A kernel that waits 20 ms takes 20 ms. Turning back every clock of the candidate's process changes nothing."""
+    """A kernel that sleeps for 20 ms takes 20 ms, even if it sets back every clock of its process."""
     top = "import time\ntime.perf_counter_ns = time.perf_counter = time.monotonic = lambda: 0\n"
     outcome = judge(rig, right("time.sleep(0.02)", top), TIMED)
     assert outcome.runtime is not None
@@ -74,7 +74,7 @@ def test_times_are_taken_by_the_judge_s_clock(rig: Rig) -> None:
 
 
 def test_each_call_has_its_own_values(rig: Rig) -> None:
-    """An answer of an earlier call is wrong: inputs change from call to call. Timed calls are checked as well."""
+    """Inputs change from call to call, so an earlier call's answer is wrong. Timed calls are checked as well."""
     kernel = right("if hasattr(self, 'old'): return self.old\n        self.old = self.layer(x)")
     assert judge(rig, kernel).category is Category.WRONG_VALUES
     body = "self.n = getattr(self, 'n', 0) + 1\n        if self.n > 8: return self.layer(x) + 1"
@@ -138,7 +138,7 @@ def test_a_shortage_of_launch_resources_is_a_fact(rig: Rig) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="a fleet that is not root cannot give candidates a uid of their own")
 def test_a_candidate_of_a_root_fleet_is_nobody_and_finds_no_secret(rig: Rig) -> None:
-    """It has its own uid, no group, no capability, no way back, and private directories."""
+    """It has its own uid, no group, no capability, no way to regain root's, and private directories."""
     top = """
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 assert os.getuid() >= 48000 and os.getgroups() == [], (os.getuid(), os.getgroups())
@@ -194,7 +194,7 @@ def test_each_phase_has_its_own_deadline(rig: Rig, body: str, top: str, phase: P
     ],
 )
 def test_a_death_is_told_by_its_wait_status(rig: Rig, statement: str, facts: dict[str, Any], where: str) -> None:
-    """A signal is its name, an exit its status; an exit of 0 is no success."""
+    """The facts name the signal or the exit status. An exit with status 0 is a crash too."""
     kernel = right(statement, "import os\n") if where == "body" else right(top=f"import os\n{statement}\n")
     outcome = judge(rig, kernel)
     assert outcome.category is Category.CRASHED
@@ -230,7 +230,7 @@ def test_memory_of_the_whole_tree_is_bounded(rig: Rig) -> None:
     "attack", ["channel.send(b'nonsense')", "[channel.send(Reply(Answer.DONE, n).pack()) for n in range(40)]"]
 )
 def test_forged_replies_never_make_a_pass(rig: Rig, attack: str) -> None:
-    """A kernel that finds the channel and writes to it fails; outputs are looked at, not believed."""
+    """A kernel that finds the channel and writes to it fails, because the judge checks the outputs."""
     body = f"""
         import os, socket
         from workers.judge.channel.protocol import Answer, Reply
@@ -260,7 +260,7 @@ def test_a_broken_problem_is_the_problem_s_fault(rig: Rig, problem: str, categor
 
 
 def test_a_judge_waits_no_longer_than_all_deadlines_together(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Should nothing that ends candidates do so, the kernel ends the judge; the next evaluation is fine."""
+    """If nothing else ends a candidate, SIGALRM ends the judge, and the next evaluation succeeds."""
     monkeypatch.setattr(steps, "_BACKSTOP_S", 3 - QUICK.deadlines.total_s)
     kernel = right("import time; time.sleep(600)")
     ended = rig.judge(Request(problem=PROBLEM, kernel=kernel, backend=Backend.TORCH, settings=QUICK))
@@ -286,14 +286,14 @@ def test_the_judge_s_death_takes_the_candidate_with_it(rig: Rig, victim: str) ->
 
 @pytest.mark.skipif(os.getuid() != 0, reason="a candidate with the fleet's uid may enter all that the fleet may")
 def test_a_seal_that_fails_is_the_fleet_s_fault(rig: Rig) -> None:
-    """A candidate whose directory cannot be entered was never run: no kernel is blamed."""
+    """A candidate whose directory cannot be entered never ran, so the fleet is blamed."""
     request = Request(problem=PROBLEM, kernel=right(), backend=Backend.TORCH, settings=QUICK)
-    # It is private, and not below a directory that may be the candidate's own.
+    # The directory is private, and outside every directory that a candidate can own.
     with tempfile.TemporaryDirectory(dir="/run") as closed:
         outcome = rig.judge_at(replace(rig.slot, scratch=Path(closed)), request)
     assert outcome.category is Category.JUDGE_ERROR
     assert "could not be sealed: PermissionError" in outcome.message
-    # What that judge left is ended by its uid, which the next candidate has too.
+    # Remaining processes of that judge are ended by their uid, which the next candidate has too.
     following = judge(rig, right())
     assert following.category is Category.PASSED, following.message
 
@@ -342,21 +342,21 @@ TRACED_BY_ITS_CHILD = """import ctypes, os, time
 @pytest.mark.parametrize(
     ("body", "top", "category"),
     [
-        # The pages that judge and fork server read cannot be taken away from under them.
+        # The pages that judge and fork server read cannot be truncated.
         ("[os.ftruncate(fd, 0) for fd in shared()]", FIND_SHARED, Category.RUNTIME_ERROR),
-        # Closing the channel is not dying.
+        # Closing the channel is not a crash.
         ("import os, time; os.closerange(3, 4096); time.sleep(1000)", "", Category.SANDBOX_VIOLATION),
-        # A tree deeper than Python recurses.
+        # A directory tree deeper than Python's recursion limit.
         (DEEP_TREE, "", Category.CRASHED),
-        # A daemon that stops whoever comes to kill it.
+        # A daemon that stops each process that tries to kill it.
         (STOP_EVERYBODY, "", Category.TIMEOUT),
-        # Offspring that traced its parent would hide its death until the deadline: it may not.
+        # A child that traced its parent would hide the parent's death until the deadline, so tracing is refused.
         (TRACED_BY_ITS_CHILD, "", Category.CRASHED),
     ],
     ids=["truncate", "close-channel", "deep-tree", "stop-everybody", "traced-by-its-child"],
 )
 def test_an_attack_on_the_fleet_is_the_kernel_s_own_failure(rig: Rig, body: str, top: str, category: Category) -> None:
-    """An attack on the fleet's processes ends the kernel only: no retry, and the blame is the kernel's."""
+    """An attack on the fleet's processes ends only the kernel, is blamed on it, and is not retried."""
     deadlines = Deadlines(check_s=2 if category is Category.TIMEOUT else 30)
     settings = QUICK.model_copy(update={"deadlines": deadlines, "limits": Limits(host_memory_bytes=640 << 20)})
     outcome = judge(rig, right(body, top), settings)

@@ -1,4 +1,4 @@
-"""Triton's launchers, compiled ahead for types that candidates have named. Triton's own part is made up."""
+"""Triton's launchers, compiled in advance for types that candidates reported. Triton itself is a fake."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POINTERS = ["*fp32", "*bf16", "i32", "constexpr"]
 
 @pytest.fixture
 def triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Triton that compiles a launcher for each sequence of types; its source names them."""
+    """A fake Triton that compiles a launcher for each sequence of types. The launcher's source names the types."""
 
     def compile_module_from_src(*, src: str, name: str, **_: Any) -> None:
         if "fp64" in src:
@@ -41,7 +41,7 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tell(launchers: Launchers, note: Path, told: Any) -> None:
-    """Note types as a candidate does, and wait until what follows from it has been done."""
+    """Report types like a candidate, and wait until the launchers are compiled."""
     note.unlink(missing_ok=True)
     note.write_text(told if isinstance(told, str) else json.dumps(told))
     launchers.learn(note, os.getuid())

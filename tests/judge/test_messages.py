@@ -1,4 +1,4 @@
-"""The words of a verdict where foreign code makes them hard to say."""
+"""Messages of verdicts about code whose exceptions cannot be read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.judge.rig import Rig
 
 pytestmark = pytest.mark.slow("judges kernels")
 
-#: Exceptions whose text or properties raise another one, and the message that stands in their place.
+#: Exceptions whose text or attributes raise another exception, and the message that replaces them.
 UNREADABLE = {
     "def __str__(self): raise KeyError": "kernel.E: <its text cannot be read: builtins.KeyError>",
     "def __str__(self): return 5": "kernel.E: <its text cannot be read: builtins.TypeError>",
@@ -29,7 +29,7 @@ def test_an_exception_without_a_text_is_reported_as_itself(rig: Rig, body: str) 
 
 
 def test_the_memory_limit_is_named_whatever_fills_it(rig: Rig) -> None:
-    """Memory behind a descriptor belongs to no process's own, and counts all the same."""
+    """Memory of a memfd counts towards the limit, although it belongs to no process."""
     if (groups := rig.forkserver.isolation["cgroup_memory"]) is not True:
         pytest.skip(f"cgroup_memory: {groups}")
     fill = "import os; fd = os.memfd_create('x'); [os.write(fd, bytes(1 << 20)) for _ in range(2048)]"

@@ -1,4 +1,4 @@
-"""What comes from outside, a pause of the fleet or a signal, is no kernel's and no problem's fault."""
+"""Pauses of the fleet and signals from outside are not blamed on a kernel or a problem."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from workers.judge.forkserver.control import End, Report
 from workers.judge.host import linux
 from workers.judge.pipeline import blame
 
-#: Says that foreign code runs, and sleeps.
+#: Statement that creates the file ``asleep``, which shows that foreign code runs, and sleeps.
 ASLEEP = "import os, time; os.path.exists('asleep') or (open('asleep', 'w').close(), time.sleep({seconds}))"
 DEADLINE_S = 3.0
 
@@ -56,7 +56,7 @@ def test_a_kernel_that_is_killed_from_outside_has_not_crashed(rig: Rig) -> None:
 
 @pytest.mark.parametrize("where", ["top", "body"])
 def test_a_kernel_cannot_kill_itself_as_others_would(rig: Rig, where: str) -> None:
-    """It may not send SIGKILL to itself, so nobody takes its end for the fleet's failure."""
+    """The filter refuses SIGKILL to itself, so its end is not mistaken for the fleet's failure."""
     if rig.forkserver.isolation["seccomp"] is not True:
         pytest.skip("system calls are not filtered here")
     statement = "import os; os.kill(os.getpid(), 9)"
@@ -66,7 +66,7 @@ def test_a_kernel_cannot_kill_itself_as_others_would(rig: Rig, where: str) -> No
 
 
 def asleep(rig: Rig) -> list[Path]:
-    # Each may have a file system of its own, which only its own path leads to.
+    # Each process can have a file system that is reachable only by its own path.
     marks = (Path(f"/proc/{pid}/cwd/asleep") for pid in linux.children(rig.forkserver.pid))
     return [mark for mark in marks if mark.exists()]
 
@@ -85,7 +85,7 @@ def category(reason: End, *, alone: bool, phase: Phase = Phase.CHECK) -> Categor
 
 
 def test_what_fails_for_want_of_the_host_s_memory_is_the_fleet_s_failure() -> None:
-    """A compiler that Linux ended is no kernel that cannot be compiled; a right answer stays right."""
+    """A compile error is the fleet's failure if Linux killed the compiler, and a correct answer stays correct."""
     refused = Outcome(category=Category.COMPILE_ERROR, message="no", phase=Phase.LOAD, facts=Facts(exception="E"))
     settled = blame.settle(refused, [report(), report(robbed=True)], alone=False)
     assert (settled.category, settled.facts.instead_of) == (Category.WORKER_LOST, Category.COMPILE_ERROR)

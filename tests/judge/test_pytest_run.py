@@ -1,4 +1,4 @@
-"""Tests of a repository in the judge's hands: what becomes of their process is the fork server's word."""
+"""Pytest runs of a repository: the fork server reports how the process of the tests ended."""
 
 from __future__ import annotations
 

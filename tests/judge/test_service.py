@@ -1,4 +1,4 @@
-"""Judging without a fleet, from Python: the process that judges, its life and its ends."""
+"""A local judge without a fleet: its process, its lifetime and its end."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def foreign() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def local(config: Config, foreign: Path) -> Iterator[LocalJudge]:
-    """A judge on the CPU that a thread has started where nothing of a fleet can be imported."""
+    """A judge on the CPU, started by another thread, that cannot import a fleet's packages."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(foreign))
         judge = LocalJudge("cpu", config=config)
@@ -72,18 +72,18 @@ def local(config: Config, foreign: Path) -> Iterator[LocalJudge]:
 
 
 def service() -> int:
-    """Return the process that judges for this one: the youngest, because other modules may hold a judge too."""
+    """Return the process that judges for this one: the youngest, because other modules can hold a judge too."""
     return max(p for p in linux.children(os.getpid()) if b"workers.judge" in Path(f"/proc/{p}/cmdline").read_bytes())
 
 
 def below(pid: int) -> set[int]:
-    """Return all processes below one."""
+    """Return all descendants of a process."""
     children = set(linux.children(pid))
     return children.union(*map(below, children))
 
 
 def is_endless(pid: int) -> bool:
-    """True if the endless kernel runs below a process."""
+    """Return whether the endless kernel runs below a process."""
     return any(Path(f"/proc/{child}/cwd/here").exists() for child in below(pid))
 
 
@@ -134,7 +134,7 @@ def test_what_cannot_be_judged_here_is_refused(local: LocalJudge, config: Config
 
 
 def test_a_killed_server_is_replaced(local: LocalJudge) -> None:
-    """The service survives the end of its fork server and its supervisor. New ones judge the next kernel."""
+    """The service survives the end of its fork server and its judge supervisor, and new ones judge the next kernel."""
     for server in linux.children(service()):
         if Path(f"/proc/{server}/comm").read_text().strip() in ("kq-forkserver", "kq-judge-super"):
             os.kill(server, signal.SIGKILL)
@@ -142,7 +142,7 @@ def test_a_killed_server_is_replaced(local: LocalJudge) -> None:
 
 
 def test_nothing_is_left_of_a_closed_judge(local: LocalJudge, config: Config) -> None:
-    """`close` ends every process of the judge and removes its files. A later call starts another."""
+    """`close` ends every process of the judge and removes its files. A later call starts another judge."""
     started, made = {service(), *below(service())}, set(config.scratch.glob("judge-*"))
     assert made
     local.close()
@@ -152,11 +152,11 @@ def test_nothing_is_left_of_a_closed_judge(local: LocalJudge, config: Config) ->
 
 
 def test_a_killed_judge_is_replaced(local: LocalJudge, config: Config) -> None:
-    """A judge that is killed leaves no process. The call fails, the next one succeeds and removes the files."""
+    """A killed judge leaves no process. The current call fails, and the next one succeeds and removes the files."""
     first, lock = service(), config.scratch / "locks" / "cpu.lock"
     slot = SlotConfig(name="p", number=0, device="cpu", siblings=1, scratch=config.scratch / "p", lock=lock, uid=None)
     steps = Steps(StatusPage(), slot, 600.0)
-    pytests = signal.getsignal(signal.SIGALRM)  # else this process would be the judge's to end
+    pytests = signal.getsignal(signal.SIGALRM)  # restored below, because a step replaces the handler
     with ThreadPoolExecutor(2) as pool:
         call = pool.submit(local, problem=PROBLEM, kernel=ENDLESS, settings=UNTIMED)
         until(lambda: is_endless(first))
@@ -193,8 +193,8 @@ with ending:
 
 
 def test_a_signal_that_wakes_no_system_call_is_heard() -> None:
-    """A signal that comes before a call blocks, and so does not interrupt it, ends the process all the same."""
-    # One that another thread takes interrupts nothing either.
+    """A signal that arrives before a blocking call, and so does not interrupt it, still ends the process."""
+    # A signal that another thread receives interrupts no call either.
     done = subprocess.run([sys.executable, "-c", _DEAF], timeout=60, check=False)
     assert done.returncode == 128 + signal.SIGTERM
 
@@ -209,7 +209,7 @@ def test_a_judge_that_does_not_end_is_killed(local: LocalJudge, monkeypatch: pyt
 
 
 def test_it_needs_no_service(foreign: Path) -> None:
-    """Without a fleet's packages, which this module's judges lack, `kqueue.judge` is there and loads no torch."""
+    """`kqueue.judge` can be imported without a fleet's packages, and imports no torch."""
     code = "import sys, kqueue; kqueue.judge, kqueue.LocalJudge; print({'torch', 'triton', 'numpy'} & set(sys.modules))"
     environment = {**os.environ, "PYTHONPATH": str(foreign)}
     done = subprocess.run([sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True)
@@ -217,7 +217,7 @@ def test_it_needs_no_service(foreign: Path) -> None:
 
 
 def test_the_backend_shows_in_the_source() -> None:
-    """Each right kernel of the gallery shows its backend. The caller is asked if a source shows two."""
+    """Each correct kernel of the gallery shows its backend, and a source with two backends is refused."""
     for kernel in EXAMPLES.glob("good/*/*.py"):
         assert guess_backend(kernel.read_text()) == kernel.parent.name, kernel
     with pytest.raises(InvalidRequest, match="triton or cupy"):

@@ -1,4 +1,4 @@
-"""Checked calls on large inputs share the device: others' work is never held against a kernel."""
+"""Checked calls on large inputs share the device, and the work of other judges is not blamed on a kernel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUICK = Settings(checks=2, timing=Timing(calls=5, warmup=1), deadlines=Deadlines
 
 @pytest.fixture(autouse=True)
 def _shared_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All problems are as those that share a GPU with others. The judges are forked from this process."""
+    """Make the checks of every problem share the GPU. The judges are forked from this process."""
 
     def shares(context: Context, _: Any) -> bool:
         return not context.granted
@@ -57,7 +57,7 @@ def test_one_whose_time_others_have_taken_is_checked_alone(rig: Rig, monkeypatch
 
     def checked(candidate: Candidate, case: Case) -> dict[str, Any]:
         if not calls:
-            candidate.process.enter(Phase.CHECK, 0.02)  # all that others leave it
+            candidate.process.enter(Phase.CHECK, 0.02)  # all the time that other judges leave
         calls.append(case)
         return check(candidate, case)
 

@@ -1,4 +1,4 @@
-"""The status page, between a parent and its children."""
+"""The status page, shared by a parent and its children."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workers.judge.host.status_page import TASK_PROCESSES, StatusPage, make_page
 
 
 def in_task_process(box: StatusPage, task_process: int, act: Callable[[], None] = lambda: None) -> None:
-    """Do something in a new task process."""
+    """Call a function in a new task process."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -23,7 +23,7 @@ def in_task_process(box: StatusPage, task_process: int, act: Callable[[], None] 
 
 
 def test_the_parent_learns_which_task_process_was_used_up() -> None:
-    """It stays so until another task process replaces it, even if its attempt is closed."""
+    """A task process stays used up until another one replaces it, even if its attempt is closed."""
     box = StatusPage()
 
     def judge() -> None:

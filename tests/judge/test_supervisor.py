@@ -1,4 +1,4 @@
-"""A judge that serves many evaluations, and the supervisor that forks judges one after the other."""
+"""A judge that serves many evaluations, and the judge supervisor that forks one judge after the other."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def descriptors(pid: int) -> int:
 
 
 def test_one_judge_serves_many(judges: Judges) -> None:
-    """No end of a kernel makes the judge, its supervisor or the fork server hold more descriptors."""
+    """The number of descriptors of judge, supervisor and fork server does not grow, however a kernel ends."""
     kernels = {
         right(): Category.PASSED,
         right("import os; os._exit(1)"): Category.CRASHED,
@@ -67,7 +67,7 @@ def test_one_judge_serves_many(judges: Judges) -> None:
 
 
 def test_who_asks_a_judge_that_leaves_gets_the_next_one(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often: no evaluation is lost to a judge that has served for long enough."""
+    """No evaluation is lost if a judge exits after its last one."""
     monkeypatch.setattr(supervisor, "_MOST_USES", 1)
     standing = Judges(rig.forkserver)
     pids: set[int] = set()
@@ -122,7 +122,7 @@ def test_a_request_to_a_supervisor_that_is_gone_fails(judges: Judges) -> None:
 
 
 def test_the_judge_itself_holds_the_room(judges: Judges) -> None:
-    """Whoever asked may be gone while a driver keeps the judge from dying: the device is not had alone before."""
+    """The judge holds the lock, so the device stays locked while a driver delays the judge's death."""
     slot = judges.forkserver.slot
     holders: set[int] = set()
 

@@ -1,4 +1,4 @@
-"""What is made of Triton without a GPU: its compiler and its autotuner are real, and the driver is made up."""
+"""Triton without a GPU: its compiler and its autotuner are real, and the driver is a fake."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workers.judge.forkserver import prewarm
 
 pytestmark = pytest.mark.slow("it compiles Triton kernels and a driver")
 
-#: Begins a program that launches on a made-up H200 the kernels of the file that its first argument names.
+#: Start of a program that launches kernels of the file in its first argument on a fake H200.
 _DRIVER = """
 import dataclasses, importlib.util, json, sys
 import torch, triton
@@ -40,7 +40,7 @@ driver.set_active(made)
 
 
 def run(folder: Path, program: str, *arguments: str) -> str:
-    """Return what a program prints. Triton finds a driver that does nothing but tell of 32 KiB of shared memory."""
+    """Return the output of a program. Its CUDA driver does nothing but report 32 KiB of shared memory."""
     source = Path(nvidia.__file__).with_name("driver.c").read_text()
     names = set(re.findall(r"\bcu[A-Z]\w+", source)) - {"cuDeviceGetAttribute"}
     text = "".join(f"void {name}(void) {{}}\n" for name in sorted(names))
@@ -76,7 +76,7 @@ def configs(*sizes):
 some = configs(16, 128, 32)(tile)
 none = configs(16, 128)(tile)
 """
-#: Makes series of launches, and prints what each raised and the types of launches that were left out.
+#: Program that runs series of launches, and prints the exceptions and the types of skipped launches of each.
 _REHEARSE = """
 made.utils.load_binary = lambda *_: (1, 1, 32, 0, 1024)
 a = torch.zeros(256, 256)
@@ -92,7 +92,7 @@ for launches in json.loads(sys.argv[2]):
 """
 
 
-#: Compiles the gallery's matmul, loads it as a launch does, and prints what the error says.
+#: Program that compiles the gallery's matmul, loads it like a launch, and prints the error.
 _LACK = """
 types = {"a_ptr": "*fp32", "b_ptr": "*fp32", "c_ptr": "*fp32", "M": "i32", "N": "i32", "K": "i32"}
 tiles = {"BM": 128, "BN": 128, "BK": 128}
@@ -106,7 +106,7 @@ except Exception as error:
 
 
 def test_a_launch_is_compiled_and_left_out_and_tells_what_it_lacks(tmp_path: Path) -> None:
-    """Its types are noted. One that cannot be made raises what the real one would, but for an autotuner's choices."""
+    """Its types are recorded. An impossible launch raises the real exception, except in a choice of an autotuner."""
     gallery = Path(__file__).parents[2] / "examples" / "kernels" / "bad" / "too_much_shared_memory_triton.py"
     kernels = tmp_path / "kernels.py"
     kernels.write_text(gallery.read_text() + _KERNELS)
@@ -130,7 +130,7 @@ def test_a_launch_is_compiled_and_left_out_and_tells_what_it_lacks(tmp_path: Pat
         assert shortage_of(other) is None
 
 
-#: Has Triton load its library, without a compiler to make another.
+#: Program that loads Triton's library without a compiler to build another one.
 _ENQUEUED = """
 import os, sys
 import triton.language
@@ -144,7 +144,7 @@ print(callable(CudaUtils().load_binary), triton_key.cache_info().currsize, len(o
 
 
 def test_a_candidate_finds_done_what_each_process_does_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's library is there, its own files are hashed, and no thread is left; without a GPU there is nothing."""
+    """Triton's library is loaded, its files are hashed, and no thread remains. Without a GPU nothing is prepared."""
     assert run(tmp_path, _ENQUEUED) == "True 1 1\n"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert prewarm.prepare() == {}

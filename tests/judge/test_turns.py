@@ -1,4 +1,4 @@
-"""The lock of a device: had alone, or shared by all who wait to share it."""
+"""The lock of a device: exclusive, or shared by the processes that wait for a share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workers.judge.host.turns import turn
 
 
 class _Place:
-    """Holds the lock in a thread of its own, from when it gets it until it is told to let go."""
+    """A thread that holds the lock until it is released."""
 
     def __init__(self, lock: Path, how: int) -> None:
         self.has, self.waits = threading.Event(), threading.Event()
@@ -68,7 +68,7 @@ def test_the_device_is_had_alone_by_all_who_wait_for_that_and_then_shared_by_all
 
 
 def _want_it_alone(lock: Path) -> int:
-    """How many have the device alone or wait for that: they share the lock of its queue."""
+    """Return the number of holders and waiters for exclusive use, which share the lock of the queue."""
     found = lock.with_suffix(".queue").stat()
     place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     lines = map(str.split, Path("/proc/locks").read_text().splitlines())

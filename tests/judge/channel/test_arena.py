@@ -1,4 +1,4 @@
-"""Arenas: memory of the judge's in which a reference keeps what is small."""
+"""Arenas: memory of the judge in which a reference keeps its small tensors."""
 
 from __future__ import annotations
 
@@ -56,5 +56,5 @@ def test_what_is_kept_at_the_same_time_never_overlaps_and_room_comes_back(steps:
         assert all(torch.equal(kept, tensor) for kept, tensor in held)
     for kept, _ in held:
         arena.let_go(kept)
-        arena.let_go(kept)  # a second time it is passed over
+        arena.let_go(kept)  # releasing it a second time has no effect
     assert arena.keep(torch.zeros(shared.flat.numel(), dtype=torch.uint8)) is not None

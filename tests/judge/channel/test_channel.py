@@ -1,4 +1,4 @@
-"""The door: what a candidate can send, and what the judge makes of it."""
+"""The judge's end of the channel: it accepts valid messages of a candidate and refuses all other data."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_one_wrong_byte_is_harmless(position: int, value: int) -> None:
 
 
 def test_only_a_whole_packet_is_a_reply() -> None:
-    """A packet that starts like a reply and goes on is refused. The end of the channel is None, not an exception."""
+    """A reply with extra bytes raises ProtocolError, and a closed channel returns None."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         theirs.send(Reply(Answer.DONE, 1).pack() + b"!")
@@ -123,7 +123,7 @@ SHAPES = st.lists(st.integers(1, 4), max_size=4).map(tuple)
 
 @given(SHAPES, st.data())
 def test_apart_means_that_no_two_elements_share_memory(shape: tuple[int, ...], data: st.DataObject) -> None:
-    """What counts as apart is apart; every dense layout counts."""
+    """A layout that counts as apart has no overlapping elements, and every dense layout is apart."""
     stride = tuple(data.draw(st.integers(0, 20)) for _ in shape)
     offsets = [
         sum(i * s for i, s in zip(index, stride, strict=True)) for index in itertools.product(*map(range, shape))
@@ -165,7 +165,7 @@ def test_an_output_at_an_offset_is_the_one_that_lies_there() -> None:
 
 @pytest.fixture
 def process_memory() -> Iterator[ProcessMemory]:
-    """This process's own memory, as a sealed process announces its own."""
+    """Memory of this process, opened in the same way as a sealed process's."""
     memory = ProcessMemory(os.open("/proc/self/mem", os.O_RDONLY))
     yield memory
     memory.close()

@@ -1,4 +1,4 @@
-"""What lies behind descriptors that a process sends."""
+"""Checks of the files behind descriptors that a process sends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scalar page, on which a reference reports values. Any content decodes to values or one error."""
+"""The scalar page, on which a reference reports values: any content decodes to values or raises one error."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def page(text: bytes, tensors: bytes = b"") -> bytes:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether values are equal, NaN to itself, in type and order."""
+    """Return whether values are equal in type and order. NaN equals NaN."""
     if isinstance(a, float):
         return isinstance(b, float) and (a == b or (math.isnan(a) and math.isnan(b)))
     if isinstance(a, (list, tuple)):

@@ -1,6 +1,6 @@
-"""Shared GPU memory is a capability that cannot be forged: what a sealed process is given opens that, and nothing else.
+"""Shared GPU memory cannot be forged: a sealed process opens only the allocations that it received.
 
-Problems leave a pattern in what they own. A candidate opens whatever it can make of what it has, and looks for it.
+Problems fill their memory with a pattern. A candidate opens every handle that it can forge, and searches for that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.judge.rig import Rig
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
-#: The answer of the reference is made of this word; so are the inputs' other half and the weights.
+#: Word that fills the reference's answer, half of the inputs and the weights.
 MARK = 0x5A17C0DE
 PROBLEM = f"""
 import torch
@@ -110,7 +110,7 @@ def mapped(handle, size, offset):
     return took
 """
 )
-#: Looks in its own memory for the mark before it answers, and answers rightly: a check that the search finds it.
+#: Kernel that finds the mark in its own memory and answers correctly, which proves that the search works.
 _FINDS_ITS_OWN = (
     _SEARCH
     + """
@@ -178,7 +178,7 @@ def test_a_problem_that_breaks_its_context_harms_nobody_else(gpu_rig: Rig, name:
 
 
 def test_no_process_of_an_evaluation_exports_by_ipc() -> None:
-    """The code of judge and sealed processes never asks for a legacy handle: it would name more than one allocation."""
+    """No code of an evaluation requests a legacy IPC handle, because that would export more than one allocation."""
     import workers
 
     for file in Path(workers.__path__[0]).rglob("*.py"):

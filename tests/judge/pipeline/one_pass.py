@@ -1,4 +1,4 @@
-"""Figures of tensors as JSON: ``python one_pass.py cpu|cuda``. A test that used CUDA itself could not fork."""
+"""Error figures of tensors as JSON: ``python one_pass.py cpu|cuda``. A test that used CUDA itself could not fork."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 def figures(
     device: str, size: int, dtype: torch.dtype, offset: int, *, all_finite: bool, knows_exact: bool
 ) -> dict[str, Any]:
-    """Compare two tensors that are the same on any device."""
+    """Compare two tensors that have the same values on any device."""
     generator = torch.Generator().manual_seed(1)
     exact = 3 * torch.randn(size + offset, dtype=torch.float64, generator=generator)
     ref = exact.to(dtype)

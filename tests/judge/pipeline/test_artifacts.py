@@ -1,4 +1,4 @@
-"""The store of builds alone: whole entries or none, within its bounds."""
+"""The store of builds without a judge: entries are whole or absent, and the store stays within its bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process of its own compiles, and its libraries, here or in the store, harm no other kernel."""
+"""A separate process compiles extensions, and its libraries, local or in the store, harm no other kernel."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _empty_store(folder: Path) -> None:
 
 
 def where(outcome: Outcome) -> tuple[Category, str]:
-    """The category, and the origin of the kernel's libraries."""
+    """Return the category and the origin of the kernel's libraries."""
     return outcome.category, outcome.evidence.build.where
 
 
@@ -224,7 +224,7 @@ def test_the_candidate_cannot_write_where_the_libraries_lie(rig: Rig) -> None:
         pytest.skip("without uid or Landlock nothing keeps it from its own libraries")
     outcome = judge(rig, kernel(after=WRITE))
     assert outcome.category is Category.PASSED, outcome
-    # An owner may change a file's mode, which Landlock ignores: it opens nothing.
+    # The owner of a file can change its mode, which Landlock does not control. That gives no access.
     harmless = ["chmod worked"] if rig.slot.uid is None else []
     assert told(outcome, "candidate") == [*harmless, "tried"]
 
@@ -336,7 +336,7 @@ def test_no_sealed_process_reaches_the_store(rig: Rig, monkeypatch: pytest.Monke
         assert len(after) == len(before) + 1
 
 
-# Parts alone ---------------------------------------------------------------------------------------------
+# Unit tests ----------------------------------------------------------------------------------------------
 
 
 def test_a_key_is_the_request_without_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The comparison: which outputs count as the reference's."""
+"""The comparison of a kernel's outputs with the reference's."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def figures(out: torch.Tensor, ref: torch.Tensor, exact: torch.Tensor | None = N
 
 
 def test_tolerances_follow_the_dtype() -> None:
-    """1e-4 for fp32, 1e-2 for fp16 and bf16. Other values must be equal, whatever tolerance an evaluation asks for."""
+    """The default is 1e-4 for fp32 and 1e-2 for fp16 and bf16. Integers must be equal, whatever the tolerance."""
     for dtype, expected in ((torch.float32, 1e-4), (torch.float16, 1e-2), (torch.bfloat16, 1e-2), (torch.int64, 0.0)):
         assert tolerance_for(dtype, Settings()) == Tolerance(atol=expected, rtol=expected)
     wide = Tolerance(atol=10.0, rtol=0.0)
@@ -88,7 +88,7 @@ def test_equal_values_pass_and_a_wrong_one_is_named(dtype: torch.dtype) -> None:
 
 
 def test_a_value_that_is_not_finite_passes_only_for_the_same() -> None:
-    """NaN and infinity for a finite value are `not_finite`, whatever the tolerance. A masked -inf wants -inf."""
+    """A NaN or infinity for a finite value is `not_finite`, whatever the tolerance. A masked -inf must be -inf."""
     ref = torch.ones(4)
     for value in (float("nan"), float("inf"), float("-inf")):
         out = ref.clone()
@@ -101,7 +101,7 @@ def test_a_value_that_is_not_finite_passes_only_for_the_same() -> None:
 
 
 def test_tiny_large_scalar_and_empty_values_compare() -> None:
-    """Zeros are no answer for tiny values. Two 64-bit integers that are one float apart are different."""
+    """Zeros are wrong for tiny values, and two 64-bit integers that are equal as floats are different."""
     facts_of(fault(torch.zeros(8), torch.full((8,), 1e-6)))
     assert fault(torch.zeros(8), torch.zeros(8)) is None
     ref = torch.tensor([2**60])
@@ -142,14 +142,14 @@ def test_arrangements_are_told_apart() -> None:
     assert seen[:2] == ["T", "(T)"]
 
 
-# ---- right kernels: other orders, other roundings --------------------------------------------------------------
+# ---- correct kernels: other orders, other roundings ------------------------------------------------------------
 
 PRECISIONS = {torch.float32: Precision.FP32, torch.float16: Precision.FP16, torch.bfloat16: Precision.BF16}
 Sum = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def in_chunks(a: torch.Tensor, b: torch.Tensor, size: int = 32) -> torch.Tensor:
-    """A product as Triton kernels take it: block after block of the inner dimension, summed in fp32."""
+    """Multiply like a Triton kernel, by blocks of the inner dimension with sums in fp32."""
     total = torch.zeros(a.shape[0], b.shape[1])
     for k in range(0, a.shape[1], size):
         total += a[:, k : k + size].float() @ b[k : k + size].float()
@@ -157,7 +157,7 @@ def in_chunks(a: torch.Tensor, b: torch.Tensor, size: int = 32) -> torch.Tensor:
 
 
 def one_by_one(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """A product as a naive kernel takes it: one thread an output, one product after another."""
+    """Multiply like a naive kernel, with one thread for each output that adds the products in sequence."""
     total = torch.zeros(a.shape[0], b.shape[1])
     for k in range(a.shape[1]):
         total += a[:, k : k + 1].float() * b[k : k + 1].float()
@@ -165,7 +165,7 @@ def one_by_one(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def backwards(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The same in fours from the end, and a tree at the end."""
+    """Multiply by blocks of four from the end, and add the sums as a tree."""
     parts = [in_chunks(a[:, part], b[part], 4) for part in torch.arange(a.shape[1]).flip(0).chunk(8)]
     return (parts[0] + parts[1]) + (parts[2] + parts[3]) + ((parts[4] + parts[5]) + (parts[6] + parts[7]))
 
@@ -178,7 +178,7 @@ def in_float64(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", list(PRECISIONS))
 @pytest.mark.parametrize("order", [in_chunks, one_by_one, backwards, in_float64])
 def test_products_in_any_order_are_right(order: Sum, dtype: torch.dtype, inner: int) -> None:
-    """Sums that cancel to near zero carry the error of what was summed: no kernel is blamed for that."""
+    """A sum that cancels to near zero can have the rounding error of its terms."""
     torch.manual_seed(inner)
     for scale in (1.0, 100.0, 1e-3):
         a, b = (torch.randn(48, inner) * scale).to(dtype), torch.randn(inner, 48).to(dtype)
@@ -199,7 +199,6 @@ def test_long_sums_one_after_another_are_right() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_fused_kernel_may_be_more_precise_than_the_reference(dtype: torch.dtype) -> None:
-    """The reference rounds between its operations; a kernel that does not differs from it by as much, and is right."""
     torch.manual_seed(2)
     x, v, w = torch.randn(64, 512), torch.randn(512, 512), torch.randn(512, 64)
     x, v, w = x.to(dtype), v.to(dtype) / 8, w.to(dtype)
@@ -210,7 +209,7 @@ def test_a_fused_kernel_may_be_more_precise_than_the_reference(dtype: torch.dtyp
 
 
 def test_what_is_nothing_but_rounding_errors_needs_not_be_the_same_ones() -> None:
-    """The mean of what was normalised: whatever lies round zero as the reference does, is right."""
+    """A mean of normalised values is rounding noise, so any output with noise of that size is correct."""
     torch.manual_seed(3)
     x = torch.randn(256, 512)
     ref = (x - x.mean(1, keepdim=True)).mean(1)
@@ -218,7 +217,7 @@ def test_what_is_nothing_but_rounding_errors_needs_not_be_the_same_ones() -> Non
     other = (x - x.flip(1).mean(1, keepdim=True)).flip(1).mean(1)
     assert not torch.equal(other, ref)
     assert fault(other, ref, exact) is None
-    assert fault(torch.zeros_like(ref), ref, exact) is None  # it is zero
+    assert fault(torch.zeros_like(ref), ref, exact) is None  # the exact answer is zero
     assert fault(other + 1e-4, ref, exact) is not None
     assert fault(other + 1e-4, ref) is not None
 
@@ -295,7 +294,7 @@ def test_one_wrong_value_in_a_million_is_found(error: float) -> None:
 
 
 def test_small_values_beside_large_ones_count() -> None:
-    """The rounding errors of one half of an output do not excuse that the other was never computed."""
+    """Rounding errors in one half of an output do not excuse a missing other half."""
     torch.manual_seed(8)
     a, b = torch.randn(128, 512), torch.randn(512, 64)
     large, small = (a * 1e5) @ b, torch.randn(128, 64)
@@ -351,7 +350,7 @@ def test_complex_values_are_compared_in_both_parts(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool])
 def test_whole_numbers_and_booleans_must_be_equal(dtype: torch.dtype) -> None:
-    """One apart is wrong, whatever the size. KernelBench would accept large ones."""
+    """A difference of one is wrong, whatever the size. KernelBench would accept it for large values."""
     ref = torch.arange(100).to(dtype)
     assert fault(ref.clone(), ref) is None
     out = ref.clone()
@@ -394,7 +393,7 @@ def test_figures_tell_how_far_an_answer_was() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64])
 @pytest.mark.parametrize("with_exact", [True, False])
 def test_finite_values_have_the_same_figures_in_fewer_passes(dtype: torch.dtype, with_exact: bool) -> None:
-    """Bit for bit. Values that are not finite show, so that they are looked at in earnest."""
+    """The figures are equal bit for bit, and values that are not finite trigger the full measurement."""
     torch.manual_seed(15)
     ref = torch.randn(4096).to(dtype)
     ref[:3] = 0
@@ -420,7 +419,7 @@ def test_figures_are_numbers_that_json_holds() -> None:
 
 
 def test_a_reference_of_low_precision_makes_no_downgrade() -> None:
-    """As precise as the reference is precise enough: a convolution of its own in TF32, say."""
+    """A kernel that is as precise as the reference is not downgraded, for example if both use TF32."""
     torch.manual_seed(15)
     a, b = torch.randn(128, 512), torch.randn(512, 64)
     ref, exact = tf32(a) @ tf32(b), a.double() @ b.double()
@@ -429,7 +428,7 @@ def test_a_reference_of_low_precision_makes_no_downgrade() -> None:
 
 
 def test_the_verdict_that_was_asked_for_decides_and_both_are_told() -> None:
-    """KernelBench lets zeros pass for tiny values and fails cancellation; the strict verdict does neither."""
+    """KernelBench accepts zeros for tiny values and rejects cancellation, and the strict verdict does the opposite."""
     torch.manual_seed(16)
     tiny = torch.full((8,), 1e-6)
     assert fault(torch.zeros(8), tiny, comparison=Comparison.KERNELBENCH) is None
@@ -486,7 +485,7 @@ def test_wrong_values_are_mapped(shape: tuple[int, ...], dtype: torch.dtype, mon
     columns = parts * (shape[-1] if shape else 1)
     rows = parts * ref.numel() // columns
     down, across = min(16, rows), min(16, columns)
-    # The imaginary parts are right.
+    # A wrong complex value differs in its real part only.
     flat = wrong.reshape(-1, 1) & (torch.arange(parts) == 0)
     values: dict[tuple[int, int], list[bool]] = {}
     for place, is_wrong in enumerate(flat.reshape(-1).tolist()):
@@ -506,7 +505,7 @@ def test_wrong_values_are_mapped(shape: tuple[int, ...], dtype: torch.dtype, mon
 
 
 def test_a_wrong_output_that_cannot_be_mapped_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device without room for the map takes no finding away."""
+    """A device without memory for the error map does not hide the error."""
 
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("no room")
@@ -535,7 +534,7 @@ def test_where_tf32_is_allowed_a_kernel_may_be_more_precise_than_the_reference()
 
 
 def test_what_needs_no_excuse_is_right_whatever_the_exact_answers_are() -> None:
-    """They can only make wrong ones right: so calls are compared without them first."""
+    """Exact answers can only excuse errors, so outputs are compared without them first."""
     torch.manual_seed(0)
     truth = torch.randn(32, 32, dtype=torch.float64)
     excused = clear = 0
@@ -559,7 +558,7 @@ def test_what_needs_no_excuse_is_right_whatever_the_exact_answers_are() -> None:
 @pytest.mark.gpu
 @pytest.mark.usefixtures("gpu")
 def test_one_pass_on_a_gpu_finds_what_torch_s_operations_find_on_a_cpu() -> None:
-    """The figures are the same: counts and maxima to the bit, sums but for their order."""
+    """Counts and maxima are equal to the bit, and sums differ only by their order."""
     script = Path(__file__).with_name("one_pass.py")
     told = [subprocess.check_output([sys.executable, str(script), device]) for device in ("cpu", "cuda")]
     on_cpu, on_gpu = map(json.loads, told)
@@ -574,7 +573,7 @@ def test_one_pass_on_a_gpu_finds_what_torch_s_operations_find_on_a_cpu() -> None
 
 @pytest.mark.parametrize(("noise", "downgraded"), [(1e-7, True), (1e-4, False), (None, False)])
 def test_a_lower_precision_shows_without_exact_answers(noise: float | None, downgraded: bool) -> None:
-    """By what rounding errors of its inputs do to the reference, where that is known."""
+    """Without exact answers, the error ratio uses the reference's noise, if that is known."""
     torch.manual_seed(14)
     ref = torch.randn(4096)
     case = Case(0, outputs=[ref], noise=[noise] if noise else [])
@@ -586,7 +585,7 @@ def test_a_lower_precision_shows_without_exact_answers(noise: float | None, down
 
 @pytest.mark.parametrize("lower", [tf32, lambda x: x.half().float(), lambda x: x.bfloat16().float()])  # pyright: ignore
 def test_a_lower_precision_within_the_tolerance_is_reported(lower: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Where values are small the tolerance lets TF32 pass; the ratio does not."""
+    """The error ratio shows a lower precision that passes the tolerance because the values are small."""
     torch.manual_seed(14)
     a, b = torch.randn(128, 512) / 512, torch.randn(512, 64) / 5
     ref, exact = a @ b, a.double() @ b.double()
@@ -606,7 +605,7 @@ def test_kernelbench_s_verdict_is_torch_allclose() -> None:
 
 
 def test_merged_figures_are_the_worst_of_each() -> None:
-    """What is None anywhere does not count there."""
+    """A figure that is None in one comparison is ignored there."""
     one = {"max_abs_error": 1.0, "error_ratio": None, "precision_downgrade": True, "kernelbench_correct": True}
     two = {"max_abs_error": 2.0, "error_ratio": 3.0, "precision_downgrade": False, "kernelbench_correct": None}
     three = {"max_abs_error": 0.5, "error_ratio": 2.0, "precision_downgrade": False, "kernelbench_correct": False}
@@ -616,7 +615,7 @@ def test_merged_figures_are_the_worst_of_each() -> None:
 
 
 def test_a_softmax_of_many_values_is_right_though_tiny() -> None:
-    """Tiny values are compared with each other, and right ones agree."""
+    """Tiny values are compared relative to each other, and correct ones pass."""
     torch.manual_seed(5)
     x = torch.randn(2, 1 << 18)
     ref, exact = torch.softmax(x, 1), torch.softmax(x.double(), 1)

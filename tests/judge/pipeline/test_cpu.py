@@ -1,4 +1,4 @@
-"""What an evaluation has used of CPUs: nothing is forgotten, and nothing counted for another evaluation."""
+"""CPU time of an evaluation: it includes all processes of the evaluation, and none of another one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from workers.judge.sandbox.cgroups import Groups
 
 pytestmark = pytest.mark.slow("uses the CPU for seconds")
 
-#: What a kernel or a problem uses beyond what it would, in seconds.
+#: CPU time in seconds that a kernel or a problem uses in addition to its work.
 MUCH = 1.0
 BURN = f"""
 import os, signal, threading, time
@@ -30,7 +30,7 @@ def burn():
     begun = time.thread_time()
     while time.thread_time() - begun < {MUCH}: pass
 """
-#: Ways to use it, as a kernel's source does when it is imported.
+#: Ways to use that time, as statements that a kernel runs when it is imported.
 WAYS = {
     "a thread": "thread = threading.Thread(target=burn); thread.start(); thread.join()",
     "an orphan": """
@@ -145,7 +145,7 @@ def spin(clock: Callable[[], float], seconds: float) -> None:
 
 
 def counts_groups() -> bool:
-    """True if control groups tell here what their processes have used."""
+    """Return whether control groups report the CPU time of their processes here."""
     groups = Groups()
     try:
         group = groups.group(1 << 30, 16)

@@ -1,4 +1,4 @@
-"""The label ``precision_downgrade``: it stands on the error of a lower precision, and on no other error."""
+"""The label ``precision_downgrade``: set for the error of a lower precision, and for no other error."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline.cases import Case
 from workers.judge.pipeline.compare import check_values
 
-#: Terms of a product.
+#: Number of terms of a product.
 _WIDTH = 512
 
 
 def truncated(x: torch.Tensor) -> torch.Tensor:
-    """TF32 by cutting the last 13 bits of the fraction off, as tensor cores do with raw fp32 bits."""
+    """Convert to TF32 by truncation of the last 13 bits of the fraction, as tensor cores do with raw fp32 bits."""
     return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
-    """TF32 by rounding to nearest."""
+    """Convert to TF32 by rounding to nearest."""
     return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
@@ -105,7 +105,7 @@ def _with(value: float) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     return product
 
 
-#: Wrong products, and an offset and a factor of the sizes that fp16 and bf16 explain.
+#: Wrong products, and offsets and factors of the sizes that fp16 and bf16 cause.
 FAULTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "zeros": lambda a, b: (a @ b).zero_(),
     "swapped_weights": lambda a, b: a @ b.roll(1, 0),
@@ -133,7 +133,7 @@ def test_other_errors_are_not_labelled(name: str, known: bool) -> None:
 
 
 def test_few_values_and_infinite_ones_explain_nothing() -> None:
-    """An offset of one value is as likely as a rounding of it. A masked value is on both sides."""
+    """An offset of one value is as likely as a rounding error. A masked value is in both outputs."""
     a, b = factors()
     ref, exact, out = a @ b, a.double() @ b.double(), LOWER["bf16"](a) @ LOWER["bf16"](b)
     assert not label(out[0, :3], ref[0, :3], exact[0, :3])

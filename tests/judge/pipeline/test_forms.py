@@ -1,4 +1,4 @@
-"""Problems of every form, judged in real processes on a CPU slot: right kernels pass, and cheats still fail."""
+"""Problems of every form, judged in real processes on a CPU slot: correct kernels pass, and cheats fail."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROTATED = (
     "x, cos, sin: torch.cat((x[:, :4] * cos[:, :4] - x[:, 4:] * sin[:, :4],"
     " x[:, 4:] * cos[:, :4] + x[:, :4] * sin[:, :4]), 1)"
 )
-#: Nothing is as good as very little, where no row is masked altogether.
+#: Attention with a mask of -inf, which gives the same result as a large negative number if no row is fully masked.
 ATTENDED = "q, mask: torch.softmax((q @ q.T).masked_fill(~mask, -float('inf')), -1) @ q"
 
 
@@ -53,7 +53,7 @@ def test_arguments_may_be_nested(rig: Rig) -> None:
         "return [[torch.randn(4, 8), torch.randint(0, 9, (4,))],"
         " {'w': (torch.randn(8).half(), None), 'mask': torch.rand(4, 8) > 0.5}, 3]",
     )
-    # What one call does to a list, the next does not see.
+    # Changes to a list in one call are not visible in the next.
     right = (
         f"pair, state, k: ({dropped} + state['mask'] + pair.pop().sum(),"
         " {'a': (state['w'][0].half() * 2, [k * pair[0]])})"

@@ -1,4 +1,4 @@
-"""An extension that is compiled with fewer headers is the one that all headers give."""
+"""An extension that is compiled with fewer headers behaves as with all headers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workers.judge.candidate import headers
 
 pytestmark = pytest.mark.slow("compiles with torch's headers")
 
-#: Code that could mean something else without a header: the overloads of abs, and conversions of arguments.
+#: Code whose meaning could depend on a header: overloads of abs, and conversions of arguments.
 KERNEL = """
 from pathlib import Path
 import os
@@ -103,6 +103,6 @@ def test_a_compiler_s_message_is_that_of_all_headers(tmp_path: Path) -> None:
         ("int f() { int unused; return 0; }", "unused variable"),
     ):
         path.write_text(source)
-        (tmp_path / "build.ninja").write_text(text)  # as torch does for every build
+        (tmp_path / "build.ninja").write_text(text)  # torch writes this for every build
         assert headers.try_fewer(ninja, str(tmp_path)).count(message) == 1
     assert (tmp_path / "main.o").exists()

@@ -1,4 +1,4 @@
-"""The plan of a GPU's memory: what fits beside what, and what each process is promised."""
+"""The plan of a GPU's memory: the sum fits on the GPU, and each process gets its share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from workers.judge.pipeline import plan
 
 _MIB, _GIB = 1 << 20, 1 << 30
-#: A H200, in bytes, and what three processes of a place take of a GPU by having opened it.
+#: Memory of an H200 in bytes, and memory that the CUDA contexts of three processes of a slot take.
 _H200 = 140 * _GIB
 _CONTEXTS = 3 * 640 * _MIB
 
@@ -18,7 +18,7 @@ sizes = st.integers(0, 64 * _GIB)
 
 
 def settled(inputs: int, outputs: int, weights: int, peak: int, *, total: int = _H200, siblings: int = 1) -> plan.Plan:
-    """The plan of a problem that has answered, on a GPU with so many places."""
+    """Return the plan of a problem that has answered, on a GPU with this number of slots."""
     whole = plan.capacity(total, siblings)
     return plan.settled(inputs, outputs, weights, peak, whole=whole, siblings=siblings)
 
@@ -45,7 +45,7 @@ def test_small_problems_of_all_places_fit_together(total: int, siblings: int, da
 def test_each_part_of_a_problem_has_its_memory() -> None:
     made = settled(_MIB, _MIB, _MIB, 20 * _MIB, siblings=4)
     assert (made.judge, made.reference, made.candidate) == (2 * _GIB + 2 * _MIB, 3 * _GIB, 8 * _GIB)
-    # 6 GiB in, 6 GiB out: the kernel has twice what the reference took.
+    # With 6 GiB of inputs and of outputs, the kernel gets twice the memory that the reference used.
     made = settled(6 * _GIB, 6 * _GIB, 0, 18 * _GIB, siblings=4)
     assert (made.judge, made.reference, made.candidate) == (14 * _GIB, 24.5 * _GIB, 36 * _GIB)
     assert made.total == 74.5 * _GIB <= plan.capacity(_H200, 4)

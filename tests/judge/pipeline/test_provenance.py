@@ -1,4 +1,4 @@
-"""Whose kernels did the work: names as an H200 gave them (torch 2.11, Triton 3.6, CuPy, CUDA 13)."""
+"""Authors of the GPU work, by kernel names recorded on an H200 (torch 2.11, Triton 3.6, CuPy, CUDA 13)."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_any_source_has_an_answer(source: str) -> None:
     assess({"add_kernel": 10}, source)
 
 
-# The page through which a candidate tells it ---------------------------------------------------------
+# The page on which a candidate reports names ---------------------------------------------------------
 
 
 @given(st.integers(0, 2000), st.integers(0, activities.MAX_NAME_BYTES + 50))

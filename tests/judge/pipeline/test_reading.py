@@ -1,4 +1,4 @@
-"""What a judge settles by reading sources, and what it must not touch for that."""
+"""Evaluations that a judge finishes by static checks, without a record of the backend."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ pytestmark = pytest.mark.slow("judges many kernels")
 
 
 class _Asked(Exception):
-    """The judge has asked for a record."""
+    """A request of the judge to its backend."""
 
 
 class _NoBackend:
-    """Records that hold nothing and take nothing."""
+    """A backend that raises an exception at every request."""
 
     def __getattr__(self, name: str) -> Any:
         raise _Asked(name)

@@ -1,4 +1,4 @@
-"""The reference: its inputs, its answers, and what it makes of other inputs than its own."""
+"""The reference: its inputs, its answers, and variants of its inputs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def get_init_inputs():
     return []
 """
 RANDN = "return [torch.randn(16, 8)]"
-#: Inputs from torch's, Python's and numpy's generators.
+#: Statements that draw inputs from the generators of torch, Python and numpy.
 DRAWN = [
     RANDN,
     "import random; return [torch.tensor([[random.random()]])]",
@@ -48,7 +48,7 @@ def loaded(forward: str, inputs: str = RANDN, **settings: Any) -> Reference:
 
 
 def bounded(**bounds: Any) -> Reference:
-    """A problem of which less may be spent on exact answers and variants."""
+    """Return the reference of a small problem, with other bounds for exact answers and variants."""
     source = SOURCE.format(forward="return x * 2", inputs=RANDN)
     return reference(source, bounds=replace(PATIENT, **bounds))
 
@@ -86,7 +86,7 @@ def test_normal_inputs_of_a_smooth_problem_have_every_variant() -> None:
 
 
 def test_variants_are_for_the_strict_verdict_by_its_own_tolerance() -> None:
-    """KernelBench knows the given inputs only, and a tolerance of the evaluation's own was chosen for those."""
+    """KernelBench has no variants, and a tolerance of the evaluation applies to the given inputs only."""
     for settings in ({"comparison": Comparison.KERNELBENCH}, {"tolerance": Tolerance(atol=1e-3, rtol=0)}):
         assert kinds(loaded("return self.layer(x)", **settings)) == {GIVEN}
 
@@ -144,7 +144,7 @@ def test_masks_and_tables_are_not_varied() -> None:
 def test_inputs_beside_a_varied_one_stay_true_to_it(
     inputs: str, kept: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], bool]
 ) -> None:
-    """What is discrete or a table stays as it is given; what is another input, or made of it, follows it."""
+    """Discrete inputs and tables stay as given, and an input that is derived from a varied one is derived again."""
     source = SOURCE.replace("forward(self, x)", "forward(self, x, y)").format(forward="return x + 0", inputs=inputs)
     given, *others = cases_of(reference(source, checks=1))
     assert {case.kind for case in others} == ALL - {GIVEN}
@@ -154,7 +154,7 @@ def test_inputs_beside_a_varied_one_stay_true_to_it(
 
 
 def test_other_dtypes_than_the_declared_stay() -> None:
-    """float32 and float64 become the precision; float64 stays where the settings say so, half and integers always."""
+    """float32 becomes the precision, float64 unless it is kept by the settings, and half and integers never."""
     source = """
 import torch
 class Model(torch.nn.Module):
@@ -202,8 +202,8 @@ def test_get_inputs_that_was_not_written_for_other_numbers_is_no_fault() -> None
     ],
 )
 def test_a_variant_that_a_right_kernel_could_answer_otherwise_does_not_count(forward: str, dropped: set[str]) -> None:
-    """Raising, another structure, nothing finite, ties and steps: never the problem's or the kernel's fault."""
-    found = kinds(loaded(forward, "return [torch.randn(256, 8)]"))  # of few ties rounding might decide none
+    """Variants with exceptions, another structure, infinite values, ties or steps are dropped without blame."""
+    found = kinds(loaded(forward, "return [torch.randn(256, 8)]"))  # with few rows, rounding might change no tie
     assert GIVEN in found
     assert not found & dropped
     if not dropped:
@@ -235,7 +235,7 @@ def test_numbers_that_forward_makes_and_attributes_are_float64_too() -> None:
 
 
 def test_exact_answers_and_variants_have_bounds() -> None:
-    """A slow reference is not run in float64, nor one without time or memory left."""
+    """A slow reference is not run in float64, and neither is one without time or memory left."""
     slow = "import time; time.sleep(0.06); return x"
     assert kinds(reference(SOURCE.format(forward=slow, inputs=RANDN), bounds=BOUNDS["cpu"])) == {GIVEN}
     assert kinds(bounded(exact_s=0.0)) == kinds(bounded(host_bytes=0)) == {GIVEN}
@@ -248,7 +248,7 @@ def test_exact_answers_and_variants_have_bounds() -> None:
     "part", [slice(0, None, 64), slice(0, 256), slice(256, None)], ids=["strided", "first", "last"]
 )
 def test_an_answer_from_a_sample_is_wrong_on_them(inputs: str, part: slice) -> None:
-    """Whichever part of the rows is looked at, one of the kinds tells; of rows far apart, that with few values does."""
+    """Each sample of the rows fails on a variant. A strided sample fails on the variant with few values."""
     made = reference(
         SOURCE.format(forward="return x.square().mean().sqrt()", inputs=f"return [{inputs}]"),
         bounds=replace(PATIENT, varied_bytes=100),
@@ -259,7 +259,7 @@ def test_an_answer_from_a_sample_is_wrong_on_them(inputs: str, part: slice) -> N
     assert all(bool(((case.inputs[0] >= low - 0.1) & (case.inputs[0] <= high + 0.1)).all()) for case in varied)
     faults = [fault_of(case.inputs[0][part].square().mean().sqrt(), case, made.settings) for case in varied]
     assert any(faults)
-    assert faults[1] or not part.step or inputs.endswith("3")  # whose rest is far from zero
+    assert faults[1] or not part.step or inputs.endswith("3")  # exempt: the other values are far from zero
     assert not any(
         fault_of(case.inputs[0].double().square().mean().sqrt().float(), case, made.settings) for case in varied
     )
@@ -267,7 +267,7 @@ def test_an_answer_from_a_sample_is_wrong_on_them(inputs: str, part: slice) -> N
 
 @pytest.mark.parametrize("inputs", DRAWN)
 def test_values_follow_from_the_seed_alone(inputs: str) -> None:
-    """Each case has new values, and can be drawn again with the same ones."""
+    """Each case has new values, and the same seed draws the same values again."""
     drawn: list[torch.Tensor] = []
     for _ in range(2):
         random.seed(1)
@@ -305,7 +305,7 @@ def test_outputs_that_are_inputs_are_told() -> None:
 
 
 def test_a_reference_that_does_not_depend_on_its_inputs_is_told() -> None:
-    """A label, no fault: a kernel may know a constant answer."""
+    """An answer that ignores the inputs is a label and not a fault, because a kernel can also return a constant."""
     for forward, constant in (
         ("return x", False),
         ("return torch.ones(4, 8)", True),
@@ -348,7 +348,7 @@ RIGHT_KERNELS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], to
 @pytest.mark.parametrize("forward", list(RIGHT_KERNELS))
 @pytest.mark.parametrize("inputs", [RANDN, "return [torch.rand(16, 8)]", "return [torch.rand(16, 8) * 10 + 1]"])
 def test_right_kernels_are_right_on_every_variant(forward: str, precision: Precision, inputs: str) -> None:
-    """Other formulas, computed in fp32 and rounded once at the end, as a fused kernel does: no false accusation."""
+    """Kernels with other formulas, computed in fp32 and rounded once, pass on every variant."""
     kernel = RIGHT_KERNELS[forward]
     for seed in range(2):
         made = loaded(forward, inputs, precision=precision, seed=seed)
@@ -361,7 +361,7 @@ def test_right_kernels_are_right_on_every_variant(forward: str, precision: Preci
 
 
 def test_an_answer_that_is_near_zero_by_chance_costs_no_exact_ones() -> None:
-    """It is mostly rounding errors; of a model that returns one number a right kernel was refused for that."""
+    """Exact answers are kept if answers are mostly rounding errors. Without them, a correct kernel was refused."""
     near_zero = 0
     for _ in range(10):
         made = loaded("return (x + 3e6) - 3e6", "return [100 * torch.randn(1)]", checks=8)
@@ -390,7 +390,7 @@ def test_no_exact_answer_of_another_model_excuses_a_kernel_on_hidden_inputs(outp
 
 
 def test_what_was_not_told_before_all_was_let_go_of_is_not_known_after() -> None:
-    """Cases are let go of where others want the memory: exact answers of another model count no more for that."""
+    """Exact answers of another model are dropped, also after the cases were released to free memory."""
     source = SOURCE.format(
         forward="return (x * x).sum() * (3 if x.dtype is torch.float64 else 2)", inputs="return [torch.randn(64, 64)]"
     )
@@ -412,7 +412,7 @@ NARROW_KERNELS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("forward", list(NARROW_KERNELS))
 def test_kernels_that_are_right_on_the_given_distribution_only_are_found(forward: str) -> None:
-    """What the variants are for; the message tells which it was."""
+    """The variants detect these kernels, and the message names the variant."""
     kernel = NARROW_KERNELS[forward]
     made = loaded(forward, "return [torch.randn(64, 1024)]")
     cases = answered(made)
@@ -426,7 +426,7 @@ def test_kernels_that_are_right_on_the_given_distribution_only_are_found(forward
 
 
 def test_a_variant_that_is_confirmed_is_answered_whatever_time_float64_has_left() -> None:
-    """A kernel may be at work on the device meanwhile: it cannot have the case forgotten on which it is wrong."""
+    """The kernel might use the device during confirmation, so the time limit of float64 must not drop the case."""
     made = loaded("return torch.nn.functional.gelu(self.layer(x))")
     [case] = [case for case in answered(made) if case.kind == "uniform"]
     made.oracle.left_s = 0.0
@@ -439,7 +439,7 @@ LARGE = "return [torch.randn(10 << 20)]"
 
 
 def test_cases_that_take_much_together_are_held_one_at_a_time() -> None:
-    """Nothing is drawn beside the first; each other one takes its place, and it comes again with the same bits."""
+    """Each case replaces the one before, and a case that is drawn again has the same bits."""
     made = loaded("return x * 2", LARGE, checks=3)
     first = first_of(made)
     assert not made.cache.is_roomy
@@ -456,7 +456,7 @@ def test_cases_that_take_much_together_are_held_one_at_a_time() -> None:
 
 
 def test_inputs_that_differ_under_one_seed_are_the_problem_s_fault() -> None:
-    """A value that no seeded generator draws cannot be drawn again. This is found before a kernel is blamed."""
+    """Inputs without a seeded generator cannot be drawn again, which ends the evaluation as an invalid problem."""
     for forward in ("return x", "return torch.zeros(4)"):
         made = loaded(forward, "import os; return [torch.tensor(list(os.urandom(64))).float()]")
         first = first_of(made)
@@ -470,7 +470,7 @@ def test_inputs_that_differ_under_one_seed_are_the_problem_s_fault() -> None:
     ids=["always", "from the second call on"],
 )
 def test_a_reference_that_changes_its_inputs_gets_fresh_ones(forward: str) -> None:
-    """Its answers stay the same, as do the inputs that the judge reads: those were never changed."""
+    """The answers stay correct, and the judge's own copies of the inputs do not change."""
     made = loaded(forward)
     cases = cases_of(made)
     drawn = [case.inputs[0].clone() for case in cases]
@@ -487,7 +487,7 @@ def test_a_reference_that_changes_its_inputs_gets_fresh_ones(forward: str) -> No
 
 
 def test_inputs_that_are_changed_behind_torch_s_back_are_noticed() -> None:
-    """As by a Triton kernel, a library, or ``.data``."""
+    """A change by ``.data``, a Triton kernel or a library is detected."""
     made = loaded("x.data.mul_(2)\nreturn x + 0")
     first = first_of(made)
     assert made.form.mutates_inputs

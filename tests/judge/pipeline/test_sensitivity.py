@@ -1,4 +1,4 @@
-"""What moves a reference's answer, and what follows for kernels."""
+"""Sensitivity of a reference's answer to its inputs, and the requirements on kernels that follow."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def get_inputs():
     {inputs}
 """
 RANDN = "return [torch.randn(16, 8)]"
-#: Inputs that :func:`little_room` has held one at a time, and varied as inputs of any size are.
+#: Inputs that :func:`little_room` holds one at a time and varies like inputs of any size.
 LARGE = f"return [torch.rand({10 << 6}, 1 << 12)]"
-#: Likewise, of a size that is quick to answer often.
+#: Inputs like ``LARGE``, but small enough for many quick answers.
 MANY = "return [torch.rand(512, 512)]"
 
 
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bounds of the memory for cases, divided by 16."""
+    """Divide the bounds of the memory for cases by 16."""
     monkeypatch.setattr(case_cache, "_ROOMY_BYTES", case_cache._ROOMY_BYTES // 16)
 
 
@@ -96,12 +96,12 @@ def test_a_region_is_as_small_as_moves_the_answer(forward: str, kind: str | None
     assert torch.equal(first.inputs[0], before)
 
 
-# What must be read -------------------------------------------------------------------------------------
+# Inputs that must be read ------------------------------------------------------------------------------
 
 
 NORMAL = "return [torch.randn(512, 512)]"
 MIXED = "return [torch.randn(512, 512), torch.randn(512, 512), torch.randint(2, (512, 512))]"
-#: Rows of which few are not masked.
+#: Rows of which most are masked.
 FEW = "m = torch.zeros(512, 1); m[::13] = 1; return [torch.randn(512, 512), m]"
 
 

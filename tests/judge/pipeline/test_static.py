@@ -1,4 +1,4 @@
-"""What a source gives away: rules that find cheats, and leave sane idioms alone."""
+"""Rules that find cheats in a source and accept sane idioms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from workers.judge.pipeline import static
 from workers.judge.pipeline.findings import RULES
 
 GOOD = Path(__file__).parents[3] / "examples" / "kernels" / "good"
-#: The corpus' controls by name, and the gallery's right kernels by backend and name.
+#: Controls of the corpus by name, and the gallery's correct kernels by backend and name.
 RIGHT = {
     **{name: text for name, text in KERNELS.items() if name.startswith("controls/")},
     **{f"{path.parent.name}/{path.stem}": path.read_text(encoding="utf-8") for path in sorted(GOOD.rglob("*.py"))},
@@ -34,7 +34,7 @@ def find(source: str, backend: str = "torch", own_s: float = 10.0) -> list[dict[
 
 
 def ours(source: str, backend: str = "torch", own_s: float = 10.0) -> dict[str, tuple[str, int]]:
-    """Our findings: severity and first line by rule."""
+    """Return kqueue's findings: severity and first line by rule."""
     found = [finding for finding in find(source, backend, own_s) if finding["by"] == "kqueue"]
     return {finding["rule"]: (finding["severity"], finding["line"]) for finding in reversed(found)}
 
@@ -124,7 +124,7 @@ NOTES = {
     "exec(code)": "dynamic_code",
 }
 
-#: What honest authors write.
+#: Sources with idioms of honest authors.
 SANE = {
     "autotuned Triton, imported where there is one": """
 try:
@@ -202,7 +202,7 @@ def test_model():
 
 @pytest.mark.parametrize(("source", "rule"), CHEATS.items())
 def test_what_serves_nothing_else_is_a_cheat(source: str, rule: str) -> None:
-    """Clocks, comparisons, seeds, modules and memory that are tampered with are found under any name."""
+    """Changed clocks, comparisons, seeds, modules and memory are found under any name."""
     assert ours(source)[rule][0] == "cheat"
 
 
@@ -220,7 +220,6 @@ def test_what_is_usual_is_a_note(source: str, rule: str) -> None:
 
 
 def test_every_rule_is_held_by_a_test() -> None:
-    """A rule that finds nothing would be a claim."""
     elsewhere = {"compiled_by_torch", "no_own_kernel", "library_call", "ctypes"}
     elsewhere |= {"rules_stopped", "guard_stopped", "guard_skipped"}
     assert {*CHEATS.values(), *SUSPICIOUS.values(), *NOTES.values()} == RULES.keys() - elsewhere
@@ -229,7 +228,6 @@ def test_every_rule_is_held_by_a_test() -> None:
 @pytest.mark.parametrize("name", SANE)
 @pytest.mark.parametrize("backend", ["cuda", "triton", "torch", "cupy"])
 def test_no_sane_idiom_is_a_cheat(name: str, backend: str) -> None:
-    """Rejecting cheats rejects nothing that honest authors write, nor calls it suspicious without cause."""
     found = find(SANE[name], backend)
     static.enforce(found, Policy.REJECT)
     doubts = {finding["rule"] for finding in found if finding["severity"] != "note" and finding["by"] == "kqueue"}
@@ -238,7 +236,7 @@ def test_no_sane_idiom_is_a_cheat(name: str, backend: str) -> None:
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_no_right_kernel_is_a_cheat(name: str) -> None:
-    """The gallery's right kernels and the corpus' controls pass where cheats are rejected; the former undoubted."""
+    """No correct kernel is rejected, and kernels of the gallery have only notes."""
     folder = name.partition("/")[0]
     found = find(compose(RIGHT[name], "kernel"), "torch" if folder == "controls" else folder)
     static.enforce(found, Policy.REJECT)
@@ -247,7 +245,7 @@ def test_no_right_kernel_is_a_cheat(name: str) -> None:
 
 
 def test_authorship_is_asked_of_kernels_that_claim_it() -> None:
-    """A library's operators and torch's compiler are told where a handwritten kernel is claimed."""
+    """Library operators and torch's compiler are reported in a kernel that claims to be handwritten."""
     source = forward("return torch.compile(F.gelu)(x) + torch.mm(x, x) @ x")
     assert {"library_call", "compiled_by_torch", "no_own_kernel"} <= ours(source, "triton").keys()
     assert ours(source, "triton")["no_own_kernel"] == ("suspicious", 4)
@@ -257,7 +255,7 @@ def test_authorship_is_asked_of_kernels_that_claim_it() -> None:
 
 
 def test_a_finding_shows_the_line_without_its_controls() -> None:
-    """Evidence is the source's own line, shortened; an escape in it reaches no terminal."""
+    """The evidence is the source's own line, shortened, without escape sequences for a terminal."""
     source = f"import torch\n\ntorch.cuda.Event = Quick  # \x1b[2J{'!' * 500}\n"
     [finding] = [finding for finding in find(source) if finding["rule"] == "patched_clock"]
     assert (finding["line"], finding["by"]) == (3, "kqueue")
@@ -269,7 +267,7 @@ def test_a_finding_shows_the_line_without_its_controls() -> None:
 
 
 def test_a_source_is_what_python_takes_it_for() -> None:
-    """A byte-order mark and the ends of lines mean nothing; a declared encoding that there is not is an error."""
+    """A byte-order mark and CRLF change nothing, and an unknown declared encoding is an error."""
     text = 'NAME = """a\nb"""\nclass ModelNew: ...\n'
     plain, marked = (
         Request(problem=source, kernel=source, backend=Backend.TORCH)
@@ -284,7 +282,7 @@ def test_a_source_is_what_python_takes_it_for() -> None:
 
 
 def test_a_problem_may_give_its_tolerance() -> None:
-    """It is read and not run. One that cannot be read is the problem's fault, and it must not make everything right."""
+    """The tolerance is read and not run. One that is unreadable or too wide makes the problem invalid."""
     for lines, read in (
         ("OUTPUT_TOLERANCE = {'atol': 1e-3, 'rtol': 0}", (1e-3, 0)),
         ("OUTPUT_TOLERANCE: dict = {'atol': 1, 'rtol': 0.3}", (1, 0.3)),
@@ -309,7 +307,7 @@ def test_a_problem_may_give_its_tolerance() -> None:
 
 
 def test_findings_are_few_and_the_worst_come_first() -> None:
-    """A hundred hits of one rule are three, and a cheat is not crowded out."""
+    """A rule reports at most three of a hundred hits, and cheats come first."""
     found = find("import torch, sys\n" + "sys._getframe()\n" * 100 + "torch.cuda.Event = 1\n" * 100)
     assert [finding["rule"] for finding in found if finding["by"] == "kqueue"] == ["patched_clock"] * 3 + [
         "stack_walk"
@@ -318,14 +316,14 @@ def test_findings_are_few_and_the_worst_come_first() -> None:
 
 
 def test_kernelguard_only_suspects() -> None:
-    """Its opinion is kept under its name, and never enough to reject."""
+    """Findings of KernelGuard keep its name, and never reject a kernel."""
     found = [finding for finding in find("import torch\ntorch.cuda.Event = Quick\n") if finding["by"] == "kernelguard"]
     assert [(f["rule"], f["severity"]) for f in found][:1] == [("timer_monkeypatch", "suspicious")]
     static.enforce(found, Policy.REJECT)
 
 
 def test_a_source_that_holds_kernelguard_up_is_let_go() -> None:
-    """Over this text it takes minutes: it is broken off, our rules stand, the signal is as before."""
+    """KernelGuard takes minutes on this text, so it is stopped. kqueue's rules and the signal handler remain."""
     found = ours("import torch\ntorch.cuda.Event = 1\nx = '" + "_cache" * 10_000 + "'\n")
     assert {"patched_clock", "guard_stopped"} <= found.keys()
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
@@ -333,14 +331,14 @@ def test_a_source_that_holds_kernelguard_up_is_let_go() -> None:
 
 
 def test_our_own_rules_are_broken_off_too() -> None:
-    """What was found until then is kept, and that they were stopped is said."""
+    """The findings until then are kept, and a finding reports the stop."""
     found = ours("import torch\ntorch.cuda.Event = 1\n" + "x.y.z = a.b.c(d)\n" * 20_000, own_s=0.05)
     assert found["rules_stopped"][0] == "suspicious"
     assert "guard_skipped" in found
 
 
 def test_only_a_policy_ends_the_evaluation() -> None:
-    """`reject` ends a cheat before the device, with the findings as facts; suspicion and other policies end nothing."""
+    """`reject` ends a cheat before the device, with the findings as facts. Other findings and policies end nothing."""
     cheat = find("import torch\ntorch.cuda.synchronize = print\n")
     for policy in (Policy.ALLOW, Policy.FLAG):
         static.enforce(cheat, policy)
@@ -354,7 +352,7 @@ def test_only_a_policy_ends_the_evaluation() -> None:
 
 @given(st.text(max_size=300), st.sampled_from(list(Backend)))
 def test_any_text_has_findings_or_none(source: str, backend: Backend) -> None:
-    """What is no Python raises nothing here; `check` refuses it."""
+    """Text that is not Python raises no exception, because `check` refuses it."""
     find(source, backend)
 
 
@@ -366,19 +364,18 @@ _PIECES = [
 
 @given(st.lists(st.sampled_from(_PIECES)))
 def test_any_python_of_its_own_words_has_findings_or_none(pieces: list[str]) -> None:
-    """Odd forms of what the rules look for raise nothing."""
+    """Unusual forms of the code that the rules match raise no exception."""
     find("import torch, sys\n" + "".join(pieces), "triton")
 
 
 def test_the_document_lists_the_rules() -> None:
-    """`docs/policies.md` has each rule with its severity and meaning, in order, and no other."""
     document = (Path(__file__).parents[3] / "docs" / "policies.md").read_text(encoding="utf-8")
     table = "".join(f"| `{rule}` | {severity} | {meaning} |\n" for rule, (severity, meaning) in RULES.items())
     assert "| rule | severity | meaning |\n|---|---|---|\n" + table + "\n" in document
 
 
 def test_work_that_may_run_side_by_side_has_all_hardware_queues() -> None:
-    """One queue is enough for one stream, which the rest uses. A kernel has as many as its reference."""
+    """One queue is enough for sources with one stream. A kernel has as many as its reference."""
     for source, queues in (
         ("import torch\nimport triton.language as tl\ny = x @ w", 1),
         ("import torch\nself.conv = nn.ConvTranspose2d(3, 3, 3)", 0),

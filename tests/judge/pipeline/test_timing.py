@@ -1,4 +1,4 @@
-"""What many times are made into, and what is called impossible. The clocks themselves are tried on a GPU."""
+"""Statistics of measured times, and the bounds below which a time is impossible. Clocks are tested on a GPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CALLS = [1_000_000 + 1_000 * i for i in range(21)]
 
 
 def series(**changes: object) -> timing.Series:
-    """Calls of 1 to 1.02 ms, nulls of about 0.3 ms, by a GPU's clock."""
+    """Return calls of 1 to 1.02 ms with a launch overhead of about 0.3 ms, measured by a GPU's clock."""
     fields: dict[str, object] = {"calls": CALLS, "overheads": [290_000, 300_000, 330_000], "yardsticks": [50_000] * 5}
     return timing.Series("gpu_clock", **(fields | changes))  # pyright: ignore[reportArgumentType]
 
@@ -45,14 +45,14 @@ def measured(**changes: object) -> Measurement:
 
 
 def test_the_null_is_subtracted_but_its_empty_kernel_is_not() -> None:
-    """Both a call and a null launch something; only the launch in the null is empty."""
+    """The launch overhead is measured with an empty kernel, and the time of that kernel is not subtracted."""
     assert measured().median_ms == pytest.approx(0.710)
     assert measured(empty_ns=1_500.0).median_ms == pytest.approx(0.7115)
     assert measured(empty_ns=1_500.0).null_ms == pytest.approx(0.3)
 
 
 def test_calls_that_wait_for_no_turn_show() -> None:
-    """Behind an empty kernel they take longer by far more than that does; others, and long ones, do not."""
+    """Calls that do not wait for a GPU time slice take far longer after an empty kernel, except very long calls."""
     assert not series().takes_no_turn
     assert not series(in_turn=[1_012_000] * 5).takes_no_turn
     assert series(in_turn=[1_290_000] * 5).takes_no_turn
@@ -62,7 +62,7 @@ def test_calls_that_wait_for_no_turn_show() -> None:
 
 
 def test_no_call_is_shorter_than_the_shortest_that_was_verified() -> None:
-    """Idling in most calls does not pay, however few of them are kept: those that are kept are not among them."""
+    """A kernel that idles in most calls gains nothing, because the verified calls are not idle."""
     idle = series(calls=[400_000] * 15 + [1_000_000, 1_010_000, 1_020_000], kept=[1_010_000, 1_020_000])
     taken = timing.summarise(idle, 300_000, Timing(), GPU)
     assert (taken.min_ms, taken.median_ms, taken.max_ms) == pytest.approx((0.710, 0.710, 0.720))
@@ -74,7 +74,7 @@ DOUBLING = problem("x: x * 2", "return [torch.randn(64)]")
 
 
 def test_each_call_is_as_likely_to_be_kept_as_any_other() -> None:
-    """Those of the first half and of the last; and the times of those that are kept are known."""
+    """Calls of both halves are kept, and the times of the kept calls are known."""
     made = reference(DOUBLING, checks=1)
     made.answer_first(made.cache.first())
     seen = [0] * 16
@@ -117,19 +117,19 @@ def test_what_disturbs_some_copies_changes_nothing_of_what_they_take_less(
     assert stopwatch._series.spared_ns == 120_000
 
 
-#: Outputs of 1088 KiB, which is more than :func:`small_pieces` has kept of a call.
+#: Problem with outputs of 1088 KiB, more than :func:`small_pieces` allows to keep of a call.
 LARGE = problem("x: (x.repeat(17 << 8), x + 1)", "return [torch.randn(64)]")
 
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bounds of what is kept of a call, divided by 64."""
+    """Divide the bounds of the kept bytes of a call by 64."""
     for name in ("_KEPT_BYTES", "_PIECE_BYTES"):
         monkeypatch.setattr(timing, name, getattr(timing, name) // 64)
 
 
 def verified(made: Reference, kernel: str) -> int:
-    """Have three timed calls of a kernel for a problem verified; return the bytes that were kept of them."""
+    """Verify three timed calls of a kernel for a problem. Return the number of bytes that were kept of them."""
     first = made.cache.first()
     made.answer_first(first)
     process = Loopback(Harness)
@@ -154,7 +154,7 @@ def kernel_of(problem: str, body: str) -> str:
 
 @pytest.mark.usefixtures("small_pieces")
 def test_of_large_outputs_pieces_are_kept() -> None:
-    """At most 64 MiB of each call, of calls whose inputs are not kept at all; small outputs are kept whole."""
+    """At most 64 MiB of a call's outputs are kept, and small outputs are kept whole. Inputs are not kept."""
     kept = verified(reference(LARGE, checks=1), kernel_of(LARGE, "return x.repeat(17 << 8), x + 1"))
     assert 3 * ((62 << 14) + 64 * 4) <= kept <= 3 * ((64 << 14) + 64 * 4)
 
@@ -173,7 +173,7 @@ def test_a_wrong_piece_of_a_large_output_is_found(wrong: str) -> None:
     assert raised.value.outcome.facts.map is None
 
 
-#: It answers in quarters, more or less.
+#: Problem whose answers are approximately multiples of a quarter.
 COARSE = problem("x: (x + 3e6) - 3e6", "return [10 * torch.randn(64, 64)]")
 
 
@@ -200,12 +200,12 @@ def test_a_measurement_says_how_it_was_taken() -> None:
     assert (taken.basis, taken.count, taken.discarded, taken.yardstick_ms) == ("gpu_clock", 21, 7, 0.05)
     assert taken.precision == pytest.approx(0.004 / 0.710, rel=0.3)
     assert taken.q1_ms < taken.median_ms < taken.q3_ms
-    # A null is the median on a GPU. On a CPU other processes add to nulls, too, and must not be taken from calls.
+    # On a GPU the median overhead counts. On a CPU the minimum counts, because other processes lengthen it.
     assert (timing.overhead_of(series(), GPU), timing.overhead_of(series(), CPU)) == (300_000, 290_000)
 
 
 def test_a_slowed_null_does_not_count() -> None:
-    """The smaller of its own and the reference's counts, that less what the judge's work has become faster by."""
+    """The smaller overhead of kernel and reference counts, corrected for changes of the judge's own work."""
     reference = measured()
     assert timing.overhead_of(series(overheads=[900_000] * 5), GPU, reference) == pytest.approx(300_000)
     assert timing.overhead_of(series(overheads=[250_000] * 5), GPU, reference) == 250_000
@@ -256,7 +256,7 @@ def test_faster_than_memory_is_refused_with_the_figures() -> None:
     assert raised.value.outcome.category is Category.REWARD_HACK
     assert raised.value.outcome.facts.hack == "faster_than_memory"
     assert raised.value.outcome.facts.floor_out_ms == 0.105
-    # Where the floor is below what a clock can tell, any time will do; where nothing is written, whatever it is.
+    # Any time passes where the bound is below the clock's resolution or where a kernel writes nothing.
     tiny = {"bytes_in": 0, "bytes_out": 4096, "bandwidth_gbs": 4000.0, "floor_ms": 1e-6, "floor_out_ms": 1e-6}
     nothing = tiny | {"bytes_out": 0, "floor_out_ms": 0.0}
     speed_of_light.enforce(tiny, slow.model_copy(update={"median_ms": -0.0005}))
@@ -286,7 +286,7 @@ def test_what_must_be_read_counts_only_where_a_time_is_too_short_for_all_inputs(
 
 
 def test_a_slow_reference_is_asked_once_for_each_call_that_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no time for float64: what was compared is compared again, and nothing is asked."""
+    """Without time for float64, answers are compared again without a new request."""
     made = reference(COARSE, bounds=replace(BOUNDS["cpu"], quick_s=0.0), checks=1)
     order_each, asked = made.process.order_each, 0
 
@@ -298,11 +298,11 @@ def test_a_slow_reference_is_asked_once_for_each_call_that_is_verified(monkeypat
     monkeypatch.setattr(made.process, "order_each", counted)
     with pytest.raises(EvaluationEnded, match="right when checked, wrong when timed"):
         verified(made, kernel_of(COARSE, "return x.clone()"))
-    assert asked == 1 + 3 + 2  # the first answer, those that were verified, and what confirms that one is wrong
+    assert asked == 1 + 3 + 2  # the first answer, the verified calls, and the check that confirms a wrong one
 
 
 def test_a_histogram_holds_every_call() -> None:
-    """Those that are far longer than most count in its last bin; calls that are all alike are one bin."""
+    """The last bin includes much longer calls, and equal calls make one bin."""
     taken = measured(calls=[1_000_000 + 1_000 * number for number in range(40)] + [90_000_000]).histogram
     assert taken is not None
     assert (len(taken.counts), sum(taken.counts)) == (20, 41)

@@ -1,4 +1,4 @@
-"""References that are kept and candidates that are made ahead: verdicts do not depend on it; what is kept how long."""
+"""Kept references and prewarmed candidates: verdicts do not depend on them, and each is kept for a limited time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from workers.judge.sandbox.seal import Profile, Role
 
 pytestmark = pytest.mark.slow("judges the same kernels many times")
 
-#: No memory of a reference that is left with this is ever wanted.
+#: Path of the file that would request the memory of kept references. It never exists.
 NEVER_WANTED = Path("/nowhere/wanted")
 RETURN = "return torch.nn.functional.gelu(self.layer(x))"
 PROBLEM = linear.PROBLEM.replace("return self.layer(x)", RETURN)
@@ -53,7 +53,7 @@ KERNELS = {
 }
 SLOW = KERNEL.replace(RETURN, f"import time; time.sleep(0.01); {RETURN}")
 QUICK = Settings(checks=2, timing=Timing(enabled=False), deadlines=Deadlines(check_s=3))
-#: The deadline must not end what a test ends.
+#: Settings with long deadlines, which do not end a process before the test does.
 PATIENT = QUICK.model_copy(update={"deadlines": Deadlines()})
 
 
@@ -62,7 +62,7 @@ def request(kernel: str = KERNEL, problem: str = PROBLEM, settings: Settings = Q
 
 
 def uses(outcome: Outcome) -> int:
-    """How many evaluations the outcome's reference has served."""
+    """Return the number of evaluations that the outcome's reference has served."""
     told = outcome.evidence.reference
     assert told is not None
     assert told.kept == (told.uses > 1)
@@ -76,7 +76,7 @@ def sealed(rig: Rig) -> list[int]:
 @pytest.fixture
 def empty(keeping: Rig) -> Rig:
     def ended() -> bool:
-        keeping.end_kept()  # each time: a candidate that was asked for ahead may be forked only now
+        keeping.end_kept()  # each time, because a requested candidate might be forked late
         return nothing_left(keeping)
 
     until(ended, what="the end of all that is kept")
@@ -84,7 +84,6 @@ def empty(keeping: Rig) -> Rig:
 
 
 def nothing_left(rig: Rig) -> bool:
-    """True if there is no reference and no candidate, nor a directory of one."""
     return not rig.sealed(Role.REFERENCE, Role.CANDIDATE) and not list(rig.slot.scratch.iterdir())
 
 
@@ -93,7 +92,6 @@ def gone(rig: Rig) -> None:
 
 
 def reference(rig: Rig, name: str = "left") -> SealedProcess:
-    """A new sealed process with a directory of this name."""
     profile = Profile(
         role=Role.REFERENCE,
         uid=rig.slot.uid,
@@ -179,7 +177,7 @@ def test_a_problem_that_failed_is_not_kept(empty: Rig, problem: str, category: C
 
 @contextlib.contextmanager
 def killing(rig: Rig, role: Role, victims: Callable[[], list[int]]) -> Generator[None]:
-    """Kill processes as an operator would, once code in a sealed process of a role has made the file ``here``."""
+    """Kill processes like an operator, after code in a sealed process of a role created the file ``here``."""
 
     def kill() -> None:
         until(lambda: any(Path(f"/proc/{pid}/cwd/here").exists() for pid in rig.sealed(role)), what="foreign code")
@@ -193,7 +191,7 @@ def killing(rig: Rig, role: Role, victims: Callable[[], list[int]]) -> Generator
 
 
 def judges() -> list[int]:
-    """The judges: forks of this process. Its other children, services among them, run other programs."""
+    """Return the judges: forks of this process. Its other children, such as services, run other programs."""
     own = Path("/proc/self/cmdline").read_bytes()
     return [pid for pid in linux.children(os.getpid()) if Path(f"/proc/{pid}/cmdline").read_bytes() == own]
 
@@ -248,7 +246,7 @@ CASE = Case(1, drawn=2, inputs=[torch.zeros(64)], outputs=[torch.zeros(1)])
 
 
 def memo_of(outcome: Outcome, *, used: int = 1, nbytes: int = 64, ended: bool = False) -> warm.Memo | None:
-    """The policy on a reference that has answered a case of a size."""
+    """Return the memo of a reference that has answered a case of this size, or None if it is not kept."""
     case = replace(CASE, inputs=[torch.zeros(nbytes, dtype=torch.uint8)])
 
     def digest(_: Case) -> str:
@@ -261,7 +259,6 @@ def memo_of(outcome: Outcome, *, used: int = 1, nbytes: int = 64, ended: bool = 
 
 
 def outcome_of(category: Category) -> Outcome:
-    """An outcome of a category, without the facts that it would have."""
     return Outcome.model_construct(category=category)
 
 
@@ -315,9 +312,9 @@ def test_a_process_that_was_left_can_be_taken_once(empty: Rig) -> None:
     gone(empty)
 
 
-# Candidates that are made ahead -------------------------------------------------------------------------
+# Prewarmed candidates -----------------------------------------------------------------------------------
 
-#: Tells in which process it runs, and which files it found there.
+#: Kernel that prints its process and the files in its working directory.
 TELLING = 'import os\nprint("ran in", os.getpid(), sorted(os.listdir()))\n' + KERNEL
 
 
@@ -334,7 +331,7 @@ def waiting(rig: Rig) -> int:
 
 @pytest.fixture
 def made(keeping: Rig) -> int:
-    """The candidate that an earlier evaluation had made."""
+    """Return the candidate that an earlier evaluation prewarmed."""
     if os.getuid() != 0:
         pytest.skip("a fleet that is not root keeps nothing")
     if not keeping.sealed(Role.CANDIDATE):
