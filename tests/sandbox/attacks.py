@@ -1,4 +1,4 @@
-"""Attempts of sealed processes, by name in ``ALL``. Imported before the seal; each raises the kernel's answer."""
+"""Attacks and honest work of sealed processes, by name in ``ALL``. A refused attack raises the kernel's error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.sandbox import triton_kernel
 
 _libc: Any = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
-#: Numbers on x86-64 and aarch64, written down here again: the seal's own table must not vouch for itself.
+#: System call numbers on x86-64 and aarch64, written independently of the seal's own table.
 _NUMBERS = {
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "pidfd_open": (434, 434), "pidfd_getfd": (438, 438),
     "pidfd_send_signal": (424, 424), "kcmp": (312, 272), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
@@ -40,7 +40,7 @@ _NUMBERS = {
 
 
 def call(name: str, *arguments: Any) -> int:
-    """A system call by name."""
+    """Make a system call by name."""
     number = _NUMBERS[name][platform.machine() == "aarch64"]
     passed = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     result = int(_libc.syscall(ctypes.c_long(number), *passed))
@@ -50,14 +50,14 @@ def call(name: str, *arguments: Any) -> int:
 
 
 def connect(address: str) -> str:
-    """Talk to the server on a path; ``@`` begins an abstract name."""
+    """Connect to the server on a path, and return its greeting. ``@`` begins an abstract name."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.connect("\0" + address[1:] if address.startswith("@") else address)
         return link.recv(16).decode()
 
 
 def send_by_a_pair(path: str, kind: int) -> None:
-    """Address a message to another process's path by a pair, which is allowed."""
+    """Send a message to another process's path by a socket pair, which is itself allowed."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     with ours, theirs:
         ours.sendto(b"hello", path)
@@ -69,7 +69,7 @@ def read(path: str) -> str:
 
 
 def own_memory() -> str:
-    """Read an address of its own through /proc."""
+    """Read an address of the process itself through /proc."""
     mine = ctypes.create_string_buffer(b"mine")
     with open("/proc/self/mem", "rb", buffering=0) as stream:  # noqa: PTH123
         return os.pread(stream.fileno(), 4, ctypes.addressof(mine)).decode()
@@ -81,7 +81,7 @@ def read_by_symlink(path: str) -> str:
 
 
 def hoard(place: str) -> None:
-    """Write 64 MiB to files that have no name any more."""
+    """Write 64 MiB to deleted files."""
     held = [tempfile.TemporaryFile(dir=place, buffering=0) for _ in range(16)]  # noqa: SIM115
     for file in held:
         assert file.write(bytes(4 << 20)) == 4 << 20 or file.write(b"more")
@@ -93,13 +93,13 @@ def litter(place: str) -> None:
 
 
 def order_device(path: str) -> None:
-    """An ioctl on a device: TCGETS, which most do not know."""
+    """Make the ioctl TCGETS on a device, which most devices do not support."""
     with open(path, "r+b", buffering=0) as stream:  # noqa: PTH123
         fcntl.ioctl(stream, 0x5401, bytes(64))
 
 
 def order_devices(paths: list[str]) -> dict[str, str]:
-    """Return what is answered to an order to each device."""
+    """Return the answer of each device to TCGETS."""
     answers: dict[str, str] = {}
     for path in paths:
         try:
@@ -111,7 +111,7 @@ def order_devices(paths: list[str]) -> dict[str, str]:
 
 
 def read_memory(pid: int) -> None:
-    """Read an address of another process. It has what is here, because both were forked from one process."""
+    """Read an address of another process. It has the same contents there, because both were forked from one process."""
     buffer = ctypes.create_string_buffer(8)
     local = struct.pack("QQ", ctypes.addressof(buffer), 8)
     remote = struct.pack("QQ", id(read_memory), 8)
@@ -119,14 +119,14 @@ def read_memory(pid: int) -> None:
 
 
 def clone_with(flags: int) -> None:
-    """A child in namespaces of its own."""
+    """Start a child in new namespaces."""
     if call("clone", flags | signal.SIGCHLD, 0, 0, 0, 0) == 0:
         os._exit(0)
     os.wait()
 
 
 def old_system_call() -> None:
-    """``socket`` by the door that 32-bit programs use."""
+    """Call ``socket`` by the 32-bit system call interface."""
     code = bytes.fromhex("53 b867010000 bb01000000 b901000000 ba00000000 cd80 5b c3")
     page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     page.write(code)
@@ -137,7 +137,7 @@ def old_system_call() -> None:
 
 
 def x32_system_call() -> None:
-    """``getpid`` by the numbers of another interface."""
+    """Call ``getpid`` by its number in the x32 interface."""
     if _libc.syscall(ctypes.c_long(0x40000000 | 39)) < 0:
         raise OSError(ctypes.get_errno(), "x32")
 
@@ -148,14 +148,14 @@ def status() -> dict[str, str]:
 
 
 def limits() -> dict[str, int]:
-    """Its limits, and the number of its descriptors."""
+    """Return the limits of the process and the number of its descriptors."""
     names = ("CORE", "RTPRIO", "NICE", "MSGQUEUE", "NOFILE", "FSIZE")
     found = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1] for name in names}
     return found | {"descriptors": len(os.listdir("/proc/self/fd"))}  # noqa: PTH208
 
 
 def fork_many(count: int) -> int:
-    """Return how many children it may have at once, up to ``count``."""
+    """Return how many children the process can have at once, up to ``count``."""
     made = 0
     try:
         for _ in range(count):
@@ -168,7 +168,7 @@ def fork_many(count: int) -> int:
 
 
 def eat(nbytes: int) -> int:
-    """Use memory."""
+    """Use this number of bytes of memory."""
     block = mmap.mmap(-1, nbytes)
     for offset in range(0, nbytes, 4096):
         block[offset] = 1
@@ -176,7 +176,7 @@ def eat(nbytes: int) -> int:
 
 
 def leave_daemon() -> int:
-    """A process that has left family and session."""
+    """Start a daemon in another session, and return its pid."""
     reader, writer = os.pipe()
     if os.fork() == 0:
         os.setsid()
@@ -193,14 +193,14 @@ def leave_daemon() -> int:
 
 
 def multiply() -> bool:
-    """torch on two threads."""
+    """Multiply matrices with torch on two threads."""
     torch.set_num_threads(2)
     left = torch.arange(512 * 512, dtype=torch.float32).reshape(512, 512).remainder(7)
     return bool(torch.equal(left @ torch.eye(512), left))
 
 
 def use_files() -> bool:
-    """Everything that caches do with files: temporary ones, and moving them between directories."""
+    """Use files like a cache, with temporary files that are moved between directories, links and a FIFO."""
     with tempfile.NamedTemporaryFile("w", delete=False) as stream:
         stream.write("kept")
     Path("a/b").mkdir(parents=True)
@@ -215,14 +215,13 @@ def use_files() -> bool:
 
 
 def compile_and_run() -> str:
-    """A program from its source."""
     Path("hello.cpp").write_text('#include <cstdio>\nint main() { std::puts("hello"); }\n')
     subprocess.run(["c++", "-o", "hello", "hello.cpp"], check=True, capture_output=True)
     return subprocess.run(["./hello"], check=True, capture_output=True, text=True).stdout.strip()
 
 
 def build_extension() -> int:
-    """An extension by torch's builder and ninja, without torch's headers, which take half a minute."""
+    """Build an extension with torch and ninja, without torch's headers, which take half a minute."""
     from torch.utils.cpp_extension import load_inline
 
     source = """
@@ -239,7 +238,7 @@ def build_extension() -> int:
 
 
 def own_children() -> bool:
-    """Processes of its own, by a pipe, ended by a signal."""
+    """Start two child processes, of which one sends a message and the other is ended by a signal."""
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe()
     child = fork.Process(target=lambda: theirs.send("hello"))
@@ -252,7 +251,7 @@ def own_children() -> bool:
 
 
 def pool() -> list[int]:
-    """A pool, which needs semaphores in shared memory."""
+    """Use a process pool, which needs semaphores in shared memory."""
     with multiprocessing.get_context("fork").Pool(1) as workers:
         return workers.map(abs, [-1])
 
@@ -276,7 +275,7 @@ ALL: dict[str, Callable[..., Any]] = {
     "listing": os.listdir,
     "make_device": lambda: os.mknod("node", 0o666 | 0o020000, os.makedev(1, 3)),
     "type_into_terminal": lambda: fcntl.ioctl(0, 0x5412, b"x") and None,  # TIOCSTI on its input, which is no terminal
-    # Another process: traced, its memory opened, its input copied, and signals by two doors.
+    # Attacks on another process: tracing, access to its memory, copies of its descriptors, signals by two system calls.
     "attach": lambda pid: call("ptrace", 0x4206, pid, 0, 0),
     "open_memory": lambda pid: os.close(os.open(f"/proc/{pid}/mem", os.O_RDWR)),
     "take_descriptor": lambda pid: call("pidfd_getfd", call("pidfd_open", pid, 0), 0, 0),
@@ -284,7 +283,7 @@ ALL: dict[str, Callable[..., Any]] = {
     "queue_signal": lambda pid: call(
         "pidfd_send_signal", os.open(f"/proc/{pid}", os.O_RDONLY), signal.SIGCONT, None, 0
     ),
-    # Another process made slower.
+    # Attempts to slow another process.
     "nice": lambda pid: os.setpriority(os.PRIO_PROCESS, pid, 19),
     "nice of the user": lambda pid: os.setpriority(os.PRIO_USER, 0, 19),
     "affinity": lambda pid: os.sched_setaffinity(pid, {0}),

@@ -1,4 +1,4 @@
-"""Fleets that seal processes: one of root's, if the tests run as root, and one of an ordinary user's."""
+"""Fleets that seal processes: one of root if the tests run as root, and one of an ordinary user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that stand in for fork servers and seal processes on request."""
+"""Programs that replace fork servers and seal processes on request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 
 
 def greet(listener: socket.socket, word: bytes) -> None:
-    """Send a word to all who connect, in a thread of its own."""
+    """Start a thread that sends a word to each client that connects."""
 
     def serve() -> None:
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""A stand-in for a fork server: forks sealed processes that do what they are told once, and tells how it went.
+"""A substitute for a fork server: it forks sealed processes that run one function each, and reports the results.
 
-``python -m tests.sandbox.sealer USER DIRECTORY UID``: the fleet is USER, a number; where that is root, UID is the
-candidates'. Requests and answers are lines of JSON.
+``python -m tests.sandbox.sealer USER DIRECTORY UID``: USER is the uid of the fleet. If that is root, UID is the
+candidates' uid. Requests and answers are lines of JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from tests.sandbox import attacks  # imported before the seal, because it is out of reach then
+from tests.sandbox import attacks  # imported before the seal, because the seal hides it
 from workers.judge.candidate import harness
 from workers.judge.forkserver.files import Files
 from workers.judge.host import linux
@@ -30,7 +30,7 @@ from workers.judge.sandbox.cgroups import Lack
 def _fork(
     do: str, arguments: list[Any], profile: seal.Profile, base: self_check.SelfCheck | None
 ) -> tuple[int, int, Any]:
-    """Start a process that does it, sealed if the self-check allows. Return its pid, its answer's pipe, its group."""
+    """Fork a process that runs a function, sealed if there is a self-check. Return its pid, its pipe, its group."""
     group = base.groups.group(profile.host_memory_bytes, profile.processes) if base else None
     files = Files(profile, base.means.covers if base else None)
     reader, writer = os.pipe()
@@ -56,7 +56,7 @@ def _fork(
         answer["value"] = attacks.ALL[do](*arguments)
     except OSError as error:
         answer["errno"] = errno.errorcode.get(error.errno or 0, str(error))
-    except BaseException:  # noqa: BLE001 -- told to the test
+    except BaseException:  # noqa: BLE001 -- reported to the test
         answer["failed"] = traceback.format_exc()
     os.write(writer, json.dumps(answer).encode())
     os._exit(0)
@@ -75,13 +75,13 @@ def _serve(request: dict[str, Any], root: Path, base: self_check.SelfCheck, uid:
     used = base if request.get("sealed", True) else None
     sibling = None
     if "SIBLING" in arguments:
-        # What the reference's process is to a candidate.
+        # A sibling process, like the reference of a candidate.
         sibling = _fork("wait", [], profile(), used)
         os.read(sibling[1], 1)
     arguments = [sibling[0] if sibling and a == "SIBLING" else a for a in arguments]
     pid, reader, group = _fork(request["do"], arguments, profile(), used)
     _, status = os.waitpid(pid, 0)
-    # What it left has the pipe too: its end is not waited for.
+    # Remaining children hold the pipe too, so the read does not wait for its end.
     os.set_blocking(reader, False)
     data = os.read(reader, 65536)
     os.close(reader)
@@ -110,7 +110,7 @@ def main() -> None:
     harness.preload()
     user = int(sys.argv[1])
     root = Path(sys.argv[2])
-    child = os.fork()  # as the fork server is: freshly forked, of one thread
+    child = os.fork()  # like the fork server: freshly forked, with one thread
     if child:
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)

@@ -1,4 +1,4 @@
-"""What Linux says of processes that end, whose want of memory a kill is, and whose a uid is."""
+"""Linux's reports on ended processes, the cause of a kill for lack of memory, and the owner of a uid."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workers.judge.host import linux, uids
 from workers.judge.sandbox import cgroups
 from workers.judge.sandbox.cgroups import Group, Groups, Lack
 
-#: Its first thread ends, as every program's may; another one goes on.
+#: Program whose first thread exits while another thread runs on.
 _LEADERLESS = """
 import ctypes, threading, time
 threading.Thread(target=time.sleep, args=(1000,)).start()
@@ -48,7 +48,7 @@ def test_a_process_is_exiting_when_all_of_its_threads_are() -> None:
 
 
 def test_the_lack_of_an_outer_group_is_not_a_group_s_own() -> None:
-    """Linux counts a kill for the host's or an outer group's lack too; ``test_seal.py`` has a group's own."""
+    """A kill for lack of memory in an outer group is not attributed to the inner group."""
     groups = Groups()
     try:
         if groups.measures["cgroup_memory"] is not True:
@@ -68,13 +68,13 @@ def test_the_lack_of_an_outer_group_is_not_a_group_s_own() -> None:
         groups.close()
 
 
-#: Beyond those of fleets, so that nobody's processes have it.
+#: First uid above the range of fleets, so that no process has it.
 FIRST = 63000
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's fleets have uids to give")
 def test_who_has_other_temporary_files_gets_another_uid(tmp_path: Path) -> None:
-    """As jobs of a cluster have: else each fleet would kill the other's candidates."""
+    """Jobs of a cluster have separate temporary files, and with one uid they would kill each other's candidates."""
     mine = uids.hold(FIRST)
     program = f"from workers.judge.host import uids; print(uids.hold({FIRST}).uid)"
     command = [sys.executable, "-c", program]

@@ -1,4 +1,4 @@
-"""What measures add up to, and that a fork server's groups and refusals are what they say."""
+"""Isolation levels of sets of measures, and a fork server's control groups and refusals."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ mount -t tmpfs -o mode=711 kqueue-test "$0" && exec "$@"
 
 
 def test_nothing_but_the_scratch_directory_need_be_writable(tmp_path: Path) -> None:
-    """A worker in a container with a read-only file system starts: its temporary directory is its scratch."""
+    """A worker in a container with a read-only file system needs only a writable temporary directory."""
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
         pytest.skip("nothing can be mounted here")
     there = ["unshare", "--mount", "sh", "-c", _READ_ONLY, str(tmp_path), sys.executable, "-c"]
@@ -89,7 +89,7 @@ def test_nothing_but_the_scratch_directory_need_be_writable(tmp_path: Path) -> N
 
 
 def test_of_a_checkout_only_the_packages_are_in_reach() -> None:
-    """A candidate reads ``kqueue`` and ``workers`` of a checkout, not its history or its tests."""
+    """A candidate can read ``kqueue`` and ``workers`` of a checkout, but not its history or its tests."""
     checkout = Path(__file__).parents[2]
     readable = {Path(path) for path in reach.find("")[0].readable}
     assert {checkout / "kqueue", checkout / "workers"} <= readable

@@ -1,7 +1,7 @@
-"""What each role holds and can do to the others, tried between real processes: the tables in docs/isolation.md.
+"""Access of each role to data and to the other roles, tested between real processes: the tables in docs/isolation.md.
 
 The sealed processes are forked and sealed by a real fork server. The judge, the worker's parent and the supervisor are
-stand-ins of the fleet's user that hold what those hold: a secret in memory and environment, files, listeners.
+replaced by processes of the fleet's user with the same access: a secret in memory and environment, files, listeners.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ from workers.judge.sandbox.seal import Profile, Role
 pytestmark = pytest.mark.slow("searches the memory of every role")
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "isolation.md"
-#: What the tables call the processes. The first four run the fleet's own code.
+#: Names of the processes in the tables. The first four run the fleet's own code.
 TRUSTED = ("judge", "fork server", "worker parent", "supervisor")
 SEALED = {
     role.value: role for role in (Role.REFERENCE, Role.CANDIDATE, Role.BUILDER, Role.EXAMINED, Role.TESTS, Role.WATCHED)
 }
-#: Those that become pytest. A tool's program is on the host, so the second is tried without one.
+#: Roles that become pytest. Tools are installed on the host, so the second role is tested without one.
 _PYTEST = ("tests", "watched")
-#: Stands for a tool: it takes a tool's options, and runs the program that it is to watch.
+#: Program that replaces a tool: it skips the tool's options, and runs the rest of its arguments.
 _TOOL = f"""#!/bin/sh
 while [ "$1" != "{sys.executable}" ]; do shift; done
 exec "$@"
 """
-#: Deadline in seconds of each process, which must live until all memory was searched, on a busy machine too.
+#: Deadline in seconds of each process, which must live until all memory was searched, even on a busy machine.
 LONG_S = 600.0
-#: What one process may do to another, as the tables call it.
+#: Kinds of access of one process to another, as named in the tables.
 WAYS = ("signal", "read memory", "read files", "write files", "connect")
-#: Patterns that do not find themselves, of what the processes are given below.
+#: Patterns of the marks that processes are given below. They do not match their own text.
 MARKS = {
     "credentials": rb"SECRET-OF-THE-ROLE[S]",
     "problem's source": rb"MARK-OF-THE-PROBLE[M]",
@@ -76,7 +76,7 @@ os.chmod(place + "/socket", 0o777)
 print("ready", flush=True)
 sys.stdin.read()
 """
-#: What a sealed process lays open as far as it can: a file, a listener.
+#: Program of a sealed process that makes a file and a listener as accessible as it can.
 _OPEN = """
 import os, socket
 os.umask(0)
@@ -133,7 +133,7 @@ _MODEL = "import torch\nclass {entry}(torch.nn.Module): pass\ndef get_inputs(): 
 
 @dataclass
 class Cast:
-    """One process of each role, with its pid and directory. A second slot's uid is for attackers."""
+    """One process of each role, with its pid and directory. Attackers have the uid of a second slot."""
 
     rig: Rig
     other_uid: int
@@ -142,7 +142,7 @@ class Cast:
 
     def fork(self, role: str, slot_uid: int) -> tuple[SealedProcess, int, str]:
         place = self.rig.slot
-        # Which of its uids a reference has is the fork server's choice.
+        # The fork server chooses which of its uids a reference has.
         offset = {"builder": uids.BUILDER_OFFSET, "examined": uids.COMPILED_OFFSET}.get(role, 0)
         profile = Profile(
             role=SEALED[role], uid=slot_uid + offset, scratch=str(place.scratch / uuid4().hex), processes=64,
@@ -156,7 +156,7 @@ class Cast:
             process.order(Order.OPEN, payload=Opening("cpu"))
 
         def new() -> list[int]:
-            # There may also be a new process that removes a directory.
+            # There can also be a new process that removes a directory.
             children = set(linux.children(self.rig.forkserver.pid)) - before
             return [pid for pid in children if directory_of(pid) == profile.scratch]
 
@@ -178,11 +178,11 @@ class Cast:
 
     @property
     def shelf(self) -> Path:
-        """The tool's folder, in reach of an examined kernel."""
+        """The folder of the tool, which an examined kernel can read."""
         return self.rig.slot.scratch / "shelf"
 
     def _test(self, process: SealedProcess, source: str) -> None:
-        """Have a process become pytest, and wait until a test runs or it has ended."""
+        """Run pytest in a process, and wait until a test runs or the process has ended."""
         folder = Path(tempfile.mkdtemp(prefix="kqueue-roles-"))
         try:
             mark = f"MARK = 'MARK-OF-THE-PROBLE' + 'M'\nimport os\nos.chdir('..')\n{source}"
@@ -206,7 +206,7 @@ class Cast:
             said += ours.recv(1 << 16)
 
     def _examine(self, process: SealedProcess, kernel: str) -> None:
-        """Have a kernel run below a tool, beside a problem."""
+        """Run a kernel under a tool, together with a problem."""
         shelf.make(self.shelf)
         (self.shelf / "tool").write_text(_TOOL)
         (self.shelf / "tool").chmod(0o755)
@@ -234,7 +234,7 @@ def _job(source: str, role: str) -> Job:
 
 @pytest.fixture(scope="module")
 def cast() -> Iterator[Cast]:
-    """All roles, each laid open as far as it can be."""
+    """Processes of all roles, each as accessible as it can make itself."""
     if os.geteuid() != 0:
         pytest.skip("the stand-ins are root's")
     secret = "SECRET-OF-THE-ROLE" + "S"
@@ -248,7 +248,7 @@ def cast() -> Iterator[Cast]:
             assert rig.slot.uid is not None
             other = uids.hold(rig.slot.uid + 1)
             made = Cast(rig, other.uid)
-            # Tests have the uid of a candidate, of which there is one at a time.
+            # A test has the uid of a candidate, and a slot has only one candidate at a time.
             slots = {role: uids.hold(other.uid + 1) for role in _PYTEST}
             sealed: list[SealedProcess] = []
             try:
@@ -284,7 +284,7 @@ def cast() -> Iterator[Cast]:
 
 @pytest.fixture(scope="module")
 def reached(cast: Cast) -> dict[str, dict[str, list[bool]]]:
-    """What a process of each sealed role reaches of each of the others, another of its own role included."""
+    """Access of a process of each sealed role to one process of every role, including its own."""
     found: dict[str, dict[str, list[bool]]] = {}
     for role in SEALED:
         process, _, _ = cast.fork(role, cast.other_uid)
@@ -299,13 +299,13 @@ def reached(cast: Cast) -> dict[str, dict[str, list[bool]]]:
             assert ended.value.reply is not None
             said = ended.value.reply.message
         assert "REACHED " in said, said
-        # A traceback quotes the source before it tells the message.
+        # A traceback quotes the source before the message.
         found[role] = json.loads(said.rpartition("REACHED ")[2].partition("\n")[0])
     return found
 
 
 def table(title: str) -> dict[str, dict[str, str]]:
-    """The cells of a table of the document by row and column, given the first cell of its header."""
+    """Return the cells of a table of the document by row and column. The title is the first cell of its header."""
     text = DOCUMENT.read_text(encoding="utf-8")
     match = re.search(rf"^\| {re.escape(title)} \|(.+)\|\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
     assert match, f"docs/isolation.md has no table {title!r}"
@@ -325,7 +325,7 @@ def test_a_sealed_role_reaches_what_the_table_says(
 
 
 def test_the_attacks_work_where_nothing_is_sealed(cast: Cast) -> None:
-    """A process of the fleet's user that is not sealed reaches the stand-ins in each way: the table shows the seal."""
+    """An unsealed process of the fleet's user reaches the substitutes in each way, so only the seal refuses it."""
     targets = {name: cast.targets[name] for name in ("judge", "worker parent", "supervisor")}
     done = subprocess.run(
         [sys.executable, "-c", f"TARGETS = {targets!r}\n{_ATTACK}"], capture_output=True, text=True, check=False
@@ -336,12 +336,12 @@ def test_the_attacks_work_where_nothing_is_sealed(cast: Cast) -> None:
 
 @pytest.mark.parametrize("role", ["judge", "fork server", *SEALED])
 def test_a_role_holds_what_the_table_says(cast: Cast, role: str) -> None:
-    """Its whole memory, and its environment in it, is searched; a judge's in tests/security/test_memory.py."""
+    """The memory of each process, with its environment, is searched. tests/security/test_memory.py covers a judge."""
     cells = {what: cell for what, cell in table("process")[role].items() if what in MARKS}
     if role == "judge":
         assert cells == {what: "no" if what == "credentials" else "yes" for what in MARKS}
         return
     pid = cast.targets[role][0]
     assert cells == {what: "yes" if held(pid, mark) else "no" for what, mark in MARKS.items()}
-    # A stand-in's credentials are found, so that finding none means something.
+    # The credentials of a worker parent are found, which proves that the search works.
     assert held(cast.targets["worker parent"][0], MARKS["credentials"])

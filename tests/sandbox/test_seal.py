@@ -1,6 +1,6 @@
-"""Each measure of the seal, attacked from inside a process that is really sealed.
+"""Each measure of the seal, attacked from a process that is really sealed.
 
-An attack that an unsealed process of the same user carries out is tried there too: what fails anyway shows nothing.
+Attacks that an unsealed process of the same user can make are tried there too, because other failures prove nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from workers.judge.sandbox.level import MEASURES, reached
 
 pytestmark = pytest.mark.slow("attacks the seal in many processes")
 
-#: Refusals by Landlock or by a file's own rights, and by the filter.
+#: Errors of Landlock or of a file's permissions, and of the filter.
 REFUSED = ("EACCES", "EPERM")
 FILTER = ("seccomp",)
 
@@ -39,7 +39,7 @@ def refused(answer: dict[str, Any]) -> bool:
 
 @pytest.fixture(scope="module")
 def outside() -> Iterator[Path]:
-    """A directory that everybody may read and write, with a file that everybody may read."""
+    """A directory that every user can read and write, with a file that every user can read."""
     place = Path(tempfile.mkdtemp(prefix="kqueue-outside-"))
     place.chmod(0o777)
     (place / "secret").write_text("secret")
@@ -50,7 +50,7 @@ def outside() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def server(outside: Path) -> Iterator[tuple[str, str, str]]:
-    """Somebody who greets: on a path, on an abstract name; and a path that takes datagrams."""
+    """Servers that greet on a path and on an abstract name, and a path that receives datagrams."""
     path, name, box = str(outside / "socket"), f"@kqueue-test-{os.getpid()}", str(outside / "box")
     with contextlib.ExitStack() as stack:
         for address in (path, "\0" + name[1:]):
@@ -74,7 +74,7 @@ def test_each_measure_is_named_once_and_reported(fleet: Fleet) -> None:
 
 
 def out_of_reach(fleet: Fleet, answer: dict[str, Any]) -> bool:
-    """True if the kernel refused, or the process's own directories have no such file."""
+    """Return whether the kernel refused or the process's own directories have no such file."""
     return refused(answer) or (fleet.isolation["mounts"] is True and answer.get("errno") == "ENOENT")
 
 
@@ -135,7 +135,7 @@ def test_other_processes_are_out_of_sight(fleet: Fleet) -> None:
 
 
 def test_what_the_host_does_is_out_of_sight(fleet: Fleet) -> None:
-    """Without a GPU: files that say how the host is made stay, those that would say what the judge does are closed."""
+    """Files about the host's hardware are readable, and files about the host's activity are not."""
     fleet.require("files")
     for name in ("meminfo", "stat", "loadavg", "uptime", "vmstat", "sys/fs/file-nr"):
         assert "value" in fleet.do("read", f"/proc/{name}", sealed=False), name
@@ -146,7 +146,7 @@ def test_what_the_host_does_is_out_of_sight(fleet: Fleet) -> None:
 
 
 def test_its_own_memory_can_be_shown(fleet: Fleet) -> None:
-    """The judge reads outputs through it, in a fleet of any user's."""
+    """The judge reads outputs through this memory, whatever the fleet's user."""
     assert fleet.do("own_memory")["value"] == "mine"
 
 
@@ -170,7 +170,7 @@ def test_devices_take_no_orders(fleet: Fleet) -> None:
 
 
 def test_no_socket_can_be_made(ordinary_fleet: Fleet) -> None:
-    """Except one that can be listened on and nothing else, which CUDA starts with."""
+    """One kind of socket is allowed, because CUDA starts with it, and it can only listen."""
     ordinary_fleet.require("seccomp")
     families, kinds = ("UNIX", "INET", "INET6", "NETLINK", "PACKET", "VSOCK", "ALG"), ("STREAM", "DGRAM", "RAW")
     made = {
@@ -206,7 +206,7 @@ def test_the_network_has_no_interface_but_a_dead_loopback(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("whom", ["SIBLING", "FORKSERVER"])
 def test_others_are_not_touched(fleet: Fleet, whom: str) -> None:
-    """Not even those of the same user: the judge of an ordinary user's fleet is one."""
+    """A sealed process cannot attack another one of the same user, such as the judge of an ordinary user's fleet."""
     fleet.require("seccomp", "files", "scopes")
     for attack in ("attach", "read_memory", "open_memory", "take_descriptor", "kill", "queue_signal"):
         if fleet.name == "root" or whom == "FORKSERVER" or "errno" not in fleet.do(attack, whom, sealed=False):
@@ -222,7 +222,7 @@ def test_others_are_not_slowed_down(ordinary_fleet: Fleet) -> None:
 
 # System calls ----------------------------------------------------------------------------------------
 
-#: Calls with their arguments. Some must not be tried without a seal.
+#: Calls with their arguments. Some are dangerous without a seal.
 CALLS: list[tuple[str, list[Any]]] = [
     ("userfaultfd", [0]), ("io_uring_setup", [0, None]), ("bpf", [0, None, 0]),
     ("perf_event_open", [None, 0, -1, -1, 0]), ("keyctl", [0, -3, 0]), ("add_key", [None, None, None, 0, 0]),
@@ -288,7 +288,7 @@ def test_other_doors_into_the_kernel_are_shut(fleet: Fleet) -> None:
     assert fleet.do("old_system_call")["errno"] == "EPERM"
 
 
-# What it is ------------------------------------------------------------------------------------------
+# Identity and limits ---------------------------------------------------------------------------------
 
 
 def test_nothing_is_held_that_matters(fleet: Fleet) -> None:
@@ -308,7 +308,7 @@ def test_limits_hold(fleet: Fleet) -> None:
     assert [limits[name] for name in ("CORE", "RTPRIO", "NICE", "MSGQUEUE")] == [0, 0, 0, 0]
     assert limits["NOFILE"] == 4096
     assert limits["FSIZE"] == 1 << 30
-    # The standard three, the answer's pipe, and the directory that is being listed.
+    # Standard streams, the answer's pipe, and the directory that is being listed.
     assert limits["descriptors"] == 5
 
 
@@ -381,7 +381,7 @@ def test_what_a_killed_fork_server_leaves_goes_with_the_next(root_fleet: Fleet) 
 def test_honest_work_is_done(fleet: Fleet) -> None:
     for work in ("multiply", "use_files", "own_children", "interpret_triton"):
         assert fleet.do(work)["value"] is True, work
-    # Without mounts its semaphores would lie where all could open them.
+    # Without mounts, its semaphores would be where every process could open them.
     answer = fleet.do("pool")
     fleet.require("files")
     assert answer.get("value") == [1] if fleet.isolation["mounts"] is True else refused(answer)
