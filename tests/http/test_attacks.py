@@ -444,8 +444,7 @@ class TestOthers:
         assert found[f"same:{first.id}:{digest}:0"] is None
 
     def test_all_are_of_one_house(self, pair: Any, fields) -> None:
-        """A token's scope limits operations, not evaluations: any token can read each one, and `submit` can cancel it.
-        """
+        """A token's scope limits operations, not evaluations: any token can read them, and `submit` can cancel them."""
         one, other = pair
         identity = one.post("/v1/evaluations", json=fields(batch="b")).json()["evaluation_id"]
         assert other.get("/v1/batches/b").json()["total"] == 1

@@ -65,8 +65,7 @@ def test_what_the_kernel_or_the_problem_did_is_a_200(ask, judging: None) -> None
 
 @pytest.mark.parametrize("category", [Category.WRONG_VALUES, Category.JUDGE_ERROR, Category.CANCELLED])
 def test_how_an_evaluation_ends(asked, judge, engine: Engine, category: Category) -> None:
-    """A kernel's failure is a 200, a cancellation a 409, and a fleet's failure a 503 that is judged again on a retry.
-    """
+    """A kernel's failure is a 200, a cancellation a 409, and a fleet's failure a 503 that is judged again on retry."""
     source = uuid4().hex
     for _ in range(2 if category is Category.JUDGE_ERROR else 1):
         identity, waiting = asked(custom_model_src=source)
