@@ -151,8 +151,7 @@ async def test_tuning_goes_on_where_it_was(client: Client, judge, queued, engine
 
 
 async def test_a_kernel_is_examined(client: Client, judge, queued, engine: Engine) -> None:
-    """Small sizes are tried first, and the original ones if the verdict differs. A known profile is returned at once.
-    """
+    """Small sizes are tried first, and original ones if the verdict differs. A known profile is returned at once."""
     workers.register(engine, id=uuid4(), name="gpu-0@here", host="here", pid=1, lanes=["gpu"], device="GPU-0")
     finding = SanitizerFinding(kind="Invalid __global__ read", kernel="k", file="kernel.py", line=8, count=2)
     found = Evidence(sanitized=(Sanitized(tool="memcheck", errors=2, findings=(finding,), seconds=2.0),))
