@@ -56,7 +56,6 @@ def empty(text: str) -> list[charts.Chart]:
 
 
 def words(picture: bytes) -> str:
-    """Return all text that an SVG shows."""
     root = ElementTree.fromstring(picture)
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert not list(root.iter("{http://www.w3.org/2000/svg}script"))
