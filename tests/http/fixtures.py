@@ -25,7 +25,6 @@ __all__ = ["application", "config", "database_url", "house", "judge", "judging",
 
 @pytest.fixture(scope="module")
 def application() -> Callable[..., FastAPI]:
-    """Return the function that makes the application."""
     return create_app
 
 

@@ -105,7 +105,6 @@ FOLLOWER = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
 def connected(url: str) -> socket.socket:
-    """Open a bare connection to a server."""
     host, _, port = url.removeprefix("http://").rpartition(":")
     return socket.create_connection((host, int(port)), timeout=30)
 
