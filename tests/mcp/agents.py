@@ -44,7 +44,6 @@ async def over_http(url: str, token: str, *, mode: str = "auto") -> AsyncGenerat
 
 
 def text_of(result: CallToolResult) -> str:
-    """Return the text of a tool's answer."""
     [block] = result.content
     return block.text  # type: ignore[union-attr]
 
