@@ -32,7 +32,6 @@ def together(count: int, act: Callable[[int], Any]) -> list[Any]:
 
 
 def count(engine: Engine, table: str, where: str = "true") -> int:
-    """Return the number of rows of a table."""
     with engine.connect() as connection:
         return connection.scalars(text(f"SELECT count(*) FROM {table} WHERE {where}")).one()
 

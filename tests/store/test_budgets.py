@@ -117,7 +117,7 @@ def test_a_reused_verdict_costs_nothing(engine: Engine, worker_id: UUID) -> None
 
 
 def test_a_spent_budget_lowers(engine: Engine, worker_id: UUID) -> None:
-    """New evaluations are ordered after all others, and `waiting` reports their place."""
+    """New evaluations are last in the order, and `waiting` reports their place."""
     mine = token(engine, then=Spent.LOWER)
     use(engine, worker_id, submit(engine, mine, 1).evaluation_id, 101)
     first = submit(engine, mine, 2, priority="interactive").evaluation_id

@@ -20,7 +20,6 @@ class TestClaim:
     """Claims by compare-and-set."""
 
     def test_the_claim_carries_the_request(self, engine: Engine, fields, worker_id: UUID) -> None:
-        """The claim has the submitted sources, settings and labels."""
         request = Request(**fields(settings={"precision": "bf16", "checks": 2}, problem_label="p", batch="b"))
         identity = evaluations.submit(engine, [request])[0].evaluation_id
         claimed = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30)

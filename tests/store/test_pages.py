@@ -195,10 +195,7 @@ def test_what_is_read_together_is_one_transaction(engine: Engine, database_url: 
 
 
 class TestWords:
-    """Search for words in sources and logs."""
-
     def names(self, engine: Engine, asked: str, where: Where = Where.KERNELS) -> list[str]:
-        """Return the names of the hits."""
         return [hit.name for hit in texts.search(engine, asked, where)]
 
     def test_identifiers_are_split_by_what_is_no_letter(self, engine: Engine, judged: Judge, fields) -> None:

@@ -217,7 +217,7 @@ def test_removing_and_submitting_again(engine: Engine, fields, worker_id: UUID) 
         again = race(lambda: evaluations.submit(engine, requests), prune, lambda: evaluations.submit(engine, requests))
         ids = {s.evaluation_id for s in again[0]} | {s.evaluation_id for s in again[2]}
         alive = evaluations.existing(engine, ids)
-        # An evaluation found before its removal is gone with its verdict. All others exist with their sources.
+        # An evaluation found before its removal is gone with its verdict. The rest exists with its sources.
         assert all(s.evaluation_id in alive for result in (again[0], again[2]) for s in result if s.created)
         for identity in alive - set(evaluations.verdicts(engine, alive)):
             claimed = Racers(engine, identity, worker_id).claim()

@@ -17,7 +17,6 @@ from tests.store.steps import change
 
 
 def view(engine: Engine, name: str, order: str = "1") -> list[dict[str, Any]]:
-    """Return a view's rows."""
     with engine.connect() as connection:
         return [dict(row) for row in connection.execute(text(f"SELECT * FROM {name} ORDER BY {order}")).mappings()]
 

@@ -32,14 +32,12 @@ class Fleet:
         self._fields = fields
 
     def worker(self, lanes: tuple[str, ...] = ("cpu",), device: str = "cpu") -> UUID:
-        """Register another worker."""
         identity = uuid4()
         name = f"{identity.hex[:4]}@here"
         workers.register(self.engine, id=identity, name=name, host="here", pid=1, lanes=lanes, device=device)
         return identity
 
     def submit(self, number: int = 0, **changes: object) -> Submitted:
-        """Submit one evaluation."""
         request = Request(**self._fields(number, **changes))
         [submitted] = evaluations.submit(self.engine, [request], slots={"cpu": 1}, reuse_s=LIVE_S)
         return submitted
@@ -68,7 +66,6 @@ class Fleet:
         return evaluations.verdict(self.engine, self.submit().evaluation_id).reused_from
 
     def age(self, identity: UUID) -> None:
-        """Make a verdict nine days old."""
         statement = "UPDATE verdicts SET finished_at = now() - interval '9 days' WHERE evaluation_id = :id"
         change(self.engine, statement, id=identity)
 
@@ -314,7 +311,7 @@ class TestHonesty:
 
 
 class TestOthers:
-    """Evaluations without attempts are read, kept and removed like all others."""
+    """Evaluations without attempts are read, kept and removed like ones with attempts."""
 
     def test_copies_stand_by_themselves(self, engine: Engine, fleet: Fleet) -> None:
         """They are complete without the original, and are emptied and removed by their own age."""

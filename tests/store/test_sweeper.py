@@ -61,7 +61,6 @@ def submit(engine: Engine, fields, count: int, **changes: object) -> list[UUID]:
 
 
 def message() -> Message:
-    """Return an ordinary message."""
     return Message(uuid4(), "cpu", deadlines_s=1, label="x")
 
 
@@ -89,7 +88,6 @@ def in_order(app: Celery, lane: str = "cpu") -> list[UUID]:
 
 
 def length(app: Celery, lane: str = "cpu") -> int:
-    """Return the number of messages in a lane's queue."""
     with redis(app) as client:
         return client.llen(broker.queue(lane).name)
 

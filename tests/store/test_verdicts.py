@@ -90,7 +90,6 @@ class TestFinish:
         assert count(engine, "evaluations", "available_at <= now() + interval '100 s' AND available_at > now()") == 1
 
     def test_a_candidates_failure_is_final(self, engine: Engine, submit, claim) -> None:
-        """Only the fleet's failures are retried."""
         for category in Category:
             if category.blame in {Blame.CANDIDATE, Blame.PROBLEM}:
                 assert finish(engine, claim(submit()), ended(category)) is Recorded.FINAL
@@ -140,8 +139,6 @@ class TestFinish:
 
 
 class TestCancel:
-    """Cancellation by the producer."""
-
     def test_the_running_attempt_is_closed_by_its_worker(self, engine: Engine, submit, claim) -> None:
         """The worker's outcome is late, and its attempt is closed."""
         claimed = claim(submit())
@@ -159,8 +156,6 @@ class TestCancel:
 
 
 class TestLeases:
-    """Silent workers."""
-
     def test_a_silent_workers_attempt_is_lost(self, engine: Engine, submit, claim) -> None:
         """After its lease an attempt ends as worker_lost, and the evaluation is queued again."""
         claimed, alive = claim(submit()), claim(submit())
@@ -178,7 +173,6 @@ class TestLeases:
             assert evaluations.expire_leases(engine, retry_delay_s=0) == [(other.evaluation_id, Recorded.RETRY)]
 
     def test_a_cancelled_attempt_of_a_dead_worker_is_closed(self, engine: Engine, submit, claim) -> None:
-        """The attempt is closed at the end of its lease."""
         claimed = claim(submit())
         evaluations.cancel(engine, claimed.evaluation_id)
         change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s'")
@@ -211,7 +205,6 @@ class TestLeases:
 
 @pytest.fixture
 def submitted(engine: Engine, fields) -> UUID:
-    """A queued evaluation."""
     return evaluations.submit(engine, [Request(**fields())])[0].evaluation_id
 
 
@@ -236,7 +229,6 @@ def test_a_cancelled_evaluation_has_the_verdict_of_its_category(engine: Engine, 
 
 
 def test_the_first_verdict_stands(engine: Engine, submitted: UUID) -> None:
-    """A second verdict by any writer has no effect."""
     evaluations.cancel(engine, submitted)
     conclude(
         engine,

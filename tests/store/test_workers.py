@@ -11,8 +11,6 @@ from tests.store.steps import PASSED, change, count, finish
 
 
 class TestWorkers:
-    """Live workers."""
-
     def test_live_workers_and_lanes(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
         """A live worker counts for all its lanes, and has its current evaluation."""
         gpu = uuid4()
@@ -95,7 +93,6 @@ class TestWorkers:
         assert [identity for identity, _ in lost] == [frozen.evaluation_id]
 
     def test_what_has_ended_is_not_renewed(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
-        """A worker's ended attempts are neither renewed nor changed."""
         claimed = claim(submit())
         finish(engine, claimed, PASSED)
         before = count(engine, "attempts", "lease_until > now() + interval '1 h'")
