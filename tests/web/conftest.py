@@ -17,7 +17,6 @@ from tests.web.visiting import visitor
 
 @pytest.fixture(scope="module")
 def application() -> Callable[..., FastAPI]:
-    """Return the function that makes the application: the API with its pages."""
     return create_app
 
 
@@ -30,6 +29,5 @@ def browser(served: Served, token: Callable[..., str]) -> Iterator[httpx.Client]
 
 @pytest.fixture
 def queued(served: Served) -> UUID:
-    """A queued evaluation."""
     with served.client() as api:
         return submit(api, 0)

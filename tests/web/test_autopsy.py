@@ -33,7 +33,6 @@ def browser(served: Served, token: Callable[[str], str]) -> Generator[httpx.Clie
 
 @pytest.fixture
 def wrong(served: Served, judge: Callable[..., None]) -> UUID:
-    """An evaluation of a wrong kernel."""
     return judged(served, judge, found_wrong(HOSTILE), problem=TAIL, kernel_label=HOSTILE)
 
 

@@ -179,5 +179,4 @@ def read(answer: httpx.Response) -> Any:
 
 
 def table_of(content: bytes) -> Any:
-    """Return the table in a file."""
     return pyarrow_parquet.read_table(io.BytesIO(content))
