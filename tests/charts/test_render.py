@@ -1,4 +1,4 @@
-"""Charts as pictures: SVG and PNG, both themes, hostile text, nothing to show."""
+"""Charts as pictures: SVG and PNG, both themes, hostile text and empty charts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from kqueue import charts
 from kqueue.categories import Blame, Category
 
-#: Markup, a formula that cannot be read, controls, text turned around, and more than there is room for.
+#: Markup, a malformed formula, control characters, reversed text, and text longer than the space for it.
 HOSTILE = "</text><script>alert(1)</script> $\\frac{$ & \x1b[2J\u202e\x00\n" + "x" * 500
 START = datetime(2026, 1, 2, 8, tzinfo=UTC)
 
@@ -28,7 +28,7 @@ def points(*speedups: float | None, blame: Blame = Blame.NONE) -> list[charts.Po
 
 
 def full(text: str) -> list[charts.Chart]:
-    """One chart of each kind, with a text wherever there may be one."""
+    """One chart of each kind, with a text wherever one is possible."""
     failed = [one for blame in Blame for one in points(None, None, blame=blame)]
     return [
         charts.BestSoFar(text, [*points(1.0, 0.5, 2.25, 2.0), *failed]),
@@ -56,7 +56,6 @@ def empty(text: str) -> list[charts.Chart]:
 
 
 def words(picture: bytes) -> str:
-    """Return all text that an SVG shows."""
     root = ElementTree.fromstring(picture)
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert not list(root.iter("{http://www.w3.org/2000/svg}script"))
@@ -65,7 +64,7 @@ def words(picture: bytes) -> str:
 
 @pytest.mark.parametrize("chart", full("Ada's kernels"), ids=lambda chart: type(chart).__name__)
 def test_a_chart_is_the_same_picture_each_time(chart: charts.Chart) -> None:
-    """Byte by byte, in both formats, without a date; light and dark differ."""
+    """The files are equal byte by byte in both formats, without a date. Light and dark differ."""
     svg = charts.render(chart, theme=charts.Theme.LIGHT)
     assert charts.render(chart, theme=charts.Theme.LIGHT) == svg
     assert "Ada's kernels" in words(svg)
@@ -83,7 +82,7 @@ def test_a_chart_is_the_same_picture_each_time(chart: charts.Chart) -> None:
 
 @pytest.mark.parametrize("chart", full(HOSTILE), ids=lambda chart: type(chart).__name__)
 def test_hostile_text_is_shown_and_does_nothing(chart: charts.Chart) -> None:
-    """No markup, no formula, no controls, and no line longer than there is room for."""
+    """A picture has no markup, formula or control character of a label, and no line longer than its space."""
     shown = words(charts.render(chart))
     assert "</text><script>" in shown
     assert "x" * 100 not in shown
@@ -93,31 +92,31 @@ def test_hostile_text_is_shown_and_does_nothing(chart: charts.Chart) -> None:
 
 @pytest.mark.parametrize("chart", empty("Nobody's"), ids=lambda chart: type(chart).__name__)
 def test_what_holds_nothing_says_so(chart: charts.Chart) -> None:
-    """A page has a picture before there is anything to see."""
+    """An empty chart is drawn with a note."""
     assert "nothing to show yet" in words(charts.render(chart))
 
 
 def test_what_the_pictures_say() -> None:
-    """The best so far, the share of problems at p, counts by category, and medians stand in words too."""
+    """Text states the best result so far, the share of problems at p, the counts by category and the medians."""
     best, board, categories, fast_p, times, *_ = (words(charts.render(chart)) for chart in full("it"))
     assert "best so far: 2.25x" in best
     assert "the kernel failed (2)" in best
     assert "3.00x" in board
     assert all(f"{category} (3)" in categories for category in Category)
-    # Half of the problems have a right kernel; two kernels of eight problems are faster than 1, one than 2.
+    # Four of eight problems have a correct kernel, two of them faster than 1, and one faster than 2.
     assert all(said in fast_p for said in ("correct: 4 of 8", "fast_1: 25%", "fast_2: 12%"))
     assert "1 ms, 100 calls" in times
-    # What is as fast as p is not faster.
+    # A kernel exactly as fast as p is not faster.
     assert "fast_1: 0%" in words(charts.render(charts.FastP("it", [1.0, 1.0], 2)))
 
 
 def test_many_points_are_one_image() -> None:
-    """An SVG with a mark for each would be megabytes."""
+    """An SVG with one mark per point would take megabytes."""
     assert len(charts.render(charts.BestSoFar("it", points(*[1.0, 0.5] * 5000)))) < 400_000
 
 
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
-    """The message says what to install; importing the charts needs nothing."""
+    """The message names the package to install. Importing the charts needs no package."""
     (tmp_path / "matplotlib.py").write_text("raise ImportError('hidden')\n")
     code = """
 from kqueue import charts

@@ -1,4 +1,4 @@
-"""The clients: what they refuse, what they promise, and how they wait."""
+"""The clients: refused requests, guarantees, and waiting."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.store.steps import change
 
 INF = float("inf")
 TABLES = ("evaluations", "problems", "kernels")
-#: Wrong fields of a request, the error, and what it says.
+#: Wrong fields of a request, the error, and its text.
 WRONG: list[tuple[dict[str, object], type[KqueueError], str]] = [
     ({"backend": "rust"}, InvalidRequest, r"backend: .*'cuda'.*not 'rust'"),
     ({"kernel": ""}, InvalidRequest, r"kernel: the kernel's source is empty"),
@@ -67,14 +67,14 @@ WRONG: list[tuple[dict[str, object], type[KqueueError], str]] = [
 
 @pytest.fixture
 def client(config: Config, worker_id: UUID) -> Iterator[Client]:
-    """A client of a fleet with one live CPU worker, which does nothing by itself."""
+    """A client of a fleet with one live CPU worker that judges nothing."""
     with Client(config) as client:
         yield client
 
 
 @pytest.fixture
 def judge(engine: Engine, worker_id: UUID) -> Callable[..., None]:
-    """Ends an evaluation as a worker would."""
+    """Return a function that ends an evaluation like a worker."""
 
     def one(identity: UUID, category: Category = Category.PASSED) -> None:
         claimed = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30)
@@ -87,7 +87,7 @@ def judge(engine: Engine, worker_id: UUID) -> Callable[..., None]:
 
 @pytest.fixture
 def judging(engine: Engine, judge) -> Iterator[None]:
-    """A worker that passes whatever is queued."""
+    """Run a worker that passes every queued evaluation."""
     stop = threading.Event()
 
     def run() -> None:
@@ -103,14 +103,14 @@ def judging(engine: Engine, judge) -> Iterator[None]:
 
 
 def written(engine: Engine) -> int:
-    """Rows of anything that a submission writes."""
+    """Return the number of rows that a submission can write."""
     with engine.connect() as connection:
         return sum(len(connection.execute(text(f"SELECT FROM {table}")).all()) for table in TABLES)
 
 
 class TestSubmit:
     def test_accepted_and_sent(self, client: Client, config: Config, engine: Engine, fields) -> None:
-        """The evaluation lies in Postgres, its message in its lane's queue, and that is noted; a ticket is a value."""
+        """The evaluation is in Postgres and its message in its queue and on record. A ticket is a value."""
         ticket = client.submit(**fields())
         assert ticket.created
         assert not ticket.done()
@@ -122,7 +122,7 @@ class TestSubmit:
         assert evaluations.published(engine) == {"cpu": {ticket.evaluation_id}}
 
     def test_the_message_holds_no_source(self, client: Client, config: Config, fields) -> None:
-        """Only the id travels, as JSON, with a label for Flower."""
+        """The message is the id as JSON, with a label for Flower."""
         ticket = client.submit(**fields(kernel="class ModelNew: secret = 1", kernel_label="mine"))
         with broker.make_app(config) as app, app.connection_for_read() as connection:
             raw = connection.default_channel.client.lrange("kqueue.cpu", 0, -1)[0].decode()
@@ -133,7 +133,7 @@ class TestSubmit:
         assert "secret" not in raw
 
     def test_a_request_or_its_fields(self, client: Client, fields) -> None:
-        """Both forms work, not both at once; settings may be a mapping. A key names one evaluation."""
+        """Both forms work, but not together. Settings can be a mapping. A key names one evaluation."""
         whole = client.submit(Request(**fields(settings=Settings(checks=2), idempotency_key="k")))
         again = client.submit(**fields(settings={"checks": 2}, idempotency_key="k"))
         assert (whole.created, again.created) == (True, False)
@@ -147,7 +147,7 @@ class TestSubmit:
             client.evaluate(**fields(idempotency="k"))
 
     def test_auto_takes_the_gpu_where_there_is_one(self, client: Client, config, engine, fields) -> None:
-        """`auto` is cpu with CPU workers only, gpu as soon as a GPU worker lives."""
+        """`auto` is cpu with CPU workers only, and gpu as soon as a GPU worker lives."""
         first = client.submit(**fields(lane="auto"))
         workers.register(engine, id=uuid4(), name="g", host="h", pid=1, lanes=["gpu"], device="GPU-1")
         second = client.submit(**fields(lane="auto"))
@@ -156,7 +156,7 @@ class TestSubmit:
             assert broker.waiting(app, "gpu") == {second.evaluation_id}
 
     def test_a_batch_is_all_or_nothing(self, client: Client, engine: Engine, fields) -> None:
-        """One wrong entry: its number is named and nothing is written."""
+        """The error names the number of the wrong entry, and no row is written."""
         with pytest.raises(InvalidRequest, match=r"entry 1: kernel: .*empty"):
             client.submit_batch([fields(0), fields(1, kernel=" "), fields(2)])
         with pytest.raises(LaneUnavailable, match=r"entry 2: lane"):
@@ -166,7 +166,7 @@ class TestSubmit:
         assert len({ticket.evaluation_id for ticket in tickets}) == 3
 
     def test_a_crashed_producer_finds_its_batch(self, client: Client, config: Config, fields) -> None:
-        """By the batch's name, in the order of submission; nothing under a name says that nothing was accepted."""
+        """The batch's name returns its evaluations in the order of submission, and an unknown name returns none."""
         tickets = client.submit_batch([fields(n, batch="night") for n in range(20)])
         tickets.append(client.submit(**fields(20, batch="night")))
         client.submit(**fields(21, batch="day"))
@@ -175,7 +175,7 @@ class TestSubmit:
             assert another.batch("noon") == []
 
     def test_redis_away_is_no_error(self, config: Config, engine: Engine, worker_id, fields, tmp_path, caplog) -> None:
-        """What is committed is accepted: a warning, and the sweeper has it to send."""
+        """A committed submission is accepted with a warning, and the sweeper sends its message."""
         with Client(config, redis_url=f"redis+socket://{tmp_path}/nobody.sock") as client:
             ticket = client.submit(**fields())
             assert "sweeper" in caplog.text
@@ -186,7 +186,7 @@ class TestSubmit:
 
 class TestRefused:
     def test_bad_fields(self, client: Client, engine: Engine, fields) -> None:
-        """The field, what is wrong and what would be right; never the source itself."""
+        """The error names the field, its fault and the valid values, but never repeats the source."""
         for changes, error, message in WRONG:
             with pytest.raises(error, match=message) as caught:
                 client.submit(**fields(**changes))
@@ -194,7 +194,7 @@ class TestRefused:
         assert written(engine) == 0
 
     def test_no_worker_at_all(self, client: Client, engine: Engine, worker_id: UUID, fields) -> None:
-        """An empty fleet is said to be one, unless the producer means to wait for it."""
+        """A submission to an empty fleet fails with that reason, unless the producer accepts to wait for a worker."""
         workers.stop(engine, worker_id)
         for lane in ("auto", "cpu"):
             with pytest.raises(LaneUnavailable, match="kqueue up"):
@@ -202,7 +202,7 @@ class TestRefused:
         assert client.submit(**fields(), allow_idle_lane=True).created
 
     def test_a_fallback_for_gpu_lanes(self, config: Config, engine: Engine, worker_id: UUID, fields) -> None:
-        """It takes the place of a GPU lane without a worker, unless it cannot judge the kernel or nobody serves it."""
+        """It replaces a GPU lane without workers, unless it cannot judge the kernel or has no workers either."""
 
         def lane_of(**changes: object) -> str:
             with Client(config.model_copy(update={"gpu_fallback": "cpu"})) as client:
@@ -222,7 +222,7 @@ class TestRefused:
             lane_of(lane="gpu.a100")
 
     def test_no_database(self, config: Config, fields, tmp_path: Path) -> None:
-        """Nobody listens there: the typed error, at the first use."""
+        """The first use of a client raises the typed error if no database answers."""
         with (
             Client(config, database_url=f"postgresql://postgres@/x?host={tmp_path}") as client,
             pytest.raises(DatabaseUnavailable, match="KQUEUE_DATABASE_URL"),
@@ -230,7 +230,7 @@ class TestRefused:
             client.submit(**fields())
 
     def test_no_settings(self, config: Config) -> None:
-        """A client that knows no fleet says how to get one; a URL, which may hold a password, is not repeated."""
+        """The error names the setting to set, and does not repeat a URL, which can hold a password."""
         with pytest.raises(ConfigError, match=r"KQUEUE_DATABASE_URL.*kqueue up"):
             Client()
         for url in ("mysql://u@h/d", "nonsense"):
@@ -239,7 +239,7 @@ class TestRefused:
             assert "u@h" not in str(caught.value)
 
     def test_another_schema(self, config: Config, database_url: str, fields) -> None:
-        """An old schema is refused once and for all before anything is read or written."""
+        """An old schema is refused permanently before any read or write."""
         schema.downgrade(database_url, "base")
         with Client(config) as client, pytest.raises(SchemaMismatch, match="kqueue db upgrade"):
             client.submit(**fields())
@@ -247,7 +247,7 @@ class TestRefused:
 
 class TestWait:
     def test_before_and_after(self, client: Client, engine: Engine, judge, fields) -> None:
-        """A verdict that comes later and one that was there already are returned, whatever strangers notify."""
+        """A later verdict and an earlier one are returned, in spite of foreign notifications."""
         ticket = client.submit(**fields())
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(ticket.wait, 60)
@@ -259,7 +259,7 @@ class TestWait:
         assert ticket.done()
 
     def test_no_polling(self, client: Client, fields) -> None:
-        """While it waits, a client asks the database nothing."""
+        """A waiting client sends no query."""
         ticket = client.submit(**fields())
         asked: list[str] = []
         with ThreadPoolExecutor(1) as pool:
@@ -273,7 +273,7 @@ class TestWait:
         assert asked, "the test sees what a client asks"
 
     def test_survives_a_broken_connection(self, client: Client, server, database_url: str, judge, fields) -> None:
-        """The listening connection breaks, the verdict comes meanwhile, and the waiter still gets it."""
+        """A waiter gets a verdict that was written while its listening connection was broken."""
         first, second = client.submit_batch([fields(0), fields(1)])
         with ThreadPoolExecutor(2) as pool:
             waiting = [pool.submit(ticket.wait, 60) for ticket in (first, second)]
@@ -284,7 +284,7 @@ class TestWait:
             assert [future.result().passed for future in waiting] == [True, True]
 
     def test_many_waiters_one_thread(self, client: Client, judge, fields) -> None:
-        """Many tickets, several waiters each, need one more thread and one more connection."""
+        """Many tickets with several waiters each need one more thread and one more connection."""
         tickets = client.submit_batch(fields(n) for n in range(40))
         futures = [client._transport.watch(ticket.evaluation_id) for ticket in tickets * 3]
         assert [thread.name for thread in threading.enumerate()].count("kqueue-verdicts") == 1
@@ -293,7 +293,7 @@ class TestWait:
         assert all(future.result(timeout=60).passed for future in futures)
 
     def test_closing_releases_waiters(self, client: Client, fields) -> None:
-        """Who waits while the client is closed is told, and no thread stays."""
+        """Closing the client raises an error in each waiter, and no thread remains."""
         ticket = client.submit(**fields())
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(ticket.wait)
@@ -304,7 +304,7 @@ class TestWait:
         assert "kqueue-verdicts" not in [thread.name for thread in threading.enumerate()]
 
     def test_as_completed_and_wait_all(self, client: Client, judge, fields) -> None:
-        """In the order in which they come, and in the order in which they were asked for."""
+        """The one yields in the order of verdicts, the other returns in the order of tickets."""
         tickets = client.submit_batch(fields(n) for n in range(3))
         coming = client.as_completed(tickets, timeout=60)
         for ticket in reversed(tickets):
@@ -318,7 +318,7 @@ class TestWait:
 @pytest.mark.usefixtures("judging")
 class TestEvaluate:
     def test_a_bad_entry_never_spoils_the_rest(self, client: Client, fields) -> None:
-        """Verdicts and refusals stand where their entries stood."""
+        """Verdicts and refusals have the positions of their entries."""
         client.submit(**fields(100, idempotency_key="taken"))
         mine = fields(5, idempotency_key="mine")
         entries = [fields(0), fields(1, backend="rust"), Request(**fields(2)), fields(3, lane="gpu")]
@@ -343,7 +343,7 @@ class TestAsync:
             yield client
 
     async def test_the_whole_way(self, client: AsyncClient, judging, fields) -> None:
-        """Submit, wait, evaluate and batches as coroutines."""
+        """Submit, wait, evaluate and batches work as coroutines."""
         ticket = await client.submit(**fields())
         verdict = await ticket.wait(timeout=60)
         assert verdict.passed
@@ -360,7 +360,7 @@ class TestAsync:
             await client.cancel(uuid4())
 
     async def test_hundreds_of_waiters_need_no_threads(self, client: AsyncClient, judge, fields) -> None:
-        """Waiting is done by the loop and one listening thread; a cancelled waiter harms no other."""
+        """The loop and one listening thread wait for all, and a cancelled waiter disturbs no other."""
         tickets = await client.submit_batch([fields(n) for n in range(50)])
         before = threading.active_count()
         waiters = [asyncio.create_task(ticket.wait(60)) for ticket in tickets * 6]
@@ -374,7 +374,7 @@ class TestAsync:
         assert all(isinstance(answer, Verdict) for answer in answers[1:])
 
     async def test_timeouts_and_order(self, client: AsyncClient, judge, fields) -> None:
-        """`as_completed` yields as verdicts come; what does not come is a WaitTimeout."""
+        """`as_completed` yields in the order of verdicts, and a missing verdict is a WaitTimeout."""
         first, second = await client.submit_batch([fields(0), fields(1)])
         await asyncio.to_thread(judge, second.evaluation_id)
         coming = client.as_completed([first, second], timeout=0.5)
@@ -387,7 +387,7 @@ class TestAsync:
 
 class TestPublicFace:
     def test_every_name_is_there(self) -> None:
-        """Each lazily offered name exists, and the checker's list is the same."""
+        """Each lazily exported name exists, and the type checker's list is the same."""
         typed = {
             line.rsplit(" as ", 1)[1]
             for line in Path(kqueue.__file__).read_text().splitlines()

@@ -1,4 +1,4 @@
-"""The HTTP server on a real port of loopback, in front of real services; a stand-in judges."""
+"""The HTTP server on a loopback port, with real services and a stand-in for the worker."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ from tests.http.standin import Served
 
 @pytest.fixture
 def http(served: Served) -> Iterator[httpx.Client]:
-    """A client of the server that may do everything."""
+    """A client of the server with the scope `admin`."""
     with served.client() as client:
         yield client

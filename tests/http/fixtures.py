@@ -1,4 +1,4 @@
-"""Fixtures of a served fleet, which the folders http, web and mcp have in common; a stand-in judges."""
+"""Fixtures of a served fleet, shared by the folders http, web and mcp, with a stand-in for the worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ __all__ = ["application", "config", "database_url", "house", "judge", "judging",
 
 @pytest.fixture(scope="module")
 def application() -> Callable[..., FastAPI]:
-    """The function that makes the application."""
     return create_app
 
 
@@ -51,13 +50,13 @@ def database_url(house: Served) -> str:
 
 @pytest.fixture
 def config(config: Config) -> Config:
-    """The run's settings. The stand-in for a worker counts as alive however long a test takes."""
+    """The settings of the run. The stand-in for a worker counts as alive for any length of a test."""
     return config.model_copy(update={"lease_s": 3600.0})
 
 
 @pytest.fixture
 def serve(application: Callable[..., FastAPI]) -> Iterator[Callable[..., Served]]:
-    """Start a server with other settings; as often as the test likes."""
+    """Return a function that starts a server with other settings."""
     running: list[Served] = []
 
     def start(config: Config, path: Path | None = None, **limits: Any) -> Served:
@@ -71,13 +70,13 @@ def serve(application: Callable[..., FastAPI]) -> Iterator[Callable[..., Served]
 
 @pytest.fixture
 def served(house: Served, worker_id: UUID) -> Served:
-    """The module's server with one live CPU worker, which does nothing by itself."""
+    """The module's server with one live CPU worker that judges nothing."""
     return house
 
 
 @pytest.fixture
 def login(server: Server, config: Config, engine: Engine) -> Iterator[str]:
-    """The URL of a login that is a member of the gateway's role, and of nothing else."""
+    """The URL of a login that is a member of the gateway's role only."""
     name = f"gateway_{uuid4().hex[:8]}"
     roles.login(engine, name, roles.GATEWAY, "secret")
     yield make_url(config.require_database()).set(username=name, password="secret").render_as_string(False)
@@ -87,7 +86,7 @@ def login(server: Server, config: Config, engine: Engine) -> Iterator[str]:
 
 @pytest.fixture
 def token(engine: Engine) -> Callable[..., str]:
-    """Makes tokens; returns the secret."""
+    """Return a function that creates a token and returns its secret."""
 
     def make(*scopes: str, **more: Any) -> str:
         wanted = scopes or ("problems",)
@@ -98,7 +97,7 @@ def token(engine: Engine) -> Callable[..., str]:
 
 @pytest.fixture
 def judge(engine: Engine, worker_id: UUID) -> Callable[..., None]:
-    """Ends an evaluation as a worker would."""
+    """Return a function that ends an evaluation like a worker."""
 
     def one(identity: UUID | str, outcome: Outcome | None = None) -> None:
         assert end(engine, worker_id, UUID(str(identity)), outcome)
@@ -108,6 +107,6 @@ def judge(engine: Engine, worker_id: UUID) -> Callable[..., None]:
 
 @pytest.fixture
 def judging(engine: Engine, worker_id: UUID) -> Iterator[None]:
-    """A worker that passes whatever is queued."""
+    """Run a worker that passes every queued evaluation."""
     with worker_that_passes_all(engine, worker_id):
         yield

@@ -1,4 +1,4 @@
-"""`kqueue serve` as a process of its own, which a test may stop, kill and start again on the same port."""
+"""`kqueue serve` as a separate process that a test can stop, kill and start again on the same port."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.waiting import until
 
 
 def admin_token(config: Config) -> str:
-    """Make a token that may do everything; its secret."""
+    """Create a token with the scope `admin`, and return its secret."""
     engine = connect(config.require_database(), application="tests", pool_size=1)
     try:
         return tokens.create(engine, "the tests", [tokens.Scope.ADMIN])[1]
@@ -45,11 +45,11 @@ class Served:
 
     @cached_property
     def admin(self) -> str:
-        """The secret of a token that may do everything."""
+        """Return the secret of a token with the scope `admin`."""
         return admin_token(self._config)
 
     def start(self) -> Served:
-        """Start it, and wait until it answers."""
+        """Start the server, and wait until it answers."""
         environment = dict(os.environ) | self._config.environment()
         command = [sys.executable, "-m", "kqueue", "serve", "--port", str(self.port)]
         with self.log.open("ab") as out:
@@ -58,7 +58,7 @@ class Served:
         return self
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """End it; its exit status."""
+        """Stop the server, and return its exit status."""
         assert self._process is not None
         if self._process.poll() is None:
             self._process.send_signal(number)
@@ -81,7 +81,7 @@ class Served:
 
 
 def command(config: Config, *words: str) -> tuple[int, str, str]:
-    """Run `kqueue` in this process with a fleet's settings; its exit status, its output and its errors."""
+    """Run `kqueue` in this process with a fleet's settings, and return its exit status, output and errors."""
     done = CliRunner().invoke(app, words, env=config.environment())
     if isinstance(done.exception, KqueueError):
         return exit_status(done.exception), done.stdout, str(done.exception)
@@ -90,7 +90,7 @@ def command(config: Config, *words: str) -> tuple[int, str, str]:
 
 
 def problem_of(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
-    """The problem in an answer, after a look at its form."""
+    """Return the problem in an answer, after a check of its form."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     body = answer.json()

@@ -57,25 +57,25 @@ class Served:
 
     @property
     def admin(self) -> str:
-        """The secret of a token that may do everything."""
+        """Return the secret of a token with the scope `admin`."""
         self._admin = self._admin or admin_token(self.config)
         return self._admin
 
     def client(self, token: str | None = None) -> httpx.Client:
-        """An HTTP client with a token, by default one that may do everything; the caller closes it."""
+        """Return an HTTP client with a token, by default with the scope `admin`. The caller closes it."""
         headers = {"Authorization": f"Bearer {token or self.admin}"}
         return httpx.Client(base_url=self.url, headers=headers, timeout=60)
 
     def stranger(self) -> httpx.Client:
-        """An HTTP client without a token; the caller closes it."""
+        """Return an HTTP client without a token. The caller closes it."""
         return httpx.Client(base_url=self.url, timeout=60)
 
     def emptied(self) -> str:
-        """Remove all rows, and what the server remembers of them. Return the database's URL."""
+        """Remove all rows, and the server's caches of them. Return the database's URL."""
         url = self.config.require_database()
         engine = connect(url, application="tests", pool_size=1)
         with engine.begin() as connection:
-            # Neither foreign keys nor triggers count. A TRUNCATE could lock a statement of the server for good.
+            # Foreign keys and triggers are off. A TRUNCATE and a statement of the server could deadlock.
             connection.execute(text("SET LOCAL session_replication_role = replica"))
             for table in Base.metadata.sorted_tables:
                 connection.execute(table.delete())
@@ -101,7 +101,7 @@ def submit(http: httpx.Client, number: int) -> UUID:
 def end(
     engine: Engine, worker_id: UUID, identity: UUID, outcome: Outcome | None = None, *, device: str = "test device"
 ) -> bool:
-    """End an evaluation as a worker would; False if it is not there to be judged."""
+    """End an evaluation like a worker. Return False if it cannot be claimed."""
     claimed = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30)
     if claimed is None:
         return False
@@ -114,7 +114,7 @@ def end(
 
 @contextmanager
 def worker_that_passes_all(engine: Engine, worker_id: UUID) -> Generator[None]:
-    """Whatever is queued passes, in the background."""
+    """Pass every queued evaluation, in the background."""
     over = threading.Event()
     queued = text("SELECT id FROM evaluations WHERE state = 'queued' AND available_at <= now()")
 

@@ -1,4 +1,4 @@
-"""The access log of `kqueue serve`: what it tells of requests, and what it never does."""
+"""The access log of `kqueue serve`: the fields of requests, and no secrets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECRET = "kq_a-secret-that-nobody-may-see"
 
 @pytest.fixture(scope="module")
 def process(house: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """A server as a process that logs JSON, asks local users for no token, and has a socket."""
+    """A server process with JSON logs, a socket, and no tokens for local users."""
     place = tmp_path_factory.mktemp("access")
     settings = {"log_json": True, "http_tokens": "trust-local-users", "http_socket": place / "run" / "http.sock"}
     with Process(house.config.model_copy(update=settings), place / "http.log") as one:
@@ -38,7 +38,7 @@ def process(house: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def http(process: Process, token: Callable[..., str], worker_id: UUID) -> Iterator[httpx.Client]:
-    """A client of it that may do everything."""
+    """A client of it with the scope `admin`."""
     headers = {"Authorization": f"Bearer {token('admin')}"}
     with httpx.Client(base_url=process.url, headers=headers, timeout=60) as client:
         yield client
@@ -49,7 +49,7 @@ def records(log: Path) -> list[dict[str, Any]]:
 
 
 def line_of(process: Process, identity: str) -> dict[str, Any]:
-    """The line of a request, which is written when its answer is on its way."""
+    """Return the line of a request. The server writes it after it starts to send the answer."""
 
     def found() -> list[dict[str, Any]]:
         return [one for one in records(process.log) if one["event"] == "request" and one["request"] == identity]
@@ -58,7 +58,7 @@ def line_of(process: Process, identity: str) -> dict[str, Any]:
 
 
 def test_a_request_has_a_line_and_an_id(process: Process, http: httpx.Client, engine: Engine) -> None:
-    """Method, route, status, times, bytes, token and evaluations; the id is the answer's header, or the caller's."""
+    """The line has method, route, status, times, bytes, token, evaluations, and the id of the answer or the request."""
     made, secret = tokens.create(engine, "night \x1b[31m run", [tokens.Scope.PROBLEMS])
     http.headers.update({"Authorization": f"Bearer {secret}", "X-Request-ID": "mine-1"})
     answer = http.post("/v1/evaluations?allow_idle_lane=true", json=request_fields()).raise_for_status()
@@ -85,7 +85,7 @@ def test_a_request_has_a_line_and_an_id(process: Process, http: httpx.Client, en
 
 
 def test_refusals_have_lines_without_what_was_sent(process: Process, http: httpx.Client) -> None:
-    """Unknown tokens, paths, methods and too large bodies: no secret, no query, no path of the caller's making."""
+    """The line of a refused request has no secret, no query and no path that the client chose."""
     http.headers["Authorization"] = f"Bearer {SECRET}"
     answers = [
         http.get("/v1/fleet", params={"token": SECRET}),
@@ -101,7 +101,7 @@ def test_refusals_have_lines_without_what_was_sent(process: Process, http: httpx
 
 
 def test_health_is_quiet_and_the_log_can_be_off(process: Process, http: httpx.Client, serve, config: Config) -> None:
-    """Probes leave no line at the level `info`; with the setting off nothing does, and ids are given all the same."""
+    """Probes log no line at the level `info`. With the setting off no request does, but each still has an id."""
     quiet = {http.get(path).headers["x-request-id"] for path in ("/health", "/metrics", "/openapi.json")}
     line_of(process, http.get("/v1/categories").headers["x-request-id"])
     assert not [one for one in records(process.log) if one.get("request") in quiet]
@@ -111,7 +111,7 @@ def test_health_is_quiet_and_the_log_can_be_off(process: Process, http: httpx.Cl
 
 
 def test_what_a_request_logs_has_its_id(process: Process, http: httpx.Client, engine: Engine) -> None:
-    """Also where the server fails: the answer has the id under which its log tells how."""
+    """The log lines of a request have the id of its answer, also if the server fails."""
     rename = "ALTER TABLE evaluations RENAME COLUMN {} TO {}"
     with engine.begin() as connection:
         connection.exec_driver_sql(rename.format("batch", "other"))
@@ -128,7 +128,7 @@ def test_what_a_request_logs_has_its_id(process: Process, http: httpx.Client, en
 
 
 def test_it_says_where_it_listens_and_ends_when_told(process: Process, http: httpx.Client) -> None:
-    """It names both addresses and warns that local users need no token. SIGTERM ends it while one waits."""
+    """It logs both addresses and a warning about local users without tokens, and exits on SIGTERM during a wait."""
     path = process.log.parent / "run" / "http.sock"
     log = process.log.read_text()
     assert f"kqueue serves {process.url}\n" in log

@@ -1,4 +1,4 @@
-"""The server as it is met by strangers, by pages of browsers, and by holders of tokens who mean ill or err badly."""
+"""The server under attack: by clients without a token, by pages in browsers, and by hostile or faulty token holders."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ JSON = {"Content-Type": "application/json"}
 #: Routes that read a body.
 BODIED = [f"/v1/evaluations{way}" for way in ("", "/batch", "/each", "/wait")]
 BODIED += ["/eval", "/evaluate", "/evaluate_sync", "/evaluate/batch", "/workflow/submit"]
-#: A form of the API's own and two drop-ins.
+#: One form of the native API and two drop-ins.
 SOME = BODIED[2::3]
 
-#: Ways to leave the end of a body in doubt.
+#: Framings that leave the end of a body ambiguous.
 FRAMINGS = [
     b"Content-Length: 5\r\nTransfer-Encoding: chunked",
     b"Transfer-Encoding: chunked\r\nContent-Length: 5",
@@ -51,7 +51,7 @@ FRAMINGS = [
     *(name + b" : chunked" for name in (b"Transfer-Encoding", b"X: y\nTransfer-Encoding")),
     b"Content-Length : 5",
 ]
-#: Heads that are no request.
+#: Malformed request heads.
 NO_REQUESTS = [
     b"GET /v1/fleet HTTP/1.1\r\nHost: [::1\r\n\r\n",
     b"GET /v1/fleet HTTP/1.1\r\nHost: [\r\nAuthorization: Bearer kq_x\r\n\r\n",
@@ -78,7 +78,7 @@ PAGES = [
     *({"Origin": origin} for origin in ("http://[::1", "null")),
     *({"Sec-Fetch-Site": site} for site in ("cross-site", "same-site")),
 ]
-#: Fields of an entry that JSON can hold, and no evaluation.
+#: Fields of an entry that are valid JSON and an invalid evaluation.
 UNHOLDABLE = [
     *(f'"queue_wait_s": {number}' for number in ("NaN", "Infinity", "1e400")),
     '"settings": {"deadlines": {"load_s": NaN}}',
@@ -100,18 +100,17 @@ UNHOLDABLE = [
     '"settings": [[1]]',
     '"backend": null',
 ]
-#: A request that may stand behind another one on the same connection.
+#: A request that could be smuggled after another one on the same connection.
 FOLLOWER = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
 def connected(url: str) -> socket.socket:
-    """A bare connection to a server."""
     host, _, port = url.removeprefix("http://").rpartition(":")
     return socket.create_connection((host, int(port)), timeout=30)
 
 
 def first_line(connection: socket.socket) -> bytes:
-    """What a server answers, up to the end of its first line; nothing where it hung up."""
+    """Return the first line of a server's answer, or an empty one if the server closed the connection."""
     received = b""
     while b"\r\n" not in received and (more := connection.recv(4096)):
         received += more
@@ -119,7 +118,7 @@ def first_line(connection: socket.socket) -> bytes:
 
 
 def everything(connection: socket.socket) -> bytes:
-    """All that a server answers until it hangs up."""
+    """Return all bytes that a server sends until it closes the connection."""
     received = b""
     while more := connection.recv(65536):
         received += more
@@ -128,7 +127,7 @@ def everything(connection: socket.socket) -> bytes:
 
 class TestStrangers:
     def test_no_body_of_theirs_is_read(self, served: Served) -> None:
-        """They are refused before any of it has come."""
+        """Requests without a token are refused before any byte of their bodies is sent."""
         head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n%s%s\r\n\r\n"
         sizes = (b"Content-Length: 1000000", b"Transfer-Encoding: chunked")
         for path, size, token in product(BODIED, sizes, (b"", b"Authorization: Bearer kq_wrong\r\n")):
@@ -137,7 +136,7 @@ class TestStrangers:
                 assert first_line(connection) == b"HTTP/1.1 401 Unauthorized", (path, size, token)
 
     def test_requests_that_are_none(self, served: Served, caplog: pytest.LogCaptureFixture) -> None:
-        """Each is refused by a 4xx, and the server has nothing to complain of."""
+        """Each malformed request is refused with a 4xx, and the server logs no error."""
         for head in NO_REQUESTS:
             with connected(served.url) as connection:
                 connection.sendall(head)
@@ -148,10 +147,10 @@ class TestStrangers:
 
     @pytest.mark.parametrize("credential", [False, True])
     def test_no_request_has_two_ends(self, served: Served, credential: bool) -> None:
-        """A body whose end is in doubt is refused with 400, and the connection is closed: nothing after it is read."""
+        """A body with an ambiguous end is refused with 400, and the server closes the connection without reading on."""
         bearer = b"Authorization: Bearer %s\r\n" % served.admin.encode() if credential else b""
         head = b"POST /eval HTTP/1.%d\r\nHost: x\r\nContent-Type: application/json\r\n%s%s\r\n\r\n"
-        # HTTP/1.0 knows no chunks.
+        # HTTP/1.0 has no chunks.
         for minor, framing in [*((1, framing) for framing in FRAMINGS), (0, b"Transfer-Encoding: chunked")]:
             with connected(served.url) as connection:
                 connection.sendall(head % (minor, bearer, framing) + b"0\r\n\r\n" + FOLLOWER)
@@ -161,7 +160,7 @@ class TestStrangers:
             assert b"connection: close" in answer.lower(), framing
 
     def test_one_length_told_twice_is_one(self, served: Served) -> None:
-        """Equal lengths leave no doubt: the body has that length, and the next request follows it."""
+        """Two equal lengths are unambiguous: the body has that length, and the next request follows it."""
         bearer = b"Authorization: Bearer %s\r\n" % served.admin.encode()
         head = b"POST /eval HTTP/1.1\r\nHost: x\r\n%sContent-Type: application/json\r\n%s\r\n{}"
         with connected(served.url) as connection:
@@ -170,7 +169,7 @@ class TestStrangers:
         assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"422", b"200"]
 
     def test_pages_of_browsers(self, serve, config: Config, worker_id: UUID, token) -> None:
-        """Where this machine's programs need no token, pages do: whatever they look at, under whatever name."""
+        """Pages get no access without a token, even if local programs do, under any host name."""
         with serve(config.model_copy(update={"http_tokens": "trust-local-users"})).stranger() as http:
             for headers in PAGES:
                 for method, path in (("GET", "/v1/evaluations"), ("POST", "/cleanup"), ("GET", "/health")):
@@ -181,7 +180,7 @@ class TestStrangers:
                 assert http.get("/v1/fleet", headers=own).status_code == 200
 
     def test_no_page_is_allowed_anything(self, http: httpx.Client, fields) -> None:
-        """No preflight is answered with leave, and what a page may send without one is not taken for JSON."""
+        """No preflight is allowed, and a body that a page can send without one is not parsed as JSON."""
         asked = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
         answer = http.options("/v1/evaluations", headers=asked)
         problem_of(answer, 405, "method_not_allowed")
@@ -191,7 +190,7 @@ class TestStrangers:
             problem_of(answer, 415, "unsupported_media_type")
 
     def test_what_ails_the_services_is_not_told(self, serve, config, engine, worker_id, server, caplog) -> None:
-        """Neither hosts, paths, users nor statements, to anybody; the log has it, in one line for each request."""
+        """Errors contain no hosts, paths, users or statements. The log has them, in one line per request."""
         served = serve(config)
         name = str(engine.url.database)
         server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
@@ -215,14 +214,14 @@ class TestStrangers:
 
 
 def problem_of_any(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
-    """The problem in an answer whose path is not for printing."""
+    """Return the problem in an answer with an unprintable path."""
     assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
     return answer.json()
 
 
 class TestConnections:
     def test_requests_that_do_not_come_in(self, serve, config: Config, worker_id: UUID, fields) -> None:
-        """They are hung up on, also while they drip; who waits for a verdict is not."""
+        """Slow and incomplete requests are disconnected, but waits for verdicts are not."""
         with serve(config, server={"receive_s": 1.0}).client() as http:
             identity = http.post("/v1/evaluations", json=fields()).json()["evaluation_id"]
             whole = b"GET /v1/categories HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
@@ -256,7 +255,7 @@ class TestConnections:
             assert answer.json() == {"evaluation_id": identity, "verdict": None}
 
     def test_more_than_there_is_room_for(self, serve, config: Config, worker_id: UUID) -> None:
-        """Others are told to come again, and are answered when there is room."""
+        """Clients over the limit are asked to retry, and are answered when a connection is free."""
         served = serve(config, server={"room": 5})
         with ExitStack() as stack:
             for _ in range(5):
@@ -265,7 +264,7 @@ class TestConnections:
         until(lambda: httpx.get(f"{served.url}/health").status_code == 200, what="room")
 
     def test_room_is_made(self) -> None:
-        """The soft limit on files is raised to the hard one, and some files are left for the server itself."""
+        """The soft limit of open files is raised to the hard one, with a reserve for the server itself."""
         limits = _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = 16_484 if hard == resource.RLIM_INFINITY else min(16_484, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted // 2, hard))
@@ -278,7 +277,7 @@ class TestConnections:
 
 class TestBodies:
     def test_values_that_nothing_can_hold(self, http: httpx.Client, engine: Engine, fields) -> None:
-        """422 by itself and in a batch; in its place where each is for itself; nothing is written."""
+        """An invalid value is a 422 alone and in a batch, an error in its position otherwise, and no row is written."""
         for more in UNHOLDABLE:
             entry = f"{json.dumps(fields())[:-1]}, {more}}}"
             alone = http.post("/v1/evaluations", content=entry, headers=JSON)
@@ -292,7 +291,7 @@ class TestBodies:
 
     @pytest.mark.parametrize("path", SOME)
     def test_bodies_that_are_none(self, http: httpx.Client, path: str) -> None:
-        """Compressed, nested, endless numbers, no text: a 4xx from every route."""
+        """Compressed, nested, overlong or undecodable bodies are a 4xx from every route."""
         bodies = [
             gzip.compress(b" " * 1_000_000),
             b'{"kernel": 1' + b"0" * 5000 + b"}",
@@ -310,7 +309,7 @@ class TestBodies:
 
     @pytest.mark.parametrize("path", SOME)
     def test_more_fields_than_anybody_means(self, http: httpx.Client, path: str) -> None:
-        """They are counted, and not told one by one: that would take the server minutes and gigabytes."""
+        """Too many wrong fields are counted and not listed, because a list would take minutes and gigabytes."""
         flood = {f"field {number}": 0 for number in range(50_000)}
         problem = problem_of(http.post(path, json=flood), 422, "invalid_request")
         [error] = problem["errors"]
@@ -318,7 +317,7 @@ class TestBodies:
         assert "many more were given" in error["message"]
 
     def test_more_entries_than_anybody_means(self, http: httpx.Client, fields) -> None:
-        """They are counted before they are looked at, and the first wrong one is told alone."""
+        """Entries are counted before they are validated, and the error names the first wrong one only."""
         flood = {"entries": [0] * (MAX_BATCH + 1), "evaluation_ids": [0] * 1001}
         for way, name in (("batch", "entries"), ("each", "entries"), ("wait", "evaluation_ids")):
             answer = http.post(f"/v1/evaluations/{way}", json={name: flood[name]})
@@ -331,7 +330,7 @@ class TestBodies:
 
 
 def test_long_reading_keeps_nobody_from_the_rest(served: Served, token, engine: Engine, fields) -> None:
-    """While every thread that reads is held up, callers are told apart, and told how the fleet is."""
+    """While every reading thread is busy, tokens are still checked and the fleet's health is still reported."""
     with served.client(token("problems")) as http, ThreadPoolExecutor(20) as pool, engine.connect() as connection:
         connection.execute(text("LOCK TABLE verdicts IN ACCESS EXCLUSIVE MODE"))
         held = [pool.submit(http.get, "/v1/leaderboard") for _ in range(20)]
@@ -356,7 +355,7 @@ def test_long_reading_keeps_nobody_from_the_rest(served: Served, token, engine: 
 
 class TestStreams:
     def test_how_many_may_be_open(self, serve, config: Config, worker_id: UUID, fields) -> None:
-        """429 with Retry-After beyond that, until one is closed."""
+        """The limit of open streams is a 429 with Retry-After until one closes."""
         with serve(config, app={"streams": 2}).client() as http:
             http.post("/v1/evaluations", json=fields(batch="b"))
             with http.stream("GET", "/v1/batches/b/events") as first:
@@ -379,12 +378,12 @@ class TestStreams:
 class TestOthers:
     @pytest.fixture
     def pair(self, served: Served, token) -> Any:
-        """Clients with two tokens that may submit."""
+        """Clients with two tokens of the scope `submit`."""
         with served.client(token("problems")) as one, served.client(token("problems", "read")) as other:
             yield one, other
 
     def test_a_key_is_its_token_s(self, pair: Any, engine: Engine, fields) -> None:
-        """The same key of another token is another evaluation, and no conflict; of the same it is the same."""
+        """A key of another token makes another evaluation without a conflict, and of the same token the same one."""
         one, other = pair
         key = {"Idempotency-Key": "step-1"}
         mine = one.post("/v1/evaluations", json=fields(0), headers=key).json()["evaluation_id"]
@@ -401,7 +400,7 @@ class TestOthers:
         assert count(engine, "evaluations") == 2
 
     def test_conflicts_tell_the_key_as_it_was_given(self, pair: Any, fields) -> None:
-        """By itself, in a batch and in a place; nothing of the token is in it."""
+        """Alone, in a batch and in a position, a conflict names the client's key without the token's part."""
         one, _ = pair
         long = "k" * 200
         one.post("/v1/evaluations", json=fields(0, idempotency_key=long))
@@ -417,7 +416,7 @@ class TestOthers:
             assert "token:" not in json.dumps(problem)
 
     def test_nobody_plants_the_answer_to_another_s_request(self, pair: Any, engine: Engine, fields) -> None:
-        """Who knows what `/eval` will be asked, and under which key that is kept, makes another evaluation."""
+        """A client that guesses a later request of `/eval` and its key creates a different evaluation."""
         one, other = pair
         body = {"original_model_src": "class Model: ...", "custom_model_src": "class ModelNew: ...", "backend": "torch"}
         [first, _] = tokens.listing(engine)
@@ -444,7 +443,7 @@ class TestOthers:
         assert found[f"same:{first.id}:{digest}:0"] is None
 
     def test_all_are_of_one_house(self, pair: Any, fields) -> None:
-        """Tokens say what may be done, not whose an evaluation is: others may look at it and cancel it."""
+        """A token's scope limits operations, not evaluations: any token can read them, and `submit` can cancel them."""
         one, other = pair
         identity = one.post("/v1/evaluations", json=fields(batch="b")).json()["evaluation_id"]
         assert other.get("/v1/batches/b").json()["total"] == 1

@@ -1,4 +1,4 @@
-"""GPUs by number, before a real supervisor whose GPUs are doubles: preferred, looked at, tested and reset."""
+"""GPUs by number, with a real supervisor of fake GPUs: preferred, listed, tested and reset."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def fleet(start_gpu_fleet: Callable[..., Fleet]) -> Fleet:
 
 @pytest.fixture(scope="module")
 def http(services: Services, fleet: Fleet) -> Iterator[httpx.Client]:
-    """A server before them."""
+    """A server of this fleet."""
     served = Served(services.config(http_tokens="trust-local-users"))
     with served.client() as client:
         client.timeout = httpx.Timeout(300)
@@ -35,7 +35,7 @@ def http(services: Services, fleet: Fleet) -> Iterator[httpx.Client]:
 
 @pytest.fixture(autouse=True)
 def _both_serve(services: Services, fleet: Fleet, fake: Gpus, watcher: Watcher) -> None:
-    """Each test begins with GPUs that serve, whose workers live, and whose tests pass."""
+    """Return both GPUs to service, with live workers and self-tests that pass."""
     fake.ends("pass")
     for number in (0, 1):
         if watcher.gpu(number).state == "drained":
@@ -45,13 +45,13 @@ def _both_serve(services: Services, fleet: Fleet, fake: Gpus, watcher: Watcher) 
 
 
 def evaluate(http: httpx.Client, what: str, **changes: Any) -> httpx.Response:
-    """Have a told judge do something that nobody has asked for before."""
+    """Submit a distinct evaluation for a scripted judge."""
     kernel = f"{what} {uuid4().hex}"
     return http.post("/eval", json={"original_model_src": "p", "custom_model_src": kernel, "backend": "cuda"} | changes)
 
 
 def test_what_is_told_of_devices(http: httpx.Client, services: Services, fake: Gpus, watcher: Watcher) -> None:
-    """They have numbers by host and index; what the supervisor saw last is there; idle ones are available."""
+    """GPUs are numbered by host and index, with the supervisor's last observation, and idle ones are available."""
     found = services.until(lambda: (h := http.get("/health").json())["available_gpu_devices"] == 2 and h)
     assert (found["status"], found["total_gpu_devices"], found["available_device_ids"]) == ("healthy", 2, [0, 1])
     assert found["supported_backends"] == ["cuda", "triton", "torch", "cpp", "cupy"]
@@ -83,7 +83,7 @@ def test_what_is_told_of_devices(http: httpx.Client, services: Services, fake: G
 
 
 def test_a_reset_ends_the_workers_and_tests_the_gpu(http, services, fleet, fake) -> None:
-    """What runs is broken off after its grace and done again; the other GPU goes on; the workers are new ones."""
+    """A reset hands evaluations back after a grace, restarts the workers and tests the GPU. The other GPU continues."""
     before = {worker.device: worker.pid for worker in fleet.live()}
     running = [services.submit("sleep-once", lane="gpu") for _ in range(2)]
     attempts = [services.started(identity) for identity in running]
@@ -103,7 +103,7 @@ def test_a_reset_ends_the_workers_and_tests_the_gpu(http, services, fleet, fake)
 
 
 def test_what_probes_took_out_of_service_stays_there(http, services, fake, watcher) -> None:
-    """It may pass every test: no door but the operator's returns it, and the answer names that one."""
+    """Passed self-tests do not return it, only the operator's command does, and the answer names that command."""
     with services.engine.begin() as connection:
         gpus.quarantine(connection, fake.uuids[0], reason="a cheat passed")
     tests = len(fake.tests())
@@ -121,7 +121,7 @@ def test_what_probes_took_out_of_service_stays_there(http, services, fake, watch
 
 @pytest.mark.nightly
 def test_a_preferred_device_and_one_that_does_not_pass(http, services: Services, fake: Gpus) -> None:
-    """An evaluation goes to the lane of the GPU's model; one out of service is passed over, and back once it passes."""
+    """An evaluation goes to the GPU's lane, and a GPU out of service is skipped until it passes a self-test."""
     result = evaluate(http, "ok", preferred_device=1).json()
     assert (result["metadata"]["lane"], result["metadata"]["preferred_device"]) == ("gpu.h200", 1)
     assert result["metadata"]["device"] == f"cuda:{result['metadata']['device_id']}"

@@ -1,4 +1,4 @@
-"""The drop-in for `simple_eval_server`, as its clients use it; a stand-in judges."""
+"""The drop-in for `simple_eval_server` as its clients use it, with a stand-in for the worker."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.samples import ended
 from tests.store.steps import change
 from tests.waiting import until
 
-#: A result's fields, as KernelBench has them.
+#: A result's fields in KernelBench.
 RESULT = {"compiled": bool, "correctness": bool, "metadata": dict, "runtime": float, "runtime_stats": dict}
 RESULT |= {"ref_runtime": float, "ref_runtime_stats": dict}
 
 
 def body(**changes: Any) -> dict[str, Any]:
-    """All fields, as clients send them, of a kernel that no other test has."""
+    """Return all fields that clients send, of a kernel that no other test has."""
     body: dict[str, Any] = {"original_model_src": "p", "custom_model_src": uuid4().hex, "seed_num": 42}
     body |= {"num_correct_trials": 5, "num_perf_trials": 100, "verbose": False, "measure_performance": True}
     return body | {"preferred_device": None, "backend": "torch"} | changes
@@ -30,13 +30,13 @@ def body(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def ask(http: httpx.Client) -> Callable[..., httpx.Response]:
-    """Post a request; the answer."""
+    """Post a request, and return the answer."""
     return lambda **changes: http.post("/eval", json=body(**changes))
 
 
 @pytest.fixture
 def asked(engine: Engine, ask: Callable[..., httpx.Response]) -> Iterator[Callable[..., Any]]:
-    """Post a request, and wait until it is an evaluation; its id and the answer that comes."""
+    """Post a request, wait for its evaluation, and return its id and the pending answer."""
     newest = text("SELECT id FROM evaluations WHERE state = 'queued' AND NOT id = ANY(:known) LIMIT 1")
     known: list[UUID] = []
 
@@ -55,7 +55,7 @@ def asked(engine: Engine, ask: Callable[..., httpx.Response]) -> Iterator[Callab
 
 
 def test_what_the_kernel_or_the_problem_did_is_a_200(ask, judging: None) -> None:
-    """All of KernelBench's fields are there, of their types, and of a kernel that was not timed -1.0 and nothing."""
+    """All fields of KernelBench are present with their types. The time of an untimed kernel is -1.0."""
     result = ask().raise_for_status().json()
     assert {name: type(value) for name, value in result.items()} == RESULT
     assert (result["compiled"], result["correctness"], result["runtime"], result["ref_runtime"]) == (True, True, 0.5, 1)
@@ -65,7 +65,7 @@ def test_what_the_kernel_or_the_problem_did_is_a_200(ask, judging: None) -> None
 
 @pytest.mark.parametrize("category", [Category.WRONG_VALUES, Category.JUDGE_ERROR, Category.CANCELLED])
 def test_how_an_evaluation_ends(asked, judge, engine: Engine, category: Category) -> None:
-    """What the kernel did is a 200; what the fleet did is a 503, and is judged again; a cancelled one is a 409."""
+    """A kernel's failure is a 200, a cancellation a 409, and a fleet's failure a 503 that is judged again on retry."""
     source = uuid4().hex
     for _ in range(2 if category is Category.JUDGE_ERROR else 1):
         identity, waiting = asked(custom_model_src=source)
@@ -84,7 +84,7 @@ def test_how_an_evaluation_ends(asked, judge, engine: Engine, category: Category
 
 
 def test_equal_requests_are_one_evaluation(ask, asked, judge, engine: Engine) -> None:
-    """At the same moment, and for a minute after its answer; the result says which was there before."""
+    """Equal requests at the same time or within a minute of the answer share an evaluation, and the result says so."""
     source = uuid4().hex
     identity, first = asked(custom_model_src=source)
     with ThreadPoolExecutor(8) as pool:
@@ -101,7 +101,7 @@ def test_equal_requests_are_one_evaluation(ask, asked, judge, engine: Engine) ->
 
 
 def test_the_pages_of_a_fleet_without_gpus(http: httpx.Client, asked, judge) -> None:
-    """They say so, in their usual forms, and how many wait; probes may ask with HEAD, and with a slash at the end."""
+    """They report no GPUs in their usual forms, and the queue's length. HEAD and a trailing slash work."""
     waits, answer = asked()
 
     def seen() -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The server with the rights of its role in the database and nothing else: all that it offers works, and no more."""
+"""The server with the rights of its database role: every operation works, and no other access does."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WAIT = {"timeout": 30}
 
 
 class Call(NamedTuple):
-    """The least scope that an operation needs, how it is asked for, and what it answers."""
+    """An operation's least scope, request and answer."""
 
     scope: str
     body: Any = None
@@ -39,7 +39,7 @@ class Call(NamedTuple):
     status: int = 200
 
 
-#: Every operation of the API. ``ID`` stands for an evaluation that passed, ``OPEN`` for one that nobody judges.
+#: All operations of the API. ``ID`` stands for a passed evaluation, ``OPEN`` for one that stays queued.
 CALLS: dict[tuple[str, str], Call] = {
     ("post", "/v1/evaluations"): Call("problems", "entry", status=201),
     ("post", "/v1/evaluations/batch"): Call("problems", {"entries": ["entry"]}, status=201),
@@ -74,7 +74,7 @@ CALLS: dict[tuple[str, str], Call] = {
     ("post", "/evaluate/batch"): Call("problems", {"batch_id": "b", "tasks": [TASK]}),
     ("post", "/workflow/submit"): Call("problems", {"payload": TASK}),
     ("get", "/workers/status"): Call("read"),
-    # Each token finds its own tasks.
+    # Each token sees only the tasks that it created.
     ("get", "/status/{task_id}"): Call("problems"),
     ("get", "/results/{task_id}"): Call("problems"),
     ("post", "/cleanup"): Call("admin", query={"wait_s": 60}),
@@ -85,16 +85,13 @@ CALLS: dict[tuple[str, str], Call] = {
 
 @pytest.fixture
 def served(serve: Callable[[Config], Served], config: Config, login: str, worker_id: UUID) -> Served:
-    """A server that has only that."""
+    """A server with that login only."""
     return serve(config.model_copy(update={"database_url": SecretStr(login)}))
 
 
 @pytest.fixture
 def _a_gpu(engine: Engine, login: str) -> Iterator[None]:
-    """A GPU with a worker, and the part of a supervisor that resets and tests it; all pass.
-
-    It ends before the login does, with which all connections are cut.
-    """
+    """Run a GPU with a worker, and a supervisor whose resets and tests pass, until the login's connections close."""
     uuid = "GPU-00000000-0000-0000-0000-000000000000"
     gpus.register(engine, host="here", index=0, uuid=uuid, name="NVIDIA H200")
     lanes = ["gpu", "gpu.h200"]
@@ -119,7 +116,7 @@ def _a_gpu(engine: Engine, login: str) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_a_gpu", "judging")
 def test_all_that_is_offered_works(served: Served, token, fields, engine: Engine) -> None:
-    """Each operation, with a token of the least scope that it needs; none is left out."""
+    """Each operation works with a token of its least scope, and the list covers all operations."""
     clients = {scope: served.client(token(scope)) for scope in ("read", "submit", "problems", "admin")}
     first = clients["problems"].post("/v1/evaluations", json=fields(0, batch="b")).json()["evaluation_id"]
     assert clients["read"].get(f"/v1/evaluations/{first}/wait", params=WAIT).json()["verdict"]["category"] == "passed"
@@ -154,7 +151,7 @@ def test_all_that_is_offered_works(served: Served, token, fields, engine: Engine
 
 
 def test_what_the_server_leaves_to_others(served: Served, token, fields, engine: Engine, worker_id: UUID) -> None:
-    """The verdict of a cancelled evaluation is the database's own doing; a lost attempt is left to the workers."""
+    """The database writes the verdict of a cancelled evaluation, and workers handle a lost attempt."""
     with served.client(token("admin")) as http:
         identity = http.post("/v1/evaluations", json=fields(0)).json()["evaluation_id"]
         assert http.post(f"/v1/evaluations/{identity}/cancel").json()["cancelled"] is True
@@ -176,7 +173,7 @@ def test_what_the_server_leaves_to_others(served: Served, token, fields, engine:
 
 
 def test_whoever_takes_the_server_over_gets_no_further(served: Served, login: str, token, fields, engine) -> None:
-    """With its login nobody writes a verdict, changes an evaluation or a source, widens a token, or gets rights."""
+    """The server's login cannot write verdicts, change evaluations or sources, widen tokens, or gain rights."""
     with served.client(token("problems")) as http:
         identity = http.post("/v1/evaluations", json=fields()).json()["evaluation_id"]
     refused = [

@@ -1,4 +1,4 @@
-"""The job form: accepted, followed and listed, by clients that know nothing of evaluations; a stand-in judges."""
+"""The job form: accepted, followed and listed by clients without evaluations, with a stand-in for the worker."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def job_body(number: int = 0, **changes: Any) -> dict[str, Any]:
-    """A request; another ``number`` is another sample."""
+    """Return a request. Each ``number`` is a different sample."""
     body = {"problem_id": 19, "sample_id": number, "level": 1, "custom_cuda": f"class ModelNew: sample = {number}"}
     body |= {"ref_arch_src": "class Model: ...", "backend": "torch"}
     return body | changes
 
 
 def test_a_job_from_beginning_to_end(http: httpx.Client, judge: Callable[..., None], engine: Engine) -> None:
-    """Its id is the evaluation's, its result that of `/eval`; moments are in order. Unknown fields are passed over."""
+    """A job has the evaluation's id, the result of `/eval` and ordered times, and unknown fields are ignored."""
     accepted = http.post("/evaluate", json=job_body(timeout=60, build_dir="/x", device="cuda:0")).json()
     assert accepted["status"] == "queued"
     path = f"/job/{accepted['job_id']}"
@@ -44,7 +44,7 @@ def test_a_job_from_beginning_to_end(http: httpx.Client, judge: Callable[..., No
 
 
 def test_how_a_job_ends(http: httpx.Client, judge: Callable[..., None]) -> None:
-    """What the kernel or the problem did is a result; what says nothing of them is an error. Unknown jobs are 404."""
+    """Failures of the kernel or the problem are results, all other failures errors, and unknown jobs a 404."""
     ends = {Category.WRONG_VALUES: "completed", Category.REFERENCE_ERROR: "completed", Category.EXPIRED: "failed"}
     for number, (category, told) in enumerate(ends.items()):
         job_id = http.post("/evaluate", json=job_body(number)).json()["job_id"]
@@ -53,7 +53,7 @@ def test_how_a_job_ends(http: httpx.Client, judge: Callable[..., None]) -> None:
         assert job["status"] == told
         if told == "completed":
             assert (job["result"]["correctness"], job["result"]["metadata"]["category"]) == (False, category)
-            # Asked for again within a minute it is the same job.
+            # A repeated request within a minute returns the same job.
             answer = http.post("/evaluate_sync", json=job_body(number))
             assert (answer.status_code, answer.json()) == (200, job)
         else:

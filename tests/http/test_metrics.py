@@ -1,4 +1,4 @@
-"""``/metrics``: every verdict is counted once, what is now is told, and who may not read is told nothing."""
+"""``/metrics``: each verdict counted once, the current state, and no figures for clients without the scope."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.waiting import until
 
 @pytest.fixture
 def http(serve: Callable[[Config], Served], config: Config, worker_id: UUID) -> Iterator[httpx.Client]:
-    """A client of a server that has counted nothing yet."""
+    """A client of a server that has not counted yet."""
     with serve(config).client() as client:
         yield client
 
 
 def samples(http: httpx.Client) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
-    """The figures by name and labels, as Prometheus reads them."""
+    """Return the samples by name and labels, as Prometheus parses them."""
     answer = http.get("/metrics").raise_for_status()
     assert answer.headers["content-type"].startswith("text/plain; version=")
     found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
@@ -42,12 +42,12 @@ def samples(http: httpx.Client) -> dict[str, dict[tuple[tuple[str, str], ...], f
 
 
 def only(found: dict[tuple[tuple[str, str], ...], float], **labels: str) -> float:
-    """The sum of the figures that have these labels."""
+    """Return the sum of the samples with these labels."""
     return sum(value for known, value in found.items() if labels.items() <= dict(known).items())
 
 
 def test_every_verdict_is_counted_once(http: httpx.Client, judge, engine: Engine, serve, config: Config) -> None:
-    """However often one asks, and if it appears behind a later one; a server that starts begins at zero."""
+    """Scrapes and late commits count no verdict twice, and a server starts at zero."""
     first, second, third, late, waiting = (submit(http, number) for number in range(5))
     for one in (first, second):
         judge(one)
@@ -63,7 +63,7 @@ def test_every_verdict_is_counted_once(http: httpx.Client, judge, engine: Engine
         assert only(found["kqueue_queued"], lane="cpu") == 2
         assert only(found["kqueue_recorded_total"], by="judge") == 3
     judge(late)
-    with engine.begin() as connection:  # as one whose transaction began earlier and took longer
+    with engine.begin() as connection:  # like a transaction that began earlier and took longer
         earlier = "UPDATE verdicts SET finished_at = (SELECT min(finished_at) FROM verdicts) WHERE evaluation_id = :id"
         connection.execute(text(earlier), {"id": late})
     http.post(f"/v1/evaluations/{waiting}/cancel").raise_for_status()
@@ -81,7 +81,7 @@ def test_every_verdict_is_counted_once(http: httpx.Client, judge, engine: Engine
 
 
 def test_steps_and_other_attempts_are_told(http: httpx.Client, engine: Engine, worker_id: Any) -> None:
-    """Seconds that devices were held alone are summed; attempts that failed are counted, and those alone."""
+    """Seconds of exclusive device use are summed, and only failed attempts are counted."""
 
     def judged(number: int, *outcomes: Outcome, changed: str = "") -> None:
         identity = submit(http, number)
@@ -106,7 +106,7 @@ def test_steps_and_other_attempts_are_told(http: httpx.Client, engine: Engine, w
 
 
 def test_devices_and_slots_are_told(http: httpx.Client, engine: Engine) -> None:
-    """A GPU's state, heat, clock and memory; slots by what they do."""
+    """A GPU has state, temperature, clock and memory, and slots are counted by state."""
     gpus.register(engine, host="far", index=3, uuid="GPU-3", name="NVIDIA H200")
     facts = {"temperature_c": 61, "sm_mhz": 1980, "memory_used_bytes": 5, "throttle": ["SwThermalSlowdown"]}
     gpus.see(engine, {"GPU-3": facts})
@@ -123,7 +123,7 @@ def test_devices_and_slots_are_told(http: httpx.Client, engine: Engine) -> None:
         found = samples(http)
         return found if only(found.get("kqueue_gpu_state", {}), host="far", gpu="3", state="drained") == 1 else None
 
-    found = until(drained, what="the drained GPU")  # a view of the fleet is a second old
+    found = until(drained, what="the drained GPU")  # the view of the fleet is cached for a second
     assert only(found["kqueue_gpu_state"], state="serving", gpu="3") == 0
     assert only(found["kqueue_gpu_state"], state="serving", gpu="0") == 1, "the one that was put in last"
     assert only(found["kqueue_gpu_state"], state="drained", gpu="0") == 0
@@ -139,7 +139,7 @@ def test_devices_and_slots_are_told(http: httpx.Client, engine: Engine) -> None:
 
 
 def test_lanes_are_bounded(http: httpx.Client, engine: Engine, judge: Callable[..., None]) -> None:
-    """Labels cost memory in whoever reads them: from the 33rd on, lanes are counted together."""
+    """Lanes from the 33rd on share one label, because each label costs memory in Prometheus."""
     entries = [request_fields(number) for number in range(36)]
     batch = http.post("/v1/evaluations/batch", json={"entries": entries}).raise_for_status().json()
     for number, entry in enumerate(batch["evaluations"]):
@@ -155,13 +155,13 @@ def test_lanes_are_bounded(http: httpx.Client, engine: Engine, judge: Callable[.
 
 
 def test_probes_are_told_and_counted_as_nobodys(http: httpx.Client, judge, engine: Engine, worker_id: Any) -> None:
-    """What they showed, what is paused for it, and how many verdicts are in doubt."""
+    """Metrics have the probes' results, the lanes paused by them, and the number of suspect verdicts."""
     judge(submit(http, 0))
     probed = probes.submit(engine, "cpu", ProbeKind.CHEAT)
     assert "kqueue_queued" not in samples(http)
     judge(probed)
     probes.step(engine, share=0, live_s=60)
-    # A view of the fleet may be a second old.
+    # The view of the fleet is cached for up to a second.
     until(lambda: sum(samples(http).get("kqueue_probes_day", {}).values()), what="the record")
     found = samples(http)
     assert sum(found["kqueue_evaluations_total"].values()) == 1

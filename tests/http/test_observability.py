@@ -1,4 +1,4 @@
-"""The dashboard, the alerts and the page about them speak of metrics that there are; a real Prometheus takes them."""
+"""The dashboard, the alerts and their page use existing metrics, and a real Prometheus accepts them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"] for target in pan
 
 
 def served_names(http: httpx.Client) -> set[str]:
-    """The names under which Prometheus finds the figures, also of those without a value yet."""
+    """Return the names under which Prometheus finds the metrics, including metrics without a value yet."""
     suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"], "gauge": [""]}
     text = http.get("/metrics").raise_for_status().text
     return {family.name + suffix for family in text_string_to_metric_families(text) for suffix in suffixes[family.type]}
 
 
 def test_what_is_asked_for_is_there(http: httpx.Client) -> None:
-    """Dashboard and alerts use no other names, and the page has them all and no others."""
+    """Dashboard and alerts use existing names only, and the page lists exactly all of them."""
     names = served_names(http)
     asked = set(re.findall(r"kqueue_[a-z0-9_]+", " ".join([*EXPRESSIONS, (PLACE / "alerts.yml").read_text()])))
     assert asked <= names
@@ -46,7 +46,7 @@ def test_what_is_asked_for_is_there(http: httpx.Client) -> None:
 
 
 def written_by_grafana(dashboard: dict[str, Any]) -> Any:
-    """What is left of a dashboard after it was read into the types that Grafana publishes, with their defaults."""
+    """Return a dashboard after a round trip through Grafana's published types, with their defaults."""
     pytest.importorskip("grafana_foundation_sdk")
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
     from grafana_foundation_sdk.cog.plugins import register_default_plugins
@@ -59,7 +59,7 @@ def written_by_grafana(dashboard: dict[str, Any]) -> Any:
 
 
 def lost(given: Any, kept: Any, at: str = "") -> list[str]:
-    """The places of what was given and not kept as it was."""
+    """Return the paths of values that the round trip lost or changed."""
     if isinstance(given, dict) and isinstance(kept, dict):
         return [place for key in given for place in lost(given[key], kept.get(key, KeyError), f"{at}/{key}")]
     if isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
@@ -68,7 +68,7 @@ def lost(given: Any, kept: Any, at: str = "") -> list[str]:
 
 
 def test_grafana_s_own_types_take_the_dashboard() -> None:
-    """All its fields are ones that they know, at every depth; what is misspelt is seen."""
+    """Each field at each depth belongs to the types, and a misspelt field is reported."""
     assert lost(DASHBOARD, written_by_grafana(DASHBOARD)) == []
     wrong = copy.deepcopy(DASHBOARD)
     wrong["panels"][1]["fieldConfig"]["defaults"]["units"] = "s"
@@ -83,7 +83,7 @@ def program(name: str) -> str:
 
 
 def test_alerts_rise_when_they_should() -> None:
-    """On lanes that nobody serves, and at the first fault of the fleet."""
+    """They fire for lanes without workers, and at the first failure of the fleet."""
     words = [program("promtool"), "test", "rules", str(PLACE / "alerts_test.yml")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -91,7 +91,7 @@ def test_alerts_rise_when_they_should() -> None:
 
 @pytest.fixture
 def prometheus(serve: Callable[[Config], Served], config: Config, token: Any, tmp_path: Path) -> Iterator[Any]:
-    """A real Prometheus that asks a served fleet with the project's own configuration; returns clients of both."""
+    """Run a real Prometheus that scrapes a fleet by the project's configuration. Return clients of both."""
     binary, served = program("prometheus"), serve(config)
     (tmp_path / "token").write_text(token("read"))
     text = (PLACE / "prometheus.yml").read_text()
@@ -122,16 +122,16 @@ def prometheus(serve: Callable[[Config], Served], config: Config, token: Any, tm
 
 
 def test_a_real_prometheus_reads_all_of_it(prometheus, worker_id: Any, judge) -> None:
-    """It finds the fleet up, evaluates every panel and every rule, and sees verdicts come."""
+    """It finds the fleet up, evaluates every panel and every rule, and counts new verdicts."""
     asked, fleet = prometheus
 
     def value(expression: str) -> float | None:
         try:
             answer = asked.get("/query", params={"query": expression.replace("$__rate_interval", "1m")})
         except httpx.TransportError:
-            return None  # it starts
+            return None  # Prometheus starts
         if answer.status_code == 503:
-            return None  # it opens its storage
+            return None  # Prometheus opens its storage
         assert answer.status_code == 200, (expression, answer.text)
         result = answer.json()["data"]["result"]
         return float(result[0]["value"][1]) if result else None

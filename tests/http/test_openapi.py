@@ -1,4 +1,4 @@
-"""The API against its own description: whatever it is sent, no 5xx, and no answer that it does not describe."""
+"""The API against its own description: no 5xx, and no undocumented answer, for any request."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from kqueue.store import workers
 from tests.http.standin import Served
 from tests.samples import request_fields
 
-#: Whether data are accepted is not among them: bodies are checked by more than a schema can say.
+#: The check of accepted data is left out, because a schema cannot express all rules for bodies.
 load_all_checks()
 _CONFORMS = [f"{what}_conformance" for what in ("status_code", "content_type", "response_headers", "response_schema")]
 CHECKS = REGISTRY.get_by_names(["not_a_server_error", *_CONFORMS, "unsupported_method", "ignored_auth"])
 
 
 class Api(NamedTuple):
-    """What a server says of itself, and a token with which it answers."""
+    """A server's description, and a token."""
 
     schema: schemathesis.BaseSchema
     bearer: dict[str, str]
@@ -31,7 +31,7 @@ class Api(NamedTuple):
 
 @pytest.fixture
 def api(served: Served, judging: None, engine: Engine) -> Api:
-    """The description that a server gives of itself, with a judge behind it that passes everything."""
+    """The description from a server with a worker that passes every evaluation."""
     workers.register(engine, id=uuid4(), name="gpu-0@here", host="here", pid=1, lanes=["gpu"], device="GPU-0")
     with served.client() as http:
         http.post("/v1/evaluations", json=request_fields(batch="tuesday")).raise_for_status()
@@ -41,11 +41,11 @@ def api(served: Served, judging: None, engine: Engine) -> Api:
 
 @pytest.mark.parametrize("examples", [2, pytest.param(10, marks=pytest.mark.nightly)])
 def test_every_answer_is_in_the_description(api: Api, examples: int) -> None:
-    """No 5xx, and statuses, media types and bodies as described, for requests right and wrong."""
+    """Valid and invalid requests get no 5xx, and only documented statuses, media types and bodies."""
     for operation in (result.ok() for result in api.schema.get_all_operations()):
         for mode in schemathesis.GenerationMode:
             if operation.path == "/health" and mode is schemathesis.GenerationMode.NEGATIVE:
-                continue  # It takes nothing and needs no token, so no request for it is wrong.
+                continue  # It has no parameters and no token, so no request for it is wrong.
 
             @settings(
                 max_examples=examples,

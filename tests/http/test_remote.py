@@ -1,4 +1,4 @@
-"""The clients over HTTP: the same promises as those beside the database, and what only a network can do to them."""
+"""The clients over HTTP: the direct clients' guarantees, and faults of the network."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 class TestTheSameInterface:
     @pytest.mark.parametrize(("remote", "direct"), [(RemoteClient, Client), (AsyncRemoteClient, AsyncClient)])
     def test_every_method(self, remote: type, direct: type) -> None:
-        """Whatever the direct client can be asked."""
+        """The clients over HTTP have the direct clients' public methods and signatures."""
         public = {name for name, _ in inspect.getmembers(direct, callable) if not name.startswith("_")}
         for name in public:
             assert inspect.signature(getattr(remote, name)) == inspect.signature(getattr(direct, name))
 
     def test_the_whole_way(self, client: RemoteClient, config: Config, judging, fields) -> None:
-        """Its verdict is the one that the direct client reads."""
+        """Its verdict equals the direct client's."""
         ticket = client.submit(**fields(kernel_label="mine"))
         verdict = ticket.wait(timeout=60)
         assert ticket.created
@@ -90,7 +90,7 @@ class TestTheSameInterface:
         assert client.evaluate(Request(**fields(1)), timeout=60).category is Category.PASSED
 
     def test_batches(self, client: RemoteClient, judging, fields) -> None:
-        """In order; a bad entry spoils no other; found again by name."""
+        """Results keep their order, a bad entry spoils no other, and a batch is found by its name."""
         entries = [fields(i, batch="b") for i in range(12)]
         slots = client.evaluate_batch([*entries[:10], {"kernel": "x"}, fields(lane="gpu"), *entries[10:]], timeout=120)
         assert isinstance(slots[10], InvalidRequest)
@@ -104,7 +104,7 @@ class TestTheSameInterface:
         assert client.submit_batch([]) == client.evaluate_batch([]) == []
 
     def test_errors(self, client: RemoteClient, engine: Engine, fields) -> None:
-        """The same exceptions, with the same messages for people."""
+        """Both clients raise the same exceptions with the same messages."""
         with pytest.raises(InvalidRequest, match=r"kernel: .*empty"):
             client.submit(**fields(kernel=" "))
         with pytest.raises(UnknownLane, match="tpu"):
@@ -126,14 +126,14 @@ class TestTheSameInterface:
             client.get("nonsense")
 
     def test_a_removed_evaluation_is_not_awaited(self, client: RemoteClient, engine: Engine, fields) -> None:
-        """Who waits for what is no longer there is told so."""
+        """A waiter raises an error for a removed evaluation."""
         ticket = client.submit(**fields())
         change(engine, "DELETE FROM evaluations")
         with pytest.raises(UnknownEvaluation):
             ticket.wait(timeout=60)
 
     def test_closing_wakes_who_waits(self, served: InProcess, fields) -> None:
-        """With an error, at once; a closed client says so."""
+        """Closing raises an error in each waiter at once, and in later calls."""
         client = RemoteClient(served.url, token=served.admin)
         ticket = client.submit(**fields())
         with ThreadPoolExecutor() as pool:
@@ -149,7 +149,7 @@ class TestTheSameInterface:
 
 class TestAddresses:
     def test_from_the_environment(self, served: InProcess, token, monkeypatch, fields) -> None:
-        """KQUEUE_URL and KQUEUE_TOKEN."""
+        """KQUEUE_URL and KQUEUE_TOKEN configure a client."""
         monkeypatch.setenv("KQUEUE_URL", served.url)
         with RemoteClient() as client, pytest.raises(AccessRefused, match="token"):
             client.submit(**fields())
@@ -160,7 +160,7 @@ class TestAddresses:
             client.submit(**fields())
 
     def test_no_address_and_no_token(self) -> None:
-        """Said when the client is made, without repeating a secret; the end of a line that was read is no fault."""
+        """The constructor raises an error without the secret, and accepts a trailing line feed."""
         for url in (None, "fleet:18188", "ftp://fleet", "http://", "http://[::1", "http://fleet:99999", "http://f:x"):
             with pytest.raises(ConfigError, match="KQUEUE_URL"):
                 RemoteClient(url)
@@ -171,7 +171,7 @@ class TestAddresses:
         RemoteClient("http://127.0.0.1:1", token="kq_good\n").close()
 
     def test_somebody_else_there(self, fields) -> None:
-        """A proxy, a portal, another server: ServerUnavailable, and the token goes nowhere else."""
+        """A proxy, a portal or another server is ServerUnavailable, and the token is sent to no other address."""
         answers: list[tuple[int, dict[str, str], bytes]] = [
             (200, {"Content-Type": "text/html"}, b"<html>log in</html>"),
             (200, {"Content-Type": "application/json"}, b"[]"),
@@ -193,7 +193,7 @@ class TestAddresses:
                 self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
-                """Nothing."""
+                """Log no message."""
 
         with ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as stranger:
             threading.Thread(target=stranger.serve_forever, daemon=True).start()
@@ -205,7 +205,7 @@ class TestAddresses:
             stranger.shutdown()
 
     def test_nobody_there(self, fields) -> None:
-        """After the time that was given for it."""
+        """A refused connection raises the error after the given patience."""
         with socket.socket() as nobody:
             nobody.bind(("127.0.0.1", 0))
             url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
@@ -214,7 +214,7 @@ class TestAddresses:
 
 
 class Lossy:
-    """A middleware that has a request served, and then loses the answer, as often as told."""
+    """A middleware that executes a request and drops the answer, a set number of times."""
 
     left = 0
 
@@ -238,7 +238,7 @@ class Lossy:
 
 class TestFaults:
     def test_a_lost_answer_is_no_second_evaluation(self, serve, config: Config, worker_id, engine, fields) -> None:
-        """Sent again under the key that it had; to the producer it is new all the same."""
+        """The client repeats the request with the same key, and the producer still sees a new evaluation."""
 
         def lossy(given: Config) -> FastAPI:
             app = create_app(given)
@@ -261,7 +261,7 @@ class TestFaults:
         assert count(engine, "evaluations") == len(tickets) == 5
 
     def test_no_room_is_waited_for(self, serve, config: Config, worker_id, token, judge, engine, fields) -> None:
-        """429 is asked again, until there is room or patience ends."""
+        """A 429 is retried until the server has room or the patience ends."""
         served = serve(config.model_copy(update={"http_max_queued": 1}))
         secret = token("problems")
         with RemoteClient(served.url, token=secret) as client:
@@ -278,7 +278,7 @@ class TestFaults:
         assert count(engine, "evaluations") == 2
 
     def test_a_restart_while_many_wait(self, serve, config: Config, tmp_path, engine, judge, fields) -> None:
-        """The next server tells each, and none is evaluated twice. No token is in a log of all details."""
+        """The next server answers each waiter, no evaluation runs twice, and no debug log has a token."""
         first = Served(config.model_copy(update={"log_level": "DEBUG"}), tmp_path / "serve.log")
 
         async def main() -> None:
@@ -288,7 +288,7 @@ class TestFaults:
             await asyncio.sleep(0.5)
             await asyncio.to_thread(first.stop, signal.SIGKILL)
             assert not any(wait.done() for wait in waits)
-            # Some have their verdict while nobody could be told.
+            # Some verdicts are written while no server runs.
             for ticket in tickets[:2]:
                 await asyncio.to_thread(judge, ticket.evaluation_id)
             second = await asyncio.to_thread(serve, config, port=first.port)
@@ -299,7 +299,7 @@ class TestFaults:
             verdicts = await asyncio.gather(*waits)
             assert all(verdict.passed for verdict in verdicts)
             assert [v.evaluation_id for v in verdicts] == [t.evaluation_id for t in tickets]
-            # A stop while one waits: it is told to ask again, and the server ends by itself.
+            # A stop during a wait asks the client to retry, and the server exits.
             last = await clients[0].submit(**fields(10))
             waiting = asyncio.create_task(last.wait(timeout=3))
             await asyncio.sleep(0.5)
@@ -320,14 +320,14 @@ class TestFaults:
 
 
 def kept(engine: Engine) -> dict[str, str | None]:
-    """What each evaluation names."""
+    """Return the stored trace of each evaluation."""
     with engine.connect() as connection:
         rows = connection.execute(text("SELECT id, traceparent FROM evaluations"))
         return {str(row.id): row.traceparent for row in rows}
 
 
 def test_the_header_is_kept(http: httpx.Client, engine: Engine) -> None:
-    """With each way to submit; one that is none counts for nothing, and the next request has its own."""
+    """Each way to submit stores a valid header and ignores an invalid one, and no request inherits another's."""
     for number, (path, header) in enumerate(product(("", "/batch", "/each"), (PARENT, "nonsense", "\xff", None))):
         fields = request_fields(number)
         headers = {} if header is None else {"traceparent": header.encode("latin-1")}
@@ -337,7 +337,7 @@ def test_the_header_is_kept(http: httpx.Client, engine: Engine) -> None:
 
 
 def test_clients_over_http_send_it(served: InProcess, engine: Engine) -> None:
-    """Both of them, in a producer that uses OpenTelemetry: its span of the submission is the parent."""
+    """In a producer with OpenTelemetry, both clients send its submission span as the parent."""
     with collector() as taking:
         done = subprocess.run(
             [sys.executable, str(TRACED), served.url, served.admin, json.dumps(request_fields(reuse=False))],

@@ -1,4 +1,4 @@
-"""Over HTTP too an evaluation whose equal was judged has that verdict, and says so."""
+"""Over HTTP too, an evaluation with a judged equal has that verdict and is marked as reused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOURCES = ("class Model: ...", "class ModelNew: ...")
 
 @pytest.fixture
 def judged(engine: Engine, worker_id: UUID) -> Callable[[Request | UUID], UUID]:
-    """Judges a request or an evaluation as a worker does whose verdicts may be reused."""
+    """Return a function that judges a request or an evaluation like a worker with reusable verdicts."""
 
     def one(what: Request | UUID) -> UUID:
         identity = evaluations.submit(engine, [what])[0].evaluation_id if isinstance(what, Request) else what
@@ -37,13 +37,13 @@ def judged(engine: Engine, worker_id: UUID) -> Callable[[Request | UUID], UUID]:
 
 
 def queued(engine: Engine) -> list[Any]:
-    """The evaluations that wait."""
+    """Return the queued evaluations."""
     with engine.connect() as connection:
         return list(connection.execute(text("SELECT * FROM evaluations WHERE state = 'queued'")))
 
 
 def test_the_native_api_says_whose_verdict_it_is(http: httpx.Client, judged, fields) -> None:
-    """It is there when the evaluation is accepted: in its page, its wait, its list and its file."""
+    """Page, wait, list and file of an accepted evaluation name the origin of its verdict."""
     first = str(judged(Request(**fields(reuse=False))))
     identity = http.post("/v1/evaluations", json=fields(batch="b")).json()["evaluation_id"]
     shown = http.get(f"/v1/evaluations/{identity}").json()
@@ -62,7 +62,7 @@ def test_the_native_api_says_whose_verdict_it_is(http: httpx.Client, judged, fie
 
 
 def test_a_drop_in_reuses_and_another_key_does_not(http: httpx.Client, judged, engine: Engine) -> None:
-    """`/eval` answers with the verdict of anybody's equal evaluation; a key of its own has it judged."""
+    """`/eval` answers with any token's equal evaluation, but an explicit key has it judged."""
     first = judged(kernelbench.request_of(*SOURCES, backend="torch", lane="cpu"))
     body = dict(zip(("original_model_src", "custom_model_src"), SOURCES, strict=True)) | {"backend": "torch"}
     metadata = http.post("/eval", json=body).raise_for_status().json()["metadata"]
@@ -76,7 +76,7 @@ def test_a_drop_in_reuses_and_another_key_does_not(http: httpx.Client, judged, e
 
 
 def test_a_refreshed_task_is_judged(http: httpx.Client, judged, engine: Engine) -> None:
-    """KernelGYM's `force_refresh` judges anew what has its result, whoever's the result is."""
+    """KernelGYM's `force_refresh` judges a task again, whichever token's evaluation has its result."""
     body = {"task_id": "t", "reference_code": SOURCES[0], "kernel_code": SOURCES[1], "backend": "torch"}
 
     def ask(**more: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""HTTP on a unix socket: who is let in without a token, and what becomes of the socket's file."""
+"""HTTP on a unix socket: access without a token, and the socket's file."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from tests.http.standin import Served
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where the socket is, in a folder that the server makes."""
+    """Return the socket's path, in a folder that the server creates."""
     return tmp_path / "run" / "http.sock"
 
 
 @pytest.fixture
 def served(serve: Callable[..., Served], config: Config, worker_id: UUID, path: Path) -> Served:
-    """A server on TCP and on the socket, with one live CPU worker behind it."""
+    """A server on TCP and on the socket, with one live CPU worker."""
     return serve(config, path)
 
 
 def over(path: Path) -> httpx.Client:
-    """A client of the socket at ``path``, without a token; the caller closes it."""
+    """Return a client of the socket at ``path``, without a token. The caller closes it."""
     return httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost", timeout=60)
 
 
@@ -44,7 +44,7 @@ def http(served: Served, path: Path) -> Iterator[httpx.Client]:
 
 
 def test_the_owner_needs_no_token(http: httpx.Client, fields: Callable[..., dict[str, Any]]) -> None:
-    """The server's own user may do everything there, whatever the request calls the host."""
+    """The server's own user has all scopes there, whatever the request's host name."""
     assert http.get("/v1/fleet").status_code == 200
     assert http.post("/v1/evaluations", json=fields(), headers={"Host": "elsewhere.example"}).status_code == 201
     assert http.post("/cleanup", params={"wait_s": 0}).status_code == 200
@@ -52,7 +52,7 @@ def test_the_owner_needs_no_token(http: httpx.Client, fields: Callable[..., dict
 
 
 def test_a_token_counts_there_too(http: httpx.Client, token: Callable[..., str], fields: Any) -> None:
-    """It says who asks: a small scope stays small, and a wrong token is refused."""
+    """A token restricts the client to its scope, and a wrong token is refused."""
     reader = {"Authorization": f"Bearer {token('read')}"}
     assert http.get("/v1/fleet", headers=reader).status_code == 200
     problem_of(http.post("/v1/evaluations", json=fields(), headers=reader), 403, "forbidden")
@@ -60,14 +60,14 @@ def test_a_token_counts_there_too(http: httpx.Client, token: Callable[..., str],
 
 
 def test_tcp_is_never_taken_for_the_socket(served: Served) -> None:
-    """A connection's kind decides, not what a request says."""
+    """The kind of connection decides, not the request's headers."""
     with served.stranger() as stranger:
         for headers in ({}, {"kqueue.peer_uid": "0"}, {"X-Kqueue-Peer-Uid": "0"}, {"Host": "localhost"}):
             problem_of(stranger.get("/v1/fleet", headers=headers), 401, "unauthenticated")
 
 
 def test_another_user_is_a_stranger(serve, config: Config, worker_id: UUID, path: Path, token) -> None:
-    """A peer that is neither the server's user nor root needs a token like anybody."""
+    """A peer other than the server's user and root needs a token."""
     serve(config, path, server={"peer_uid": lambda _: os.geteuid() + 1})
     with over(path) as http:
         problem_of(http.get("/v1/fleet"), 401, "unauthenticated")
@@ -75,7 +75,7 @@ def test_another_user_is_a_stranger(serve, config: Config, worker_id: UUID, path
 
 
 def test_the_kernel_tells_the_peer(path: Path) -> None:
-    """The uid is that of the process which connected."""
+    """The uid is the connecting process's one."""
     with servers.listen_at(path) as listening:
         listening.listen()
         with socket.socket(socket.AF_UNIX) as near:
@@ -85,7 +85,7 @@ def test_the_kernel_tells_the_peer(path: Path) -> None:
 
 
 def test_the_file_is_its_owner_s(path: Path) -> None:
-    """The folder is 0700 and the socket 0600 whatever the umask, from the moment that they are there."""
+    """The folder is 0700 and the socket 0600 from their creation on, whatever the umask."""
     before = os.umask(0)
     try:
         with servers.listen_at(path):
@@ -95,7 +95,7 @@ def test_the_file_is_its_owner_s(path: Path) -> None:
 
 
 def test_a_file_that_was_left_behind(path: Path) -> None:
-    """A dead server's socket is replaced; a living server's, and a file of another kind, are not."""
+    """A dead server's socket is replaced, but not a live server's or a file of another kind."""
     servers.listen_at(path).close()
     with servers.listen_at(path) as listening:
         listening.listen()
@@ -110,7 +110,7 @@ def test_a_file_that_was_left_behind(path: Path) -> None:
 
 
 def test_the_clients_take_its_url(served: Served, config: Config, path: Path, judging: None, fields: Any) -> None:
-    """`unix:///path` is a server's URL; keys are shared with the direct clients of the same owner."""
+    """`unix:///path` is a server's URL, and its keys are shared with the owner's direct clients."""
     with RemoteClient(f"unix://{path}") as kq, Client(config) as direct:
         verdict = kq.evaluate(**fields(idempotency_key="k"), timeout=60)
         assert verdict.passed

@@ -1,4 +1,4 @@
-"""KernelGYM's form: posted, followed and fetched under the id that its client chose; a stand-in judges."""
+"""KernelGYM's form: posted, followed and fetched by the client's id, with a stand-in for the worker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def task_body(number: int = 0, **changes: Any) -> dict[str, Any]:
-    """A request as KernelGYM's client sends it, with all its fields; another ``number`` is another task."""
+    """Return a request with all fields of KernelGYM's client. Each ``number`` is a different task."""
     body: dict[str, Any] = {"task_id": f"parallel_task_{number:06d}_ab12cd34", "reference_code": "class Model: ..."}
     body |= {"kernel_code": f"class ModelNew: task = {number}", "backend": "torch", "timeout": 60}
     body |= {"num_correct_trials": 5, "num_perf_trials": 100, "priority": "normal", "entry_point": "Model"}
@@ -34,13 +34,13 @@ def task_body(number: int = 0, **changes: Any) -> dict[str, Any]:
 
 
 def rows(engine: Engine, columns: str = "*") -> list[Any]:
-    """All evaluations, the oldest first."""
+    """Return all evaluations, the oldest first."""
     with engine.connect() as connection:
         return list(connection.execute(text(f"SELECT {columns} FROM evaluations ORDER BY submitted_at")))
 
 
 def test_a_task_from_beginning_to_end(http: httpx.Client, judging: None) -> None:
-    """The answer is the result; status and result are found under the task's id."""
+    """The answer is the result, and status and result are found by the task's id."""
     answer = http.post("/evaluate", json=task_body()).raise_for_status().json()
     task_id = task_body()["task_id"]
     assert (answer["task_id"], answer["status"]) == (task_id, "completed")
@@ -56,7 +56,7 @@ def test_a_task_from_beginning_to_end(http: httpx.Client, judging: None) -> None
 
 
 def test_a_task_that_waits(http: httpx.Client, judge: Callable[..., None], engine: Engine) -> None:
-    """An answer comes before its client gives up, with the status; the rest is polled."""
+    """The server answers with the status before the client's timeout, and the client polls."""
     body = task_body(timeout=0.5)
     answer = http.post("/evaluate", json=body).raise_for_status().json()
     assert (answer["status"], answer["compiled"], answer["correctness"]) == ("pending", None, None)
@@ -68,7 +68,7 @@ def test_a_task_that_waits(http: httpx.Client, judge: Callable[..., None], engin
     assert http.get(f"/results/{body['task_id']}").json()["correctness"] is True
 
 
-#: Status, code and what is known of the compilation, by the end of an evaluation.
+#: Status, code and compilation result by an evaluation's end.
 ENDS = {
     Category.WRONG_VALUES: ("completed", "CORRECTNESS_ERROR", True),
     Category.COMPILE_ERROR: ("completed", "COMPILATION_ERROR", False),
@@ -81,7 +81,7 @@ ENDS = {
 
 
 def test_how_a_task_ends(http, judge, engine) -> None:
-    """What the kernel did is a result. Where nothing is known of it, nothing is said of it."""
+    """A kernel's failure is a result, and unknown facts are left out of it."""
     for number, (category, (status, code, compiled)) in enumerate(ENDS.items()):
         body = task_body(number, timeout=0.1)
         http.post("/evaluate", json=body).raise_for_status()
@@ -96,7 +96,7 @@ def test_how_a_task_ends(http, judge, engine) -> None:
 
 
 def test_the_fleets_failure_is_no_result(http: httpx.Client, judge: Callable[..., None], engine: Engine) -> None:
-    """It is a 503, after which clients ask again; the same task is then judged anew."""
+    """It is a 503 that clients retry, and the same task is then judged again."""
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(http.post, "/evaluate", json=task_body())
         until(lambda: rows(engine), what="the task")
@@ -111,7 +111,7 @@ def test_the_fleets_failure_is_no_result(http: httpx.Client, judge: Callable[...
 
 
 def test_two_tokens_with_one_id(served: Served, token: Callable[..., str], judging: None) -> None:
-    """Each finds its own task."""
+    """Each token finds the task that it created."""
     with served.client(token("problems")) as one, served.client(token("problems")) as other:
         mine = one.post("/evaluate", json=task_body()).raise_for_status().json()
         problem_of(other.get(f"/status/{mine['task_id']}"), 404, "unknown_evaluation")
@@ -122,7 +122,7 @@ def test_two_tokens_with_one_id(served: Served, token: Callable[..., str], judgi
 
 
 def test_a_request_that_is_neither(http: httpx.Client) -> None:
-    """It is read as a job; one with fields of both too. The error says what is missing."""
+    """A request with the fields of neither form, or of both, is parsed as a job, and the error names missing fields."""
     for body in ({}, task_body(problem_id=1)):
         answer = http.post("/evaluate", json=body)
         problem = problem_of(answer, 422, "invalid_request")
@@ -130,7 +130,7 @@ def test_a_request_that_is_neither(http: httpx.Client) -> None:
 
 
 def test_what_the_fields_become(http: httpx.Client, engine: Engine) -> None:
-    """Each known field is a setting, and the classes that a task names are judged; other fields mean nothing here."""
+    """Each known field becomes a setting, the named classes are judged, and unknown fields are ignored."""
     body = task_body(timeout=0.1, num_correct_trials=3, num_perf_trials=7, num_warmup=2, seed=9, run_performance=False)
     body |= {"detect_decoy_kernel": False, "reference_backend": "torch_compile", "entry_point": "Softmax"}
     body |= {"reference_code": "class Softmax: ...", "kernel_code": "class SoftmaxNew: ..."}
@@ -150,7 +150,7 @@ def test_what_the_fields_become(http: httpx.Client, engine: Engine) -> None:
 
 
 def test_priorities(http: httpx.Client, served: Served, engine: Engine) -> None:
-    """`high` is interactive where the token may ask for that; all else is batch work."""
+    """`high` is interactive if the token allows it, and all other priorities are batch."""
     for number, priority in enumerate((None, "low", "normal", "high")):
         http.post("/evaluate", json=task_body(number, timeout=0.1, priority=priority)).raise_for_status()
     _, secret = tokens.create(engine, "b", [tokens.Scope.PROBLEMS], priority=Priority.BATCH)
@@ -160,7 +160,7 @@ def test_priorities(http: httpx.Client, served: Served, engine: Engine) -> None:
 
 
 def test_a_batch_and_an_envelope(http: httpx.Client, judging: None, engine: Engine) -> None:
-    """Each task of a batch has its result in its place, a bad one spoils no other; an envelope's id is the task's."""
+    """Results keep the positions of a batch, a bad task spoils no other, and an envelope's id is the task's."""
     tasks = [task_body(0), task_body(1, backend="tilelang"), task_body(2)]
     answer = http.post("/evaluate/batch", json={"batch_id": "b", "tasks": tasks}).raise_for_status().json()
     assert (answer["batch_id"], answer["batch_status"]) == ("b", "completed")
@@ -180,7 +180,7 @@ def test_a_batch_and_an_envelope(http: httpx.Client, judging: None, engine: Engi
 
 
 def test_what_coverage_is_rewarded_by(http: httpx.Client, judge: Callable[..., None], engine: Engine) -> None:
-    """Numbers and times of a kernel's own kernels and of all are in the metadata, where they are known."""
+    """The metadata have the number and time of custom kernels and of all kernels, if known."""
     known: dict[str, Any] = {"own_share": 0.75, "own": ("mine",), "unclear_share": 0.0, "unclear": (), "decoy": False}
     known |= {"library": (LibraryKernel(name="cublas", share=0.25),), "copies_share": 0.0, "why": "w", "basis": "b"}
     http.post("/evaluate", json=task_body(timeout=0.1)).raise_for_status()

@@ -1,4 +1,4 @@
-"""Tokens: who is let in, for what, and what of them is kept and shown."""
+"""Tokens: authentication, scopes, and the stored and displayed parts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.samples import request_fields
 from tests.services import Server
 from tests.store.steps import change
 
-#: The least scope for each of some requests.
+#: The least scope of each of some requests.
 NEEDS = [
     ("GET", "/v1/evaluations", "read"),
     ("GET", "/v1/fleet", "read"),
@@ -40,7 +40,7 @@ NEEDS = [
     ("POST", "/reset_devices", "admin"),
     ("POST", "/reset_gpu/0", "admin"),
 ]
-#: A problem that nobody has submitted, an entry with it, and the rest of a job's fields.
+#: A problem that is not stored, an entry with it, and the other fields of a job.
 NEW = "class Model: new = 1"
 ENTRY = {"problem": NEW, "kernel": "k", "backend": "torch", "lane": "cpu"}
 JOB = {"problem_id": 1, "sample_id": 0, "custom_cuda": "k", "backend": "torch"}
@@ -50,13 +50,13 @@ ORDER = ["read", "submit", "problems", "admin"]
 
 
 def open_to_all(config: Config) -> Config:
-    """Settings with which this machine's clients need no token."""
+    """Settings that need no token of local clients."""
     return config.model_copy(update={"http_tokens": "trust-local-users"})
 
 
 class TestAccess:
     def test_scopes(self, served: Served, token) -> None:
-        """Each holds those before it."""
+        """Each scope includes the ones before it."""
         for scope in ORDER:
             with served.client(token(scope)) as http:
                 for method, path, needs in NEEDS:
@@ -69,7 +69,7 @@ class TestAccess:
                         assert answer.status_code not in {401, 403}, answer.text
 
     def test_without_one(self, served: Served) -> None:
-        """401, and how to do better; the description of the API is open."""
+        """A request without a token is a 401 with advice, and the API's description is open."""
         with served.stranger() as http:
             for method, path, _ in NEEDS:
                 answer = http.request(method, path)
@@ -79,7 +79,7 @@ class TestAccess:
             assert http.get("/health").json() == {"status": "healthy"}, "all else of the fleet is for readers"
 
     def test_a_wrong_one(self, serve, config: Config, worker_id) -> None:
-        """Refused, also where none would have been needed."""
+        """A wrong token is refused, also if no token is needed."""
         with serve(open_to_all(config)).stranger() as http:
             for header in ("Bearer nonsense", "Bearer kq_", "Bearer", "Basic a3E6a3E=", "kq_x", "Bearer \xff", LONG):
                 answer = http.get("/v1/evaluations", headers={"Authorization": header.encode("latin-1")})
@@ -87,7 +87,7 @@ class TestAccess:
                 assert header.partition(" ")[2] not in body["detail"] or len(header) < 8
 
     def test_revoked_and_expired(self, served: Served, engine: Engine, token) -> None:
-        """From the next request on."""
+        """A revoked or expired token is refused from the next request on."""
         secret = token("read")
         brief = tokens.create(engine, "brief", [tokens.Scope.READ], expires_after=timedelta(hours=1))[1]
         with served.client(secret) as http, served.client(brief) as short:
@@ -101,7 +101,7 @@ class TestAccess:
                 assert 'error="invalid_token"' in answer.headers["www-authenticate"]
 
     def test_a_token_is_a_producer(self, served: Served, engine: Engine, fields) -> None:
-        """Whatever name it declares. What it may not ask for is refused in its own place."""
+        """The token's name replaces a declared one. A priority above its limit is an error in that entry's position."""
         known, secret = tokens.create(engine, "b", [tokens.Scope.PROBLEMS], priority=Priority.BATCH)
         high = fields(1, priority="interactive")
         with served.client(secret) as http:
@@ -114,7 +114,7 @@ class TestAccess:
         assert whose == [f"token:{known.id}"]
 
     def test_elsewhere_than_on_loopback(self, serve, config: Config, worker_id: UUID, token) -> None:
-        """A server that others can reach wants tokens, of requests from this machine too."""
+        """A server on an outside address requires tokens of local clients too."""
         served = serve(config.model_copy(update={"http_address": "0.0.0.0"}))
         with served.stranger() as stranger, served.client(token("read")) as reader:
             assert [http.get("/v1/fleet").status_code for http in (stranger, reader)] == [401, 200]
@@ -123,12 +123,12 @@ class TestAccess:
 class TestProblems:
     @pytest.fixture
     def http(self, served: Served, token) -> Iterator[httpx.Client]:
-        """A client whose token may submit kernels, and bring no problem."""
+        """A client with a token that can submit kernels but no new problems."""
         with served.client(token("submit")) as client:
             yield client
 
     def test_a_new_one_is_refused(self, http: httpx.Client, engine: Engine) -> None:
-        """403 by every route that takes a source, and nothing is written."""
+        """Each route that accepts a source returns 403, and no row is written."""
         for path, body in (
             ("/v1/evaluations", ENTRY),
             ("/v1/evaluations/batch", {"entries": [ENTRY]}),
@@ -147,7 +147,7 @@ class TestProblems:
                 assert connection.scalar(text(f"SELECT count(*) FROM {table}")) == 0
 
     def test_a_stored_one_is_named_or_repeated(self, http: httpx.Client, served: Served, token, fields) -> None:
-        """By its hash or by its very source; what nobody stored is an unknown problem to everybody."""
+        """A problem is given by its hash or its source, and one that is not stored is unknown to every token."""
         unknown = fields(2, problem=f"sha256:{'0' * 64}")
         with served.client(token("problems")) as other:
             assert other.post("/v1/evaluations", json=fields(0)).status_code == 201
@@ -163,7 +163,7 @@ class TestProblems:
 
 class TestTheSwitch:
     def test_nothing_else_opens(self, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Not on an address that other machines reach, and not by another value."""
+        """An outside address or any other value of the setting does not allow access without a token."""
         for address in ("0.0.0.0", "::", "192.0.2.1", "fleet.example"):
             with pytest.raises(ConfigError, match="KQUEUE_HTTP_TOKENS: trust-local-users is for loopback"):
                 create_app(open_to_all(config).model_copy(update={"http_address": address}))
@@ -175,7 +175,7 @@ class TestTheSwitch:
 
 class TestMigration:
     def test_what_they_may(self, server: Server) -> None:
-        """A former `submit` may bring problems still; back again nobody gains a right."""
+        """A migrated `submit` token keeps its right to new problems, and a downgrade adds no right."""
         url = server.empty_database(f"test_{uuid4().hex}")
         schema.upgrade(url, "0003")
         engine = connect(url, application="tests", pool_size=1)
@@ -207,7 +207,7 @@ class TestMigration:
 
 class TestKept:
     def test_only_the_digest(self, engine: Engine, token) -> None:
-        """256 bits, found again by its digest alone."""
+        """A secret has 256 bits and is found by its digest only."""
         secret = token("read")
         assert re.fullmatch(r"kq_[\w-]{43}", secret)
         with engine.connect() as connection:
@@ -224,7 +224,7 @@ class TestKept:
         assert tokens.listing(engine) == [first], "its use is noted once a minute"
 
     def test_a_new_secret(self, engine: Engine) -> None:
-        """The former one is refused at once; the token is one row, valid again however it had ended."""
+        """The former secret is refused at once. The token keeps its row, and is valid again however it ended."""
         identity = uuid4()
         first = tokens.renew(engine, identity, "mine", [tokens.Scope.READ])
         assert tokens.find(engine, first) is not None
@@ -237,7 +237,7 @@ class TestKept:
         assert len(tokens.listing(engine)) == 1
 
     def test_how_many_may_wait(self, serve, config: Config, worker_id, engine, token, judge, fields) -> None:
-        """Counted for each token: 429 with Retry-After, until one has its verdict."""
+        """Each token has a limit of queued evaluations, above which it gets a 429 with Retry-After."""
         served = serve(config.model_copy(update={"http_max_queued": 2}))
         with served.client(token("problems")) as one, served.client(token("problems", "read")) as other:
             first = one.post("/v1/evaluations", json=fields(0)).json()
@@ -255,7 +255,7 @@ class TestKept:
 
 class TestCommand:
     def test_made_listed_and_revoked(self, config: Config, engine: Engine) -> None:
-        """The secret is printed once, by itself; the list has all but that."""
+        """The secret is printed once on a line, and the list has all other fields."""
         create = ("token", "create", "--name", "trainer", "--scope", "submit", "--expires", "30d")
         secret = command(config, *create)[1].strip()
         known = tokens.find(engine, secret)
@@ -277,7 +277,7 @@ class TestCommand:
         assert command(config, "token", "revoke", "ops")[0] == 1
 
     def test_what_is_wrong_is_named(self, config: Config, engine: Engine) -> None:
-        """Status 2, and nothing is made."""
+        """The command exits with 2, and creates no token."""
         for given, what in (
             (("--name", "x", "--scope", "root"), "--scope"),
             (("--name", " ", "--scope", "read"), "--name"),
@@ -294,7 +294,7 @@ class TestCommand:
 
 
 def test_a_spent_budget(served: Served, config: Config, engine: Engine, worker_id: UUID) -> None:
-    """429 with the time to wait, a typed exception at once, and `token list` and `cost` tell what is used and left."""
+    """It is a 429 with the time to wait, a typed exception, and seconds used and left in `token list` and `cost`."""
     made = json.loads(
         command(config, "token", "create", "--name", "n", "--scope", "problems", "--budget", "1m/hour", "--json")[1]
     )

@@ -1,4 +1,4 @@
-"""The native API: what it takes, what it answers, and how it says no."""
+"""The native API: requests, answers and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.samples import ended
 from tests.store.steps import count
 from tests.waiting import until
 
-#: A request's wrong fields, and the one that is named.
+#: A request's wrong fields, and the field that the error names.
 WRONG = [
     ({"color": "red"}, "body.color"),
     ({"backend": "fortran"}, "body.backend"),
@@ -38,7 +38,7 @@ WRONG = [
     ({"settings": {"deadlines": {"load_s": 1e9}}}, "body.settings.deadlines.load_s"),
 ]
 
-#: Filters, and which of the three evaluations of the tests they let through.
+#: Filters, and the evaluations of the three in these tests that match.
 FILTERS = [
     ({"state": "queued"}, [2]),
     ({"state": "done", "blame": "candidate"}, [1]),
@@ -46,7 +46,7 @@ FILTERS = [
     ({"since": "2100-01-01T00:00:00Z"}, []),
 ]
 
-#: Filters that are none.
+#: Invalid filters.
 NO_FILTERS = [
     *({"cursor": cursor} for cursor in ("x", "W10=", "Wzpd")),
     *({"limit": limit} for limit in (0, 1001)),
@@ -56,7 +56,7 @@ NO_FILTERS = [
 
 class TestSubmit:
     def test_accepted_and_sent(self, http: httpx.Client, config: Config, fields) -> None:
-        """201, a Location, and the message in the lane's queue."""
+        """The answer is a 201 with a Location, and the message is in the lane's queue."""
         answer = http.post("/v1/evaluations", json=fields())
         assert answer.status_code == 201
         identity = answer.json()["evaluation_id"]
@@ -66,7 +66,7 @@ class TestSubmit:
             assert broker.waiting(app, "cpu") == {UUID(identity)}
 
     def test_a_key_gives_the_same_evaluation(self, http: httpx.Client, fields) -> None:
-        """In the field and in the header alike, which must not differ; 200 says that it was known."""
+        """Field and header work alike and must not differ, and 200 marks a known key."""
         first = http.post("/v1/evaluations", json=fields(idempotency_key="k"))
         again = http.post("/v1/evaluations", json=fields(), headers={"Idempotency-Key": "k"})
         both = http.post("/v1/evaluations", json=fields(idempotency_key="k"), headers={"Idempotency-Key": "k"})
@@ -76,7 +76,7 @@ class TestSubmit:
         problem_of(answer, 422, "invalid_request")
 
     def test_wrong_fields_are_named(self, http: httpx.Client, engine: Engine, fields) -> None:
-        """422 with each wrong field; sources are not repeated; nothing was written."""
+        """The error is a 422 with each wrong field and without sources, and no row is written."""
         for changes, where in WRONG:
             body = problem_of(http.post("/v1/evaluations", json=fields(**changes)), 422, "invalid_request")
             assert [error["field"] for error in body["errors"]] == [where]
@@ -84,7 +84,7 @@ class TestSubmit:
         assert count(engine, "evaluations") == 0
 
     def test_a_batch_s_key_counts_its_entries(self, serve, config: Config, worker_id, engine: Engine, fields) -> None:
-        """An entry's own key stays; the same batch again gives the same evaluations; without a token keys stay."""
+        """An entry's own key has precedence, a repeated batch has equal ids, and keys without a token are unchanged."""
         batch = {"entries": [fields(0), fields(1, idempotency_key="own")]}
         with serve(config.model_copy(update={"http_tokens": "trust-local-users"})).stranger() as http:
             first, again = (
@@ -100,7 +100,7 @@ class TestSubmit:
         assert set(keys) == {"step-3/0", "own"}
 
     def test_limits(self, serve, config: Config, worker_id: UUID, fields) -> None:
-        """A batch and a body that are too large: 413, also where the body's size is not announced."""
+        """A batch or a body above its limit is a 413, also without an announced length."""
         small = config.model_copy(update={"http_max_batch": 2, "http_max_body_bytes": 4096})
         with serve(small).client() as http:
             answer = http.post("/v1/evaluations/batch", json={"entries": [fields(i) for i in range(3)]})
@@ -114,7 +114,7 @@ class TestSubmit:
 
 class TestWait:
     def test_in_vain(self, http: httpx.Client, judge, fields) -> None:
-        """No verdict in time is no error; no time is a look; unknown evaluations and times out of bounds are errors."""
+        """A timeout is no error, zero seconds return at once, and unknown evaluations and invalid times are errors."""
         identity = http.post("/v1/evaluations", json=fields()).json()["evaluation_id"]
         answer = http.get(f"/v1/evaluations/{identity}/wait", params={"timeout": 0})
         assert answer.json() == {"evaluation_id": identity, "verdict": None}
@@ -128,7 +128,7 @@ class TestWait:
             problem_of(answer, 422, "invalid_request")
 
     def test_who_goes_away_ends_the_wait_and_not_the_evaluation(self, served: Served, judge, fields) -> None:
-        """Nothing goes on for a client that hung up; its evaluation does."""
+        """The server stops waiting for a disconnected client, and the evaluation continues."""
         listener = lambda: served.app.state.gateway._listener._waiters  # noqa: E731
         with served.client() as http:
             identity = http.post("/v1/evaluations", json=fields()).json()["evaluation_id"]
@@ -142,7 +142,7 @@ class TestWait:
 class TestReports:
     @pytest.fixture
     def three(self, http: httpx.Client, judge, fields) -> list[str]:
-        """One passed, one failed, one queued."""
+        """One passed, one failed, one queued evaluation."""
         labels = {"problem_label": "relu", "batch": "tues/day"}
         entries = [fields(i, kernel_label=label, **labels) for i, label in enumerate(("good", "bad", "late"))]
         ids = [http.post("/v1/evaluations", json=entry).json()["evaluation_id"] for entry in entries]
@@ -151,7 +151,7 @@ class TestReports:
         return ids
 
     def test_lists(self, http: httpx.Client, three: list[str]) -> None:
-        """Each filter narrows the list, and a wrong one is named; a cursor goes on where the page ended."""
+        """Each filter narrows the list, the error names a wrong one, and a cursor continues after the page."""
         for wanted, found in FILTERS:
             page = http.get("/v1/evaluations", params=wanted).json()
             assert [line["evaluation_id"] for line in page["evaluations"]] == [three[i] for i in found], wanted
@@ -166,7 +166,7 @@ class TestReports:
         assert second["cursor"] is None
 
     def test_a_batch_and_the_leaderboard(self, http: httpx.Client, three: list[str]) -> None:
-        """How far a batch is, whose name may hold anything; and the fastest kernel that passed."""
+        """A batch with any name has its progress, and the leaderboard the fastest passed kernel."""
         batch = http.get("/v1/batches/tues/day").json()
         assert (batch["total"], batch["queued"], batch["running"], batch["done"]) == (3, 1, 0, 2)
         assert batch["categories"] == {"passed": 1, "wrong_values": 1}
@@ -180,7 +180,7 @@ class TestReports:
         assert len(http.get("/v1/leaderboard", params={"device": "TEST", "precision": "fp32"}).json()["best"]) == 1
 
     def test_files(self, http: httpx.Client, three: list[str], fields) -> None:
-        """Sources at once, the verdict when it is there; never anything for a browser to run."""
+        """Sources are available at once, the verdict after its end, and no file as a type that browsers execute."""
         good, late = three[0], three[2]
         listed = http.get(f"/v1/evaluations/{good}/artifacts").json()["artifacts"]
         assert [file["name"] for file in listed] == ["problem.py", "kernel.py", "verdict.json", "evidence.json"]
@@ -202,7 +202,7 @@ class TestReports:
         problem_of(http.get(f"/v1/evaluations/{late}/log"), 404, "not_finished")
 
     def test_the_fleet(self, http: httpx.Client, three: list[str], worker_id: UUID, engine: Engine) -> None:
-        """Lanes, workers, no GPU here, and who has the device for which a slot waits; all may be a second old."""
+        """It lists lanes, workers, no GPUs, and the holder of a device that a slot waits for, up to a second old."""
         lanes = {"cpu": {"queued": 1, "running": 0, "workers": 1}}
         until(lambda: http.get("/v1/fleet").json()["lanes"] == lanes, what="the present state")
         fleet = http.get("/v1/fleet").json()
@@ -221,7 +221,7 @@ class TestReports:
         assert (waiting["why"], holder in waiting["message"]) == ("device", True)
 
     def test_categories(self, http: httpx.Client) -> None:
-        """The whole table. Unknown paths and methods are problems."""
+        """The answer is the whole table. Unknown paths and methods are problems."""
         rows = http.get("/v1/categories").json()["categories"]
         assert [row["category"] for row in rows] == list(Category)
         assert rows[0]["retried"] is False
@@ -230,7 +230,7 @@ class TestReports:
 
 
 def events_of(lines: Any) -> list[dict[str, str]]:
-    """Server-sent events, parsed."""
+    """Return the parsed server-sent events."""
     found: list[dict[str, str]] = []
     event: dict[str, str] = {}
     for line in lines:
@@ -245,7 +245,7 @@ def events_of(lines: Any) -> list[dict[str, str]]:
 
 class TestEvents:
     def test_to_the_end_and_again(self, http: httpx.Client, judge, fields) -> None:
-        """Each verdict once, progress, the end; then nothing is left to be sent. Ids of other streams are named."""
+        """The stream sends each verdict once, progress and the end, then none again. Foreign stream ids are named."""
         entries = [fields(i, batch="b") for i in range(3)]
         accepted = http.post("/v1/evaluations/batch", json={"entries": entries}).json()["evaluations"]
         ids = [entry["evaluation_id"] for entry in accepted]
@@ -270,7 +270,7 @@ class TestEvents:
             problem_of(answer, 422, "invalid_request")
 
     def test_taken_up_again(self, http: httpx.Client, engine: Engine, judge, fields) -> None:
-        """What came after the last event is sent; what came long before it is not."""
+        """A resumed stream sends later events than the last one, but not much earlier ones."""
         entries = [fields(i, batch="b") for i in range(3)]
         accepted = http.post("/v1/evaluations/batch", json={"entries": entries}).json()["evaluations"]
         ids = [entry["evaluation_id"] for entry in accepted]
@@ -289,7 +289,7 @@ class TestEvents:
         assert ids[0] not in sent
 
     def test_an_endless_one(self, serve: Callable[..., Served], config: Config, worker_id: UUID, fields) -> None:
-        """It breaks off after a while, so that a revoked token does not follow for ever; `end` it does not say."""
+        """It closes after a limit without `end`, so that a revoked token cannot follow for ever."""
         with serve(config, app={"stream_s": 0.5}).client() as http:
             http.post("/v1/evaluations", json=fields(batch="b"))
             with http.stream("GET", "/v1/batches/b/events") as stream:
@@ -298,7 +298,7 @@ class TestEvents:
 
 
 def test_the_server_answers_while_hundreds_wait(http: httpx.Client, judge: Callable[..., None], fields) -> None:
-    """Waiting takes no thread: 100 waits are open, and all else is answered as if there were none."""
+    """Waiting takes no thread: with 100 open waits all other requests are answered as usual."""
     identity = http.post("/v1/evaluations", json=fields()).json()["evaluation_id"]
 
     async def run() -> list[str]:
@@ -319,7 +319,7 @@ def test_the_server_answers_while_hundreds_wait(http: httpx.Client, judge: Calla
 
 
 def test_services_that_are_away(serve, config: Config, engine: Engine, worker_id: UUID, server, fields) -> None:
-    """Redis away: accepted all the same. Postgres away: 503 with Retry-After."""
+    """Without Redis submissions are accepted. Without Postgres the answer is a 503 with Retry-After."""
     gone = config.model_copy(update={"redis_url": type(config.redis_url)("redis://127.0.0.1:1/0")})
     with serve(gone).client() as http:
         assert http.post("/v1/evaluations", json=fields()).status_code == 201

@@ -1,4 +1,4 @@
-"""Lines of logs: what is written of foreign text, and what `kqueue logs` finds in files of any size."""
+"""Log lines: foreign text in them, and `kqueue logs` on files of any size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kqueue.cli.logs import Event, latest, lines_about
 MINE: Final = UUID("11111111-2222-3333-4444-555555555555")
 OTHER: Final = UUID("99999999-2222-3333-4444-555555555555")
 HOSTILE: Final = "\x1b[2J\nfake line \u202e" + "x" * 100_000
-#: Logs a hostile text as structlog and as stdlib logging do, and an error that quotes it.
+#: Logs a hostile text through structlog and stdlib logging, and an error that quotes it.
 PROGRAM: Final = """
 import logging, sys
 import structlog
@@ -35,7 +35,7 @@ except ValueError:
 
 
 def written(**environment: str) -> list[str]:
-    """What a process logs of a hostile text."""
+    """Return a process's log of a hostile text."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], input=HOSTILE.encode(), capture_output=True, check=True, env=environment
     )
@@ -46,7 +46,7 @@ def written(**environment: str) -> list[str]:
 
 
 def test_foreign_text_is_escaped_and_cut() -> None:
-    """Of the same fields in JSON and as text; a line stays a line, and what is bound is on each."""
+    """JSON and text have the same fields and the bound ones, one line per event."""
     lines = [json.loads(line) for line in written(KQUEUE_LOG_JSON="true")]
     assert [line["logger"] for line in lines] == ["a", "b", "a"]
     for line in lines:
@@ -62,7 +62,7 @@ def test_foreign_text_is_escaped_and_cut() -> None:
 
 
 def line(number: int, identity: UUID = MINE, **more: Any) -> bytes:
-    """A line as kqueue writes it, of this many seconds after the hour."""
+    """Return a line in kqueue's format, at this many seconds after the hour."""
     at = datetime(2026, 1, 2, 3, tzinfo=UTC) + timedelta(seconds=number)
     known = {"evaluation": str(identity), "event": f"event {number}", "timestamp": at.isoformat()}
     return json.dumps(known | more).encode() + b"\n"
@@ -73,7 +73,7 @@ def found(text: bytes) -> list[Event]:
 
 
 def test_times_are_read_as_they_are_written() -> None:
-    """By kqueue, Postgres, containers and the journal."""
+    """Times in the formats of kqueue, Postgres, containers and the journal are parsed."""
     for text in (
         f"2026-01-02T03:04:05.678000Z [warning] died evaluation={MINE}",
         f"worker-1  | 2026-01-02T03:04:05.678Z [warning] died evaluation={MINE}",
@@ -88,7 +88,7 @@ def test_times_are_read_as_they_are_written() -> None:
 
 
 def test_lines_that_are_no_logs_do_no_harm() -> None:
-    """Wrong JSON, wrong times, bytes that are no text, and a line without an end; a traceback belongs to its line."""
+    """Wrong JSON or times, undecodable bytes and a missing line end are accepted. A traceback belongs to its line."""
     mine = str(MINE).encode()
     text = b"\xff\xfe{" + mine + b"}\n" + b'{"timestamp": "2026-99-99T99:99:99Z", "event": "x' + mine + b'"}\n[' + mine
     assert [event.at for event in found(text)] == [None] * 3
@@ -98,8 +98,8 @@ def test_lines_that_are_no_logs_do_no_harm() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """A log of many lines, and one of a single endless line, are read in pieces; the latest events are kept."""
-    # Made beforehand: what is measured is what reading takes.
+    """A log of many lines, or of one endless line, is read in pieces, and the latest events are kept."""
+    # Made beforehand, so that only reading is measured.
     text = b"".join(line(number) if number % 3 else line(number, OTHER, filling="x" * 500) for number in range(30_000))
     stream = io.BytesIO(text + b"y" * (32 << 20))
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""Clients of the SDK, before `kqueue mcp` on stdio and on streamable HTTP."""
+"""Clients of the SDK for `kqueue mcp` on stdio and on streamable HTTP."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ COMMAND = [sys.executable, "-m", "kqueue", "mcp"]
 
 
 def over_stdio(environment: Mapping[str, str], *, mode: str = "auto") -> Client:
-    """A client that starts `kqueue mcp`; what it logs is not shown."""
+    """Return a client that starts `kqueue mcp` and hides its logs."""
     kept = {name: value for name, value in os.environ.items() if name == "KQUEUE_HOME"}
     return Client(StdioServerParameters(command=COMMAND[0], args=COMMAND[1:], env={**kept, **environment}), mode=mode)
 
 
 @asynccontextmanager
 async def over_http(url: str, token: str, *, mode: str = "auto") -> AsyncGenerator[Client]:
-    """A client of a `kqueue mcp --http`, with a token."""
+    """Open a client of a `kqueue mcp --http`, with a token."""
     headers = {"Authorization": f"Bearer {token}"}
     async with (
         httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(30.0, read=300.0)) as http,
@@ -44,26 +44,25 @@ async def over_http(url: str, token: str, *, mode: str = "auto") -> AsyncGenerat
 
 
 def text_of(result: CallToolResult) -> str:
-    """The text of a tool's answer."""
     [block] = result.content
     return block.text  # type: ignore[union-attr]
 
 
 def told(result: CallToolResult) -> dict[str, Any]:
-    """What programs read of an answer that is no error."""
+    """Return the structured content of an answer that is no error."""
     assert not result.is_error, text_of(result)
     assert result.structured_content is not None
     return result.structured_content
 
 
 def refusal(result: CallToolResult) -> str:
-    """The text of an answer that is an error."""
+    """Return the text of an error."""
     assert result.is_error, text_of(result)
     return text_of(result)
 
 
 def quoted(text: str) -> str:
-    """What stands in the one marked place of an answer, after a look at its marks."""
+    """Return the text within an answer's only pair of marks, after a check of the marks."""
     [(mark, inside)] = re.findall(
         r"^<<< data ([0-9a-f]{12}): [^\n]*; not instructions\n(.*?)\n\1 >>>$", text, re.M | re.S
     )
@@ -72,7 +71,7 @@ def quoted(text: str) -> str:
 
 
 class Http:
-    """`kqueue mcp --http` as a process of its own, until the block ends."""
+    """`kqueue mcp --http` as a separate process, until the block ends."""
 
     def __init__(self, environment: Mapping[str, str], *options: str) -> None:
         self._environment = environment
@@ -107,11 +106,11 @@ class Http:
 
     @property
     def log(self) -> str:
-        """All that it has printed."""
+        """Return all output so far."""
         return "".join(self._log)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """End it; its exit status."""
+        """Stop the server, and return its exit status."""
         assert self._process is not None
         if self._process.poll() is None:
             self._process.send_signal(number)
@@ -122,7 +121,7 @@ class Http:
 
 
 class Here:
-    """The same server in a thread of this process, until the block ends. The fleet is that of the environment."""
+    """The same server in a thread of this process, until the block ends, for the environment's fleet."""
 
     def __init__(self, hosts: Sequence[str] = ("127.0.0.1",)) -> None:
         self._listening = listen("127.0.0.1", 0)

@@ -1,4 +1,4 @@
-"""`kqueue mcp --http` before `kqueue serve`, both in this process, in front of real services; a stand-in judges."""
+"""`kqueue mcp --http` and `kqueue serve` in this process, with real services and a stand-in for the worker."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def tools(house: Served) -> Iterator[Here]:
 
 @pytest.fixture
 def here(tools: Here, served: Served) -> Here:
-    """Those tools, before a fleet with one live CPU worker."""
+    """The tools of a fleet with one live CPU worker."""
     return tools
 
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """The loop in which coroutines of tests run."""
+    """The event loop of coroutine tests."""
     return "asyncio"
 
 
@@ -43,14 +43,14 @@ def mode() -> str:
 
 @pytest.fixture
 async def client(here: Here, token: Callable[..., str], mode: str, anyio_backend: str) -> AsyncGenerator[Client]:
-    """An agent's client whose token may bring problems."""
+    """An agent's client with a token of the scope `problems`."""
     async with over_http(here.url, token(), mode=mode) as client:
         yield client
 
 
 @pytest.fixture
 def queued(engine: Engine) -> Callable[[], list[str]]:
-    """The ids of the evaluations that wait, the oldest first."""
+    """Return the ids of the queued evaluations, the oldest first."""
 
     def look() -> list[str]:
         with engine.connect() as connection:

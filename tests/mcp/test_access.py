@@ -1,4 +1,4 @@
-"""Who is let in by `kqueue mcp --http`, and what each may do there: what their token may do at `/v1`, and no more."""
+"""Access to `kqueue mcp --http`: each client has the rights of its token at `/v1`, and no more."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ ACCEPTS = {"Accept": "application/json, text/event-stream"}
 
 
 def hello(here: Here, credential: str | bytes | None, **headers: str) -> httpx.Response:
-    """What the server answers to the first message of a session."""
+    """Return the server's answer to the first message of a session."""
     given: dict[str, Any] = {} if credential is None else {"Authorization": credential}
     return httpx.post(here.url, json=HELLO, headers=ACCEPTS | given | headers, timeout=60)
 
 
 def test_without_a_token_nothing_is_answered(here: Here, token, engine: Engine) -> None:
-    """401 for none, a wrong, an expired and a revoked one, before a body is looked at; the next request counts."""
+    """A missing, wrong, expired or revoked token is a 401 before the body is read, and each request is checked."""
     gone = token(expires_after=timedelta(seconds=-1))
     for credential in (None, "Bearer kq_wrong", f"Bearer {gone}", "Basic eDp5", "Bearer", "kq_wrong", NO_TEXT):
         answer = hello(here, credential)
@@ -53,7 +53,7 @@ def test_without_a_token_nothing_is_answered(here: Here, token, engine: Engine) 
 
 
 async def test_a_scope_is_that_of_v1(here: Here, token, queued) -> None:
-    """A reader looks, a submitter judges for stored problems, and new problems need their own scope."""
+    """`read` can query, `submit` can judge for stored problems, and new problems need `problems`."""
     async with over_http(here.url, token("read")) as client:
         said = refusal(await client.call_tool("judge", NEW))
         assert "this needs a token of the scope submit" in said
@@ -80,7 +80,7 @@ async def test_a_scope_is_that_of_v1(here: Here, token, queued) -> None:
 async def test_limits_and_priorities_are_those_of_the_token(
     serve, config, worker_id, token, engine, monkeypatch
 ) -> None:
-    """Evaluations count as the token's own; one that may not ask for `interactive` is told so."""
+    """Evaluations count as the token's, and a priority above the token's limit is an error."""
     monkeypatch.setenv("KQUEUE_URL", serve(config.model_copy(update={"http_max_queued": 2})).url)
     monkeypatch.setattr(door, "_RETRY_S", 1.0)
     with Here() as here:
@@ -100,7 +100,7 @@ async def test_limits_and_priorities_are_those_of_the_token(
 
 
 def test_a_session_is_its_token_s_alone(here: Here, token) -> None:
-    """Another token, and none, get from it what they get of a session that does not exist."""
+    """Another token gets the same answer as for an unknown session, and a missing token is refused."""
     mine, other = token("read"), token("submit")
     began = hello(here, f"Bearer {mine}")
     session = {"Mcp-Session-Id": began.headers["mcp-session-id"], "Mcp-Protocol-Version": "2025-06-18"}
@@ -122,7 +122,7 @@ def test_a_session_is_its_token_s_alone(here: Here, token) -> None:
 
 
 async def test_calls_at_once_act_with_their_own_tokens(here: Here, token, engine: Engine) -> None:
-    """Many sessions in one process never act in each other's name."""
+    """Concurrent sessions in one process each submit with the token that opened them."""
     mine = [token(weight=float(number + 1)) for number in range(4)]
 
     async def one(number: int) -> None:
@@ -141,7 +141,7 @@ async def test_calls_at_once_act_with_their_own_tokens(here: Here, token, engine
 
 
 def test_other_names_of_this_address_are_refused(here: Here, token) -> None:
-    """A page whose name was bound to this address is refused even with a token, and so is one of another origin."""
+    """A foreign host name that resolves to this address is refused even with a token, and so is a foreign origin."""
     credential = f"Bearer {token('read')}"
     port = here.address.rpartition(":")[2]
     assert hello(here, credential, Host=f"127.0.0.1:{port}").status_code == 200
@@ -152,7 +152,7 @@ def test_other_names_of_this_address_are_refused(here: Here, token) -> None:
 
 
 def test_a_name_that_is_allowed(served: Served, token, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind a proxy the proxy's name is served, with a port and without."""
+    """An allowed proxy's host name is accepted, with and without a port."""
     monkeypatch.setenv("KQUEUE_URL", served.url)
     with Here(["fleet.example"]) as here:
         for host, status in (("fleet.example", 200), ("fleet.example:443", 200), ("127.0.0.1", 421)):
@@ -162,7 +162,7 @@ def test_a_name_that_is_allowed(served: Served, token, monkeypatch: pytest.Monke
 async def test_a_fleet_that_trusts_this_process_lets_no_stranger_in(
     serve, config: Config, worker_id, token, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The owner's unix socket and a fleet that asks local users for no token are not open to others through it."""
+    """A fleet that trusts local users, on TCP or the owner's socket, is not open to MCP clients without a token."""
     path = tmp_path / "run" / "http.sock"
     served = serve(config.model_copy(update={"http_tokens": "trust-local-users"}), path)
     for url in (served.url, f"unix://{path}"):
@@ -180,7 +180,7 @@ async def test_a_fleet_that_trusts_this_process_lets_no_stranger_in(
 async def test_tokens_are_asked_for_without_kqueue_serve_too(
     config: Config, worker_id, token, queued, monkeypatch: pytest.MonkeyPatch, trust: str
 ) -> None:
-    """On the fleet's own Postgres and Redis the same tokens count, with the same scopes."""
+    """On the fleet's own Postgres and Redis the same tokens are valid, with the same scopes."""
     for name, value in config.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("KQUEUE_HTTP_TOKENS", trust)
@@ -195,7 +195,7 @@ async def test_tokens_are_asked_for_without_kqueue_serve_too(
 
 
 async def test_on_stdio_the_process_s_own_token_counts(served: Served, token) -> None:
-    """It may do what that token may; a wrong one is told to the agent, call by call."""
+    """Its scope limits the process, and a wrong one is an error of each call."""
     async with over_stdio({"KQUEUE_URL": served.url, "KQUEUE_TOKEN": token("read")}) as client:
         assert "scope submit" in refusal(await client.call_tool("judge", NEW))
     async with over_stdio({"KQUEUE_URL": served.url, "KQUEUE_TOKEN": "kq_wrong"}) as client:

@@ -1,4 +1,4 @@
-"""`kqueue mcp` itself: how it starts and ends, what it needs, and a fleet that is away."""
+"""The command `kqueue mcp`: start, exit, requirements, and an unreachable fleet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GIVEN = {"problem": "class Model: ...", "kernel": "class ModelNew: ...", "backen
 
 
 def run(*arguments: str, code: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    """What the command says that ends by itself."""
+    """Run the command until it exits, and return its output."""
     command = [*COMMAND, *arguments] if not code else [sys.executable, "-c", code]
     return subprocess.run(
         command, env=os.environ | environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
@@ -31,7 +31,7 @@ def run(*arguments: str, code: str = "", **environment: str) -> subprocess.Compl
 
 
 def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Status 3, and one line. An option for HTTP alone is refused before that."""
+    """It exits with 3 and one line. An HTTP option without `--http` is refused first."""
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "mcp" else find(name))
     line = "serving tools to agents needs the MCP SDK: `pip install 'kqueue[mcp]'`"
@@ -42,7 +42,7 @@ def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.slow("starts programs")
 def test_help_needs_no_sdk_and_the_tools_no_torch() -> None:
-    """The command line lists the command alone; before a fleet over HTTP the tools need no Celery and no SQLAlchemy."""
+    """The command line does not import the SDK, and for a fleet over HTTP the tools import no Celery or SQLAlchemy."""
     code = (
         "import sys\nsys.argv = ['kqueue', '--help']\nfrom kqueue.cli import app\n"
         "try: app(prog_name='kqueue')\nexcept SystemExit: pass\n"
@@ -57,7 +57,7 @@ def test_help_needs_no_sdk_and_the_tools_no_torch() -> None:
 
 @pytest.mark.slow("starts programs")
 def test_a_bad_address() -> None:
-    """One line says what cannot be."""
+    """The error is one line with the address."""
     done = run("--http", "192.0.2.1:0", KQUEUE_URL="http://127.0.0.1:1")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1), done.stderr
     assert "cannot listen on 192.0.2.1:0" in done.stderr
@@ -65,7 +65,7 @@ def test_a_bad_address() -> None:
 
 @pytest.mark.slow("starts programs")
 def test_it_ends_when_it_is_told() -> None:
-    """A signal ends the process on stdio at once, though nobody has closed its input."""
+    """A signal ends the process on stdio at once, although its input is open."""
     with subprocess.Popen(
         COMMAND, env=os.environ | {"KQUEUE_URL": "http://127.0.0.1:1"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -83,7 +83,7 @@ def test_it_ends_when_it_is_told() -> None:
 
 
 def test_the_http_server_ends_with_open_sessions(served: Served, token) -> None:
-    """SIGTERM ends it with 0 while an agent listens and waits."""
+    """SIGTERM ends it with 0 during an agent's session."""
 
     async def main(server: Http) -> int:
         async with anyio.create_task_group() as tasks, over_http(server.url, token(), mode="legacy") as client:
@@ -99,7 +99,7 @@ def test_the_http_server_ends_with_open_sessions(served: Served, token) -> None:
 
 @pytest.mark.anyio
 async def test_a_wait_lives_through_a_restart(serve, config, worker_id, token, judge, queued, monkeypatch) -> None:
-    """Progress says that the fleet is away; the verdict comes when it is back."""
+    """Progress reports an unreachable fleet, and the verdict arrives after its return."""
     heard: list[str] = []
     served = serve(config)
     monkeypatch.setenv("KQUEUE_URL", served.url)
@@ -130,7 +130,7 @@ async def test_a_wait_lives_through_a_restart(serve, config, worker_id, token, j
 
 @pytest.mark.slow("starts a server")
 def test_an_agent_elsewhere_is_told_that_the_fleet_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """503 and when to ask again, without a word about the fleet's address."""
+    """The answer is a 503 with Retry-After, without the fleet's address."""
     monkeypatch.setenv("KQUEUE_URL", "http://127.0.0.1:1")
     monkeypatch.setattr(door, "_RETRY_S", 1.0)
     with Here() as here:

@@ -16,13 +16,13 @@ HELLO = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"na
 
 
 def request(identity: int, method: str, **params: Any) -> str:
-    """Return a request of JSON-RPC as a line, with what is no ASCII escaped."""
+    """Return a JSON-RPC request as a line, with non-ASCII characters escaped."""
     return json.dumps({"jsonrpc": "2.0", "id": identity, "method": method, "params": params}) + "\n"
 
 
 @pytest.mark.slow("starts a program")
 def test_without_a_fleet_tools_are_listed_and_every_request_is_answered(tmp_path: Path) -> None:
-    """A call fails with what to start; a line that is not JSON, such as one with half a surrogate pair, is refused."""
+    """A call's error names the command that starts a fleet, and a malformed line (half a surrogate) is refused."""
     given = {"problem": "class Model: ...", "backend": "torch"}
     lines = [
         request(1, "initialize", **HELLO),

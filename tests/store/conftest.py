@@ -18,7 +18,7 @@ from tests.store.steps import ENVIRONMENT, change
 
 @pytest.fixture
 def submit(engine: Engine, fields) -> Callable[..., UUID]:
-    """Submits one evaluation and returns its id."""
+    """Return a function that submits one evaluation and returns its id."""
 
     def one(**changes: object) -> UUID:
         return evaluations.submit(engine, [Request(**fields(**changes))])[0].evaluation_id
@@ -28,7 +28,7 @@ def submit(engine: Engine, fields) -> Callable[..., UUID]:
 
 @pytest.fixture
 def claim(engine: Engine, worker_id: UUID) -> Callable[[UUID], Claim]:
-    """Claims an evaluation that can be claimed."""
+    """Return a function that claims a claimable evaluation."""
 
     def one(identity: UUID) -> Claim:
         claimed = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30)
@@ -40,7 +40,7 @@ def claim(engine: Engine, worker_id: UUID) -> Callable[[UUID], Claim]:
 
 @pytest.fixture
 def conclude(engine: Engine, submit, claim) -> Callable[..., UUID]:
-    """Submits an evaluation that reuses no verdict, and ends it with an outcome."""
+    """Return a function that submits an evaluation without reuse and ends it with an outcome."""
 
     def one(outcome: Outcome, number: int = 0, **changes: object) -> UUID:
         claimed = claim(submit(number=number, **{"reuse": False, **changes}))
@@ -53,7 +53,7 @@ def conclude(engine: Engine, submit, claim) -> Callable[..., UUID]:
 
 @pytest.fixture
 def judged(conclude: Callable[..., UUID]) -> Callable[..., UUID]:
-    """Submits an evaluation and ends it with a category, and its time if one is given, beside a baseline of 10 ms."""
+    """Return a function that ends a new evaluation with a category, and with a time against a baseline of 10 ms."""
 
     def one(category: Category, number: int = 0, ms: float | None = None, log: str = "", **changes: object) -> UUID:
         times = {} if ms is None else {"runtime": measurement(ms), "baseline": measurement(10)}
@@ -64,7 +64,7 @@ def judged(conclude: Callable[..., UUID]) -> Callable[..., UUID]:
 
 @pytest.fixture
 def enqueue(engine: Engine, fields) -> Callable[..., list[UUID]]:
-    """Submits some evaluations of a producer and returns their ids."""
+    """Return a function that submits evaluations of a producer and returns their ids."""
 
     def some(count: int = 1, producer: str = "", priority: str = "batch", **changes: object) -> list[UUID]:
         submitted = evaluations.submit(engine, [Request(**fields(n, **changes)) for n in range(count)])

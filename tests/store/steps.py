@@ -1,4 +1,4 @@
-"""Steps that the tests of the store share."""
+"""Steps shared by the tests of the store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENVIRONMENT = {"device": "cpu", "torch": "2.13", "python": "3.11", "host": "here
 
 
 def together(count: int, act: Callable[[int], Any]) -> list[Any]:
-    """Call ``act(0..count-1)`` in as many threads, let go at the same moment."""
+    """Call ``act(0..count-1)`` in as many threads, started at the same moment."""
     barrier = threading.Barrier(count)
 
     def run(number: int) -> Any:
@@ -32,24 +32,23 @@ def together(count: int, act: Callable[[int], Any]) -> list[Any]:
 
 
 def count(engine: Engine, table: str, where: str = "true") -> int:
-    """Rows of a table."""
     with engine.connect() as connection:
         return connection.scalars(text(f"SELECT count(*) FROM {table} WHERE {where}")).one()
 
 
 def change(engine: Engine, statement: str, **values: object) -> None:
-    """Change the database behind kqueue's back, above all its moments in time."""
+    """Change the database directly, mostly its timestamps."""
     with engine.begin() as connection:
         connection.execute(text(statement), values)
 
 
 def finish(engine: Engine, claimed: Claim, outcome: Outcome, by: str = "judge") -> Recorded:
-    """End a claimed attempt, a retry being due at once."""
+    """End a claimed attempt without a delay for a retry."""
     return evaluations.finish(engine, claimed.evaluation_id, claimed.number, outcome, written_by=by, retry_delay_s=0)
 
 
 def used(engine: Engine, producer: str, seconds: float, ended: float = 1, priority: str = "batch") -> None:
-    """Have a producer's evaluations have used a CPU for so many seconds, each for as long as the others."""
+    """Record CPU seconds of a producer's equally long, ended evaluations."""
     columns = "(producer, resource, priority, seconds, squares, ended)"
     statement = f"INSERT INTO shares {columns} VALUES (:who, 'cpu', :priority, :s, :s * :s / :n, :n)"
     change(engine, statement, who=producer, priority=priority, s=float(seconds), n=float(ended))

@@ -1,4 +1,4 @@
-"""Budgets of tokens: what counts, what is refused or comes last, and what is promised to submitters at once."""
+"""Budgets of tokens: counted seconds, refusal or lower priority, and concurrent submitters."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.store.steps import change, count
 
 
 def token(engine: Engine, seconds: float = 100, *, then: Spent = Spent.REFUSE) -> UUID:
-    """A token with a budget of so many seconds in an hour."""
+    """Create a token with a budget of so many seconds per hour."""
     return tokens.create(engine, "t", [tokens.Scope.PROBLEMS], budget=Budget(seconds, 3600, then))[0].id
 
 
 def request_of(token_id: UUID | None, number: int = 0, **changes: object) -> Request:
-    """A request as the HTTP server submits it for a token."""
+    """Return a token's request as the HTTP server submits it."""
     request = Request.model_validate(request_fields(number, **changes))
     return request if token_id is None else request.model_copy(update={"producer": f"token:{token_id}"})
 
@@ -34,7 +34,7 @@ def submit(engine: Engine, token_id: UUID | None, number: int = 0, **changes: ob
 
 
 def use(engine: Engine, worker_id: UUID, identity: UUID, seconds: float, *, ago: float = 0, ends: bool = True) -> None:
-    """Have an attempt run for so many seconds, until so many seconds ago; or have it run still."""
+    """Run an attempt for so many seconds until so many seconds ago, or until now without an end."""
     claim = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=3600)
     if ends:
         evaluations.finish(engine, identity, claim.number, passed(), written_by="judge", retry_delay_s=0)
@@ -57,9 +57,9 @@ def priority_of(engine: Engine, identity: UUID) -> str:
 
 
 def test_what_counts(engine: Engine, worker_id: UUID) -> None:
-    """Attempts as far as they lie in the window, and what runs; not those of others, nor what is older."""
+    """The token's attempts count as far as they lie in the window, including running ones."""
     mine, other = token(engine, 5000), token(engine)
-    # Half of it lies in the hour, and less as time goes on; all of it does; none does; another's.
+    # Half of the first lies in the hour, less with time, all of the second, none of the third. The last is not mine.
     for number, (whose, seconds, ago) in enumerate(
         [(mine, 2000, 2600), (mine, 30, 60), (mine, 50, 3700), (other, 9, 0)]
     ):
@@ -77,7 +77,7 @@ def test_what_counts(engine: Engine, worker_id: UUID) -> None:
 
 
 def test_a_spent_budget_refuses_what_is_new(engine: Engine, worker_id: UUID) -> None:
-    """Nothing of it is written; what is there already, others and what was accepted before are as ever."""
+    """No part of the submission is written. Known keys, other producers and earlier evaluations are unaffected."""
     mine = token(engine)
     early = submit(engine, mine, 1, idempotency_key="early")
     use(engine, worker_id, submit(engine, mine, 2).evaluation_id, 99, ago=600)
@@ -87,7 +87,7 @@ def test_a_spent_budget_refuses_what_is_new(engine: Engine, worker_id: UUID) -> 
         evaluations.submit(engine, [request_of(mine, 4), request_of(None, 5)])
     error = refused.value
     assert (error.budget_s, error.window_s) == (100, 3600)
-    # There is some left when the first attempt has left the window.
+    # Seconds are free when the first attempt has left the window.
     assert 2800 <= error.retry_after_s <= 3000
     assert "100 s" in str(error)
     assert count(engine, "evaluations") == 3
@@ -102,7 +102,7 @@ def test_a_spent_budget_refuses_what_is_new(engine: Engine, worker_id: UUID) -> 
 
 
 def test_a_reused_verdict_costs_nothing(engine: Engine, worker_id: UUID) -> None:
-    """It is answered although the budget is used up."""
+    """A reused verdict is returned although the budget is spent."""
     mine = token(engine)
     identity = submit(engine, mine, 1).evaluation_id
     claim = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=3600)
@@ -117,7 +117,7 @@ def test_a_reused_verdict_costs_nothing(engine: Engine, worker_id: UUID) -> None
 
 
 def test_a_spent_budget_lowers(engine: Engine, worker_id: UUID) -> None:
-    """What is submitted then comes after all else, whoever's it is; `waiting` knows."""
+    """New evaluations are last in the order, and `waiting` reports their place."""
     mine = token(engine, then=Spent.LOWER)
     use(engine, worker_id, submit(engine, mine, 1).evaluation_id, 101)
     first = submit(engine, mine, 2, priority="interactive").evaluation_id
@@ -134,7 +134,7 @@ def test_a_spent_budget_lowers(engine: Engine, worker_id: UUID) -> None:
 
 
 def test_submitters_at_once(engine: Engine, worker_id: UUID) -> None:
-    """Of many at once, none is accepted that begins after the budget was used up, and all before are."""
+    """Submissions that begin before the budget is spent are accepted, and all later ones are refused."""
     mine = token(engine, 10)
     with ThreadPoolExecutor(16) as pool:
         before = list(pool.map(lambda number: submit(engine, mine, number), range(40)))

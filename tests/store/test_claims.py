@@ -1,4 +1,4 @@
-"""Claiming: one of many begins an attempt, and a retry goes elsewhere; environments and their baselines."""
+"""Claims: one worker begins an attempt, retries move to other slots, and environments have baselines."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from tests.store.steps import ENVIRONMENT, LOST, PASSED, change, count, finish
 
 
 class TestClaim:
-    """Claiming: compare-and-set."""
+    """Claims by compare-and-set."""
 
     def test_the_claim_carries_the_request(self, engine: Engine, fields, worker_id: UUID) -> None:
-        """Sources, settings and labels come back as they were submitted."""
         request = Request(**fields(settings={"precision": "bf16", "checks": 2}, problem_label="p", batch="b"))
         identity = evaluations.submit(engine, [request])[0].evaluation_id
         claimed = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30)
         assert (claimed.request, claimed.number, claimed.lane) == (request, 1, "cpu")
 
     def test_what_cannot_be_claimed(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
-        """Unknown, running, done and not yet due evaluations are nobody's."""
+        """Unknown, running, done and delayed evaluations cannot be claimed."""
         running, done, later = submit(), submit(), submit()
         claim(running)
         finish(engine, claim(done), PASSED)
@@ -37,7 +36,7 @@ class TestClaim:
         assert count(engine, "attempts") == 2
 
     def test_a_paused_worker_gets_nothing(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
-        """The evaluation stays queued, and its message, which is used up, is sent again at once."""
+        """The evaluation stays queued, and its consumed message is due again at once."""
         identity = submit()
         evaluations.publish(engine, [identity])
         change(engine, "UPDATE workers SET paused = 'the GPU is drained'")
@@ -48,7 +47,7 @@ class TestClaim:
         assert claim(identity).number == 1
 
     def test_a_drained_gpu_gets_nothing(self, engine: Engine, submit) -> None:
-        """Nor does one that waits for a test, whatever a supervisor writes that looked before."""
+        """A drained GPU, or one with a due self-test, gets no evaluation, even after a supervisor's outdated write."""
         gpus.register(engine, host="here", index=0, uuid="GPU-0", name="a GPU")
         worker = uuid4()
         workers.register(engine, id=worker, name="gpu0-0@here", host="here", pid=2, lanes=["cpu"], device="GPU-0")
@@ -65,7 +64,7 @@ class TestClaim:
             assert evaluations.claim(engine, identity, worker_id=worker, lease_s=30) is not None
 
     def test_an_expired_one_gets_its_verdict(self, engine: Engine, submit, worker_id: UUID) -> None:
-        """A claim past the producer's patience ends the evaluation instead of running it."""
+        """A claim after the producer's limit ends the evaluation instead of running it."""
         identity = submit(queue_wait_s=60)
         change(engine, "UPDATE evaluations SET expires_at = now() - interval '1 s'")
         assert evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30) is None
@@ -73,7 +72,7 @@ class TestClaim:
         assert (verdict.category, verdict.attempts, verdict.environment) == (Category.EXPIRED, 0, None)
 
     def test_an_unreadable_request_can_be_claimed(self, engine: Engine, submit, claim) -> None:
-        """Whoever claims settings of another version learns of it when it looks, and has an attempt to end."""
+        """Settings of another version can be claimed. Reading them raises an error, and the attempt can be ended."""
         identity = submit()
         change(engine, """UPDATE evaluations SET settings = settings || '{"speculative_checks": 3}'""")
         claimed = claim(identity)
@@ -82,7 +81,7 @@ class TestClaim:
         assert finish(engine, claimed, LOST) is Recorded.RETRY
 
     def test_sources_are_those_that_their_hashes_stand_for(self, engine: Engine, submit, claim) -> None:
-        """Any producer may write sources, and verdicts are found again by their hashes."""
+        """Changed sources are detected, because any producer can write them and their hashes select reused verdicts."""
         for table, identity in (("kernels", submit()), ("problems", submit(number=1))):
             change(engine, f"UPDATE {table} SET source = source || ' '")
             with pytest.raises(SchemaMismatch, match="do not match their hashes"):
@@ -91,7 +90,7 @@ class TestClaim:
 
 
 class TestElsewhere:
-    """A retry is done far from where the last try failed, where there is such a place."""
+    """A retry runs far from the failed attempt if possible."""
 
     @pytest.fixture
     def slots(self, engine: Engine) -> dict[str, UUID]:
@@ -119,7 +118,7 @@ class TestElsewhere:
         return self.failed(engine, submit, slots)
 
     def test_another_device_before_another_slot(self, engine: Engine, slots: dict[str, UUID], retried: UUID) -> None:
-        """Those nearer are refused, and the message that they used up is sent again."""
+        """Nearer slots are refused, and their consumed messages are due again."""
         for name in ("gpu0-0", "gpu0-1"):
             assert evaluations.claim(engine, retried, worker_id=slots[name], lease_s=30) is None
             assert [one.id for one in evaluations.upcoming(engine, {})["gpu"] if not one.published] == [retried]
@@ -128,7 +127,7 @@ class TestElsewhere:
     def test_the_next_best_where_nobody_is_farther(
         self, engine: Engine, slots: dict[str, UUID], retried: UUID, submit
     ) -> None:
-        """Only workers that live, take work and serve the lane are waited for: then another slot of the device."""
+        """A retry waits only for live, active workers of its lane, and else runs on another slot of the device."""
         successor = uuid4()
         workers.stop(engine, slots["gpu0-0"])
         workers.register(engine, id=successor, name="gpu0-0@here", host="here", pid=2, lanes=["gpu"], device="GPU-0")
@@ -147,7 +146,7 @@ class TestElsewhere:
             retried = self.failed(engine, submit, slots)
 
     def test_nobody_is_waited_for_long(self, engine: Engine, slots: dict[str, UUID], retried: UUID, submit) -> None:
-        """After some seconds anybody may, and where there is nobody else at once."""
+        """After some seconds any worker can claim it, and a sole worker at once."""
         change(engine, "UPDATE evaluations SET available_at = now() - interval '11 s'")
         assert evaluations.claim(engine, retried, worker_id=slots["gpu0-0"], lease_s=30) is not None
         other = self.failed(engine, submit, slots)
@@ -155,7 +154,7 @@ class TestElsewhere:
         assert evaluations.claim(engine, other, worker_id=slots["gpu0-0"], lease_s=30) is not None
 
     def test_what_was_handed_back_may_go_anywhere(self, engine: Engine, submit, slots: dict[str, UUID]) -> None:
-        """A worker that was told to stop did nothing wrong."""
+        """A stopped worker is no failed one, so the same slot can claim it again."""
         identity = submit(lane="gpu")
         assert evaluations.claim(engine, identity, worker_id=slots["gpu0-0"], lease_s=30) is not None
         evaluations.lose_worker(engine, slots["gpu0-0"], retry_delay_s=9, message="stopped", handed_back=True)
@@ -163,7 +162,7 @@ class TestElsewhere:
 
 
 def test_the_first_baseline_stays(engine: Engine, submit, claim) -> None:
-    """All speedups in an environment share one base."""
+    """All speedups in an environment share one baseline."""
     claimed = claim(submit())
     environment = evaluations.set_environment(engine, claimed.attempt_id, ENVIRONMENT, conditions="")
     key = (claimed.request.problem_hash, environment, "fp32")
@@ -174,7 +173,7 @@ def test_the_first_baseline_stays(engine: Engine, submit, claim) -> None:
 
 
 def test_equal_environments_are_one_row(engine: Engine, submit, claim) -> None:
-    """The hash is of the facts, whatever their order."""
+    """The hash depends on the facts, not on their order."""
     first, second = claim(submit()), claim(submit())
     hashes = {
         evaluations.set_environment(engine, first.attempt_id, ENVIRONMENT, conditions=""),

@@ -1,4 +1,4 @@
-"""What Postgres takes."""
+"""Cleaning of values for Postgres."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kqueue.store import clean
 
 
 def as_floats(value: Any) -> Any:
-    """JSON with every number a float: Postgres keeps a number's value, not whether it was an integer."""
+    """Return JSON with all numbers as floats, because Postgres keeps their values and not their types."""
     match value:
         case dict():
             return {key: as_floats(item) for key, item in value.items()}
@@ -26,7 +26,7 @@ def as_floats(value: Any) -> Any:
 
 
 class TestClean:
-    """One helper makes anything fit for Postgres."""
+    """One function makes any value valid for Postgres."""
 
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
     @given(
@@ -37,7 +37,7 @@ class TestClean:
         )
     )
     def test_anything_can_be_stored(self, engine: Engine, value: object) -> None:
-        """Whatever it is, Postgres takes it as JSON and gives the same back."""
+        """Postgres stores any cleaned value as JSON and returns an equal one."""
         fit = clean.json(value)
         with engine.connect() as connection:
             stored = connection.scalar(

@@ -1,4 +1,4 @@
-"""The suspicion against kernels whose tries took their worker or GPU with them."""
+"""The suspicion against kernels whose attempts ended with a lost worker or GPU."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.store.steps import LOST, PASSED, finish
 
 
 class TestSuspicion:
-    """A kernel that takes workers with it is tried a third time, alone, and then never again."""
+    """A kernel that kills workers has a third, exclusive attempt, and no fourth."""
 
     UNHEALTHY = Outcome(category=Category.GPU_UNHEALTHY, message="the canary failed")
 
     def test_the_third_try_is_alone_and_the_last(self, engine: Engine, submit, claim) -> None:
-        """Whatever the producer allowed; the verdict says why, with all that was tried."""
+        """The third attempt is the last one in spite of a higher limit, and the verdict lists all attempts."""
         for outcome, by in (
             (Outcome(category=Category.WORKER_LOST, message="the judge was killed by SIGKILL"), "worker"),
             (Outcome(category=Category.WORKER_LOST, message="the worker fell silent"), "sweeper"),
@@ -44,7 +44,7 @@ class TestSuspicion:
             assert all(told.seconds >= 0 for told in verdict.evidence.attempts)
 
     def test_whoever_survives_alone_gets_its_own_verdict(self, engine: Engine, submit, claim) -> None:
-        """A kernel that was in bad company is judged like any other, and its history is told."""
+        """A kernel that survives its exclusive attempt has that verdict, with its earlier attempts in the evidence."""
         identity = submit()
         for _ in range(2):
             finish(engine, claim(identity), self.UNHEALTHY)
@@ -57,7 +57,7 @@ class TestSuspicion:
         assert verdict.facts.suspected is None
 
     def test_the_judges_own_failures_are_no_suspicion(self, engine: Engine, submit, claim) -> None:
-        """A judge that told of its failure lived; the message counts the tries."""
+        """A failure that the judge itself reported is no sign of a crash, and the message counts the attempts."""
         identity = submit(settings={"max_attempts": 3})
         for _ in range(3):
             claimed = claim(identity)
@@ -67,7 +67,7 @@ class TestSuspicion:
         assert (verdict.message, verdict.facts) == ("the judge failed (the last of 3 tries)", Facts())
 
     def test_what_was_handed_back_is_no_suspicion(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
-        """However often; and who is alone stays alone after it."""
+        """Attempts that were handed back never count, and an exclusive one is exclusive again afterwards."""
         identity = submit()
         for _ in range(3):
             assert not claim(identity).alone
@@ -84,7 +84,7 @@ class TestSuspicion:
         assert handed_back == [True] * 3 + [False] * 2 + [True]
 
     def test_fewer_tries_end_sooner(self, engine: Engine, submit, claim) -> None:
-        """The producer's limit holds; two deaths are enough to suspect the kernel."""
+        """A lower limit of the producer is kept, and two deaths suffice for a suspicion."""
         identity = submit(settings={"max_attempts": 2})
         assert finish(engine, claim(identity), self.UNHEALTHY) is Recorded.RETRY
         assert finish(engine, claim(identity), self.UNHEALTHY) is Recorded.FINAL

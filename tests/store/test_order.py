@@ -1,4 +1,4 @@
-"""Whose turn it is."""
+"""The order of evaluations."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.store.steps import LOST, PASSED, change, count, finish, used
 
 
 def nexts(engine: Engine, slots: int = 0, lane: str = "cpu") -> list[UUID]:
-    """The ids of a lane's next evaluations."""
+    """Return the ids of a lane's next evaluations."""
     return [one.id for one in evaluations.upcoming(engine, {lane: slots}).get(lane, [])]
 
 
 def test_the_oldest_first(engine: Engine, enqueue) -> None:
-    """Of one producer, and no more than a window; each lane has its own."""
+    """A producer's evaluations are in the order of submission, up to a window, and each lane has its own window."""
     first, second = enqueue(3), enqueue(40)
     other = enqueue(1, lane="gpu")
     assert nexts(engine) == [*first, *second][: evaluations.window(0)]
@@ -31,7 +31,7 @@ def test_the_oldest_first(engine: Engine, enqueue) -> None:
 
 
 def test_what_cannot_begin_is_passed_over(engine: Engine, enqueue, claim) -> None:
-    """What runs, is done, is not due yet or has waited too long. A retry keeps the place of its submission."""
+    """Running, done, delayed and expired evaluations are skipped. A retry keeps the order of its submission."""
     running, done, later, expired, retried, queued = enqueue(6, queue_wait_s=60)
     claim(running)
     evaluations.cancel(engine, done)
@@ -44,7 +44,7 @@ def test_what_cannot_begin_is_passed_over(engine: Engine, enqueue, claim) -> Non
 
 
 def test_seconds_count_and_not_numbers(engine: Engine, enqueue) -> None:
-    """Whose attempts take ten times as long gets a tenth as many; who has used less goes first, whoever came first."""
+    """Attempts of ten times the length get a tenth of the number, and the producer with fewer used seconds is first."""
     slow, quick = enqueue(50, "slow"), enqueue(50, "quick")
     used(engine, "slow", 100, ended=10)
     used(engine, "quick", 100, ended=100)
@@ -56,7 +56,7 @@ def test_seconds_count_and_not_numbers(engine: Engine, enqueue) -> None:
 
 
 def test_what_runs_counts(engine: Engine, enqueue, claim) -> None:
-    """A producer whose evaluation runs has its turn after the other one, though nothing of it has ended."""
+    """A producer with a running evaluation is after the other one, although none of its evaluations has ended."""
     first = enqueue(3, "a")
     second = enqueue(3, "b")
     claim(first[0])
@@ -64,7 +64,7 @@ def test_what_runs_counts(engine: Engine, enqueue, claim) -> None:
 
 
 def test_what_ends_meanwhile_counts(engine: Engine, enqueue, claim) -> None:
-    """An attempt that ends while it is read what all have used is among those that ran, or those that ended."""
+    """An attempt that ends during the query of the shares is counted as running or as ended, but never missed."""
     claimed = claim(enqueue(1, "many", "interactive")[0])
     many = enqueue(3, "many", "interactive")
     one = enqueue(1, "one")
@@ -82,7 +82,7 @@ def test_what_ends_meanwhile_counts(engine: Engine, enqueue, claim) -> None:
 
 
 def test_ended_attempts_are_charged_and_fade(engine: Engine, enqueue, claim) -> None:
-    """Each attempt once, its seconds and their square, those before counting less."""
+    """Each attempt is counted once, with its seconds and their square, and earlier ones decay."""
     one, two = enqueue(2, "a")
     for identity in (one, two):
         claimed = claim(identity)
@@ -103,7 +103,7 @@ def test_ended_attempts_are_charged_and_fade(engine: Engine, enqueue, claim) -> 
 
 
 def test_a_weight_is_a_larger_share(engine: Engine, enqueue) -> None:
-    """A token of weight 3 gets three times the seconds of others."""
+    """A token of weight 3 gets three times the seconds of other producers."""
     token = "00000000-0000-0000-0000-000000000001"
     change(engine, f"INSERT INTO tokens (id, name, digest, scopes, weight) VALUES ('{token}', 'x', 'x', '{{}}', 3)")
     heavy, light = enqueue(50, f"token:{token}"), enqueue(50, "other")
@@ -112,7 +112,7 @@ def test_a_weight_is_a_larger_share(engine: Engine, enqueue) -> None:
 
 
 def test_interactive_comes_first_and_batch_moves(engine: Engine, enqueue) -> None:
-    """Whoever's it is. Batch keeps a tenth of the time."""
+    """Interactive evaluations precede batch ones of any producer, but batch keeps a tenth of the time."""
     batch = enqueue(50, "a")
     interactive = enqueue(50, "a", Priority.INTERACTIVE)
     used(engine, "a", 100, 100, "interactive")
@@ -125,7 +125,7 @@ def test_interactive_comes_first_and_batch_moves(engine: Engine, enqueue) -> Non
 
 
 def test_many_producers_share_a_window(engine: Engine, enqueue) -> None:
-    """More producers than the window has places: those that have used least are in it."""
+    """The window has the producers with the fewest used seconds."""
     firsts = {}
     for number in range(30):
         firsts[number] = enqueue(1, f"p{number:02}")[0]
@@ -134,7 +134,7 @@ def test_many_producers_share_a_window(engine: Engine, enqueue) -> None:
 
 
 def test_retries_take_no_place_of_others(engine: Engine, enqueue, claim) -> None:
-    """A free worker may have to refuse them all; behind them is a whole window that it takes."""
+    """A free worker can have to refuse all retries, so a whole window of other evaluations follows them."""
     retried = enqueue(12)
     for identity in retried:
         finish(engine, claim(identity), LOST)
@@ -145,7 +145,7 @@ def test_retries_take_no_place_of_others(engine: Engine, enqueue, claim) -> None
 
 
 def test_many_producers_of_one_lane_take_no_place_of_anothers(engine: Engine, enqueue) -> None:
-    """The window of a lane is full whatever waits on others."""
+    """The window of a lane is full, whatever is queued on other lanes."""
     for number in range(60):
         enqueue(1, f"p{number:02}", lane="gpu")
     mine = enqueue(40)
@@ -153,7 +153,7 @@ def test_many_producers_of_one_lane_take_no_place_of_anothers(engine: Engine, en
 
 
 def test_one_producers_long_queue_is_not_read_for_the_next_ones(engine: Engine, fields) -> None:
-    """Each head is found by one step through the queue's own index, which the planner must see."""
+    """Each head is found by one step in the queue's index, and the planner uses this index."""
     evaluations.submit(engine, [Request(**fields(0, producer="many"))])
     change(
         engine,

@@ -1,4 +1,4 @@
-"""What the pages ask of the database: problems, batches, searches, and words."""
+"""Queries of the pages: problems, batches, searches, and words."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Judge = Callable[..., UUID]
 
 @pytest.fixture
 def problem_hash(fields) -> str:
-    """The hash of the problem of all requests here."""
+    """The hash of the problem in all requests of this module."""
     return Request(**fields()).problem_hash
 
 
 def test_a_kernel_has_one_line_with_its_fastest_time(engine: Engine, judged: Judge, problem_hash: str) -> None:
-    """The largest speedup comes first; failed, untimed, reused and strangers' are not on the board."""
+    """The largest speedup is first. Failed, untimed, reused and other problems' kernels are left out."""
     judged(Category.PASSED, 1, 5, kernel_label="slow", producer="ada")
     judged(Category.PASSED, 2, 4, kernel_label="fast", producer="bob")
     best = judged(Category.PASSED, 2, 2, kernel_label="fast", producer="eve")
@@ -48,7 +48,7 @@ def test_a_kernel_has_one_line_with_its_fastest_time(engine: Engine, judged: Jud
 
 
 def test_records_are_what_was_faster_than_all_before(engine: Engine, judged: Judge, problem_hash: str) -> None:
-    """Of equal ones the first; nothing that failed, was reused, or is of another problem."""
+    """The first of equal results is a record. Failed, reused and other problems' results are left out."""
     assert boards.records(engine, problem_hash) == []
     given = [judged(Category.PASSED, number, runtime_ms) for number, runtime_ms in enumerate((5, 8, 4, 4, 2, 2.5, 2))]
     judged(Category.PASSED, 8)
@@ -60,7 +60,7 @@ def test_records_are_what_was_faster_than_all_before(engine: Engine, judged: Jud
     found = boards.records(engine, problem_hash)
     assert [(record.evaluation_id, record.speedup) for record in found] == expected
     assert [record.evaluation_id for record in boards.records(engine, problem_hash, limit=2)] == [given[4], given[2]]
-    # Of one moment, as of one transaction, ids decide.
+    # Ids decide at equal times, for example within one transaction.
     timed = "reused_from IS NULL AND speedup IS NOT NULL"
     change(engine, f"UPDATE verdicts SET finished_at = '2026-01-01', speedup = 1 WHERE {timed}")
     [record] = boards.records(engine, problem_hash)
@@ -68,7 +68,7 @@ def test_records_are_what_was_faster_than_all_before(engine: Engine, judged: Jud
 
 
 def test_of_many_batches_the_latest_are_found(engine: Engine, fields) -> None:
-    """A row that is a second behind hides nothing, and the order of names means nothing."""
+    """A row's delay of a second hides no batch, and the order of names has no effect."""
     evaluations.submit(engine, [Request(**fields(0, batch="zz"))])
     evaluations.submit(engine, [Request(**fields(number, batch=f"b{number:03d}")) for number in range(1, 130)])
     change(engine, "UPDATE evaluations SET submitted_at = now() - interval '1 h' WHERE batch <> 'zz'")
@@ -80,7 +80,7 @@ def test_of_many_batches_the_latest_are_found(engine: Engine, fields) -> None:
 
 
 def test_a_batch_is_forgotten_with_its_last_evaluation(engine: Engine, judged: Judge) -> None:
-    """Not before, and not while more may come to it."""
+    """Its row is removed after its last evaluation, unless a new evaluation could still follow."""
     judged(Category.PASSED, 1, batch="b")
     judged(Category.PASSED, 2, batch="b")
     some = "evaluation_id = (SELECT id FROM evaluations LIMIT 1)"
@@ -101,7 +101,7 @@ def test_a_batch_is_forgotten_with_its_last_evaluation(engine: Engine, judged: J
 
 
 def test_summaries_tell_what_verdicts_do(engine: Engine, judged: Judge, worker_id: UUID, fields) -> None:
-    """Whoever ends an evaluation, and whatever becomes of its verdict; what waits and what is a probe has none."""
+    """Every way to end an evaluation or to change its verdict updates the summary. Queued ones and probes have none."""
     judged(Category.PASSED, 1, 5, batch="b")
     failed = judged(Category.CRASHED, 2, log="it died")
     [waits, cancelled, late] = evaluations.submit(
@@ -127,7 +127,7 @@ def test_summaries_tell_what_verdicts_do(engine: Engine, judged: Judge, worker_i
 
 
 def test_what_was_there_before_is_summarised(server: Any) -> None:
-    """The migration copies verdicts and batches, those of probes left out."""
+    """The migration copies verdicts and batches, except probes."""
     url = server.empty_database(f"summaries_{uuid4().hex}")
     engine = connect(url, application="tests")
     try:
@@ -145,7 +145,7 @@ def test_what_was_there_before_is_summarised(server: Any) -> None:
         server.drop(url)
 
 
-#: Evaluations as they were before there were summaries: one that passed, one that waits, and a probe.
+#: Evaluations from before the summaries: one passed, one queued, and a probe.
 _EARLIER = """
 INSERT INTO problems (hash, source) VALUES ('p', '');
 INSERT INTO kernels (hash, backend, source) VALUES ('k', 'torch', '');
@@ -168,12 +168,12 @@ def _rows(engine: Engine, query: str) -> list[tuple[Any, ...]]:
 
 
 def _apart(engine: Engine) -> list[tuple[Any, ...]]:
-    """What differs between the summaries and what they are of."""
+    """Return the differences between the summaries and their verdicts."""
     return _rows(engine, f"(TABLE summaries EXCEPT ({_TOLD})) UNION ALL (({_TOLD}) EXCEPT TABLE summaries)")
 
 
 def test_what_is_read_together_is_one_transaction(engine: Engine, database_url: str) -> None:
-    """In one thread and of one database; whatever was raised in it, the next transaction is its own again."""
+    """A group of reads is one transaction per thread and database, and an error in it ends the group."""
     other = connect(database_url, application="tests", pool_size=1)
 
     def number(of: Engine = engine) -> int:
@@ -195,14 +195,11 @@ def test_what_is_read_together_is_one_transaction(engine: Engine, database_url: 
 
 
 class TestWords:
-    """Search for words in sources and logs."""
-
     def names(self, engine: Engine, asked: str, where: Where = Where.KERNELS) -> list[str]:
-        """The names of what is found."""
         return [hit.name for hit in texts.search(engine, asked, where)]
 
     def test_identifiers_are_split_by_what_is_no_letter(self, engine: Engine, judged: Judge, fields) -> None:
-        """A call is found by its parts in any order and case; other words are not there."""
+        """A call is found by its parts in any order and case, but not by other words."""
         kernel = "class ModelNew:\n  y = tl.load(x_ptr + 1e-5)  # <b>bold</b> https://example.org/a/b"
         identity = judged(Category.PASSED, kernel=kernel, kernel_label="mine")
         judged(Category.PASSED, 7)
@@ -215,7 +212,7 @@ class TestWords:
         assert (hit.label, hit.evaluation_id, hit.text) == ("mine", identity, kernel)
 
     def test_a_source_may_be_of_any_kind(self, engine: Engine, judged: Judge, fields) -> None:
-        """A source of many different or very long words is submitted as any other; its beginning is found."""
+        """A source of many different or very long words can be submitted, and its beginning is found."""
         many = "class ModelNew: first\n" + " ".join(f"w{number:x}é漢" for number in range(90_000))
         long = "class ModelNew: second\n" + "x" * 500_000
         for kernel, word in ((many, "first"), (long, "second")):
@@ -224,7 +221,7 @@ class TestWords:
 
 
 def test_indexes_on_words_are_used(engine: Engine) -> None:
-    """The search's expression is the indexes' own: with another, Postgres would read every source."""
+    """The search's expression equals the indexes'. With another one Postgres would read every source."""
     with engine.connect() as connection:
         connection.execute(text("SET enable_seqscan = off"))
         connection.execute(text("SET enable_indexscan = off"))

@@ -1,4 +1,4 @@
-"""Which messages are in Redis."""
+"""The messages in Redis."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.store.steps import change, together
 
 
 def test_one_caller_sends(engine: Engine, submit) -> None:
-    """Of those who would send the same message at once, one is told to."""
+    """One of the concurrent senders of a message gets it to send."""
     ids = [submit() for _ in range(5)]
     told = together(6, lambda _: [message.evaluation_id for message in evaluations.publish(engine, ids)])
     assert sorted(identity for each in told for identity in each) == sorted(ids)
@@ -18,7 +18,7 @@ def test_one_caller_sends(engine: Engine, submit) -> None:
 
 
 def test_what_is_not_queued_needs_no_message(engine: Engine, submit, claim) -> None:
-    """What runs, has its verdict or does not exist is left out, and so is what was published before."""
+    """Running, done, unknown and already published evaluations are left out."""
     running, done, sent, queued = (submit() for _ in range(4))
     claim(running)
     evaluations.cancel(engine, done)
@@ -29,7 +29,7 @@ def test_what_is_not_queued_needs_no_message(engine: Engine, submit, claim) -> N
 
 
 def test_noting_waits_for_nobody(engine: Engine, submit) -> None:
-    """What another process holds at this moment is left out, the rest is noted."""
+    """A row that another process has locked is skipped, and the rest is recorded."""
     held, free = submit(), submit()
     with engine.connect() as holder:
         holder.execute(text("SELECT 1 FROM evaluations WHERE id = :id FOR UPDATE"), {"id": held})
@@ -37,7 +37,7 @@ def test_noting_waits_for_nobody(engine: Engine, submit) -> None:
 
 
 def test_a_producer_sends_what_fits(engine: Engine, fields) -> None:
-    """As many as a window holds, on each lane; the rest is the fleet's, and so is what comes later."""
+    """The producer sends a window per lane, and the fleet sends the rest and later ones."""
     size = evaluations.window(1)
     many = [Request(**fields(n)) for n in range(size + 3)]
     first = evaluations.submit(engine, [*many, Request(**fields(lane="gpu"))], slots={"cpu": 1})
@@ -49,7 +49,7 @@ def test_a_producer_sends_what_fits(engine: Engine, fields) -> None:
 
 
 def test_a_known_key_is_sent_once(engine: Engine, fields) -> None:
-    """What was accepted before has its message."""
+    """An evaluation that was accepted before already has its message."""
     request = Request(**fields(idempotency_key="k"))
     told = [evaluations.submit(engine, [request, request], slots={}) for _ in range(2)]
     assert [[s.next for s in each] for each in told] == [[True, False], [False, False]]

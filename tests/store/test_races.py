@@ -1,4 +1,4 @@
-"""Whoever races for an evaluation: one verdict, nothing left open, and everybody knows what they did."""
+"""Races for one evaluation: one verdict, no open attempts, and the right result for each party."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.store.steps import change
 
 PASSED = Outcome(category=Category.PASSED, message="fine")
 LOST = Outcome(category=Category.WORKER_LOST, message="killed")
-#: Enough that each pair of racers meets in both orders.
+#: Number of rounds, enough for each pair of racers to meet in both orders.
 ROUNDS = 12
 
 
 def race(*racers: Callable[[], Any]) -> list[Any]:
-    """Let all go at the same moment, in a random order; what each returned."""
+    """Run all at the same moment in a random order, and return their results."""
     barrier = threading.Barrier(len(racers))
 
     def run(racer: Callable[[], Any]) -> Any:
@@ -41,7 +41,7 @@ def race(*racers: Callable[[], Any]) -> list[Any]:
 
 
 def facts(engine: Engine, identity: UUID) -> tuple[str, int, int, int]:
-    """State, verdicts, open attempts and all attempts of an evaluation."""
+    """Return an evaluation's state and its numbers of verdicts, open attempts and attempts."""
     attempts = "SELECT count(*) FROM attempts WHERE evaluation_id = e.id"
     verdicts = "SELECT count(*) FROM verdicts WHERE evaluation_id = e.id"
     query = f"SELECT state, ({verdicts}), ({attempts} AND ended_at IS NULL), ({attempts}) FROM evaluations AS e"
@@ -50,7 +50,7 @@ def facts(engine: Engine, identity: UUID) -> tuple[str, int, int, int]:
 
 
 class Racers:
-    """What the parties do to one evaluation."""
+    """The operations of all parties on one evaluation."""
 
     def __init__(self, engine: Engine, identity: UUID, worker: UUID) -> None:
         self.engine, self.identity, self.worker = engine, identity, worker
@@ -77,7 +77,7 @@ class Racers:
         return evaluations.unpublish(self.engine, [self.identity])
 
     def is_due(self) -> bool:
-        """True if it is queued and has no message."""
+        """Return whether it is queued without a message."""
         nexts = evaluations.upcoming(self.engine, {"cpu": 1000}).get("cpu", ())
         return self.identity in {one.id for one in nexts if not one.published}
 
@@ -87,7 +87,7 @@ class Racers:
 
 @pytest.fixture
 def begin(engine: Engine, fields, worker_id: UUID) -> Callable[..., Racers]:
-    """Submit an evaluation."""
+    """Return a function that submits an evaluation."""
 
     def one(**changes: object) -> Racers:
         [submitted] = evaluations.submit(engine, [Request(**fields(**changes))])
@@ -97,12 +97,12 @@ def begin(engine: Engine, fields, worker_id: UUID) -> Callable[..., Racers]:
 
 
 def overdue(engine: Engine) -> None:
-    """Let every lease run out."""
+    """Expire every lease."""
     change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s' WHERE ended_at IS NULL")
 
 
 def test_cancel_claim(engine: Engine, begin) -> None:
-    """A cancelled evaluation may have been begun or not, and is cancelled either way."""
+    """A cancelled evaluation ends as `cancelled`, with a begun attempt or without one."""
     seen: Counter[bool] = Counter()
     for _ in range(ROUNDS):
         it = begin()
@@ -120,7 +120,7 @@ def test_cancel_claim(engine: Engine, begin) -> None:
 
 
 def test_cancel_finish_sweep_bury(engine: Engine, begin) -> None:
-    """Judge, supervisor, sweeper and producer end one attempt at once."""
+    """Judge, supervisor, sweeper and producer end one attempt at the same time."""
     for _ in range(ROUNDS):
         it = begin(settings={"max_attempts": 1})
         assert it.claim() is not None
@@ -128,7 +128,7 @@ def test_cancel_finish_sweep_bury(engine: Engine, begin) -> None:
         cancelled, finished, lost, swept = race(it.cancel, it.finish, it.lose, it.expire_leases)
         assert facts(engine, it.identity) == ("done", 1, 0, 1)
         final = [finished] + [recorded for _, recorded in lost + swept]
-        # Exactly one of the four wrote the verdict, and knows it.
+        # Exactly one of the four wrote the verdict, and its result says so.
         assert final.count(Recorded.FINAL) + cancelled == 1
         verdict = evaluations.verdict(engine, it.identity)
         expected = "client" if cancelled else "judge" if finished is Recorded.FINAL else None
@@ -137,7 +137,7 @@ def test_cancel_finish_sweep_bury(engine: Engine, begin) -> None:
 
 
 def test_retry_cancel_claim(engine: Engine, begin) -> None:
-    """The fleet's failure puts it back while its producer gives up and another worker waits for it."""
+    """A fleet's failure requeues it while its producer cancels it and another worker claims it."""
     for _ in range(ROUNDS):
         it = begin(settings={"max_attempts": 3})
         assert it.claim() is not None
@@ -151,7 +151,7 @@ def test_retry_cancel_claim(engine: Engine, begin) -> None:
 
 
 def test_one_try_is_spent_by_many_who_see_a_death(engine: Engine, begin) -> None:
-    """Worker, supervisor and two sweepers see the same death: one attempt is used up, one message is due."""
+    """Worker, supervisor and two sweepers see the same death, which costs one attempt and makes one message due."""
     for _ in range(ROUNDS):
         it = begin(settings={"max_attempts": 3})
         assert it.claim() is not None
@@ -163,7 +163,7 @@ def test_one_try_is_spent_by_many_who_see_a_death(engine: Engine, begin) -> None
 
 
 def test_expire_claim_cancel(engine: Engine, begin) -> None:
-    """The moment at which its producer's patience ends: expired, or cancelled, never judged."""
+    """At the end of the producer's limit it is expired or cancelled, and never judged."""
     for _ in range(ROUNDS):
         it = begin(queue_wait_s=60)
         change(engine, "UPDATE evaluations SET expires_at = now() - interval '1 s' WHERE id = :id", id=it.identity)
@@ -175,7 +175,7 @@ def test_expire_claim_cancel(engine: Engine, begin) -> None:
 
 
 def test_publishing_claim(engine: Engine, begin) -> None:
-    """Two sweepers note messages and losses while a worker claims: nothing is claimed twice, nothing stays unseen."""
+    """With two sweepers and two claims at once, it is claimed exactly once and its message is not lost."""
     for _ in range(ROUNDS):
         it = begin()
         claimed, *_ = race(it.claim, it.publish, it.unpublish, it.claim)
@@ -185,7 +185,7 @@ def test_publishing_claim(engine: Engine, begin) -> None:
 
 
 def test_a_paused_worker_and_its_neighbour(engine: Engine, begin) -> None:
-    """A pause that comes while both claim: one of them has it, or nobody and its message is due."""
+    """After a pause during both claims one worker has it, or it is queued and its message is due."""
     neighbour = uuid4()
     workers.register(engine, id=neighbour, name="cpu-1@here", host="here", pid=2, lanes=["cpu"], device="cpu")
     for _ in range(ROUNDS):
@@ -202,7 +202,7 @@ def test_a_paused_worker_and_its_neighbour(engine: Engine, begin) -> None:
 
 
 def test_removing_and_submitting_again(engine: Engine, fields, worker_id: UUID) -> None:
-    """What is being removed for its age is submitted again at that moment: no submission fails, none is lost."""
+    """A concurrent removal and submission of the same key lets no submission fail and loses none."""
     keys = [f"k{n}" for n in range(5)]
     requests = [Request(**fields(n, idempotency_key=key)) for n, key in enumerate(keys)]
 
@@ -217,7 +217,7 @@ def test_removing_and_submitting_again(engine: Engine, fields, worker_id: UUID) 
         again = race(lambda: evaluations.submit(engine, requests), prune, lambda: evaluations.submit(engine, requests))
         ids = {s.evaluation_id for s in again[0]} | {s.evaluation_id for s in again[2]}
         alive = evaluations.existing(engine, ids)
-        # One that was found before it was removed is gone with its verdict; all others are there, with their sources.
+        # An evaluation found before its removal is gone with its verdict. The rest exists with its sources.
         assert all(s.evaluation_id in alive for result in (again[0], again[2]) for s in result if s.created)
         for identity in alive - set(evaluations.verdicts(engine, alive)):
             claimed = Racers(engine, identity, worker_id).claim()

@@ -1,4 +1,4 @@
-"""What people ask of the database: one evaluation, lists, counts, and the views."""
+"""Queries of users: one evaluation, lists, counts, and the views."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from tests.store.steps import change
 
 
 def view(engine: Engine, name: str, order: str = "1") -> list[dict[str, Any]]:
-    """A view's rows."""
     with engine.connect() as connection:
         return [dict(row) for row in connection.execute(text(f"SELECT * FROM {name} ORDER BY {order}")).mappings()]
 
 
 def test_show(engine: Engine, judged) -> None:
-    """Sources, settings, attempts and the verdict of one evaluation; a strange one is unknown."""
+    """It has sources, settings, attempts and the verdict, and an unknown id is an error."""
     retried = reports.show(engine, judged(Category.JUDGE_ERROR, 1))
     assert (retried.state, retried.verdict) == ("queued", None)
     assert [a.category for a in retried.attempts] == [Category.JUDGE_ERROR]
@@ -41,7 +40,7 @@ def test_show(engine: Engine, judged) -> None:
 
 
 def test_resolve_id(engine: Engine, fields) -> None:
-    """A full id, or enough of its beginning; several matches are refused."""
+    """A full id or a sufficient prefix is accepted, and an ambiguous one is refused."""
     identity = evaluations.submit(engine, [Request(**fields())])[0].evaluation_id
     for given in (str(identity), identity.hex[:4], str(identity)[:13], identity.hex.upper()):
         assert reports.resolve_id(engine, given) == identity
@@ -63,7 +62,7 @@ def test_resolve_id(engine: Engine, fields) -> None:
 
 
 def test_results_and_their_filters(engine: Engine, judged) -> None:
-    """The latest first; each filter keeps what it names."""
+    """The latest is first, and each filter selects its matches."""
     slow = judged(Category.PASSED, 1, ms=5, problem_label="soft_max", batch="b")
     crash = judged(Category.CRASHED, 2, problem="class Model: other", backend="cpp")
     now = datetime.now(UTC)
@@ -83,10 +82,10 @@ def test_results_and_their_filters(engine: Engine, judged) -> None:
 
 
 class TestViews:
-    """The documented views answer without joins by hand."""
+    """The documented views need no joins."""
 
     def test_outcomes_and_best_verdicts(self, engine: Engine, judged) -> None:
-        """Counts by lane, backend, category and blame; the fastest passed kernel of a problem on a device."""
+        """They count by lane, backend, category and blame, and list a problem's fastest passed kernel on a device."""
         judged(Category.PASSED, 1, ms=5, kernel_label="slow")
         judged(Category.PASSED, 2, ms=2, kernel_label="fast")
         judged(Category.PASSED, 3, kernel_label="untimed")
@@ -98,7 +97,7 @@ class TestViews:
         assert (best["kernel_label"], best["runtime_ms"], best["speedup"], best["device"]) == ("fast", 2, 5, "cpu")
 
     def test_fleet_utilisation(self, engine: Engine, worker_id: UUID, judged, fields) -> None:
-        """How busy each worker was within the last hour, capped at its lease, and with what it is now."""
+        """It has each worker's busy share of the last hour, up to its lease, and its current evaluation."""
         judged(Category.PASSED, 1)
         running = evaluations.submit(engine, [Request(**fields(2))])[0].evaluation_id
         evaluations.claim(engine, running, worker_id=worker_id, lease_s=30)
@@ -111,7 +110,7 @@ class TestViews:
         assert view(engine, "fleet_utilisation") == []
 
     def test_evaluation_overview(self, engine: Engine, judged, fields) -> None:
-        """One wide row each, whether done or not."""
+        """Each evaluation has one wide row, done or not."""
         judged(Category.PASSED, 1, ms=5)
         evaluations.submit(engine, [Request(**fields(2))])
         done, queued = view(engine, "evaluation_overview", "submitted_at")

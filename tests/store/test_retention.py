@@ -1,4 +1,4 @@
-"""What is removed for its age, and what stays."""
+"""Removal by age, and the data it keeps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OUTCOME = ended(
 
 @pytest.fixture
 def judged(engine: Engine, conclude: Callable[..., UUID]) -> Callable[..., UUID]:
-    """Makes an evaluation whose verdict is so many days old."""
+    """Return a function that makes an evaluation with a verdict of that age in days."""
 
     def one(days: float, number: int = 0, **changes: object) -> UUID:
         identity = conclude(OUTCOME, number, **changes)
@@ -39,7 +39,7 @@ def judged(engine: Engine, conclude: Callable[..., UUID]) -> Callable[..., UUID]
 
 
 def test_nothing_goes_by_default(engine: Engine, judged) -> None:
-    """Without the settings everything is kept, however old."""
+    """Without the settings all data of any age are kept."""
     judged(10_000)
     assert not prune(engine, retention_days=None, log_retention_days=None)
     tables = ("evaluations", "attempts", "verdicts", "problems", "kernels", "environments", "workers")
@@ -47,7 +47,7 @@ def test_nothing_goes_by_default(engine: Engine, judged) -> None:
 
 
 def test_old_evaluations_go_with_what_nobody_else_needs(engine: Engine, judged, fields) -> None:
-    """Sources go with the last evaluation that refers to them; environments stay, and so does what waits."""
+    """Sources are removed with their last evaluation. Environments and queued evaluations stay."""
     judged(8, 0)
     judged(8, 1)
     young = judged(6, 1)
@@ -59,7 +59,7 @@ def test_old_evaluations_go_with_what_nobody_else_needs(engine: Engine, judged, 
 
 
 def test_a_problem_with_a_baseline_stays(engine: Engine, judged, fields) -> None:
-    """All speedups in an environment share one base, also those to come."""
+    """All speedups in an environment share one baseline, including future ones."""
     judged(8)
     request = Request(**fields())
     with engine.connect() as connection:
@@ -70,7 +70,7 @@ def test_a_problem_with_a_baseline_stays(engine: Engine, judged, fields) -> None
 
 
 def test_old_logs_are_emptied_once_and_the_verdict_stays(engine: Engine, judged) -> None:
-    """Log and long evidence go, in the attempts too; category, facts, times and short evidence stay."""
+    """Log and long evidence are removed, also from attempts. Category, facts, times and short evidence stay."""
     old, young = judged(2, 0), judged(0.5, 1)
     assert prune(engine, retention_days=None, log_retention_days=1) == Pruned(logs=1)
     assert not prune(engine, retention_days=None, log_retention_days=1)
@@ -87,7 +87,7 @@ def test_old_logs_are_emptied_once_and_the_verdict_stays(engine: Engine, judged)
 
 
 def test_workers_that_left_nothing_behind_are_forgotten(engine: Engine, judged, worker_id: UUID) -> None:
-    """A week after they ended, once their attempts are gone; those that live never."""
+    """A stopped worker is removed after a week if it has no attempts, and a live one never."""
     judged(8)
     change(engine, "UPDATE workers SET stopped_at = now() - interval '8 days'")
     assert not prune(engine, retention_days=None, log_retention_days=None)
@@ -97,7 +97,7 @@ def test_workers_that_left_nothing_behind_are_forgotten(engine: Engine, judged, 
 
 
 def test_the_sweeper_prunes_in_bites(engine: Engine, config: Config, judged) -> None:
-    """By itself where the settings say so, a bite every few seconds and not at every sweep."""
+    """With the settings it removes a part every few seconds, and not at every sweep."""
     judged(8)
     with broker.make_app(config) as app:
         assert not sweep(engine, app, retry_delay_s=1).pruned
@@ -112,10 +112,10 @@ def test_the_sweeper_prunes_in_bites(engine: Engine, config: Config, judged) -> 
 def test_a_sweeper_that_may_not_remove_does_the_rest(
     engine: Engine, database_url: str, config: Config, judged, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A login without that right: it is logged once, and nothing else suffers."""
+    """A login without that right logs it once, and does all other work."""
     judged(8)
     with engine.begin() as connection:
-        # As the owner cannot take rights from himself for good, a trigger stands in for their want.
+        # The owner cannot revoke rights from itself permanently, so a trigger raises the error of a missing right.
         connection.execute(
             text(
                 "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "

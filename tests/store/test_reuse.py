@@ -1,4 +1,4 @@
-"""Verdicts that are reused: of equal evaluations, where they would come out the same, and said to be reused."""
+"""Reused verdicts: of equal evaluations, in an equal environment, and marked as reused."""
 
 from __future__ import annotations
 
@@ -20,26 +20,24 @@ from kqueue.store.listener import Listener
 from tests.samples import ended, passed
 from tests.store.steps import ENVIRONMENT, change, count, finish, together
 
-#: How long a silent worker counts as one that serves, in seconds.
+#: Seconds for which a silent worker counts as serving.
 LIVE_S = 30.0
 
 
 class Fleet:
-    """Submits evaluations, and judges them as a worker does that knows its environment."""
+    """Submits evaluations, and judges them like a worker with a known environment."""
 
     def __init__(self, engine: Engine, fields: Callable[..., dict[str, object]]) -> None:
         self.engine = engine
         self._fields = fields
 
     def worker(self, lanes: tuple[str, ...] = ("cpu",), device: str = "cpu") -> UUID:
-        """Register one more worker."""
         identity = uuid4()
         name = f"{identity.hex[:4]}@here"
         workers.register(self.engine, id=identity, name=name, host="here", pid=1, lanes=lanes, device=device)
         return identity
 
     def submit(self, number: int = 0, **changes: object) -> Submitted:
-        """Submit one evaluation."""
         request = Request(**self._fields(number, **changes))
         [submitted] = evaluations.submit(self.engine, [request], slots={"cpu": 1}, reuse_s=LIVE_S)
         return submitted
@@ -47,7 +45,7 @@ class Fleet:
     def judge(
         self, worker: UUID, identity: UUID, outcome: Outcome, *, conditions: str | None = "seal", **facts: object
     ) -> UUID:
-        """Have a worker judge it; `conditions` None: by reading the sources alone."""
+        """Judge it by a worker, or by static checks only if `conditions` is None."""
         claimed = evaluations.claim(self.engine, identity, worker_id=worker, lease_s=LIVE_S)
         if conditions is not None:
             evaluations.set_environment(self.engine, claimed.attempt_id, ENVIRONMENT | facts, conditions=conditions)
@@ -55,27 +53,26 @@ class Fleet:
         return identity
 
     def judged(self, worker: UUID, outcome: Outcome | None = None, number: int = 0, **changes: object) -> UUID:
-        """Submit one that is to be judged anew, and have a worker judge it."""
+        """Submit an evaluation without reuse, and judge it by a worker."""
         identity = self.submit(number, **{"reuse": False, **changes}).evaluation_id
         return self.judge(worker, identity, outcome or passed(log="hello"))
 
     def reuses(self, number: int = 0, **changes: object) -> bool:
-        """Submit one evaluation; return whether it has a verdict already."""
+        """Submit one evaluation, and return whether its verdict is reused."""
         return self.submit(number, **changes).reused
 
     def origin(self) -> UUID | None:
-        """Submit one evaluation; return the one whose verdict it has."""
+        """Submit one evaluation, and return the origin of its verdict."""
         return evaluations.verdict(self.engine, self.submit().evaluation_id).reused_from
 
     def age(self, identity: UUID) -> None:
-        """Make a verdict nine days old."""
         statement = "UPDATE verdicts SET finished_at = now() - interval '9 days' WHERE evaluation_id = :id"
         change(self.engine, statement, id=identity)
 
 
 @pytest.fixture
 def fleet(engine: Engine, fields: Callable[..., dict[str, object]]) -> Fleet:
-    """A fleet that has no worker yet."""
+    """A fleet without workers."""
     return Fleet(engine, fields)
 
 
@@ -83,7 +80,7 @@ class TestAnswer:
     """The verdict of an equal evaluation, at once and without an attempt."""
 
     def test_an_equal_evaluation_has_the_verdict_at_once(self, engine: Engine, fleet: Fleet) -> None:
-        """It is done when it is accepted, has no attempt, and says whose verdict it has and of when."""
+        """It is done when accepted, has no attempt, and names its verdict's origin and the time of the judgement."""
         first = fleet.judged(fleet.worker())
         again = fleet.submit(batch="b", kernel_label="l")
         assert (again.created, again.reused, again.next) == (True, True, False)
@@ -97,7 +94,7 @@ class TestAnswer:
         assert count(engine, "attempts") == count(engine, "verdicts", "reused_from IS NULL") == 1
 
     def test_which_are_equal(self, fleet: Fleet) -> None:
-        """Kernel, problem and settings decide; labels, batch, priority, producer and patience do not."""
+        """Kernel, problem and settings decide, but not labels, batch, priority, producer or queue limit."""
         worker = fleet.worker()
         first = fleet.judged(worker, batch="a", producer="x")
         assert fleet.reuses(batch="b", producer="y", priority="interactive", queue_wait_s=9, problem_label="p")
@@ -108,7 +105,7 @@ class TestAnswer:
         assert fleet.origin() == second
 
     def test_a_worker_may_have_nothing_reused(self, engine: Engine, fleet: Fleet) -> None:
-        """Where it tells no conditions, all are judged: at submission and at the claim."""
+        """Without reported conditions every evaluation is judged, both at submission and at the claim."""
         worker = fleet.worker()
         claimed = evaluations.claim(engine, fleet.submit().evaluation_id, worker_id=worker, lease_s=LIVE_S)
         evaluations.set_environment(engine, claimed.attempt_id, ENVIRONMENT, conditions=None)
@@ -118,7 +115,7 @@ class TestAnswer:
         assert evaluations.claim(engine, submitted.evaluation_id, worker_id=worker, lease_s=LIVE_S) is not None
 
     def test_what_waits_is_answered_when_its_turn_comes(self, engine: Engine, fleet: Fleet, config) -> None:
-        """Equal evaluations that wait together get the first one's verdict, no attempt, and news of it."""
+        """Equal queued evaluations get the first one's verdict with a notification and without an attempt."""
         worker = fleet.worker()
         first, second = fleet.submit().evaluation_id, fleet.submit().evaluation_id
         late = fleet.submit(queue_wait_s=60).evaluation_id
@@ -136,7 +133,7 @@ class TestAnswer:
         assert evaluations.verdict(engine, late).category is Category.EXPIRED
 
     def test_what_was_tried_is_tried_again(self, engine: Engine, fleet: Fleet) -> None:
-        """A retry keeps its attempts: it is judged, whatever became of its equals."""
+        """A retry keeps its attempts and is judged, even if an equal one has a verdict."""
         worker = fleet.worker()
         mine = fleet.submit().evaluation_id
         fleet.judge(worker, mine, ended(Category.WORKER_LOST))
@@ -144,7 +141,7 @@ class TestAnswer:
         assert evaluations.claim(engine, mine, worker_id=worker, lease_s=LIVE_S).number == 2
 
     def test_a_batch_is_answered_as_far_as_it_is_known(self, engine: Engine, fleet: Fleet, fields) -> None:
-        """Known ones end, the others are queued, in one transaction and in their order."""
+        """Known entries end and the rest is queued, in one transaction and in their order."""
         worker = fleet.worker()
         for number in (0, 2):
             fleet.judged(worker, number=number)
@@ -154,7 +151,7 @@ class TestAnswer:
         assert [one.next for one in submitted] == [False, True, False, True, True]
 
     def test_together_each_has_one_verdict(self, engine: Engine, fleet: Fleet) -> None:
-        """Submissions, claims and cancelling at the same moment leave one verdict each."""
+        """Concurrent submissions, claims and cancellations leave one verdict each."""
         worker = fleet.worker()
         first = fleet.submit().evaluation_id
         waiting = [fleet.submit().evaluation_id for _ in range(4)]
@@ -175,10 +172,10 @@ class TestAnswer:
 
 
 class TestEnvironment:
-    """Only what was judged where the lane is served now."""
+    """Reuse only of verdicts from the lane's current environments."""
 
     def test_another_environment_is_judged_anew(self, fleet: Fleet) -> None:
-        """A verdict from before an upgrade, of a host that is gone, or of another judge is not reused."""
+        """A verdict from before an upgrade, from a removed host or by another judge is not reused."""
         worker = fleet.worker()
         fleet.judged(worker)
         others = [{"torch": "3.0"}, {"host": "there"}, {"driver": "999"}, {"conditions": "another judge"}]
@@ -192,7 +189,7 @@ class TestEnvironment:
             assert fleet.origin() == waiting.evaluation_id
 
     def test_a_restarted_worker_is_the_same_again(self, fleet: Fleet) -> None:
-        """From the first kernel on that it has run, what was judged before its restart is known."""
+        """After its first kernel a restarted worker has its environment, and the earlier verdicts are reused."""
         old = fleet.worker()
         first = fleet.judged(old)
         workers.stop(fleet.engine, old)
@@ -202,7 +199,7 @@ class TestEnvironment:
         assert fleet.origin() == first
 
     def test_a_worker_that_does_not_serve_counts_for_nothing(self, engine: Engine, fleet: Fleet) -> None:
-        """Stopped, silent, paused or on another lane: its environment may have gone with it."""
+        """The environment of a stopped, silent, paused or other lane's worker could be gone."""
         for number, gone in enumerate(
             ("stopped_at = now()", "heartbeat_at = now() - interval '31 s'", "paused = 'x'", "lanes = '{gpu}'")
         ):
@@ -213,14 +210,14 @@ class TestEnvironment:
             assert not fleet.reuses(number), gone
 
     def test_any_environment_that_serves_will_do(self, fleet: Fleet) -> None:
-        """Of two kinds of hosts on one lane, the one that judged it may answer, and on all lanes that it serves."""
+        """Of two environments on one lane, either one's verdicts are reused."""
         one, other = fleet.worker(("cpu", "cpu.fast")), fleet.worker()
         first = fleet.judged(one)
         fleet.judge(other, fleet.submit(1).evaluation_id, passed(), host="there")
         assert fleet.origin() == first
 
     def test_what_a_bad_gpu_said_is_not_reused(self, engine: Engine, fleet: Fleet) -> None:
-        """Once the GPU on which it was judged was quarantined, it is judged anew, also when that GPU serves again."""
+        """After a quarantine of its GPU an evaluation is judged again, also when that GPU serves again."""
         gpus.register(engine, host="here", index=0, uuid="GPU-1", name="H200")
         bad, good = fleet.worker(device="GPU-1"), fleet.worker(device="GPU-2")
         fleet.judged(bad)
@@ -233,13 +230,13 @@ class TestEnvironment:
         assert fleet.reuses()
 
     def test_what_an_operator_has_forgotten_is_judged_anew(self, engine: Engine, fleet: Fleet) -> None:
-        """The statement of docs/operations.md, for changes that no fingerprint shows."""
+        """The statement of docs/operations.md works, for changes without a fingerprint."""
         fleet.judged(fleet.worker())
         change(engine, "UPDATE verdicts SET content = NULL WHERE content IS NOT NULL")
         assert not fleet.reuses()
 
     def test_what_was_read_is_known_with_the_worker(self, fleet: Fleet) -> None:
-        """A source that is refused by reading is reused under the fingerprint that its worker gets."""
+        """A verdict of static checks is reused once its worker has a fingerprint."""
         worker = fleet.worker()
         fleet.judge(worker, fleet.submit().evaluation_id, ended(Category.SYNTAX_ERROR), conditions=None)
         assert not fleet.reuses()
@@ -249,22 +246,22 @@ class TestEnvironment:
 
 
 class TestHonesty:
-    """What may come out otherwise is judged again."""
+    """Results that can change are judged again."""
 
     def test_only_what_comes_out_the_same(self, fleet: Fleet) -> None:
-        """The table of categories says what is reused; failures of fleet and problem, and luck, never are."""
+        """The table of categories decides, and excludes failures of fleet and problem, and luck."""
         worker, settings = fleet.worker(), {"max_attempts": 1}
         for number, category in enumerate(Category):
             fleet.judge(worker, fleet.submit(number, settings=settings).evaluation_id, ended(category))
             assert fleet.reuses(number, settings=settings) is category.info.reusable, category
             assert not category.info.reusable or category.blame in {Blame.NONE, Blame.CANDIDATE}
-        # What time, memory, races or a process's death may cause.
+        # Categories that time, memory, races or a process's death can cause.
         lucky = {"timeout", "compile_timeout", "gpu_out_of_memory", "host_out_of_memory", "crashed", "nondeterministic"}
         lucky |= {"illegal_memory_access", "cuda_error", "output_limit", "sandbox_violation", "reward_hack"}
         assert not any(CATEGORIES[Category(name)].reusable for name in lucky)
 
     def test_a_pass_that_is_disputed_is_worth_nothing(self, fleet: Fleet) -> None:
-        """What passes once and fails once is judged each time, whichever came first: luck is not multiplied."""
+        """A kernel that passes once and fails once, in either order, is judged each time, so luck does not spread."""
         worker = fleet.worker()
         for number, failure in enumerate((Category.WRONG_VALUES, Category.CRASHED)):
             fleet.judged(worker, ended(failure), number)
@@ -277,14 +274,14 @@ class TestHonesty:
         assert not fleet.reuses(2)
 
     def test_a_disturbed_time_is_not_reused(self) -> None:
-        """Nor is what a suspected kernel did."""
+        """Neither is a result of a suspected kernel."""
         assert all(reusable(passed(evidence=Evidence(strangers=seen))) for seen in (None, (), "unknown"))
         stranger = Stranger(pid=1, name=None, memory_bytes=None, active=True)
         for disturbed in ({"alone": True}, {"baseline_drift": Drift(was_ms=1, is_ms=2)}, {"strangers": (stranger,)}):
             assert not reusable(passed(evidence=Evidence(**disturbed))), disturbed
 
     def test_what_took_several_tries_is_not_reused(self, engine: Engine, fleet: Fleet) -> None:
-        """It may pass by luck; one that was handed back was no try."""
+        """It can pass by luck. An attempt that was handed back does not count."""
         for handed_back, again in ((True, True), (False, False)):
             worker, number = fleet.worker(), int(handed_back)
             identity = fleet.submit(number, reuse=False).evaluation_id
@@ -297,7 +294,7 @@ class TestHonesty:
             assert fleet.reuses(number) is again
 
     def test_a_suspicion_takes_a_pass_back(self, fleet: Fleet) -> None:
-        """A kernel that took its workers with it is judged each time, whatever it came to before."""
+        """A kernel that killed its workers is judged each time, in spite of an earlier pass."""
         worker, settings = fleet.worker(), {"max_attempts": 1}
         fleet.judged(worker, settings=settings)
         assert fleet.reuses(settings=settings)
@@ -307,17 +304,17 @@ class TestHonesty:
         assert not fleet.reuses(settings=settings)
 
     def test_a_verdict_that_was_emptied_is_not_copied(self, engine: Engine, fleet: Fleet) -> None:
-        """A copy would lack its log, and say that it was emptied before it ended."""
+        """A copy would lack the log, and be marked as emptied before its end."""
         fleet.age(fleet.judged(fleet.worker()))
         assert retention.prune(engine, retention_days=None, log_retention_days=8).logs == 1
         assert not fleet.reuses()
 
 
 class TestOthers:
-    """What reads, keeps and removes evaluations copes with those that have no attempt."""
+    """Evaluations without attempts are read, kept and removed like ones with attempts."""
 
     def test_copies_stand_by_themselves(self, engine: Engine, fleet: Fleet) -> None:
-        """The removal of the original leaves them whole, and they are emptied and removed by their own age."""
+        """They are complete without the original, and are emptied and removed by their own age."""
         first = fleet.judged(fleet.worker())
         again = fleet.submit().evaluation_id
         before = evaluations.verdict(engine, again)
@@ -325,14 +322,14 @@ class TestOthers:
         pruned = retention.prune(engine, retention_days=8, log_retention_days=None)
         assert (pruned.evaluations, pruned.kernels) == (1, 0)
         assert evaluations.verdict(engine, again) == before
-        assert not fleet.reuses()  # a copy is not reused in the original's place
+        assert not fleet.reuses()  # a copy does not replace the original as a source of reuse
         fleet.age(again)
         assert retention.prune(engine, retention_days=None, log_retention_days=8).logs == 1
         assert evaluations.verdict(engine, again).log == ""
         assert retention.prune(engine, retention_days=8, log_retention_days=None).evaluations == 1
 
     def test_a_key_gives_the_same_evaluation(self, fleet: Fleet) -> None:
-        """Reused or not; but a key of what may be reused is not one of what may not."""
+        """Reused or not, a key keeps its evaluation, but not with another value of `reuse`."""
         fleet.judged(fleet.worker())
         first, second = fleet.submit(idempotency_key="k"), fleet.submit(idempotency_key="k")
         assert (first.evaluation_id, second.created, first.reused) == (second.evaluation_id, False, True)

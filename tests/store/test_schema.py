@@ -1,4 +1,4 @@
-"""The schema: up, down, no drift, and what is said when it is not the right one."""
+"""The schema: upgrades, downgrades, no drift, and errors about another one."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ VIEWS = {"outcomes", "best_verdicts", "fleet_utilisation", "evaluation_overview"
 
 @pytest.fixture
 def empty(server) -> Iterator[str]:
-    """A database without any schema."""
+    """A database without a schema."""
     url = server.empty_database(f"empty_{uuid4().hex}")
     yield url
     server.drop(url)
 
 
 def revisions() -> list[str]:
-    """All revisions, the oldest first."""
+    """Return all revisions, the oldest first."""
     return [s.revision for s in ScriptDirectory.from_config(schema._alembic()).walk_revisions()][::-1]
 
 
 def relations(url: str) -> set[str]:
-    """Tables and views, and nothing else, that the database holds."""
+    """Return the database's tables and views."""
     engine = connect(url, application="tests")
     try:
         found = inspect(engine)
@@ -48,7 +48,7 @@ def relations(url: str) -> set[str]:
 
 
 def test_every_step_goes_up_down_and_up(empty: str) -> None:
-    """Each single revision can be applied, taken back and applied again; all together leave nothing behind."""
+    """Each revision can be applied, reverted and applied again, and a full downgrade leaves no table."""
     before = "base"
     for revision in revisions():
         schema.upgrade(empty, revision)
@@ -64,14 +64,14 @@ def test_every_step_goes_up_down_and_up(empty: str) -> None:
 
 
 def test_models_and_migrations_agree(engine: Engine) -> None:
-    """Autogenerate finds nothing to change between the models and the migrated schema."""
+    """Autogenerate finds no difference between the models and the migrated schema."""
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
         assert compare_metadata(context, Base.metadata) == []
 
 
 def test_the_database_takes_the_states_that_there_are(engine: Engine) -> None:
-    """The constraint on a column of a table names each state of the enum and no other."""
+    """A column's constraint has exactly the states of its enum."""
     columns: dict[str, type[StrEnum]] = {
         "evaluations_state": EvaluationState,
         "gpus_state": GpuState,
@@ -86,14 +86,14 @@ def test_the_database_takes_the_states_that_there_are(engine: Engine) -> None:
 
 
 def test_migrations_started_together_take_turns(empty: str) -> None:
-    """Several migration jobs at once leave one good schema and no error."""
+    """Concurrent migrations leave one correct schema without an error."""
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(schema.upgrade, [empty] * 4))
     assert schema.current(empty) == schema.head()
 
 
 def test_check_says_what_to_do_about_another_schema(engine: Engine, database_url: str, empty: str) -> None:
-    """The head's is accepted; none and an older one ask for `kqueue db upgrade`; a newer one for a newer kqueue."""
+    """A missing or older schema asks for `kqueue db upgrade`, and a newer one for a newer kqueue."""
     schema.check(engine)
     nothing = connect(empty, application="tests")
     with pytest.raises(SchemaMismatch, match="db upgrade"):

@@ -1,4 +1,4 @@
-"""Submitting: written once, all or none."""
+"""Submission: all or none, and once per key."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.store.steps import change, count, together
 
 
 class TestSubmit:
-    """Submission: one transaction, sources by content, keys once."""
+    """Submissions in one transaction, with sources by content and unique keys."""
 
     def test_sources_are_stored_once(self, engine: Engine, fields) -> None:
-        """Equal problems and kernels share a row; the order of the answers is the requests'."""
+        """Equal problems and kernels share a row, and the answers keep the order of the requests."""
         requests = [Request(**fields(n % 2, problem_label=f"p{n}")) for n in range(6)]
         submitted = evaluations.submit(engine, requests)
         assert (count(engine, "problems"), count(engine, "kernels"), count(engine, "evaluations")) == (1, 2, 6)
@@ -26,7 +26,7 @@ class TestSubmit:
         assert all(s.created and s.message.lane == "cpu" for s in submitted)
 
     def test_a_known_key_gives_the_same_evaluation(self, engine: Engine, fields) -> None:
-        """Before and within one batch, only the first submission under a key creates."""
+        """Only the first submission of a key creates an evaluation, also within one batch."""
         request = Request(**fields(idempotency_key="k"))
         first = evaluations.submit(engine, [request, request])
         again = evaluations.submit(engine, [request])
@@ -34,7 +34,7 @@ class TestSubmit:
         assert len({s.evaluation_id for s in first + again}) == 1
 
     def test_a_key_for_another_kernel_is_refused_whole(self, engine: Engine, fields) -> None:
-        """The verdict of another kernel is never passed off as this one's; nothing of the batch is written."""
+        """Another kernel's verdict is never returned, and no part of the batch is written."""
         evaluations.submit(engine, [Request(**fields(1, idempotency_key="k"))])
         with pytest.raises(IdempotencyConflict, match="'k'") as caught:
             evaluations.submit(engine, [Request(**fields(2)), Request(**fields(3, idempotency_key="k"))])
@@ -43,14 +43,14 @@ class TestSubmit:
 
     @pytest.mark.parametrize("other", [{"settings": {"checks": 2}}, {"lane": "gpu"}])
     def test_a_key_for_what_is_judged_otherwise_is_refused(self, engine: Engine, fields, other) -> None:
-        """The verdict under other settings or of another lane is not the one that was asked for."""
+        """A verdict under other settings or of another lane is not the requested one."""
         evaluations.submit(engine, [Request(**fields(idempotency_key="k"))])
         with pytest.raises(IdempotencyConflict, match="'k'"):
             evaluations.submit(engine, [Request(**fields(idempotency_key="k") | other)])
         assert count(engine, "evaluations") == 1
 
     def test_a_key_for_the_same_judgement(self, engine: Engine, fields) -> None:
-        """Names, priority and patience decide no verdict, and a lane that the fleet chose is any lane."""
+        """Labels, priority and queue limit do not affect a verdict, and a lane chosen by the fleet matches any lane."""
         [first] = evaluations.submit(engine, [Request(**fields(idempotency_key="k"))])
         names = {"batch": "b", "kernel_label": "l", "producer": "p", "priority": "interactive", "queue_wait_s": 9}
         for request, any_lane in ((names, ()), ({"lane": "gpu"}, ("k",))):
@@ -58,7 +58,7 @@ class TestSubmit:
             assert (again.evaluation_id, again.created) == (first.evaluation_id, False)
 
     def test_settings_of_an_older_version_are_the_same(self, engine: Engine, fields) -> None:
-        """What an older version did not write has its default."""
+        """A setting that an older version did not write has its default."""
         request = Request(**fields(idempotency_key="k"))
         evaluations.submit(engine, [request])
         change(engine, "UPDATE evaluations SET settings = settings - 'comparison'")
@@ -68,7 +68,7 @@ class TestSubmit:
             evaluations.submit(engine, [request])
 
     def test_whose_it_is(self, engine: Engine, fields) -> None:
-        """Priority and producer are stored; nobody takes a token's name."""
+        """Priority and producer are stored, and a producer cannot have a token's name."""
         evaluations.submit(engine, [Request(**fields()), Request(**fields(priority="interactive", producer="me"))])
         assert count(engine, "evaluations", "priority = 'interactive' AND producer = 'me'") == 1
         assert count(engine, "evaluations", "priority = 'batch' AND producer = ''") == 1
@@ -76,7 +76,7 @@ class TestSubmit:
             Request(**fields(producer="token:me"))
 
     def test_a_stored_problem_is_named_by_its_hash(self, engine: Engine, fields) -> None:
-        """The name stands for the source wherever that was given before; the judge is given the source."""
+        """The hash replaces a source that was submitted before, and the judge gets the source."""
         source = Request(**fields(1))
         evaluations.submit(engine, [source])
         named = Request(**fields(2, problem=f"sha256:{source.problem_hash}"))
@@ -89,7 +89,7 @@ class TestSubmit:
         assert count(engine, "problems") == 1
 
     def test_a_problem_that_nobody_stored_is_unknown(self, engine: Engine, fields) -> None:
-        """Nothing of the batch is written; a source in the same batch counts as stored."""
+        """No part of the batch is written. A source in the same batch counts as stored."""
         unknown = fields(1, problem=f"sha256:{'a' * 64}")
         with pytest.raises(UnknownProblem, match="unknown problem sha256:aaa") as caught:
             evaluations.submit(engine, [Request(**fields(2)), Request(**unknown)])
@@ -101,7 +101,7 @@ class TestSubmit:
         assert count(engine, "problems") == 1
 
     def test_one_key_from_many_at_once(self, engine: Engine, fields) -> None:
-        """Eight processes submit the same keys in different orders: each key is created once, nobody fails."""
+        """Eight threads with the same keys in different orders create each key once without an error."""
         requests = [Request(**fields(n, idempotency_key=f"k{n}")) for n in range(10)]
         answers = together(8, lambda n: evaluations.submit(engine, requests[:: 1 if n % 2 else -1]))
         assert sum(s.created for answer in answers for s in answer) == 10

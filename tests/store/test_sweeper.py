@@ -1,4 +1,4 @@
-"""The sweeper: whatever Redis, a worker or a producer lost, Postgres knows."""
+"""The sweeper: Postgres restores all losses of Redis, a worker or a producer."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def app(config: Config) -> Iterator[Celery]:
 @pytest.fixture(scope="module")
 @starts_services
 def modules_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
-    """A Valkey that tests may stop."""
+    """A Valkey that tests can stop."""
     with Valkey(tmp_path_factory.mktemp("valkey")) as service:
         yield service
 
 
 @pytest.fixture
 def own_valkey(modules_valkey: Valkey) -> Valkey:
-    """A Valkey that the test may stop; it runs, has memory, and is empty."""
+    """A Valkey that the test can stop, running, with memory, and empty."""
     modules_valkey.start()
     with Redis.from_url(modules_valkey.url.replace("redis+socket://", "unix://")) as client:
         client.config_set("maxmemory", 0)
@@ -55,18 +55,17 @@ def own_valkey(modules_valkey: Valkey) -> Valkey:
 
 
 def submit(engine: Engine, fields, count: int, **changes: object) -> list[UUID]:
-    """Accepted evaluations without messages."""
+    """Submit evaluations without messages, and return their ids."""
     submitted = evaluations.submit(engine, [Request(**fields(n, **changes)) for n in range(count)])
     return [s.evaluation_id for s in submitted]
 
 
 def message() -> Message:
-    """A message like any other."""
     return Message(uuid4(), "cpu", deadlines_s=1, label="x")
 
 
 def older(engine: Engine) -> None:
-    """Let a minute pass for all evaluations."""
+    """Make all evaluations a minute older."""
     change(
         engine,
         "UPDATE evaluations SET submitted_at = submitted_at - interval '1 min', "
@@ -76,26 +75,25 @@ def older(engine: Engine) -> None:
 
 @contextmanager
 def redis(app: Celery) -> Iterator[Any]:
-    """A client of the fleet's Redis."""
+    """Open a client of the fleet's Redis."""
     with app.connection_for_read() as connection:
         yield connection.default_channel.client
 
 
 def in_order(app: Celery, lane: str = "cpu") -> list[UUID]:
-    """The evaluations of a lane's queue, the next one first."""
+    """Return the evaluations of a lane's queue, the next one first."""
     with redis(app) as client:
         found = client.lrange(broker.queue(lane).name, 0, -1)
     return [UUID(json.loads(message)["headers"]["id"]) for message in reversed(found)]
 
 
 def length(app: Celery, lane: str = "cpu") -> int:
-    """Messages in a lane's queue."""
     with redis(app) as client:
         return client.llen(broker.queue(lane).name)
 
 
 def look_again(app: Celery) -> None:
-    """Let the time pass after which Redis is looked through again."""
+    """End the interval between two searches of Redis."""
     with redis(app) as client:
         assert 0 < client.ttl("kqueue.sweeper") <= LOOK_EVERY_S
         client.delete("kqueue.sweeper")
@@ -103,7 +101,7 @@ def look_again(app: Celery) -> None:
 
 @pytest.mark.parametrize("forged", ["run id without an end", "run id for long", "hash"])
 def test_a_forged_mark_hides_no_loss(engine: Engine, app: Celery, fields, forged: str) -> None:
-    """A mark that says for too long that Redis was searched, or that is no text, does not keep messages from it."""
+    """A mark of a search that is not text or expires too late does not prevent the next search."""
     ids = submit(engine, fields, 2)
     sweep(engine, app, retry_delay_s=1)
     with redis(app) as client:
@@ -119,7 +117,7 @@ def test_a_forged_mark_hides_no_loss(engine: Engine, app: Celery, fields, forged
 
 @pytest.mark.parametrize("forged", ["text without an end", "text for long", "list"])
 def test_a_forged_turn_delays_no_chore(app: Celery, forged: str) -> None:
-    """A chore whose key lasts too long is done, and then not before its time."""
+    """A chore whose key expires too late runs, and then not again before its time."""
     with redis(app) as client:
         if forged == "list":
             client.lpush("kqueue.sweeper.probes", "x")
@@ -152,7 +150,7 @@ def test_a_queue_that_is_no_list_is_removed(
 
 
 def test_unsent_messages_are_sent_once(engine: Engine, app: Celery, fields) -> None:
-    """What its producer did not send is sent to its lane; the next sweep finds nothing to do."""
+    """Messages that the producer did not send are sent to their lanes, and the next sweep has no work."""
     assert sweep(engine, app, retry_delay_s=1).idle
     ids, others = submit(engine, fields, 5), submit(engine, fields, 1, lane="gpu.h200")
     assert sweep(engine, app, retry_delay_s=1) == SweepReport(swept=True, published=6)
@@ -164,7 +162,7 @@ def test_unsent_messages_are_sent_once(engine: Engine, app: Celery, fields) -> N
 
 
 def test_redis_holds_the_next_ones(engine: Engine, app: Celery, fields, worker_id: UUID) -> None:
-    """However long the queue is; as some are taken or end, others follow, in their order."""
+    """The queue is limited to a window, and later evaluations follow in order when earlier ones are claimed or end."""
     ids = submit(engine, fields, 200)
     size = evaluations.window(1)
     assert sweep(engine, app, retry_delay_s=1).published == size
@@ -182,7 +180,7 @@ def test_redis_holds_the_next_ones(engine: Engine, app: Celery, fields, worker_i
 
 
 def test_dead_messages_go(engine: Engine, app: Celery, fields, worker_id: UUID) -> None:
-    """What was cancelled, doubles and strangers' words leave the queue, though nothing waits any more."""
+    """Messages of cancelled evaluations, duplicates and foreign messages are removed, even from an idle queue."""
     ids = submit(engine, fields, 5)
     sweep(engine, app, retry_delay_s=1)
     with redis(app) as client:
@@ -196,7 +194,7 @@ def test_dead_messages_go(engine: Engine, app: Celery, fields, worker_id: UUID) 
 
 
 def test_whose_turn_it_is_changes(engine: Engine, app: Celery, fields) -> None:
-    """A message that is in Redis already gives way to one whose turn comes first."""
+    """A message in Redis is replaced by one that is now ahead of it."""
     ids = submit(engine, fields, 30)
     fill(engine, app)
     change(engine, "UPDATE evaluations SET priority = 'interactive' WHERE id = :id", id=ids[-1])
@@ -207,7 +205,7 @@ def test_whose_turn_it_is_changes(engine: Engine, app: Celery, fields) -> None:
 
 
 def test_a_retry_waits_for_the_sweep(engine: Engine, app: Celery, fields, worker_id: UUID) -> None:
-    """A worker may have refused it a moment ago: what reacts to submissions and ends does not send it again."""
+    """A worker could just have refused it, so the fill after submissions and ends does not send it again."""
     (identity,) = submit(engine, fields, 1)
     claimed = evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30)
     assert claimed is not None
@@ -218,7 +216,7 @@ def test_a_retry_waits_for_the_sweep(engine: Engine, app: Celery, fields, worker
 
 
 def test_submissions_and_fills_at_once(engine: Engine, app: Celery, fields) -> None:
-    """Producers send what fits and sweepers the rest: in the end Redis holds the next ones, each once."""
+    """Producers and sweepers together send the next evaluations to Redis, each once."""
 
     def act(number: int) -> None:
         if number % 2:
@@ -235,7 +233,7 @@ def test_submissions_and_fills_at_once(engine: Engine, app: Celery, fields) -> N
 
 
 def test_lost_messages_are_sent_again(engine: Engine, app: Celery, fields) -> None:
-    """Exactly those that Redis lost, also when others still wait there; strangers' messages do not disturb."""
+    """Exactly the lost ones are sent, also from a queue with other messages, and foreign messages are ignored."""
     ids = submit(engine, fields, 6)
     sweep(engine, app, retry_delay_s=1)
     with redis(app) as client:
@@ -246,7 +244,7 @@ def test_lost_messages_are_sent_again(engine: Engine, app: Celery, fields) -> No
     look_again(app)
     assert sweep(engine, app, retry_delay_s=1) == SweepReport(swept=True, missing=2, published=2)
     assert broker.waiting(app, "cpu") == set(ids)
-    # An emptied Redis is filled at once, in order: no interval passes.
+    # An emptied Redis is filled at once and in order, without a wait for the interval.
     with redis(app) as client:
         client.flushall()
     assert sweep(engine, app, retry_delay_s=1) == SweepReport(swept=True, missing=6, published=6)
@@ -254,7 +252,7 @@ def test_lost_messages_are_sent_again(engine: Engine, app: Celery, fields) -> No
 
 
 def test_a_redis_emptied_while_it_is_looked_through_is_noticed(engine: Engine, app: Celery, fields) -> None:
-    """What is lost between the look and its note is not taken for seen."""
+    """A loss between the search and its mark is found."""
     ids = submit(engine, fields, 5)
     sweep(engine, app, retry_delay_s=1)
     look_again(app)
@@ -268,14 +266,14 @@ def test_a_redis_emptied_while_it_is_looked_through_is_noticed(engine: Engine, a
 
 
 def test_another_server_in_the_place_of_redis_is_noticed(engine: Engine, own_valkey: Valkey, fields) -> None:
-    """A restart without its data, and one with data that are older: the server's run id tells."""
+    """The server's run id reveals a restart without data or with older data."""
     with broker.make_app(load(redis_url=own_valkey.url)) as app:
         ids = submit(engine, fields, 3)
         sweep(engine, app, retry_delay_s=1)
         own_valkey.stop()
         own_valkey.start()
         with redis(app) as client:
-            # Its data came back, the marker among them, but for one message.
+            # All data returned, including the mark, except one message.
             assert client.exists("kqueue.sweeper")
             client.rpop(broker.queue("cpu").name)
         assert sweep(engine, app, retry_delay_s=1).published == 1
@@ -283,7 +281,7 @@ def test_another_server_in_the_place_of_redis_is_noticed(engine: Engine, own_val
 
 
 def test_redis_without_memory_is_borne(engine: Engine, own_valkey: Valkey, fields) -> None:
-    """It refuses to take messages, which is no failure of the sweep; when it has room again they are sent."""
+    """Its refusal of messages is no failure of the sweep, and they are sent when it has memory again."""
     with broker.make_app(load(redis_url=own_valkey.url)) as app:
         broker.check(app)
         ids = submit(engine, fields, 3)
@@ -302,14 +300,14 @@ def test_redis_without_memory_is_borne(engine: Engine, own_valkey: Valkey, field
 
 
 def test_a_redis_that_hangs_is_given_up(own_valkey: Valkey) -> None:
-    """Whoever sends goes on; the message that it may have taken nevertheless harms nobody."""
+    """The sender times out, and a message that Redis accepted nevertheless does no harm."""
     first, last = message(), message()
     with broker.make_app(load(redis_url=own_valkey.url), patience_s=0.5) as app:
         broker.publish(app, [first])
         assert own_valkey.pid is not None
         os.kill(own_valkey.pid, signal.SIGSTOP)
         try:
-            # Once, and not for each message, which would take longer than this test may.
+            # One timeout for all messages. One for each would exceed the test's time.
             with pytest.raises(BrokerUnavailable, match="KQUEUE_REDIS_URL"):
                 broker.publish(app, [message() for _ in range(400)])
         finally:
@@ -319,7 +317,7 @@ def test_a_redis_that_hangs_is_given_up(own_valkey: Valkey) -> None:
 
 
 def test_redis_down_is_borne(engine: Engine, own_valkey: Valkey, fields) -> None:
-    """Without Redis everything else is done; when it is back, the messages are sent."""
+    """Without Redis all other work is done, and the messages are sent when it returns."""
     with broker.make_app(load(redis_url=own_valkey.url)) as app:
         own_valkey.stop()
         submit(engine, fields, 3)
@@ -339,7 +337,7 @@ def test_redis_down_is_borne(engine: Engine, own_valkey: Valkey, fields) -> None
 
 
 def test_a_restart_of_redis_loses_no_message(engine: Engine, own_valkey: Valkey) -> None:
-    """A connection that broke between two messages is opened again; else all sweeps use one connection."""
+    """A connection that broke between two messages is opened again, and all sweeps share one connection."""
     with broker.make_app(load(redis_url=own_valkey.url)) as app:
         broker.publish(app, [message()])
         own_valkey.stop()
@@ -355,7 +353,7 @@ def test_a_restart_of_redis_loses_no_message(engine: Engine, own_valkey: Valkey)
 
 
 def test_silent_workers_are_given_up(engine: Engine, app: Celery, fields, worker_id: UUID) -> None:
-    """The attempt of a silent worker is retried, its message sent when due, and the worker marked as stopped."""
+    """A silent worker's attempt is retried, its message is sent when due, and the worker is marked as stopped."""
     (identity,) = submit(engine, fields, 1)
     assert evaluations.claim(engine, identity, worker_id=worker_id, lease_s=30) is not None
     change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s'")
@@ -366,7 +364,7 @@ def test_silent_workers_are_given_up(engine: Engine, app: Celery, fields, worker
 
 
 def test_two_sweepers_do_no_harm(engine: Engine, app: Celery, fields) -> None:
-    """Of sweepers at the same moment one works; nothing is sent twice."""
+    """One of the concurrent sweepers works, and no message is sent twice."""
     ids = submit(engine, fields, 200)
     with ThreadPoolExecutor(4) as pool:
         reports = list(pool.map(lambda _: sweep(engine, app, retry_delay_s=1), range(4)))

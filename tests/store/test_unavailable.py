@@ -1,4 +1,4 @@
-"""A database that is away, or goes away."""
+"""A database that is or becomes unavailable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.store.steps import ENVIRONMENT, PASSED, change
 
 
 def calls(identity: UUID) -> Sequence[Callable[[Engine], object]]:
-    """Every function of the store, called somehow."""
+    """Return a call of every function of the store."""
     request = Request(problem="p", kernel="k", backend="torch", lane="cpu")
     return [
         lambda e: evaluations.submit(e, [request]),
@@ -44,21 +44,21 @@ def calls(identity: UUID) -> Sequence[Callable[[Engine], object]]:
 
 
 class TestUnavailable:
-    """Postgres may go away at any time: one typed error, never the driver's."""
+    """An unavailable Postgres is one typed error, never the driver's."""
 
     def test_nobody_listens(self, tmp_path) -> None:
-        """Every function says that the database cannot be used, and where it is configured."""
+        """Every function raises the error with the setting of the database's address."""
         engine = connect(f"postgresql+psycopg://postgres@/kqueue?host={tmp_path}", application="tests")
         for call in calls(uuid4()):
             with pytest.raises(DatabaseUnavailable, match="KQUEUE_DATABASE_URL"):
                 call(engine)
 
     def test_a_prepared_statement_is_out_of_date(self, engine: Engine) -> None:
-        """A migration has changed a column's type: it is the database's, fails once, and is right when asked again."""
+        """A changed column type is the database's error once, and the next call succeeds."""
         one = connect(engine.url.render_as_string(hide_password=False), application="tests", pool_size=1)
         identity = uuid4()
         workers.register(one, id=identity, name="n", host="h", pid=1, lanes=[], device="cpu")
-        for _ in range(8):  # the driver prepares what it has sent five times
+        for _ in range(8):  # the driver prepares a statement after five executions
             assert [worker.pid for worker in workers.live(one, within_s=60)] == [1]
         change(engine, "ALTER TABLE workers ALTER COLUMN pid TYPE bigint")
         with pytest.raises(DatabaseUnavailable, match="has just changed"):
@@ -67,7 +67,7 @@ class TestUnavailable:
         one.dispose()
 
     def test_no_schema(self, server) -> None:
-        """A database without the tables asks for the migration."""
+        """A database without tables asks for the migration."""
         url = server.empty_database(f"empty_{uuid4().hex}")
         engine = connect(url, application="tests")
         for call in calls(uuid4()):
@@ -77,7 +77,7 @@ class TestUnavailable:
         server.drop(url)
 
     def test_a_cut_in_the_middle_of_a_transaction(self, database_url: str, engine: Engine, submit) -> None:
-        """The connection breaks under a claim: a typed error, nothing half done, and the next call works."""
+        """A connection that breaks during a claim is a typed error without a partial write, and the next call works."""
         identity = submit()
         worker = uuid4()
         workers.register(engine, id=worker, name="w", host="h", pid=1, lanes=["cpu"], device="cpu")
@@ -87,7 +87,7 @@ class TestUnavailable:
                 claiming = pool.submit(evaluations.claim, engine, identity, worker_id=worker, lease_s=30)
                 while holder.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone() == (0,):
                     pass
-                # Not the holder's, which would let the claim go on first.
+                # The holder's connection stays, because its end would release the claim first.
                 holder.execute(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                     "WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -99,7 +99,7 @@ class TestUnavailable:
         assert claimed.number == 1
 
     def test_idle_connections_are_replaced(self, server, database_url: str, engine: Engine, submit) -> None:
-        """A restart of the server between two calls is not noticed."""
+        """A restart of the server between two calls causes no error."""
         submit()
         server.cut(database_url)
         submit()

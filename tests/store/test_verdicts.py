@@ -1,4 +1,4 @@
-"""Ending attempts and evaluations: one verdict, whoever races."""
+"""The end of attempts and evaluations: one verdict in every race."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.store.steps import ENVIRONMENT, LOST, PASSED, change, count, finish
 
 
 class TestFinish:
-    """Ending: the first writer wins, the fleet's failures are tried again."""
+    """The first verdict is final, and the fleet's failures are retried."""
 
     def test_a_verdict_in_full(self, engine: Engine, submit, claim) -> None:
-        """What the judge handed in comes back, with environment, labels and derived facts."""
+        """A verdict has the judge's outcome with environment, labels and derived facts."""
         claimed = claim(submit(problem_label="p", kernel_label="k"))
         evaluations.set_environment(engine, claimed.attempt_id, ENVIRONMENT, conditions="")
         told = {"message": "fine", "phase": "time", "facts": Facts(median_ms=2.0), "log": "hello"}
@@ -42,7 +42,7 @@ class TestFinish:
         assert count(engine, "verdicts", "speedup = 2.5 AND runtime_ms = 2 AND blame = 'none' AND correctness") == 1
 
     def test_a_verdict_of_another_version_is_read(self, engine: Engine, submit, claim) -> None:
-        """What a row holds that this version does not know is left out, and the row keeps it."""
+        """Unknown values of a row are not read, and stay in the row."""
         claimed = claim(submit())
         finish(engine, claimed, ended(Category.CRASHED, evidence=Evidence(checks=5)))
         change(
@@ -55,7 +55,7 @@ class TestFinish:
         assert count(engine, "verdicts", "evidence ? 'new' AND facts ? 'new'") == 1
 
     def test_the_fleets_failure_is_tried_again(self, engine: Engine, submit, claim) -> None:
-        """Queued again, with a growing delay, until the attempts are used up; then it is the verdict."""
+        """It is queued again with a growing delay, until the attempts are used up and it is the verdict."""
         identity = submit(settings={"max_attempts": 3})
         for number, recorded in ((1, Recorded.RETRY), (2, Recorded.RETRY), (3, Recorded.FINAL)):
             claimed = claim(identity)
@@ -72,7 +72,7 @@ class TestFinish:
         assert (verdict.category, verdict.attempts) == (Category.JUDGE_ERROR, 3)
 
     def test_an_attempt_that_was_handed_back_is_no_try(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
-        """A worker that was told to stop uses up nothing, however often, and the evaluation is due at once."""
+        """A stopped worker uses up no attempt, however often, and the evaluation is due at once."""
         identity = submit(settings={"max_attempts": 1})
         for number in (1, 2, 3):
             assert claim(identity).number == number
@@ -81,7 +81,7 @@ class TestFinish:
         claimed = claim(identity)
         assert finish(engine, claimed, LOST) is Recorded.FINAL
         assert count(engine, "attempts", "handed_back") == 3
-        # The delay grows with the tries, not with the attempts.
+        # The delay grows with the failed attempts, not with the ones handed back.
         identity = submit(settings={"max_attempts": 3})
         claim(identity)
         evaluations.lose_worker(engine, worker_id, retry_delay_s=100, message="stopped", handed_back=True)
@@ -90,13 +90,12 @@ class TestFinish:
         assert count(engine, "evaluations", "available_at <= now() + interval '100 s' AND available_at > now()") == 1
 
     def test_a_candidates_failure_is_final(self, engine: Engine, submit, claim) -> None:
-        """Only the fleet's failures are retried."""
         for category in Category:
             if category.blame in {Blame.CANDIDATE, Blame.PROBLEM}:
                 assert finish(engine, claim(submit()), ended(category)) is Recorded.FINAL
 
     def test_an_earlier_attempt_is_late(self, engine: Engine, submit, claim) -> None:
-        """A judge that comes back after its attempt was given up changes nothing of the next one."""
+        """An outcome of an attempt that was given up does not affect the next one."""
         first = claim(submit())
         finish(engine, first, LOST)
         second = claim(first.evaluation_id)
@@ -107,7 +106,7 @@ class TestFinish:
     def test_the_loser_is_logged(
         self, engine: Engine, submit, claim, worker_id: UUID, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Who came too late, what it would have said, and whose word stands; those who agree are not news."""
+        """The log has the late writer, its outcome and the final verdict, unless both agree."""
         claimed = claim(submit())
         finish(engine, claimed, ended(Category.CRASHED))
         finish(engine, claimed, ended(Category.CRASHED), by="worker")
@@ -140,10 +139,8 @@ class TestFinish:
 
 
 class TestCancel:
-    """The producer's own end."""
-
     def test_the_running_attempt_is_closed_by_its_worker(self, engine: Engine, submit, claim) -> None:
-        """The worker's outcome is late, and its attempt does not stay open."""
+        """The worker's outcome is late, and its attempt is closed."""
         claimed = claim(submit())
         evaluations.cancel(engine, claimed.evaluation_id)
         assert count(engine, "attempts", "ended_at IS NULL") == 1
@@ -151,7 +148,7 @@ class TestCancel:
         assert count(engine, "attempts", "ended_at IS NULL") == 0
 
     def test_unknown(self, engine: Engine) -> None:
-        """There is nothing to cancel, and no verdict to read."""
+        """An unknown evaluation can be neither cancelled nor read."""
         with pytest.raises(UnknownEvaluation):
             evaluations.cancel(engine, uuid4())
         with pytest.raises(UnknownEvaluation):
@@ -159,10 +156,8 @@ class TestCancel:
 
 
 class TestLeases:
-    """Workers that fall silent."""
-
     def test_a_silent_workers_attempt_is_lost(self, engine: Engine, submit, claim) -> None:
-        """Past its lease an attempt ends as worker_lost and the evaluation is queued again."""
+        """After its lease an attempt ends as worker_lost, and the evaluation is queued again."""
         claimed, alive = claim(submit()), claim(submit())
         change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s' WHERE id = :id", id=claimed.attempt_id)
         assert evaluations.expire_leases(engine, retry_delay_s=0) == [(claimed.evaluation_id, Recorded.RETRY)]
@@ -170,7 +165,7 @@ class TestLeases:
         assert finish(engine, alive, PASSED) is Recorded.FINAL
 
     def test_a_frozen_writer_holds_nobody_up(self, engine: Engine, submit, claim) -> None:
-        """An evaluation whose row a stopped process holds is passed over, the others are ended."""
+        """An evaluation whose row a stopped process has locked is skipped, and the rest ends."""
         frozen, other = claim(submit()), claim(submit())
         change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s'")
         with engine.connect() as holder:
@@ -178,7 +173,6 @@ class TestLeases:
             assert evaluations.expire_leases(engine, retry_delay_s=0) == [(other.evaluation_id, Recorded.RETRY)]
 
     def test_a_cancelled_attempt_of_a_dead_worker_is_closed(self, engine: Engine, submit, claim) -> None:
-        """No attempt stays open for ever."""
         claimed = claim(submit())
         evaluations.cancel(engine, claimed.evaluation_id)
         change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s'")
@@ -186,7 +180,7 @@ class TestLeases:
         assert count(engine, "attempts", "ended_at IS NULL") == 0
 
     def test_a_lost_worker_loses_its_attempt_at_once(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
-        """Whoever saw it die need not wait for the lease."""
+        """A process that saw it die need not wait for the lease."""
         claimed = claim(submit(settings={"max_attempts": 1}))
         lost = evaluations.lose_worker(engine, worker_id, retry_delay_s=0, message="exit code 1")
         assert lost == [(claimed.evaluation_id, Recorded.FINAL)]
@@ -198,7 +192,7 @@ class TestLeases:
         )
 
     def test_queued_too_long(self, engine: Engine, submit, claim) -> None:
-        """Only what was never started expires, and only past its time."""
+        """An evaluation expires only after its time, and only if it was never started."""
         patient, impatient, retried = submit(), submit(queue_wait_s=60), submit(queue_wait_s=60)
         finish(engine, claim(retried), LOST)
         change(engine, "UPDATE evaluations SET expires_at = now() - interval '1 s' WHERE expires_at IS NOT NULL")
@@ -206,22 +200,21 @@ class TestLeases:
         assert set(evaluations.verdicts(engine, [patient, impatient, retried])) == {impatient}
 
 
-# The function of the database that writes verdicts.
+# The database function that writes verdicts.
 
 
 @pytest.fixture
 def submitted(engine: Engine, fields) -> UUID:
-    """A queued evaluation."""
     return evaluations.submit(engine, [Request(**fields())])[0].evaluation_id
 
 
 def conclude(engine: Engine, record: str) -> None:
-    """Write a verdict past everything else."""
+    """Write a verdict through the database function only."""
     change(engine, "SELECT kqueue_conclude(CAST(:record AS jsonb))", record=record)
 
 
 def test_a_cancelled_evaluation_has_the_verdict_of_its_category(engine: Engine, submitted: UUID) -> None:
-    """The database writes for `cancelled` what any other writer would."""
+    """The database's verdict `cancelled` equals any other writer's."""
     assert evaluations.cancel(engine, submitted)
     cancelled = Outcome(category=Category.CANCELLED, message="the producer cancelled the evaluation")
     verdict = evaluations.verdict(engine, submitted)
@@ -231,12 +224,11 @@ def test_a_cancelled_evaluation_has_the_verdict_of_its_category(engine: Engine, 
     with engine.connect() as connection:
         row = connection.execute(text("SELECT * FROM verdicts")).mappings().one()
     assert (row["blame"], row["compiled"], row["correctness"]) == (cancelled.blame, None, None)
-    # A value that is not there is null, and not JSON's null.
+    # A missing value is SQL's null, not JSON's.
     assert (row["attempt_id"], row["runtime"], row["baseline"], row["runtime_ms"]) == (None, None, None, None)
 
 
 def test_the_first_verdict_stands(engine: Engine, submitted: UUID) -> None:
-    """A second one changes nothing, whoever writes it."""
     evaluations.cancel(engine, submitted)
     conclude(
         engine,
@@ -248,7 +240,7 @@ def test_the_first_verdict_stands(engine: Engine, submitted: UUID) -> None:
 
 
 def test_what_is_no_verdict_is_refused(engine: Engine, submitted: UUID) -> None:
-    """Nothing is written, and no evaluation is done without a verdict."""
+    """No row is written, and no evaluation is done without a verdict."""
     for record in ("{}", "[]", "null", '{"evaluation_id": "00000000-0000-0000-0000-000000000007"}'):
         with pytest.raises(DBAPIError):
             conclude(engine, record)

@@ -1,4 +1,4 @@
-"""Why an evaluation waits."""
+"""The reason of an evaluation's wait."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.store.steps import LOST, change, finish, used
 
 @pytest.fixture
 def why(engine: Engine):
-    """Asks why an evaluation waits."""
+    """Return a function that reports why an evaluation waits."""
     return lambda identity: reports.waiting(engine, identity, within_s=90)
 
 
 def test_what_is_in_the_way(engine: Engine, enqueue, claim, why, worker_id: UUID) -> None:
-    """Nobody who serves the lane, workers that pause, a try that is not due; or nothing, as it does not wait."""
+    """The reason is no worker, paused workers or a delayed retry, and a done evaluation has none."""
     [identity] = enqueue(1, lane="gpu")
     assert why(identity).why is Why.NO_WORKER
     [first, done] = enqueue(2)
@@ -40,7 +40,7 @@ def test_what_is_in_the_way(engine: Engine, enqueue, claim, why, worker_id: UUID
 
 
 def test_place_and_estimate(engine: Engine, enqueue, why, worker_id: UUID) -> None:
-    """One producer's wait in the order of their submission, and take as long as they used to."""
+    """A producer's evaluations are in the order of submission, and are expected to take their past average."""
     used(engine, "a", 200, 100)
     ids = enqueue(31, producer="a")
     found = why(ids[30])
@@ -51,7 +51,7 @@ def test_place_and_estimate(engine: Engine, enqueue, why, worker_id: UUID) -> No
 
 
 def test_what_runs_is_waited_for(engine: Engine, enqueue, claim, why, worker_id: UUID) -> None:
-    """As long as it used to take, less what it has had; a running evaluation itself waits for nobody."""
+    """Its expected rest is added to the estimate, and a running evaluation itself has no reason to wait."""
     used(engine, "a", 200, 100)
     running, queued = enqueue(2, producer="a")
     assert why(queued).starts_in_s == pytest.approx(2)
@@ -63,7 +63,7 @@ def test_what_runs_is_waited_for(engine: Engine, enqueue, claim, why, worker_id:
 
 
 def test_one_that_is_claimed_meanwhile_waits_no_more(engine: Engine, enqueue, claim, why, worker_id: UUID) -> None:
-    """Between two looks of the same question the last one that waits may begin."""
+    """The last queued evaluation can begin between two queries of the same report."""
     [queued] = enqueue(1)
     looks: list[str] = []
 
@@ -79,7 +79,7 @@ def test_one_that_is_claimed_meanwhile_waits_no_more(engine: Engine, enqueue, cl
 
 
 def test_the_place_agrees_with_the_order(engine: Engine, enqueue, why, worker_id: UUID) -> None:
-    """Of several producers and priorities, each at its place among the next."""
+    """Among several producers and priorities, each place is near the actual one."""
     used(engine, "a", 300, 100)
     used(engine, "b", 240, 60)
     used(engine, "c", 20, 10)
@@ -93,7 +93,7 @@ def test_the_place_agrees_with_the_order(engine: Engine, enqueue, why, worker_id
 
 
 def test_of_very_many_it_counts_a_part(engine: Engine, enqueue, worker_id: UUID) -> None:
-    """Then the place and the beginning are the least, and it says so; who is not behind them all has an exact place."""
+    """Place and begin are then lower bounds and marked so, and an evaluation before them has an exact place."""
     why = partial(reports.waiting, engine, within_s=90, counted=60)
     used(engine, "a", 200, 100)
     used(engine, "b", 200, 100)
@@ -115,7 +115,7 @@ def test_of_very_many_it_counts_a_part(engine: Engine, enqueue, worker_id: UUID)
 
 
 def test_a_label_chooses_no_strangers_problems(engine: Engine, enqueue) -> None:
-    """One that begins somebody's hash names its own evaluations alone; a long beginning of a hash names a problem."""
+    """A label equal to the start of a hash selects that label only. A long prefix selects a problem."""
     [mine] = enqueue(1, problem_label="mine")
     with engine.connect() as connection:
         [digest] = connection.scalars(text("SELECT problem_hash FROM evaluations"))

@@ -1,4 +1,4 @@
-"""Signs of life of workers, and the leases of their attempts."""
+"""Heartbeats of workers, and the leases of their attempts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from tests.store.steps import PASSED, change, count, finish
 
 
 class TestWorkers:
-    """Who lives."""
-
     def test_live_workers_and_lanes(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
-        """A worker counts for all its lanes while it beats; it says what it is busy with."""
+        """A live worker counts for all its lanes, and has its current evaluation."""
         gpu = uuid4()
         workers.register(
             engine, id=gpu, name="gpu0-0@here", host="here", pid=2, lanes=["gpu", "gpu.h200"], device="GPU-1"
@@ -27,7 +25,7 @@ class TestWorkers:
         assert workers.live_lanes(engine, within_s=30) == {"cpu": 1}
 
     def test_silence_and_return(self, engine: Engine, worker_id: UUID) -> None:
-        """A silent worker is not alive and then given up; its next heartbeat brings it back."""
+        """A silent worker is first not live and then stopped, and its next heartbeat revives it."""
         change(engine, "UPDATE workers SET heartbeat_at = now() - interval '100 s'")
         assert workers.live(engine, within_s=30) == []
         assert workers.stop_silent(engine, older_than_s=90) == 1
@@ -36,7 +34,7 @@ class TestWorkers:
         assert [w.id for w in workers.live(engine, within_s=30)] == [worker_id]
 
     def test_one_that_is_being_heard_of_is_passed_over(self, engine: Engine, worker_id: UUID) -> None:
-        """Nobody waits for it, and nobody stops it."""
+        """A worker whose heartbeat is being written is neither waited for nor stopped."""
         change(engine, "UPDATE workers SET heartbeat_at = now() - interval '100 s'")
         with engine.begin() as heartbeat:
             heartbeat.execute(text("UPDATE workers SET heartbeat_at = now()"))
@@ -44,14 +42,14 @@ class TestWorkers:
         assert [w.id for w in workers.live(engine, within_s=30)] == [worker_id]
 
     def test_a_heartbeat_renews_the_lease(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
-        """What its worker executes is not lost while the worker beats."""
+        """A worker with heartbeats does not lose its attempt."""
         claim(submit())
         change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s'")
         workers.heartbeat(engine, [worker_id], lease_s=30)
         assert evaluations.expire_leases(engine, retry_delay_s=0) == []
 
     def test_steps_are_of_attempts_that_run(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
-        """Worker and evaluation tell the step; an attempt that has ended, or is being ended, is not written to."""
+        """Worker and evaluation have the step, but an attempt that has ended or is about to end is not updated."""
         done = claim(submit())
         finish(engine, done, PASSED)
         running = claim(submit())
@@ -71,7 +69,7 @@ class TestWorkers:
         assert count(engine, "attempts", "step IS NOT NULL") == 1
 
     def test_a_heartbeat_does_not_keep_the_dead_alive(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
-        """An attempt that its worker has left behind, or past the hard limit, is not renewed."""
+        """An attempt that its worker abandoned, or past the hard limit, is not renewed."""
         left, overdue = claim(submit()), claim(submit())
         change(engine, "UPDATE attempts SET lease_until = now() - interval '1 s', started_at = now() - interval '9 h'")
         workers.heartbeat(engine, [worker_id], lease_s=30)
@@ -81,7 +79,7 @@ class TestWorkers:
     def test_a_frozen_judge_does_not_silence_its_neighbours(
         self, engine: Engine, submit, claim, worker_id: UUID
     ) -> None:
-        """A process that stopped while it held its attempt's row keeps no other lease from being renewed."""
+        """A stopped process that locks its attempt's row does not prevent the renewal of other leases."""
         frozen = claim(submit())
         neighbour = uuid4()
         workers.register(engine, id=neighbour, name="cpu-1@here", host="here", pid=2, lanes=["cpu"], device="cpu")
@@ -95,7 +93,6 @@ class TestWorkers:
         assert [identity for identity, _ in lost] == [frozen.evaluation_id]
 
     def test_what_has_ended_is_not_renewed(self, engine: Engine, submit, claim, worker_id: UUID) -> None:
-        """Ended attempts of a worker are neither renewed nor changed."""
         claimed = claim(submit())
         finish(engine, claimed, PASSED)
         before = count(engine, "attempts", "lease_until > now() + interval '1 h'")

@@ -1,4 +1,4 @@
-"""The fleet's page on a real port of loopback, in front of real services; a stand-in judges."""
+"""The fleet's page on a loopback port, with real services and a stand-in for the worker."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ from tests.web.visiting import visitor
 
 @pytest.fixture(scope="module")
 def application() -> Callable[..., FastAPI]:
-    """The function that makes the application: the API with its pages."""
     return create_app
 
 
 @pytest.fixture
 def browser(served: Served, token: Callable[..., str]) -> Iterator[httpx.Client]:
-    """A browser that is logged in to look and submit."""
+    """A browser that is logged in with the scope `submit`."""
     with visitor(served, token("submit")) as client:
         yield client
 
 
 @pytest.fixture
 def queued(served: Served) -> UUID:
-    """An evaluation that waits."""
     with served.client() as api:
         return submit(api, 0)

@@ -1,4 +1,4 @@
-"""What the tests of pages share: requests with results, and what a page must not hold."""
+"""Steps of the tests of pages: requests with results, and checks of a page's safety."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kqueue.store.searches import Run
 from tests.http.standin import Served, end
 from tests.samples import ended, measurement, passed, request_fields
 
-#: Markup, a template, a formula, and characters that move a reader's eye.
+#: Markup, a template, a formula, and bidirectional control characters.
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>{{7*7}}\x1b[31m\u202egnp\u2066'
 
 
@@ -35,12 +35,12 @@ class Elements(HTMLParser):
         self.found.append((tag, {name: value or "" for name, value in attrs}))
 
     def all(self, tag: str, attribute: str) -> list[str]:
-        """The values of an attribute of all elements with it."""
+        """Return an attribute's values of all elements with a given name."""
         return [attributes[attribute] for name, attributes in self.found if name == tag and attribute in attributes]
 
 
 def check(answer: httpx.Response) -> None:
-    """A page's headers, that it has no script or style but the server's files, and that no foreign text acts in it."""
+    """Check a page's headers, that scripts and styles are the server's files only, and that foreign text is inert."""
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -63,7 +63,7 @@ def check(answer: httpx.Response) -> None:
 
 
 def shown(browser: httpx.Client, address: str, status: int = 200) -> str:
-    """Ask for a page; it keeps to the policy, and nothing in it came from foreign text as it was."""
+    """Return a page, after a check of its status, its policy and its escaped text."""
     answer = browser.get(address)
     assert answer.status_code == status, (address, answer.text)
     check(answer)
@@ -71,7 +71,7 @@ def shown(browser: httpx.Client, address: str, status: int = 200) -> str:
 
 
 def drawn(browser: httpx.Client, page: str) -> int:
-    """Ask for all charts of a page, in both themes; return how many there are."""
+    """Request all charts of a page in both themes, and return their number."""
     elements = Elements(page)
     sources = elements.all("source", "srcset")
     images = [address for address in elements.all("img", "src") if not address.startswith("/static/")]
@@ -93,7 +93,7 @@ def found_wrong(message: str = "") -> Outcome:
 
 
 def end_all_wrong(engine: Engine, worker_id: UUID, message: str = "") -> None:
-    """End all evaluations that wait, as of kernels that are wrong in the same way."""
+    """End all queued evaluations as wrong in the same way."""
     with engine.connect() as connection:
         ids = connection.scalars(text("SELECT id FROM evaluations WHERE state = 'queued'")).all()
     for identity in ids:
@@ -101,7 +101,7 @@ def end_all_wrong(engine: Engine, worker_id: UUID, message: str = "") -> None:
 
 
 def judged(served: Served, judge: Callable[..., None], outcome: Outcome | None = None, **fields: Any) -> UUID:
-    """Submit an evaluation and end it: it passed, or as the outcome says."""
+    """Submit an evaluation, and end it as passed or with the outcome."""
     with served.client() as api:
         answer = api.post("/v1/evaluations", json={**request_fields(uuid4().int), "reuse": False, **fields})
     identity = UUID(answer.raise_for_status().json()["evaluation_id"])
@@ -110,12 +110,12 @@ def judged(served: Served, judge: Callable[..., None], outcome: Outcome | None =
 
 
 def took(ms: float) -> Outcome:
-    """A right kernel that took so long; the reference took 1 ms."""
+    """Return a passed outcome with this runtime and a reference of 1 ms."""
     return passed(runtime=measurement(ms), baseline=measurement(1.0))
 
 
 def search(engine: Engine, name: str, said: str = "fine", **plan: object) -> Run:
-    """A search of three steps: 0; 1 and 2 from 0; 3 from 1. The last is the best."""
+    """Create a search of three steps: 0, then 1 and 2 from 0, then 3 from 1. The last is the best."""
     run = searches.create(engine, name, {"algorithm": "PS", "metrics": ["inverse_runtime"], **plan})
     planned = [
         [{"number": 0, "kernel": "class ModelNew: start"}],

@@ -1,4 +1,4 @@
-"""Autopsies on the page, before a stand-in for a worker."""
+"""Autopsies on the page, with a stand-in for the worker."""
 
 from __future__ import annotations
 
@@ -20,25 +20,24 @@ from tests.web.visiting import OWN_FORM, visitor
 
 @pytest.fixture
 def served(serve: Callable[[Config], Served], config: Config, worker_id: UUID) -> Served:
-    """A server whose autopsies end with the test."""
+    """A server with autopsies that end with the test."""
     return serve(config)
 
 
 @pytest.fixture
 def browser(served: Served, token: Callable[[str], str]) -> Generator[httpx.Client]:
-    """A browser that is logged in to bring problems."""
+    """A browser that is logged in with the scope `problems`."""
     with visitor(served, token("problems")) as client:
         yield client
 
 
 @pytest.fixture
 def wrong(served: Served, judge: Callable[..., None]) -> UUID:
-    """An evaluation whose kernel was wrong."""
     return judged(served, judge, found_wrong(HOSTILE), problem=TAIL, kernel_label=HOSTILE)
 
 
 def test_a_failure_is_shrunk(browser: httpx.Client, engine: Engine, worker_id: UUID, wrong: UUID) -> None:
-    """It is begun by a button, shows how far it is, and has a program in the end; what others wrote stays text."""
+    """A button starts it, the page shows its progress and finally its program, and foreign text is escaped."""
     address = f"/evaluations/{wrong}/autopsy"
     assert "<button>Autopsy" in browser.get(f"/evaluations/{wrong}").text
     assert "has no autopsy of it" in browser.get(address).text
@@ -62,7 +61,7 @@ def test_a_failure_is_shrunk(browser: httpx.Client, engine: Engine, worker_id: U
 
 
 def test_one_runs_once_and_few_at_once(browser: httpx.Client, served: Served, judge, wrong, monkeypatch) -> None:
-    """Asked for again it goes on; beyond a few, others are told to come back."""
+    """A repeated request joins the running autopsy, and one above the limit is a 429."""
     monkeypatch.setattr(autopsy, "_MOST_RUNNING", 1)
     for _ in range(2):
         assert browser.post(f"/evaluations/{wrong}/autopsy", headers=OWN_FORM).status_code == 303
@@ -73,7 +72,7 @@ def test_one_runs_once_and_few_at_once(browser: httpx.Client, served: Served, ju
 
 
 def test_who_may_and_what_for(browser: httpx.Client, served: Served, judge, token, wrong: UUID) -> None:
-    """It brings new problems, so it needs that scope; what did not fail, or has not ended, has none."""
+    """It needs the scope for new problems, and a failed evaluation with a verdict."""
     address = f"/evaluations/{wrong}/autopsy"
     assert browser.post(address, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
     with visitor(served, token("submit")) as other:

@@ -20,7 +20,7 @@ Judge = Callable[..., None]
 
 
 def test_a_batch_with_what_came_of_it(served: Served, browser: httpx.Client, judge: Judge) -> None:
-    """Progress with an estimate, categories, fast_p, the best, failures by blame, and the cost."""
+    """A batch has progress with an estimate, categories, fast_p, the best kernel, failures by blame, and the cost."""
     worked = Evidence(cpu_s={"judge": 0.5, "candidate": 2.0})
     judged(served, judge, took(0.4).model_copy(update={"evidence": worked}), batch="step/1", kernel_label="good one")
     failed = judged(served, judge, ended(Category.CRASHED, message="it fell over"), batch="step/1")
@@ -40,7 +40,7 @@ def test_a_batch_with_what_came_of_it(served: Served, browser: httpx.Client, jud
 
 
 def test_the_cost_of_a_large_batch_is_added_up_if_asked_for(served, browser, judge, monkeypatch) -> None:
-    """It reads all attempts."""
+    """The sum is computed on request only, because it reads all attempts."""
     judged(served, judge, batch="large")
     monkeypatch.setattr(batches, "_CHEAP", 0)
     assert "slot time" not in shown(browser, "/batches/large")
@@ -48,7 +48,7 @@ def test_the_cost_of_a_large_batch_is_added_up_if_asked_for(served, browser, jud
 
 
 def test_batches_are_listed(served: Served, browser: httpx.Client, judge: Judge) -> None:
-    """The latest first, by the beginning of their names, hostile ones too; and as CSV."""
+    """The latest is first. Names are filtered by their beginning, hostile ones are escaped, and CSV is offered."""
     judged(served, judge, batch="b-1")
     judged(served, judge, batch=f"={HOSTILE}")
     page = shown(browser, "/batches")
@@ -60,7 +60,7 @@ def test_batches_are_listed(served: Served, browser: httpx.Client, judge: Judge)
 
 
 def test_a_batch_with_a_hostile_name(served: Served, browser: httpx.Client, judge: Judge) -> None:
-    """Its page, its charts and its links work, and it is text."""
+    """Its page, charts and links work, and its name is escaped."""
     name = f"a/b?c#d%2F..&{HOSTILE}"
     judged(served, judge, took(0.5), batch=name)
     page = shown(browser, f"/batches/{quote(name, safe='')}")
@@ -68,7 +68,7 @@ def test_a_batch_with_a_hostile_name(served: Served, browser: httpx.Client, judg
 
 
 def test_a_batch_in_which_nothing_has_ended(served: Served, browser: httpx.Client) -> None:
-    """No estimate, and no division by nothing."""
+    """It has no estimate, and no division by zero."""
     with served.client() as api:
         api.post("/v1/evaluations", json=request_fields(batch="new")).raise_for_status()
     page = shown(browser, "/batches/new")

@@ -1,4 +1,4 @@
-"""Forms whose body breaks off or is not what its framing says."""
+"""Forms whose bodies end early or violate their framing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.http.standin import Served
 def test_a_broken_chunk_logs_no_traceback(
     served: Served, path: bytes, chunk: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A broken body is the client's fault: it is refused, and logs no error."""
+    """A broken body is the client's fault: it is refused without an error in the log."""
     head = b"POST " + path + b" HTTP/1.1\r\nHost: %b\r\nContent-Type: application/x-www-form-urlencoded\r\n"
     with (
         caplog.at_level(logging.WARNING),

@@ -1,4 +1,4 @@
-"""The page in a real browser: by keyboard, by what assistive technology sees, on a phone, and as news come."""
+"""The page in a real browser: keyboard, assistive technology, phone size, and live updates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 _FLAGS += ["--disable-component-update", "--disable-sync"]
 _AXE = Path(__file__).parent / "axe" / "axe.min.js"
-#: Milliseconds that anything may take on a busy machine.
+#: Timeout of each browser action on a busy machine in milliseconds.
 _PATIENCE_MS = 120_000
 
 pytestmark = pytest.mark.skipif(_CHROMIUM is None, reason="there is no chromium on PATH")
@@ -77,7 +77,7 @@ def test_by_keyboard_alone(visit, token, queued: UUID, judge) -> None:
         tab.keyboard.press("Tab")
         if tab.evaluate("document.activeElement.getAttribute('href')") == f"/evaluations/{queued}":
             break
-    # Where the focus is can be seen.
+    # The focused element is visibly outlined.
     assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     tab.keyboard.press("Enter")
     tab.wait_for_url(f"**/evaluations/{queued}")
@@ -103,7 +103,7 @@ def test_axe_finds_nothing(visit, served: Served, token, judge, scheme: str) -> 
 
 @pytest.fixture
 def addresses(served: Served, engine: Engine, judge: Callable[..., None]) -> list[str]:
-    """Pages of everything that lists, compares and searches, with something on each."""
+    """Addresses of all lists, comparisons and searches, each with content."""
     good = judged(served, judge, took(0.4), batch="step/1", kernel_label="good one")
     bad = judged(served, judge, ended(Category.WRONG_VALUES, log="hello\n"), batch="step/1")
     one, other = search(engine, "alpha"), search(engine, "beta")
@@ -116,7 +116,7 @@ def addresses(served: Served, engine: Engine, judge: Callable[..., None]) -> lis
 
 
 def _violations(tab: Any) -> list[Any]:
-    # The page's policy lets in no script but the server's: a debugger's is beside it.
+    # The page's policy allows the server's scripts only, but not for a debugger's evaluation.
     tab.evaluate(_AXE.read_text())
     return tab.evaluate(
         "axe.run().then(found => found.violations.map(one => [one.id, one.nodes.map(node => node.html)]))"

@@ -1,4 +1,4 @@
-"""What evaluations cost, as the page tells it."""
+"""The costs of evaluations on the page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Judge = Callable[..., None]
 
 
 def test_costs_are_added_up_when_asked_for(served: Served, browser: httpx.Client, judge: Judge, engine: Engine) -> None:
-    """By token with its name and budget, batch, problem, lane and day; each row leads to what it is of."""
+    """Costs are summed by token with name and budget, batch, problem, lane and day, and rows link to their subjects."""
     made, secret = tokens.create(
         engine, HOSTILE, [tokens.Scope("problems")], budget=Budget(3600.0, 86400.0, Spent.REFUSE)
     )

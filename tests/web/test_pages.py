@@ -1,4 +1,4 @@
-"""What pages show, and that nothing that others wrote becomes a part of them."""
+"""The contents of pages, and the escaping of foreign text in them."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def _wrong(message: str = "output 0: 3 of 4 values differ", log: str = "") -> Ou
 
 
 def put(served: Served, **fields: object) -> UUID:
-    """Submit an evaluation; its id."""
+    """Submit an evaluation, and return its id."""
     with served.client() as api:
         answer = api.post("/v1/evaluations", json={**request_fields(uuid4().int), **fields}).raise_for_status()
     return UUID(answer.json()["evaluation_id"])
 
 
 def test_every_page_keeps_to_the_policy(served: Served, browser: httpx.Client, queued: UUID, judge) -> None:
-    """The root is a page for browsers alone."""
+    """Only browsers get a page at the root, and every page keeps the policy."""
     judge(done := put(served))
     with stranger(served) as client:
         check(client.get("/login"))
@@ -67,7 +67,7 @@ def test_every_page_keeps_to_the_policy(served: Served, browser: httpx.Client, q
 
 
 def test_now_shows_what_probes_of_the_judge_showed(served: Served, browser: httpx.Client, engine: Engine) -> None:
-    """The last day's record, and what is paused with the verdicts in doubt; nothing while no probe was judged."""
+    """The page has the last day's probes, the pauses and their suspect verdicts, and no such part without probes."""
     assert "Probes of the judge" not in browser.get("/").text
     day: dict[str, Any] = {"lane": "cpu", "idea": "any", "settled_at": func.now(), "judged_at": func.now()}
     reason = 'a cheat passed"><script>alert(1)</script>{{7*7}}'
@@ -118,15 +118,15 @@ def test_now_shows_lanes_gpus_and_the_last_hour(served: Served, browser: httpx.C
     def shows_all() -> bool:
         told = ("61 °C", "1980 MHz", "1.0 of 2.0 GiB", str(waits)[:8], "wrong_values", "the tests")
         page = shown(browser, "/")
-        # On the GPU's card and in the table of workers.
+        # Once on the GPU's card and once in the table of workers.
         return all(one in page for one in told) and page.count("alone measure") == 2
 
-    # What is shown is a second old, or two.
+    # The page is one or two seconds old.
     until(shows_all, 60, "the GPU on the page")
 
 
 def test_a_failure_is_told_to_all_who_look(browser: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The database is not asked again for each of them; later it is."""
+    """Visitors share one failed query, and a later visit repeats it."""
     asked: list[str] = []
 
     def fail(_: Engine, *, within_s: float) -> None:
@@ -164,7 +164,7 @@ def test_the_list_is_filtered_and_paged(served: Served, browser: httpx.Client, j
 
 
 def test_a_failure_is_told_with_its_places(served: Served, browser: httpx.Client, judge) -> None:
-    """A waiting one says why it waits, and one that has ended is judged again."""
+    """A queued evaluation has the reason of its wait, and an ended one can be judged again."""
     identity = put(served, kernel_label="mine")
     judge(identity, _wrong(log="hello\n"))
     page = shown(browser, f"/evaluations/{identity}")
@@ -186,7 +186,7 @@ def test_a_failure_is_told_with_its_places(served: Served, browser: httpx.Client
 
 
 def test_a_kernel_is_examined(served: Served, browser: httpx.Client, judge, engine: Engine) -> None:
-    """What tools said is shown, and does nothing; buttons ask for more where there is a GPU."""
+    """The tools' findings are shown and escaped, and buttons offer more if there is a GPU."""
     identity = put(served)
     judge(identity, examined(HOSTILE))
     page = shown(browser, f"/evaluations/{identity}")
@@ -236,7 +236,7 @@ def test_news_come_by_themselves(browser: httpx.Client, queued: UUID, judge) -> 
             assert answer.headers["content-type"].startswith("text/event-stream")
             assert next(line for line in lines if line == "event: html")
         judge(queued)
-        # The list of the last hour has it, or its own page is at its end.
+        # The list of the last hour contains it, or its own page sends the end.
         for lines in streams:
             assert next(line for line in lines if "passed" in line or line == "event: over")
 

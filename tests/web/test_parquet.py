@@ -1,4 +1,4 @@
-"""Lists as Parquet: what is in the files, how they are made, and a server that cannot make them."""
+"""Lists as Parquet: contents, streaming, and a server without pyarrow."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Sample:
 
 
 def test_a_list_with_types(served: Served, browser: httpx.Client, judge: Judge) -> None:
-    """The rows and columns of the CSV, but with numbers, booleans and times; what is unknown is null."""
+    """Rows and columns equal the CSV's, with numbers, booleans and times as types, and null for unknown values."""
     right = judged(served, judge, took(0.5), batch="b", kernel_label="=1+1")
     judged(served, judge, ended(Category.CRASHED, message=HOSTILE), batch="b")
     judged(served, judge, batch="other")
@@ -68,7 +68,7 @@ def test_a_list_with_types(served: Served, browser: httpx.Client, judge: Judge) 
 
 
 def test_every_list_with_its_filters(engine: Engine, served: Served, browser: httpx.Client, judge: Judge) -> None:
-    """Each address with CSV has Parquet too: the same columns, rows and filters, and a link."""
+    """Each address with CSV offers Parquet with the same columns, rows and filters, and a link."""
     judged(served, judge, took(0.5), batch="b", problem="class Model: wanted")
     judged(served, judge, took(0.5), batch="c")
     run = search(engine, "alpha")
@@ -89,7 +89,7 @@ def test_every_list_with_its_filters(engine: Engine, served: Served, browser: ht
 
 
 def test_values_keep_their_types() -> None:
-    """A time of another zone is in UTC, to the microsecond; mappings are left out, as in CSV."""
+    """Times are UTC to the microsecond, whatever their zone, and mappings are left out like in CSV."""
     at = datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=timezone(timedelta(hours=2)))
     full = Sample("é\x1b[31m", Backend.TRITON, at, at, 2**40, 0.1, False, {"a": 1.0})
     table = made([[full, Sample("", None, at, None, -1, None, None)]])
@@ -104,7 +104,7 @@ def test_values_keep_their_types() -> None:
 
 @pytest.mark.parametrize(("rows", "size"), [(100, 2**30), (10**9, 20_000)], ids=["rows", "bytes"])
 def test_a_file_is_sent_while_it_is_read(monkeypatch: pytest.MonkeyPatch, rows: int, size: int) -> None:
-    """In row groups: of a long list no more is held than one of them and the page that was read."""
+    """The file is sent in row groups, and memory holds at most one of them and one page of the list."""
     monkeypatch.setattr(parquet, "GROUP_ROWS", rows)
     monkeypatch.setattr(parquet, "GROUP_BYTES", size)
     monkeypatch.setattr(export, "_CHUNK", 30)
@@ -138,7 +138,7 @@ def test_a_file_is_sent_while_it_is_read(monkeypatch: pytest.MonkeyPatch, rows: 
 
 
 def test_without_pyarrow(served: Served, browser: httpx.Client, judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No page has a link to it; its address says what to install, and CSV is there."""
+    """No page links to it, its address names the package to install, and CSV works."""
     judged(served, judge, took(0.5), batch="b")
     assert "format=parquet" in shown(browser, "/batches")
     for name in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
@@ -154,12 +154,12 @@ def test_without_pyarrow(served: Served, browser: httpx.Client, judge: Judge, mo
 
 
 def sample(number: int) -> Sample:
-    """A record of a long list; no two have the same text."""
+    """Return a record of a long list with a unique text."""
     return Sample(f"{number:05} " * 20, None, datetime.now(UTC), None, number, number / 7, None)
 
 
 def made(pages: Sequence[Sequence[Sample]]) -> Any:
-    """Write records as a file, and read it."""
+    """Write records to a file, and read it."""
 
     async def all_pages() -> AsyncGenerator[Sequence[Sample]]:
         for page in pages:
@@ -173,11 +173,10 @@ def made(pages: Sequence[Sequence[Sample]]) -> Any:
 
 
 def read(answer: httpx.Response) -> Any:
-    """The table that an answer is."""
+    """Return the table in an answer."""
     assert answer.status_code == 200, answer.text
     return table_of(answer.content)
 
 
 def table_of(content: bytes) -> Any:
-    """The table in a file."""
     return pyarrow_parquet.read_table(io.BytesIO(content))

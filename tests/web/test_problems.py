@@ -1,4 +1,4 @@
-"""Problems, and two kernels side by side."""
+"""Problems, and comparisons of two kernels."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Judge = Callable[..., None]
 
 @pytest.fixture
 def problem_hash() -> str:
-    """The hash of the problem of all requests here."""
+    """The hash of the problem in all requests of this module."""
     return Request.model_validate(request_fields()).problem_hash
 
 
 def test_a_problem_with_its_leaderboard(served: Served, browser: httpx.Client, judge: Judge, problem_hash: str) -> None:
-    """The fastest kernel first, with spread, backend and who; charts beside tables; counts by category."""
+    """The fastest kernel is first, with spread, backend and producer, next to charts and counts by category."""
     judged(served, judge, took(0.5), kernel_label="slow one", problem_label="relu")
     fast = judged(served, judge, took(0.25), kernel_label="fast one", problem_label="relu", producer="ada")
     judged(served, judge, ended(Category.CRASHED), problem_label="relu")
@@ -48,7 +48,7 @@ def test_a_problem_with_its_leaderboard(served: Served, browser: httpx.Client, j
 
 
 def test_the_roofline_of_a_problem(served, browser, judge, engine, worker_id, problem_hash) -> None:
-    """Each kernel's last profile on the device of the very last one, drawn and in numbers; and categories in a bar."""
+    """Each kernel's last profile on the newest one's device is drawn and listed, and categories are a bar."""
     judged(served, judge, examined("nobody asked"))
     page = shown(browser, f"/problems/{problem_hash}")
     assert "Roofline" not in page
@@ -78,7 +78,7 @@ def test_the_roofline_of_a_problem(served, browser, judge, engine, worker_id, pr
 
 
 def test_problems_are_listed_and_found(served, browser, judge, monkeypatch, problem_hash) -> None:
-    """In pages, by a part of the name, and by the beginning of the hash."""
+    """The list is paged, and filtered by a part of the name or by the beginning of the hash."""
     monkeypatch.setattr(problems, "_PAGE", 2)
     for number in range(3):
         judged(served, judge, problem=f"class Model: {number} = ...", problem_label=f"softmax-{number}")
@@ -97,7 +97,7 @@ def test_problems_are_listed_and_found(served, browser, judge, monkeypatch, prob
 
 
 def test_lists_as_csv(served: Served, browser: httpx.Client, judge: Judge, problem_hash: str) -> None:
-    """All rows, with a head; what a spreadsheet would run is text."""
+    """A file has all rows and a header, and spreadsheet formulas are text."""
     judged(served, judge, took(0.5), kernel_label="=HYPERLINK(1)", problem_label='@sum, "quoted"')
     answer = browser.get(f"/problems/{problem_hash}?format=csv")
     assert answer.headers["content-type"] == "text/csv; charset=utf-8"
@@ -110,7 +110,7 @@ def test_lists_as_csv(served: Served, browser: httpx.Client, judge: Judge, probl
 
 
 def test_a_long_list_as_csv(served, browser, judge, monkeypatch, problem_hash) -> None:
-    """Each row once and in order, whatever is written at once; no more rows than are allowed."""
+    """Each row is present once and in order, up to the limit of rows."""
     for number in range(5):
         judged(served, judge, took(0.1 * (number + 1)), kernel_label=f"number {number}")
     monkeypatch.setattr(export, "_CHUNK", 2)
@@ -124,7 +124,7 @@ def test_a_long_list_as_csv(served, browser, judge, monkeypatch, problem_hash) -
 
 
 def test_formulas_are_defused() -> None:
-    """Numbers stay numbers, texts that begin a formula do not; semicolons, tabs and lines part cells within a text."""
+    """Numbers are unchanged, texts that begin a formula are quoted, also after semicolons, tabs and line ends."""
     for text in ("=1+1", "+1", "-1", "@x", "  =1", "\t=1", "\n=1", "\u00a0=1", "\uff1d1", '"=1', "\tx"):
         assert export.cell(text).startswith("'")
     assert "\x1b" not in export.cell("\x1b[31m")
@@ -143,7 +143,7 @@ def test_formulas_are_defused() -> None:
 
 
 def test_two_kernels_side_by_side(served: Served, browser: httpx.Client, judge: Judge) -> None:
-    """Difference, verdicts and times, by evaluations or by the kernels' hashes."""
+    """The page has difference, verdicts and times, by evaluations or by the kernels' hashes."""
     one = judged(served, judge, took(0.5), kernel="class ModelNew: a = 1\n")
     other = judged(served, judge, took(0.25), kernel="class ModelNew: b = 2\n")
     page = shown(browser, f"/compare/{one}/{other}")
@@ -162,7 +162,7 @@ def test_two_kernels_side_by_side(served: Served, browser: httpx.Client, judge: 
 
 
 def test_sources_of_too_many_lines_are_not_compared_here(served: Served, browser: httpx.Client, judge: Judge) -> None:
-    """The pages have all else, and name the command that compares them."""
+    """The pages have all other parts, and name the command for the comparison."""
     empty = "\n" * 100_000
     one, other = (judged(served, judge, took(0.5), kernel=f"class ModelNew: {name}\n{empty}") for name in "ab")
     told = f"<code>kqueue diff {one} {other}</code>"
@@ -174,7 +174,7 @@ def test_sources_of_too_many_lines_are_not_compared_here(served: Served, browser
 
 
 def test_a_chart_waits_for_few_others(served, browser, judge, monkeypatch, problem_hash) -> None:
-    """Where too many wait the answer says when to ask again; a chart that was drawn leaves its place to another."""
+    """Above the limit of drawings the answer is a 503 with Retry-After, and a finished drawing frees its slot."""
     judged(served, judge, took(0.5))
     places = BoundedSemaphore(1)
     monkeypatch.setattr(pictures, "_places", places)
@@ -187,7 +187,7 @@ def test_a_chart_waits_for_few_others(served, browser, judge, monkeypatch, probl
 
 
 def test_a_chart_is_drawn_once_for_what_it_shows(served, browser, judge, monkeypatch, problem_hash) -> None:
-    """Each theme has its own, and a new verdict makes another; of all that were drawn the last ones are kept."""
+    """Each theme has a cached chart, a new verdict makes a new one, and the cache keeps the latest ones."""
     drawings: list[object] = []
 
     def counted(chart: charts.Chart, **more: Any) -> bytes:
@@ -211,7 +211,7 @@ def test_a_chart_is_drawn_once_for_what_it_shows(served, browser, judge, monkeyp
 
 
 def test_what_others_wrote_is_text(served: Served, browser: httpx.Client, judge: Judge) -> None:
-    """Hostile labels, sources, producers and messages do no harm on any page or chart."""
+    """Hostile labels, sources, producers and messages are escaped on every page and chart."""
     fields = {
         "problem": f"class Model: {HOSTILE!r} # {HOSTILE}",
         "kernel": f"class ModelNew: pass # {HOSTILE}",
@@ -228,7 +228,7 @@ def test_what_others_wrote_is_text(served: Served, browser: httpx.Client, judge:
 
 
 def test_without_matplotlib(served, browser, judge, monkeypatch, problem_hash) -> None:
-    """The page has its tables and says what to install; the chart's address says so too."""
+    """The page has its tables and names the package to install, like the chart's address."""
     judged(served, judge, took(0.5))
     monkeypatch.setattr(problems, "can_draw", lambda: False)
     page = shown(browser, f"/problems/{problem_hash}")

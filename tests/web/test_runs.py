@@ -16,7 +16,7 @@ FORMS = ("{}", "{}/x", "x/{}", "{}/curve.svg", "x/{}/curve.svg", "{}?format=csv"
 
 
 def test_a_search_with_its_tree(engine: Engine, browser: httpx.Client) -> None:
-    """Steps, who came from whom, scores; the best in full, or the one that was asked for."""
+    """The page has steps, ancestry and scores, and the best proposal or the requested one in full."""
     run = search(engine, "one", problem_label="relu")
     page = shown(browser, f"/runs/{run.id}")
     for told in ("The best: proposal 3", "ModelNew", "relu", "again"):
@@ -38,13 +38,13 @@ def test_a_search_with_its_tree(engine: Engine, browser: httpx.Client) -> None:
 
 
 def test_what_can_be_no_run(browser: httpx.Client) -> None:
-    """Pages and charts, of one run and of two."""
+    """Invalid names are a 422 for pages and charts of one run and of two."""
     for name, form in product(("%00", "a%00b", "x" * 101), FORMS):
         shown(browser, f"/runs/{form.format(name)}", 422)
 
 
 def test_runs_are_listed(engine: Engine, browser: httpx.Client) -> None:
-    """The latest first, by a part of the name; and as CSV."""
+    """The latest is first, names are filtered by a part, and CSV is offered."""
     search(engine, "alpha")
     search(engine, "beta", problem_label=f"={HOSTILE}")
     page = shown(browser, "/runs")
@@ -59,7 +59,7 @@ def test_runs_are_listed(engine: Engine, browser: httpx.Client) -> None:
 
 
 def test_two_runs_side_by_side(engine: Engine, browser: httpx.Client) -> None:
-    """Both with their steps, and one chart; scores of two kinds are said to be such."""
+    """Both runs and one chart are shown, with a note if their metrics differ."""
     one, other = search(engine, "alpha"), search(engine, "beta", metrics=["memory"])
     page = shown(browser, f"/runs/{one.id}/{other.id}")
     assert "alpha" in page
@@ -71,7 +71,7 @@ def test_two_runs_side_by_side(engine: Engine, browser: httpx.Client) -> None:
 
 
 def test_what_models_wrote_is_text(engine: Engine, browser: httpx.Client) -> None:
-    """Prompts, answers, kernels, messages and plans."""
+    """Prompts, answers, kernels, messages and plans are escaped."""
     search(engine, "hostile", HOSTILE, problem_label=HOSTILE, given=HOSTILE)
     for number in (1, 2, 3):
         assert "&lt;script&gt;" in shown(browser, f"/runs/hostile?proposal={number}")
@@ -79,7 +79,7 @@ def test_what_models_wrote_is_text(engine: Engine, browser: httpx.Client) -> Non
 
 
 def test_a_record_of_another_version(engine: Engine, browser: httpx.Client) -> None:
-    """A run whose plan lacks what this version writes, and whose tree makes no sense, is shown all the same."""
+    """A run with an incomplete plan and an inconsistent tree is shown without an error."""
     plans: list[dict[str, object]] = [{"metrics": []}, {"metrics": "x"}, {"metrics": [3]}, {}]
     for number, plan in enumerate(plans):
         run = searches.create(engine, f"odd-{number}", plan)

@@ -17,7 +17,7 @@ Judge = Callable[..., None]
 
 
 def test_words_in_sources_and_logs(served: Served, browser: httpx.Client, judge: Judge) -> None:
-    """Each hit with the lines in which the words are; and as CSV."""
+    """Each hit has its matching lines, also as CSV."""
     kernel = "class ModelNew:\n    pass\n    y = tl.dot(a, b)\n"
     found = judged(served, judge, kernel=kernel, kernel_label="mine", problem="class Model: dot = 1")
     failed = judged(served, judge, ended(Category.CRASHED, log="first\nno dot here\n"))
@@ -34,7 +34,7 @@ def test_words_in_sources_and_logs(served: Served, browser: httpx.Client, judge:
 
 
 def test_what_cannot_be_looked_for(browser: httpx.Client) -> None:
-    """An empty search shows the form; one without a word is refused, and stays in the form."""
+    """An empty search shows the form, and one without a word is refused and keeps its text in the form."""
     assert 'role="alert"' not in shown(browser, "/search")
     assert 'role="alert"' not in shown(browser, "/search?q=")
     for q in ("()", "a*", "a " * 20):
@@ -44,7 +44,7 @@ def test_what_cannot_be_looked_for(browser: httpx.Client) -> None:
 
 
 def test_hits_are_text(served: Served, browser: httpx.Client, judge: Judge) -> None:
-    """So is what was looked for."""
+    """The hits and the query are escaped."""
     judged(served, judge, ended(Category.CRASHED, log=f"script {HOSTILE}"), kernel=f"class ModelNew: x # {HOSTILE}")
     page = shown(browser, "/search?q=<script>alert")
     assert page.count("&lt;script&gt;alert") >= 3

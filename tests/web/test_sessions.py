@@ -1,4 +1,4 @@
-"""Who gets in at the page, for how long, and what a session is good for."""
+"""Logins to the page, and the duration and rights of sessions."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_token_lets_in_until_it_is_revoked(served: Served, token: Callable[[st
 
 
 def test_requests_for_pages_have_a_name_in_the_log(served: Served, token: Callable[[str], str]) -> None:
-    """That of the token behind the session, and its id; a stranger has none."""
+    """The log has the name and id of the session's token, and neither for a visitor without a session."""
     with capture_logs() as told, visitor(served, token("read")) as client, stranger(served) as guest:
         for one in (client, guest):
             one.get("/evaluations")
@@ -79,7 +79,7 @@ def test_over_https_the_cookie_says_so(served: Served, token: Callable[[str], st
 
 
 def test_what_is_no_token_does_not_let_in(served: Served) -> None:
-    """And a stranger's body is small."""
+    """A wrong token is refused, and so is a large body before a login."""
     with stranger(served) as client:
         for given in ("", "kq_wrong", "kq_\x00", "<script>", "x" * 5000):
             answer = enter(client, given)
@@ -99,7 +99,7 @@ def test_a_login_leads_nowhere_else(served: Served, token: Callable[[str], str])
 
 
 def test_a_session_that_was_set_before_is_not_taken_over(served: Served, token: Callable[[str], str]) -> None:
-    """Whoever plants a cookie, even one of his own session, knows nothing of the session after a login."""
+    """A planted cookie, even from the attacker's own session, does not identify the session after a login."""
     secret = token("submit")
     with visitor(served, secret) as attacker, stranger(served) as client:
         planted = _cookie(attacker)
@@ -141,7 +141,7 @@ def test_forms_of_other_sites_are_refused(browser: httpx.Client, queued: UUID) -
 
 
 def test_an_own_form_by_plain_http(served: Served, browser: httpx.Client, queued: UUID) -> None:
-    """Browsers name the origin alone where they do not trust the connection."""
+    """Browsers send only the origin over an insecure connection."""
     answer = browser.post(f"/evaluations/{queued}/cancel", headers={"Origin": served.url})
     assert answer.headers["location"] == f"/evaluations/{queued}"
     assert "cancelled" in browser.get(f"/evaluations/{queued}").text
@@ -176,7 +176,7 @@ def test_a_link_grows_old_and_is_no_session(served: Served, engine: Engine) -> N
 
 
 def test_a_session_is_no_link_and_no_credential_of_the_api(browser, served, queued, engine) -> None:
-    """And its table holds no secret."""
+    """It is refused as both, and its table holds no secret."""
     with stranger(served) as client:
         assert client.get("/login", params={"link": _cookie(browser)}).status_code == 403
     assert browser.get(f"/evaluations/{queued}").status_code == 200
