@@ -26,7 +26,7 @@ def cli(config: Config, tmp_path: Path) -> Cli:
 
 @pytest.fixture
 def services(config: Config) -> Callable[[str], doctor.Check]:
-    """Return a function that checks one service as the doctor does, without the checks of this host, which import torch."""
+    """Return a function that makes the doctor's check of one service, but not the slow checks of this host."""
     return lambda name: next(check for check in doctor._services(config, deep=False) if check.name == name)
 
 

@@ -21,7 +21,7 @@ def by_label(label: str) -> Outcome:
 
 
 def test_it_ends_when_all_have(cli: Cli, engine: Engine, worker: UUID, judging: Judging) -> None:
-    """A batch and an evaluation are watched together, the last line has the counts, and a wrong kernel gives status 1."""
+    """A batch and an evaluation are watched together, the last line has the counts, and a wrong kernel exits with 1."""
     submit(engine, "a", "bad", batch="b")
     [single] = submit(engine, "c")
     judging(by_label)
