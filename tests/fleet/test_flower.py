@@ -106,7 +106,7 @@ PATHS = ("/", "/tasks", "/task/x/healthcheck", "/broker", "/api/tasks", "/metric
 
 
 def test_only_the_password_opens_a_page(flower: Flower) -> None:
-    """Without the password only the health check answers, and its body is empty."""
+    """Without the password only the health check answers, without any data."""
     for auth in ("", "ann", "ann:", "ann:wrong", "\xe4nn:pass", b"\xff\xfe:\x00"):
         assert {path: _status(flower, path, auth=auth) for path in PATHS} == dict.fromkeys(PATHS, 401), auth
         assert _status(flower, "/api/task/revoke/x", method="POST", auth=auth) == 401

@@ -134,7 +134,7 @@ ROWS: list[tuple[Any, Record, bool, str]] = [
 
 
 def test_rows_that_no_test_can_bring_about() -> None:
-    """An external signal ends an attempt as a lost worker, another end as a judge's or GPU's error, never the problem's."""
+    """An external signal ends an attempt as a lost worker, another end as the judge's or the GPU's error."""
     for error, record, oom, category in ROWS:
         outcome = outcome_of(error, record, out_of_memory=oom)
         assert outcome.category == category, error
