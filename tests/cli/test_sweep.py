@@ -28,8 +28,6 @@ def submitted(cli: Cli, *kernels: str, **environment: str) -> list[str]:
 
 
 class TestSweep:
-    """One sweep by the command."""
-
     def test_what_redis_lost_is_sent(self, cli: Cli, config: Config, engine: Engine, worker: UUID) -> None:
         """Every queued evaluation is sent again after Redis was emptied."""
         ids = submitted(cli, "a", "b", "c")
@@ -55,8 +53,6 @@ class TestSweep:
 
 
 class TestWait:
-    """Verdicts of earlier submissions."""
-
     def test_a_batch_is_found_by_its_name(self, cli: Cli, worker: UUID, judging: Callable[[Judgement], None]) -> None:
         """The batch's name is enough, and verdicts are in the order of submission."""
         ids = submitted(cli, "a", "b", "c")

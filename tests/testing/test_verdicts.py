@@ -105,7 +105,7 @@ def test_nothing_is_too_deep() -> None:
 
 
 def test_a_tool_that_could_not_begin_is_named() -> None:
-    """The cause of the process's end comes before the tool's findings."""
+    """The cause of its process's end is reported, unless the tool has findings."""
     found = concluded(category="crashed", message="no device", sanitized=True, phase="load", facts={"status": 256})
     assert found.findings.startswith("crashed: no device")
     found = concluded(END, sanitized=True, findings="Invalid read")
