@@ -329,7 +329,7 @@ def test_bad_input_is_refused_before_anything_is_recorded(cli: Cli, engine: Engi
 
 
 def test_a_metric_s_own_fault(cli: Cli, judging: Judging) -> None:
-    """A function that raises ends the search, and after its repair nothing is judged again."""
+    """A metric that raises ends the search. After its repair no kernel is judged again."""
     cli.write("mine.py", "def score(verdict):\n    return 1 / 0\n")
     judging(as_told(8.0, 4.0))
     done = cli(*SEARCH, *recorded(cli, 1), "--metric", "mine:score", "--run-name", "a")

@@ -166,7 +166,7 @@ class Watchdog(workers.app._Watchdog):
 
 
 class StandIn:
-    """Stands in for the fork server and the judge supervisor, as a child of the worker's parent that outlives tasks."""
+    """Stands in for the fork server and the judge supervisor: a child of the worker's parent that outlives tasks."""
 
     def __init__(self, slot) -> None:
         fail("start")
