@@ -1,4 +1,4 @@
-"""The command, in the tests' process and in one of its own, and a stand-in for the workers behind it."""
+"""Run the command in the tests' process or in a subprocess, with a stand-in for the workers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Cli:
     patience_s: float = 120
 
     def __call__(self, *arguments: str, stdin: bytes = b"", **changed: str) -> Done:
-        """Run a command in the tests' process to its end. ``changed`` overrides the environment."""
+        """Run a command in the tests' process to its end. ``changed`` overrides environment variables."""
         read, out, err = (io.TextIOWrapper(io.BytesIO(data), "utf-8", write_through=True) for data in (stdin, b"", b""))
         err.reconfigure(errors="backslashreplace")
         status: object = None
@@ -75,7 +75,7 @@ class Cli:
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     def process(self, *arguments: str, stdin: bytes = b"", **changed: str) -> Done:
-        """Run a command in its own process to its end. ``changed`` overrides the environment."""
+        """Run a command as a subprocess to its end. ``changed`` overrides environment variables."""
         done = subprocess.run(
             [*COMMAND, *arguments], cwd=self.directory, env={**os.environ, **self.environment, **changed}, input=stdin,
             capture_output=True, timeout=self.patience_s, check=False,
@@ -84,7 +84,7 @@ class Cli:
 
     @contextmanager
     def start(self, *arguments: str, **changed: str) -> Generator[subprocess.Popen[str]]:
-        """Run a command in its own process, with pipes, during the block. Kill it if the block fails."""
+        """Run a command as a subprocess with pipes during the block. Kill it if the block fails."""
         environment = {**os.environ, **self.environment, **changed}
         with subprocess.Popen(
             [*COMMAND, *arguments], cwd=self.directory, env=environment, text=True, errors="backslashreplace",
@@ -112,7 +112,7 @@ class Cli:
 def submit(
     engine: Engine, *labels: str, batch: str | None = None, problem: str = PROBLEM, problem_label: str = "relu"
 ) -> list[UUID]:
-    """Submit a kernel for each label, as a client does: `t` is Triton's. Return the ids."""
+    """Submit a kernel for each label as a client does. The backend `t` is Triton. Return the ids."""
     requests = [
         Request(
             problem=problem, kernel=f"{KERNEL}# {label}\n", backend="triton" if label == "t" else "torch", lane="cpu",
@@ -123,14 +123,14 @@ def submit(
     return [done.evaluation_id for done in evaluations.submit(engine, requests)]
 
 
-#: Returns an evaluation's outcome, given its kernel's label.
+#: Returns an evaluation's outcome for its kernel's label.
 Judgement = Callable[[str], Outcome]
 
 
 def judge(engine: Engine, worker: UUID, judgement: Judgement, conditions: str | None = None) -> int:
     """Claim all queued evaluations and record the outcomes by ``judgement``. Return how many were judged.
 
-    One that its producer cancels meanwhile is passed over, as a worker does.
+    Like a worker, skip an evaluation that its producer cancels meanwhile.
     """
     with engine.connect() as connection:
         queued = connection.execute(text("SELECT id FROM evaluations WHERE state = 'queued'")).scalars().all()

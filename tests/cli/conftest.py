@@ -17,7 +17,7 @@ from tests.cli.command import KERNEL, PROBLEM, Cli, Judgement, judge
 
 @pytest.fixture
 def cli(config: Config, tmp_path: Path) -> Cli:
-    """The command with a fleet's services, and a problem and a kernel to submit."""
+    """Return the command with a fleet's services, and with a problem and a kernel to submit."""
     ready = Cli(tmp_path, config.environment())
     ready.write("relu.py", PROBLEM)
     ready.write("mine.py", KERNEL)
@@ -26,19 +26,19 @@ def cli(config: Config, tmp_path: Path) -> Cli:
 
 @pytest.fixture
 def services(config: Config) -> Callable[[str], doctor.Check]:
-    """The doctor's line on a service, without the checks of this host, which import torch."""
+    """Return a function that makes the doctor's check of one service, but not the slow checks of this host."""
     return lambda name: next(check for check in doctor._services(config, deep=False) if check.name == name)
 
 
 @pytest.fixture
 def worker(worker_id: UUID) -> UUID:
-    """A live worker of the lane `cpu`, as the database knows it."""
+    """Register a live worker of the lane `cpu` in the database."""
     return worker_id
 
 
 @pytest.fixture
 def judging(engine: Engine, worker: UUID) -> Iterator[Callable[[Judgement], None]]:
-    """Start judging in the background until the test ends."""
+    """Judge in the background until the test ends."""
     over = threading.Event()
     threads: list[threading.Thread] = []
 

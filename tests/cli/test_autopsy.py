@@ -1,4 +1,4 @@
-"""`kqueue autopsy`: what it prints, writes and refuses, before a stand-in for the workers."""
+"""`kqueue autopsy`: output, written files and refusals, with a stand-in for the workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.web.reading import found_wrong
 
 
 def test_an_evaluation_is_shrunk(cli: Cli, engine: Engine, worker: UUID, judging: Callable[[Judgement], None]) -> None:
-    """An id is enough. The report and the reproduction are written, and no evaluation is left running."""
+    """An id is enough to write the report and the reproduction, and no evaluation is left running."""
     request = Request(problem=TAIL, kernel=TAIL_KERNEL, backend="torch", lane="cpu")
     [asked] = evaluations.submit(engine, [request])
     judge(engine, worker, lambda _: found_wrong())

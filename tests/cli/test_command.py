@@ -1,4 +1,4 @@
-"""The command itself: what every invocation has in common, and the table of categories."""
+"""Behaviour that all commands share, and the table of categories."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("command", ["categories", "evidence"])
 def test_a_generated_document_is_what_the_command_prints(command: str) -> None:
-    """The Markdown output is the document, and the plain output lists each category and fact."""
+    """The Markdown output equals the document, and the plain output lists each category and fact."""
     assert Cli(ROOT)(command, "--markdown").stdout == (ROOT / "docs" / f"{command}.md").read_text()
     facts = evidence.Facts.model_fields.keys() | evidence.Evidence.model_fields.keys()
     words = {word for line in Cli(ROOT)(command).stdout.splitlines() for word in line.split()[:3]}
@@ -28,7 +28,7 @@ def test_a_generated_document_is_what_the_command_prints(command: str) -> None:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    """Building the command line imports none of the parts that only some commands need."""
+    """Building the command line imports no module that only some commands need."""
     heavy = ("torch", "celery", "sqlalchemy", "pydantic", "rich.table", "workers")
     code = f"import sys, kqueue.cli; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -36,7 +36,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 def test_what_every_invocation_has() -> None:
-    """All commands share the version, whole summaries in the help, completion, and status 2 for a typo."""
+    """All commands have the version, complete summaries in the help, completion, and status 2 for a misspelling."""
     cli = Cli(ROOT)
     assert (cli("--version").returncode, cli("--version").stdout) == (0, f"kqueue {metadata.version('kqueue')}\n")
     for group in ((), ("db",)):
@@ -47,7 +47,7 @@ def test_what_every_invocation_has() -> None:
 
 
 def test_output_that_nobody_reads_or_that_cannot_be_written() -> None:
-    """As before `| head -1`: what only shows something ends with 0, and what answers by its status has not answered."""
+    """With a closed pipe (`| head -1`), a listing exits with 0, and a command with a meaningful status with 141."""
     reader, writer = os.pipe()
     os.close(reader)
     full = os.open("/dev/full", os.O_WRONLY)
@@ -64,7 +64,7 @@ def test_output_that_nobody_reads_or_that_cannot_be_written() -> None:
 
 
 def test_every_error_has_a_status() -> None:
-    """Whatever kqueue raises on purpose ends a command with one of the documented statuses."""
+    """Every exception class of kqueue ends a command with one of the documented statuses."""
     kinds = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.KqueueError)}
     for kind in kinds - {errors.KqueueError}:
         assert any(issubclass(kind, known) for known in STATUSES), kind
@@ -72,7 +72,7 @@ def test_every_error_has_a_status() -> None:
 
 
 def test_text_is_made_harmless() -> None:
-    """Line feeds and tabs stay; every other character that a terminal acts on is written out."""
+    """Line feeds and tabs are printed. Every other control character is escaped."""
     assert clean("a\tb\nc") == "a\tb\nc"
     assert clean("\x00\x07\x1b\x7f\x9b\r\u202e\u2028\ud800") == r"\x00\x07\x1b\x7f\x9b\r\u202e\u2028\ud800"
     assert clean("a\ufe0f\U000e0141\U000e0041") == r"a\ufe0f\U000e0141\U000e0041"

@@ -1,4 +1,4 @@
-"""`kqueue sanitize` and `kqueue profile`: whom they ask, what they print, what they end with."""
+"""`kqueue sanitize` and `kqueue profile`: requests to the fleet, output and exit statuses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def profile(ms: float) -> Profile:
 
 @pytest.fixture
 def gpu(engine: Engine) -> UUID:
-    """A live worker of the lane `gpu`, as the database knows it."""
+    """Register a live worker of the lane `gpu` in the database."""
     identity = uuid4()
     workers.register(engine, id=identity, name="gpu-0@here", host="here", pid=1, lanes=["gpu"], device="GPU-0")
     change(engine, "UPDATE workers SET heartbeat_at = now() + interval '1 hour'")
@@ -62,7 +62,7 @@ def sources(engine: Engine, batch: str) -> list[tuple[str, bool]]:
 def test_an_evaluation_is_sanitised_by_the_fleet(
     cli: Cli, engine: Engine, gpu: UUID, judging: Callable[[Judgement], None], runs: tuple[Sanitized, ...], status: int
 ) -> None:
-    """Its id is enough; sizes are made small; the status says if something was found."""
+    """An id is enough, the input sizes are reduced, and the status reports findings."""
     identity = known(engine, gpu, Evidence())
     judging(lambda _: passed(evidence=Evidence(sanitized=runs)))
     done = cli("sanitize", identity[:13])
@@ -73,7 +73,7 @@ def test_an_evaluation_is_sanitised_by_the_fleet(
 
 
 def test_a_profile_that_is_there_is_shown(cli: Cli, engine: Engine, gpu: UUID) -> None:
-    """Two are compared, and drawn in one picture. Nothing is judged for it."""
+    """A stored profile is shown, or two are compared and drawn in one picture, without a new evaluation."""
     one = known(engine, gpu, Evidence(profile=profile(0.5)), "one")
     other = known(engine, gpu, Evidence(profile=profile(0.25)), "other")
     done = cli("profile", one, "--against", other, "--out", "roof.svg")
@@ -82,7 +82,7 @@ def test_a_profile_that_is_there_is_shown(cli: Cli, engine: Engine, gpu: UUID) -
     assert "one: k: 25% of the roof" in (cli.directory / "roof.svg").read_text()
     drawn = cli("plot", one, "--kind", "roofline", "--out", "one.svg")
     assert drawn.returncode == 0, drawn.stderr
-    # As if it had been asked for with the evaluation.
+    # As if the profile had been requested with the evaluation.
     change(engine, "UPDATE evaluations SET settings = jsonb_set(settings, '{examine,profile}', 'true')")
     problem = Request(problem=PROBLEM, kernel="k", backend="triton", lane="gpu").problem_hash
     of_both = cli("plot", problem, "--kind", "roofline", "--out", "-")
@@ -93,7 +93,7 @@ def test_a_profile_that_is_there_is_shown(cli: Cli, engine: Engine, gpu: UUID) -
 
 
 def test_a_kernel_is_profiled_once(cli: Cli, engine: Engine, gpu: UUID, judging: Callable[[Judgement], None]) -> None:
-    """With the problem as it is, and timed; where nothing was counted, the status says so."""
+    """A profile uses the unchanged problem and is timed. Without counters the status is 3."""
     identity = known(engine, gpu, Evidence())
     judging(lambda _: passed(evidence=Evidence(profile=Profile(by="ncu", error="there is no GPU", seconds=0))))
     done = cli("profile", identity)
@@ -107,7 +107,7 @@ def test_a_kernel_is_profiled_once(cli: Cli, engine: Engine, gpu: UUID, judging:
 
 
 def test_what_cannot_be_examined(cli: Cli, engine: Engine, gpu: UUID, worker: UUID) -> None:
-    """Bad arguments end with 2. A timeout ends with 4 and cancels the evaluation."""
+    """Bad arguments exit with 2. A timeout exits with 4 and cancels the evaluation."""
     identity = known(engine, gpu, Evidence())
     for arguments, said in (
         (("sanitize", identity, "--tool", "leakcheck"), "--tool leakcheck: use one of memcheck"),

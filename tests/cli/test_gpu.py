@@ -1,4 +1,4 @@
-"""`kqueue gpu`, and what `kqueue status` and `kqueue doctor` tell of GPUs and workers that pause."""
+"""`kqueue gpu`, and GPUs and paused workers in the output of `kqueue status` and `kqueue doctor`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UUIDS = ("GPU-11111111-aaaa", "GPU-22222222-bbbb")
 
 @pytest.fixture
 def host(engine: Engine) -> str:
-    """This host, with two GPUs and a worker of the first."""
+    """Register this host with two GPUs and a worker on the first."""
     host = socket.gethostname()
     for index, uuid in enumerate(UUIDS):
         gpus.register(engine, host=host, index=index, uuid=uuid, name="NVIDIA H200")
@@ -28,7 +28,7 @@ def host(engine: Engine) -> str:
 
 
 def test_a_gpu_is_drained_and_resumed_by_index_or_uuid(cli: Any, host: str, engine: Engine, services: Any) -> None:
-    """The list, the status and the doctor say so meanwhile, as text and as JSON."""
+    """The list, the status and the doctor show the drained GPU, as text and as JSON."""
     done = cli("gpu", "drain", "0", "--reason", "dust \x1b[31m")
     assert (done.returncode, done.stdout) == (0, f"GPU 0 of {host} is drained, and 0 evaluations run on it\n")
     listed = cli("gpu", "list").stdout
@@ -50,7 +50,7 @@ def test_a_gpu_is_drained_and_resumed_by_index_or_uuid(cli: Any, host: str, engi
 
 
 def test_the_status_tells_who_waits_for_memory(cli: Any, host: str, engine: Engine) -> None:
-    """As text and as JSON; nobody is shown for a GPU without a live worker."""
+    """Waiting processes are shown as text and as JSON, but not for a GPU without a live worker."""
     waiting = [("gpu0-0", 90 << 30, 75.0), ("9b2f\x1b[31m", 1 << 29, 2.0)]
     for uuid in UUIDS:
         gpus.see_memory(engine, uuid, booked_bytes=60 << 30, capacity_bytes=126 << 30, waiting=waiting)

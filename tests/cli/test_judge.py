@@ -1,4 +1,4 @@
-"""`kqueue judge`: verdicts without a fleet, their output and exit statuses, and what Ctrl-C leaves."""
+"""`kqueue judge`: verdicts without a fleet, output, exit statuses, and cleanup after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUICK = ("--device", "cpu", "--checks", "1", "--no-timing")
 
 @pytest.fixture
 def cli() -> Iterator[Cli]:
-    """The command in a folder with a problem and kernels, where no service can be reached."""
+    """Return the command in a folder with a problem and kernels, without any reachable service."""
     with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
         root = Path(name)
         root.chmod(0o711)
@@ -45,7 +45,7 @@ def below(pid: int) -> set[int]:
 
 
 def test_right_and_wrong_kernels(cli: Cli) -> None:
-    """Each kernel has its row; one that is wrong makes the status 1; stderr says what they were judged on."""
+    """Each kernel has a row, one wrong kernel makes the status 1, and stderr names the device."""
     done = cli("judge", "relu.py", "right.py", "wrong.py", "--device", "cpu", "--checks", "1", "--calls", "5")
     assert done.returncode == 1, done.stderr
     rows = [line.split()[:2] for line in done.stdout.splitlines() if ".py" in line]
@@ -55,11 +55,11 @@ def test_right_and_wrong_kernels(cli: Cli) -> None:
 
 
 def test_json_lines_come_as_they_are_judged(cli: Cli) -> None:
-    """With --json each kernel has its line at once, in order, with all that is known of it."""
+    """With --json each kernel's complete line is printed in order as soon as it is judged."""
     kernels = ("right.py", "gone.py", "wrong.py", "endless.py")
     with cli.start("judge", "relu.py", *kernels, *QUICK, "--json") as process:
         assert process.stdout is not None
-        # The last kernel never ends: these lines are here before it.
+        # The last kernel never ends, so these lines are printed before it.
         right, gone, wrong = (json.loads(process.stdout.readline()) for _ in range(3))
         process.send_signal(signal.SIGINT)
         assert process.stdout.read() == ""
@@ -75,7 +75,7 @@ def test_json_lines_come_as_they_are_judged(cli: Cli) -> None:
 
 
 def test_bad_input_is_refused_at_once(cli: Cli) -> None:
-    """Bad arguments end with 2 and one line that names the fix, before a judge is started."""
+    """Before a judge is started, bad arguments exit with 2 and one line that names the fix."""
     for arguments, message in (
         (("gone.py", "right.py"), "gone.py: No such file"),
         (("relu.py", "nothing-*.py"), "nothing-*.py: no file matches"),
@@ -90,7 +90,7 @@ def test_bad_input_is_refused_at_once(cli: Cli) -> None:
 
 
 def test_a_machine_that_cannot_judge(cli: Cli) -> None:
-    """A device that is not there and a kernel that needs a GPU end with 3."""
+    """A missing device and a kernel that needs a GPU exit with 3."""
     for arguments, message in (
         (("--device", "977"), "device=977: no GPU 977"),
         (("--backend", "cuda", *QUICK), "a cuda kernel needs a GPU"),
@@ -101,7 +101,7 @@ def test_a_machine_that_cannot_judge(cli: Cli) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["SIGINT", "SIGKILL"])
 def test_nothing_is_left_when_it_is_ended(cli: Cli, number: signal.Signals) -> None:
-    """Ctrl-C and SIGKILL leave no process and no file of a kernel that runs."""
+    """Ctrl-C and SIGKILL leave no process and no file of a running kernel."""
     with cli.start("judge", "relu.py", "endless.py", *QUICK) as process:
         until(lambda: any(name(pid) == "kq-candidate" for pid in below(process.pid)), 120, "the candidate")
         started = below(process.pid)

@@ -1,4 +1,4 @@
-"""`kqueue logs`: what is known of one evaluation, in order of time."""
+"""`kqueue logs`: the history of one evaluation in order of time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOSTILE = "\x1b[2J\u202eevil"
 
 
 def test_rows_and_lines_in_order_of_time(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """Attempts with the phase in which they ended, verdict, kernel's log, and lines of the fleet's own files."""
+    """The output has attempts with their last phase, the verdict, the kernel's log, and lines of the fleet's logs."""
     [identity] = submit(engine, HOSTILE)
     claim = evaluations.claim(engine, identity, worker_id=worker, lease_s=30)
     assert claim is not None
@@ -46,7 +46,7 @@ def test_rows_and_lines_in_order_of_time(cli: Cli, engine: Engine, worker: UUID)
 
 
 def test_lines_from_elsewhere(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """By `--file` and by a pipe, also while the database is away or does not know the evaluation any more."""
+    """Lines come from `--file` or a pipe, also without the database or for an evaluation that it no longer has."""
     identity = uuid4()
     line = f"worker-1 | 2026-01-02T03:04:05Z [info] begun evaluation={identity}\n"
     cli.write("there.log", line)

@@ -1,4 +1,4 @@
-"""`kqueue plot`: what a word names, which pictures there are of it, and where they go."""
+"""`kqueue plot`: the object that a name selects, its pictures, and their files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def by_label(label: str) -> Outcome:
 
 @pytest.fixture
 def known(engine: Engine, worker: UUID) -> list[UUID]:
-    """Two problems in the batch `b`: one with kernels at 4x and 2x and a wrong one, the other with a wrong one."""
+    """Record two problems in the batch `b`: one with kernels at 4x, at 2x and wrong, the other with a wrong one."""
     ids = submit(engine, "k-2", "k-4", "bad", batch="b", problem_label="<relu>")
     ids += submit(engine, "bad-other", batch="b", problem=OTHER)
     judge(engine, worker, by_label)
@@ -41,7 +41,7 @@ def words(picture: bytes) -> str:
 
 
 def test_every_kind_that_fits_is_drawn(cli: Cli, engine: Engine, known: list[UUID]) -> None:
-    """Of a problem, a batch and an evaluation; the files are named; what is replaced is said."""
+    """A problem, a batch and an evaluation have pictures, and the output names written and replaced files."""
     problem_hash = Request(problem=PROBLEM, kernel="k", backend="torch", lane="cpu").problem_hash
     done = cli("plot", problem_hash[:12])
     assert (done.returncode, done.stderr) == (0, "")
@@ -60,7 +60,7 @@ def test_every_kind_that_fits_is_drawn(cli: Cli, engine: Engine, known: list[UUI
     assert again.stderr == f"kqueue: {files[0]} existed and was replaced\n"
 
     assert cli("plot", "b").stdout.split() == ["b-categories.svg", "b-fast-p.svg"]
-    # One of two problems has a right kernel, and the best of that problem counts.
+    # Only one of the two problems has a right kernel, so its best kernel counts.
     assert "correct: 1 of 2" in words(Path(cli.directory, "b-fast-p.svg").read_bytes())
     assert "fast_2: 50%" in words(Path(cli.directory, "b-fast-p.svg").read_bytes())
 
@@ -73,7 +73,7 @@ def test_every_kind_that_fits_is_drawn(cli: Cli, engine: Engine, known: list[UUI
 
 
 def test_a_run_is_drawn(cli: Cli, engine: Engine) -> None:
-    """Its curve is the one that the search itself leaves."""
+    """The picture of a search equals the one that the search itself writes."""
     plan = {"problem": PROBLEM, "kernel": "class ModelNew: ...", "backend": "torch", "proposer": "recorded"}
     plan |= {"given": "x", "metrics": ["speedup"], "algorithm": "PS"}
     run = searches.create(engine, "mine", plan)
@@ -86,7 +86,7 @@ def test_a_run_is_drawn(cli: Cli, engine: Engine) -> None:
 
 
 def test_what_cannot_be_drawn_is_said(cli: Cli, engine: Engine, known: list[UUID]) -> None:
-    """A name of nothing, of two things, a kind that does not fit, an ending, a theme, a folder that is missing."""
+    """Unknown and ambiguous names, kinds that do not fit, endings, themes and missing folders are refused."""
     double = str(known[0])[:8]
     problem = double.ljust(64, "0")
     change(engine, "INSERT INTO problems (hash, source) VALUES (:hash, '')", hash=problem)
@@ -106,7 +106,7 @@ def test_what_cannot_be_drawn_is_said(cli: Cli, engine: Engine, known: list[UUID
 
 
 def test_curves_and_counts_ask_an_index(engine: Engine, known: list[UUID]) -> None:
-    """One problem or batch of many is not looked for among all evaluations."""
+    """Selecting one problem or batch among many does not scan all evaluations."""
     mine = Request(problem=PROBLEM, kernel="k", backend="torch", lane="cpu").problem_hash
     change(
         engine,

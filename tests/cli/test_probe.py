@@ -1,4 +1,4 @@
-"""`kqueue probe`, and what `kqueue status` and `kqueue doctor` tell of probes."""
+"""`kqueue probe`, and probes in the output of `kqueue status` and `kqueue doctor`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.samples import passed
 
 
 def test_a_pause_is_told_everywhere_and_ended(cli: Cli, worker: UUID, engine: Engine, services: Any) -> None:
-    """With the verdicts in doubt, which are listed; a probe is asked for at once, and nothing else shows it."""
+    """A pause and its suspect verdicts are listed, and a requested probe is absent from the results."""
     [mine] = submit(engine, "mine")
     assert judge(engine, worker, lambda _: passed()) == 1
     [told] = cli.told("probe", "now", "--lane", "cpu", "--kind", "cheat")

@@ -15,7 +15,7 @@ from tests.cli.command import PROBLEM, Cli, judge, submit
 from tests.samples import ended, measurement, passed
 from tests.store.steps import change
 
-#: What a candidate may print to fool whoever reads it: colours, a title, a bell, text turned around, markup.
+#: Hostile output of a candidate: colours, a title, a bell, reversed text, markup.
 HOSTILE = "\x1b[2J\x1b]0;pwned\x07 [bold red]passed[/] \u202eevil\u202c \x9b31m"
 
 
@@ -27,12 +27,12 @@ def hostile(_: str) -> Outcome:
 
 
 def assert_harmless(output: str) -> None:
-    """Nothing in ``output`` can move a cursor or turn text around."""
+    """Assert that ``output`` can neither move a cursor nor reverse text."""
     assert not set(output) & set("\x1b\x07\x9b\u202e\u202c\x00\x08\r")
 
 
 def test_status_shows_queue_workers_and_outcomes(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """Counts by lane and state, live workers with what they do, the last hour by blame and category."""
+    """The status has counts by lane and state, live workers and their work, and the last hour by blame and category."""
     submit(engine, "a", "b")
     judge(engine, worker, lambda label: passed() if label == "a" else hostile(label))
     running, _ = submit(engine, "c", "d")
@@ -50,14 +50,14 @@ def test_status_shows_queue_workers_and_outcomes(cli: Cli, engine: Engine, worke
 
 
 def test_status_without_redis_says_so(cli: Cli) -> None:
-    """The database's part is shown all the same; the status is 3 and no password is printed."""
+    """The database's part is still shown, the status is 3, and no password is printed."""
     done = cli("status", KQUEUE_REDIS_URL="redis://:secret@127.0.0.1:1/0")
     assert (done.returncode, "redis: Redis cannot be used" in done.stdout) == (3, True)
     assert "secret" not in done.stdout + done.stderr
 
 
 def test_show_tells_all_of_one_evaluation(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """An id's beginning is enough; attempts, verdict and times are shown; sources on demand."""
+    """An id's prefix selects the evaluation, and attempts, verdict and times are shown, with sources on demand."""
     (identity,) = submit(engine, "mine", batch="b")
     judge(engine, worker, lambda _: passed())
     done = cli("show", str(identity)[:8], "--source")
@@ -74,7 +74,7 @@ def test_show_tells_all_of_one_evaluation(cli: Cli, engine: Engine, worker: UUID
 
 
 def test_findings_and_provenance_are_one_line_each(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """`show` tells what was found, where, and whose kernels did the work, without JSON; `--json` has all of it."""
+    """`show` has one line each for findings with their location and for kernels by owner. `--json` has all fields."""
     found = {"rule": "patched_clock", "severity": "cheat", "line": 7, "by": "kqueue", "meaning": "replaces a clock"}
     found["evidence"] = "torch.cuda.Event = Quick"
     origin = {
@@ -96,7 +96,7 @@ def test_findings_and_provenance_are_one_line_each(cli: Cli, engine: Engine, wor
 
 
 def test_what_a_candidate_printed_cannot_touch_the_terminal(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """Control characters are written escaped, markup as it is; the log's end is enough unless all is asked for."""
+    """Control characters are escaped, markup is printed unchanged, and only the log's end is shown by default."""
     (identity,) = submit(engine, HOSTILE[:40])
     judge(engine, worker, hostile)
     done = cli("show", str(identity))
@@ -113,7 +113,7 @@ def test_what_a_candidate_printed_cannot_touch_the_terminal(cli: Cli, engine: En
 
 
 def test_what_names_no_evaluation(cli: Cli) -> None:
-    """An invalid id ends with 2, and an unknown id with 5."""
+    """An invalid id exits with 2, an unknown id with 5."""
     for identity, status, says in (
         ("abc", 2, "abc is no evaluation's id: give an id, or at least its first 4 digits"),
         ("zzzz", 2, "zzzz is no evaluation's id"),
@@ -125,7 +125,7 @@ def test_what_names_no_evaluation(cli: Cli) -> None:
 
 
 def test_results_are_chosen_by_what_is_asked(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """Category, blame, backend, problem, batch, time and number limit what is listed."""
+    """Category, blame, backend, problem, batch, time and number filter the results."""
     submit(engine, "a", "t", batch="one")
     submit(engine, "b", batch="two")
     judge(engine, worker, lambda label: hostile(label) if label == "b" else passed())
@@ -143,7 +143,7 @@ def test_results_are_chosen_by_what_is_asked(cli: Cli, engine: Engine, worker: U
 
 
 def test_a_question_that_cannot_be_meant_is_refused(cli: Cli) -> None:
-    """An unknown field or value ends with 2 and lists or names what there is."""
+    """An unknown field or value exits with 2 and an error that names the valid ones."""
     for arguments, message in (
         (("--where", "colour=red"), "no field 'colour'. The fields are category, blame, backend, problem, batch"),
         (("--where", "category"), "write category=VALUE"),
@@ -158,7 +158,7 @@ def test_a_question_that_cannot_be_meant_is_refused(cli: Cli) -> None:
 
 
 def test_cancel_ends_what_has_no_verdict(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """By id or batch; a verdict stays what it is, and one wrong id cancels nothing."""
+    """Cancelling works by id or batch. It changes no verdict, and one wrong id cancels nothing."""
     (finished,) = submit(engine, "a", batch="b")
     judge(engine, worker, lambda _: passed())
     first, second, third = submit(engine, "b", "c", "d", batch="b")
@@ -179,7 +179,7 @@ def test_cancel_ends_what_has_no_verdict(cli: Cli, engine: Engine, worker: UUID)
 
 
 def test_conditions_choose_what_is_cancelled(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """All of them hold together; a field or value that is none cancels nothing."""
+    """Only evaluations that match all conditions are cancelled. An invalid field or value cancels nothing."""
     ids = submit(engine, "a", "b", "t", batch="b")
     none = "cancelled 0: no evaluation without a verdict matches\n"
     for condition in ("category=passed", "priority=high", "backend"):
@@ -190,7 +190,7 @@ def test_conditions_choose_what_is_cancelled(cli: Cli, engine: Engine, worker: U
 
 
 def test_what_waits_is_listed_and_explained(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """By `results --state`, `status` and `show`, with the producer, the place and the reason."""
+    """`results --state`, `status` and `show` list queued evaluations with producer, position and reason."""
     first, second = submit(engine, "a", "b")
     listed = [(one["evaluation_id"], one["priority"]) for one in cli.told("results", "--state", "queued")]
     assert listed == [(str(second), "batch"), (str(first), "batch")]
@@ -204,7 +204,7 @@ def test_what_waits_is_listed_and_explained(cli: Cli, engine: Engine, worker: UU
 
 
 def test_costs_are_added_up(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """By batch, problem, lane, day or producer: attempts, seconds of slots and of devices, and waiting."""
+    """Attempts, seconds of slots and devices, and waiting time are summed by batch, problem, lane, day or producer."""
     submit(engine, "a", "b", batch="night")
     submit(engine, "c")
     evidence = Evidence(
@@ -227,7 +227,7 @@ def test_costs_are_added_up(cli: Cli, engine: Engine, worker: UUID) -> None:
 
 
 def test_two_evaluations_are_compared(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """Their verdicts, who is faster and whether that is sure, and the lines that differ; hostile text is escaped."""
+    """The comparison has verdicts, the faster kernel with its confidence, and a diff with hostile text escaped."""
     slow, fast, near, wrong = submit(engine, "slow", f"fast {HOSTILE}", "near", "wrong")
     times = {"slow": 4.0, "fast": 2.0, "near": 3.95}
 

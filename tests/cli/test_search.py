@@ -1,4 +1,4 @@
-"""`kqueue search`: what is recorded, gone on with, refused and shown. Kernels are judged as the tests say."""
+"""`kqueue search`: records, resumption, refusals and output. The tests define each kernel's verdict."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def number(label: str) -> int:
 
 
 def timed(runtime_ms: float) -> Outcome:
-    """A right kernel with this time; the reference takes 8 ms."""
+    """Return a right kernel's outcome with this time in ms. The reference takes 8 ms."""
     times = {"runtime": measurement(runtime_ms), "baseline": measurement(8.0)}
     return ended(Category.PASSED, **times)
 
 
 def as_told(*runtimes_ms: float) -> Judgement:
-    """Judge proposal N by the Nth number: its time in ms, or 0 for a wrong one. Tests of the best take 1 ms."""
+    """Judge proposal N by the Nth number: its time in ms, or 0 for a wrong one. Best kernels tested again take 1 ms."""
 
     def judge(label: str) -> Outcome:
         if "-test-" in label:
@@ -55,7 +55,7 @@ def recorded(cli: Cli, count: int) -> tuple[str, str]:
 
 
 def asker(cli: Cli) -> tuple[str, str]:
-    """A command that notes each question in asked.jsonl and answers with a kernel of its number."""
+    """Return a command that records each question in asked.jsonl and answers with a kernel that holds its number."""
     cli.write(
         "ask.py",
         "import json, sys\nq = json.load(sys.stdin)\n"
@@ -104,7 +104,7 @@ def rows(engine: Engine, query: str) -> list[Any]:
 
 
 def test_each_step_starts_from_the_best_so_far(cli: Cli, judging: Judging) -> None:
-    """PS asks for a kernel better than the best, whose score and feedback it tells; the best is written."""
+    """PS asks for a kernel better than the best, passes its score and feedback, and the best is written to a file."""
     judging(as_told(8.0, 4.0, 0, 2.0, 3.0))
     result = json.loads(search(cli, *asker(cli), "--num-steps", "4", "--json").stdout)
     asked = questions(cli)
@@ -119,7 +119,7 @@ def test_each_step_starts_from_the_best_so_far(cli: Cli, judging: Judging) -> No
 
 
 def test_a_summariser_says_what_failed_and_what_helped(cli: Cli, judging: Judging) -> None:
-    """Each step's digest is recorded, and the proposer reads it."""
+    """Each step's summary is recorded and passed to the proposer."""
     judging(as_told(8.0, 4.0, 0, 5.0))
     search(cli, *asker(cli), "--num-steps", "3", "--algorithm", "PS_Summarizer")
     last = questions(cli)[-1]
@@ -134,7 +134,7 @@ def test_a_summariser_says_what_failed_and_what_helped(cli: Cli, judging: Judgin
 
 
 def test_candidates_proposals_and_threads(cli: Cli, judging: Judging) -> None:
-    """A step makes so many proposals from each of so many kernels, and ends early where too few were judged."""
+    """A step makes several proposals for each of several kernels, and ends early if too few were judged."""
     judging(as_told(8.0, 4.0, 5.0, 6.0, 0, 7.0, 3.0))
     many = ("--num_candidates", "2", "--num_proposals", "2", "--num_threads", "3")
     search(cli, *recorded(cli, 6), "--num_steps=9", *many)
@@ -146,7 +146,7 @@ def test_candidates_proposals_and_threads(cli: Cli, judging: Judging) -> None:
 
 
 def test_several_metrics_make_a_front(cli: Cli, judging: Judging) -> None:
-    """What is better in one metric and worse in another stands beside the other, and is written too."""
+    """Kernels that are each better in one metric are both on the front, and both are written."""
     cli.write("mine.py", "def odd(verdict):\n    return float(int(verdict.kernel_label.split('-')[-1]) % 2)\n")
     judging(as_told(8.0, 4.0, 2.0, 3.0))
     metrics = ("--metric", "speedup", "--metric", "mine:odd")
@@ -156,7 +156,7 @@ def test_several_metrics_make_a_front(cli: Cli, judging: Judging) -> None:
 
 
 def test_the_best_is_judged_once_more(cli: Cli, judging: Judging, engine: Engine) -> None:
-    """Every so many steps, as an evaluation of its own."""
+    """Every few steps the best kernel is judged again in a separate evaluation."""
     judging(as_told(8.0, 4.0, 5.0, 6.0, 7.0))
     done = search(cli, *recorded(cli, 4), "--num-steps", "4", "--test-frequency", "2")
     tests = [(step["number"], step["test"]["scores"]) for step in shown(cli)["steps"] if step["test"]]
@@ -169,7 +169,7 @@ def test_the_best_is_judged_once_more(cli: Cli, judging: Judging, engine: Engine
 def test_a_search_goes_on_where_it_ended(
     cli: Cli, judging: Judging, engine: Engine, number_of_signal: signal.Signals, state: str
 ) -> None:
-    """Killed while a kernel is judged, it asks for and submits nothing again; after Ctrl-C it says how to go on."""
+    """After SIGKILL no question and no submission is repeated. After Ctrl-C the output names the resuming command."""
     judgement, waits, go_on = held(as_told(8.0, 4.0, 2.0, 3.0, 5.0), lambda label: number(label) == 2)
     judging(judgement)
     with cli.start(*SEARCH, *asker(cli), "--num-steps", "3", "--run-name", "a") as process:
@@ -186,11 +186,11 @@ def test_a_search_goes_on_where_it_ended(
     assert [one["number"] for one in questions(cli)] == [1, 2, 3]
     assert len(rows(engine, "SELECT 1 FROM evaluations")) == 4
     assert shown(cli)["state"] == "done"
-    assert resume(cli, *again, "--num-steps", "4")["proposals"] == 4  # one that is done can have more steps
+    assert resume(cli, *again, "--num-steps", "4")["proposals"] == 4  # a completed search can have more steps
 
 
 def test_one_process_at_a_time(cli: Cli, judging: Judging) -> None:
-    """A run that another process has is refused, is not changed, and can be watched to its end."""
+    """A search that another process runs cannot be resumed or changed, but can be watched to its end."""
     judgement, waits, go_on = held(as_told(8.0, 4.0), lambda _: True)
     judging(judgement)
     with cli.start(*SEARCH, *recorded(cli, 1), "--run-name", "a") as process:
@@ -209,7 +209,7 @@ def test_one_process_at_a_time(cli: Cli, judging: Judging) -> None:
 
 
 def test_a_changed_record_is_not_obeyed(cli: Cli, judging: Judging, engine: Engine) -> None:
-    """What its plan would run, import, read or tell secrets is said again by whoever resumes, or refused."""
+    """Recorded commands, imports, files and URLs are refused unless the resuming user repeats the options."""
     judging(as_told(8.0, 4.0, 2.0))
     search(cli, *recorded(cli, 2), "--num-steps", "1")
     cli.write("evil.py", "open('bad', 'w')\n")
@@ -233,7 +233,7 @@ def test_a_changed_record_is_not_obeyed(cli: Cli, judging: Judging, engine: Engi
 
 
 def test_a_proposer_without_an_answer(cli: Cli, judging: Judging) -> None:
-    """One failed answer is recorded; a step without any ends the search, which asks again when it goes on."""
+    """One failed answer is recorded. A step without any answer ends the search, which can be resumed."""
     cli.write(
         "ask.py",
         "import json, sys, pathlib\nn = json.load(sys.stdin)['number']\n"
@@ -252,7 +252,7 @@ def test_a_proposer_without_an_answer(cli: Cli, judging: Judging) -> None:
 
 
 def test_a_kernel_is_taken_from_an_answer(cli: Cli, judging: Judging) -> None:
-    """A proposal's feedback has the kernel's place in the answer; a bare source needs none."""
+    """A proposal's feedback has the kernel's position in the answer, except when the answer is only source."""
     kernel = "class ModelNew: number = 1\n"
     cli.write("kernels/1.py", f"<think>```python\nclass ModelNew: 1\n```</think>Here: ```python\n{kernel}```")
     cli.write("kernels/2.py", kernel)
@@ -265,7 +265,7 @@ def test_a_kernel_is_taken_from_an_answer(cli: Cli, judging: Judging) -> None:
 
 
 def test_an_answer_that_is_no_kernel_scores_nothing(cli: Cli, judging: Judging, engine: Engine) -> None:
-    """It is not submitted, and the next proposal is told why."""
+    """The answer is not submitted, and the next prompt gives the reason."""
     judging(as_told(0))
     cli.write("empty.py", "print('<think>no idea</think>')\n")
     done = cli(*SEARCH, "--proposer", f"{sys.executable} empty.py", "--num-steps", "1", "--run-name", "a")
@@ -278,7 +278,7 @@ def test_an_answer_that_is_no_kernel_scores_nothing(cli: Cli, judging: Judging, 
 
 
 def test_the_fleet_s_failures_are_no_bad_kernels(cli: Cli, judging: Judging) -> None:
-    """Such a proposal has no score; where it is the kernel to start from, the search ends and can go on."""
+    """Such a proposal has no score. If it is the start kernel, the search ends and can be resumed."""
     wrong = {0: 1}
 
     def judgement(label: str) -> Outcome:
@@ -329,7 +329,7 @@ def test_bad_input_is_refused_before_anything_is_recorded(cli: Cli, engine: Engi
 
 
 def test_a_metric_s_own_fault(cli: Cli, judging: Judging) -> None:
-    """A function that raises ends the search, and nothing is judged again once it is mended."""
+    """A metric that raises ends the search. After its repair no kernel is judged again."""
     cli.write("mine.py", "def score(verdict):\n    return 1 / 0\n")
     judging(as_told(8.0, 4.0))
     done = cli(*SEARCH, *recorded(cli, 1), "--metric", "mine:score", "--run-name", "a")
@@ -339,7 +339,7 @@ def test_a_metric_s_own_fault(cli: Cli, judging: Judging) -> None:
 
 
 def test_searches_are_listed_compared_and_shown(cli: Cli, judging: Judging) -> None:
-    """As tables and as JSON, the latest first; two runs in one picture; one proposal with its prompt and kernel."""
+    """Searches are listed latest first as tables and JSON, two share one picture, and a proposal is shown whole."""
     for name in ("2_two.py", "10_ten.py"):
         cli.write(f"bench/KernelBench/level1/{name}", PROBLEM)
     judging(as_told(8.0, 4.0, 2.0))
@@ -365,7 +365,7 @@ def test_searches_are_listed_compared_and_shown(cli: Cli, judging: Judging) -> N
 
 
 def test_records_that_cannot_be_read(cli: Cli, judging: Judging, engine: Engine) -> None:
-    """They are shown as such, beside the others; alone they are refused."""
+    """A list marks unreadable searches, and a command on one of them is refused."""
     judging(as_told(8.0, 4.0))
     for name in ("a", "b", "c"):
         search(cli, *recorded(cli, 1), "--run-name", name)
@@ -392,7 +392,7 @@ def test_the_database_refuses_names_that_are_none(engine: Engine) -> None:
 def test_what_is_not_installed_is_named(
     cli: Cli, engine: Engine, judging: Judging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message names the extra. Only pictures can be missing without an error."""
+    """The message names the extra. Only a missing plot package is no error."""
     recorded(cli, 1)
     judging(as_told(8.0, 4.0))
     tune = ("tune", "mine.py", "--problem", "relu.py", "--gpu", "cpu", "--grid", "BLOCK=8")

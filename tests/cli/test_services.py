@@ -1,4 +1,4 @@
-"""`kqueue db`, `kqueue doctor`, and every command where a service is missing or of another version."""
+"""`kqueue db`, `kqueue doctor`, and every command with a service that is missing or has another version."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from kqueue.store import gpus
 from tests.cli.command import Cli, judge
 from workers.judge.host import uids
 
-#: Kernels that a deep look judges, and which need no compiler on a CPU.
+#: Kernels for the deep check that need no compiler on a CPU.
 JUDGED = ("torch", "wrong kernel", "endless kernel", "seed", "operations", "triton kernel")
 SUBMIT = ("submit", "-p", "relu.py", "mine.py", "-b", "torch")
 
 
 def test_an_unreachable_database_ends_with_3(cli: Cli) -> None:
-    """One line names the setting to look at and never the password."""
+    """One line names the setting, and never the password."""
     for command in (SUBMIT, ("status",), ("show", "abcd"), ("db", "check")):
         done = cli(*command, KQUEUE_DATABASE_URL="postgresql://someone:secret@127.0.0.1:1/kqueue")
         assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
@@ -37,7 +37,7 @@ def test_an_unreachable_database_ends_with_3(cli: Cli) -> None:
 
 
 def test_a_setting_that_cannot_work_ends_with_3(cli: Cli, worker: UUID) -> None:
-    """Bad settings end with 3 and a message that names the setting. No password is shown."""
+    """Invalid settings exit with 3 and a message that names the setting without a password."""
     for command, name, value, message in (
         (("results",), "DATABASE_URL", "not-a-url", "KQUEUE_DATABASE_URL is not a URL"),
         (("results",), "DATABASE_URL", "mysql://u:secret@h/d", "kqueue needs postgresql"),
@@ -51,7 +51,7 @@ def test_a_setting_that_cannot_work_ends_with_3(cli: Cli, worker: UUID) -> None:
 
 
 def test_a_schema_is_made_checked_and_told_from_another(cli: Cli, server: Any) -> None:
-    """`db upgrade` makes the schema once; before that and with a newer one each command says what to do."""
+    """`db upgrade` creates the schema once. Without it, or with a newer one, each command names the fix."""
     url = server.empty_database(f"test_{uuid4().hex}")
     known = Cli(cli.directory, {**cli.environment, "KQUEUE_DATABASE_URL": url})
     assert known("db", "current").stdout.startswith("database empty, kqueue ")
@@ -79,10 +79,10 @@ def checks(done: subprocess.CompletedProcess[str]) -> dict[tuple[str, str], dict
 
 
 def test_doctor_looks_at_services_and_worker(cli: Cli, worker: UUID, tmp_path: Path) -> None:
-    """Services with versions, torch, compilers and every feature of the sandbox have a line; what is broken fails."""
+    """Services with versions, torch, compilers and every sandbox feature have a line, and defects fail the check."""
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
-    # A fleet kills whatever runs under its uid.
+    # A fleet kills every process of its uid.
     used = uids.hold(load().candidate_uid)
     done = cli("doctor", "--json", KQUEUE_SCRATCH=str(closed / "scratch"))
     used.release()
@@ -101,7 +101,7 @@ def test_doctor_looks_at_services_and_worker(cli: Cli, worker: UUID, tmp_path: P
         assert set(names.split(",")) <= {name for where, name in found if where == group}
     records = found.values()
     assert all(record["fix"] or record["state"] in {"ok", "info"} or ": " in record["detail"] for record in records)
-    # A fleet of root's gives its candidates other uids, to which a closed directory is closed.
+    # A root fleet gives its candidates other uids, which cannot enter a closed directory.
     scratch = found["sandbox", "scratch"]
     assert scratch["state"] == ("fail" if os.geteuid() == 0 else "ok"), scratch
     assert done.returncode == any(record["state"] == "fail" for record in records)
@@ -109,7 +109,7 @@ def test_doctor_looks_at_services_and_worker(cli: Cli, worker: UUID, tmp_path: P
 
 @pytest.fixture
 def at_fault(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """Give the fleet a lost worker, a GPU with errors, and one queued evaluation."""
+    """Record a lost worker, a GPU with errors, and one queued evaluation."""
     lost = Outcome(category=Category.WORKER_LOST, message="gone with keepthissecret", phase=Phase.CHECK)
     cli(*SUBMIT, "--lane", "cpu", "--set", "max_attempts=1")
     assert judge(engine, worker, lambda _: lost) == 1
@@ -135,7 +135,7 @@ def test_a_deep_look_tells_of_faults(config: Config) -> None:
 @pytest.mark.usefixtures("at_fault")
 @pytest.mark.timeout(900)
 def test_a_deep_look_judges_kernels(cli: Cli, tmp_path: Path) -> None:
-    """A broken compiler is found by judging a kernel, and no secret is shown."""
+    """Judging a kernel detects a broken compiler, and no secret is shown."""
     broken = tmp_path / "bin"
     for name in ("g++", "c++"):
         cli.write(f"bin/{name}", "#!/bin/sh\nexit 1\n").chmod(0o755)
@@ -156,7 +156,7 @@ def test_a_deep_look_judges_kernels(cli: Cli, tmp_path: Path) -> None:
 
 
 def without_torch(directory: Path) -> dict[str, str]:
-    """An environment in which torch is not installed, as far as Python can tell."""
+    """Return an environment in which Python finds no torch."""
     directory.mkdir()
     (directory / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
     return {"PYTHONPATH": str(directory)}
@@ -187,7 +187,7 @@ def test_a_client_without_torch(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_no_secret_is_told_wherever_it_comes_up(monkeypatch: Any) -> None:
-    """Whatever form a setting has; short passwords, which may be common words, are hidden in URLs only."""
+    """Passwords are hidden in every form of a setting. Short ones, possibly common words, are hidden in URLs only."""
     for variable, value, secret in (
         ("KQUEUE_DATABASE_URL", "postgresql+psycopg://u:p[wordlong@127.0.0.1:1/db", "p[wordlong"),
         ("KQUEUE_DATABASE_URL", "postgresql://u:wh?at/is@127.0.0.1:1/db", "wh?at/is"),
@@ -203,7 +203,7 @@ def test_no_secret_is_told_wherever_it_comes_up(monkeypatch: Any) -> None:
 
 
 def test_addresses_are_shown_without_secrets() -> None:
-    """Whatever a password is made of, nothing of it is shown."""
+    """No part of a password is shown, for any characters in it."""
     for url, shown in (
         ("redis://:p@ss/w?rd#x@host:6379/0", "redis://***@host:6379/0"),
         ("redis://host/0", "redis://host/0"),

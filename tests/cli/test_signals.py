@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP end a command as Ctrl-C does."""
+"""SIGTERM and SIGHUP end a command like Ctrl-C."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.samples import RELU, RELU_KERNEL
     "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)], ids=["SIGTERM", "SIGHUP"]
 )
 def test_verdicts_so_far_are_printed(tmp_path: Path, number: signal.Signals) -> None:
-    """`kqueue judge` prints its table of the kernels that were judged, and exits with 130."""
+    """`kqueue judge` prints its table of the judged kernels and exits with 130."""
     cli = Cli(tmp_path, {"KQUEUE_SCRATCH": str(tmp_path / "scratch")})
     cli.write("relu.py", RELU)
     cli.write("a.py", RELU_KERNEL.format("return torch.relu(x) + 1"))

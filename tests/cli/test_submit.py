@@ -1,4 +1,4 @@
-"""`kqueue submit`: what is taken, what is refused, and how it ends."""
+"""`kqueue submit`: accepted input, refusals and exit statuses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stored(engine: Engine) -> list[Any]:
 
 
 def test_options_become_the_evaluations_settings(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """Settings come from the file, --set lies over it, and the short options over both."""
+    """--set overrides the settings of the file, and the short options override both."""
     cli.write("settings.json", '{"seed": 7, "deadlines": {"check_s": 9, "load_s": 8}, "timing": {"warmup": 3}}')
     [line] = cli.told(
         *("submit", "--problem", "relu.py", "--kernel", "mine.py", "--backend", "torch"),
@@ -49,7 +49,7 @@ def test_options_become_the_evaluations_settings(cli: Cli, engine: Engine, worke
 
 
 def test_a_stored_problem_is_named_by_its_hash(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """`--problem sha256:HASH` takes a problem that was submitted before; an unknown one is named in the error."""
+    """`--problem sha256:HASH` selects a stored problem, and the error names an unknown one."""
     kernel = ("--kernel", "mine.py", "--backend", "torch", "--json")
     assert cli("submit", "--problem", "relu.py", *kernel).returncode == 0
     [row] = stored(engine)
@@ -60,7 +60,7 @@ def test_a_stored_problem_is_named_by_its_hash(cli: Cli, engine: Engine, worker:
 
 
 def test_the_same_key_again_gives_the_same_evaluation(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """A second submission under an idempotency key makes nothing and says so; another kernel is refused."""
+    """An idempotency key returns the existing evaluation and a note, and refuses another kernel."""
     command = (*MINE, "--idempotency-key", "k")
     [first], [second] = cli.told(*command), cli.told(*command)
     assert (first["created"], second["created"], second["id"]) == (True, False, first["id"])
@@ -72,7 +72,7 @@ def test_the_same_key_again_gives_the_same_evaluation(cli: Cli, engine: Engine, 
 
 
 def test_folders_and_globs_and_bad_files_among_good_ones(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """Each file is one evaluation, each only once; a bad file is named with its fault and spoils no other."""
+    """Each file is submitted once, and the error names a bad file without affecting the rest."""
     for name in ("ks/b.py", "ks/a.py", "deep/er/c.py"):
         cli.write(name, KERNEL + f"# {name}\n")
     large = "#" * (MAX_SOURCE_BYTES + 1)
@@ -102,7 +102,7 @@ def test_folders_and_globs_and_bad_files_among_good_ones(cli: Cli, engine: Engin
 
 
 def test_a_bad_line_does_not_spoil_the_others(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """Each line of JSON stands for itself; what is wrong is reported with the line's number."""
+    """Each line of JSON is independent, and errors have the line's number."""
     good = {"problem": PROBLEM, "kernel": KERNEL, "backend": "torch"}
     cli.write("lists/sub/own.py", KERNEL + "# own\n")
     cases: list[tuple[bytes, str | None]] = [
@@ -141,7 +141,7 @@ def test_a_bad_line_does_not_spoil_the_others(cli: Cli, engine: Engine, worker: 
 
 
 def test_lines_come_from_stdin_too(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """`--jsonl -` reads stdin; what a line leaves out is taken from the options."""
+    """`--jsonl -` reads stdin, and options are the defaults of each line."""
     line = json.dumps({"kernel": KERNEL, "kernel_label": "piped"}).encode()
     done = cli("submit", "--jsonl", "-", "--problem", "relu.py", "--backend", "torch", stdin=line)
     assert done.returncode == 0, done.stderr
@@ -151,7 +151,7 @@ def test_lines_come_from_stdin_too(cli: Cli, engine: Engine, worker: UUID) -> No
 
 
 def test_a_command_that_cannot_be_meant_is_refused(cli: Cli, engine: Engine) -> None:
-    """Bad arguments end with 2 and one line that names the fix; nothing is written."""
+    """Bad arguments exit with 2 and one line that names the fix, and nothing is written."""
     for arguments, message in (
         (("-p", "relu.py", "-b", "torch"), "--kernel PATH or --jsonl FILE"),
         (("mine.py", "-b", "torch"), "--problem is missing"),
@@ -192,7 +192,7 @@ def test_waiting_tells_whether_all_passed(
 
 
 def test_a_reused_verdict_says_so(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """In the table, in JSON, in `show` and in `results`; --fresh has the kernel judged."""
+    """The table, JSON, `show` and `results` mark a reused verdict, and --fresh judges the kernel again."""
     command = ("submit", "--problem", "relu.py", "--backend", "torch", "mine.py", "--json")
     [asked] = lines(cli(*command, "--fresh").stdout)
     assert judge(engine, worker, lambda _: passed(), conditions="known") == 1
@@ -207,7 +207,7 @@ def test_a_reused_verdict_says_so(cli: Cli, engine: Engine, worker: UUID) -> Non
 
 
 def test_an_interrupted_wait_names_the_command_that_goes_on(cli: Cli, worker: UUID, engine: Engine) -> None:
-    """A wait that is interrupted exits with 130, and names the command that waits for the same evaluation."""
+    """The command exits with 130 and names the command that waits for the same evaluation."""
     with cli.start(*MINE, "--wait") as process:
 
         def listens() -> object:
@@ -224,7 +224,7 @@ def test_an_interrupted_wait_names_the_command_that_goes_on(cli: Cli, worker: UU
 
 
 def test_a_lane_may_be_served_later(cli: Cli, engine: Engine) -> None:
-    """Without a worker a submission is refused, unless --allow-idle-lane asks for its lane all the same."""
+    """Without a worker a submission is refused, except with --allow-idle-lane."""
     command = (*MINE, "--lane", "gpu.h200")
     refused = cli(*command)
     said = "no live worker serves gpu.h200: this fleet has no live worker" in refused.stderr
@@ -235,7 +235,7 @@ def test_a_lane_may_be_served_later(cli: Cli, engine: Engine) -> None:
 
 
 def test_without_redis_nothing_is_lost(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """Where Redis is away the evaluation is accepted all the same: the sweeper sends it later."""
+    """Without Redis the evaluation is accepted, and the sweeper sends it later."""
     done = cli(*MINE, KQUEUE_REDIS_URL="redis://:secret@127.0.0.1:1/0")
     assert done.returncode == 0, done.stderr
     assert "secret" not in done.stderr

@@ -1,4 +1,4 @@
-"""`kqueue sweep` and `kqueue wait`: looking after what was submitted by somebody who is gone."""
+"""`kqueue sweep` and `kqueue wait`: care for evaluations whose producer has exited."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.store.steps import change
 
 
 def submitted(cli: Cli, *kernels: str, **environment: str) -> list[str]:
-    """Submit kernels as the batch `night`; their ids, in order."""
+    """Submit kernels as the batch `night` and return their ids in order."""
     for name in kernels:
         cli.write(f"{name}.py", f"class ModelNew: name = '{name}'\n")
     files = [f"{name}.py" for name in kernels]
@@ -28,12 +28,10 @@ def submitted(cli: Cli, *kernels: str, **environment: str) -> list[str]:
 
 
 class TestSweep:
-    """One sweep, now."""
-
     def test_what_redis_lost_is_sent(self, cli: Cli, config: Config, engine: Engine, worker: UUID) -> None:
-        """Everything queued, after Redis was emptied by hand."""
+        """Every queued evaluation is sent again after Redis was emptied."""
         ids = submitted(cli, "a", "b", "c")
-        # For some seconds after it was submitted an evaluation's message is its producer's business.
+        # A new evaluation's message is left to its producer for some seconds.
         change(engine, "UPDATE evaluations SET submitted_at = now() - interval '1 min'")
         with broker.make_app(config) as app:
             with app.connection_for_read() as connection:
@@ -45,7 +43,7 @@ class TestSweep:
             assert {str(identity) for identity in broker.waiting(app, "cpu")} == set(ids)
 
     def test_without_redis_the_rest_is_done(self, cli: Cli, engine: Engine, worker: UUID) -> None:
-        """And the status is that of a service that is away."""
+        """The command's status is the one for an unavailable service."""
         [identity] = submitted(cli, "a")
         change(engine, "UPDATE evaluations SET expires_at = now() - interval '1 s'")
         done = cli("sweep", KQUEUE_REDIS_URL="redis+socket:///nowhere.sock")
@@ -55,10 +53,8 @@ class TestSweep:
 
 
 class TestWait:
-    """Verdicts of what was submitted before."""
-
     def test_a_batch_is_found_by_its_name(self, cli: Cli, worker: UUID, judging: Callable[[Judgement], None]) -> None:
-        """By somebody who knows no id, in the order of submission."""
+        """The batch's name is enough, and verdicts are in the order of submission."""
         ids = submitted(cli, "a", "b", "c")
         judging(lambda kernel: passed() if kernel != "b" else ended(Category.CRASHED))
         done = cli("wait", "--batch", "night", "--json")
@@ -70,7 +66,7 @@ class TestWait:
         assert cli("wait", ids[0][:8], ids[2]).returncode == 0
 
     def test_no_verdict(self, cli: Cli, worker: UUID) -> None:
-        """A timeout ends with 4, and an unknown batch with 5."""
+        """A timeout exits with 4, and an unknown batch with 5."""
         submitted(cli, "a")
         done = cli("wait", "--batch", "night", "--timeout", "0.1")
         assert (done.returncode, "1 of 1 without a verdict" in done.stderr) == (4, True)

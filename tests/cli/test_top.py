@@ -1,4 +1,4 @@
-"""`kqueue top`: one view for pipes, and a live one on a terminal."""
+"""`kqueue top`: one view for pipes, a live view on a terminal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def by_label(label: str) -> Outcome:
 
 @pytest.fixture
 def busy(engine: Engine, worker: UUID) -> UUID:
-    """One passed, one failed with hostile words, one runs on a device with a hostile name, and two wait."""
+    """Record a passed evaluation, a failed one with hostile text, one on a hostile device name, and two queued ones."""
     submit(engine, "good", HOSTILE)
     judge(engine, worker, by_label)
     other = uuid4()
@@ -46,7 +46,7 @@ def busy(engine: Engine, worker: UUID) -> UUID:
 
 
 def test_once_prints_one_view(cli: Cli, busy: UUID) -> None:
-    """Lanes with depth and age, who runs what, what ended, the last failures; foreign text does nothing."""
+    """The view has lanes with depth and age, workers, outcomes and the last failures, and escapes hostile text."""
     done = cli("top", "--once")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -64,7 +64,7 @@ def test_once_prints_one_view(cli: Cli, busy: UUID) -> None:
 
 
 class Terminal:
-    """`kqueue top` on a terminal of its own."""
+    """`kqueue top` on a separate terminal."""
 
     def __init__(self, cli: Cli, columns: int, **changed: str) -> None:
         self.ours, self.its = pty.openpty()
@@ -97,7 +97,7 @@ class Terminal:
 
 @contextmanager
 def terminal(cli: Cli, columns: int = 120, **changed: Any) -> Generator[Terminal]:
-    """Run the command on a terminal; it is gone at the end."""
+    """Run the command on a terminal, and end it after the block."""
     opened = Terminal(cli, columns, **changed)
     try:
         yield opened
@@ -109,7 +109,7 @@ def terminal(cli: Cli, columns: int = 120, **changed: Any) -> Generator[Terminal
 
 
 def test_it_follows_the_fleet_and_gives_the_terminal_back(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """What comes is shown without a key, on a narrow terminal too, and foreign text does nothing."""
+    """New results appear without a key press, also on a narrow terminal, and hostile text is escaped."""
     with terminal(cli, columns=40) as opened:
         opened.see(b"cpu-0@here")
         [identity] = submit(engine, HOSTILE)
@@ -125,7 +125,7 @@ def test_it_follows_the_fleet_and_gives_the_terminal_back(cli: Cli, engine: Engi
 
 
 def test_it_goes_on_without_postgres(cli: Cli, tmp_path: Any) -> None:
-    """The terminal says that Postgres is away, and q still leaves."""
+    """The terminal reports that Postgres is away, and q still quits."""
     with terminal(cli, KQUEUE_DATABASE_URL=f"postgresql+psycopg://x@/x?host={tmp_path}") as opened:
         opened.see(b"trying again")
         os.write(opened.ours, b"q")

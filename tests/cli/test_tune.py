@@ -1,4 +1,4 @@
-"""`kqueue tune`: what is recorded, gone on with, refused and shown. Kernels are judged as the tests say."""
+"""`kqueue tune`: records, resumption, refusals and output. The tests define each kernel's verdict."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TUNE = ("tune", "kernel.py", "--problem", "relu.py", "--gpu", "cpu", "--repeats"
 
 @pytest.fixture
 def by_block(engine: Engine) -> Callable[..., Judgement]:
-    """Judge a run's kernels by their BLOCK: its time in ms, 0 for a wrong one, None where the fleet fails."""
+    """Judge a run's kernels by their BLOCK: its time in ms, 0 for a wrong one, None for a failure of the fleet."""
 
     def make(**times: float | None) -> Judgement:
         def judge(label: str) -> Outcome:
@@ -72,7 +72,7 @@ def known(engine: Engine, what: str) -> int:
 
 
 def test_the_fastest_values_win(cli: Cli, judging: Judging, by_block: Callable[..., Judgement]) -> None:
-    """Wrong ones drop out, the best are judged again with more calls; the winner is written, with pictures."""
+    """Wrong kernels drop out, the best are judged again with more calls, and the winner is written with pictures."""
     judging(by_block(b4=8.0, b8=4.0, b16=0, b32=2.0))
     done = tune(cli, "BLOCK=4..32..x2", "WARPS=1,2")
     for words in ("winner: BLOCK=32", "4x, compared with 8 (8 to 8) ms of the original kernel", "importance: BLOCK"):
@@ -97,7 +97,7 @@ def test_the_fastest_values_win(cli: Cli, judging: Judging, by_block: Callable[.
 
 
 def test_nothing_beats_the_original(cli: Cli, judging: Judging, by_block: Callable[..., Judgement]) -> None:
-    """It is the winner, byte for byte, and that is said."""
+    """The original wins unchanged, and the output says so."""
     judging(by_block(b4=2.0, b8=2.0, b16=3.0))
     done = tune(cli, "BLOCK=8,16")
     assert "no configuration beats the original kernel (BLOCK=4, 2 (2 to 2) ms) beyond its spread" in done.stdout
@@ -111,7 +111,7 @@ def test_nothing_beats_the_original(cli: Cli, judging: Judging, by_block: Callab
 def test_a_fleet_that_failed_is_asked_again(
     cli: Cli, judging: Judging, by_block: Callable[..., Judgement], engine: Engine
 ) -> None:
-    """Nothing is known about the original: status 3, and `resume` judges it again."""
+    """Without a verdict on the original the status is 3, and `resume` judges it again."""
     times: dict[str, float | None] = {"b4": None, "b8": 1.0}
     judging(lambda label: by_block(**times)(label))
     failed = tune(cli, "BLOCK=8", status=3)
@@ -124,7 +124,7 @@ def test_a_fleet_that_failed_is_asked_again(
 def test_an_interrupted_run_leaves_nothing_and_goes_on(
     cli: Cli, judging: Judging, by_block: Callable[..., Judgement], engine: Engine
 ) -> None:
-    """Ctrl-C cancels what waits; what is recorded is not judged again."""
+    """Ctrl-C cancels queued evaluations, and recorded ones are not judged again."""
     cli.write("kernel.py", KERNEL)
     with cli.start(*TUNE, "--grid", "BLOCK=8,16", "--run-name", "a") as process:
         until(lambda: known(engine, "state = 'queued'") == 3, what="the first batch")
@@ -146,14 +146,14 @@ def test_an_interrupted_run_leaves_nothing_and_goes_on(
 
 
 def test_what_was_accepted_is_cancelled_if_the_rest_is_refused(cli: Cli, worker: object, engine: Engine) -> None:
-    """A run whose second kernel is refused leaves the first one not waiting."""
+    """If a run's second kernel is refused, its first one is cancelled."""
     cli.write("kernel.py", KERNEL)
     with cli.start(*TUNE, "--grid", "BLOCK=8", "--run-name", "a") as process:
         until(lambda: known(engine, "state = 'queued'") == 2, what="the first batch")
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=120)
     with engine.begin() as connection:
-        # The first is submitted anew, and the second's key has another kernel.
+        # The first is submitted again, and the second's key has another kernel.
         connection.execute(text("UPDATE evaluations SET idempotency_key = 'x' WHERE idempotency_key LIKE '%/0/0'"))
         connection.execute(text("UPDATE search_proposals SET kernel = kernel || '# x' WHERE number = 1"))
     done = cli("search", "resume", "a")
@@ -162,7 +162,7 @@ def test_what_was_accepted_is_cancelled_if_the_rest_is_refused(cli: Cli, worker:
 
 
 def test_a_plan_that_changed_is_not_gone_on_with(engine: Engine) -> None:
-    """It was read before the run was taken, and another process may have had the run in between."""
+    """A plan that another process changed after it was read is refused."""
     fields = {"problem": "class Model: ...\n", "kernel": KERNEL, "backend": "torch", "grid": [["BLOCK", ["8"]]]}
     plan = make_tune_plan(fields)
     run = searches.create(engine, "a", plan.model_dump(mode="json"))
@@ -180,7 +180,7 @@ def test_a_plan_that_changed_is_not_gone_on_with(engine: Engine) -> None:
 def test_a_changed_record_is_not_obeyed(
     cli: Cli, judging: Judging, by_block: Callable[..., Judgement], engine: Engine
 ) -> None:
-    """A fleet or a function that only the record names is asked nothing; a record that makes no sense is refused."""
+    """A fleet or function that only the record names is not used, and an invalid record is refused."""
     judging(by_block(b4=8.0, b8=4.0))
     tune(cli, "BLOCK=8")
     deep = {"metrics": ["speedup"], "kernel": f"{KERNEL}X = {'-' * 1500}1\n"}

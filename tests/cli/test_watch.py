@@ -1,4 +1,4 @@
-"""`kqueue watch`: lines for changes, the end, and exit statuses as `kqueue wait` has them."""
+"""`kqueue watch`: lines for changes, the end, and the exit statuses of `kqueue wait`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def by_label(label: str) -> Outcome:
 
 
 def test_it_ends_when_all_have(cli: Cli, engine: Engine, worker: UUID, judging: Judging) -> None:
-    """A batch and an evaluation together; the last line has the counts; a wrong kernel makes the status 1."""
+    """A batch and an evaluation are watched together, the last line has the counts, and a wrong kernel exits with 1."""
     submit(engine, "a", "bad", batch="b")
     [single] = submit(engine, "c")
     judging(by_label)
@@ -34,7 +34,7 @@ def test_it_ends_when_all_have(cli: Cli, engine: Engine, worker: UUID, judging: 
 
 
 def test_what_has_not_ended_is_said(cli: Cli, engine: Engine, worker: UUID) -> None:
-    """What is queued, and when the last one begins, as far as that is known; the status is 4 after the time."""
+    """After the timeout the output has the queued evaluations with their estimated start, and the status is 4."""
     submit(engine, "before")
     judge(engine, worker, by_label)
     submit(engine, *"abc", batch="b")

@@ -15,7 +15,7 @@ from tests.services import starts_services, with_schema
 @pytest.fixture(scope="module")
 @starts_services
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    """Postgres with the schema, and Valkey, for this module alone: its tests stop them."""
+    """Start Postgres with the schema, and Valkey, for this module only, because its tests stop them."""
     directory = tmp_path_factory.mktemp("fleet")
     directory.chmod(0o755)
     postgres = Postgres(with_schema(directory / "pg"), durable=False)
@@ -40,5 +40,5 @@ def running_fleet(start_fleet: Callable[..., Fleet]) -> Callable[[], Fleet]:
 
 @pytest.fixture
 def fleet(running_fleet: Callable[[], Fleet]) -> Fleet:
-    """The module's fleet, some of whose tests may end it."""
+    """Return the module's running fleet, which a test can end."""
     return running_fleet()

@@ -1,4 +1,4 @@
-"""A worker's application whose judge does what the kernel's source says: `segv`, `sleep 2`, ..."""
+"""A worker's application whose judge obeys the kernel's source: `segv`, `sleep 2`, ..."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from workers.judge.host.exclusive import room
 from workers.judge.host.status_page import StatusPage
 from workers.judge.sandbox import cgroups
 
-#: The folder with the files that say what to do.
+#: The folder with the files that control the judges.
 JUDGES = Path(os.environ["JUDGES"])
 PASSED = Outcome(category=Category.PASSED, message="as told")
 WRONG = Outcome(
@@ -47,7 +47,7 @@ def sleep_holding_the_gil(seconds: float) -> None:
 
 
 def use_up_the_memory() -> None:
-    """Of a control group of its own, so that the kernel strikes this process and no other."""
+    """Exceed a separate control group's memory, so that the kernel kills only this process."""
     group = cgroups.Groups().group(64 << 20, 512)
     group.join()
     held = []
@@ -70,7 +70,7 @@ def end(how: str, *argument: str) -> None:
     elif how == "hog":
         use_up_the_memory()
     elif how == "closefds":
-        # Hostile: what the parent watches is closed, the process lives on and listens to nothing.
+        # Hostile: it closes the descriptors that the parent watches, ignores SIGTERM and keeps running.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.closerange(3, 4096)
         while True:
@@ -78,7 +78,7 @@ def end(how: str, *argument: str) -> None:
 
 
 def orphan(pid_file: str) -> None:
-    """Leave a grandchild behind that has left group and session."""
+    """Start a grandchild outside this process group and session."""
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
@@ -106,7 +106,7 @@ def wait_for(gate: Path) -> Outcome:
 
 
 def read(file: Path, how: str, *argument: str) -> Outcome:
-    """End as a judge does that has only read sources; say in which process."""
+    """Record the process id, then end like a judge that has only read sources."""
     with file.open("a") as out:
         out.write(f"{os.getpid()}\n")
     if how != "well":
@@ -133,7 +133,7 @@ def judge(action, arguments, number, place, status_page):
         case "span" | "suspect":
             if action == "suspect" and number < 3:
                 os.kill(os.getpid(), signal.SIGKILL)
-            with room(place.lock, alone=place.alone):  # as a judge enters it
+            with room(place.lock, alone=place.alone):  # like a judge
                 return span(Path(arguments[0]), float(arguments[1]))
         case "raise":
             raise ZeroDivisionError("the judge's own mistake")
@@ -166,7 +166,7 @@ class Watchdog(workers.app._Watchdog):
 
 
 class StandIn:
-    """In the fork server's and the seat's place: a child of the worker's parent that must outlive every task."""
+    """Stands in for the fork server and the judge supervisor: a child of the worker's parent that outlives tasks."""
 
     def __init__(self, slot) -> None:
         fail("start")
@@ -185,11 +185,11 @@ class StandIn:
             return read(Path(arguments[0]), *arguments[1:])
         self.status_page.use()
         self.status_page.enter(Phase.CHECK)
-        if action == "late":  # first, what the dying judge of another evaluation still writes
+        if action == "late":  # first, the late writes of another evaluation's dying judge
             self.status_page.judge(UUID(arguments[0]), 1)
             self.status_page.enter(Phase.SELF_TEST, time.monotonic())
             _, action, *arguments = arguments
-        if action == "known":  # what it runs on, before it does the rest
+        if action == "known":  # first report the environment
             backend.environment({"device": "none", "torch": "none", "python": "none", "host": "here"})
             action, *arguments = arguments
         return judge(action, arguments, claimed[-1].number, place, self.status_page)
@@ -209,7 +209,7 @@ class StandIn:
 
 
 _claim = evaluations.claim
-#: What this child has claimed.
+#: Claims of this child.
 claimed: list[evaluations.Claim] = []
 
 
@@ -241,7 +241,7 @@ _maintain = workers.pool._Pool.maintain_pool
 
 
 def maintain_pool(pool) -> None:
-    """Leave dead children unseen while a file says so, as if they took long to die."""
+    """Hide dead children while a control file exists, as if they died slowly."""
     if not (JUDGES / "deaths-are-unseen").exists():
         _maintain(pool)
 
@@ -255,7 +255,7 @@ _task = workers.messages.task
 
 
 def task(payload, queue):
-    """Rebuild a message, with the hard limit that its label asks for: shorter than any that is taken from a message."""
+    """Rebuild a message with the hard limit of its label, which can be shorter than a real message allows."""
     made = _task(payload, queue)
     if limit := re.match(r"problem=limit=([\d.]+) ", made["headers"]["kwargsrepr"]):
         made["headers"]["timelimit"] = [float(limit[1]), None]

@@ -1,4 +1,4 @@
-"""A whole fleet on the `cpu` lane with real judges, for tests that submit kernels to it."""
+"""A complete fleet on the `cpu` lane with real judges, for tests that submit kernels."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.services import with_schema
 
 @contextmanager
 def live_fleet(*, http: bool = False) -> Iterator[LocalFleet]:
-    """Run a fleet with two slots that judges all anew. Without its programs skip the test, or fail it in CI."""
+    """Run a fleet with two slots that reuses no verdict. Without its programs skip the test, or fail it in CI."""
     with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
         root = Path(name)
-        root.chmod(0o711)  # pytest's folders are closed to candidates
+        root.chmod(0o711)  # candidates cannot enter pytest's folders
         config = load(
             home=root / "home", scratch=root / "scratch", gpus="none", cpu_slots=2, reuse=False, probe_share=0
         )

@@ -12,7 +12,7 @@ from workers.fleet import Supervisor
 from workers.judge.gpu.devices import choose, devices
 from workers.plan import plan
 
-# A program that starts Python, which workers are started by.
+# The program that starts the workers' Python.
 sys.executable = os.environ.get("JUDGES_PYTHON", sys.executable)
 process._LAST_BACKOFF_S = 0.5  # tests kill many workers
 config = load()

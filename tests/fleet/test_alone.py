@@ -1,4 +1,4 @@
-"""A device's room: shared by ordinary evaluations, closed to all but one by a suspect."""
+"""A device's lock: shared by ordinary evaluations, exclusive for a suspect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.judge.host.exclusive import NoRoom, room
 
 
 def test_a_suspect_shuts_everybody_out(tmp_path: Path) -> None:
-    """Ordinary ones and other suspects alike; another device's room is another's."""
+    """A suspect excludes ordinary evaluations and other suspects on its device, but not on another device."""
     lock = tmp_path / "cpu.lock"
     with room(lock, alone=True):
         for alone, message in ((False, "a suspected kernel"), (True, "other evaluations")):
@@ -26,7 +26,7 @@ def test_a_suspect_shuts_everybody_out(tmp_path: Path) -> None:
 
 
 def test_a_suspect_is_not_kept_waiting_by_those_who_come_later(tmp_path: Path) -> None:
-    """An endless stream of ordinary evaluations: it gets in as soon as those that were there are gone."""
+    """In an endless stream of ordinary evaluations a suspect starts when the earlier ones have ended."""
     lock = tmp_path / "cpu.lock"
     over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""A revoked evaluation's clerk dies unseen while the spare clerk has begun the next evaluation."""
+"""The death of a revoked evaluation's task process is noticed only after a spare one began the next evaluation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workers.judge.host import linux
 
 @pytest.fixture
 def unseen(services: Any, fleet: Any) -> Iterator[Path]:
-    """A file: while it exists, the worker notices no death of a clerk."""
+    """Return a file. While it exists, the worker notices no death of a task process."""
     file = services.directory / "deaths-are-unseen"
     yield file
     file.unlink(missing_ok=True)
@@ -26,9 +26,9 @@ def unseen(services: Any, fleet: Any) -> Iterator[Path]:
 
 @pytest.fixture
 def revoked(services: Any, fleet: Any, unseen: Path, request: pytest.FixtureRequest) -> UUID:
-    """An evaluation that was revoked while it ran, and whose clerk's death is unseen yet. The next one may begin.
+    """Revoke a running evaluation. The death of its task process is not noticed yet, and the next one can begin.
 
-    With the parameter "claimed", its clerk had claimed it and had not opened its record.
+    With the parameter "claimed", the task process had claimed it but had not written its status page.
     """
     worker = fleet.live()[0].pid
 
@@ -37,13 +37,13 @@ def revoked(services: Any, fleet: Any, unseen: Path, request: pytest.FixtureRequ
         unseen.touch()
         assert services.verdict(services.submit("ok")).passed
         services.until(lambda: len(linux.children(worker)) < 3, what="the death")
-        time.sleep(0.3)  # a clerk of an earlier evaluation may have been about to end
+        time.sleep(0.3)  # an earlier evaluation's task process was possibly about to end
         if len(linux.children(worker)) == 2:
             return True
         unseen.unlink()
         return False
 
-    # Celery's semaphore lets the next task in early when the death of an earlier clerk is noticed meanwhile.
+    # Celery's semaphore admits the next task early if the death of an earlier task process is noticed meanwhile.
     services.until(leaves_a_spare, what="a spare clerk beside one whose death is unseen")
     if getattr(request, "param", None) == "claimed":
         (services.directory / "stall-after-claim").touch()
@@ -67,7 +67,7 @@ def _categories(services: Any, evaluation: UUID) -> list[str | None]:
 def test_the_next_evaluation_is_not_blamed(
     services: Any, unseen: Path, revoked: UUID, category: str, tmp_path: Path
 ) -> None:
-    """The revoked evaluation is cancelled, and its attempt closed; the one that has begun meanwhile passes."""
+    """The revoked evaluation is cancelled, its attempt is closed, and the next evaluation passes."""
     follower = services.submit(f"gate {tmp_path / 'gate'}")
     services.started(follower)
     unseen.unlink()
@@ -80,7 +80,7 @@ def test_the_next_evaluation_is_not_blamed(
 
 
 def test_each_death_is_told_of_its_own_evaluation(services: Any, unseen: Path, revoked: UUID) -> None:
-    """The next evaluation's judge dies too before either death is noticed."""
+    """The next evaluation's judge also dies before either death is noticed."""
     follower = services.submit("signal SIGSEGV")
     services.started(follower)
     unseen.unlink()
@@ -93,7 +93,7 @@ def test_each_death_is_told_of_its_own_evaluation(services: Any, unseen: Path, r
 def test_a_hanging_test_of_the_gpu_ends_its_own_evaluation(
     services: Any, unseen: Path, revoked: UUID, tmp_path: Path
 ) -> None:
-    """The revoked evaluation's judge, which is dying, is overdue in the GPU's test; the next evaluation goes on."""
+    """The revoked evaluation's dying judge exceeds the time of its GPU self-test, and the next evaluation goes on."""
     follower = services.submit(f"late {revoked} gate {tmp_path / 'gate'}")
     services.until(lambda: services.attempts(revoked)[0].ended_at is not None, what="the revoked attempt's end")
     unseen.unlink()

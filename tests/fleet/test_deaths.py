@@ -1,4 +1,4 @@
-"""What is recorded when a judge dies, and by whom: each row of the table in workers/delivery.py."""
+"""The record of a judge's death and its writer: each row of the table in workers/delivery.py."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DEATHS = [
 
 
 def test_a_death_is_recorded_once_with_its_facts(services: Any, fleet: Any) -> None:
-    """However a judge ends there is one verdict with category, facts and writer as told; the next one is judged."""
+    """Each end of a judge gives one verdict with category, facts and writer, and the next evaluation is judged."""
     ids = []
     for kernel, limit, category, facts, written_by in DEATHS:
         ids.append(services.submit(kernel, time_limit=limit))
@@ -46,7 +46,7 @@ def test_a_death_is_recorded_once_with_its_facts(services: Any, fleet: Any) -> N
 
 
 def test_a_judge_that_dies_before_it_claims_leaves_the_evaluation_queued(services: Any, fleet: Any) -> None:
-    """No attempt was begun, so none is recorded: the next message has it judged."""
+    """No attempt was begun, so none is recorded, and the next message starts the evaluation."""
     (services.directory / "die-before-claim").touch()
     evaluation = services.submit("ok")
     services.until(lambda: not (services.directory / "die-before-claim").exists())
@@ -55,7 +55,7 @@ def test_a_judge_that_dies_before_it_claims_leaves_the_evaluation_queued(service
 
 
 def test_a_judge_that_dies_right_after_its_claim_leaves_no_open_attempt(services: Any, fleet: Any) -> None:
-    """The flight recorder is still empty then; the attempt ends nevertheless, and is retried."""
+    """The status page is still empty, but the attempt ends and is retried."""
     (services.directory / "die-after-claim").touch()
     evaluation = services.submit("ok", attempts=2)
     attempts = Whole(services)(evaluation, attempts=2)
@@ -63,7 +63,7 @@ def test_a_judge_that_dies_right_after_its_claim_leaves_no_open_attempt(services
 
 
 def test_a_kernel_that_kills_its_judges_is_tried_three_times(services: Any, fleet: Any) -> None:
-    """An evaluation whose judge was killed is judged anew, the third time alone; then it is suspected, and over."""
+    """An evaluation whose judge was killed is tried again, the third time exclusively, and then ends as suspected."""
     evaluation = services.submit("signal SIGKILL", attempts=10)
     verdict = services.verdict(evaluation)
     assert (verdict.category, verdict.attempts, verdict.facts.suspected) == ("worker_lost", 3, True)
@@ -74,7 +74,7 @@ def test_a_kernel_that_kills_its_judges_is_tried_three_times(services: Any, flee
 def test_a_suspect_is_judged_while_nobody_else_is(
     services: Any, fleet: Any, start_fleet: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """Two slots with work for both: in the suspect's third try the other waits, and what waits is judged after."""
+    """During a suspect's third try the second slot waits, and its evaluations are judged afterwards."""
     mine = start_fleet()
     suspect = services.submit(f"suspect {tmp_path / 'alone'} 1", attempts=3)
     others = [services.submit(f"span {tmp_path / 'others'} 0.2") for _ in range(12)]
@@ -95,7 +95,7 @@ def _spans(file: Path) -> list[tuple[float, ...]]:
 
 
 def test_a_claim_whose_answer_was_lost_is_handed_back(services: Any, fleet: Any) -> None:
-    """The connection broke at the commit: the worker has an attempt that it does not know of, and gives it back."""
+    """The connection broke at the commit, so the worker hands back the attempt that it does not know."""
     (services.directory / "lose-the-claims-answer").touch()
     evaluation = services.submit("ok", attempts=1)
     first, second = Whole(services)(evaluation)
@@ -103,13 +103,13 @@ def test_a_claim_whose_answer_was_lost_is_handed_back(services: Any, fleet: Any)
 
 
 def test_another_versions_schema_is_waited_out(services: Any, fleet: Any) -> None:
-    """A migration, or a way back: nothing is begun or lost meanwhile, and no process ends of it."""
+    """During a migration or a downgrade no evaluation begins or is lost, and no process ends."""
     worker, told = fleet.live()[0].id, len(fleet.log.read_text())
     change(services.engine, "ALTER TABLE evaluations RENAME COLUMN settings TO configuration")
     change(services.engine, "ALTER TABLE workers RENAME COLUMN heartbeat_at TO beaten_at")
     try:
         services.app.send_task("kqueue.evaluate", args=[_ID], task_id=_ID, queue=broker.queue("cpu"))
-        # The reason is logged once: at first it may be that the tables are being changed.
+        # The reason is logged only once, because a short change of the tables looks the same at first.
         for line in (f"an evaluation waits for Postgres *.*evaluation={_ID}", "Postgres is away"):
             services.until(lambda line=line: re.search(line, fleet.log.read_text()[told:]), what=line)
         assert "lacks an object that this kqueue needs" in fleet.log.read_text()[told:]
@@ -121,7 +121,7 @@ def test_another_versions_schema_is_waited_out(services: Any, fleet: Any) -> Non
 
 
 def test_a_request_of_another_version_is_the_fleets_failure(services: Any, fleet: Any) -> None:
-    """It is tried again, as another host may be newer, and in the end says what is the matter."""
+    """The request is tried again, because another host can be newer, and the last error gives the reason."""
     evaluation = services.submit("ok", attempts=2, send=False)
     change(
         services.engine,
@@ -137,7 +137,7 @@ def test_a_request_of_another_version_is_the_fleets_failure(services: Any, fleet
 
 
 def test_a_slow_database_delays_no_kill_and_loses_no_verdict(services: Any, fleet: Any, tmp_path: Path) -> None:
-    """At the limit the judge dies first; who then cannot record ends the worker, and its attempt is handed back."""
+    """At the hard limit the judge is killed first. A worker that cannot record it ends and hands the attempt back."""
     evaluation = services.submit(f"write {tmp_path / 'pid'} 600", time_limit=1)
     pid = int(services.until(lambda: _read(tmp_path / "pid")))
     with services.engine.begin() as connection:
@@ -148,7 +148,7 @@ def test_a_slow_database_delays_no_kill_and_loses_no_verdict(services: Any, flee
 
 
 def test_nothing_that_a_task_left_behind_lives_on(services: Any, fleet: Any, tmp_path: Path) -> None:
-    """A grandchild that left group and session dies with the task; the worker's own children do not."""
+    """A grandchild outside group and session dies with the task, but the worker's own children do not."""
     worker = fleet.live()[0].id
     evaluation = services.submit(f"orphan {tmp_path / 'pid'}")
     assert services.verdict(evaluation).passed
@@ -184,7 +184,7 @@ def test_a_revoked_running_task_is_a_cancelled_evaluation(services: Any, fleet: 
 
 
 def test_a_revoked_queued_task_is_a_cancelled_evaluation(services: Any, fleet: Any) -> None:
-    """Flower's revoke button ends what waits; it is not sent again for ever."""
+    """Flower's revoke button cancels a queued evaluation, which is not sent again."""
     running = services.submit("sleep 1")
     services.started(running)
     queued = services.submit("ok")

@@ -1,4 +1,4 @@
-"""The view of those who watch the jobs, through Flower's own HTTP API, with a real worker behind it; and its door."""
+"""Evaluations in Flower's HTTP API with a real worker, and its access control."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECRET = "ok # the source of a kernel that nobody else may see"
 
 @pytest.fixture(scope="module")
 def flower(services: Any) -> Iterator[Flower]:
-    """Flower on loopback, in a folder where a stranger put a configuration for it."""
+    """Start Flower on loopback, in a folder with a stranger's configuration for it."""
     (services.directory / "flowerconfig.py").write_text("open('planted', 'w')\n")
     with running_flower(services.config(), services.directory / "flower.log") as flower:
         yield flower
@@ -45,7 +45,7 @@ def _task(services: Any, flower: Flower, identity: Any, state: str) -> dict[str,
 
 @pytest.fixture(scope="module")
 def watched(services: Any, flower: Flower, running_fleet: Any) -> Any:
-    """A fleet whose events Flower receives by now."""
+    """Return a fleet whose events already reach Flower."""
 
     def seen() -> bool:
         identity = services.submit("ok")
@@ -58,7 +58,7 @@ def watched(services: Any, flower: Flower, running_fleet: Any) -> Any:
 
 
 def test_a_finished_evaluation(services: Any, flower: Flower, watched: Any) -> None:
-    """Name, id, labels, lane and category are there; the source is not."""
+    """Name, id, labels, lane and category are shown, but not the source."""
     identity = services.submit(SECRET, problem_label="softmax", kernel_label="v7")
     task = _task(services, flower, identity, "SUCCESS")
     assert task["name"] == "kqueue.evaluate"
@@ -79,7 +79,7 @@ def test_a_killed_judge(services: Any, flower: Flower, watched: Any) -> None:
 
 
 def _status(flower: Flower, path: str, *, method: str = "GET", host: str | None = None, auth: str | bytes = "") -> int:
-    """Ask Flower under the name ``host`` with the credentials ``auth``."""
+    """Request a page of Flower by the name ``host`` with the credentials ``auth``."""
     port = int(flower.url.rpartition(":")[2])
     encoded = base64.b64encode(auth.encode() if isinstance(auth, str) else auth).decode()
     headers = ({"Authorization": f"Basic {encoded}"} if auth else {}) | ({"Host": host} if host is not None else {})
@@ -92,7 +92,7 @@ def _status(flower: Flower, path: str, *, method: str = "GET", host: str | None 
 
 
 def test_forged_tables_do_not_blind_flower(services: Any, flower: Flower, watched: Any) -> None:
-    """Keys that stock kombu would read for Flower may have any type."""
+    """Values of any type under keys that stock kombu would read do not stop Flower."""
     with redis.Redis.from_url(services.valkey.url.replace("redis+socket://", "unix://")) as client:
         for key in ("_kombu.binding.reply.celery.pidbox", "_kombu.binding_permanent.celeryev", "flower.unacked"):
             client.set(key, "x")
@@ -101,12 +101,12 @@ def test_forged_tables_do_not_blind_flower(services: Any, flower: Flower, watche
     assert queue["name"] == "kqueue.cpu"
 
 
-#: Paths of pages, of the API, of metrics, of files, and of nothing.
+#: Paths of pages, the API, metrics, files, and a missing page.
 PATHS = ("/", "/tasks", "/task/x/healthcheck", "/broker", "/api/tasks", "/metrics", "/static/js/flower.js", "/nothing")
 
 
 def test_only_the_password_opens_a_page(flower: Flower) -> None:
-    """Without it nothing answers but the health check, which says nothing."""
+    """Without the password only the health check answers, without any data."""
     for auth in ("", "ann", "ann:", "ann:wrong", "\xe4nn:pass", b"\xff\xfe:\x00"):
         assert {path: _status(flower, path, auth=auth) for path in PATHS} == dict.fromkeys(PATHS, 401), auth
         assert _status(flower, "/api/task/revoke/x", method="POST", auth=auth) == 401
@@ -117,7 +117,7 @@ def test_only_the_password_opens_a_page(flower: Flower) -> None:
 
 
 def test_only_names_of_this_machine_are_accepted(flower: Flower) -> None:
-    """A page that gave its own name to Flower's address reaches nothing, health check and password included."""
+    """A page that points its own name to Flower's address reaches nothing, even with the password."""
     evil = ("evil.example", "127.0.0.1.evil.example:5555", "localhost.evil.example", "[::1", "evil", "127.0.0.1:x@evil")
     for host, path in itertools.product(evil, ("/", "/api/tasks", "/healthcheck")):
         assert _status(flower, path, host=host, auth=flower.auth) in {400, 403}, (host, path)
@@ -126,7 +126,7 @@ def test_only_names_of_this_machine_are_accepted(flower: Flower) -> None:
 
 
 def test_flower_does_not_start_without_a_password() -> None:
-    """Credentials that are missing, or that Flower would read wrongly, end the start with a message."""
+    """Missing credentials, or ones that Flower would misread, end the start with a message."""
     for known in (None, [], [""], ["ann"], ["ann:"], [":pass"], ["ann:pa", "ss"], ["ann:p\xe4ss"]):
         with pytest.raises(SystemExit, match="user:password"):
             GuardedFlower(options=SimpleNamespace(basic_auth=known))

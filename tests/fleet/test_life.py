@@ -1,4 +1,4 @@
-"""Workers come and go, services go away and come back, and every evaluation ends once, in its turn."""
+"""Workers start and end, services stop and return, and every evaluation ends once and in its turn."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def test_the_next_judge_is_there_at_once(services: Any, fleet: Any) -> None:
     )
     gaps = [(b.started_at - a.ended_at).total_seconds() for a, b in itertools.pairwise(rows)]
     assert len(gaps) == 30
-    # Stock Celery sees the end of a child when it looks next, which it does every 5 s.
+    # Stock Celery notices a child's end at its next check, every 5 s.
     assert statistics.median(gaps) < 4, gaps
 
 
 def test_one_does_not_wait_for_anothers_many(services: Any, fleet: Any, tmp_path: Path) -> None:
-    """A producer's single evaluation begins after the one that runs, before all that another one queued earlier."""
+    """A producer's single evaluation begins after the running one, before another producer's earlier batch."""
 
     def submit(kernel: str, producer: str) -> UUID:
         fields = {"problem": "p", "kernel": kernel, "backend": "torch", "lane": "cpu", "producer": producer}
@@ -59,7 +59,7 @@ def test_one_does_not_wait_for_anothers_many(services: Any, fleet: Any, tmp_path
     with Client(services.config()) as client:
         running = submit(f"gate {tmp_path / 'gate'}", "many")
         services.started(running)
-        many = [submit(f"ok {number}", "many") for number in range(20)]  # more than a window of messages holds
+        many = [submit(f"ok {number}", "many") for number in range(20)]  # more than a window of messages
         one = submit("ok one", "one")
         services.until(lambda: head() == one, what="the order in Redis")
         (tmp_path / "gate").touch()
@@ -71,7 +71,7 @@ def test_one_does_not_wait_for_anothers_many(services: Any, fleet: Any, tmp_path
 
 
 def test_a_killed_worker_is_replaced_and_its_evaluation_judged_elsewhere(services: Any, fleet: Any) -> None:
-    """The whole worker is gone without a word: the supervisor hands the evaluation back at once."""
+    """The supervisor hands the evaluation of a killed worker back at once."""
     evaluation = services.submit("sleep-once", attempts=3)
     first = services.started(evaluation)
     os.kill(_worker_pid(fleet), signal.SIGKILL)
@@ -81,7 +81,7 @@ def test_a_killed_worker_is_replaced_and_its_evaluation_judged_elsewhere(service
 
 
 def test_a_worker_without_its_fork_server_is_replaced(services: Any, fleet: Any) -> None:
-    """It could judge nothing, so it takes no more work and ends."""
+    """Without its fork server a worker cannot judge, so it takes no more work and ends."""
     before = fleet.live()[0]
     [stand_in] = [pid for pid in linux.children(before.pid) if "sleep" in Path(f"/proc/{pid}/comm").read_text()]
     os.kill(stand_in, signal.SIGKILL)
@@ -90,7 +90,7 @@ def test_a_worker_without_its_fork_server_is_replaced(services: Any, fleet: Any)
 
 
 def test_redis_may_restart_while_a_judge_works(services: Any, fleet: Any) -> None:
-    """What runs goes on, what waited is found or sent again, nothing runs twice to a verdict."""
+    """Running evaluations go on, queued ones are found or sent again, and each has one verdict."""
     running, waiting = services.submit("sleep 2"), services.submit("ok")
     services.started(running)
     services.valkey.stop()
@@ -118,7 +118,7 @@ def test_postgres_may_restart_while_a_judge_works(services: Any, fleet: Any) -> 
 
 
 def test_a_warm_stop_lets_the_judge_finish(services: Any, fleet: Any) -> None:
-    """SIGTERM: what runs ends as itself, what waits stays queued, rows are closed, nothing is left."""
+    """After SIGTERM running evaluations end normally, queued ones stay queued, rows are closed, and processes end."""
     pids = [fleet.process.pid, _worker_pid(fleet), *linux.children(_worker_pid(fleet))]
     running, waiting = services.submit("sleep 1.5"), services.submit("ok")
     services.started(running)
@@ -131,8 +131,8 @@ def test_a_warm_stop_lets_the_judge_finish(services: Any, fleet: Any) -> None:
 
 
 def test_a_warm_stop_ends_though_postgres_is_away(services: Any, fleet: Any) -> None:
-    """What it could not write is a sweeper's to do when its leases have run out: nothing is waited for in vain."""
-    services.verdict(services.submit("ok"))  # no earlier message is left: a task that has no Postgres is waited for
+    """The stop waits for no unwritten record. A sweeper writes it after the leases have expired."""
+    services.verdict(services.submit("ok"))  # the stop would wait for a task that waits for Postgres
     services.postgres.stop()
     try:
         assert fleet.stop(signal.SIGTERM) == 0
@@ -142,7 +142,7 @@ def test_a_warm_stop_ends_though_postgres_is_away(services: Any, fleet: Any) -> 
 
 
 def test_a_quick_stop_hands_the_evaluation_back(services: Any, fleet: Any, running_fleet: Callable[[], Any]) -> None:
-    """SIGINT: what runs is killed and queued again at once, for whoever comes next."""
+    """After SIGINT running evaluations are killed and queued again at once."""
     pids = [_worker_pid(fleet), *linux.children(_worker_pid(fleet))]
     running = services.submit("sleep-once", attempts=2)
     services.started(running)
@@ -154,7 +154,7 @@ def test_a_quick_stop_hands_the_evaluation_back(services: Any, fleet: Any, runni
 
 
 def test_nothing_outlives_a_killed_supervisor(services: Any, fleet: Any, running_fleet: Callable[[], Any]) -> None:
-    """SIGKILL of the supervisor: workers and judges die with it, and a lease that ran out is handed back."""
+    """After SIGKILL of the supervisor its workers and judges die, and an expired lease is handed back."""
     running = services.submit("sleep-once", attempts=2)
     services.started(running)
     pids = [_worker_pid(fleet)]

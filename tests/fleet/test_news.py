@@ -1,4 +1,4 @@
-"""What tells a supervisor that somebody submitted, or that an evaluation ended."""
+"""Notifications to a supervisor about submissions and ended evaluations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def heard(news: _Notifications, selector: selectors.BaseSelector) -> bool:
 
 
 def test_a_broken_connection_is_opened_again(server, database_url: str, engine: Engine, fields) -> None:
-    """Its descriptor's number may be another's by then. Submissions and ends are heard before and after."""
+    """Notifications arrive before and after, although another file can have the old descriptor's number by then."""
     with selectors.DefaultSelector() as selector:
         news = _Notifications(database_url, selector)
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Slots, lanes and environments from settings and GPUs; outcomes from deaths. No process is started."""
+"""Slots, lanes and environments from settings and GPUs, and outcomes from deaths. No process is started."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def test_a_gpu_name_becomes_a_lane() -> None:
-    """The vendor's names in use give short, valid lanes."""
+    """Vendors' current names give short, valid lanes."""
     names = {"h100": "NVIDIA H100 80GB HBM3", "a100": "NVIDIA A100-SXM4-80GB", "v100": "Tesla V100-SXM2-16GB"}
     for lane, name in (names | {"titan-v": "NVIDIA TITAN V", "rtx6000": "NVIDIA RTX 6000 Ada Generation"}).items():
         assert gpu_model(name) == lane
@@ -45,7 +45,7 @@ def test_a_gpu_name_becomes_a_lane() -> None:
 
 
 def test_gpus_are_chosen_by_index_and_uuid() -> None:
-    """`all`, `none`, indices and UUIDs; `all` keeps to what the environment leaves visible."""
+    """GPUs are chosen by `all`, `none`, indices and UUIDs, and `all` respects CUDA_VISIBLE_DEVICES."""
     assert choose("all", GPUS) == GPUS
     assert choose("none", GPUS) == []
     assert choose("1", GPUS) == GPUS[1:]
@@ -55,12 +55,12 @@ def test_gpus_are_chosen_by_index_and_uuid() -> None:
     assert choose("all", GPUS, "") == []
     assert choose("all", []) == []
     for missing in ("7", "GPU-nope", "0,7", "h200", ","):
-        with pytest.raises(ConfigError, match="NVIDIA H200"):  # with what there is
+        with pytest.raises(ConfigError, match="NVIDIA H200"):  # the error lists the GPUs
             choose(missing, GPUS)
 
 
 def test_slots_of_gpus(config: Config) -> None:
-    """Each GPU has its slots, which share a lock; no CPU slot unless asked for."""
+    """A GPU's slots share a lock, and a CPU slot exists only on request."""
     slots = plan(config, GPUS, 8)
     assert [s.name for s in slots] == ["gpu0-0", "gpu0-1", "gpu0-2", "gpu1-0", "gpu1-1", "gpu1-2"]
     assert slots[0].lanes == ("gpu", "gpu.h200")
@@ -70,7 +70,7 @@ def test_slots_of_gpus(config: Config) -> None:
 
 
 def test_slots_of_a_host_without_gpus(config: Config) -> None:
-    """One CPU slot a core, at most eight; none at all is an error that says so."""
+    """There is one CPU slot per core, at most eight, and a host without any slot is an error."""
     assert len(plan(config, [], 2)) == 2
     assert len(plan(config, [], 64)) == 8
     assert [s.lanes for s in plan(config.model_copy(update={"cpu_slots": 1}), GPUS[:1], 4)][-1] == ("cpu",)
@@ -79,7 +79,7 @@ def test_slots_of_a_host_without_gpus(config: Config) -> None:
 
 
 def test_a_worker_sees_its_gpu_only(config: Config) -> None:
-    """Pinned by UUID before anything is imported; a CPU worker sees no GPU and interprets Triton."""
+    """A GPU worker is pinned by UUID before any import. A CPU worker sees no GPU and interprets Triton."""
     gpu, *_, cpu = plan(config.model_copy(update={"cpu_slots": 2}), GPUS[:1], 8)
     on_gpu = environment(gpu, config, 8, {"TRITON_INTERPRET": "1", "OTEL_EXPORTER_OTLP_HEADERS": "key=secret"})
     assert on_gpu["CUDA_VISIBLE_DEVICES"] == "GPU-aaaa-1"
@@ -95,7 +95,7 @@ def test_a_worker_sees_its_gpu_only(config: Config) -> None:
 @pytest.mark.services
 @pytest.mark.skipif(bool(devices()), reason="needs a host without GPUs")
 def test_the_supervisor_refuses_what_cannot_be(config: Config) -> None:
-    """A GPU where none is: one line that names the setting, exit status 3."""
+    """A GPU on a host without one gives a line that names the setting, and exit status 3."""
     done = subprocess.run(
         [sys.executable, "-m", "workers.fleet"],
         env={"PATH": "/usr/bin:/bin"} | config.environment() | {"KQUEUE_GPUS": "0"},
@@ -113,7 +113,7 @@ def _record(phase: Phase | None, overdue: bool = False) -> Record:
     return Record(uuid.UUID(int=1), 1, phase, overdue)
 
 
-#: The error that Celery reports, the flight recorder, whether memory was short, and the category.
+#: Celery's error, the status page, whether memory was short, and the category.
 ROWS: list[tuple[Any, Record, bool, str]] = [
     (ChildDied(-signal.SIGKILL), _record(Phase.CHECK), True, "worker_lost"),
     (ChildDied(-signal.SIGKILL), _record(None), False, "worker_lost"),
@@ -134,7 +134,7 @@ ROWS: list[tuple[Any, Record, bool, str]] = [
 
 
 def test_rows_that_no_test_can_bring_about() -> None:
-    """Signals from outside say that the worker was lost; any other end is the judge's own. None blames a problem."""
+    """An external signal ends an attempt as a lost worker, another end as the judge's or the GPU's error."""
     for error, record, oom, category in ROWS:
         outcome = outcome_of(error, record, out_of_memory=oom)
         assert outcome.category == category, error

@@ -1,4 +1,4 @@
-"""A child is used up by judging. What ends before that leaves it to the next task."""
+"""A child ends after it has judged. After static checks only, it takes the next task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from kqueue.store import evaluations
 from workers.judge.host import linux
 
-#: Of a worker, before they are used up.
+#: Number of a worker's children until they have judged.
 CHILDREN = 2
 
 
@@ -21,14 +21,14 @@ def _pids(file: Path) -> list[int]:
 
 
 def test_a_child_that_has_only_read_takes_the_next_task(services: Any, fleet: Any, tmp_path: Path) -> None:
-    """Static failures cost no fork, and each has its own verdict and one attempt."""
+    """Static failures need no fork, and each has its own verdict and one attempt."""
     verdicts = [_read(services, tmp_path / "pids") for _ in range(6)]
     assert [(v.category, v.attempts, v.written_by) for v in verdicts] == [("entry_point_missing", 1, "judge")] * 6
     assert len(set(_pids(tmp_path / "pids"))) <= CHILDREN
 
 
 def test_a_child_that_has_judged_takes_no_other_task(services: Any, fleet: Any, tmp_path: Path) -> None:
-    """Each kernel that is run has a process of its own, whatever that process has read before."""
+    """Each executed kernel has a separate process, whatever that process has read before."""
     judges: list[int] = []
     for _ in range(3):
         assert services.verdict(services.submit(f"write {tmp_path / 'judge'} 0")).passed
@@ -40,7 +40,7 @@ def test_a_child_that_has_judged_takes_no_other_task(services: Any, fleet: Any, 
 
 
 def test_a_spare_child_takes_the_next_task(services: Any, fleet: Any, tmp_path: Path) -> None:
-    """It is there while another one judges, so that no fork stands between two kernels."""
+    """A spare child waits while another one judges, so that no fork is needed between two kernels."""
     running = services.submit(f"gate {tmp_path / 'gate'}")
     services.started(running)
     worker = fleet.live()[0].pid
@@ -58,9 +58,9 @@ def test_a_spare_child_takes_the_next_task(services: Any, fleet: Any, tmp_path: 
 
 
 def test_messages_in_vain_use_no_child_up(services: Any, fleet: Any, tmp_path: Path) -> None:
-    """Messages of evaluations that are done, and of none at all, cost no fork."""
+    """Messages of finished and unknown evaluations need no fork."""
     _read(services, tmp_path / "pids")
-    # One behind the other: the sweeper sends what has waited without a message for a while.
+    # One after the other, because the sweeper sends an evaluation that has waited without a message for a while.
     done = services.submit(f"read {tmp_path / 'pids'} well", send=False)
     evaluations.cancel(services.engine, done)
     for _ in range(5):
@@ -71,7 +71,7 @@ def test_messages_in_vain_use_no_child_up(services: Any, fleet: Any, tmp_path: P
 
 
 def test_reading_that_went_wrong_uses_a_child_up(services: Any, fleet: Any, tmp_path: Path) -> None:
-    """A source that kills its reader is told as any death of a judge, and the next one is read by another process."""
+    """A source that kills its reader is recorded like any death of a judge, and another process reads the next one."""
     deaths = {"null": "judge_error", "signal SIGKILL": "worker_lost", "sysexit 3": "judge_error"}
     for number, (how, category) in enumerate(deaths.items()):
         file = tmp_path / f"pids-{number}"
@@ -82,7 +82,7 @@ def test_reading_that_went_wrong_uses_a_child_up(services: Any, fleet: Any, tmp_
 
 
 def test_a_cancelled_reading_ends_at_once(services: Any, fleet: Any, tmp_path: Path) -> None:
-    """A child that reads is killed like one that judges, and the next task finds another."""
+    """A reading child is killed like a judging one, and another child takes the next task."""
     evaluation = services.submit(f"read {tmp_path / 'pids'} gil")
     services.started(evaluation)
     services.app.control.revoke(str(evaluation), terminate=True, signal="SIGKILL")

@@ -1,4 +1,4 @@
-"""One worker with the real judge: what ends in it, what it tells meanwhile, and what it knows after a restart."""
+"""One worker with the real judge: ends of attempts, status while running, and reuse after a restart."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ UNTIMED: dict[str, Any] = {"checks": 1, "timing": Timing(enabled=False)}
 
 @pytest.fixture(scope="module")
 def start_real(services: Services, start_fleet: Callable[..., Fleet]) -> Callable[..., Fleet]:
-    """Start a fleet whose settings hold a password, which this Postgres does not ask for."""
+    """Start a fleet whose settings contain a password that this Postgres does not require."""
     url = make_url(services.postgres.url).set(username="postgres", password=PASSWORD)
     url = url.render_as_string(hide_password=False)
     return partial(start_fleet, true=True, reuse=True, log_json=True, database_url=url)
@@ -68,7 +68,7 @@ def running_fleet(start_real: Callable[..., Fleet]) -> Callable[[], Fleet]:
 
 
 def test_a_strangers_device_is_told_while_it_lasts(services: Services, fleet: Fleet) -> None:
-    """Worker and evaluation name the process, and the step; they forget the process when the device is free."""
+    """Worker and evaluation name the foreign process and the step until the device is free."""
 
     def worker() -> Any:
         return fleet.live()[0]
@@ -97,7 +97,7 @@ def test_a_strangers_device_is_told_while_it_lasts(services: Services, fleet: Fl
 
 
 def test_lines_of_the_log_have_the_evaluation(services: Services, fleet: Fleet) -> None:
-    """The clerk's, and the fork server's that ended the candidate; no process that reads no settings logs otherwise."""
+    """The evaluation is in log lines of its task process and of the fork server that ended the candidate."""
     settings = Settings(max_attempts=1, deadlines=Deadlines(check_s=1), **UNTIMED)
     identity = services.submit(KERNEL.format(body="time.sleep(600)"), problem=RIGHT, settings=settings)
     assert services.verdict(identity, 120).category is Category.TIMEOUT
@@ -114,7 +114,7 @@ def test_lines_of_the_log_have_the_evaluation(services: Services, fleet: Fleet) 
 
 
 def test_neither_a_judge_nor_what_forks_it_holds_a_credential(services: Services, fleet: Fleet) -> None:
-    """Nor does the fork server; the worker's parent, which is searched in the same way, does."""
+    """Only the worker's parent has the password in memory, but not a judge, its supervisor or the fork server."""
     identity = services.submit(KERNEL.format(body="pass # m"), problem=RIGHT, settings=Settings(**UNTIMED))
     assert services.verdict(identity).passed
     [worker] = fleet.live()
@@ -127,7 +127,7 @@ def test_neither_a_judge_nor_what_forks_it_holds_a_credential(services: Services
 
 
 def test_a_reference_that_ends_itself_is_judged_once(services: Services, fleet: Fleet) -> None:
-    """It cannot look as if somebody else had killed it: its problem is to blame, and nothing is tried again."""
+    """The problem is blamed without a second try, because the reference cannot imitate an external kill."""
     opened = _opened(fleet)
     ends = ("os.kill(os.getpid(), signal.SIGKILL)", "os.abort()", "os._exit(0)")
     problems = [PROBLEM.format(once="", hostile=end) for end in ends]
@@ -144,7 +144,7 @@ def _opened(fleet: Fleet) -> list[str]:
 
 
 def test_a_reference_that_is_killed_from_outside_is_tried_again(services: Services, fleet: Fleet) -> None:
-    """The attempt ends as ``worker_lost``, the next one passes."""
+    """The attempt ends as ``worker_lost``, and the next one passes."""
 
     def references() -> set[int]:
         return {pid for pid in below(fleet.process.pid) if name(pid) == "kq-reference"}
@@ -159,7 +159,7 @@ def test_a_reference_that_is_killed_from_outside_is_tried_again(services: Servic
 
 
 def test_a_kernel_is_judged_by_another_worker(services: Services, fleet: Fleet) -> None:
-    """Worker, judge and candidate die with the kernel in flight, and a second attempt passes."""
+    """Worker, judge and candidate die while the kernel runs, and a second attempt passes."""
     settings = Settings(max_attempts=3, **UNTIMED)
     identity = services.submit(KERNEL.format(body="time.sleep(1)"), problem=RIGHT, settings=settings)
     worker = worker_of(fleet, services.started(identity))
@@ -174,7 +174,7 @@ def test_a_kernel_is_judged_by_another_worker(services: Services, fleet: Fleet) 
 
 
 def test_a_restart_changes_nothing(services: Services, fleet: Fleet, start_real: Callable[..., Fleet]) -> None:
-    """The fingerprint is the same after a restart: what was judged before is reused."""
+    """The fingerprint is the same after a restart, so an earlier verdict is reused."""
     fields: dict[str, Any] = {"problem": RIGHT, "backend": "torch", "lane": "cpu", "settings": UNTIMED}
     marks = "SELECT DISTINCT fingerprint FROM workers WHERE fingerprint IS NOT NULL AND pid = ANY(:pids)"
     kernels = [KERNEL.format(body=f"pass # {number}") for number in range(4)]

@@ -1,4 +1,4 @@
-"""Workers that cannot work end or are killed, and the supervisor starts others."""
+"""Workers that cannot work end or are killed, and the supervisor starts new ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fleet.told import HERE
 
 
 def test_a_handler_that_fails_ends_the_worker(services: Any, fleet: Any) -> None:
-    """Celery would go on without it. The worker is replaced until one can work."""
+    """Celery would go on, but the worker is replaced until one can work."""
     [worker] = fleet.live()
     for where, handler, status in (
         ("start", "_prepare", 1),
@@ -36,7 +36,7 @@ def test_a_handler_that_fails_ends_the_worker(services: Any, fleet: Any) -> None
 
 @pytest.mark.nightly
 def test_a_worker_without_a_directory_is_started_later(services: Any, fleet: Any) -> None:
-    """The supervisor survives that it can make none."""
+    """The supervisor keeps running although it cannot create the directory."""
     told = len(fleet.log.read_text())
     place = services.config().scratch / "fleet-0"
     aside = place.rename(place.with_name("aside"))
@@ -69,7 +69,7 @@ def test_a_worker_that_is_not_ready_in_time_is_replaced(services: Any, fleet: An
 
 
 def test_a_worker_that_fails_every_evaluation_is_replaced(services: Any, fleet: Any) -> None:
-    """Failures of the fleet count where nothing succeeds in between, be they told by a judge or by its death."""
+    """Successive failures of the fleet count, whether a judge reports them or dies."""
     [before] = fleet.live()
     failures = ["raise", "exit 1"] * 5
     for kernel in ["ok", *failures[1:], "ok", *failures]:

@@ -1,4 +1,4 @@
-"""Verdicts are reused by real fleets: without a slot, and while the same workers serve."""
+"""Verdicts are reused by real fleets without a slot while the same workers run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def running_fleet(start_fleet: Callable[..., Fleet]) -> Callable[[], Fleet]:
 
 @pytest.mark.usefixtures("fleet")
 def test_an_equal_evaluation_takes_no_slot(services: Services) -> None:
-    """It is answered at once, also while the only slot is busy, and no message is sent for it."""
+    """The verdict is there at once without a message, even while the only slot is busy."""
     fields: dict[str, Any] = {"problem": "p", "kernel": "known ok", "backend": "torch", "lane": "cpu"}
     with Client(services.config(lease_s=4)) as client:
         first = client.evaluate(**fields, timeout=60)
@@ -39,7 +39,7 @@ def test_an_equal_evaluation_takes_no_slot(services: Services) -> None:
 
 @pytest.mark.usefixtures("fleet")
 def test_what_waits_is_answered_by_its_equal(services: Services, tmp_path: Path) -> None:
-    """Of equal evaluations that wait for one slot, one is judged."""
+    """Of equal evaluations that wait for one slot, only one is judged."""
     gate = tmp_path / "gate"
     ids = [services.submit(f"known gate {gate}") for _ in range(4)]
     services.until(lambda: any(services.attempts(identity) for identity in ids), what="the first attempt")
@@ -52,7 +52,7 @@ def test_what_waits_is_answered_by_its_equal(services: Services, tmp_path: Path)
 
 
 def test_a_fleet_may_reuse_nothing(services: Services, fleet: Fleet, start_fleet: Callable[..., Fleet]) -> None:
-    """With KQUEUE_REUSE=false its workers have equal evaluations judged, each by itself."""
+    """With KQUEUE_REUSE=false equal evaluations are each judged."""
     fleet.stop()
     other = start_fleet(reuse=False)
     verdicts = [services.verdict(services.submit("known ok # twice")) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""A real fleet with real services. Only its judges are scripted (judges.py)."""
+"""A real fleet with real services and scripted judges (judges.py)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Services:
     directory: Path
 
     def __post_init__(self) -> None:
-        # Kept, because a stopped server has no URL. It is the same after each start.
+        # Kept, because a stopped server has no URL. Each start uses the same one.
         self._addresses = {"database_url": self.postgres.url, "redis_url": self.valkey.url}
         self.engine = store_engine.connect(self.postgres.url, application="tests", pool_size=5)
         self.app = broker.make_app(self.config())
@@ -65,15 +65,15 @@ class Services:
         lane: str = "cpu",
         **more: Any,
     ) -> UUID:
-        """Submit an evaluation whose judge does as `kernel` says, with one attempt by default.
+        """Submit an evaluation whose judge obeys `kernel`, with one attempt by default.
 
-        Its hard limit in seconds travels as the problem's label, because a sweeper may send the message again.
+        Its hard limit in seconds is in the problem's label, because a sweeper can send the message again.
         """
         fields = {"problem": "p", "settings": Settings(max_attempts=attempts)} | more
         if time_limit is not None:
             fields["problem_label"] = f"limit={time_limit}"
         request = Request(kernel=kernel, backend="torch", lane=lane, **fields)
-        # Fleets leave the message to its producer.
+        # Fleets leave sending the message to its producer.
         [submitted] = evaluations.submit(self.engine, [request], slots={lane: 1000})
         if send:
             self.send(submitted.evaluation_id, label=submitted.message.label, lane=lane)
@@ -97,7 +97,7 @@ class Services:
             until(lambda: not client.exists("kqueue.cpu"), what="an empty queue")
 
     def age(self) -> None:
-        """Make queued evaluations a minute older, and leave their messages to sweepers."""
+        """Make queued evaluations a minute older, so that sweepers send their messages."""
         change(
             self.engine,
             "UPDATE evaluations SET submitted_at = submitted_at - interval '1 min', "
@@ -138,7 +138,7 @@ class Fleet:
 
 
 def renewing(start: Callable[[], Fleet]) -> Callable[[], Fleet]:
-    """Return a function that returns one fleet, and starts another in its place when a test has ended it."""
+    """Return a function that returns one fleet, and starts a new one after a test has ended it."""
     lives: list[Fleet] = []
 
     def running() -> Fleet:
@@ -153,7 +153,7 @@ def renewing(start: Callable[[], Fleet]) -> Callable[[], Fleet]:
 def fleets(services: Services) -> Iterator[Callable[..., Fleet]]:
     """Provide a function that starts a supervisor and waits until its workers are ready. All end with the block.
 
-    The judges are scripted (judges.py), or with `true` real. `prefix` is a command that runs a command, such as one
+    The judges are scripted (judges.py), or real with `true`. `prefix` is a command that runs a command, such as one
     that enters a namespace. `variables` are added to the environment.
     """
     started: list[Fleet] = []
@@ -169,7 +169,7 @@ def fleets(services: Services) -> Iterator[Callable[..., Fleet]]:
     ) -> Fleet:
         if true and "scratch" not in settings:
             settings["scratch"] = Path(tempfile.mkdtemp(prefix="kqueue-scratch-"))
-            settings["scratch"].chmod(0o711)  # pytest's folders are closed to candidates
+            settings["scratch"].chmod(0o711)  # candidates cannot enter pytest's folders
             scratches.append(settings["scratch"])
         config = services.config(**{"cpu_slots": slots, "retry_delay_s": 0.1, "lease_s": 4} | settings)
         environment = os.environ | config.environment()

@@ -1,4 +1,4 @@
-"""Fixtures of a fleet on GPUs that are not there: pytest loads this module as a plugin."""
+"""Fixtures of a fleet on fake GPUs. Pytest loads this module as a plugin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fake GPUs: NVML and the GPU test are doubles; everything else is real."""
+"""Fake GPUs, with doubles only for NVML and the GPU self-test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DOUBLES: Final = Path(__file__).parent / "doubles"
 
 
 class Gpus:
-    """The state that the doubles report: NVML's facts, and the results of GPU tests. It may change at any time."""
+    """The changeable state that the doubles report: NVML's facts and the results of GPU self-tests."""
 
     def __init__(self, directory: Path, count: int = 1) -> None:
         self.directory = directory
@@ -35,7 +35,7 @@ class Gpus:
         self.write()
 
     def ends(self, how: str) -> None:
-        """Make GPU tests end as `pass`, `fail`, `unknown` or `hang`."""
+        """Make GPU self-tests end as `pass`, `fail`, `unknown` or `hang`."""
         self.state["canary"] = how
         self.write()
 

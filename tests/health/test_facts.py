@@ -1,4 +1,4 @@
-"""What NVML and the kernel's log say of GPUs, and what follows from it."""
+"""Facts about GPUs from NVML and the kernel's log, and the resulting decisions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gpus:
 
 
 def look(gpu: str, policy: Any, *, wait_s: float = 60.0) -> health.Sharing:
-    """The detection of strangers, as if this process were the supervisor."""
+    """Return a detector of foreign GPU processes whose fleet is this process."""
     return health.Sharing(gpu, policy, fleet=os.getpid(), wait_s=wait_s, look_s=0.05)
 
 
@@ -77,7 +77,7 @@ def test_one_wrong_bit_is_seen() -> None:
 
 
 def test_memory_of_the_dead_belongs_to_nobody(nvml: Gpus, dead: int) -> None:
-    """What living processes hold is accounted for; where that is not known, or they are not seen, nothing is said."""
+    """Memory of living processes is accounted for. If it is unknown or hidden, nothing is reported."""
     gpu = nvml.uuids[0]
     nvml.say(memory=[50 * GIB, 140 * GIB], processes=[[os.getpid(), 30 * GIB], [dead, 19 * GIB]])
     assert facts.unaccounted_bytes(gpu) == 20 * GIB
@@ -96,7 +96,7 @@ def test_a_container_is_told_nothing_of_memory(nvml: Gpus, monkeypatch: pytest.M
 
 
 def test_memory_that_is_left_behind_is_found(nvml: Gpus, dead: int) -> None:
-    """Beyond what came and went, and after a while."""
+    """A leak is memory that remains for a while after its process."""
     memory = health.Memory(nvml.uuids[0], stays_s=0.2)
     nvml.say(memory=[GIB + GIB // 2, 140 * GIB])
     assert memory.leak() == 0
@@ -105,7 +105,7 @@ def test_memory_that_is_left_behind_is_found(nvml: Gpus, dead: int) -> None:
 
 
 def test_errors_are_told_once_whoever_tells_them(nvml: Gpus, tmp_path: Path) -> None:
-    """The library and the kernel's log; of GPUs that were asked for."""
+    """Each error of a requested GPU is reported once, from NVML or the kernel's log."""
     log = tmp_path / "kmsg"
     log.write_text("3,1,1,-;NVRM: Xid (PCI:0000:3b:00): 48, before this began\n")
     gpu = nvml.uuids[0]
@@ -124,7 +124,7 @@ def test_errors_are_told_once_whoever_tells_them(nvml: Gpus, tmp_path: Path) -> 
 
 
 def test_what_is_new_and_bad_calls_for_a_test() -> None:
-    """What was there before does not, nor does heat."""
+    """Old errors and heat start no GPU self-test."""
     ecc, rows = {"uncorrected_ecc": {"volatile": 3}}, {"remapped_rows": {"failed": True}}
     for before, now, what in (
         ({"uncorrected_ecc": {"volatile": 1}}, ecc, "2 more memory errors"),
@@ -137,7 +137,7 @@ def test_what_is_new_and_bad_calls_for_a_test() -> None:
 
 
 def test_strangers_at_work_keep_a_kernel_from_being_timed(nvml: Gpus, mine: int) -> None:
-    """As the policy says; the fleet's own do not, and idle ones are only told. Who it was is told in every case."""
+    """The policy decides for active foreign processes. They and idle ones are recorded, and the fleet's are ignored."""
     gpu, stranger = nvml.uuids[0], 1
     nvml.say(processes=[[stranger, 3 * GIB], [mine, GIB]], working=[mine])
     for policy in ("wait", "refuse", "label"):

@@ -1,4 +1,4 @@
-"""GPUs of a running fleet: drained, suspected, tested, quarantined, healed, while the others go on."""
+"""GPUs of a running fleet are drained, suspected, tested, quarantined and returned, while the other GPU goes on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def running_fleet(start_gpu_fleet: Callable[..., Fleet]) -> Callable[[], Fleet]:
 
 @pytest.fixture(autouse=True)
 def fleet(running_fleet: Callable[[], Fleet], fake: Any, watcher: Any) -> Fleet:
-    """A slot on each of two GPUs that serve, and whose tests pass."""
+    """Return a fleet with a slot on each of two GPUs in service whose self-tests pass."""
     fleet = running_fleet()
     fake.ends("pass")
     for number in (0, 1):
@@ -41,7 +41,7 @@ def fleet(running_fleet: Callable[[], Fleet], fake: Any, watcher: Any) -> Fleet:
 
 
 def _gpu(fleet: Any, *arguments: str) -> str:
-    """Return the output of `kqueue gpu`, which runs in this process."""
+    """Run `kqueue gpu` in this process and return its output."""
     settings = {name: value for name, value in fleet.environment.items() if name.startswith("KQUEUE_")}
     done = CliRunner().invoke(app, ["gpu", *arguments], env=settings, catch_exceptions=False)
     assert done.exit_code == 0, done.output
@@ -59,7 +59,7 @@ def _queued(services: Any, identity: Any) -> bool:
 def test_a_drained_gpu_ends_what_it_runs_and_takes_no_more(
     services: Any, fleet: Any, fake: Any, watcher: Any, tmp_path: Path
 ) -> None:
-    """The other GPU goes on; resumed, it is given evaluations again. A drained GPU is not tested."""
+    """The other GPU goes on, and the drained one is not tested and gets evaluations again after its resume."""
     before = fake.tests()
     running = [services.submit(f"gate {tmp_path / 'gate'}", lane="gpu") for _ in range(2)]
     for identity in running:
@@ -68,7 +68,7 @@ def test_a_drained_gpu_ends_what_it_runs_and_takes_no_more(
     assert "1 evaluations run on it" in _gpu(fleet, *drain)
     with ThreadPoolExecutor(1) as pool:
         draining = pool.submit(_gpu, fleet, *drain, "--wait")
-        time.sleep(0.7)  # it looks more than once
+        time.sleep(0.7)  # longer than the interval of the supervisor's checks
         assert not draining.done()
         (tmp_path / "gate").touch()
         assert "no evaluation runs on it" in draining.result()
@@ -82,7 +82,7 @@ def test_a_drained_gpu_ends_what_it_runs_and_takes_no_more(
 
     assert "no evaluation runs on it" in _gpu(fleet, "drain", fake.uuids[1][:12], "--wait")
     waiting = services.submit("ok", lane="gpu")
-    time.sleep(1.5)  # a worker that took it would have begun
+    time.sleep(1.5)  # a worker would have begun it by now
     assert _queued(services, waiting)
     assert fake.tests() == before
     assert "is in service again" in _gpu(fleet, "resume", "0")
@@ -93,7 +93,7 @@ def test_a_drained_gpu_ends_what_it_runs_and_takes_no_more(
 def test_a_failed_evaluation_has_its_gpu_tested_and_a_good_one_goes_on(
     services: Any, fleet: Any, fake: Any, watcher: Any
 ) -> None:
-    """One test in a fresh process; the evaluation is tried again."""
+    """The GPU is tested once in a fresh process, and the evaluation is tried again."""
     before = len(fake.tests())
     verdict = services.verdict(services.submit("unhealthy-once", lane="gpu", attempts=3))
     assert (verdict.passed, verdict.attempts) == (True, 2)
@@ -106,7 +106,7 @@ def test_a_failed_evaluation_has_its_gpu_tested_and_a_good_one_goes_on(
 def test_a_sick_gpu_is_quarantined_and_returns_when_it_has_passed(
     services: Any, fleet: Any, fake: Any, watcher: Any
 ) -> None:
-    """Its worker pauses, the row says why, the other GPU does the work; it is tested again without being asked."""
+    """Its worker pauses with the reason in its row, the other GPU works, and self-tests are repeated automatically."""
     fake.ends("fail")
     first = services.submit("unhealthy-once", lane="gpu", attempts=3)
     [sick] = services.until(lambda: [n for n in (0, 1) if watcher.gpu(n).state == "quarantined"], what="a quarantine")
@@ -127,7 +127,7 @@ def test_a_sick_gpu_is_quarantined_and_returns_when_it_has_passed(
 def test_errors_of_applications_are_noted_and_those_of_the_gpu_have_it_tested(
     services: Any, fleet: Any, fake: Any, watcher: Any
 ) -> None:
-    """Xid 13 is a kernel out of range, 79 a GPU that fell off its bus. What ECC cannot correct is tested as well."""
+    """Xid 13 is a kernel's invalid access, 79 a GPU lost from its bus. Uncorrectable ECC errors also start a test."""
     before = len(fake.tests())
     fake.xid(13)
     services.until(lambda: [x["xid"] for x in watcher.gpu().facts.get("xids", [])] == [13], what="the fact")
@@ -154,7 +154,7 @@ def test_facts_are_in_the_row_and_those_that_there_are_not_are_left_out(fleet: A
 
 
 def test_who_waits_for_memory_is_told_until_that_ends(services: Any, fleet: Any, fake: Any, watcher: Any) -> None:
-    """Judges book in the folder beside the device's lock; the supervisor only reads what stands there."""
+    """Judges book memory in files next to the device's lock, which the supervisor only reads."""
     folder = device_lock(services.config().scratch, fake.uuids[1]).with_suffix(".memory")
     program = (
         "import sys, time; from pathlib import Path; from workers.judge.gpu.booking import Ledger\n"
@@ -190,7 +190,7 @@ def test_who_waits_for_memory_is_told_until_that_ends(services: Any, fleet: Any,
 
 
 def test_a_test_that_cannot_be_made_is_made_later(services: Any, fleet: Any, fake: Any, watcher: Any) -> None:
-    """No memory was free: that is no failure, and meanwhile the GPU is given nothing."""
+    """A test without free memory is no failure, but the GPU gets no evaluations until it passes."""
     fake.ends("unknown")
     gpus.ask_for_test(services.engine, fake.uuids[0], reason="a sign")
     services.until(lambda: "no memory is free" in (watcher.paused(fleet) or ""), what="a worker that pauses")
@@ -203,7 +203,7 @@ def test_a_test_that_cannot_be_made_is_made_later(services: Any, fleet: Any, fak
 def test_a_hanging_test_in_the_judge_costs_neither_verdict_nor_slot(
     services: Any, fleet: Any, fake: Any, watcher: Any
 ) -> None:
-    """The judge is ended and the worker records what it was."""
+    """The judge is killed, and the worker records the verdict."""
     hanging = services.submit("hang-in-canary", lane="gpu", attempts=1)
     verdict = services.verdict(hanging)
     assert (verdict.category, verdict.written_by) == ("gpu_unhealthy", "worker")

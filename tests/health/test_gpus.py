@@ -1,4 +1,4 @@
-"""The states of GPUs in the database: who sets them, what they forbid, what brings a GPU back; its reset."""
+"""The states of GPUs in the database: their causes, the restrictions, the return to service, and resets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GPU = "GPU-11111111-aaaa"
 
 @pytest.fixture
 def gpu(engine: Engine) -> str:
-    """A GPU in service, and another of the same host."""
+    """Register a GPU in service and another GPU of the same host, and return the first one's UUID."""
     gpus.register(engine, host="here", index=0, uuid=GPU, name="NVIDIA H200")
     gpus.register(engine, host="here", index=1, uuid="GPU-22222222-bbbb", name="NVIDIA H200")
     return GPU
@@ -50,7 +50,7 @@ def _seconds_to_test(engine: Engine) -> float:
 
 
 def test_a_drained_gpu_stays_drained_until_resumed(engine: Engine, gpu: str, worker: UUID) -> None:
-    """Also over a new start of its fleet; its workers may claim nothing from that moment on."""
+    """The GPU stays drained after a restart of its fleet, and its workers claim nothing."""
     gpus.drain(engine, gpu, reason="new thermal paste")
     gpus.register(engine, host="here", index=0, uuid=gpu, name="NVIDIA H200")
     known = _state(engine)
@@ -67,7 +67,7 @@ def test_a_drained_gpu_stays_drained_until_resumed(engine: Engine, gpu: str, wor
 def test_the_second_failed_test_takes_a_gpu_out_of_service_and_a_passed_one_brings_it_back(
     engine: Engine, gpu: str, worker: UUID
 ) -> None:
-    """In between it is tested at growing intervals."""
+    """A quarantined GPU is tested at growing intervals."""
     gpus.ask_for_test(engine, gpu, reason="Xid 48")
     known = _state(engine)
     assert (known.state, known.due, known.paused) == ("serving", True, "GPU 0 is being tested: Xid 48")
@@ -87,7 +87,7 @@ def test_the_second_failed_test_takes_a_gpu_out_of_service_and_a_passed_one_brin
 
 
 def test_what_a_test_does_not_change(engine: Engine, gpu: str) -> None:
-    """What an operator took away only an operator gives back, and then it is tested before it serves."""
+    """Only an operator returns a GPU that an operator drained, and it is tested before it serves again."""
     gpus.drain(engine, gpu, reason=None)
     gpus.record_pass(engine, gpu)
     gpus.record_failure(engine, gpu, reason="wrong sum")
@@ -110,7 +110,7 @@ def test_what_a_test_does_not_change(engine: Engine, gpu: str) -> None:
 def test_an_evaluation_that_ends_as_gpu_unhealthy_has_its_gpu_tested(
     engine: Engine, gpu: str, worker: UUID, fields: Callable[..., dict[str, object]]
 ) -> None:
-    """Whoever records it; one failed test is then known already. Other outcomes do not."""
+    """The verdict counts as one failed test. Other outcomes start no test."""
     for category, due in ((Category.WORKER_LOST, False), (Category.GPU_UNHEALTHY, True)):
         [submitted] = evaluations.submit(engine, [Request.model_validate(fields())])
         claim = evaluations.claim(engine, submitted.evaluation_id, worker_id=worker, lease_s=30)
@@ -122,7 +122,7 @@ def test_an_evaluation_that_ends_as_gpu_unhealthy_has_its_gpu_tested(
 
 
 def test_gpus_are_named_by_index_and_host_or_by_uuid(engine: Engine, gpu: str) -> None:
-    """What names none, or several, is refused with a list of those that are known."""
+    """An unknown or ambiguous name is refused with a list of the known GPUs."""
     gpus.register(engine, host="there", index=0, uuid="GPU-33333333-cccc", name="NVIDIA A100")
 
     def named(name: str, host: str = "here") -> str:
@@ -137,7 +137,7 @@ def test_gpus_are_named_by_index_and_host_or_by_uuid(engine: Engine, gpu: str) -
 
 
 def test_memory_is_as_it_was_last_seen_booked(engine: Engine, gpu: str) -> None:
-    """Who waits has waited since a time of the database's clock; a GPU on which nobody books has none of it."""
+    """Waiting times start at a time of the database's clock, and a GPU without bookings has no memory entry."""
     assert _state(engine).memory is None
     waiting = [("first\x00", 70, 60.0), ("second", 20, 0.5)]
     gpus.see_memory(engine, gpu, booked_bytes=40, capacity_bytes=100, waiting=waiting)
@@ -153,11 +153,11 @@ def test_memory_is_as_it_was_last_seen_booked(engine: Engine, gpu: str) -> None:
     assert _state(engine).memory is None
 
 
-# A reset: its workers end, it is tested, and it serves again or does not.
+# During a reset the workers end and the GPU is tested. It serves again only if it passes.
 
 
 def test_a_reset_takes_a_gpu_away_until_it_has_passed_a_test(engine: Engine, worker: UUID) -> None:
-    """Its workers pause at once; nothing runs there, so they may be ended now; then it is due for a test."""
+    """Its workers pause at once. Without a running evaluation they can be ended immediately, and then a test is due."""
     gpus.reset(engine, GPU, reason="somebody asked", grace_s=600)
     assert "somebody asked" in (_state(engine).paused or "")
     assert workers.live(engine, within_s=30)[0].paused == _state(engine).paused
@@ -171,7 +171,7 @@ def test_a_reset_takes_a_gpu_away_until_it_has_passed_a_test(engine: Engine, wor
 def test_what_runs_is_waited_for_as_long_as_was_said(
     engine: Engine, worker: UUID, fields: Callable[..., dict[str, object]]
 ) -> None:
-    """While an evaluation runs the reset is not due, until its time is over."""
+    """During an evaluation the reset is due only after its grace period."""
     [submitted] = evaluations.submit(engine, [Request.model_validate(fields())])
     assert evaluations.claim(engine, submitted.evaluation_id, worker_id=worker, lease_s=30) is not None
     gpus.reset(engine, GPU, reason="somebody asked", grace_s=600)
@@ -181,7 +181,7 @@ def test_what_runs_is_waited_for_as_long_as_was_said(
 
 
 def test_a_test_that_was_under_way_does_not_bring_it_back(engine: Engine, worker: UUID) -> None:
-    """It was made with the workers that are to go; nor does its failure forget the reset."""
+    """That test used the old workers, so neither its pass nor its failure ends the reset."""
     gpus.reset(engine, GPU, reason="somebody asked", grace_s=600)
     gpus.record_pass(engine, GPU)
     gpus.record_failure(engine, GPU, reason="wrong")
@@ -194,7 +194,7 @@ def test_a_test_that_was_under_way_does_not_bring_it_back(engine: Engine, worker
 
 
 def test_a_drained_gpu_is_tested_and_stays_drained(engine: Engine, worker: UUID) -> None:
-    """An operator's word goes first: its workers are ended, it is tested once, and only a resume returns it."""
+    """The workers are ended and the GPU is tested once, but only a resume returns it."""
     for passes in (False, True):
         gpus.drain(engine, GPU, reason="a new fan")
         gpus.reset(engine, GPU, reason="somebody asked", grace_s=600)
@@ -215,7 +215,7 @@ def test_a_drained_gpu_is_tested_and_stays_drained(engine: Engine, worker: UUID)
 
 
 def test_a_reset_does_not_return_what_probes_took_out_of_service(engine: Engine, worker: UUID) -> None:
-    """It may pass every test. Only a resume ends it; after that a reset is one again."""
+    """Passed tests do not return it. After a resume a reset works normally."""
     with engine.begin() as connection:
         gpus.quarantine(connection, GPU, reason="a cheat passed")
     assert _state(engine).is_left_alone
@@ -234,7 +234,7 @@ def test_a_reset_does_not_return_what_probes_took_out_of_service(engine: Engine,
 
 
 def test_an_operator_s_later_word_counts(engine: Engine, worker: UUID) -> None:
-    """Drained while a reset is under way: it stays drained, and nothing is ended."""
+    """A GPU that is drained during a reset stays drained, and no worker is ended."""
     gpus.reset(engine, GPU, reason="somebody asked", grace_s=600)
     gpus.drain(engine, GPU, reason="no, leave it")
     assert not _state(engine).reset_due

@@ -1,4 +1,4 @@
-"""A host that is short of room takes no evaluations, says so, and takes them again."""
+"""A host with little free disk or memory pauses the intake of evaluations, reports it, and resumes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_stops_intake_and_room_starts_it_again(
     services: Any, start_fleet: Callable[..., Any], small_disk: Path, tmp_path: Path
 ) -> None:
-    """What runs goes on; what waits is judged when there is room."""
+    """Running evaluations go on, and queued ones are judged when space is free."""
     fleet = start_fleet(scratch=small_disk, home=small_disk / "home", min_free_disk=0.4)
     running = services.submit(f"gate {tmp_path / 'gate'}")
     services.started(running)
@@ -58,14 +58,14 @@ def test_a_full_disk_stops_intake_and_room_starts_it_again(
 def test_a_worker_that_starts_on_a_full_disk_works_when_there_is_room(
     services: Any, start_fleet: Callable[..., Any], small_disk: Path
 ) -> None:
-    """Home, scratch and log are on the disk: no line of the log can be written, and no process of the fleet minds."""
+    """Home, scratch and log are on the full disk, so no log line can be written, but every process goes on."""
     redirected = ["sh", "-c", f'exec "$@" >> {small_disk}/log 2>&1', "sh"]
     fleet = start_fleet(scratch=small_disk, home=small_disk / "home", prefix=redirected)
     [before] = fleet.live()
     with (small_disk / "filler").open("wb", 0) as filler, (small_disk / "log").open("ab", 0) as log:
 
         def works_on_a_full_disk() -> bool:
-            for file, size in (filler, 4096), (log, 1):  # there is room left in the log's last block
+            for file, size in (filler, 4096), (log, 1):  # the log's last block has space left
                 with suppress(OSError):
                     while True:
                         file.write(bytes(size))
@@ -81,7 +81,7 @@ def test_a_worker_that_starts_on_a_full_disk_works_when_there_is_room(
 
 
 def test_what_is_short_is_told(config: Config) -> None:
-    """No host has 99.99 % of its memory or disk free while somebody runs tests on it."""
+    """No host that runs tests has 99.99 % of its memory or disk free."""
     both = {"min_free_memory": 0.0, "min_free_disk": 0.0}
     for short, reason in (({"min_free_memory": 0.9999}, "memory"), ({"min_free_disk": 0.9999}, "disk"), ({}, None)):
         pressure = Pressure(config.model_copy(update=both | short))
@@ -90,7 +90,7 @@ def test_what_is_short_is_told(config: Config) -> None:
 
 
 def test_intake_resumes_at_half_as_much_again(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a host at the limit does not go back and forth."""
+    """The gap between the limits prevents frequent changes on a host at the limit."""
     pressure = Pressure(config.model_copy(update={"min_free_memory": 0.0, "min_free_disk": 0.4}))
     for free, short in ((41, False), (39, True), (41, True), (59, True), (61, False), (41, False)):
         disk = SimpleNamespace(f_bavail=free, f_blocks=100, f_frsize=1, f_favail=1, f_files=1)

@@ -1,4 +1,4 @@
-"""Processes that do not die when they are killed: their slot is not used, and nobody waits for them."""
+"""Processes that survive SIGKILL block their slot, but no process waits for them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(300)
 
-#: The freezer of control groups, version 1: what is frozen in it dies only when it thaws. Version 2's is milder.
+#: The freezer of control groups, version 1. A frozen process dies only after it thaws. In version 2 it dies at once.
 _FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
 class Freezer:
-    """Holds processes so that not even SIGKILL ends them, as a driver that hangs would."""
+    """Freezes processes so that not even SIGKILL ends them, like a hanging driver."""
 
     def __init__(self) -> None:
         self._group = _FREEZER / f"kqueue-test-{uuid4().hex[:8]}"
@@ -51,7 +51,7 @@ class Freezer:
 
 @pytest.fixture
 def freezer() -> Iterator[Freezer]:
-    """An empty one; what was frozen thaws in the end."""
+    """Return an empty freezer, and thaw its processes at the end."""
     made = Freezer()
     yield made
     made.close()
@@ -76,14 +76,14 @@ def _paused(fleet: Any) -> list[str]:
 def test_a_judge_that_does_not_die_blocks_its_slot_alone(
     services: Any, fleet: Any, freezer: Freezer, tmp_path: Path
 ) -> None:
-    """Its evaluation ends at the hard limit, its worker pauses and says so, the other slot goes on, later both do."""
+    """The evaluation ends at the hard limit, and the worker pauses until the thaw while the other slot goes on."""
     evaluation, judge = _judge(services, tmp_path, time_limit=3)
     freezer.freeze(judge)
     assert services.verdict(evaluation).category == "judge_error"
     services.until(lambda: _paused(fleet) == ["a process that it killed does not die"], what="a worker that pauses")
     assert services.alive(judge)
     others = [services.submit("ok") for _ in range(4)]
-    # One may have been taken by the worker in the moment in which it paused: it is missed at the next look, so now.
+    # The pausing worker has possibly taken one, which the next sweep finds, so start that sweep now.
     time.sleep(1)
     with services.redis() as client:
         client.delete("kqueue.sweeper")
@@ -102,7 +102,7 @@ def test_a_judge_that_does_not_die_blocks_its_slot_alone(
 def test_a_slot_is_not_used_again_while_its_last_life_is_there(
     services: Any, fleet: Any, freezer: Freezer, tmp_path: Path
 ) -> None:
-    """The worker is gone, its judge is not: the evaluation goes elsewhere at once, and the row says what is wrong."""
+    """The evaluation of a killed worker with a stuck judge moves to another worker, and the row names the judge."""
     evaluation, judge = _judge(services, tmp_path, attempts=2)
     first = services.started(evaluation).worker_id
     freezer.freeze(judge)
@@ -129,7 +129,7 @@ def test_a_slot_is_not_used_again_while_its_last_life_is_there(
 def test_a_fleet_ends_although_something_of_it_does_not(
     services: Any, fleet: Any, freezer: Freezer, tmp_path: Path
 ) -> None:
-    """A quick stop hands the evaluation back, as no try of it, and leaves behind what it cannot kill."""
+    """A quick stop hands the evaluation back without counting a try, and leaves the stuck process."""
     evaluation, judge = _judge(services, tmp_path)
     freezer.freeze(judge)
     assert fleet.stop(signal.SIGINT) == 0

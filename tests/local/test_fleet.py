@@ -1,4 +1,4 @@
-"""The one-machine fleet: what it starts, how clients find it, and that it leaves nothing behind."""
+"""The one-machine fleet: its parts, its discovery by clients, and its complete end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def until_gone(pids: list[int]) -> None:
 
 @pytest.fixture
 def open_home() -> Iterator[Path]:
-    """A folder that candidates may traverse on the way to their scratch; pytest's own are private."""
+    """Return a folder that candidates can traverse to their scratch, because pytest's folders are private."""
     folder = Path(tempfile.mkdtemp(prefix="kqueue-test-"))
     folder.chmod(0o711)
     yield folder
@@ -53,7 +53,7 @@ def open_home() -> Iterator[Path]:
 
 
 def command(home: Path, *arguments: str) -> subprocess.Popen[str]:
-    """`kqueue up` with one CPU slot, as another process; it ignores SIGINT, as in a shell's background, and SIGHUP."""
+    """Start `kqueue up` with one CPU slot. It ignores SIGINT, like in a shell's background, and SIGHUP."""
 
     def ignore() -> None:
         for signum in (signal.SIGINT, signal.SIGHUP):
@@ -73,7 +73,7 @@ def command(home: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def read_until(process: subprocess.Popen[str], text: str) -> str:
-    """What ``process`` printed, up to the line that holds ``text``."""
+    """Return the output of ``process`` up to the line that holds ``text``."""
     assert process.stdout is not None
     said = ""
     for line in process.stdout:
@@ -84,18 +84,18 @@ def read_until(process: subprocess.Popen[str], text: str) -> str:
 
 
 def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel is judged end to end though HTTP is late, which is said; clients find the fleet; and all of it goes."""
+    """A kernel is judged despite late HTTP, which is reported, clients find the fleet, and all its processes end."""
     monkeypatch.setattr("kqueue.local.fleet._LATE_S", 0.5)
     home = open_home / "home"
     config = Config(home=home, scratch=open_home / "scratch", gpus="none", cpu_slots=1, flower_port=0, http_port=0)
-    before = set(below(os.getpid()))  # other tests' services
+    before = set(below(os.getpid()))  # processes of other tests
     stopped: list[int] = []
     said: list[str] = []
 
     def report(line: str) -> None:
         said.append(line)
         if line.startswith("Valkey is up"):
-            # From here on HTTP is stopped as soon as it is there.
+            # From now on each HTTP server is stopped once it runs.
             threading.Thread(target=stop_http).start()
 
     def stop_http() -> None:
@@ -130,7 +130,7 @@ def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path, monkeypat
             assert kq.verdict(verdict.evaluation_id) == verdict
         with urllib.request.urlopen(f"{fleet.flower_url}/healthcheck", timeout=60) as answer:
             assert answer.status == 200
-        # The error names the owner of the home, and not a port that this fleet has too.
+        # The error names the owner of the home, but not the port, although both fleets use the same.
         second = command(home, "--flower-port", fleet.flower_url.rpartition(":")[2])
         told, _ = second.communicate(timeout=60)
         assert (second.returncode, f"in use by process {os.getpid()}" in told) == (3, True), told
@@ -144,7 +144,7 @@ def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path, monkeypat
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_lives_of_up(open_home: Path, signum: signal.Signals) -> None:
-    """It reports its parts, restarts a part that died, survives its suspension and its terminal, and ends whole."""
+    """It reports its parts, restarts dead ones, survives suspension and a closed terminal, and ends completely."""
     home = open_home / "home"
     with_schema(home / "postgres")
     secrets: list[str] = []
@@ -153,7 +153,7 @@ def test_lives_of_up(open_home: Path, signum: signal.Signals) -> None:
         try:
             said = read_until(process, "Ctrl-C")
             ups = [f"{part} is up, after " for part in ("Postgres", "Valkey", "the worker fleet")]
-            slots = "cpu (1 slot)" if not secrets else "cpu ("  # a life that was killed still counts for a while
+            slots = "cpu (1 slot)" if not secrets else "cpu ("  # a killed fleet is still counted for a while
             for words in (*ups, slots, str(home), f"unix://{home}/run/http.sock", "http      http://127.0."):
                 assert words in said
             assert ("kqueue open --flower` logs a browser in" in said) is (last is signal.SIGKILL)
@@ -184,7 +184,7 @@ def test_lives_of_up(open_home: Path, signum: signal.Signals) -> None:
 
 
 def valid_tokens(url: str, secrets: list[str]) -> list[bool]:
-    """Return for each token whether it is valid. All of them were one row."""
+    """Return each token's validity. All of them shared one row."""
     engine = connect(url, application="tests", pool_size=1)
     try:
         [token] = tokens.listing(engine)
@@ -195,7 +195,7 @@ def valid_tokens(url: str, secrets: list[str]) -> list[bool]:
 
 
 def own_descriptors(up: int, parts: list[int]) -> None:
-    """Check that parts have sessions of their own, and none of the descriptors of `kqueue up` but for their input."""
+    """Check that parts have separate sessions, and no descriptor of `kqueue up` except its stdin."""
     theirs = {*descriptors(up)} - {"/dev/null"}
     assert {"workers.fleet", "workers.start"} < {command_line(pid)[3] for pid in parts}
     for pid in parts:
@@ -204,7 +204,7 @@ def own_descriptors(up: int, parts: list[int]) -> None:
 
 
 def outlive(process: subprocess.Popen[str], children: list[int]) -> None:
-    """Kill parts of `kqueue up`, suspend and continue it as Ctrl-Z and `fg` do, and close its terminal."""
+    """Kill parts of `kqueue up`, suspend and continue it like Ctrl-Z and `fg`, and close its terminal."""
     for part, word in (("Valkey", "valkey"), ("HTTP", "kqueueserve")):
         [server] = [pid for pid in children if word in "".join(command_line(pid)).partition(" ")[0]]
         os.kill(server, signal.SIGKILL)
@@ -214,11 +214,11 @@ def outlive(process: subprocess.Popen[str], children: list[int]) -> None:
     process.send_signal(signal.SIGCONT)
     process.send_signal(signal.SIGHUP)
     assert process.stdout is not None
-    process.stdout.close()  # its terminal
+    process.stdout.close()  # the terminal
 
 
 def test_up_is_interrupted_while_it_starts(open_home: Path) -> None:
-    """It ends as interrupted, and what was started goes with it."""
+    """It exits with 130, and the processes that it started end."""
     home = open_home / "home"
     process = command(home, "--no-flower", "--no-http")
     try:
@@ -235,7 +235,7 @@ def test_up_is_interrupted_while_it_starts(open_home: Path) -> None:
 
 
 def test_stale_fleet_file_is_not_believed(tmp_path: Path) -> None:
-    """The file of a fleet that was killed names a process id that may be another's; only the lock counts."""
+    """A killed fleet's file can name the id of another process, so only the lock counts."""
     (tmp_path / "lock").write_text(str(os.getpid()))
     known = {"pid": os.getpid(), "database_url": "postgresql+psycopg://gone/", "redis_url": "redis://gone/"}
     (tmp_path / FLEET_FILE).write_text(json.dumps(known))
@@ -243,7 +243,7 @@ def test_stale_fleet_file_is_not_believed(tmp_path: Path) -> None:
 
 
 def test_workers_that_cannot_start_show_their_log(tmp_path: Path) -> None:
-    """The error of a fleet without a single slot holds what its supervisor said, and its services are gone."""
+    """The error of a fleet without slots has its supervisor's message, and its services end."""
     before = set(below(os.getpid()))
     with_schema(tmp_path / "home" / "postgres")
     (tmp_path / "scratch").mkdir()
@@ -253,7 +253,7 @@ def test_workers_that_cannot_start_show_their_log(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         places = {"home": tmp_path / "home", "scratch": tmp_path / "scratch"}
         config = Config(gpus="none", cpu_slots=0, flower_port=port, **places)
-        config.model_fields_set.remove("flower_port")  # as if it were the default
+        config.model_fields_set.remove("flower_port")  # like a default value
         fleet = LocalFleet(config, flower=True, durable=False, report=said.append)
         with pytest.raises(LocalFleetError, match="KQUEUE_CPU_SLOTS is 0"):
             fleet.start()

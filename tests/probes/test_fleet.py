@@ -1,4 +1,4 @@
-"""Probes on real fleets: an honest one goes on, a broken one is paused."""
+"""Probes on real fleets: a correct one goes on, a broken one is paused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.fixture(autouse=True)
 def _none_of_others(services: Services) -> None:
-    """Forget what fleets before have submitted by themselves: the next one would be paused for what they judged."""
+    """Delete the probes of earlier fleets, whose verdicts would pause the next one."""
     probes.resume(services.engine, os.uname().nodename)
     evaluations.cancel_all(services.engine, [row.evaluation_id for row in services.rows("SELECT * FROM probes")])
     with services.engine.begin() as connection:
@@ -50,7 +50,7 @@ def paused(fleet: Fleet) -> list[str]:
 
 @pytest.mark.nightly
 def test_an_honest_fleet_agrees(services: Services, start_fleet: Callable[..., Fleet]) -> None:
-    """Of all kinds; while others' work goes on, which is judged as ever; and none comes when nobody works."""
+    """All kinds of probes agree during ordinary work, which is judged as usual, and without work there are none."""
     fleet = start_fleet(true=True, probe_share=0.5)
     services.until(lambda: fleet.live(), what="the worker")
     assert services.rows("SELECT count(*) AS n FROM probes")[0].n == 0
@@ -58,7 +58,7 @@ def test_an_honest_fleet_agrees(services: Services, start_fleet: Callable[..., F
     mine = []
 
     def drawn() -> bool:
-        """Whether the fleet has submitted one by itself, among the work of somebody."""
+        """Return whether the fleet has submitted a probe itself, and submit more work if needed."""
         if not any(evaluations.verdict(services.engine, one) is None for one in mine):
             mine.append(submit(services))
         return any(row.evaluation_id not in ids for row in found(services))
@@ -79,7 +79,7 @@ def test_an_honest_fleet_agrees(services: Services, start_fleet: Callable[..., F
 
 
 def test_a_fleet_that_judges_wrongly_is_paused(services: Services, start_fleet: Callable[..., Fleet]) -> None:
-    """By the second spin without a time, which the fleet submits by itself. An operator lets it go on."""
+    """The second spin probe without a time, which the fleet submits itself, pauses it until an operator resumes it."""
     fleet = start_fleet(probe_share=0.5)
     doubted = services.submit("ok")
     assert services.verdict(doubted).passed

@@ -1,4 +1,4 @@
-"""Probes as they are drawn, and what verdicts on them show."""
+"""Drawn probes, and findings from their verdicts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def finding(kind: ProbeKind, known: Verdict, spin_ms: float | None = None) -> Fi
 
 
 def taken(shortest_ms: float, median_ms: float = 25.0, basis: str = "cpu_clock", null_ms: float = 0.1) -> Measurement:
-    """A time with this shortest call, less the null, and this median."""
+    """Return a measurement with this shortest call without launch overhead, and this median."""
     changes = {"min_ms": shortest_ms, "median_ms": median_ms, "basis": basis, "null_ms": null_ms}
     return measurement(median_ms).model_copy(update=changes)
 
@@ -40,7 +40,7 @@ def taken(shortest_ms: float, median_ms: float = 25.0, basis: str = "cpu_clock",
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("kind", ProbeKind)
 def test_what_is_drawn_can_be_asked_for(lane: str, kind: ProbeKind) -> None:
-    """It is Python, fresh each time, never reused, and of the kind that was asked for."""
+    """Each probe is Python source, new each time, never reused, and of the requested kind."""
     drawn = [probes.draw(lane, kind) for _ in range(30)]
     assert {probe.kind for probe in drawn} == {kind}
     for probe in drawn:
@@ -77,7 +77,7 @@ def test_all_kinds_and_ideas_are_drawn() -> None:
     ],
 )  # fmt: skip
 def test_a_category_is_right_or_wrong_or_shows_nothing(kind: ProbeKind, category: Category, shows: Finding) -> None:
-    """A failure of the fleet, of a host's room, or of nobody is no sign against the judge."""
+    """A failure of the fleet, a lack of memory or a cancellation is no finding against the judge."""
     assert finding(kind, verdict(category), 25.0 if kind is ProbeKind.SPIN else None) is shows
 
 
@@ -86,7 +86,7 @@ def test_a_category_is_right_or_wrong_or_shows_nothing(kind: ProbeKind, category
     [
         (25.0, 0.1, 50.0, Finding.AGREED),
         (33.0, 0.1, 60.0, Finding.AGREED),  # a busy host
-        (20.0, 6.0, 45.0, Finding.AGREED),  # a slow null, which is taken away
+        (20.0, 6.0, 45.0, Finding.AGREED),  # a large launch overhead, which is subtracted
         (12.5, 0.1, 25.0, Finding.CLOCK_SHORT),
         (50.0, 0.1, 100.0, Finding.CLOCK_LONG),
         (25.0, 0.1, 100.0, Finding.CLOCK_UNEVEN),
@@ -96,7 +96,7 @@ def test_a_category_is_right_or_wrong_or_shows_nothing(kind: ProbeKind, category
 def test_a_clock_of_a_cpu_has_wide_bounds(
     shortest_ms: float, null_ms: float, reference_ms: float, shows: Finding
 ) -> None:
-    """It is found out by half and by double, alone or beside the reference's, and by nothing that a busy host does."""
+    """Half and double times are findings, in one or both measurements, but not the times of a busy host."""
     times = {"runtime": taken(shortest_ms, null_ms=null_ms), "baseline": taken(reference_ms, null_ms=null_ms)}
     assert finding(ProbeKind.SPIN, verdict(**times), 25.0) is shows
 
@@ -116,5 +116,5 @@ def test_a_clock_of_a_gpu_has_narrow_bounds(median_ms: float, shows: Finding) ->
 
 
 def test_a_spin_without_a_time_is_wrong() -> None:
-    """A judge that times nothing is no judge of times."""
+    """A judge that returns no times fails the probe."""
     assert finding(ProbeKind.SPIN, verdict(runtime=None, baseline=None), 25.0) is Finding.CLOCK_UNEVEN

@@ -1,4 +1,4 @@
-"""Probes in the database: when they are due, what is paused for them, and that no report counts them."""
+"""Probes in the database: their schedule, the pauses that they cause, and their absence from reports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAST = datetime.now(UTC) - timedelta(days=1)
 
 @pytest.fixture
 def judge(engine: Engine, worker_id: UUID) -> Callable[..., None]:
-    """Ends an evaluation with an outcome, by a worker."""
+    """Return a function that ends an evaluation of a worker with an outcome."""
 
     def one(
         identity: UUID, outcome: Outcome, by: UUID = worker_id, meanwhile: Callable[[], object] = lambda: None
@@ -39,7 +39,7 @@ def judge(engine: Engine, worker_id: UUID) -> Callable[..., None]:
 
 @pytest.fixture
 def work(engine: Engine, fields: Callable[..., Any], judge: Callable[..., None]) -> Callable[[int], list[UUID]]:
-    """Has so many evaluations of somebody judged."""
+    """Return a function that has a number of ordinary evaluations judged."""
 
     def some(number: int) -> list[UUID]:
         requests = [Request(**fields(uuid4().int)) for _ in range(number)]
@@ -56,15 +56,15 @@ def step(engine: Engine, share: float = 0.5) -> probes.Step:
 
 
 def judged(engine: Engine, judge: Callable[..., None], kind: ProbeKind, outcome: Outcome, **by: Any) -> probes.Step:
-    """Have a probe of this kind come to an outcome, and look at it."""
+    """Submit a probe of this kind, record its outcome, and settle it."""
     judge(probes.submit(engine, "cpu", kind), outcome, **by)
     return step(engine, share=0)
 
 
 def test_they_come_among_the_work(engine: Engine, worker_id: UUID, work: Callable[[int], list[UUID]]) -> None:
-    """One for so many, on their lane, and never two at once; switched off, none does."""
+    """One probe follows a number of evaluations on their lane, never two at once, and none when probes are off."""
     assert step(engine).submitted == ()
-    work(3)  # at a half one is due after three at the latest
+    work(3)  # with a share of a half, one is due after three at the latest
     assert step(engine, share=0).submitted == ()
     [identity] = step(engine).submitted
     work(6)
@@ -84,7 +84,7 @@ def test_two_sweepers_submit_one(engine: Engine, worker_id: UUID, work: Callable
 def test_a_cheat_that_passes_pauses_at_once(
     engine: Engine, worker_id: UUID, judge: Callable[..., None], work: Callable[[int], list[UUID]]
 ) -> None:
-    """With the verdicts since the last good probe; the place is claimed for by nobody until it is resumed."""
+    """Verdicts since the last good probe are suspect, and the slot's workers claim nothing until the resume."""
     before, since = work(1), []
     assert judged(engine, judge, ProbeKind.CHEAT, ended(Category.WRONG_VALUES)).paused == ()
     since = work(2)
@@ -102,7 +102,7 @@ def test_a_cheat_that_passes_pauses_at_once(
 
 
 def test_other_findings_are_confirmed_first(engine: Engine, worker_id: UUID, judge: Callable[..., None]) -> None:
-    """By two of three; each is followed by one of its kind at once, also when nobody works, until that is clear."""
+    """Two of three must agree. Each finding starts another probe at once, even without work, until it is decided."""
     refused = ended(Category.WRONG_VALUES)
     assert judged(engine, judge, ProbeKind.HONEST, refused).paused == ()
     for _ in range(2):
@@ -120,7 +120,7 @@ def test_other_findings_are_confirmed_first(engine: Engine, worker_id: UUID, jud
 def test_a_judge_that_is_broken_now_and_then_is_doubted_since_before(
     engine: Engine, worker_id: UUID, judge: Callable[..., None], work: Callable[[int], list[UUID]]
 ) -> None:
-    """Since the last good probe before the first wrong one, and not since one between them."""
+    """Verdicts are suspect since the last good probe before the first wrong one, despite a good one between them."""
     refused = ended(Category.WRONG_VALUES)
     judged(engine, judge, ProbeKind.HONEST, passed())
     since = work(2)
@@ -132,7 +132,7 @@ def test_a_judge_that_is_broken_now_and_then_is_doubted_since_before(
 
 
 def test_there_is_an_end_to_confirming(engine: Engine, worker_id: UUID, judge: Callable[..., None]) -> None:
-    """If others get all of them, the next ones come when their turn does."""
+    """If another worker takes all confirming probes, only regular ones follow."""
     other = uuid4()
     workers.register(engine, id=other, name="cpu-0@there", host="there", pid=1, lanes=["cpu"], device="cpu")
     judged(engine, judge, ProbeKind.HONEST, ended(Category.WRONG_VALUES))
@@ -145,7 +145,7 @@ def test_there_is_an_end_to_confirming(engine: Engine, worker_id: UUID, judge: C
 
 
 def test_a_lost_worker_shows_nothing(engine: Engine, worker_id: UUID, judge: Callable[..., None]) -> None:
-    """Nor does a second try after it, but for what that came to."""
+    """A lost worker's second try counts only by its own outcome."""
     lost = probes.submit(engine, "cpu", ProbeKind.CHEAT)
     claimed = evaluations.claim(engine, lost, worker_id=worker_id, lease_s=30)
     assert claimed is not None
@@ -173,7 +173,7 @@ def test_a_lost_worker_shows_nothing(engine: Engine, worker_id: UUID, judge: Cal
 
 
 def test_a_gpu_is_quarantined_until_an_operator_resumes_it(engine: Engine, judge: Callable[..., None]) -> None:
-    """No test of it changes that, not even one that was under way; a drained one stays drained."""
+    """No self-test returns it, not even one that had already begun, and a drained GPU stays drained."""
     uuid, mine = "GPU-1", uuid4()
     gpus.register(engine, host="here", index=0, uuid=uuid, name="none")
     workers.register(engine, id=mine, name="gpu0-0@here", host="here", pid=1, lanes=["cpu"], device=uuid)
@@ -194,7 +194,7 @@ def test_a_gpu_is_quarantined_until_an_operator_resumes_it(engine: Engine, judge
 
 
 def test_no_report_counts_them(engine: Engine, judge: Callable[..., None], worker_id: UUID) -> None:
-    """Nor list them, nor is anybody charged; retention removes them with their problems, and keeps the record."""
+    """No report lists or charges probes, and retention removes them and their problems but keeps their record."""
     identity = probes.submit(engine, "cpu", ProbeKind.SPIN)
     assert reports.crowds(engine) == []
     assert reports.backlog(engine) == {}
@@ -223,7 +223,7 @@ def test_what_was_removed_shows_nothing(engine: Engine, worker_id: UUID) -> None
 
 
 def test_the_record_tells_what_clocks_were_off_by(engine: Engine, judge: Callable[..., None], worker_id: UUID) -> None:
-    """By the median and the worst, and who was not met."""
+    """The record has the median and the worst deviation, and the workers without a probe."""
     other = uuid4()
     workers.register(engine, id=other, name="cpu-1@here", host="here", pid=2, lanes=["cpu"], device="cpu")
     for shortest in (30.0, 31.0, 33.0):

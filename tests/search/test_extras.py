@@ -1,4 +1,4 @@
-"""What the extra `search` brings: LiteLLM against a model's server on loopback, and Weights & Biases offline."""
+"""The extra `search`: LiteLLM with a model server on loopback, and Weights & Biases offline."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def needs(package: str) -> None:
-    """Skip the test if a package of `make adapters` is missing; fail it under `make adapters`."""
+    """Skip the test if a package of `make adapters` is missing, or fail it under `make adapters`."""
     if importlib.util.find_spec(package) is None:
         missing = f"{package} is not here: `make adapters` fetches it"
         pytest.fail(missing) if REQUIRED else pytest.skip(missing)
@@ -39,7 +39,7 @@ def needs(package: str) -> None:
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, str], list[Any]]]:
-    """Start a server that speaks OpenAI's protocol: it answers with a status and a text, and keeps what it is asked."""
+    """Start a server with OpenAI's protocol that answers with a status and a text, and records the requests."""
     servers: list[ThreadingHTTPServer] = []
 
     def start(status: int, answer: str) -> list[Any]:
@@ -75,7 +75,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, str], list
 
 
 def test_litellm_asks_the_model_the_prompt(model: Callable[[int, str], list[Any]]) -> None:
-    """And the answer is what it said; a summary is asked for in the same way."""
+    """The proposal is the model's answer, and a summary is requested the same way."""
     needs("litellm")
     asked = model(200, "```python\nclass ModelNew: ...\n```")
     proposer = Model("openai/stub", answer_s=60)
@@ -84,7 +84,7 @@ def test_litellm_asks_the_model_the_prompt(model: Callable[[int, str], list[Any]
     proposer.summarize("problem", "- it failed")
     assert "- it failed" in asked[1]["messages"][0]["content"]
 
-    # A refusal and an empty answer are the proposer's failure, in one line.
+    # A refusal and an empty answer are failures of the proposer, in one line.
     for status, answer, says in ((401, "wrong key", "wrong key"), (200, "", "answered nothing")):
         model(status, answer)
         with pytest.raises(ProposerFailed, match=says) as failed:
@@ -93,7 +93,7 @@ def test_litellm_asks_the_model_the_prompt(model: Callable[[int, str], list[Any]
 
 
 def test_wandb_offline_keeps_the_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of the search's name and id is written, without a network, with each reported step's best."""
+    """A run with the search's name and id has the best of each reported step, without a network."""
     needs("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -112,5 +112,5 @@ def test_wandb_offline_keeps_the_points(tmp_path: Path, monkeypatch: pytest.Monk
     assert own.summary["best/inverse_runtime"] == 250.0
     watcher.finish()
     [file] = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    # Its own process writes, and may not have done so yet.
+    # A separate process writes, possibly later.
     until(lambda: b"inverse_runtime" in file.read_bytes(), what="the points")

@@ -1,4 +1,4 @@
-"""Whole searches by the real command on a live fleet, with real kernels."""
+"""Complete searches by the command on a live fleet, with real kernels."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.http.serving import Served
 pytestmark = pytest.mark.timeout(600)  # the first test starts the fleet, which takes minutes on a busy machine
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "search"
-#: The fewest calls, and little to wait for.
+#: Settings with the fewest calls and short waits.
 QUICK = ("--backend", "torch", "--gpu", "cpu", "--checks", "1", "--calls", "20")
 
 
 @pytest.fixture
 def cli(live: LocalFleet, tmp_path: Path) -> Cli:
-    """The command with the fleet's settings, in an empty folder."""
+    """Return the command with the fleet's settings in an empty folder."""
     return Cli(tmp_path, live.config.environment())
 
 
@@ -39,7 +39,7 @@ def shown(cli: Cli, name: str) -> dict[str, Any]:
 
 @pytest.mark.nightly
 def test_a_command_improves_on_its_own_answers(cli: Cli, live: LocalFleet) -> None:
-    """A proposer that halves the work of what it is given comes far in a few steps, over HTTP and with two metrics."""
+    """A proposer that halves a kernel's work improves it in a few steps, over HTTP and with two metrics."""
     cli.write("mine.py", "def short(verdict):\n    return 1.0 if verdict.passed else 0.0\n")
     served = Served(live.config, cli.directory / "serve.log").start()
     done = ran(

@@ -1,4 +1,4 @@
-"""Which kernels are the best, and which are next."""
+"""Selection of the best and the next kernels."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def numbers(
 
 
 def test_one_metric_makes_a_front_for_each_score() -> None:
-    """The best first; of equals the oldest first."""
+    """Fronts are ordered by score, and equal kernels by age."""
     found = fronts([candidate(1, 2.0), candidate(2, 3.0), candidate(3, 2.0)])
     assert [[one.number for one in front] for front in found] == [[2], [1, 3]]
 
 
 def test_fronts_are_what_their_definition_says() -> None:
-    """On random scores: nothing dominates within a front, and all of a front is dominated from the one before."""
+    """With random scores, no kernel dominates within its front, and each is dominated from the front before."""
     chance = random.Random(7)
     some = [candidate(n, chance.randrange(5), chance.randrange(5), chance.randrange(5)) for n in range(200)]
 
@@ -51,12 +51,12 @@ def test_the_best_are_next_and_of_equals_the_least_tried() -> None:
 
 @pytest.mark.parametrize("algorithm", Algorithm)
 def test_a_kernel_from_which_nothing_new_comes_is_left_alone(algorithm: Algorithm) -> None:
-    """After two steps in a row; something new in between counts, and if all are so, the best is asked again."""
+    """Two successive steps without news exclude a kernel. If all are excluded, the best is chosen again."""
     some = [candidate(0, 2.0), candidate(1, 1.0)]
 
     def first(*new: bool, of: int = 0) -> int:
         expansions = [Expansion(of, 1 + step, one) for step, one in enumerate(new)]
-        if algorithm.spreads:  # so that steps in vain are no reason to go elsewhere
+        if algorithm.spreads:  # more steps in vain from the other kernel
             expansions += [Expansion(1 - of, 10 + step) for step in range(5)]
         return choose(algorithm, some, expansions, 1, epsilon=0.25)[0].number
 
@@ -79,7 +79,7 @@ def test_distance_is_the_share_of_lines() -> None:
 
 
 def test_similar_is_what_distance_says() -> None:
-    """For sources with lines in other orders and lines that repeat too."""
+    """This includes sources with reordered and repeated lines."""
     chance = random.Random(3)
     sources = ["\n".join(chance.choices("abcdef", k=chance.randrange(12))) for _ in range(60)]
     for one in sources:
@@ -89,14 +89,14 @@ def test_similar_is_what_distance_says() -> None:
 
 
 def test_similar_kernels_share_a_place() -> None:
-    """The net has the best of each region, so two of the same region are not chosen together."""
+    """The net has the best kernel of each region, so two of one region are not chosen together."""
     some = [candidate(0, 5.0, kernel=lines()), candidate(1, 4.0, kernel=lines(3)), candidate(2, 1.0, kernel="other")]
     assert numbers(Algorithm.PS, some, [], 2) == [0, 1]
     assert numbers(Algorithm.PS_EPSNET, some, [], 2) == [0, 2]
 
 
 def test_a_region_without_progress_waits() -> None:
-    """Steps that brought nothing count from the region's best; something better brings it to the front again."""
+    """Steps without progress count since the region's best, and a better kernel moves the region to the front."""
     some = [candidate(0, 5.0, kernel=lines()), candidate(1, 1.0, kernel="other", step=1)]
     assert numbers(Algorithm.PS_EPSNET, some, [(0, 1)], 1) == [1]
     assert numbers(Algorithm.PS_EPSNET, some, [(0, 1), (1, 2)], 1) == [0]
@@ -105,7 +105,7 @@ def test_a_region_without_progress_waits() -> None:
 
 
 def test_a_region_of_failures_waits_for_a_right_kernel() -> None:
-    """It gets a turn only while there is nothing else."""
+    """Its turn comes only when no other region is left."""
     failed = candidate(1, 0.0, kernel="other")
     assert numbers(Algorithm.PS_EPSNET, [candidate(0, 5.0), failed], [(0, 1), (0, 2)], 2) == [0]
     assert numbers(Algorithm.PS_EPSNET, [failed], [], 2) == [1]

@@ -1,4 +1,4 @@
-"""Commands that write kernels, and what they are told."""
+"""Commands that write kernels, and their input."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_command_reads_json_and_writes_a_kernel() -> None:
     code = "import json, sys; q = json.load(sys.stdin); print(q['kernel'], q['scores'], q['summary'], len(q))"
     assert Command(python(code), answer_s=60).propose(QUESTION) == "k {'speedup': 1.0} None 10\n"
 
-    # It need not read the question, however long that is.
+    # A command need not read even a long question.
     long = replace(QUESTION, problem="p" * 1_000_000)
     assert Command(python("print('mine')"), answer_s=60).propose(long) == "mine\n"
 
@@ -44,7 +44,7 @@ def test_a_command_without_an_answer() -> None:
 
 
 def test_closing_kills_the_command_and_what_it_started(tmp_path: Path) -> None:
-    """Nothing of it is left, and no other is begun."""
+    """No process of the command is left, and no new one starts."""
     code = (
         "import os, subprocess, sys, time;"
         " p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)']);"

@@ -1,4 +1,4 @@
-"""A project to run tests of."""
+"""A project with tests to run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.testing.projects import LIMIT_S
 
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
-    """The command in a folder of its own, with no plugin of pytest but kqueue's, and devices of its own."""
+    """Return the command in a new folder, with kqueue's pytest plugin only and devices that no other test locks."""
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
     environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "KQUEUE_SCRATCH": str(tmp_path / "scratch"), "COLUMNS": "120"}
-    environment["PYTEST_ADDOPTS"] = ""  # of the pytest that runs these tests
+    environment["PYTEST_ADDOPTS"] = ""  # the settings of this pytest run
     return Cli(folder, environment, patience_s=LIMIT_S)

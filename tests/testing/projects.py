@@ -1,4 +1,4 @@
-"""Projects with tests, `kqueue pytest` and pytest on them, and what is printed."""
+"""Projects with tests, `kqueue pytest` and pytest runs on them, and their normalized output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.cli.command import Cli
 
-#: Most seconds for a command. Nothing here depends on how long one takes, and the host may be busy.
+#: Time limit of a command in seconds. It is long because the host can be busy, and no test depends on it.
 LIMIT_S = 300
 
 CONFTEST = """
@@ -72,7 +72,7 @@ def broken(): raise RuntimeError("fixture")
 def test_error(broken): pass
 """
 
-#: The tests of DYING that pass.
+#: The passing tests of DYING.
 ALIVE = {"test_first", "test_between", "test_last"}
 DYING = """
 import ctypes, os, signal, pytest
@@ -111,14 +111,14 @@ def plain(cli: Cli, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def body(text: str) -> list[str]:
-    """What pytest prints, without its header, the times, and the names of files that it writes."""
+    """Return pytest's output without header, times and names of written files."""
     lines = re.sub(r"in \d[\d.]*s( \([\d:]+\))?|=+|0x[0-9a-f]+", "", text).splitlines()
     other = ("platform", "plugins:", "kqueue:", "cachedir")
     return [line.strip() for line in lines if not line.startswith(other) and "generated xml file" not in line]
 
 
 def results(file: Path) -> dict[str, str]:
-    """What JUnit's XML says of each test: empty if it passed, or else the kind and the text of what it says."""
+    """Return each test's result in JUnit's XML: empty if it passed, otherwise the kind and the text of its failure."""
     found: dict[str, str] = {}
     for case in ElementTree.parse(file).getroot().iter("testcase"):
         assert case.attrib["name"] not in found

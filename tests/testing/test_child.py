@@ -1,4 +1,4 @@
-"""How much a process of tests says: as much as a judge listens to, and no more."""
+"""The output of a process of tests is limited to a judge's limit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def said(asked: Order, *words: dict[str, Any]) -> list[bytes]:
 
 
 def failure(request: pytest.FixtureRequest, message: str, **fields: Any) -> dict[str, Any]:
-    """The data of a report of a test that failed with a message."""
+    """Return the data of a failed test's report with a message."""
     with pytest.raises(AssertionError) as info:
         raise AssertionError(message)
     made = pytest.TestReport(
@@ -53,10 +53,10 @@ WARNING = {"at": "warning", "nodeid": "x", "warning": {"words": "careful " * 20}
 
 
 def test_a_judge_hears_the_end(request: pytest.FixtureRequest) -> None:
-    """After ten thousand warnings of a test, and failures that are compared at length."""
+    """The report arrives after ten thousand warnings of a test and long comparisons in failures."""
     data = failure(request, "\n".join(f"  at {number}" for number in range(20_000)))
     words = [WARNING] * 10_000 + [{"at": "report", "data": data}] * 40 + [{"at": "end"}]
-    for limits in ({}, {"renew_bytes": None}):  # tests, and those under a sanitizer
+    for limits in ({}, {"renew_bytes": None}):  # tests, and tests under a sanitizer
         heard = said(order(**limits), *words)
         assert sum(map(len, heard)) < pytest_run._MOST_BYTES
         assert json.loads(heard[-1]) == {"at": "end"}
@@ -75,7 +75,7 @@ def test_a_judge_hears_the_end(request: pytest.FixtureRequest) -> None:
     ids=lambda fields: "".join(fields),
 )
 def test_a_report_is_bounded_as_a_whole(request: pytest.FixtureRequest, fields: dict[str, Any]) -> None:
-    """Whatever of it is long; and pytest can still read it."""
+    """The report's total size is limited, whichever part is long, and pytest can read it."""
     data = failure(request, "\n".join(f"  at {number}" for number in range(20_000)), **fields)
     [line] = said(order(), {"at": "report", "data": data})
     assert len(line) <= child._LONGEST

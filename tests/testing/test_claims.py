@@ -1,4 +1,4 @@
-"""What is believed of a process of tests: no word of it ends the run, or opens a file here, or commands a terminal."""
+"""Messages of a process of tests are checked: none ends the run, opens a file here, or controls a terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WARNING = {"module": "builtins", "name": "UserWarning", "words": "careful", "fil
 
 @pytest.fixture
 def hear(request: pytest.FixtureRequest) -> Callable[[dict[str, Any]], _Run]:
-    """Have a controlling pytest hear a word about this test, and return what it knows then."""
+    """Return a function that passes a message about this test to a controlling pytest and returns its state."""
     controller = Controller.__new__(Controller)
     hook = SimpleNamespace(
         pytest_report_from_serializable=request.config.hook.pytest_report_from_serializable,
@@ -49,7 +49,7 @@ def report(request: pytest.FixtureRequest, **fields: object) -> dict[str, Any]:
 
 
 def test_a_malformed_word_is_noted_and_ends_nothing(hear: Callable[[dict[str, Any]], _Run]) -> None:
-    """The run goes on, and what the process has said counts as a failure of it."""
+    """The run goes on, and the malformed message counts as a failure of its process."""
     warnings = ({"nodeid": None}, {"nodeid": "another.py::test"}, {"warning": {"module": "builtins", "name": "W"}})
     changes = ({"file": 3}, {"line": True}, {"line": 1 << 80}, {"source": None}, {"name": "W\0"}, {"name": "\udc80"})
     for word in (
@@ -82,14 +82,14 @@ MALFORMED = [
 def test_a_malformed_report_is_noted_and_ends_nothing(
     hear: Callable[[dict[str, Any]], _Run], request: pytest.FixtureRequest
 ) -> None:
-    """Plugins believe a report's fields, so they are of the types that pytest gives them."""
+    """The fields of a report must have pytest's types, because plugins rely on them."""
     for fields in MALFORMED:
         run = hear({"at": "report", "data": report(request, **fields)})
         assert ("cannot be understood" in run.lost, bool(run.failed)) == (True, False), fields
 
 
 def test_a_report_is_heard(hear: Callable[[dict[str, Any]], _Run], request: pytest.FixtureRequest) -> None:
-    """Also those of plugins, with outcomes and fields of their own."""
+    """Reports of plugins with additional outcomes and fields are accepted."""
     for fields in (
         {},
         {"outcome": "rerun", "rerun": 0},
@@ -103,7 +103,7 @@ def test_a_report_is_heard(hear: Callable[[dict[str, Any]], _Run], request: pyte
 
 
 def test_a_warning_opens_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its line of source is what the process has said, and nothing where that has found none."""
+    """A warning's line of source is the text in the message, or empty if the message has none."""
     secret = tmp_path / "secret"
     secret.write_text("the secret\n")
     monkeypatch.delattr(linecache, "getline")
@@ -117,7 +117,7 @@ def test_a_warning_opens_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_no_text_commands_a_terminal() -> None:
-    """Colours, tabs and new lines stay, all else is shown as what it is. Names of tests are compared, not shown."""
+    """Colours, tabs and new lines stay, and other control characters are escaped, except in test names."""
     said = {"nodeid": "\x1b", "data": {"nodeid": "\x1b", "more": {"nodeid": "\x1b"}}}
     said["texts"] = ["\x1b[1;31mred\x1b[0m\ttab\r\n", "\x1b]0;title\x07", "\x1b[2J", "\x9b2J", "over\rwritten", 3]
     assert claims.cleaned(said) == {
@@ -128,7 +128,7 @@ def test_no_text_commands_a_terminal() -> None:
 
 
 def test_a_folder_is_moved_and_another_with_its_name_is_not() -> None:
-    """`/app` is often the root folder in a container, and `backend/app` a folder in it."""
+    """`/app` is often the root folder in a container, and `backend/app` a different folder in it."""
     order = {
         "tests": ["backend/app/test_a.py::t", "test_b.py::t[one-/app/data]"],
         "options": {"rootdir": "/app", "url": "http://app/x", "n": 3},

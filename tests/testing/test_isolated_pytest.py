@@ -43,7 +43,7 @@ def test_leaves():
 
 
 def compare(cli: Cli, *options: str) -> Done:
-    """Assert that the command prints what pytest prints, and return its result."""
+    """Assert that the command and pytest print the same, and return the command's result."""
     isolated, expected = cli.process("pytest", "--slots", "1", *options), plain(cli, *options)
     assert body(isolated.stdout) == body(expected.stdout)
     assert isolated.returncode == expected.returncode
@@ -60,13 +60,13 @@ OPTIONS = [
 @pytest.mark.nightly
 @pytest.mark.parametrize("options", OPTIONS)
 def test_what_is_printed_is_what_pytest_prints(cli: Cli, options: str) -> None:
-    """Report, choice of tests and exit status are pytest's own; fixtures and plugins of the project work."""
+    """Report, selection and exit status equal pytest's, and the project's fixtures and plugins work."""
     write_two(cli)
     compare(cli, *shlex.split(options))
 
 
 def test_a_class_can_have_a_process_of_its_own(cli: Cli) -> None:
-    """What is told of each test stays what pytest tells; nothing is shared beyond the class."""
+    """Only the tests of a class share its process, and each result is reported like pytest's."""
     module = """
 import os
 seen = set()
@@ -86,7 +86,7 @@ class TestThree:
 
 @pytest.mark.nightly
 def test_what_failed_last_is_run_alone(cli: Cli) -> None:
-    """`--lf` chooses what failed, as the cache is the controlling pytest's; a test that is mended leaves it."""
+    """`--lf` selects failed tests by the controlling pytest's cache, which a repaired test leaves."""
     cli.write("test_one.py", "def test_a(): pass\ndef test_b(): assert 0\n")
     cli.write("test_two.py", "def test_c(): assert 0\n")
     assert "2 failed, 1 passed" in cli.process("pytest", "--slots", "2").stdout
@@ -97,7 +97,7 @@ def test_what_failed_last_is_run_alone(cli: Cli) -> None:
 
 @pytest.mark.nightly
 def test_a_module_that_cannot_be_imported_alone_is_an_error(cli: Cli) -> None:
-    """What a module takes from one that was imported before it is not there in a process of its own."""
+    """A module that relies on another module's import fails in a separate process."""
     cli.write("test_a.py", "import builtins\nbuiltins.shared = 1\ndef test_a(): pass\n")
     cli.write("test_b.py", "shared\ndef test_b(): pass\n")
     said = cli.process("pytest").stdout
@@ -106,7 +106,7 @@ def test_a_module_that_cannot_be_imported_alone_is_an_error(cli: Cli) -> None:
 
 
 def test_a_test_that_ends_its_process_fails_alone(cli: Cli) -> None:
-    """Deaths are named with their cause, later tests run in a new process, and leftovers are killed."""
+    """Deaths are named with their cause, later tests run in a new process, and leftover processes are killed."""
     cli.write("test_dying.py", DYING)
     cli.write("test_ends.py", "import atexit, os\ndef test_a(): atexit.register(os._exit, 7)\ndef test_b(): pass\n")
     cli.write("test_leaves.py", LEAVES)
@@ -120,7 +120,7 @@ def test_a_test_that_ends_its_process_fails_alone(cli: Cli) -> None:
 
 
 def test_a_test_that_takes_too_long_is_ended(cli: Cli) -> None:
-    """It fails, and says where it was. The limit is a test's: what comes before may take longer."""
+    """The test fails with its location. The limit is for a single test, and the imports before it can take longer."""
     cli.write(
         "test_hangs.py",
         "import os, time\n"
@@ -130,7 +130,7 @@ def test_a_test_that_takes_too_long_is_ended(cli: Cli) -> None:
     done = cli.process("pytest", "--kqueue-timeout", "2", KQUEUE_HOME=str(cli.directory / "home"))
     assert (done.returncode, "1 failed" in done.stdout) == (1, True)
     assert "took longer than 2 s (--kqueue-timeout)" in done.stdout
-    if (cli.directory / "hangs").exists():  # it need not have come so far, on a busy host
+    if (cli.directory / "hangs").exists():  # on a busy host it possibly has not got so far
         assert "in test_hangs" in done.stdout
 
 
@@ -152,7 +152,7 @@ def test_waits(resource):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
 def test_nothing_outlives_the_command(cli: Cli, number: signal.Signals) -> None:
-    """Ctrl-C tears fixtures down and reports; whatever ends the command ends its tests and what they started."""
+    """Ctrl-C tears fixtures down and reports, and any end of the command ends its tests and their processes."""
     cli.write("test_waits.py", WAITING)
     with running(cli) as process:
         file = cli.directory / "pids"
@@ -169,7 +169,7 @@ def test_nothing_outlives_the_command(cli: Cli, number: signal.Signals) -> None:
 
 @pytest.mark.nightly
 def test_a_test_can_end_the_run(cli: Cli) -> None:
-    """By `pytest.exit()`, with its reason and status."""
+    """`pytest.exit()` ends the run with its reason and status."""
     source = "import pytest\ndef test_a(): print('from the test'); pytest.exit('enough', 9)\ndef test_b(): pass\n"
     cli.write("test_a.py", source)
     done = cli.process("pytest", "-s")
@@ -178,7 +178,7 @@ def test_a_test_can_end_the_run(cli: Cli) -> None:
 
 
 def test_a_process_of_tests_has_files_and_settings_of_its_own(cli: Cli) -> None:
-    """It has caches and a temporary folder of its own, no setting of the fleet, and what the user has set of caches."""
+    """It has a temporary folder, new caches except those that the user configured, and no setting of the fleet."""
     cli.write(
         "test_own.py",
         "import os, tempfile\n"
@@ -219,7 +219,7 @@ def test_behind():
 
 
 def test_tests_and_a_fleet_take_turns_on_their_device(cli: Cli, tmp_path: Path) -> None:
-    """A test waits while a fleet times or judges a suspect, and keeps a fleet from it; one with the mark does not."""
+    """A test and a fleet's timing or suspect exclude each other on a device, except for a test with the mark."""
     cli.write("test_a.py", TURNS)
     prepare(tmp_path / "scratch")
     lock = device_lock(tmp_path / "scratch", "cpu")
@@ -271,7 +271,7 @@ void write_out_of_bounds(void) { broken = 700; }
 
 @pytest.fixture
 def driver(cli: Cli) -> None:
-    """A stand-in for CUDA's driver, of which a function breaks the context."""
+    """Compile a stand-in for CUDA's driver with a function that breaks the context."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("there is no C compiler")
@@ -282,7 +282,7 @@ def driver(cli: Cli) -> None:
 
 @pytest.mark.usefixtures("driver")
 def test_a_test_that_breaks_its_cuda_context_is_named(cli: Cli) -> None:
-    """The tests behind it have another process, and other modules know nothing of it."""
+    """The tests after it run in another process, and other modules are not affected."""
     load = "import ctypes\ncuda = ctypes.CDLL('./libcuda.so.1')\n"
     cli.write(
         "test_a.py",
@@ -308,7 +308,7 @@ exec "$@"
 
 @pytest.mark.nightly
 def test_what_failed_is_run_once_more_under_compute_sanitizer(cli: Cli, tmp_path: Path) -> None:
-    """Its findings stand in the report of the failed test, and in JUnit's XML; what passed is not run again."""
+    """The failed test's report and JUnit's XML have the sanitizer's findings, and passed modules are not repeated."""
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "compute-sanitizer"
     program.write_text(SANITIZER)
@@ -343,7 +343,7 @@ REFUSED = [
     ids=str,
 )
 def test_what_cannot_be_is_refused(cli: Cli, options: list[str], gpus: str, words: str) -> None:
-    """Usage errors and missing GPUs end with 4 before a test runs."""
+    """Usage errors and missing GPUs exit with 4 before any test runs."""
     cli.write("test_a.py", "def test_a(): open('ran', 'w').close()\n")
     done = cli.process("pytest", *options, CUDA_HOME="", CUDA_PATH="", KQUEUE_GPUS=gpus)
     assert (done.returncode, words in done.stdout + done.stderr) == (4, True)
@@ -351,7 +351,7 @@ def test_what_cannot_be_is_refused(cli: Cli, options: list[str], gpus: str, word
 
 
 def test_without_its_option_the_plugin_does_nothing(cli: Cli) -> None:
-    """It imports neither the rest of kqueue nor anything large."""
+    """The plugin imports neither the rest of kqueue nor any large package."""
     cli.write(
         "test_a.py",
         "import sys\n"
@@ -365,7 +365,7 @@ def test_without_its_option_the_plugin_does_nothing(cli: Cli) -> None:
 
 
 def test_the_plugin_is_all_that_the_command_needs(cli: Cli) -> None:
-    """`pytest --kqueue` in a project's settings does what `kqueue pytest` does."""
+    """`pytest --kqueue` in a project's settings is equivalent to `kqueue pytest`."""
     cli.write("pytest.ini", "[pytest]\naddopts = -p kqueue --kqueue --kqueue-slots 2\n")
     cli.write("test_a.py", "import os\ndef test_a(): os._exit(0)\ndef test_b(): pass\n")
     done = plain(cli)

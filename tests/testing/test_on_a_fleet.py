@@ -1,4 +1,4 @@
-"""`kqueue pytest --fleet`: the same tests and reports, from the sealed processes of a real fleet on the lane `cpu`."""
+"""`kqueue pytest --fleet`: pytest's tests and reports from the sealed processes of a real fleet on the lane `cpu`."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def engine(fleet: LocalFleet) -> Iterator[Engine]:
 
 
 def test_what_is_reported_is_what_pytest_reports(on_fleet: Cli) -> None:
-    """The terminal report and the JUnit file are pytest's own."""
+    """The terminal report and the JUnit file equal pytest's."""
     write_two(on_fleet)
     isolated = on_fleet.process("pytest", "--fleet", "--slots", "1", "-rA", "--junitxml", "isolated.xml")
-    expected = plain(on_fleet, "-rA")  # with a JUnit file it would warn of record_property
+    expected = plain(on_fleet, "-rA")  # without a JUnit file, which would add a warning of record_property
     assert body(isolated.stdout) == body(expected.stdout)
     assert isolated.returncode == expected.returncode
     plain(on_fleet, "--junitxml", "plain.xml")
@@ -54,8 +54,8 @@ def test_what_is_reported_is_what_pytest_reports(on_fleet: Cli) -> None:
 
 
 def test_modules_that_misbehave(on_fleet: Cli) -> None:
-    """Deaths are named, no process reports for another, and long output is cut."""
-    # Nothing in a sealed process can send SIGKILL.
+    """Deaths are named, no process reports for another one, and long output is cut."""
+    # No sealed process can send SIGKILL.
     on_fleet.write("test_dying.py", DYING.replace("SIGKILL", "SIGTERM"))
     on_fleet.write("test_hostile.py", HOSTILE)
     on_fleet.write("test_other.py", "def test_b(): pass\n")
@@ -101,7 +101,7 @@ def test_fails(): assert 0
 
 
 def test_the_tests_of_a_worker_that_is_killed_run_again(on_fleet: Cli, engine: Engine) -> None:
-    """On another worker; each is reported once, and nobody is blamed."""
+    """The tests run on another worker, each is reported once, and no test is blamed."""
     on_fleet.write("test_slow.py", "import time\ndef test_one(): pass\ndef test_two(): time.sleep(4)\n")
     pids = text("SELECT w.pid FROM attempts a JOIN workers w ON w.id = a.worker_id WHERE a.ended_at IS NULL")
 
@@ -128,7 +128,7 @@ WHERE e.batch = (SELECT batch FROM evaluations ORDER BY submitted_at DESC LIMIT 
 
 
 def test_a_signal_cancels_what_was_submitted(on_fleet: Cli, engine: Engine) -> None:
-    """What ran is killed, what waited does not begin, and pytest reports what there is."""
+    """Running tests are killed, queued ones do not begin, and pytest reports the existing results."""
     for each in range(4):
         on_fleet.write(f"test_more_{each}.py", "import time\ndef test_waits(): time.sleep(10_000)\n")
 
@@ -146,7 +146,7 @@ def test_a_signal_cancels_what_was_submitted(on_fleet: Cli, engine: Engine) -> N
 
 
 def test_a_failure_of_the_fleet_is_nobody_s(on_fleet: Cli, engine: Engine) -> None:
-    """Tests whose evaluation somebody cancels have no report; the run says so, and ends with another status."""
+    """Tests of a cancelled evaluation have no report, and the run names the cause and exits with another status."""
     on_fleet.write("test_a.py", "def test_a(): pass\n")
     on_fleet.write("test_b.py", "import time\ndef test_b(): time.sleep(10_000)\n")
     found = text("SELECT id FROM evaluations WHERE kernel_label = 'test_b.py' AND state = 'running'")
@@ -166,7 +166,7 @@ def test_a_failure_of_the_fleet_is_nobody_s(on_fleet: Cli, engine: Engine) -> No
 
 @pytest.mark.nightly
 def test_what_cannot_travel_is_refused(on_fleet: Cli) -> None:
-    """The files' size is said, with the largest, and what to do; likewise options that a fleet does not have."""
+    """The error has the total and largest file sizes with a fix. Options that a fleet lacks are also refused."""
     on_fleet.write("test_a.py", "def test_a(): pass\n")
     on_fleet.write("large.bin", os.urandom(13 << 20))
     for options, words in (
@@ -179,7 +179,7 @@ def test_what_cannot_travel_is_refused(on_fleet: Cli) -> None:
 
 
 def test_it_travels_by_http(on_fleet: Cli, fleet: LocalFleet, tmp_path: Path) -> None:
-    """A sender needs no more than the address of `kqueue serve` and a token."""
+    """The sender needs only the address of `kqueue serve` and a token."""
     on_fleet.write("test_a.py", "def test_a(): pass\n")
     assert fleet.http_url is not None
     token = load(home=fleet.config.home_path, url=fleet.http_url).token

@@ -1,4 +1,4 @@
-"""Which files of a repository travel to a fleet's hosts."""
+"""Selection of a repository's files that are sent to a fleet's hosts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def travelled(root: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("known", [True, False], ids=["Git", "no Git"])
 def test_links_are_kept(tmp_path: Path, known: bool) -> None:
-    """Those to folders too. What leads out is followed if it is a file; what leads nowhere is left out."""
+    """Links to files and folders stay links. An outside file is copied, and a broken link is left out."""
     root = tmp_path / "project"
     write(root, "data/a.txt")
     write(tmp_path, "outside.txt", "away/b.txt")
@@ -57,7 +57,7 @@ def test_links_are_kept(tmp_path: Path, known: bool) -> None:
 
 @pytest.mark.parametrize("known", [True, False], ids=["Git", "no Git"])
 def test_a_repository_within_has_its_own_word(tmp_path: Path, known: bool) -> None:
-    """What it ignores does not travel, whether or not it lies in another."""
+    """The inner repository's ignored files are not sent, whether or not an outer repository contains it."""
     root = tmp_path / "project"
     write(
         root, "a.txt", "inner/.env", "inner/b.txt", "inner/.github/c.txt", "venv/pyvenv.cfg" if not known else "d.txt"
@@ -76,7 +76,7 @@ def test_a_repository_within_has_its_own_word(tmp_path: Path, known: bool) -> No
 def test_a_repository_that_git_does_not_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
-    """Git's words are said. What it would ignore, such as credentials, does not travel unasked."""
+    """The error has git's message, and no ignored file, such as credentials, is sent."""
     git(tmp_path, "init", "-q", "project")
     inside = tmp_path / "project/tests"
     write(inside, ".env")

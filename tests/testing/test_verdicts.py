@@ -1,4 +1,4 @@
-"""What `kqueue pytest --fleet` makes of a verdict."""
+"""Results of `kqueue pytest --fleet` from a verdict."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def concluded(
     findings: str | None = None,
     **fields: Any,
 ) -> fleet.Evaluation:
-    """What stands for a process of tests, when its verdict is there."""
+    """Return a process of tests with this verdict."""
     known: dict[str, Any] = {"evaluation_id": str(uuid4()), "category": category, "message": "", "backend": "pytest"}
     known |= {"lane": "cpu", "attempts": 1, "written_by": "worker", "submitted_at": NOW, "finished_at": NOW}
     tests = {"words": "\n".join(map(json.dumps, words)), "findings": findings}
@@ -42,7 +42,7 @@ def concluded(
 
 
 def test_the_last_end_with_a_status_counts() -> None:
-    """As for the judge; a test may have said others before."""
+    """The last end counts, like in the judge, because a test can write earlier ones."""
     assert concluded({"at": "end", "status": "x"}, END | {"status": 5}, END, END | {"status": True}).status == 0
     assert concluded({"at": "end", "status": "x", "fault": ""}).status is None
 
@@ -62,13 +62,13 @@ TOGETHER = "the tests of one process can take 720 s together, imports and collec
     ],
 )
 def test_a_test_s_limit_is_named_where_it_was_a_test_s(said: list[str], fields: dict[str, str], why: str) -> None:
-    """Not where imports, a teardown of the module, or all tests together took too long."""
+    """The test is named, except when imports, a module's teardown, or all tests together took too long."""
     found = concluded(*({"at": at, "nodeid": "x", "location": None} for at in said), **LATE | fields)
     assert (found.overdue, found.why) == (not why, why)
 
 
 def test_a_log_names_the_folder_here() -> None:
-    """Also one with characters that a pattern's replacement would read otherwise."""
+    """The folder's name can contain characters with a special meaning in a pattern's replacement."""
     there = f"/tmp/kqueue-0/slot-1/{'0a' * 16}/repository"
     for root in (Path("/home/me/project"), Path("/home/\\g<9>\\1")):
         log = f'File "{there}/a.py", line 1\n-I{there}/b file://{there}/c\n{there}-not'
@@ -77,7 +77,7 @@ def test_a_log_names_the_folder_here() -> None:
 
 
 def test_a_log_is_read_in_time_that_grows_with_it() -> None:
-    """A host may send as much as a log holds, of whatever takes longest."""
+    """Reading takes linear time for the slowest content that a host can send."""
     for piece in ("/", "/a", "a", "/" + "0" * 32, "a/" * 5 + " "):
         log = (piece * (48 << 10))[: 48 << 10]
         began = time.process_time()
@@ -86,7 +86,7 @@ def test_a_log_is_read_in_time_that_grows_with_it() -> None:
 
 
 def test_what_a_host_says_commands_no_terminal() -> None:
-    """Neither in reports nor in what was printed, nor in what a tool has found."""
+    """Reports, captured output and a tool's findings contain no terminal commands."""
     title = "\x1b]0;mine\x07"
     found = concluded(
         {"at": "stop", "how": "exit", "reason": title, "status": None}, END, log=f"a{title}\x1b[31mb\n", findings=title
@@ -97,7 +97,7 @@ def test_what_a_host_says_commands_no_terminal() -> None:
 
 
 def test_nothing_is_too_deep() -> None:
-    """A word may hold as much within itself as JSON's reader takes."""
+    """A message can be nested as deeply as JSON's reader accepts."""
     for depth in range(100, 1200, 50):
         said = '{"at": "x", "y": ' + "[" * depth + "]" * depth + "}\n" + json.dumps(END)
         verdict = SimpleNamespace(evidence=SimpleNamespace(tests=SimpleNamespace(words=said)))
@@ -105,7 +105,7 @@ def test_nothing_is_too_deep() -> None:
 
 
 def test_a_tool_that_could_not_begin_is_named() -> None:
-    """What it has found stands behind how its process ended."""
+    """The cause of its process's end is reported, unless the tool has findings."""
     found = concluded(category="crashed", message="no device", sanitized=True, phase="load", facts={"status": 256})
     assert found.findings.startswith("crashed: no device")
     found = concluded(END, sanitized=True, findings="Invalid read")

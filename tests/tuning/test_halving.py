@@ -1,4 +1,4 @@
-"""What a tuning judges next and what wins, with scores that the tests say."""
+"""The next kernels and the winner of a tuning, with scores that the tests define."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def halving(*grid: str, calls: int = 100, trials: int = 64, finalists: int = 2, 
 
 
 def run(plan: Halving, score: Callable[[Entry], float | None]) -> tuple[list[list[Entry]], list[Result]]:
-    """Go through a whole tuning; a score of 0 is a wrong kernel. Return the batches, and all results."""
+    """Run a complete tuning with score 0 for a wrong kernel. Return the batches and all results."""
     batches: list[list[Entry]] = []
     results: list[Result] = []
     while (batch := plan.next(results)) is not None:
@@ -39,7 +39,6 @@ def value(entry: Entry) -> int:
 
 
 def test_values_are_listed_or_ranges() -> None:
-    """Values are lists or ranges on the command line, or JSON."""
     for word, values in (
         ("A=64,128", ("64", "128")), ("A=1..3", ("1", "2", "3")), ("A=16..64..16,x", ("16", "32", "48", "64", "x")),
         ("A=32..256..x2", ("32", "64", "128", "256")), ("macro:A=-1..0", ("-1", "0")),
@@ -66,10 +65,10 @@ def test_a_grid_that_is_refused() -> None:
 
 
 def test_a_small_grid_is_judged_whole_and_halved() -> None:
-    """Few calls for all, more for the best third, all calls for the last few beside the original."""
+    """All kernels get few calls, the best third more, and the finalists and the original all calls."""
     batches, _ = run(halving("A=0..8"), lambda entry: value(entry))
     assert [(len(batch), {entry.calls for entry in batch}) for batch in batches] == [(9, {11}), (3, {33}), (6, {100})]
-    # What the original is already, is not judged twice.
+    # The original's configuration is not judged twice.
     assert {entry.config for entry in batches[0]} == {ORIGINAL, *((str(n),) for n in (*range(9),) if n != 1)}
     assert [entry.config for entry in batches[1]] == [("8",), ("7",), ("6",)]
     assert [entry.config for entry in batches[2]] == [ORIGINAL, ("8",), ("7",)] * 2
@@ -77,7 +76,7 @@ def test_a_small_grid_is_judged_whole_and_halved() -> None:
 
 
 def test_wrong_and_unknown_kernels_drop_out_at_once() -> None:
-    """What fails is not judged again, nor what nothing is known about."""
+    """A kernel that fails or has no score is not judged again."""
 
     def score(entry: Entry) -> float | None:
         return {8: 0.0, 7: None}.get(value(entry), value(entry))
@@ -102,7 +101,7 @@ def test_a_few_go_to_the_last_comparison_at_once() -> None:
 def test_what_wins_beats_the_original_beyond_its_spread(
     own: tuple[float, float], other: tuple[float, float], beats: bool
 ) -> None:
-    """Each of its scores is better than each of the original's; else the original has won."""
+    """Each of its scores is better than every score of the original. Otherwise the original wins."""
 
     def score(entry: Entry) -> float:
         scores = own if entry.config == ORIGINAL else other
@@ -117,7 +116,7 @@ def test_what_wins_beats_the_original_beyond_its_spread(
 
 @pytest.mark.parametrize("last", [0.0, None])
 def test_a_finalist_that_fails_or_is_unknown_once_has_not_won(last: float | None) -> None:
-    """One score of two that is better proves nothing."""
+    """One better score of two is not enough."""
     plan = halving("A=2,3")
     _, results = run(plan, lambda entry: last if (entry.config, entry.repeat) == (("3",), 2) else value(entry))
     winner = won(plan, results)
@@ -126,14 +125,14 @@ def test_a_finalist_that_fails_or_is_unknown_once_has_not_won(last: float | None
 
 @pytest.mark.parametrize("repeat", [0, 1, 2])
 def test_an_original_that_is_unknown(repeat: int) -> None:
-    """Without it nothing is compared, and nothing more is judged."""
+    """Without the original's score there is no comparison and no further evaluation."""
     plan = halving("A=2,3")
     batches, results = run(plan, lambda e: None if (e.config, e.repeat) == (ORIGINAL, repeat) else value(e))
     assert (len(batches), plan.winner(results)) == (2 if repeat else 1, None)
 
 
 def test_an_original_that_is_wrong() -> None:
-    """The best of the others wins, without a comparison; where none is right, nothing does."""
+    """The best remaining kernel wins without a comparison. If none is right, there is no winner."""
     plan = halving("A=2,3")
     _, results = run(plan, lambda entry: 0.0 if entry.config == ORIGINAL else value(entry))
     winner = won(plan, results)
@@ -143,7 +142,7 @@ def test_an_original_that_is_wrong() -> None:
 
 
 def test_a_large_space_is_sampled() -> None:
-    """Optuna learns where the scores are high; nothing is judged twice on a rung, and the number of trials holds."""
+    """Optuna learns where scores are high, the number of samples holds, and no kernel is judged twice on a rung."""
     plan = halving("A=0..99", "B=0..99", trials=60)
 
     def score(entry: Entry) -> float:
@@ -154,12 +153,12 @@ def test_a_large_space_is_sampled() -> None:
     first = [entry.config for batch in batches for entry in batch if entry.calls == 11]
     assert len(first) == len(set(first)) == 61
     sums = [score(one.entry) for one in results if one.entry.calls == 11]
-    assert sum(sums[-28:]) / 28 > sum(sums[1:17]) / 16  # chosen by what was learned, and at random
-    assert run(plan, score)[0] == batches  # whoever goes on chooses the same
+    assert sum(sums[-28:]) / 28 > sum(sums[1:17]) / 16  # by Optuna, and at random
+    assert run(plan, score)[0] == batches  # a resumed tuning chooses the same
 
 
 def test_a_space_that_is_a_little_too_large_is_sampled_whole() -> None:
-    """The last configurations are found too, and the kernel's own values are not drawn again."""
+    """The last configurations are also found, and the original's values are not drawn again."""
     batches, _ = run(halving("A=0..32", trials=32), value)
     first = [entry.config for batch in batches for entry in batch if entry.calls == 11]
     assert sorted(first) == sorted([ORIGINAL, *((str(n),) for n in range(33) if n != 1)])

@@ -1,4 +1,4 @@
-"""Names in a kernel's source: where they are found, what is written there, and what is left as it is."""
+"""Names in a kernel's source: their sites, written values, and the unchanged rest."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ModelNew:
 
 
 def changed(source: str, **values: str) -> list[tuple[str, str]]:
-    """The lines that differ, before and after; the rest is the same byte for byte."""
+    """Return the lines that differ, before and after. The other lines must be equal."""
     after = Tunable(source, list(values)).kernel(values)
     ast.parse(after)
     pairs = zip(source.split("\n"), after.split("\n"), strict=True)
@@ -91,7 +91,7 @@ def changed(source: str, **values: str) -> list[tuple[str, str]]:
     ],
 )
 def test_a_value_is_written_in_its_place(name: str, value: str, lines: list[tuple[str, str]]) -> None:
-    """All else stays as it is, and so does a value that is there already, however it is written."""
+    """The other text stays, and so does an equal value in another notation."""
     found = changed(SOURCE, **{name: value})
     assert len(found) == len(lines)
     for (before, after), (some, other) in zip(found, lines, strict=True):
@@ -100,7 +100,7 @@ def test_a_value_is_written_in_its_place(name: str, value: str, lines: list[tupl
 
 
 def test_macros_of_strings_with_escapes() -> None:
-    """Of literals one after the other each is found in its own, and what a preprocessor joins is one value."""
+    """Each of several adjacent literals has its own macro, and literals that a preprocessor joins are one value."""
     after = Tunable(SOURCE, ["ONE", "THREE", "JOINED"]).kernel({"ONE": "7", "THREE": "8", "JOINED": "3"})
     assert '"#define ONE 7\\n#define TWO 2\\n" "#define THREE 8\\n"' in after
     assert "#define AFTER_STRING 9\n#define JOINED 3\n" in after
@@ -113,7 +113,7 @@ def test_line_ends_stay() -> None:
 
 
 def test_a_name_that_cannot_be_changed() -> None:
-    """The error says where it was looked for, or what was found and how to say which."""
+    """The error names the searched kinds, or the sites found and the notation that selects one."""
     for name, says in (
         ("NONE", "NONE is not in the kernel. Searched: constants of the module, #define and -D .*BLOCK"),
         ("macro:BLOCK", "BLOCK is not in the kernel. Searched: #define and -D in strings"),
@@ -132,7 +132,7 @@ def test_a_name_that_cannot_be_changed() -> None:
 
 
 def test_a_value_that_cannot_be_there() -> None:
-    """Nothing is written that is another kind of value, or more than a value."""
+    """A value of another kind, or with additional text, is refused."""
     for name, values in {"BLOCK": ("fast", "1 # x", "True"), "fused": ("2",), "TILE": ('1"', "1\n2", "{x}")}.items():
         for value in values:
             with pytest.raises(InvalidRequest, match="cannot be"):
@@ -163,20 +163,20 @@ def test_a_source_in_which_a_name_cannot_be_changed(source: str, says: str) -> N
     ids=["quotes", "single-quotes", "comments", "placeholders", "options"],
 )  # fmt: skip
 def test_large_hostile_sources(hostile: str) -> None:
-    """Looking for macros ends: it takes time in proportion to the source."""
+    """The search for macros takes linear time."""
     source = f"A = 1\nB = {hostile}\n"
     assert Tunable(source, ["A"]).kernel({"A": "2"}) == source.replace("A = 1", "A = 2")
 
 
 def test_quotes_that_are_not_closed() -> None:
-    """They end with their line; those that divide digits are none."""
+    """They end with their line, and separators of digits are no quotes."""
     source = 'C = """\n#error don\'t // x\n#define BIG 1\'000 /* it\'s */\n#define NEXT 2 // y\n"""\n'
     found = Tunable(source, ["BIG", "NEXT"])
     assert (found.original("BIG"), found.original("NEXT")) == ("1'000", "2")
 
 
 def test_names_of_one_place() -> None:
-    """Two values cannot be written into one place; each by itself can."""
+    """Two values for one site are refused, but each name works alone."""
     for source, names in (
         ("BLOCK = 64\n", ["BLOCK", "constant:BLOCK"]),
         ("S = '-DBLOCK=64'\n", ["S", "BLOCK"]),
@@ -212,7 +212,7 @@ def test_options_are_words(option: str) -> None:
     ids=["signs", "branches", "digits"],
 )
 def test_a_source_that_python_gives_up(source: str) -> None:
-    """It may be read or be refused, with an error that says so."""
+    """Such a source is read or refused with InvalidRequest."""
     for name, value in (("A", "x"), ("OTHER", "1")):
         with pytest.raises(InvalidRequest):
             Tunable(source, [name]).written(name, value)

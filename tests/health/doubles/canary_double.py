@@ -1,4 +1,4 @@
-"""In the canary's place: a test of a GPU that ends as `canary` in `state.json` says, and notes that it was made."""
+"""A double of the GPU self-test: it records its call and ends as `canary` in `state.json` says."""
 
 from __future__ import annotations
 

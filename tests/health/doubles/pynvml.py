@@ -1,6 +1,6 @@
-"""NVML as a test would have it: what `state.json` beside this file says of GPUs that are not there.
+"""A double of NVML that returns the GPU facts in the adjacent file `state.json`.
 
-The constants and the exception are those of the true library.
+The constants and the exception come from the real library.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _of(handle: str, name: str) -> Any:
 
 
 def _fact(name: str) -> Callable[..., Any]:
-    """Make a function that returns this of a GPU, whatever else it is given."""
+    """Return a function that returns this fact of a GPU and ignores other arguments."""
     return lambda handle, *_: _of(handle, name)
 
 
@@ -109,7 +109,7 @@ def nvmlDeviceGetPciInfo(handle: str) -> Any:
 
 
 def nvmlEventSetWait_v2(_events: str, _milliseconds: int) -> Any:
-    """Each of the state's Xids once a process: `[number, UUID, Xid]`, the number telling it from others."""
+    """Return each Xid of the state once per process. Its entries are `[unique number, UUID, Xid]`."""
     for number, uuid, xid in _state().get("xids", []):
         if number not in _told:
             _told.add(number)
