@@ -31,7 +31,7 @@ Model = torch.nn.ReLU
 get_inputs = lambda: [torch.randn(64)]
 get_init_inputs = lambda: []
 """
-#: A kernel that prints the trace variables in its environment.
+#: A kernel that prints the variables and modules of a trace that it can see.
 KERNEL = """
 import os, sys
 import torch
