@@ -119,7 +119,7 @@ def test_the_row_of_a_version_before_is_read_whole() -> None:
 
 
 def test_a_part_may_have_two_forms_or_be_empty() -> None:
-    """A compiled baseline is a time or an error, strangers are a list or unknown, and a CPU has no floor."""
+    """A compiled baseline is a time or an error, foreign processes can be unknown, and a CPU has no bound."""
     for name, value in (("compiled_baseline", TIME.model_dump()), ("strangers", "unknown")):
         assert Evidence.model_validate({name: value}).model_dump()[name] == value
     for name in ("floor", "isolation"):

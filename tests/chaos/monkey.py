@@ -53,7 +53,7 @@ class Event:
     action: str
     at: float
     until: float  #: time at which the target had recovered, or was gone for good
-    worker: int | None  #: pid of the only worker whose evaluations it can have cost, or None for all workers
+    worker: int | None  #: pid of the only worker whose evaluations it can have failed, or None for all workers
     pid: int
     note: str = ""  #: description of an unexpected result
 

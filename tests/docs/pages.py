@@ -1,4 +1,4 @@
-"""Pages for readers, their code blocks, and their words in code."""
+"""Pages for readers, their code blocks, and their inline code."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_arguments_become_settings() -> None:
 
 
 def test_few_trials() -> None:
-    """Zero trials are not timed, and a number below the minimum for a median is raised."""
+    """Zero trials disable timing, and too few for a median are increased to its minimum."""
     for trials, measure, timed, calls in (0, True, False, 5), (2, True, True, 5), (9, False, False, 9):
         timing = request_of("p", "k", num_perf_trials=trials, measure_performance=measure).settings.timing
         assert (timing.enabled, timing.calls) == (timed, calls)
