@@ -7,15 +7,16 @@ import os
 import signal
 import sys
 
-# Tests start hundreds of Pythons, each of which would compile all that it imports: torch takes twice as long then.
-# What is forked from the tests' process must write nothing, so in it this holds until the tests are collected.
+# Tests start hundreds of Pythons, and without bytecode each would compile all its imports: torch takes twice as long
+# then. Processes forked from the tests' process must write nothing, so it caches bytecode only until the tests are
+# collected.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     sys.dont_write_bytecode = False
 
 from tests.services import starts_services
 
 # Judges are forked from the tests' process. If a comparison in another test had started OpenMP's threads there, the
-# child would wait for ever for threads that it does not have.
+# child would wait forever for threads that it does not have.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from collections.abc import Callable, Iterator
@@ -39,19 +40,19 @@ pytest_plugins = ["pytester", "tests.tiers", "tests.fleet.fixtures", "tests.heal
 # On a busy machine an example takes any time.
 hypothesis.settings.register_profile("kqueue", deadline=None)
 hypothesis.settings.load_profile("kqueue")
-# A shell's background job ignores it, and so would all that the tests start.
+# A shell's background job ignores SIGINT, and all processes that the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
-    """Write no bytecode from here on, and look through what was imported no more: each judge that is forked would."""
+    """Write no more bytecode, and exempt imported objects from garbage collection, so that forks share them."""
     sys.dont_write_bytecode = True
     gc.collect()
     gc.freeze()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Run three workers on two cores, as long tests wait half of their time; quick ones do not wait.
+    """Run three workers on two cores, because long tests wait half of their time. Quick tests do not wait.
 
     On a GPU run one, because they would share it. A worker takes up to 2 GiB with its fleets.
     """
@@ -63,7 +64,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.fixture(autouse=True)
 def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Keep tests from the developer's own fleet."""
+    """Hide the developer's fleet from tests."""
     for name in [name for name in os.environ if name.startswith("KQUEUE_") and name != "KQUEUE_REQUIRE_GPU"]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("KQUEUE_HOME", str(tmp_path / "home"))
@@ -74,7 +75,7 @@ def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 @pytest.fixture(scope="session")
 @starts_services
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The run's Postgres."""
+    """Start the run's Postgres."""
     postgres = Postgres(with_schema(tmp_path_factory.mktemp("postgres") / "pg"), durable=False)
     start(postgres)
     try:
@@ -86,7 +87,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 @starts_services
 def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
-    """The run's Valkey."""
+    """Start the run's Valkey."""
     service = Valkey(tmp_path_factory.mktemp("valkey"))
     start(service)
     try:
@@ -97,7 +98,7 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
 
 @pytest.fixture
 def database_url(server: Server) -> Iterator[str]:
-    """A fresh database at the newest schema."""
+    """Create a fresh database at the newest schema."""
     url = server.clone()
     yield url
     server.drop(url)
@@ -105,7 +106,7 @@ def database_url(server: Server) -> Iterator[str]:
 
 @pytest.fixture
 def engine(database_url: str) -> Iterator[Engine]:
-    """An engine on the fresh database, with room for concurrent tests."""
+    """Return an engine on the fresh database, with room for concurrent tests."""
     engine = connect(database_url, application="tests", pool_size=16)
     yield engine
     engine.dispose()
@@ -113,7 +114,7 @@ def engine(database_url: str) -> Iterator[Engine]:
 
 @pytest.fixture
 def redis_url(valkey: Valkey) -> str:
-    """The run's Valkey, emptied."""
+    """Return the URL of the run's Valkey, emptied."""
     with redis.Redis.from_url(valkey.url.replace("redis+socket://", "unix://")) as client:
         client.flushall()
     return valkey.url
@@ -121,19 +122,19 @@ def redis_url(valkey: Valkey) -> str:
 
 @pytest.fixture
 def config(database_url: str, redis_url: str, tmp_path: Path) -> Config:
-    """Settings of a fleet on a fresh database and an empty Redis."""
+    """Return settings of a fleet on a fresh database and an empty Redis."""
     return load(database_url=database_url, redis_url=redis_url, home=tmp_path / "home", scratch=tmp_path / "scratch")
 
 
 @pytest.fixture
 def fields() -> Callable[..., dict[str, object]]:
-    """:func:`request_fields`."""
+    """Return :func:`request_fields`."""
     return request_fields
 
 
 @pytest.fixture
 def worker_id(engine: Engine) -> UUID:
-    """A worker of the lane ``cpu``. It counts as alive however long the test takes."""
+    """Return a worker of the lane ``cpu`` that counts as alive however long the test takes."""
     identity = uuid4()
     workers.register(engine, id=identity, name="cpu-0@here", host="here", pid=1, lanes=["cpu"], device="cpu")
     with engine.begin() as connection:

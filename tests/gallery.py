@@ -1,4 +1,4 @@
-"""``examples/gallery.py``, which is no part of an installed package."""
+"""Loads ``examples/gallery.py``, which is not in an installed package."""
 
 from __future__ import annotations
 

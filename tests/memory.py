@@ -1,4 +1,4 @@
-"""What a process has in its memory."""
+"""Search of a process's memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 
 def held(pid: int, pattern: bytes) -> bool:
-    """Whether a process has something in memory that it may write."""
+    """Return whether a process's writable memory contains a pattern."""
     mark = re.compile(pattern)
     with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
         for line in maps:

@@ -1,4 +1,4 @@
-"""Requests and outcomes for tests that need some."""
+"""Sample requests and outcomes for tests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ModelNew(torch.nn.Module):
 
 
 def ended(category: Category, **fields: Any) -> Outcome:
-    """Make an outcome of this category with the least that it needs; ``fields`` replace it."""
+    """Return an outcome of this category with its required fields only. ``fields`` replace them."""
     needs = NEEDS[category]
     least: dict[str, Any] = {"facts": {name: _FACTS[name] for name in (*needs.facts, *needs.one_of[:1])}}
     if needs.message:
@@ -78,13 +78,13 @@ def measurement(median_ms: float) -> Measurement:
 
 
 def passed(**fields: Any) -> Outcome:
-    """Make the outcome of a right kernel that is twice as fast as the reference; ``fields`` replace its fields."""
+    """Return the outcome of a right kernel that is twice as fast as the reference. ``fields`` replace its fields."""
     least: dict[str, Any] = {"runtime": measurement(0.5), "baseline": measurement(1.0)}
     return Outcome(category=Category.PASSED, **least | fields)
 
 
 def examined(name: str) -> Outcome:
-    """Make the outcome of a right kernel that tools had something to say of; ``name`` is in all their texts."""
+    """Return the outcome of a right kernel with reports of tools, all of whose texts contain ``name``."""
     finding = SanitizerFinding(
         kind=f"Invalid __global__ read in {name}", kernel=name, file=name, line=8, thread=(122, 0, 0), block=(3, 0, 0),
         allocation_bytes=4000, distance_bytes=1, count=2,

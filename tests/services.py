@@ -27,13 +27,13 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def starts_services(function: _F) -> _F:
-    """Mark the function of a fixture that starts services; write this below ``@pytest.fixture``."""
+    """Mark the function of a fixture that starts services. Write this below ``@pytest.fixture``."""
     setattr(function, _ATTRIBUTE, True)
     return function
 
 
 def starts_some(function: Callable[..., Any]) -> bool:
-    """Return True if the function is marked with :func:`starts_services`."""
+    """Return whether the function is marked with :func:`starts_services`."""
     return hasattr(function, _ATTRIBUTE)
 
 
@@ -49,7 +49,7 @@ def start(service: Postgres | Valkey) -> None:
 
 @functools.cache
 def _cluster() -> tempfile.TemporaryDirectory[str]:
-    """Make a Postgres cluster at the newest schema, once in this process, which removes it when it exits."""
+    """Create a Postgres cluster at the newest schema, once per process, which removes it at exit."""
     place = tempfile.TemporaryDirectory(prefix="kqueue-cluster-")
     postgres = Postgres(Path(place.name), durable=False)
     start(postgres)
@@ -59,9 +59,9 @@ def _cluster() -> tempfile.TemporaryDirectory[str]:
 
 
 def with_schema(directory: Path) -> Path:
-    """Give the directory of a Postgres server a cluster at the newest schema, before its first start.
+    """Copy a cluster at the newest schema into the directory of a Postgres server before its first start.
 
-    A copy takes a tenth of the time that initdb and all migrations take.
+    A copy takes a tenth of the time of initdb and all migrations.
     """
     directory.mkdir(mode=0o700, parents=True)
     shutil.copytree(Path(_cluster().name) / "data", directory / "data")
@@ -101,7 +101,7 @@ class Server:
         self.execute(f'DROP DATABASE IF EXISTS "{make_url(url).database}" WITH (FORCE)')
 
     def cut(self, url: str) -> None:
-        """Break every connection to a database, as a restart of the server would."""
+        """Break every connection to a database, like a restart of the server."""
         self.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             f"WHERE datname = '{make_url(url).database}' AND pid <> pg_backend_pid()"

@@ -1,4 +1,4 @@
-"""The script behind `make`: its choices, and what it says where it cannot go on."""
+"""The script of `make`: its choices and its error messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).parent.parent / "scripts" / "bootstrap.py"
 
 @pytest.fixture
 def bootstrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """The script as a module of a tree of its own, where its `.venv` will lie, and none of the caller's choices."""
+    """Return the script as a module in an empty tree without `.venv`, and without the caller's settings."""
     script = tmp_path / "scripts" / "bootstrap.py"
     script.parent.mkdir()
     for file in (SCRIPT, SCRIPT.parents[1] / "pyproject.toml"):
@@ -34,13 +34,13 @@ def bootstrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> types.ModuleTy
 
 
 def test_old_python_is_refused(bootstrap: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    """Below 3.11 the script says which Python it needs and how to name one."""
+    """Below 3.11 the script prints the required Python and the option to choose one."""
     assert bootstrap.main((3, 10, 13, "final", 0)) == 1
     assert "BOOTSTRAP_PYTHON" in capsys.readouterr().err
 
 
 def test_local_cpu_builds_are_found(bootstrap: types.ModuleType, tmp_path: Path) -> None:
-    """Only builds for this interpreter within the accepted versions count, and the newest comes last."""
+    """Only builds for this interpreter within the accepted versions count, and the newest is last."""
     here = f"cp{sys.version_info[0]}{sys.version_info[1]}"
     for text in ("2.9.1+cpu", "2.13.0+cpu", "2.11.0+cpu", "2.16.0+cpu"):
         (tmp_path / f"torch-{text}-{here}-{here}-manylinux_2_28_x86_64.whl").touch()
@@ -52,7 +52,7 @@ def test_local_cpu_builds_are_found(bootstrap: types.ModuleType, tmp_path: Path)
 
 
 def test_uv_gets_what_pip_is_configured_to(bootstrap: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """uv reads none of pip's settings: folders, index and certificate are handed over, its own settings win."""
+    """uv gets pip's folders, index and certificate, which it does not read itself, unless it has its settings."""
     monkeypatch.setenv("PIP_FIND_LINKS", "/one /two")
     monkeypatch.setenv("PIP_INDEX_URL", "https://index.invalid/simple")
     monkeypatch.setenv("PIP_CERT", "/certificates.pem")
@@ -69,7 +69,7 @@ def test_uv_gets_what_pip_is_configured_to(bootstrap: types.ModuleType, monkeypa
 def test_the_torch_of_a_virtual_environment_is_kept(
     bootstrap: types.ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Started by the interpreter of another virtual environment with torch, `.venv` sees that one's packages."""
+    """`.venv` has the packages of the virtual environment whose interpreter runs the script, if it has torch."""
     if not bootstrap.is_venv():
         pytest.skip("these tests run outside of a virtual environment")
     asked: list[tuple[str, ...]] = []
@@ -90,7 +90,7 @@ def test_the_torch_of_a_virtual_environment_is_kept(
 def test_a_failed_installation_is_done_again(
     bootstrap: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An environment counts as made only when everything is in it."""
+    """An environment counts as complete only after the whole installation."""
     venv.create(tmp_path / ".venv", with_pip=False)
     monkeypatch.setenv("KQUEUE_TORCH", "skip")
 

@@ -1,4 +1,4 @@
-"""The typed facts and evidence of outcomes, and what each category must tell."""
+"""The typed facts and evidence of outcomes, and the required fields of each category."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIME = Measurement(
     **dict.fromkeys(("median_ms", "q1_ms", "q3_ms", "mean_ms", "min_ms", "max_ms", "null_ms", "std_ms"), 1.0),
     cold_l2=False,
 )
-#: What judges of the version before these models wrote, in the JSON form of its database.
+#: Rows of judges before these models, in the database's JSON form.
 STORED: dict[str, Any] = {
     "findings": [{"rule": "seed", "severity": "note", "line": None, "evidence": "", "by": "kqueue", "meaning": "m"}],
     "build": {"where": "candidate", "libraries": 0, "seconds": 1.5, "peak_bytes": 7, "skipped": "no GPU"},
@@ -95,7 +95,7 @@ STORED: dict[str, Any] = {
 }  # fmt: skip
 
 
-#: A value for each fact of which a category needs one of several. Zero and nothing are values.
+#: A value for each fact of which a category needs one of several. Zero and empty texts are values.
 ONE_OF: dict[str, Any] = {
     "exception": "builtins.MemoryError", "held_bytes": 1, "reason": "memory", "signal": "SIGSEGV", "exit_status": 0,
     "structure": "T", "output": 0, "clocks": {}, "strangers": [],
@@ -109,7 +109,7 @@ def stored(**fields: Any) -> dict[str, Any]:
 
 
 def test_the_row_of_a_version_before_is_read_whole() -> None:
-    """Every key that judges wrote as plain JSON has its place, and comes out as it went in."""
+    """Every key in the plain JSON of older judges has a field and is returned unchanged."""
     assert STORED.keys() == Evidence.model_fields.keys()
     verdict = Verdict.load(stored(evidence=STORED))
     assert verdict.evidence.model_dump(mode="json") == STORED
@@ -119,7 +119,7 @@ def test_the_row_of_a_version_before_is_read_whole() -> None:
 
 
 def test_a_part_may_have_two_forms_or_be_empty() -> None:
-    """A compiled baseline is a time or an error; strangers are listed or unknown. A judge on a CPU has no floor."""
+    """A compiled baseline is a time or an error, foreign processes can be unknown, and a CPU has no bound."""
     for name, value in (("compiled_baseline", TIME.model_dump()), ("strangers", "unknown")):
         assert Evidence.model_validate({name: value}).model_dump()[name] == value
     for name in ("floor", "isolation"):
@@ -128,7 +128,7 @@ def test_a_part_may_have_two_forms_or_be_empty() -> None:
 
 @pytest.mark.parametrize("category", Category)
 def test_an_outcome_has_what_its_category_needs(category: Category) -> None:
-    """With the least it is accepted; each thing that is missing is refused by its name."""
+    """The required fields are enough, and an outcome without one of them is refused with its name."""
     least = ended(category)
     needs = NEEDS[category]
     assert {*needs.facts, *needs.one_of} <= Facts.model_fields.keys()
@@ -148,7 +148,7 @@ def test_an_outcome_has_what_its_category_needs(category: Category) -> None:
 
 
 def test_only_a_passed_kernel_has_times() -> None:
-    """A time of anything else would be counted as a speed. Timed calls were verified, so there is a runtime."""
+    """Another outcome's time would count as a speed. A timed kernel was verified, so it has a runtime."""
     for category, name in itertools.product(set(Category) - {Category.PASSED}, ("runtime", "baseline")):
         with pytest.raises(ValidationError, match="only a passed kernel has times"):
             ended(category, **{name: TIME})
@@ -168,7 +168,7 @@ def test_only_a_passed_kernel_has_times() -> None:
     ids=str,
 )  # fmt: skip
 def test_a_judge_cannot_write_what_has_no_place(wrong: dict[str, Any]) -> None:
-    """Unknown fields and wrong types are refused at every level, in copies too."""
+    """Unknown fields and wrong types are refused at every level, also in copies."""
     with pytest.raises(ValidationError):
         Outcome.model_validate({"category": "passed", **wrong})
     with pytest.raises(ValidationError):
@@ -176,7 +176,7 @@ def test_a_judge_cannot_write_what_has_no_place(wrong: dict[str, Any]) -> None:
 
 
 def test_a_row_of_another_version_is_read() -> None:
-    """Fields that are not known and entries that cannot be read are left out; the rest stays."""
+    """Unknown fields and unreadable entries are dropped, and the rest stays."""
     verdict = Verdict.load(
         stored(
             message="it died",
@@ -196,19 +196,19 @@ def test_a_row_of_another_version_is_read() -> None:
 
 
 def test_a_row_need_not_have_what_its_category_needs() -> None:
-    """The rule is for judges: a verdict that stands is read, whatever it lacks."""
+    """Stored verdicts are read without required fields, because the rule is for judges."""
     assert Verdict.load(stored(category="wrong_values")).facts == Facts()
 
 
 def test_a_row_that_is_no_verdict_is_refused() -> None:
-    """Only entries of facts, evidence and environment may be left out."""
+    """Only entries of facts, evidence and environment can be dropped."""
     for wrong in ({"backend": "fortran"}, {"category": "lost"}, {"attempts": None}, {"facts": "none"}):
         with pytest.raises(ValidationError):
             Verdict.load(stored(**wrong))
 
 
 def test_what_has_no_value_is_absent_from_json() -> None:
-    """Facts and evidence hold what is known; NaN and the infinities are text."""
+    """Facts and evidence omit fields without a value, and represent NaN and the infinities as text."""
     assert Outcome(category=Category.PASSED).model_dump(mode="json")["evidence"] == {}
     place = {"index": [0], "expected": float("-inf"), "got": float("nan")}
     facts = ended(Category.WRONG_VALUES).facts.model_copy(update={"first": [place]})
@@ -219,12 +219,12 @@ def test_what_has_no_value_is_absent_from_json() -> None:
 
 
 def test_every_measure_of_the_seal_has_its_field() -> None:
-    """What the fork server reports of its candidates' isolation is what verdicts can hold."""
+    """Verdicts can hold each field of the fork server's report on isolation."""
     assert Isolation.model_fields.keys() == {"level", "view", "torch", *MEASURES}
 
 
 def test_only_a_judged_kernel_is_compiled_or_correct() -> None:
-    """An outcome that is not the kernel's says nothing of it: no failure of the fleet is `compiled=False`."""
+    """A failure of the fleet never counts as `compiled=False`, because it is no statement on the kernel."""
     others = [info for info in CATEGORIES.values() if info.blame not in (Blame.NONE, Blame.CANDIDATE)]
     assert {info.blame for info in others} == {Blame.PROBLEM, Blame.FLEET, Blame.NOBODY}
     assert {(info.compiled, info.correctness) for info in others} == {(None, None)}

@@ -1,4 +1,4 @@
-"""What is asked of a judge for an examination, and the words and the picture of what came out."""
+"""Requests to a judge for an examination, and the text and picture of its results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def request(lane: str = "gpu") -> Request:
 
 
 def asked(results: list[Result], known: Category | None, *, whole: bool = False) -> list[str]:
-    """The problems that are judged, one after the other, with these results."""
+    """Return the problems that are judged in turn, with these results."""
     requests = examinations.sanitizing(request(), TOOLS, known, whole=whole)
     problems: list[str] = []
     one = next(requests)
@@ -60,7 +60,7 @@ def asked(results: list[Result], known: Category | None, *, whole: bool = False)
 
 
 def test_small_sizes_do_where_the_kernel_fares_alike() -> None:
-    """Else the problem is run as it is: where the kernel fails otherwise, or the small problem is none."""
+    """The original problem runs if the kernel fails differently on the small problem, or that one is invalid."""
     wrong, broken = ended(Category.WRONG_VALUES), ended(Category.INVALID_PROBLEM)
     assert asked([passed()], None) == [SMALL]
     assert asked([passed()], Category.PASSED) == [SMALL]
@@ -80,7 +80,7 @@ def test_a_profile_is_of_the_whole_problem_and_not_on_the_cpu() -> None:
 
 
 def test_findings_in_words() -> None:
-    """Who, where, how far beside what; a run that could not say all is no clean one."""
+    """Findings have the tool, the place and the distance from a buffer, and an incomplete run is not clean."""
     runs = (
         Sanitized(tool="memcheck", errors=6, findings=(OUTSIDE,), seconds=7.44),
         Sanitized(tool="racecheck", errors=0, seconds=1.0),

@@ -1,4 +1,4 @@
-"""A quick test cannot start a service, and no test needs another's module."""
+"""A quick test cannot start a service, and no test module imports another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-#: The name of a module of tests or a conftest.
+#: Import of a module of tests or a conftest.
 OF_TESTS = re.compile(r"^(tests|\.+)(\..*)?\b(test_\w+|conftest)\b")
 
 KINDS = """
@@ -37,7 +37,7 @@ def test_another_program(): subprocess.run(["/usr/bin/true", "postgres.md", "kqu
 
 @pytest.mark.slow("runs pytest")
 def test_a_quick_test_cannot_start_a_service(pytester: pytest.Pytester) -> None:
-    """It fails if it starts one, whether through a fixture or not, and whatever it catches."""
+    """A quick test fails if it starts a service, through a fixture or not, even if it catches the error."""
     pytester.makepyfile(test_kinds=KINDS)
     pytester.makeconftest("pytest_plugins = ['tests.tiers']")
     pytester.syspathinsert(TESTS.parent)
@@ -48,7 +48,7 @@ def test_a_quick_test_cannot_start_a_service(pytester: pytest.Pytester) -> None:
 
 
 def test_no_test_is_imported() -> None:
-    """Nothing imports a module of tests or a conftest: what several need is in modules and fixtures of its own."""
+    """No file imports a module of tests or a conftest. Shared code is in separate modules and fixtures."""
     for path in TESTS.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []

@@ -1,4 +1,4 @@
-"""Unified diffs: difflib's of short texts, and right ones of texts of any length."""
+"""Unified diffs: difflib's for short texts, and correct ones for texts of any length."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LINES = [f"value = value * {number % 100} + other" for number in range((1 << 20
 
 
 def _applied(first: Sequence[str], diff: Sequence[str]) -> list[str]:
-    """Return the text that a diff makes of the first. The diff must repeat removed and unchanged lines."""
+    """Apply a diff, which must repeat removed and unchanged lines, and return the second text."""
     made: list[str] = []
     at = 0
     for line in diff[2:]:
@@ -43,7 +43,7 @@ def _changes(diff: Sequence[str]) -> int:
 
 @given(first=_TEXTS, second=_TEXTS, context=st.integers(0, 4))
 def test_short_texts_are_compared_by_difflib(first: list[str], second: list[str], context: int) -> None:
-    """Line for line, with the same heads and places."""
+    """Short texts have difflib's diff line for line, with the same headers."""
     theirs = difflib.unified_diff(first, second, "one", "two", "", "", context, "")
     assert list(unified(first, second, "one", "two", context=context)) == list(theirs)
 
@@ -51,7 +51,7 @@ def test_short_texts_are_compared_by_difflib(first: list[str], second: list[str]
 @pytest.mark.parametrize("window", [3, 200])
 @given(first=_TEXTS, second=_TEXTS)
 def test_long_texts_are_compared_rightly(window: int, first: list[str], second: list[str]) -> None:
-    """Test that the diff makes the second text of the first, and is empty for equal texts."""
+    """The diff makes the second text of the first, and is empty for equal texts."""
     with mock.patch.multiple(module, _FEW=-1, _WINDOW=window):
         diff = list(unified(first, second, "one", "two"))
     assert _applied(first, diff) == second
@@ -69,14 +69,14 @@ def test_long_texts_are_compared_rightly(window: int, first: list[str], second: 
     ids=["changed", "removed", "one added and a part removed", "reversed"],
 )
 def test_a_megabyte_of_lines_over_and_over(second: list[str], most: int) -> None:
-    """Texts for which difflib takes minutes or hours are compared, with few changes where few lines differ."""
+    """Texts that take difflib minutes or hours are compared, and a few changed lines make a small diff."""
     diff = list(unified(_LINES, second, "one", "two"))
     assert _applied(_LINES, diff) == second
     assert _changes(diff) <= most
 
 
 def test_texts_with_few_distinct_lines() -> None:
-    """Test texts in which nearly all lines are equal."""
+    """Texts with few distinct lines are compared correctly."""
     equal = ["x = 1"] * 150_000
     changed = [line if number % 100 else "y = 2" for number, line in enumerate(equal)]
     assert _changes(list(unified(equal, changed, "one", "two"))) == 3000

@@ -1,4 +1,4 @@
-"""What the fleet's processes really load. Who may import whom is in pyproject.toml, for import-linter."""
+"""Modules that the fleet's processes load at run time. pyproject.toml has import-linter's rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.slow("starts a Python for each part")
 
 ROOT = Path(__file__).parents[1]
-#: What a process prints: all modules that it has loaded.
+#: Program that prints all modules that its process has loaded.
 _LOADED = "import json, sys; print(json.dumps(sorted(sys.modules)))"
 
 
@@ -24,7 +24,7 @@ def loaded(*steps: str) -> list[set[str]]:
 
 
 def test_a_candidate_s_process_never_loads_what_knows_credentials() -> None:
-    """What the fork server really imports holds no database driver, no broker, no trace and no settings."""
+    """The fork server imports no database driver, broker, trace or settings."""
     [modules] = loaded("import workers.judge.forkserver.server, workers.judge.candidate.harness")
     knows = {"sqlalchemy", "psycopg", "celery", "redis", "kombu", "opentelemetry"}
     assert not knows & modules
@@ -39,21 +39,21 @@ def test_a_candidate_s_process_never_loads_what_knows_credentials() -> None:
             "kqueue.Client": {"celery", "httpx", "numpy", "sqlalchemy", "torch", "triton"},
             "import kqueue.store.evaluations, kqueue.store.workers": {"celery", "kombu", "redis"},
             "kqueue.Client(database_url='postgresql://x/y')": {"httpx", "numpy", "torch", "triton"},
-            # The supervisor judges nothing and sends no trace: memory, and seconds at each start.
-            # redis loads OpenTelemetry's metrics by itself where they are installed.
+            # The supervisor judges nothing and sends no trace, which saves memory and seconds at each start. redis
+            # loads OpenTelemetry's metrics by itself where they are installed.
             "import workers.fleet": {"torch", "triton", "numpy", "opentelemetry.exporter", "workers.traces"},
         },
         {
             "import kqueue; kqueue.RemoteClient": {
                 "celery", "kombu", "opentelemetry", "psycopg", "rich", "sqlalchemy", "torch",
             },
-            # The client keeps httpx's command line from being loaded with it, and from nothing else.
+            # The client keeps httpx from importing its command line, but does not affect other imports.
             "import httpx._main; assert httpx._main.main.name == 'main'": set(),
         },
     ],
     ids=["client", "remote"],
 )  # fmt: skip
 def test_each_part_loads_nothing_needless(steps: dict[str, set[str]]) -> None:
-    """Each part of the package is loaded when it is first used, so a producer starts quickly."""
+    """Each part of the package is loaded at its first use, so that a producer starts quickly."""
     for (step, needless), modules in zip(steps.items(), loaded(*steps), strict=True):
         assert not needless & modules, step

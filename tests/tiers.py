@@ -1,9 +1,9 @@
-"""Marks tests as quick or not, and keeps quick tests from starting services, as a plugin of pytest.
+"""Marks tests as quick or not, and prevents quick tests from starting services: a plugin of pytest.
 
 A test is quick, and runs in ``make quick``, unless one of these holds:
 
-- one of its fixtures, or one of their fixtures, is marked with :func:`tests.services.starts_services`;
-- it or its module is marked ``services``, because it starts programs itself;
+- one of its fixtures, or one of their fixtures, is marked with :func:`tests.services.starts_services`.
+- it or its module is marked ``services``, because it starts programs itself.
 - it is marked ``slow`` (with a reason), ``gpu``, ``nightly`` or ``compose``.
 """
 
@@ -23,22 +23,22 @@ from tests.services import starts_some
 _SERVICES: Final = frozenset(
     {"celery", "initdb", "postgres", "redis-server", "run_fleet.py", "uvicorn", "valkey-server", "workers.fleet"}
 )
-#: Commands of `kqueue` that start some.
+#: Commands of `kqueue` that start services.
 _COMMANDS: Final = frozenset({"serve", "up"})
 #: Markers of tests that are not quick.
 _NOT_QUICK: Final = ("services", "slow", "gpu", "nightly", "compose")
 
-#: What the quick test that runs now has tried to start; None while another test runs.
+#: Services that the current quick test has tried to start, or None during another test.
 _started: list[str] | None = None
 
 
 class NotQuick(RuntimeError):
-    """A quick test tries to start a service."""
+    """Raised when a quick test tries to start a service."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that need services and tests that are quick; start with the files that have long ones."""
+    """Mark quick tests and tests that need services, and move files with long tests to the front."""
     for item in items:
         fixtures: dict[str, Sequence[pytest.FixtureDef[Any]]] = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
         if any(starts_some(definition.func) for found in fixtures.values() for definition in found[-1:]):
@@ -54,14 +54,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Fail a quick test that starts a service, in its setup or its call."""
+    """Fail a quick test that starts a service in its setup or its call."""
     global _started
     _started = started = [] if item.get_closest_marker("quick") else None
     try:
         return (yield)
     finally:
         _started = None
-        if started:  # the test may have caught the error, or it was raised in another thread
+        if started:  # the test can have caught the error, or another thread raised it
             pytest.fail(
                 f"{item.nodeid} is a quick test and starts {', '.join(started)}: use a fixture that is marked "
                 "starts_services, or mark the test with pytest.mark.services"

@@ -1,4 +1,4 @@
-"""Waiting for what comes, and looking at processes."""
+"""Functions that wait for conditions and inspect processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def until(look: Callable[[], Any], timeout_s: float = 60.0, what: str = "it") -> Any:
-    """Poll until ``look`` returns something true. Return that."""
+    """Poll until ``look`` returns a true value, and return it."""
     deadline = time.monotonic() + timeout_s
     while not (seen := look()):
         if time.monotonic() > deadline:
@@ -19,7 +19,7 @@ def until(look: Callable[[], Any], timeout_s: float = 60.0, what: str = "it") ->
 
 
 def waits(pid: int) -> bool:
-    """True if a process is a candidate that was made ahead, and has no kernel yet."""
+    """Return whether a process is a prewarmed candidate without a kernel."""
     try:
         named = Path(f"/proc/{pid}/comm").read_text() == "kq-candidate\n"
         return named and not Path(f"/proc/{pid}/cwd/kernel.py").exists()
@@ -28,7 +28,7 @@ def waits(pid: int) -> bool:
 
 
 def alive(pid: int) -> bool:
-    """True if a process runs. Zombies do not count."""
+    """Return whether a process runs. Zombies do not count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:

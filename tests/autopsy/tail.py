@@ -1,4 +1,4 @@
-"""A kernel that leaves a tail out, and how `repro.py` is run."""
+"""A kernel that omits a tail, and a function that runs `repro.py`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Model(torch.nn.Module):
 def get_inputs():
     return [torch.randn(4, N)]
 """
-#: Leaves a tail out, but only of long rows.
+#: Omits the tail of long rows only.
 TAIL_KERNEL = """
 import torch
 class ModelNew(torch.nn.Module):
@@ -28,7 +28,7 @@ class ModelNew(torch.nn.Module):
 
 
 def execute(source: str, folder: Path) -> tuple[int, str]:
-    """Run repro.py far from kqueue, and return its status and all that it prints."""
+    """Run repro.py far from kqueue, and return its status and output."""
     file = folder / "repro.py"
     file.write_text(source)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""`kqueue autopsy` and the tool of that name, before a whole fleet with the true judge."""
+"""`kqueue autopsy` and the tool of that name, with a whole fleet and the real judge."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from tests.waiting import until
 #: Fails on inputs of any size.
 OFF = TAIL_KERNEL.replace("out = x * 2", "out = x * 2 + 1")
 
-# The gate has tests/cli/test_autopsy.py and tests/web/test_autopsy.py, before a stand-in for the workers.
+# The gate has tests/cli/test_autopsy.py and tests/web/test_autopsy.py with a stand-in for the workers.
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
 @starts_services
 def fleet() -> Iterator[LocalFleet]:
-    """A fleet with two slots."""
+    """Start a fleet with two slots."""
     with live_fleet() as running:
         yield running
 
 
 @pytest.fixture
 def cli(fleet: LocalFleet, tmp_path: Path) -> Cli:
-    """The command in a folder with a problem and a kernel."""
+    """Return the command in a folder with a problem and a kernel."""
     ready = Cli(tmp_path, {"KQUEUE_HOME": str(fleet.config.home)})
     ready.write("tail.py", TAIL)
     return ready
@@ -50,7 +50,7 @@ def submitted(fleet: LocalFleet, kernel: str) -> str:
 
 
 def test_an_evaluation_of_the_fleet(fleet: LocalFleet, cli: Cli, tmp_path: Path) -> None:
-    """Its id is enough. Several problems are judged beside each other, and all of them have ended."""
+    """An evaluation's id is enough, several problems are judged at once, and none runs on."""
     identity = submitted(fleet, OFF)
     done = cli("autopsy", identity[:13], "--out", "found", "--budget", "300")
     assert done.returncode == 0, done.stderr
@@ -64,13 +64,13 @@ def test_an_evaluation_of_the_fleet(fleet: LocalFleet, cli: Cli, tmp_path: Path)
 
 
 def test_ctrl_c_tells_the_best_so_far_and_leaves_nothing(fleet: LocalFleet, cli: Cli) -> None:
-    """What still ran is cancelled."""
+    """Ctrl-C prints the best result so far and cancels running evaluations."""
     identity = submitted(fleet, TAIL_KERNEL.replace("out = x * 2", "import time; time.sleep(3); out = x * 2"))
     with cli.start("autopsy", identity, "--budget", "600") as process, fleet.client() as client:
         assert process.stderr is not None
         while "fails on" not in (line := process.stderr.readline()):
             assert line, "it ended by itself"
-        # Several are judged beside each other, for seconds each.
+        # Several are judged at once, for seconds each.
         until(lambda: any(not ticket.done() for ticket in client.batch(f"autopsy-{identity}")), 60, "one that runs")
         process.send_signal(signal.SIGINT)
         said, complained = process.communicate(timeout=120)
@@ -82,7 +82,7 @@ def test_ctrl_c_tells_the_best_so_far_and_leaves_nothing(fleet: LocalFleet, cli:
 
 
 def test_an_agent_has_one(fleet: LocalFleet) -> None:
-    """With progress; repro.py is told on request, and so is why a kernel that passed has none."""
+    """An agent gets progress, repro.py on request, and the reason why a passed kernel has none."""
     identity = submitted(fleet, OFF)
     passed = submitted(fleet, TAIL_KERNEL.replace("] = 0", "] += 0"))
     heard: list[str] = []

@@ -1,4 +1,4 @@
-"""`repro.py` as text: whatever sources and messages hold, they stay what they are."""
+"""`repro.py` as text: it contains sources and messages of any content unchanged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kqueue.contract import Outcome, Phase
 from kqueue.evidence import Facts
 from kqueue.judging import request_of
 
-#: Sources that would like to be code of the program around them.
+#: Sources that try to become code of the surrounding program.
 HOSTILE = [
     "x = '''\nboom()\n'''\n",
     "# @@KERNEL@@ @@PROBLEM@@ @@SUMMARY@@ # @@VALUES@@\n",
@@ -22,7 +22,7 @@ HOSTILE = [
 
 
 def test_sources_and_messages_cannot_leave_their_places() -> None:
-    """Each source is a literal with just its text, and the message stays in the docstring."""
+    """Each source is a literal with exactly its text, and the message stays in the docstring."""
     outcome = Outcome(
         category=Category.RUNTIME_ERROR,
         message='"""\nboom()\n@@KERNEL@@ \\',
@@ -38,7 +38,7 @@ def test_sources_and_messages_cannot_leave_their_places() -> None:
 
 
 def _parts(source: str) -> dict[str, Any]:
-    """The two sources, and the rest of the program without its docstring."""
+    """Return the two sources, and the rest of the program without its docstring."""
     tree = ast.parse(source)
     assert isinstance(tree.body[0], ast.Expr)
     rest: list[str] = []
@@ -46,7 +46,7 @@ def _parts(source: str) -> dict[str, Any]:
     for node in tree.body[1:]:
         match node:
             case ast.Assign(targets=[ast.Name(id="PROBLEM" | "KERNEL" as name)], value=ast.Call() as call):
-                # Lines that are joined.
+                # This call joins lines.
                 assert ast.unparse(call.func) == r"'\n'.join"
                 found[name] = "\n".join(ast.literal_eval(call.args[0]))
             case ast.Assign(targets=[ast.Name(id="PROBLEM" | "KERNEL" as name)], value=value):

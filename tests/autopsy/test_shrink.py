@@ -1,4 +1,4 @@
-"""Autopsies with a true judge: what they find, and that `repro.py` fails by itself, and only with a wrong kernel."""
+"""Autopsies with a real judge: their results, and `repro.py`, which fails only with a wrong kernel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kqueue.judging import LocalJudge, request_of
 from tests.autopsy.tail import TAIL, TAIL_KERNEL, execute, fails
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-#: Far longer than any of these takes.
+#: Time limit in seconds far above the duration of these autopsies.
 LONG_S = 600.0
 
 pytestmark = [pytest.mark.slow("each has a judge judge several problems"), pytest.mark.timeout(600)]
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow("each has a judge judge several problems"), pytes
 
 @pytest.fixture(scope="module")
 def local() -> Iterator[LocalJudge]:
-    """A judge on the CPU."""
+    """Start a judge on the CPU."""
     with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
         Path(name).chmod(0o711)  # pytest's folders are closed to candidates
         with LocalJudge("cpu", config=load(scratch=Path(name, "scratch"))) as judge:
@@ -40,7 +40,7 @@ def dissect(local: LocalJudge, problem: str, kernel: str, *, most: int = 100) ->
 
 
 def test_a_kernel_of_the_gallery_shrinks_to_one_element(local: LocalJudge, tmp_path: Path) -> None:
-    """The report says so, and repro.py fails by itself as the judge said."""
+    """The report has one element, and repro.py fails with the judge's message."""
     bad = EXAMPLES / "kernels" / "bad" / "segfault.py"
     report = dissect(local, (EXAMPLES / "problems" / "gelu.py").read_text(), bad.read_text())
     assert (report.category, report.ended) == (Category.CRASHED, "smallest")
@@ -49,7 +49,7 @@ def test_a_kernel_of_the_gallery_shrinks_to_one_element(local: LocalJudge, tmp_p
 
 
 def test_a_tail_is_found_by_bisection_with_its_first_wrong_place(local: LocalJudge, tmp_path: Path) -> None:
-    """Powers of two hide it. The smallest row that fails has 41 elements, of which the last nine are wrong."""
+    """The smallest failing row has 41 elements, of which the last nine are wrong. Powers of two hide the failure."""
     report = dissect(local, TAIL, TAIL_KERNEL)
     assert [after.shape for after in report.after or ()] == [(1, 41)]
     assert [(change.name, change.after) for change in report.changes] == [("N", 41), ("get_inputs()", 1)]
@@ -57,14 +57,14 @@ def test_a_tail_is_found_by_bisection_with_its_first_wrong_place(local: LocalJud
     assert "index [0, 32]" in "\n".join(report.lines())
     fails(report.repro, tmp_path)
     assert report.repro is not None
-    # The same program with a right kernel is content.
+    # The same program accepts a right kernel.
     right = report.repro.replace("out[:, x.shape[1] // 32 * 32:] = 0", "pass")
     assert right != report.repro
     assert execute(right, tmp_path)[0] == 0
 
 
 def test_it_stops_after_its_evaluations_with_the_best_so_far(local: LocalJudge) -> None:
-    """The second evaluation is of a smaller problem on which the kernel is right."""
+    """With two evaluations, the second is of a smaller problem on which the kernel is right."""
     report = dissect(local, TAIL, TAIL_KERNEL, most=2)
     assert (report.ended, report.evaluations) == ("evaluations", 2)
     assert report.elements_after == report.elements_before == 4 * 3001
@@ -72,7 +72,7 @@ def test_it_stops_after_its_evaluations_with_the_best_so_far(local: LocalJudge) 
 
 
 def test_it_stops_in_time_with_the_best_so_far(local: LocalJudge) -> None:
-    """What runs then is ended; the judge serves on."""
+    """The running evaluation is stopped, and the judge serves the next request."""
     request = request_of(
         problem=TAIL, kernel="import time\n" + TAIL_KERNEL.replace("return out", "time.sleep(99); return out")
     )
@@ -98,7 +98,7 @@ def test_what_needs_no_autopsy_is_told(local: LocalJudge) -> None:
 
 @pytest.mark.nightly
 def test_a_failure_that_does_not_come_again_is_told(local: LocalJudge) -> None:
-    """As of a kernel that failed by chance."""
+    """A kernel that failed by chance gets no reproduction."""
     request = request_of(problem=TAIL, kernel=TAIL_KERNEL.replace("] = 0", "] += 0"))
     facts = Facts(reason="exited", signal="SIGSEGV")
     known = Outcome(category=Category.CRASHED, message="died", phase=Phase.CHECK, facts=facts)

@@ -1,4 +1,4 @@
-"""Which numbers of a problem are sizes, how they are rewritten, and what is made of inputs."""
+"""Sizes in a problem's source: their detection, their replacement, and fixed inputs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def get_init_inputs():
 
 
 def test_sizes_are_numbers_of_constants_and_of_what_makes_inputs() -> None:
-    """Not those of classes, of unused functions, of texts, of the tolerance; and none below 2."""
+    """Numbers in classes, unused functions, texts and the tolerance, and numbers below 2, are no sizes."""
     found = sizes.find(PROBLEM)
     constants = [("(BATCH, WIDTH)", value, 4) for value in (16, 2, 300)]
     made = [("rows()", 5, 15), ("get_inputs()", 33, 24)]
@@ -49,7 +49,7 @@ def test_sizes_are_numbers_of_constants_and_of_what_makes_inputs() -> None:
 
 
 def test_only_the_numbers_are_rewritten() -> None:
-    """All else of the source stays, characters of several bytes too."""
+    """The rest of the source is unchanged, including multi-byte characters."""
     found = sizes.find(PROBLEM)
     assert sizes.rewrite(PROBLEM, found, [number.value for number in found]) == PROBLEM
     changed = PROBLEM.replace("16, 2 * 300  # ü", "1, 2 * 129  # ü").replace("n=5", "n=3").replace('"ä", 33', '"ä", 4')
@@ -58,12 +58,11 @@ def test_only_the_numbers_are_rewritten() -> None:
 
 @pytest.mark.parametrize("source", ["def (", "x = 5\n" * 65, "(" * 5000])
 def test_a_source_that_cannot_be_read_or_is_data_has_no_sizes(source: str) -> None:
-    """So it is judged as it is."""
     assert sizes.find(source) == ()
 
 
 def test_fixed_inputs_keep_the_source_and_are_a_valid_problem() -> None:
-    """They are added at the end, so that lines of the problem keep their numbers."""
+    """Fixed inputs are appended, so that the problem's line numbers stay valid."""
     made = inputs.fixed(PROBLEM, (3, 4), Fill.ONES, (0, 5))
     assert made.startswith(PROBLEM)
     assert made.rstrip().endswith("get_inputs = _fixed_inputs(get_inputs, (3, 4), 'ones', (0, 5))")

@@ -1,4 +1,4 @@
-"""The benchmarks that a host without a GPU can run, each as small as it can be: what they say is not looked at."""
+"""Benchmarks that need no GPU, each in its smallest size, without a check of their figures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: A program of minutes may take a few more on a busy host.
+#: Time limit in seconds of programs that take minutes, with a margin for a busy host.
 LIMIT_S = 600
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(LIMIT_S + 60)]
 
@@ -33,7 +33,7 @@ def run(name: str, *arguments: str | Path, statuses: tuple[int, ...] = (0,)) -> 
     ],
 )
 def test_figures_are_written(tmp_path: Path, name: str, few: str) -> None:
-    """Each benchmark writes its figures, and speed its pictures; no evaluation ends unexpectedly."""
+    """Each benchmark writes its figures, speed also its pictures, and no evaluation ends unexpectedly."""
     run(name, *few.split(), "--out", tmp_path if name == "speed" else tmp_path / "found.json")
     [figures] = tmp_path.glob("*.json")
     found = json.loads(figures.read_text())
@@ -44,17 +44,17 @@ def test_figures_are_written(tmp_path: Path, name: str, few: str) -> None:
 
 
 def test_real(tmp_path: Path) -> None:
-    """Problems against themselves; one that was judged is not judged again."""
+    """Problems are judged against themselves, and a judged one is not judged again."""
     folder = ROOT / "examples" / "problems"
     arguments = (folder, "--only", r"(gelu|softmax)\.py", "--lane", "cpu", "--slots", "1", "--out", tmp_path)
-    for _ in range(2):  # its status also says whether the host is quiet enough
+    for _ in range(2):  # the status also reports whether the host is quiet enough
         assert "2 of 2 passed at their first attempt" in run("real", *arguments, statuses=(0, 1))
     assert len((tmp_path / "real.jsonl").read_text().splitlines()) == 2
     assert (tmp_path / "real.svg").exists()
 
 
 def test_pages(tmp_path: Path) -> None:
-    """How quick the page answers; a home that was filled is measured again as it is."""
+    """The page's latency is measured, and a filled home is measured again unchanged."""
     few = ("--evaluations", "1000", "--problems", "8", "--times", "2", "--out", tmp_path / "found.json")
     counts = []
     for more in (["--page", "batch", "--busy", "1", "--rounds", "2"], []):

@@ -1,7 +1,7 @@
-"""What kills, stops and empties parts of a fleet at random, and keeps a log of it.
+"""Kills, stops and empties parts of a fleet at random, and logs each act.
 
-Seeded: the same seed gives the same acts in the same order with the same pauses. Which process an act finds, and
-how long a service takes to come back, is the machine's business.
+The same seed gives the same acts in the same order with the same pauses. The process that an act finds and the duration
+of a service's recovery depend on the machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import redis
 
 from tests.chaos.family import Family, below, words
 
-#: How often each act comes in a round.
+#: Number of times that each act comes in a round.
 ROUND: Final = {
     "judge killed": 6,
     "task process killed": 4,
@@ -38,11 +38,11 @@ ROUND: Final = {
     "Postgres backend killed": 1,
     "Postgres stopped for a while": 1,
 }
-#: What a service may take to be back, in seconds: `kqueue up` pauses longer before each start, up to 30 s.
+#: Limit in seconds for a service's recovery. `kqueue up` pauses longer before each restart, up to 30 s.
 _BACK_S: Final = 90.0
-#: A worker that was told to end finishes its evaluation first.
+#: Limit in seconds for a worker's exit. A worker that gets SIGTERM finishes its evaluation first.
 _ENDED_S: Final = 60.0
-#: An evaluation that a worker takes up in these seconds still meets what an act left, such as a broken connection.
+#: Seconds after an act in which new evaluations still meet its effects, such as a broken connection.
 _AFTERMATH_S: Final = 2.0
 
 
@@ -52,22 +52,22 @@ class Event:
 
     action: str
     at: float
-    until: float  #: what it struck was whole again, or gone for good
-    worker: int | None  #: the pid of the only worker whose evaluations it may have cost; None for all
+    until: float  #: time at which the target had recovered, or was gone for good
+    worker: int | None  #: pid of the only worker whose evaluations it can have failed, or None for all workers
     pid: int
-    note: str = ""  #: what did not go as it should
+    note: str = ""  #: description of an unexpected result
 
     @property
     def harmless(self) -> bool:
-        """Whether no attempt may fail of it: Redis only carries messages."""
+        """Return whether the act can cost no attempt, because Redis only carries messages."""
         return self.action.startswith("Redis")
 
 
 class Monkey(threading.Thread):
-    """Acts on a fleet until told to stop. ``events`` is its log."""
+    """Acts on a fleet until it is stopped. ``events`` is its log."""
 
     def __init__(self, family: Family, database_url: str, redis_url: str, *, seed: int, every_s: float) -> None:
-        """Name the fleet, with URLs of libpq and redis-py; the mean pause between two acts is `every_s`."""
+        """Take the fleet, URLs for libpq and redis-py, and the mean pause between two acts."""
         super().__init__(name="monkey", daemon=True)
         self.events: list[Event] = []
         self._family = family
@@ -78,7 +78,7 @@ class Monkey(threading.Thread):
         self._told = threading.Event()
 
     def run(self) -> None:
-        """Act."""
+        """Run acts until :meth:`stop`."""
         while True:
             acts = [action for action, times in ROUND.items() for _ in range(times)]
             self._random.shuffle(acts)
@@ -89,18 +89,18 @@ class Monkey(threading.Thread):
                 try:
                     event = self._act(action, choice)
                 except Exception as error:  # noqa: BLE001
-                    # A thread's end would pass for calm.
+                    # A dead thread would look like a quiet fleet.
                     event = Event(action, time.time(), time.time(), None, 0, f"could not be done: {error!r}")
                 if event is not None:
                     self.events.append(event)
 
     def stop(self) -> None:
-        """Finish the act in progress, so that everything is whole again, and end."""
+        """Finish the current act, so that everything has recovered, and stop."""
         self._told.set()
         self.join()
 
     def _act(self, action: str, choice: float) -> Event | None:
-        """None where there was nothing to strike, such as no worker at present."""
+        """Return None if there was nothing to strike, such as no worker at present."""
         subject, _, verb = action.partition(" ")
         if subject == "Redis":
             return self._service(action, verb, self._family.valkey(), self._redis_answers, choice)
@@ -158,7 +158,7 @@ class Monkey(threading.Thread):
             if verb == "killed":
                 os.kill(pid, signal.SIGKILL)
             elif verb == "backend killed":
-                # The others end too, and Postgres recovers: one of its own may have left shared memory broken.
+                # All backends exit and Postgres recovers, because one backend could have corrupted shared memory.
                 os.kill(
                     next(child for child in below(pid) if "postgres: postgres" in " ".join(words(child))),
                     signal.SIGKILL,

@@ -1,6 +1,6 @@
 """Hosts on one machine: network namespaces joined by a hub on which Redis and Postgres are reached over TCP.
 
-The hub is a namespace too, so that nothing listens where others could reach it. Needs root and `ip`.
+The hub is a namespace too, so that no port is open outside it. Needs root and `ip`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Self
 from uuid import uuid4
 
-#: Passes connections from a TCP address on to a unix socket: arguments are address, port and socket, repeated.
+#: Forwards connections from a TCP address to a unix socket. Arguments: address, port and socket, repeated.
 _PROXY: Final = """
 import asyncio, ctypes, signal, sys
 
@@ -51,7 +51,7 @@ asyncio.run(main())
 
 
 class NoNetwork(Exception):
-    """This machine gives no network namespaces; says why."""
+    """Raised if this machine cannot create network namespaces. The message has the reason."""
 
 
 class Network:
@@ -61,7 +61,7 @@ class Network:
     POSTGRES: Final = "10.213.0.2"
 
     def __init__(self, redis_socket: Path, postgres_socket: Path, hosts: int) -> None:
-        """Name the servers' unix sockets and how many hosts there are; `with` makes them."""
+        """Take the servers' unix sockets and the number of hosts. `with` creates the namespaces."""
         self._sockets = (redis_socket, postgres_socket)
         self._prefix = f"kq{uuid4().hex[:5]}"
         self._hub = f"{self._prefix}h"
@@ -70,12 +70,12 @@ class Network:
 
     @property
     def redis_url(self) -> str:
-        """Where hosts find Redis."""
+        """Return the URL of Redis for hosts."""
         return f"redis://{self.REDIS}:6379/0"
 
     @property
     def postgres_url(self) -> str:
-        """Where hosts find Postgres."""
+        """Return the URL of Postgres for hosts."""
         return f"postgresql+psycopg://postgres@{self.POSTGRES}:5432/kqueue"
 
     def __enter__(self) -> Self:
@@ -93,13 +93,13 @@ class Network:
         self._exit.close()
 
     def on(self, host: int) -> list[str]:
-        """What runs a command on a host, which has a name of its own."""
+        """Return the command prefix that runs a program on a host with its own host name."""
         name = f"host-{host}"
         there = ["ip", "netns", "exec", self._host(host), "unshare", "--uts", "sh", "-c"]
         return [*there, f'hostname {name} && exec "$@"', "sh"]
 
     def cut(self, host: int, service: str) -> None:
-        """What a service (one of the addresses) answers a host gets lost, connections that are open included."""
+        """Drop a service's packets to a host, including packets of open connections."""
         self._rule("add", host, service)
 
     def heal(self, host: int, service: str) -> None:

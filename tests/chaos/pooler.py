@@ -1,4 +1,4 @@
-"""PgBouncer before an embedded Postgres, where the program is installed."""
+"""PgBouncer in front of an embedded Postgres, where the program is installed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Pooler:
     """A pooler that runs inside the `with` block, on a unix socket."""
 
     def __init__(self, postgres: Postgres, place: Path, *, mode: str = "session", size: int = 20) -> None:
-        """Name the server, a folder to make, the mode, and the most connections to the server.
+        """Take the server, a folder to create, the pool mode, and the limit of server connections.
 
         Raises:
             FileNotFoundError: the program is not installed.
@@ -50,18 +50,18 @@ class Pooler:
         settings = place / "pgbouncer.ini"
         sockets = postgres._sockets
         settings.write_text(_SETTINGS.format(postgres=sockets, here=place, port=_PORT, mode=mode, size=size))
-        # As the embedded server, it does not run as root, and is to reach what is root's.
+        # Like the embedded server, it runs without root's identity but needs access to root's files.
         self._command = [*embedded._prefix("--pdeathsig=KILL"), program, str(settings)]
         self._child: Child | None = None
 
     @property
     def url(self) -> str:
-        """The database's address through the pooler."""
+        """Return the database's URL through the pooler."""
         return f"postgresql+psycopg://postgres@/kqueue?host={quote(str(self._place))}&port={_PORT}"
 
     @property
     def pid(self) -> int:
-        """The pooler's process."""
+        """Return the pooler's pid."""
         assert self._child is not None
         return self._child.pid
 

@@ -1,4 +1,4 @@
-"""Whether nothing was lost and nobody wronged: what Postgres holds beside what was asked and what was done to it."""
+"""Reconciles the evaluations in Postgres with the submissions and the log of chaos."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ATTEMPTS: Final = text("""
 
 @dataclass
 class Reconciliation:
-    """What was found: figures for the table, a line for each fault, and how many attempts each act of chaos cost."""
+    """Figures for the table, a line for each fault, and the number of attempts that each act of chaos cost."""
 
     counts: dict[str, int] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
@@ -43,12 +43,12 @@ class Reconciliation:
 def reconcile(
     engine: Engine, batch: str, accepted: Mapping[UUID, str], expected: Mapping[str, Category], events: Iterable[Event]
 ) -> Reconciliation:
-    """Compare all that was submitted as `batch` with what producers were told and what each entry's category is.
+    """Compare all submissions of `batch` with the producers' records and each entry's expected category.
 
     An attempt that ended by the fleet's fault is explained by an act of chaos, other than on Redis, that struck its
-    worker, or all workers, while it ran; one that could not be timed, by an act on any worker: what that leaves dies
-    on the same device. A verdict other than the expected one is explained where it puts the blame on the fleet and
-    each attempt of its evaluation is explained so.
+    worker, or all workers, while it ran. An attempt that could not be timed is explained by an act on any worker,
+    because leftovers of that worker die on the same device. A verdict other than the expected one is explained if it
+    blames the fleet and each attempt of its evaluation is explained.
     """
     acts = [act for act in events if not act.harmless]
     with engine.connect() as connection:
@@ -91,9 +91,9 @@ def reconcile(
 
 
 def _cause(attempt: Any, acts: list[Event]) -> str | None:
-    """The act that explains an attempt's failing: of those that struck its worker while it ran, the likeliest.
+    """Return the likeliest of the acts that struck an attempt's worker while it ran.
 
-    What struck this worker alone goes before what struck all; a dead supervisor's attempts end late, with their leases.
+    Acts on this worker alone precede acts on all. A dead supervisor's attempts end late, with their leases.
     """
     ended = attempt.ended if attempt.ended is not None else float("inf")
     struck = [

@@ -15,7 +15,7 @@ from tests.fleet.told import HERE, Fleet, Services
 from tests.waiting import waits
 from workers.judge.host import linux
 
-#: Generous: the machine that runs the tests may have other things to do.
+#: Limit in seconds for any wait. It is generous because the machine can be busy.
 PATIENCE_S: Final = 90.0
 #: The command that stands in for a fork server in tests/fleet/judges.py.
 STAND_IN: Final = ["sleep", "infinity"]
@@ -29,7 +29,7 @@ class Whole:
 
     def __call__(self, *ids: UUID, category: str | None = "passed", attempts: int | None = None) -> list[Any]:
         """Wait for one verdict per evaluation, of this category if one is given. Then check that another evaluation
-        passes, no lease is held, and no process is left over.
+        passes, no lease is held, and no process remains.
 
         Returns:
             the attempts of all evaluations, in order.
@@ -60,18 +60,18 @@ class Whole:
 
 
 def strays() -> list[int]:
-    """Return descendants of this process's supervisors that are no part of a worker's family."""
+    """Return descendants of this process's supervisors that belong to no worker's family."""
     found: list[int] = []
     for supervisor in _running(os.getpid()):
         if not {"workers.fleet", str(HERE / "run_fleet.py")} & set(words(supervisor)):
             continue
         for child in _running(supervisor):
-            if _works(child):  # not a GPU health watcher or a GPU test
+            if _works(child):  # not a GPU health watcher or a GPU self-test
                 task_processes = [pid for pid in _running(child) if _works(pid) and name(pid)[:3] != "kq-"]
                 servers = [pid for pid in _running(child) if name(pid) == "kq-forkserver" or words(pid) == STAND_IN]
                 judge_supervisors = [pid for pid in _running(child) if name(pid) == "kq-judge-super"]
                 found += set(_running(child)) - {*task_processes[:2], *servers[:1], *judge_supervisors[:1]}
-                # Judges stay, and references and a candidate are kept for later evaluations for a while.
+                # Judges persist, and references and a candidate are kept for later evaluations for a while.
                 others = [pid for one in _running(child) for pid in below(one) if running(pid)]
                 found += [pid for pid in others if name(pid) not in ("kq-reference", "kq-judge") and not waits(pid)]
     return found
@@ -82,18 +82,18 @@ def _running(pid: int) -> list[int]:
 
 
 def _works(pid: int) -> bool:
-    """True if a process is a worker, or was forked from one."""
+    """Return whether a process is a worker, or was forked from one."""
     return words(pid)[2:5] in (["-m", "workers.start", "worker"], ["-m", "judges", "worker"])
 
 
 def worker_of(fleet: Fleet, attempt: Any) -> int:
-    """Return the pid of the worker that makes an attempt."""
+    """Return the pid of the worker that runs an attempt."""
     [worker] = [worker for worker in fleet.live() if worker.id == attempt.worker_id]
     return worker.pid
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process and all its descendants at once, as a power failure would."""
+    """Kill a process and all its descendants at once, like a power failure."""
     everyone = [pid, *below(pid)]
     for one in everyone:
         with suppress(ProcessLookupError):
@@ -104,14 +104,15 @@ def kill_tree(pid: int) -> None:
 
 
 class Halted:
-    """A server that neither answers nor ends inside the `with` block, because SIGSTOP halts its processes."""
+    """Halts a server by SIGSTOP inside the `with` block, so that it neither answers nor exits."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._halted: list[int] = []
 
     def __enter__(self) -> None:
-        # The server first: a halted one starts no others. Those that it has may end by themselves meanwhile.
+        # The server comes first: while halted it forks no processes. Its existing children can still exit by
+        # themselves.
         os.kill(self._pid, signal.SIGSTOP)
         self._halted = [self._pid, *below(self._pid)]
         for pid in self._halted[1:]:

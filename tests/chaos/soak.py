@@ -2,8 +2,8 @@
 
 Starts `kqueue up` in a temporary home and keeps its queue filled with quick evaluations of the gallery while a seeded
 :mod:`monkey <tests.chaos.monkey>` strikes. At the end everything is reconciled: each accepted evaluation has one
-verdict, each verdict is the gallery's expected one unless the log of chaos proves the fleet's fault, no process is
-left, no parent has gained descriptors, sockets or memory. Exit status 0 only if all of that holds.
+verdict, each verdict is the gallery's expected one unless the log of chaos proves the fleet's fault, no process
+remains, and no parent has gained descriptors, sockets or memory. Exit status 0 only if all of that holds.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from tests.chaos.watch import Watch
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _BATCH: Final = "soak"
-#: What takes seconds on a CPU by nature and is left out there: Triton's interpreter on all but element-wise kernels.
-#: Compilers (the backends cuda and cpp) are left out everywhere.
+#: Kernels that take seconds on a CPU and are omitted there: Triton's interpreter on all but element-wise kernels.
+#: Compiled kernels (the backends cuda and cpp) are omitted everywhere.
 _INTERPRETED: Final = "good/triton/"
 _QUICK_INTERPRETED: Final = frozenset({"good/triton/gelu-fp16"})
-#: Problems whose reference takes long enough on a CPU that calls are only checked there, not timed.
+#: Problems whose reference is so slow on a CPU that calls are only checked there, not timed.
 _LARGE: Final = frozenset({"gelu", "softmax"})
-#: A CPU's candidate may hold this: filling the gallery's 3 GiB takes seconds.
+#: Memory limit in bytes of a CPU's candidate. Filling the gallery's 3 GiB takes seconds.
 _CPU_MEMORY_BYTES: Final = 1 << 30
-#: The share of wrong kernels on a GPU.
+#: Share of wrong kernels on a GPU.
 _FAULTY: Final = 0.3
-#: Kernels that a GPU may be hurt by: half of the wrong ones are of these.
+#: Kernels that can harm a GPU. They are half of the wrong ones.
 _HARD: Final = (
     "bad/illegal_memory_access_triton",
     "bad/endless_loop_triton",
@@ -68,26 +68,26 @@ _HARD: Final = (
     "bad/index_out_of_range",
     "bad/kill_itself",
 )
-#: The deadline of what never ends, by lane.
+#: Deadline in seconds of kernels that never end, by lane.
 _DEADLINE_S: Final = {"cpu": 1.0, "gpu": 3.0}
-#: Evaluations submitted at once, and how many are kept waiting in Redis.
+#: Number of evaluations submitted at once, and number kept waiting in Redis.
 _SUBMIT: Final = 20
 _WAITING: Final = 40
-#: The most that are open at once: what Redis was emptied of waits for its sweeper beside what is new.
+#: Limit of open evaluations. Those whose messages Redis lost wait for the sweeper in addition to new ones.
 _OPEN: Final = 120
 _START_S: Final = 300.0
-#: Once nothing is killed any more, evaluations end at least so often, in seconds.
+#: Maximum seconds between two verdicts once the monkey has stopped.
 _STUCK_S: Final = 180.0
-#: The GPU's memory at the end may lie above that at the start by no more.
+#: Maximum growth of the GPU's used memory in bytes from start to end.
 _GPU_SLACK_BYTES: Final = 64 << 20
 
 
 def main() -> int:
-    """Run it; the exit status."""
+    """Run the soak and return the exit status."""
     options = _options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     root = Path(tempfile.mkdtemp(prefix="kqueue-soak-"))
-    root.chmod(0o711)  # candidates with a uid of their own must reach their scratch directories
+    root.chmod(0o711)  # candidates with separate uids must reach their scratch directories
     try:
         return _soak(options, root)
     except (KqueueError, TimeoutError) as error:
@@ -178,7 +178,7 @@ def _run(options: argparse.Namespace, root: Path, table: dict[str, Entry], fleet
 
 
 def _gallery(lane: str) -> list[Entry]:
-    """The entries that are judged, each made quick."""
+    """Return the entries that are judged, each made quick."""
     from workers.judge.pipeline.tools import missing
 
     able = {backend for backend in KERNEL_BACKENDS if not missing(backend)} - {Backend.CPP, Backend.CUDA}
@@ -191,7 +191,7 @@ def _gallery(lane: str) -> list[Entry]:
 
 
 def _request(entry: Entry, lane: str, number: int | None) -> Request:
-    """An entry with few checks, few timed calls and short deadlines where they are bound to be reached."""
+    """Return a request with few checks and timed calls, and short deadlines for entries that will reach them."""
     request = entry.request(lane)
     settings = request.settings
     timed = lane != "cpu" or entry.problem.stem not in _LARGE
@@ -200,7 +200,7 @@ def _request(entry: Entry, lane: str, number: int | None) -> Request:
         limit = min(_CPU_MEMORY_BYTES, settings.limits.host_memory_bytes)
         changes["limits"] = settings.limits.model_copy(update={"host_memory_bytes": limit})
     if entry.expected in {Category.TIMEOUT, Category.REFERENCE_TIMEOUT}:
-        # All that are not the default: the ones that end it.
+        # The deadlines that differ from the default are those that end it.
         short = settings.deadlines.model_dump(exclude_defaults=True)
         changes["deadlines"] = Deadlines(**{name: min(_DEADLINE_S[lane], value) for name, value in short.items()})
     return request.model_copy(
@@ -215,7 +215,7 @@ def _request(entry: Entry, lane: str, number: int | None) -> Request:
 def _mixture(
     options: argparse.Namespace, table: dict[str, Entry], begun: float
 ) -> Iterator[tuple[list[Request], list[str]]]:
-    """Batches of requests with the names of their entries, until there are enough."""
+    """Yield batches of requests with the names of their entries, until there are enough."""
     choose = random.Random(options.seed)
     good = [name for name, entry in table.items() if entry.expected is Category.PASSED]
     bad = [name for name in table if name not in good]
@@ -237,14 +237,14 @@ def _mixture(
 
 
 def _start_fleet(root: Path, gpus: str | None, slots: int) -> Child:
-    """`kqueue up`, as a user would have it; durable, as what it writes must outlast the killing of Postgres."""
+    """Start a `kqueue up` with durable Postgres, because committed rows must survive its kills."""
     up = "import sys; sys.argv[0] = 'kqueue'; from kqueue.cli import main; main()"
     devices = ["--gpus", "none", "--cpu-slots", str(slots)]
     if gpus is not None:
         devices = ["--gpus", gpus, "--slots-per-gpu", str(slots), "--cpu-slots", "0"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KQUEUE_")}
     environment |= {"KQUEUE_HOME": str(root / "home"), "KQUEUE_SCRATCH": str(root / "scratch")}
-    # The soak counts what it submitted, and processes by what they do: nobody else gives them work.
+    # The soak counts its submissions, and counts processes by their role, so no other source of work is wanted.
     environment |= {"PYTHONPATH": str(_ROOT), "KQUEUE_LOG_JSON": "true", "KQUEUE_PROBE_SHARE": "0"}
     fleet = Child(
         [sys.executable, "-c", up, "up", "--no-flower", "--no-http", *devices],
@@ -267,7 +267,7 @@ def _monkey(options: argparse.Namespace, family: Family, config: Config) -> Monk
 def _submit(
     kq: Client, engine: Engine, config: Config, requests: list[Request], names: list[str], accepted: dict[UUID, str]
 ) -> None:
-    """Submit a batch when there is room for it. It is repeated under its keys until an answer has come."""
+    """Submit a batch when there is room for it. Repeat it under its keys until it is answered."""
     while True:
         try:
             if _has_room(engine, config):
@@ -280,7 +280,7 @@ def _submit(
 
 
 def _has_room(engine: Engine, config: Config) -> bool:
-    """Whether few messages wait, and not too many evaluations are open."""
+    """Return whether few messages wait and few enough evaluations are open."""
     import redis
 
     with transaction(engine) as connection:
@@ -299,7 +299,7 @@ def _has_room(engine: Engine, config: Config) -> bool:
 
 
 def _drain(engine: Engine) -> list[str]:
-    """Wait for the last evaluations, as long as some end; what does not, as faults."""
+    """Wait for the last evaluations while some still end. Return the rest as faults."""
     least, deadline = math.inf, 0.0
     while True:
         with transaction(engine) as connection:
@@ -317,7 +317,7 @@ def _drain(engine: Engine) -> list[str]:
 def _last_faults(
     fleet: Child, watch: Watch, events: Sequence[Event], after: Category, idle_gpu: int | None
 ) -> list[str]:
-    """What is wrong once the fleet was stopped."""
+    """Return the faults that remain after the fleet was stopped."""
     faults = [f"orphan: {orphan}" for orphan in watch.orphans()] + watch.faults
     faults += [line for life in watch.lives() for line in life.leaks()]
     faults += [f"{event.action}: {event.note}" for event in events if event.note]

@@ -1,4 +1,4 @@
-"""Two hosts, and a network that parts one of them from Redis or from Postgres: no second verdict, no loss."""
+"""Two hosts, one of them cut off from Redis or Postgres: no second verdict, no loss."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.chaos.network import Network
 from tests.chaos.rig import PATIENCE_S
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(420)]
-#: Longer than a lease and than the patience of all connections.
+#: Seconds, longer than a lease and than the timeouts of all connections.
 _PARTED_S = 45.0
 
 
 @pytest.fixture(scope="module")
 def hosts(network: Network, start_fleet: Any) -> list[Any]:
-    """A fleet on each host."""
+    """Start a fleet on each host."""
     addresses = {"database_url": network.postgres_url, "redis_url": network.redis_url}
     return [start_fleet(prefix=network.on(host), **addresses) for host in range(2)]
 
@@ -26,7 +26,7 @@ def hosts(network: Network, start_fleet: Any) -> list[Any]:
 def test_a_host_may_be_parted_from_a_service(
     hosts: list[Any], network: Network, services: Any, whole: Any, service: str
 ) -> None:
-    """What it runs is judged there or elsewhere, once; the other host goes on; healed, it serves again."""
+    """A cut-off host's evaluation gets one verdict, the other host continues, and the healed host serves again."""
     assert [fleet.live()[0].host for fleet in hosts] == ["host-0", "host-1"]
     held = [services.submit("sleep 8", attempts=3) for _ in range(2)]
     for identity in held:
@@ -46,7 +46,7 @@ def test_a_host_may_be_parted_from_a_service(
 
 
 def _serves(services: Any, host: str) -> bool:
-    """Whether a host takes up evaluations: some are submitted until it does."""
+    """Submit evaluations until a host claims one. Return whether it did."""
     ids = [services.submit("sleep 0.3", attempts=3) for _ in range(4)]
     for identity in ids:
         services.verdict(identity, PATIENCE_S)

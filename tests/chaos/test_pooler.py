@@ -1,4 +1,4 @@
-"""PgBouncer before Postgres: a whole fleet works through sessions, and what it needs is lost between transactions."""
+"""PgBouncer in front of Postgres: a fleet works in session mode and not in transaction mode."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.store.steps import change
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 
 _DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
-#: What an operator runs where the limits that kqueue sends do not arrive, as the document has it.
+#: The document's statements for an operator whose pooler drops the limits that kqueue sends.
 _LIMITS = re.findall(r"^ALTER DATABASE kqueue SET \w+ = .*;$", _DOCUMENT.read_text(), re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
 def start_pooler(services: Any) -> Callable[..., Pooler]:
-    """Make a pooler before this module's Postgres, whose database has the limits."""
+    """Return a function that puts a pooler in front of this module's Postgres, whose database has the limits."""
     with services.engine.begin() as connection:
         for statement in _LIMITS:
             connection.execute(text(statement))
@@ -45,7 +45,7 @@ def start_pooler(services: Any) -> Callable[..., Pooler]:
 
 
 def _hears(pooler: Pooler, services: Any, timeout_s: float) -> bool:
-    """Whether who listens through the pooler is told of what is said after that."""
+    """Return whether a listener through the pooler receives a later notification."""
     with closing(connect_listener(pooler.url, application="tests")) as connection:
         connection.execute(SQL("LISTEN kqueue_verdicts"))
         change(services.engine, "SELECT pg_notify(:channel, 'news')", channel=VERDICTS_CHANNEL)
@@ -55,7 +55,7 @@ def _hears(pooler: Pooler, services: Any, timeout_s: float) -> bool:
 def test_a_fleet_may_reach_postgres_through_sessions(
     services: Any, start_fleet: Any, start_pooler: Callable[..., Pooler], whole: Any, tmp_path: Path
 ) -> None:
-    """Supervisor, workers and producer: evaluations end once, listeners are told, one sweeps, and limits hold."""
+    """In session mode evaluations end once, listeners are notified, one process sweeps, and limits hold."""
     with start_pooler(tmp_path / "pooler", size=40) as pooler:
         fleet = start_fleet(slots=2, database_url=pooler.url)
         with Client(services.config(database_url=pooler.url)) as client:
@@ -80,14 +80,14 @@ def test_a_fleet_may_reach_postgres_through_sessions(
 def test_transactions_of_a_pool_are_not_enough(
     services: Any, start_pooler: Callable[..., Pooler], tmp_path: Path
 ) -> None:
-    """Where each transaction may get another connection, nobody is told, and prepared statements are not found."""
+    """In transaction mode notifications and prepared statements are lost with the connection."""
     with start_pooler(tmp_path / "pooler", mode="transaction") as pooler:
         assert not _hears(pooler, services, 3.0)
         one, other = (connect(pooler.url, application="tests", pool_size=1) for _ in range(2))
         for _ in range(8):  # until the driver has prepared it
             evaluations.upcoming(one, {})
         with other.begin() as connection:
-            connection.execute(text("SELECT 1"))  # has the connection on which it was prepared
+            connection.execute(text("SELECT 1"))  # holds the connection on which it was prepared
             with pytest.raises(ProgrammingError, match="prepared statement"):
                 evaluations.upcoming(one, {})
         one.dispose()

@@ -1,4 +1,4 @@
-"""Postgres killed, silent, read-only, full, failed over and migrated: what it took is kept, what runs waits for it."""
+"""Postgres killed, silent, read-only, full, failed over and migrated: accepted evaluations survive."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _execute(url: str, *statements: str) -> None:
     "seconds", [1, pytest.param(40, marks=pytest.mark.nightly)], ids=["seconds", "past a judge's patience"]
 )
 def test_postgres_may_be_killed(services: Any, fleet: Any, whole: Any, seconds: float) -> None:
-    """Without a shutdown: the judge keeps its outcome for 30 s, and records it when Postgres has recovered in time."""
+    """The judge keeps its outcome for 30 s and records it if a killed Postgres has recovered by then."""
     running, waiting = services.submit("sleep 1", attempts=3), services.submit("ok", attempts=3)
     services.started(running)
     os.kill(services.postgres.pid, signal.SIGKILL)
@@ -50,7 +50,7 @@ def test_postgres_may_be_killed(services: Any, fleet: Any, whole: Any, seconds: 
 
 
 def _starts(postgres: Postgres) -> bool:
-    """Whether it could be started: what a killed server leaves behind needs a moment to end."""
+    """Return whether the server started. The remains of a killed server need a moment to exit."""
     try:
         postgres.start()
     except embedded.LocalFleetError:
@@ -62,7 +62,7 @@ def _starts(postgres: Postgres) -> bool:
     "seconds", [2, pytest.param(60, marks=[pytest.mark.nightly, pytest.mark.timeout(300)])], ids=["seconds", "a minute"]
 )
 def test_postgres_may_be_silent(services: Any, fleet: Any, whole: Any, seconds: float) -> None:
-    """It takes connections and does not answer: nothing is lost, and whatever ran in vain is judged again."""
+    """While Postgres accepts connections without answering, nothing is lost, and failed attempts are judged again."""
     running, waiting = services.submit("sleep 1", attempts=3), services.submit("ok", attempts=3)
     services.started(running)
     with Halted(services.postgres.pid):
@@ -74,7 +74,7 @@ def test_postgres_may_be_silent(services: Any, fleet: Any, whole: Any, seconds: 
     "seconds", [2, pytest.param(40, marks=pytest.mark.nightly)], ids=["seconds", "past a judge's patience"]
 )
 def test_a_message_may_come_while_postgres_is_silent(services: Any, fleet: Any, whole: Any, seconds: float) -> None:
-    """Whoever takes it cannot claim: it is kept for a while, or sent again, and no try is used up."""
+    """A message that no worker can claim is kept or sent again, and uses up no attempt."""
     waiting = services.submit("ok", send=False)
     with Halted(services.postgres.pid):
         services.send(waiting)
@@ -84,7 +84,7 @@ def test_a_message_may_come_while_postgres_is_silent(services: Any, fleet: Any, 
 
 
 def test_postgres_may_be_read_only(services: Any, fleet: Any, whole: Any) -> None:
-    """Submissions are refused with what is wrong; the running one is recorded by its judge once writing works again."""
+    """Submissions fail with the reason, and the judge records the running evaluation once Postgres is writable."""
     running = services.submit("sleep 1", attempts=3)
     services.started(running)
     url = services.postgres.url
@@ -118,7 +118,7 @@ def _refused(client: Client, why: str) -> bool:
     "seconds", [2, pytest.param(15, marks=pytest.mark.nightly)], ids=["a moment", "past every limit on locks"]
 )
 def test_a_table_may_be_locked_by_a_migration(services: Any, fleet: Any, whole: Any, seconds: float) -> None:
-    """ACCESS EXCLUSIVE on what all need: everything waits, nobody gives up for good."""
+    """While ACCESS EXCLUSIVE locks block all statements, everything waits and nothing gives up for good."""
     running, waiting = services.submit("sleep 1", attempts=3), services.submit("ok", attempts=3)
     services.started(running)
     with services.engine.begin() as connection:
@@ -128,7 +128,7 @@ def test_a_table_may_be_locked_by_a_migration(services: Any, fleet: Any, whole: 
 
 
 def test_the_schema_may_go_back_and_forth(services: Any, fleet: Any, whole: Any) -> None:
-    """Downgraded and upgraded while workers run and evaluations are queued: all of them are judged in the end."""
+    """All queued evaluations are judged although the schema is downgraded and upgraded under running workers."""
     running = services.submit("sleep 1", attempts=3)
     services.started(running)
     waiting = [services.submit("ok", attempts=3) for _ in range(5)]
@@ -141,7 +141,7 @@ def test_the_schema_may_go_back_and_forth(services: Any, fleet: Any, whole: Any)
 
 @pytest.mark.nightly
 def test_a_migration_may_change_a_columns_type(services: Any, fleet: Any, whole: Any) -> None:
-    """Statements that connections have prepared fail once of it: whoever asked asks again, and no process ends."""
+    """Prepared statements fail once after a migration, are repeated, and no process exits."""
     [worker] = fleet.live()
     old = "SELECT 1 FROM workers WHERE id = :id AND started_at < now() - interval '8 s'"
     services.until(lambda: services.rows(old, id=worker.id), what="a supervisor that has asked the same a few times")
@@ -162,7 +162,7 @@ def test_a_migration_may_change_a_columns_type(services: Any, fleet: Any, whole:
 
 @dataclass
 class _Address:
-    """In the place of a server: where clients find whichever serves."""
+    """A proxy at one address for whichever server is the primary."""
 
     url: str
     pid: int | None
@@ -171,7 +171,7 @@ class _Address:
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_postgres_may_fail_over(tmp_path: Path) -> None:
-    """The primary is killed and its standby promoted: who knows both addresses goes on there."""
+    """Clients that know both addresses continue on the promoted standby after the primary is killed."""
     tmp_path.chmod(0o755)
     with Postgres(tmp_path / "a", durable=False) as primary, Valkey(tmp_path / "valkey") as valkey:
         schema.upgrade(primary.url)
@@ -204,7 +204,7 @@ def _sockets(postgres: Postgres) -> str:
 
 
 def _caught_up(primary: Postgres) -> None:
-    """Wait until the standby has replayed all: what an asynchronous one lacks is lost with the primary."""
+    """Wait until the asynchronous standby has replayed everything, because the rest is lost with the primary."""
     with psycopg.connect(primary.url.replace("postgresql+psycopg", "postgresql"), autocommit=True) as connection:
         while not connection.execute(
             "SELECT bool_and(replay_lsn >= pg_current_wal_lsn()) AND count(*) > 0 FROM pg_stat_replication"
@@ -214,7 +214,7 @@ def _caught_up(primary: Postgres) -> None:
 
 @contextmanager
 def _small_disk(place: Path, megabytes: int) -> Iterator[Path]:
-    """A file system of so many MiB at `place`."""
+    """Mount a file system of this many MiB at `place`."""
     place.mkdir(parents=True, exist_ok=True)
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=755", "tmpfs", str(place)], capture_output=True
@@ -242,7 +242,7 @@ def _fill(place: Path) -> Path:
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_the_databases_disk_may_be_full(tmp_path: Path) -> None:
-    """Nothing more is accepted, what was accepted stays, and once there is room all of it is judged."""
+    """A full disk rejects new evaluations and keeps accepted ones, which are judged once there is room."""
     tmp_path.chmod(0o755)
     with _small_disk(tmp_path / "disk", 256) as disk, Valkey(tmp_path / "valkey") as valkey:
         postgres = Postgres(disk / "pg", durable=False)
@@ -267,7 +267,7 @@ def test_the_databases_disk_may_be_full(tmp_path: Path) -> None:
 
 
 def _submit_much(services: Services) -> list[Any]:
-    """Submit until Postgres finds no room for it; what was accepted before."""
+    """Submit until Postgres has no room for it, and return the accepted evaluations."""
     accepted: list[Any] = []
     problem_of_a_megabyte = os.urandom(400_000).hex()
     for number in range(500):

@@ -1,4 +1,4 @@
-"""The soak's reconciliation finds what it is there to find."""
+"""The soak's reconciliation finds each kind of fault."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.chaos.watch import Life
 from tests.samples import ended
 
 EXPECTED = {"good": Category.PASSED, "bad": Category.CRASHED}
-#: The pid of the worker that the fixture `worker_id` registers.
+#: Pid of the worker that the fixture `worker_id` registers.
 PID = 1
 
 
@@ -39,7 +39,7 @@ def _act(worker: int | None, action: str = "worker killed", until: float = 60) -
 
 
 def test_verdicts_that_chaos_does_not_explain_are_faults(engine: Engine, worker_id: UUID) -> None:
-    """A lost worker is explained by an act on it or on all meanwhile, timing by any, blame on a kernel by none."""
+    """A lost worker is explained by an act on it or on all, timing by any act, and blame on a kernel by none."""
     lost, elsewhere = Category.WORKER_LOST, [_act(PID + 1), _act(PID, until=-30), _act(None, "Redis killed")]
     for number, (found, acts, faults) in enumerate((
         (EXPECTED, [], []),
@@ -60,7 +60,7 @@ def test_verdicts_that_chaos_does_not_explain_are_faults(engine: Engine, worker_
 
 
 def test_what_is_lost_open_or_surplus_is_found(engine: Engine, worker_id: UUID) -> None:
-    """Accepted and not stored; stored and not accepted; queued, or running, for ever."""
+    """Evaluations that are lost, surplus, or queued or running for ever are faults."""
     _judged(engine, worker_id, "soak", "good", Category.PASSED)
     queued, running = _submitted(engine, "soak", "good"), _submitted(engine, "soak", "good")
     assert evaluations.claim(engine, running, worker_id=worker_id, lease_s=60)
@@ -70,6 +70,6 @@ def test_what_is_lost_open_or_surplus_is_found(engine: Engine, worker_id: UUID) 
 
 
 def test_a_leak_is_told_from_a_life() -> None:
-    """Descriptors, sockets and memory may move a little, and not grow."""
+    """Descriptors, sockets and memory can vary a little but not grow."""
     assert Life("worker", 60.0, (30, 32), (10, 9), (300 << 20, 310 << 20)).leaks() == []
     assert len(Life("worker", 60.0, (30, 60), (10, 40), (300 << 20, 500 << 20)).leaks()) == 3

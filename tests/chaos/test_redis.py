@@ -1,4 +1,4 @@
-"""Redis killed, emptied, silent and full: it is transport, and losing it loses nothing."""
+"""Redis killed, emptied, silent and full: it only carries messages, so its loss loses no evaluation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.chaos.rig import PATIENCE_S, Halted
 
 @pytest.fixture
 def client(services: Any) -> Any:
-    """A producer, who must be able to submit whatever becomes of Redis."""
+    """Return a producer that can submit whatever the state of Redis."""
     with Client(services.config()) as client:
         yield client
 
@@ -29,7 +29,7 @@ def _submit(client: Client, kernel: str = "ok") -> UUID:
 
 
 def test_redis_may_be_killed(services: Any, fleet: Any, whole: Any, client: Client) -> None:
-    """What runs goes on to its verdict meanwhile, what is submitted meanwhile is judged after, each once."""
+    """Running evaluations reach their verdicts without Redis, and new ones are judged once after its return."""
     running, waiting = services.submit("sleep 2", attempts=3), services.submit("ok", attempts=3)
     services.started(running)
     os.kill(services.valkey.pid, signal.SIGKILL)
@@ -45,7 +45,7 @@ def test_redis_may_be_killed(services: Any, fleet: Any, whole: Any, client: Clie
     "seconds", [3, pytest.param(60, marks=[pytest.mark.nightly, pytest.mark.timeout(300)])], ids=["seconds", "a minute"]
 )
 def test_redis_may_be_silent(services: Any, fleet: Any, whole: Any, client: Client, seconds: float) -> None:
-    """It takes connections and does not answer: verdicts come all the same, submissions are accepted, workers stay."""
+    """While Redis accepts connections without answering, verdicts come, submissions are accepted, and workers live."""
     worker = fleet.live()[0].id
     running = services.submit("sleep 2", attempts=3)
     services.started(running)
@@ -60,14 +60,14 @@ def test_redis_may_be_silent(services: Any, fleet: Any, whole: Any, client: Clie
             )
             silences.append(float(rows[0][0]))
             time.sleep(0.2)
-    # Half of a lease as it is by default.
+    # Half of the default lease.
     assert max(silences, default=0.0) < load().lease_s / 2
     whole(running, meanwhile, attempts=1)
     assert [live.id for live in fleet.live()] == [worker]
 
 
 def test_redis_may_be_full(services: Any, fleet: Any, whole: Any, client: Client) -> None:
-    """It refuses what needs memory: submissions are accepted and judged once there is room again."""
+    """While Redis is out of memory, submissions are accepted. They are judged once there is room."""
     running = services.submit("sleep 1", attempts=3)
     services.started(running)
     with services.redis() as connection:
@@ -85,7 +85,7 @@ def test_redis_may_be_full(services: Any, fleet: Any, whole: Any, client: Client
     "number", [30, pytest.param(300, marks=[pytest.mark.nightly, pytest.mark.timeout(300)])], ids=["some", "hundreds"]
 )
 def test_redis_may_be_emptied_by_hand(services: Any, fleet: Any, whole: Any, number: int) -> None:
-    """With much queued: it fills again, and each is judged once; what ran can be cancelled as before."""
+    """An emptied Redis is filled again, each evaluation is judged once, and a running one can be cancelled."""
     first = services.submit("sleep 100", attempts=3)
     services.started(first)
     queued = [services.submit("ok", attempts=3) for _ in range(number)]

@@ -1,4 +1,4 @@
-"""Two hosts that judge for real: a newer version on one host after the other."""
+"""Two real hosts that are upgraded to a newer version one after the other."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from tests.store.steps import change
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
-#: A kernel that is judged quickly, and differs from others by a number.
+#: A kernel that is judged quickly, with a number that makes each one distinct.
 _DOUBLES = """
 import torch
 class ModelNew(torch.nn.Module):
     def forward(self, x):
         return x + x  # {number}
 """
-#: Seconds from one submission to the next: a little less than two slots can do on a busy machine.
+#: Seconds from one submission to the next, chosen so that a busy machine's two slots do not quite keep up.
 _EVERY_S = 2.0
 
 
 @pytest.fixture(scope="module")
 def start_host(network: Network, start_fleet: Any) -> Any:
-    """Start a fleet on a host, with one slot and true judges."""
+    """Return a function that starts a fleet on a host, with one slot and real judges."""
 
     def start(host: int, **more: Any) -> Any:
         addresses = {"database_url": network.postgres_url, "redis_url": network.redis_url}
@@ -50,7 +50,7 @@ def start_host(network: Network, start_fleet: Any) -> Any:
 
 
 def test_a_fleet_that_the_schema_has_left_behind_may_be_stopped(services: Any, start_fleet: Any, whole: Any) -> None:
-    """What it cannot record is judged again by workers that the schema fits; the rest was never begun."""
+    """Workers that fit the schema repeat the attempts that the outdated fleet cannot record."""
     fleet = start_fleet()
     running, waiting = services.submit("sleep 2", attempts=3), services.submit("ok", attempts=3)
     services.started(running)
@@ -70,7 +70,7 @@ def test_a_fleet_that_the_schema_has_left_behind_may_be_stopped(services: Any, s
 
 @pytest.fixture
 def newer() -> Iterator[OtherVersion]:
-    """A version after this one."""
+    """Create a version after this one."""
     folder = Path(tempfile.mkdtemp(prefix="kqueue-newer-"))
     folder.chmod(0o755)
     try:
@@ -80,7 +80,7 @@ def newer() -> Iterator[OtherVersion]:
 
 
 class _Producer(threading.Thread):
-    """Submits one evaluation after another until told to stop, with this version's client."""
+    """Submits one evaluation after another with this version's client, until it is stopped."""
 
     def __init__(self, services: Any) -> None:
         super().__init__(name="producer", daemon=True)
@@ -90,7 +90,7 @@ class _Producer(threading.Thread):
         self.refused: list[str] = []
 
     def run(self) -> None:
-        # At no even rhythm: with one, whoever looks at Redis at the same one as well may never be the first to look.
+        # The rhythm is uneven: at an even one, a process that polls Redis in step might never be the first to read.
         while not self._told.wait(_EVERY_S * random.uniform(0.5, 1.5)):
             source = _DOUBLES.format(number=len(self.accepted))
             try:
@@ -107,11 +107,11 @@ class _Producer(threading.Thread):
         self._client.close()
 
 
-# The last of this module: its services' schema is a newer one afterwards.
+# This test is the last of the module because it leaves its services with a newer schema.
 def test_hosts_are_upgraded_while_evaluations_come(
     services: Any, network: Network, start_host: Any, newer: OtherVersion
 ) -> None:
-    """The schema first, under the old workers, then each host: nothing is lost, refused or tried twice."""
+    """Nothing is lost, refused or repeated if the schema is upgraded first, then each host."""
     mine = newer.kqueue("--version", environment={})
     assert mine.strip() == f"kqueue {OtherVersion.NAME}"
     url = services.postgres.url
@@ -160,7 +160,7 @@ def _host(verdict: Verdict) -> str:
 
 
 def _versions(services: Any, host: str, since: Any) -> list[str | None]:
-    """Which versions judged what a host has begun after a moment of the database's and judged."""
+    """Return the versions that judged the evaluations that a host began after a time of the database."""
     found = services.rows(
         "SELECT n.facts ->> 'kqueue' AS version "
         "FROM attempts AS a JOIN environments AS n ON n.hash = a.environment_hash "
@@ -177,19 +177,19 @@ def _now(services: Any) -> Any:
 
 
 def _judged(services: Any, host: str) -> str | None:
-    """Wait until a host has judged one more that it begins now; the version that did."""
+    """Wait until a host has judged one more evaluation that it begins now, and return its version."""
     now = _now(services)
     [version, *_] = services.until(lambda: _versions(services, host, now), 2 * PATIENCE_S, f"a verdict of {host}")
     return version
 
 
 def _lives(services: Any) -> set[UUID]:
-    """The worker processes that are registered."""
+    """Return the registered worker processes."""
     return {row.id for row in services.rows("SELECT id FROM workers WHERE stopped_at IS NULL")}
 
 
 def _is_refused(prefix: list[str], fleet: Any) -> None:
-    """An older supervisor does not start on the newer schema, and says what to do."""
+    """Check that an older supervisor refuses the newer schema and prints the remedy."""
     command = [*prefix, sys.executable, "-P", "-m", "workers.fleet"]
     done = subprocess.run(command, env=fleet.environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 3

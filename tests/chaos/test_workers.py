@@ -1,4 +1,4 @@
-"""Workers, supervisors and machines that end, and clocks that jump: what becomes of what they ran."""
+"""Workers, supervisors and machines that die, and clocks that jump: each evaluation still gets one verdict."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.store.steps import change
 from workers.judge.host import linux
 from workers.judge.sandbox import cgroups
 
-#: What realtime clocks say lies this many seconds beside what the kernel says.
+#: Shifts the realtime clock of a process by this many seconds from the kernel's.
 SHIM = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -54,7 +54,7 @@ int clock_gettime(clockid_t clock, struct timespec *out) {
 }
 """
 
-#: Sweeps without a pause until its input ends, and says what it did.
+#: Sweeps without a pause until its input ends, then prints its results.
 SWEEPER = """
 import json, select, sys
 from kqueue import broker, sweeper
@@ -74,7 +74,7 @@ print(json.dumps({"lost": lost, "published": published}))
 
 
 class Clock:
-    """The realtime clock of this module's fleets, which can jump. Without a compiler it cannot."""
+    """The realtime clock of this module's fleets, which can jump only where a compiler is installed."""
 
     def __init__(self, place: Path) -> None:
         self._file = place / "jump"
@@ -87,13 +87,13 @@ class Clock:
             ["gcc", "-shared", "-fPIC", "-O1", "-o", place / "shim.so", place / "shim.c", "-ldl"], check=True
         )
         self.python = place / "python"
-        # Workers are started with an environment of few variables.
+        # Workers start with few environment variables.
         variables = f"LD_PRELOAD={place}/shim.so CLOCK_JUMP={self._file}"
         self.python.write_text(f'#!/bin/sh\n{variables} exec {sys.executable} "$@"\n')
         self.python.chmod(0o755)
 
     def jump(self, seconds: int) -> None:
-        """Set the offset from the true time in seconds, also for processes that run already."""
+        """Set the offset from the true time in seconds, also for running processes."""
         descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT)
         os.write(descriptor, seconds.to_bytes(8, "little", signed=True))
         os.close(descriptor)
@@ -101,25 +101,25 @@ class Clock:
 
 @pytest.fixture(scope="module")
 def clock(tmp_path_factory: pytest.TempPathFactory) -> Clock:
-    """The clock of this module's fleets."""
+    """Return the clock of this module's fleets."""
     return Clock(tmp_path_factory.mktemp("clock"))
 
 
 @pytest.fixture(scope="module")
 def running_fleet(start_fleet: Callable[..., Any], clock: Clock) -> Callable[[], Any]:
-    """Return the module's fleet of one worker. If a test has ended it, start another first."""
+    """Return the module's fleet of one worker. If a test has stopped it, start another first."""
     variables = {} if clock.python is None else {"JUDGES_PYTHON": str(clock.python)}
     return renewing(partial(start_fleet, variables=variables))
 
 
 @pytest.fixture
 def fleet(running_fleet: Callable[[], Any]) -> Any:
-    """One worker, shared by the module's tests, some of which end it."""
+    """Return the module's fleet of one worker, which some tests stop."""
     return running_fleet()
 
 
 def test_a_worker_told_to_end_finishes_first(services: Any, fleet: Any, whole: Any) -> None:
-    """SIGTERM to a worker's parent: what runs ends as itself, and another worker takes the slot."""
+    """After SIGTERM to a worker's parent the evaluation ends normally, and another worker takes the slot."""
     running = services.submit("sleep 1")
     attempt = services.started(running)
     os.kill(worker_of(fleet, attempt), signal.SIGTERM)
@@ -129,7 +129,7 @@ def test_a_worker_told_to_end_finishes_first(services: Any, fleet: Any, whole: A
 
 
 def test_a_worker_told_to_quit_hands_its_evaluation_back(services: Any, fleet: Any, whole: Any) -> None:
-    """SIGQUIT to a worker's parent: what runs is killed, which is no try, and judged by the next worker."""
+    """After SIGQUIT to a worker's parent the next worker judges its evaluation, and no attempt is used up."""
     running = services.submit("sleep-once", attempts=1)
     attempt = services.started(running)
     os.kill(worker_of(fleet, attempt), signal.SIGQUIT)
@@ -140,9 +140,9 @@ def test_a_worker_told_to_quit_hands_its_evaluation_back(services: Any, fleet: A
 
 
 def test_a_worker_told_to_quit_before_it_knows_that_its_child_has_begun(services: Any, fleet: Any, whole: Any) -> None:
-    """SIGQUIT when the child judges and the worker has not read that it does: it is not waited for until it ends."""
+    """SIGQUIT does not wait for a child whose start the worker has not yet read."""
     whole(services.submit("ok"))
-    time.sleep(1)  # another child is made and says that it is up
+    time.sleep(1)  # another child is forked and reports its start
     worker = fleet.live()[0].pid
     children = linux.children(worker)
     for child in children:
@@ -162,7 +162,7 @@ def test_a_worker_told_to_quit_before_it_knows_that_its_child_has_begun(services
 
 
 def test_a_judge_killed_for_want_of_memory(services: Any, fleet: Any, whole: Any) -> None:
-    """The kernel's out-of-memory killer strikes a judge: the host's lack."""
+    """A judge killed by the kernel's out-of-memory killer is blamed on the host."""
     groups = cgroups.Groups()
     memory = groups.measures["cgroup_memory"]
     groups.close()
@@ -173,7 +173,7 @@ def test_a_judge_killed_for_want_of_memory(services: Any, fleet: Any, whole: Any
 
 
 def test_messages_of_other_versions_do_no_harm(services: Any, fleet: Any, whole: Any) -> None:
-    """Celery's first protocol, unknown tasks, foreign words: an evaluation is judged once, whatever names it."""
+    """Messages in Celery's first protocol, of unknown tasks or with unknown content cause no second verdict."""
     known, older = services.submit("ok", send=False), services.submit("ok", send=False)
     first_protocol = json.dumps(
         {
@@ -191,25 +191,25 @@ def test_messages_of_other_versions_do_no_harm(services: Any, fleet: Any, whole:
     for arguments in ([], ["no id"], [str(uuid4())], [str(known)], [str(known)]):
         services.app.send_task(broker.EVALUATE, args=arguments, task_id=str(known), queue=broker.queue("cpu"))
     time.sleep(1)
-    # What said nothing to this version is sent again in its own words.
+    # An evaluation whose message this version cannot read is sent again in its format.
     services.age()
     whole(known, older, attempts=1)
 
 
 def test_the_databases_clock_may_jump(services: Any, fleet: Any, whole: Any) -> None:
-    """An hour ahead all leases have run out: the first attempt's outcome comes too late, and one verdict stands."""
+    """If all leases expire by a clock jump of an hour, the late outcome is dropped and one verdict stands."""
     running = services.submit("sleep 4", attempts=3)
     services.started(running)
     change(services.engine, "UPDATE attempts SET lease_until = now() - interval '1 hour' WHERE ended_at IS NULL")
     attempts = whole(running)
-    # A heartbeat may have come before the sweep.
+    # The heartbeat can come before the sweep.
     if len(attempts) > 1:
         assert [(a.category, a.written_by) for a in attempts] == [("worker_lost", "sweeper"), ("passed", "judge")]
         assert services.verdict(running).attempts == 2
 
 
 def test_sweepers_at_once_do_everything_once(services: Any, fleet: Any, whole: Any) -> None:
-    """Two beside the fleet's own, while leases run out and messages are missing: each lease ends once."""
+    """Three concurrent sweepers end each expired lease and resend each lost message once."""
     command = [sys.executable, "-c", SWEEPER]
     pipe = subprocess.PIPE
     others = [subprocess.Popen(command, env=fleet.environment, stdin=pipe, stdout=pipe, text=True) for _ in range(2)]
@@ -223,7 +223,7 @@ def test_sweepers_at_once_do_everything_once(services: Any, fleet: Any, whole: A
             assert other.stdout.readline() == "ready\n"
         for _ in range(4):
             for identity in [services.submit("ok", attempts=3, send=False) for _ in range(3)]:
-                # A search for messages that Redis lost may have come first: the fleet's worker has it then.
+                # The sweeper can have found the lost message first. The fleet's worker has the evaluation then.
                 claimed = evaluations.claim(services.engine, identity, worker_id=dead, lease_s=0.5)
                 (lost if claimed else unsent).append(identity)
             unsent += [services.submit("ok", attempts=3, send=False) for _ in range(8)]
@@ -245,7 +245,7 @@ def test_sweepers_at_once_do_everything_once(services: Any, fleet: Any, whole: A
 
 
 def test_a_machine_that_is_gone_is_taken_over(services: Any, start_fleet: Any, fleet: Any, whole: Any) -> None:
-    """All processes of a host die at once, without a word: another host's sweeper ends the lease, its workers judge."""
+    """If all processes of a host die at once, another host's sweeper ends the lease and its workers judge."""
     running, waiting = services.submit("sleep-once", attempts=3), services.submit("ok", attempts=3)
     services.started(running)
     second = start_fleet()
@@ -258,7 +258,7 @@ def test_a_machine_that_is_gone_is_taken_over(services: Any, start_fleet: Any, f
 
 
 def test_a_hosts_clock_may_jump(services: Any, fleet: Any, whole: Any, clock: Clock) -> None:
-    """Leases are the database's, deadlines run by a clock that does not jump: nothing is lost or judged twice."""
+    """Nothing is lost or judged twice, because leases use the database's clock and deadlines a monotonic one."""
     if clock.python is None:
         pytest.skip("no compiler for the clock that jumps")
     worker = fleet.live()[0]

@@ -1,4 +1,4 @@
-"""Another version of kqueue beside this one: a copy of its packages with another version number and a newer schema."""
+"""Another version of kqueue: a copy of its packages with another version number and a newer schema."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def downgrade() -> None:
 
 
 class OtherVersion:
-    """A newer kqueue in a folder of its own, which any user can read, as sealed processes must."""
+    """A newer kqueue in a separate folder that is world-readable for sealed processes."""
 
-    #: What it calls itself, and its schema.
+    #: Its version, and its schema.
     NAME = "9.9"
     REVISION = "9000"
 
     def __init__(self, folder: Path) -> None:
-        """Copy the packages into an empty folder, and change what a release changes."""
+        """Copy the packages into an empty folder and change the files that a release changes."""
         for package in _PACKAGES:
             shutil.copytree(_ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
         told = folder / f"kqueue-{self.NAME}.dist-info"
@@ -47,19 +47,19 @@ class OtherVersion:
         (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: kqueue\nVersion: {self.NAME}\n")
         migration = folder / "migrations" / "versions" / f"{self.REVISION}_later.py"
         migration.write_text(_MIGRATION.format(before=schema.head()))
-        # Any change of the judge's code is another judge: its verdicts are not taken for the older one's.
+        # Any change of the judge's code makes another judge, which does not reuse the older one's verdicts.
         with (folder / "workers" / "judge" / "api.py").open("a") as code:
             code.write(f"\n#: Of version {self.NAME}.\n")
         self._folder = folder
 
     @property
     def variables(self) -> dict[str, str]:
-        """What has a Python import this version."""
+        """Return the environment variables with which Python imports this version."""
         places = [str(self._folder), *filter(None, [os.environ.get("PYTHONPATH")])]
         return {"PYTHONPATH": os.pathsep.join(places)}
 
     def kqueue(self, *words: str, environment: Mapping[str, str]) -> str:
-        """Run a command of this version; return what it prints."""
+        """Run a command of this version and return its output."""
         command = [sys.executable, "-P", "-m", "kqueue", *words]
         variables = {**os.environ, **environment, **self.variables}
         done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)

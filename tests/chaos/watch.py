@@ -1,4 +1,4 @@
-"""What a fleet's long-lived processes hold over time, and what is left of those that died."""
+"""Samples the resources of a fleet's long-lived processes, and finds orphans."""
 
 from __future__ import annotations
 
@@ -17,32 +17,34 @@ from tests.chaos.family import Family, below, born, descriptors, name, own_memor
 from workers.judge.host import linux
 
 _EVERY_S: Final = 1.0
-#: A process is measured so long after its first sign of work: it opens connections and fills caches first.
+#: Seconds from a process's first work to its first sample. It opens connections and fills caches first.
 _GROWN_UP_S: Final = 20.0
-#: A service, so long after it was: each worker opens a connection more with its first evaluation.
+#: The same for a service, because each worker opens another connection with its first evaluation.
 _SETTLED_S: Final = 60.0
-#: And it is judged if it was seen so often after that.
+#: Number of samples from which a process is judged.
 _SEEN: Final = 20
-#: What lives on so long after its parents died is an orphan.
+#: Seconds for which a process must survive its parents to be an orphan.
 _ORPHAN_S: Final = 15.0
 _SERVICES: Final = ("Postgres", "Valkey")
-#: Samples at either end of a life; the most of the first count beside the least of the last, as what is being done
-#: at the moment comes on top.
+#: Number of samples at either end of a life. The maximum of the first ones is compared with the minimum of the last
+#: ones, to exclude the work in progress.
 _SAMPLES: Final = 5
-#: The last ones of a judge: it holds more while it judges, up to 110 MiB on a CPU, and one evaluation takes seconds.
+#: Number of last samples of a judge. It holds more while it judges, up to 110 MiB on a CPU, and one evaluation takes
+#: seconds.
 _OF_A_JUDGE: Final = 15
-#: What may come on top without being a leak: Celery reconnects, Python's allocator rounds.
+#: Growth that is no leak: Celery reconnects, and Python's allocator rounds.
 _MORE_DESCRIPTORS: Final = 4
 _MORE_BYTES: Final = 16 << 20
-#: Descriptors of a fork server for a process that it keeps, and the sockets among them. (A mapping holds one too.)
+#: Descriptors of a fork server for a process that it keeps, and the sockets among them. A mapping holds one too.
 _OF_A_KEPT: Final = (6, 3)
-#: What it may hold one of for each sealed process, as the host and the lane have it: its file system, its memory.
+#: Targets of which it can hold one descriptor per sealed process, depending on the host and the lane: its file system,
+#: its memory.
 _ONE_OF_EACH: Final = ("/", r"/proc/\d+/mem")
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look at one process, or at all processes of a service together."""
+    """One sample of one process, or of all processes of a service together."""
 
     at: float
     descriptors: int
@@ -52,7 +54,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """What became of a process from its first samples to its last."""
+    """The first and last samples of a process."""
 
     role: str
     seconds: float
@@ -61,7 +63,7 @@ class Life:
     own_bytes: tuple[int, int]
 
     def leaks(self) -> list[str]:
-        """What it gained and should not have, a line for each."""
+        """Return a line for each resource that leaked."""
         found = [
             f"{self.role}: {what} rose from {first} to {last} in {self.seconds:.0f} s"
             for what, (first, last) in (("descriptors", self.descriptors), ("sockets", self.sockets))
@@ -74,27 +76,27 @@ class Life:
 
 
 class Watch(threading.Thread):
-    """Looks at a fleet every second. The calling process becomes the one to which orphans are handed."""
+    """Samples a fleet every second. The calling process becomes the subreaper of its orphans."""
 
     def __init__(self, family: Family, gpus: Sequence[int]) -> None:
-        """Name the fleet; it begins with :meth:`start`. ``gpus``: NVML's numbers of those whose memory is looked at."""
+        """Take the fleet and the NVML numbers of the GPUs to sample. Sampling begins with :meth:`start`."""
         super().__init__(name="watch", daemon=True)
         linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
         self._family = family
         self._told = threading.Event()
         self._samples: dict[tuple[str, int, int], list[Sample]] = defaultdict(list)
-        #: When each process, by its id and birth, was first seen at work.
+        #: Time at which each process, by its pid and start time, was first seen at work.
         self._at_work: dict[tuple[int, int], float] = {}
         self._strangers: dict[int, float] = {}
         self._orphans: dict[int, str] = {}
         self._nvml = _nvml(gpus) if gpus else None
-        #: Looks that failed: what was not seen is not proven.
+        #: Errors of failed samples, because unsampled processes are not proven.
         self.faults: list[str] = []
-        #: Bytes used of the GPUs together, by seconds since 1970.
+        #: Used bytes of the GPUs together, by seconds since 1970.
         self.gpu_bytes: list[tuple[float, int]] = []
 
     def run(self) -> None:
-        """Look."""
+        """Sample until :meth:`stop`."""
         while not self._told.wait(_EVERY_S):
             try:
                 self._look()
@@ -102,24 +104,24 @@ class Watch(threading.Thread):
                 self.faults.append(f"a look at the fleet failed: {error!r}")
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop sampling."""
         self._told.set()
         self.join()
 
     def gpu_used(self) -> int | None:
-        """Bytes of the GPUs that are in use now; None where none is watched."""
+        """Return the used bytes of the GPUs, or None if none is watched."""
         if self._nvml is None:
             return None
         library, handles = self._nvml
         return sum(int(library.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles)
 
     def lives(self) -> list[Life]:
-        """What became of each process that lived long enough to tell, and of the services across their restarts."""
+        """Return the life of each process with enough samples, and of the services across their restarts."""
         found: list[Life] = []
         for (role, _, _), samples in self._samples.items():
             if len(samples) < _SEEN:
                 continue
-            # A worker that was killed is away for long on a busy host, and its connections to services with it.
+            # A killed worker is away for long on a busy host, and so are its connections to services.
             first = samples[: max(_SEEN, len(samples) // 2) if role in _SERVICES else _SAMPLES]
             last = samples[-(_OF_A_JUDGE if role == "judge" else _SAMPLES) :]
             found.append(
@@ -134,7 +136,7 @@ class Watch(threading.Thread):
         return sorted(found, key=lambda life: (life.role, -life.seconds))
 
     def orphans(self, grace_s: float = _ORPHAN_S) -> list[str]:
-        """What outlived its parents, now or for a while before; call it when the fleet has ended."""
+        """Return the processes that outlived their parents for this long. Call it after the fleet has exited."""
         deadline = time.monotonic() + grace_s
         while (left := self._inherited()) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -158,7 +160,7 @@ class Watch(threading.Thread):
             if pid and (start := born(pid)) and now - self._at_work.setdefault((pid, start), now) > _SETTLED_S:
                 held, sockets = _count(descriptors(pid))
                 own = sum(own_memory(one) for one in (pid, *below(pid)))
-                # Across its restarts: its data stay, and so would what it does not let go of.
+                # The samples of a service continue across its restarts, because its data and its leaks do too.
                 self._samples[role, 0, 0].append(Sample(now, held, sockets, own))
         if (used := self.gpu_used()) is not None:
             self.gpu_bytes.append((now, used))
@@ -168,13 +170,13 @@ class Watch(threading.Thread):
                 self._orphans[pid] = f"{pid} {name(pid)}: {' '.join(words(pid))[:100]}"
 
     def _lasting(self) -> dict[int, str]:
-        """The processes that serve more than one evaluation, and what they are."""
+        """Return the processes that serve more than one evaluation, with their roles."""
         family = self._family
         found = {family.up: "kqueue up"}
         if supervisor := family.supervisor():
             found[supervisor] = "supervisor"
         for worker in family.workers():
-            # Importing takes long on a busy machine; with its first child it is nearly ready.
+            # Imports take long on a busy machine. With its first child it is nearly ready.
             if family.task_processes(worker):
                 served = {family.forkserver(worker): "fork server", family.judge_supervisor(worker): "judge supervisor"}
                 found |= {worker: "worker"} | {pid: role for pid, role in served.items() if pid}
@@ -182,7 +184,7 @@ class Watch(threading.Thread):
         return found
 
     def _inherited(self) -> list[int]:
-        """Living children that this process did not start; the dead ones are reaped."""
+        """Return living children that this process did not start, and reap dead ones."""
         left: list[int] = []
         for pid in linux.children(os.getpid()):
             if pid == self._family.up:
@@ -196,12 +198,12 @@ class Watch(threading.Thread):
 
 
 def _count(targets: list[str]) -> tuple[int, int]:
-    """How many descriptors there are, and how many of these are sockets."""
+    """Count the descriptors and the sockets among them."""
     return len(targets), sum(target.startswith("socket:") for target in targets)
 
 
 def _without_sealed(forkserver: int, targets: list[str]) -> tuple[int, int]:
-    """As :func:`_count`, less those for sealed processes: they come and go; a bounded number is kept."""
+    """Count like :func:`_count` without those for sealed processes, of which a bounded number is kept."""
     held, sockets = _count(targets)
     sealed = [child for child in linux.children(forkserver) if running(child)]
     kept = sum(name(child) in ("kq-reference", "kq-candidate") for child in sealed)

@@ -1,4 +1,4 @@
-"""Compose, the files that it reads, and the secrets that they need."""
+"""Compose, the files that it reads, and their secrets."""
 
 from __future__ import annotations
 

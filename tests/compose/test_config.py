@@ -1,4 +1,4 @@
-"""The compose files, read as Compose reads them; nothing is started."""
+"""The compose files as Compose reads them, without starting a service."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from workers.judge.host import uids
 
 @pytest.fixture(scope="module", params=[GPU, CPU], ids=["gpu", "cpu"])
 def merged(compose: Compose, request: pytest.FixtureRequest) -> dict[str, Any]:
-    """The merged files with every profile; Compose accepts them without a warning."""
+    """Return the merged files with every profile, which Compose accepts without a warning."""
     done = compose(request.param, "--profile", "*", "config", "--format", "json")
     assert (done.returncode, done.stderr) == (0, "")
     return json.loads(done.stdout)
 
 
 def test_a_missing_secret_is_an_error(compose: Compose) -> None:
-    """Without one of its secrets, or with an empty one, no stack starts; the message names it and what to do."""
+    """Without one of its secrets, or with an empty one, no stack starts, and the message has the remedy."""
     text = (ROOT / GPU[0]).read_text()
     assert [name for name in SECRETS if f"${{{name}:?is not set - run `make env`}}" not in text] == []
     for value in (None, ""):
@@ -46,7 +46,7 @@ def test_files_hold_no_secret() -> None:
 
 
 def test_only_the_windows_are_published_and_on_loopback(merged: dict[str, Any]) -> None:
-    """Nothing but the windows can be reached from the host, and nothing from elsewhere."""
+    """Only the windows are published, on loopback only."""
     services = merged["services"]
     published = {(name, port["host_ip"]) for name, service in services.items() for port in service.get("ports", [])}
     assert published == {(name, "127.0.0.1") for name in ("flower", "http", "prometheus", "grafana")}
@@ -54,7 +54,7 @@ def test_only_the_windows_are_published_and_on_loopback(merged: dict[str, Any]) 
 
 
 def test_services_and_workers_have_no_way_out(merged: dict[str, Any]) -> None:
-    """What workers run reaches the fleet's own services only."""
+    """Services and workers can reach only the fleet's networks."""
     assert merged["networks"]["services"]["internal"] is True
     on = {name: set(service["networks"]) for name, service in merged["services"].items()}
     assert on.pop("flower") == on.pop("http") == {"services", "window"}
@@ -63,7 +63,7 @@ def test_services_and_workers_have_no_way_out(merged: dict[str, Any]) -> None:
 
 
 def test_no_service_holds_the_host(merged: dict[str, Any]) -> None:
-    """No service is privileged, sees Docker's socket or the host's namespaces, or can gain privileges."""
+    """No service is privileged, has Docker's socket or the host's namespaces, or can gain privileges."""
     for name, service in merged["services"].items():
         assert not service.get("privileged"), name
         assert not {"pid", "ipc", "userns_mode", "devices"} & set(service), name
@@ -74,7 +74,7 @@ def test_no_service_holds_the_host(merged: dict[str, Any]) -> None:
 
 
 def test_only_workers_have_capabilities(merged: dict[str, Any]) -> None:
-    """kqueue's own services drop every capability; the worker keeps those that give candidates their uids."""
+    """kqueue's services drop every capability, except those with which the worker gives candidates their uids."""
     services = merged["services"]
     for name in ("worker", "migrate", "prune", "tokens", "flower", "http", "client"):
         assert services[name]["cap_drop"] == ["ALL"], name
@@ -84,7 +84,7 @@ def test_only_workers_have_capabilities(merged: dict[str, Any]) -> None:
 
 
 def test_what_a_worker_may_write_to(merged: dict[str, Any]) -> None:
-    """The scratch directory, alone of all that can be written to, allows execution; locks of uids have a folder."""
+    """The worker can write to few places, executes files only in the scratch directory, and has a folder for locks."""
     worker = merged["services"]["worker"]
     options = dict(mount.split(":", 1) for mount in worker["tmpfs"])
     assert set(options) & set(uids.PARENTS)
@@ -102,7 +102,7 @@ def test_a_stop_waits_for_the_longest_evaluation(merged: dict[str, Any]) -> None
 
 
 def test_each_service_knows_its_own_secrets_only(merged: dict[str, Any], secret_values: dict[str, str]) -> None:
-    """No service is given a password that is not its own; the owner's is for jobs."""
+    """Each service gets only its passwords, and only jobs get the owner's."""
     wanted = {
         "redis": {"REDIS_PASSWORD"},
         "postgres": {"POSTGRES_PASSWORD"},
@@ -124,7 +124,7 @@ def test_each_service_knows_its_own_secrets_only(merged: dict[str, Any], secret_
 
 
 def test_make_env_makes_what_lacks(compose: Compose, tmp_path: Path) -> None:
-    """It fills in every secret, once, for its owner alone; another run adds what is new and changes nothing else."""
+    """It creates every secret once, readable by the owner only, and a second run only adds new ones."""
     (tmp_path / ".env.example").write_text((ROOT / ".env.example").read_text())
     command = [sys.executable, str(ROOT / "scripts" / "env.py"), str(tmp_path)]
     first = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -147,7 +147,7 @@ def test_make_env_makes_what_lacks(compose: Compose, tmp_path: Path) -> None:
 
 
 def test_example_names_every_setting() -> None:
-    """.env.example shows each variable that the files read, and no other."""
+    """.env.example has each variable that the files read, and no other."""
     read: set[str] = set()
     for file in CPU:
         read |= set(re.findall(r"(?:\$\{|\{ environment: )(\w+)", (ROOT / file).read_text()))

@@ -1,4 +1,4 @@
-"""What the images are made from; nothing is built."""
+"""The requirements of the images, without a build."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def required(extras: str) -> subprocess.CompletedProcess[str]:
-    """What the images' program says that kqueue with some extras requires."""
+    """Run the images' program that prints the requirements of kqueue with some extras."""
     command = [sys.executable, str(ROOT / "docker" / "requirements.py"), str(ROOT / "pyproject.toml"), extras]
     return subprocess.run(command, capture_output=True, text=True)
 
 
 def test_images_require_what_extras_do() -> None:
-    """The base and the extras, those of an extra that another one includes too; nothing of others."""
+    """Images require the base and their extras, including nested ones, and no more."""
     extras = PROJECT["optional-dependencies"]
     assert required("server,http").stdout.splitlines() == [*PROJECT["dependencies"], *extras["server"], *extras["http"]]
     [included, *own] = extras["tune"]
@@ -27,7 +27,7 @@ def test_images_require_what_extras_do() -> None:
 
 
 def test_an_unknown_extra_breaks_the_build() -> None:
-    """A misspelt one is not left out in silence."""
+    """A misspelt extra is an error."""
     done = required("server,htpp")
     assert (done.returncode, done.stdout) == (1, "")
     assert "htpp" in done.stderr

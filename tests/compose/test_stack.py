@@ -1,4 +1,4 @@
-"""The compose stack for real, on the CPU: `make compose-test`. Needs a Docker engine; takes minutes."""
+"""The compose stack for real, on the CPU: `make compose-test`. Needs a Docker engine and minutes."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ pytestmark = [pytest.mark.compose, pytest.mark.timeout(3600)]
 
 
 ENTRIES = gallery.entries("cpu")
-#: Slow enough, as each is compiled, to be under way when the worker goes.
+#: Kernels whose compilation keeps them running when the worker stops.
 SLOW = [entry for entry in ENTRIES if entry.name.startswith("good/cpp/")]
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A stack that is up: Compose on its files and project, and without; URLs of Flower and HTTP."""
+    """A running stack: Compose with and without its files and project, and the URLs of Flower and HTTP."""
 
     run: Compose
-    settings: dict[str, str | None]  #: what would stand in .env; counts from the next run on
+    settings: dict[str, str | None]  #: values of .env, used from the next run on
     flower: str
     http: str
     compose: Compose
 
     @property
     def auth(self) -> str:
-        """Flower's ``user:password``."""
+        """Return Flower's ``user:password``."""
         return str(self.settings["FLOWER_AUTH"])
 
     def do(self, *arguments: str, given: str | None = None) -> str:
-        """What Compose prints; it must end well."""
+        """Run Compose, which must succeed, and return its output."""
         done = self.run(*arguments, given=given, timeout=600)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def beside(self, files: tuple[str, ...], settings: dict[str, str | None]) -> Stack:
-        """A stack with more files and settings, as on another host; nothing of it is up."""
+        """Return a stopped stack with more files and settings, like one on another host."""
         project, environment = f"kqueue-test-{secrets.token_hex(4)}", self.settings | settings
 
         def run(*arguments: str, **options: Any) -> Any:
@@ -66,51 +66,51 @@ class Stack:
         return Stack(run, environment, "", "", self.compose)
 
     def client(self, *arguments: str, given: str | None = None) -> list[dict[str, Any]]:
-        """The JSON lines that a `kqueue` command prints in a container beside the services."""
+        """Return the JSON lines that a `kqueue` command prints in a separate container of the stack."""
         done = self.run("run", "--rm", "-T", "client", *arguments, "--json", given=given, timeout=1800)
         assert done.stdout, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     def running(self) -> int:
-        """How many evaluations are executed now."""
+        """Return the number of running evaluations."""
         return sum(lane["running"] for lane in self.client("status")[0]["lanes"].values())
 
     def hosts(self) -> list[str]:
-        """The host of each live slot."""
+        """Return the host of each live slot."""
         alive = "stopped_at IS NULL AND heartbeat_at > now() - interval '10 seconds'"
         return self.psql(f"SELECT host FROM workers WHERE {alive} ORDER BY 1").split()
 
     def psql(self, statement: str) -> str:
-        """What a statement of the owner's gives, unadorned."""
+        """Return the plain output of a statement of the owner."""
         return self.do("exec", "-T", "postgres", "psql", "-U", "kqueue", "-Atc", statement).strip()
 
     def submit(self, entries: list[Any], *options: str, **fields: str) -> list[dict[str, Any]]:
-        """What the command line says of entries of the gallery; every one must be accepted."""
+        """Submit entries of the gallery, all of which must be accepted, and return the output."""
         requests = [entry.request("cpu").model_dump(mode="json", exclude_none=True) | fields for entry in entries]
         records = self.client("submit", "--jsonl", "-", *options, given="\n".join(map(json.dumps, requests)))
         assert [record["error"] for record in records] == [None] * len(entries)
         return records
 
     def judge(self, entries: list[Any], **fields: str) -> dict[str, dict[str, Any]]:
-        """The verdicts of entries of the gallery by name; every one must come."""
+        """Return the verdicts of entries of the gallery by name, all of which must be judged."""
         return {record["kernel_label"]: record["verdict"] for record in self.submit(entries, "--wait", **fields)}
 
     def token(self, scope: str) -> str:
-        """A new token's secret."""
+        """Return a new token's secret."""
         return self.do("run", "--rm", "-T", "tokens", "create", "--name", f"test-{scope}", "--scope", scope).strip()
 
     def python(self, service: str, program: str) -> list[str]:
-        """The lines that a program prints in a service's container."""
+        """Return the lines that a program prints in a service's container."""
         return self.do("exec", "-T", service, "python3", "-P", "-c", program).splitlines()
 
     def get(self, path: str, auth: str | None = None) -> httpx.Response:
-        """What Flower answers."""
+        """Return Flower's answer."""
         return httpx.get(self.flower + path, auth=httpx.BasicAuth(*auth.split(":", 1)) if auth else None, timeout=20)
 
 
 @pytest.fixture(scope="module")
 def stack(compose: Compose, secret_values: dict[str, str]) -> Iterator[Stack]:
-    """The CPU's stack under a project of its own, healthy; gone afterwards with all that it stored."""
+    """Start the CPU's stack as a separate project, and delete it with all its data afterwards."""
     answer = compose(CPU, "ls")
     if answer.returncode != 0:
         pytest.skip(f"no Docker engine answers (DOCKER_HOST): {answer.stderr.strip()}")
@@ -121,7 +121,7 @@ def stack(compose: Compose, secret_values: dict[str, str]) -> Iterator[Stack]:
         "KQUEUE_HTTP_PORT": str(http),
         "KQUEUE_CPU_SLOTS": "2",
         "PROMETHEUS_PORT": str(free_port()),
-        # Nobody listens there but in the test of traces.
+        # Only the test of traces opens this port.
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://http:4318",
     }
 
@@ -139,18 +139,18 @@ def stack(compose: Compose, secret_values: dict[str, str]) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def verdicts(stack: Stack) -> dict[str, dict[str, Any]]:
-    """The gallery's verdicts by the kernel's name."""
+    """Return the gallery's verdicts by the kernel's name."""
     return stack.judge(ENTRIES)
 
 
 def test_gallery_gets_its_categories(verdicts: dict[str, dict[str, Any]]) -> None:
-    """Every kernel of the gallery is judged in containers as it is anywhere else."""
+    """Every kernel of the gallery has the same verdict in containers."""
     expected = {entry.name: str(entry.expected) for entry in ENTRIES}
     assert {name: verdict["category"] for name, verdict in verdicts.items()} == expected
 
 
 def test_candidates_have_uids_of_their_own(stack: Stack, verdicts: dict[str, dict[str, Any]]) -> None:
-    """The worker's few capabilities are enough to run candidates as somebody else."""
+    """The worker's few capabilities are enough to run candidates under separate uids."""
     [detail] = stack.client("show", verdicts["good/torch/gelu"]["evaluation_id"])
     isolation = detail["verdict"]["evidence"]["isolation"]
     assert isolation["own_uid"] is True
@@ -158,7 +158,7 @@ def test_candidates_have_uids_of_their_own(stack: Stack, verdicts: dict[str, dic
 
 
 def test_candidates_leave_nothing_behind(stack: Stack, verdicts: dict[str, dict[str, Any]]) -> None:
-    """After a gallery of bad kernels no process of theirs lives and no file of theirs is left."""
+    """No process or file of a candidate remains after a gallery of bad kernels."""
 
     def left() -> list[str]:
         found = [
@@ -171,13 +171,13 @@ def test_candidates_leave_nothing_behind(stack: Stack, verdicts: dict[str, dict[
 
 
 def test_flower_shows_what_was_judged(stack: Stack, verdicts: dict[str, dict[str, Any]]) -> None:
-    """Flower knows the evaluation's task, with its label."""
+    """Flower has the evaluation's task with its label."""
     identity = verdicts["good/torch/gelu"]["evaluation_id"]
     task = stack.get(f"/api/task/info/{identity}", stack.auth)
     assert "good/torch/gelu" in task.text
 
 
-#: Tries each of some statements and commands, and prints who refused which.
+#: Tries each of some statements and commands, and prints the refused ones with the service that refused.
 _TRY = """
 import os, redis, sqlalchemy
 engine = sqlalchemy.create_engine(os.environ["KQUEUE_DATABASE_URL"])
@@ -214,7 +214,7 @@ _NOBODY_MAY = (
 def test_services_have_the_rights_of_their_roles(
     stack: Stack, service: str, may_not: tuple[str, ...], commands: tuple[str, ...]
 ) -> None:
-    """Neither a producer over HTTP nor a worker can change what is written, or empty Redis."""
+    """Neither a producer over HTTP nor a worker can change records or empty Redis."""
     statements, commands = (*_NOBODY_MAY, *may_not), ("FLUSHALL", "KEYS *", "CONFIG GET dir", "ACL LIST", *commands)
     tried = stack.python(service, _TRY.format(statements=statements, commands=commands))
     assert tried == [f"refused: {what}" for what in (*statements, *commands)]
@@ -224,7 +224,7 @@ def test_services_have_the_rights_of_their_roles(
 
 
 def test_the_client_has_a_producers_rights(stack: Stack) -> None:
-    """What works for the command line's container is submitting, not a worker's or an owner's doing."""
+    """The command line's container can submit, but has no right of a worker or the owner."""
     for command in (["sweep"], ["gpu", "drain", "0"], ["token", "create", "--name", "mine", "--scope", "read"]):
         done = stack.run("run", "--rm", "-T", "client", *command)
         assert done.returncode != 0, command
@@ -232,7 +232,7 @@ def test_the_client_has_a_producers_rights(stack: Stack) -> None:
 
 
 def test_http_wants_a_token(stack: Stack) -> None:
-    """From the published port nobody submits without a token that may."""
+    """A submission through the published port needs a token with that right."""
     entry = next(entry for entry in ENTRIES if entry.name == "good/torch/gelu").request("cpu")
     body = entry.model_dump(mode="json", exclude_none=True)
     eval_body = {"original_model_src": entry.problem, "custom_model_src": entry.kernel, "backend": "torch"}
@@ -244,7 +244,7 @@ def test_http_wants_a_token(stack: Stack) -> None:
 
 
 def test_kernels_are_judged_over_http(stack: Stack) -> None:
-    """A program on the host with a token gets verdicts by the API, and so does a client of evaluation servers."""
+    """A program on the host with a token gets verdicts by the API and by a client of evaluation servers."""
     token = stack.token("problems")
     entries = [entry for entry in ENTRIES if entry.name in {"good/torch/gelu", "bad/segfault"}]
     with RemoteClient(stack.http, token=token) as client:
@@ -262,7 +262,7 @@ def test_kernels_are_judged_over_http(stack: Stack) -> None:
     ids=["restart", "kill"],
 )
 def test_nothing_is_lost_with_the_worker(stack: Stack, actions: tuple[tuple[str, ...], ...], interrupted: bool) -> None:
-    """A restart lets evaluations end; after a SIGKILL they are judged again. Either way each gets its verdict."""
+    """A restart lets evaluations end, a SIGKILL has them judged again, and each gets one verdict."""
     entries = [*SLOW, *(entry for entry in ENTRIES if entry.name.startswith("good/torch/"))]
     with ThreadPoolExecutor(1) as background:
         judging = background.submit(stack.judge, entries, batch=secrets.token_hex(4))
@@ -276,20 +276,20 @@ def test_nothing_is_lost_with_the_worker(stack: Stack, actions: tuple[tuple[str,
     assert (max(verdict["attempts"] for verdict in verdicts.values()) > 1) is interrupted
 
 
-#: All of it made, and waited for.
+#: Starts all services and waits for them.
 UP = ("up", "--detach", "--wait", "--wait-timeout", "300")
 GELU = [entry for entry in ENTRIES if entry.name == "good/torch/gelu"]
 
 
 def _goes_on(stack: Stack, identity: str) -> None:
-    """An earlier verdict is there, and there are new ones."""
+    """Check that an earlier verdict is there and a new evaluation is judged."""
     [detail] = stack.client("show", identity)
     assert detail["verdict"]["category"] == "passed"
     assert stack.judge(GELU)["good/torch/gelu"]["category"] == "passed"
 
 
 def test_data_outlast_the_services(stack: Stack) -> None:
-    """Verdicts are still there when all containers were made anew, and the fleet goes on judging."""
+    """Verdicts survive the replacement of all containers, and the fleet continues to judge."""
     identity = stack.judge(GELU)["good/torch/gelu"]["evaluation_id"]
     stack.do("down", "--timeout", "10")
     stack.do(*UP)
@@ -297,7 +297,7 @@ def test_data_outlast_the_services(stack: Stack) -> None:
 
 
 def test_every_secret_can_be_changed(stack: Stack) -> None:
-    """While evaluations run: none is lost, the new ones count, the old ones do not. A token outlasts it."""
+    """Secrets can be changed under running evaluations: none is lost, old secrets fail, and a token stays valid."""
     old, token, batch = dict(stack.settings), stack.token("read"), secrets.token_hex(4)
     stack.submit([*SLOW, *GELU], batch=batch)
     _wait(lambda: stack.running() == 2)
@@ -317,7 +317,7 @@ def test_every_secret_can_be_changed(stack: Stack) -> None:
 
 
 def test_a_backup_is_restored(stack: Stack) -> None:
-    """A dump of the running fleet, restored where there was nothing: its verdicts are there, and its roles' rights."""
+    """A dump of the running fleet restores its verdicts and its roles' rights in an empty stack."""
     identity = stack.judge(GELU)["good/torch/gelu"]["evaluation_id"]
     shell = ("exec", "-T", "postgres", "sh", "-euc")
     dump = stack.do(*shell, "pg_dump -U kqueue -Fc kqueue | base64")
@@ -337,7 +337,7 @@ def test_a_backup_is_restored(stack: Stack) -> None:
     assert "permission denied for function kqueue_cancel" in refused.stderr
 
 
-#: A collector of traces: keeps whatever it is sent in a file.
+#: A collector of traces that stores each request in a file.
 _COLLECTOR = """
 from http.server import BaseHTTPRequestHandler, HTTPServer
 class Collector(BaseHTTPRequestHandler):
@@ -351,17 +351,17 @@ HTTPServer(("", 4318), Collector).serve_forever()
 
 
 def test_traces_reach_a_collector(stack: Stack) -> None:
-    """The worker's image has what sends traces, and its network reaches a collector on it."""
+    """The worker's image can send traces to a collector on its network."""
     stack.do("exec", "-d", "http", "python3", "-P", "-c", _COLLECTOR)
     identity = stack.judge(GELU)["good/torch/gelu"]["evaluation_id"]
-    # A trace that no producer began has the evaluation's id.
+    # A trace without a producer's span has the evaluation's id.
     trace = bytes.fromhex(identity.replace("-", ""))
     seen = f"import pathlib; p = pathlib.Path('/tmp/spans'); print(p.exists() and {trace!r} in p.read_bytes())"
     _wait(lambda: stack.python("http", seen) == ["True"])
 
 
 def test_prometheus_reads_the_fleet(stack: Stack) -> None:
-    """The profile `observability`: figures arrive with a token that may read, and every alert's rule is understood."""
+    """With the profile `observability` Prometheus reads metrics with a token, and each alert's rule is valid."""
     stack.settings["KQUEUE_METRICS_TOKEN"] = stack.token("read")
     stack.do("up", "--detach", "prometheus")
     with httpx.Client(base_url=f"http://127.0.0.1:{stack.settings['PROMETHEUS_PORT']}/api/v1", timeout=20) as api:
@@ -373,7 +373,7 @@ def test_prometheus_reads_the_fleet(stack: Stack) -> None:
                 return {}
 
         _wait(lambda: [target["health"] for target in answer("/targets").get("activeTargets", [])] == ["up"])
-        # A server counts from its start on, and it may have been made anew for this.
+        # The counters start with the server, which can be new.
         stack.judge(GELU)
         query = "sum(kqueue_evaluations_total) > 0"
         _wait(lambda: bool(answer("/query", query=query).get("result")))
@@ -385,7 +385,7 @@ def test_prometheus_reads_the_fleet(stack: Stack) -> None:
 
 
 def test_slots_are_added_and_taken_away(stack: Stack) -> None:
-    """While evaluations run: those end first, and none is judged twice."""
+    """Running evaluations end before their slots are removed, and none is judged twice."""
     entries, batch = [*SLOW, *GELU], secrets.token_hex(4)
     stack.submit(entries, batch=batch)
     _wait(lambda: stack.running() == 2)
@@ -400,11 +400,11 @@ def test_slots_are_added_and_taken_away(stack: Stack) -> None:
 
 
 def test_another_host_takes_part(stack: Stack, tmp_path: Path) -> None:
-    """The second file that docs/compose.md shows: a worker alone, beside another host's services; it comes and goes."""
+    """A worker by the second file of docs/compose.md joins another host's services and leaves them."""
     page = (ROOT / "docs" / "compose.md").read_text()
     [shown] = re.findall(r"`worker-host.yml`:\n\n```yaml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "worker-host.yml").write_text(shown)
-    # Its way out leads to the first host's services by their names.
+    # It reaches the first host's services by their names.
     first = json.loads(stack.do("config", "--format", "json"))
     network = first["networks"]["services"]["name"]
     (tmp_path / "route.yml").write_text(f"networks: {{ window: {{ external: true, name: {network} }} }}\n")
@@ -430,7 +430,7 @@ def test_another_host_takes_part(stack: Stack, tmp_path: Path) -> None:
 
 @pytest.fixture
 def before(stack: Stack, tmp_path: Path) -> Iterator[str]:
-    """The schema's revision before the newest migration; the stack is up with that code, and has nothing stored."""
+    """Yield the schema's revision before the newest migration, with a new stack of that code running."""
     newest = sorted((ROOT / "migrations" / "versions").glob("[0-9]*.py"))[-1].relative_to(ROOT)
     git = ["git", "-C", str(ROOT)]
     asked = [*git, "log", "-1", "--diff-filter=A", "--format=%H", "--", str(newest)]
@@ -440,10 +440,10 @@ def before(stack: Stack, tmp_path: Path) -> Iterator[str]:
     subprocess.run([*git, "archive", "-o", str(tmp_path / "before.tar"), f"{added.stdout.strip()}^"], check=True)
     tree = tmp_path / "before"
     shutil.unpack_archive(tmp_path / "before.tar", tree)
-    # On what is required today, and built as today: what has changed is the code and the schema.
+    # It has today's requirements and build, so that only the code and the schema differ.
     shutil.copy(ROOT / "pyproject.toml", tree)
     shutil.copytree(ROOT / "docker", tree / "docker", dirs_exist_ok=True)
-    # For some versions no worker could start in a read-only container, for want of a folder that this file names.
+    # In some versions this file names a folder that a read-only container lacks, so that no worker starts.
     uids = Path("workers", "judge", "host", "uids.py")
     shutil.copy(ROOT / uids, tree / uids)
     if wheels := os.environ.get("WHEELHOUSE"):
@@ -457,7 +457,7 @@ def before(stack: Stack, tmp_path: Path) -> Iterator[str]:
 
 
 def test_an_upgrade_migrates(stack: Stack, before: str) -> None:
-    """As docs/compose.md says, with evaluations running: the old worker goes on under the new schema and ends those."""
+    """In an upgrade by docs/compose.md the old worker finishes its evaluations under the new schema."""
     revision = "SELECT version_num FROM alembic_version"
     assert stack.psql(revision) == before
     identity = stack.judge(GELU)["good/torch/gelu"]["evaluation_id"]

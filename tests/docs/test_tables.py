@@ -1,4 +1,4 @@
-"""Tables that are to be complete: commands, targets of make, folders of tests, packages and modules."""
+"""Complete tables: commands, targets of make, folders of tests, packages and modules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_generated_parts_are_up_to_date() -> None:
-    """Pages and tables that are made from code are what the code says; else run `make docs`."""
+    """Pages and tables that `make docs` generates are up to date."""
     done = subprocess.run(
         [sys.executable, ROOT / "scripts" / "docs.py", "--check"], capture_output=True, text=True, check=False
     )
@@ -21,7 +21,7 @@ def test_generated_parts_are_up_to_date() -> None:
 
 
 def test_make_help_lists_every_target() -> None:
-    """Each target of the Makefile says in `make help` what it does."""
+    """`make help` describes each target of the Makefile."""
     phony = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert phony is not None
     shown = subprocess.run(["make", "-s", "-C", ROOT, "help"], capture_output=True, text=True, check=True).stdout
@@ -31,7 +31,7 @@ def test_make_help_lists_every_target() -> None:
 
 @pytest.mark.parametrize("package", ["kqueue", "workers", "workers/judge"])
 def test_every_package_and_module_is_described(package: str) -> None:
-    """docs/architecture.md says what belongs in each package and module of a folder, and names none twice."""
+    """docs/architecture.md describes each package and module of a folder once."""
     table = (ROOT / "docs" / "architecture.md").read_text().partition("## Where the code is")[2].partition("\n## ")[0]
     rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
     named = [name for row in rows for name in re.findall(r"`([\w/.]+)`", row)]
@@ -42,7 +42,7 @@ def test_every_package_and_module_is_described(package: str) -> None:
 
 
 def test_log_lines_of_the_alarms_exist() -> None:
-    """Each line of a log that docs/operations.md explains is one that the code writes."""
+    """Each log line that docs/operations.md explains is in the code."""
     alarms = (ROOT / "docs" / "operations.md").read_text().partition("| line | means | do |\n")[2].partition("\n\n")[0]
     lines = [line for row in alarms.splitlines()[1:] for line in re.findall(r"`([^`]+)`", row.split("|")[1])]
     assert len(lines) > 10

@@ -1,4 +1,4 @@
-"""Commands, snippets and settings of the pages name only what there is, run or not (test_blocks.py runs them)."""
+"""Commands, snippets and settings of the pages name only existing things. test_blocks.py runs them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ ROUTE = re.compile(r"(GET|HEAD|POST) (/[\w/{}.-]*)")
 
 
 def of(*languages: str) -> Any:
-    """The blocks in some languages, as parameters."""
+    """Return the blocks in some languages as parameters."""
     return pytest.mark.parametrize("block", [one for one in BLOCKS if one.language in languages], ids=str)
 
 
 def test_every_fence_is_a_block() -> None:
-    """None begins within a line or in an unknown language. What is not run could be, for a reason that holds."""
+    """Each fence is a block in a known language, and each block that is not run has a reason and could be run."""
     text = "\n".join(page.read_text() for page in PAGES)
     assert len(BLOCKS) == len(re.findall(r"^ *(?:```|~~~)", text, re.MULTILINE)) / 2
     assert len(BLOCKS) > 100
@@ -43,7 +43,6 @@ def test_every_fence_is_a_block() -> None:
 
 @of("sh")
 def test_a_command_names_what_there_is(block: Block) -> None:
-    """Programs, commands of `kqueue`, options, targets, scripts, extras and services of compose."""
     found = shell.commands(block.text)
     assert found or re.fullmatch(r"(\w+='.*'\n)+", block.text)
     functions = re.findall(r"^(\w+)\(\)", block.text, re.MULTILINE)
@@ -52,7 +51,7 @@ def test_a_command_names_what_there_is(block: Block) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_a_command_within_a_line_names_what_there_is(page: Path) -> None:
-    """As in blocks; arguments may be left out."""
+    """Commands within a line are checked like blocks, except that arguments can be missing."""
     named = [words for words in words_in(page.read_text()) if PROGRAMS.fullmatch(words)]
     found = [command for words in named for command in shell.commands(re.sub(r"[\[\]]", "", words))]
     assert [(words, fault) for words in found if (fault := shell.fault(words, whole=False))] == []
@@ -60,14 +59,14 @@ def test_a_command_within_a_line_names_what_there_is(page: Path) -> None:
 
 @of("python")
 def test_a_snippet_names_what_there_is(block: Block) -> None:
-    """It compiles; modules and names of kqueue are there. Methods are called by test_blocks.py."""
+    """Snippets compile, and their modules and names of kqueue exist. test_blocks.py calls the methods."""
     snippets.compiled(block.text, str(block))
     assert snippets.faults(block.text) == []
 
 
 @of("json", "yaml", "ini")
 def test_data_can_be_read(block: Block) -> None:
-    """JSON, compose files, units of systemd, and files of settings."""
+    """JSON, compose files, systemd units and files of settings parse."""
     if block.language == "json":
         json.loads(block.text)
     elif block.language == "yaml":
@@ -79,7 +78,7 @@ def test_data_can_be_read(block: Block) -> None:
 
 
 def test_settings_exist() -> None:
-    """Each `KQUEUE_` variable that a page names is read by a program, a script or a compose file."""
+    """A program, a script or a compose file reads each `KQUEUE_` variable of a page."""
     fields = {f"KQUEUE_{field.upper()}" for field in type(load()).model_fields}
     folders = [ROOT / folder for folder in ("kqueue", "workers", "scripts", "tests", "docker", "deploy")]
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
@@ -91,7 +90,7 @@ def test_settings_exist() -> None:
 
 
 def test_routes_exist() -> None:
-    """Each route that a page names is one of the server."""
+    """Each route of a page is one of the server."""
     app = create_app(load(database_url="postgresql+psycopg://nowhere/x"))
     paths = {re.sub(r"\{\w+\}", "{}", path) for path in app.openapi()["paths"]}
     told = {
@@ -105,7 +104,7 @@ def test_routes_exist() -> None:
 
 
 def test_a_fault_is_seen() -> None:
-    """A command, option, target, script, extra, service, program or name that does not exist is found."""
+    """Unknown commands, options, targets, scripts, extras, services, programs and names are found."""
     for words in (
         "kqueue autopsy; kqueue submit --problems a.py b.py; make tests; make bench ARGS='--nothing 3'",
         "python examples/nothing.py; pip install 'kqueue[nothing]'; docker compose run --rm clients status; kqeue up",

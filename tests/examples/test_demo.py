@@ -1,4 +1,4 @@
-"""The demo through a fleet of its own, and examples without a fleet."""
+"""The demo with a separate fleet, and examples without a fleet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.services
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DEMO = EXAMPLES / "demo.py"
 
-#: Set in CI that has a GPU: there a missing one is a failure.
+#: Set in CI with a GPU, where a missing GPU is a failure.
 WANTED = bool(os.environ.get("KQUEUE_REQUIRE_GPU"))
 GPU = (
     pytest.mark.gpu,
@@ -36,16 +36,16 @@ runpy.run_path(DEMO, run_name="__main__")
 
 
 def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A Python program with its output captured, and no fleet of this machine in its environment."""
+    """Run a Python program with captured output and without a fleet of this machine in its environment."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("KQUEUE_")}
     return subprocess.run([sys.executable, *command], env=kept | environment, capture_output=True, text=True)
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(0)  # a slow machine may take long, as long as verdicts come; else the demo gives up by itself
+@pytest.mark.timeout(0)  # no timeout: a slow machine needs long, and the demo gives up by itself if no verdicts come
 @pytest.mark.parametrize("lane", ["cpu", pytest.param("gpu", marks=GPU)])
 def test_the_whole_gallery(tmp_path: Path, lane: str) -> None:
-    """Every entry gets its expected category and a line of its own; passed kernels alone have times."""
+    """Every entry has its expected category and a line, and only passed kernels have times."""
     done = run(DEMO, "--all", "--lane", lane, "--json", tmp_path / "verdicts.json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"lane {lane}" in done.stdout
@@ -62,7 +62,7 @@ def test_the_whole_gallery(tmp_path: Path, lane: str) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(0)
 def test_an_unexpected_category_fails_the_demo() -> None:
-    """Each verdict has its line; where one is not the expected one the demo explains it, and its exit status is 1."""
+    """The demo prints a line per verdict, explains an unexpected one, and exits with 1."""
     done = run("-c", HOPEFUL.replace("DEMO", repr(str(DEMO))), EXAMPLES)
     assert done.returncode == 1, done.stderr
     assert re.search(r" s +\d/2 +good/torch/gelu +passed\n", done.stdout)
@@ -73,7 +73,7 @@ def test_an_unexpected_category_fails_the_demo() -> None:
 
 
 def test_without_a_fleet_an_example_says_what_to_start(tmp_path: Path) -> None:
-    """An example that needs a fleet ends with one line that tells how to start one."""
+    """An example without its fleet exits with one line that names the command to start one."""
     done = run(EXAMPLES / "first_script.py", KQUEUE_HOME=str(tmp_path))
     assert done.returncode == 1
     [line] = done.stderr.splitlines()

@@ -1,4 +1,4 @@
-"""The examples that need a fleet, as they are, before a whole fleet with the true judge."""
+"""The unchanged examples that need a fleet, with a whole fleet and the real judge."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module")
 @starts_services
 def fleet() -> Iterator[LocalFleet]:
-    """A fleet of one CPU slot as `kqueue up` runs it, HTTP included."""
+    """Start a fleet of one CPU slot like `kqueue up`, including HTTP."""
     with tempfile.TemporaryDirectory(prefix="kqueue-served-") as name:
         directory = Path(name)
-        directory.chmod(0o711)  # pytest's own folders are closed to candidates
+        directory.chmod(0o711)  # pytest's folders are closed to candidates
         folders = {"home": directory / "home", "scratch": directory / "scratch"}
         config = load(**folders, gpus="none", cpu_slots=1, http_port=0, gpu_fallback="cpu")
         with LocalFleet(config, http=True, durable=False) as fleet:
-            # What it says of its workers is a second old.
+            # The status of its workers is up to a second old.
             until(lambda: httpx.get(f"{fleet.http_url}/health").json()["status"] == "healthy", what="the service")
             yield fleet
 
 
-#: What each example says, in any order. Each ends well only if each of its kernels came to what it must.
+#: Output of each example in any order. An example succeeds only if each of its kernels has the expected result.
 SAID = {
     "first_script": ["passed: "],
     "eval_client": [
@@ -52,7 +52,7 @@ SAID = {
         "refused: kernel: ",
         "3 evaluations in the batch",
     ],
-    # The clients of other servers learn the fleet's fallback for GPUs from the fleet.
+    # The clients of other servers learn the fallback for GPUs from the fleet.
     "doors": [
         "asked gpu.a100, judged on cpu: compiled=True correct=True",
         "(5 / 5) and 4 hidden: right on 9 input sets, 4 of them hidden variants",
@@ -64,7 +64,7 @@ SAID = {
 
 @pytest.mark.parametrize("name", SAID)
 def test_an_example_judges_its_kernels(fleet: LocalFleet, name: str) -> None:
-    """It finds the fleet and its token by itself, and prints what its kernels came to."""
+    """An example finds the fleet and its token by itself, and prints its kernels' results."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("KQUEUE_")}
     kept["KQUEUE_HOME"] = str(fleet.config.home)
     address = [] if name in {"first_script", "remote_client"} else [str(fleet.http_url)]

@@ -1,4 +1,4 @@
-"""The gallery shows every category; test_demo.py judges it."""
+"""The gallery has every category. test_demo.py judges it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ GPU_ONLY = {
 
 
 def test_every_category_of_candidate_and_problem_is_shown() -> None:
-    """The gpu lane shows every category that a kernel or problem can cause; the cpu lane all but the GPU's own."""
+    """The gpu lane has every category of a kernel or problem, and the cpu lane all except the GPU's."""
     caused = {c for c in Category if c.blame in (Blame.CANDIDATE, Blame.PROBLEM, Blame.NONE)} - NOT_REACHED
-    caused.remove(Category.TESTS_FAILED)  # which is no kernel's
+    caused.remove(Category.TESTS_FAILED)  # no kernel causes this
     assert gallery.categories_covered("gpu") == caused
     assert gallery.categories_covered("cpu") == caused - GPU_ONLY
 
 
 def test_every_problem_has_a_good_kernel_and_every_backend_too() -> None:
-    """A right kernel on the gpu lane for at least ten problems, and one in every backend."""
+    """At least ten problems have a right kernel on the gpu lane, and so does every backend."""
     good = [e for e in gallery.entries("gpu") if e.expected is Category.PASSED]
     faulty = {e.problem for e in ENTRIES.values() if e.expected.blame is Blame.PROBLEM}
     solved = {e.problem for e in good}
@@ -43,7 +43,7 @@ def test_every_problem_has_a_good_kernel_and_every_backend_too() -> None:
 
 
 def test_every_file_is_in_the_table() -> None:
-    """No kernel lies about that nobody judges; each source but one parses and has a docstring."""
+    """Every kernel file is in the table, and each source except one parses and has a docstring."""
     assert len(ENTRIES) == len(gallery.entries())
     assert {e.kernel for e in ENTRIES.values()} == set((EXAMPLES / "kernels").rglob("*.py"))
     assert {e.problem for e in ENTRIES.values()} == set((EXAMPLES / "problems").glob("*.py"))
@@ -57,7 +57,7 @@ def test_every_file_is_in_the_table() -> None:
 
 
 def test_requests_are_valid() -> None:
-    """Every entry makes a request for its lanes, on the cpu lane with few calls; one for another lane is refused."""
+    """Every entry makes a valid request for its lanes, with few calls on the cpu lane, and refuses another lane."""
     for lane in ("cpu", "gpu", "gpu.h200"):
         for entry in gallery.entries(lane):
             request = entry.request(lane)

@@ -1,4 +1,4 @@
-"""Answers of models to the task of writing a kernel, in the shapes that they have. All hold one right kernel."""
+"""Models' answers to the task of writing a kernel, in many forms, all with one right kernel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import textwrap
 from typing import Final
 
-#: The kernel that every answer ends with.
+#: The kernel at the end of every answer.
 KERNEL: Final = '''import torch
 import torch.nn as nn
 from torch.utils.cpp_extension import load_inline
@@ -28,12 +28,12 @@ class ModelNew(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.ext.run(x)
 '''
-#: The same with lines of three backticks and tildes, and tags of reasoning, in strings and comments.
+#: The same kernel with lines of three backticks and tildes, and tags of reasoning, in strings and comments.
 FENCED: Final = KERNEL.replace(
     '    """Adds one."""',
     '    """Adds one.\n\n```python\nm = ModelNew()\n```\n    ~~~\n    """\n    # <think> about ```\n    # </think> ```',
 )
-#: An attempt that is given up, and the reference: neither is the answer.
+#: An abandoned attempt, and the reference: neither is the answer.
 DRAFT: Final = KERNEL.replace("a + 1", "a + 2")
 _BROKEN: Final = DRAFT.replace("super().__init__()", "super().__init__(")
 _CODE: Final = KERNEL.rstrip("\n")
@@ -52,7 +52,7 @@ def _indented(text: str, width: int) -> str:
 
 #: Answers whose kernel is :data:`KERNEL`.
 ANSWERS: Final[dict[str, str]] = {
-    # Fences as Markdown has them.
+    # Fences in standard Markdown.
     "block": _BLOCK,
     "block between prose": f"Here it is.\n\n{_BLOCK}\n\n{_PROSE}",
     "cuda": f"```cuda\n{_CODE}\n```",
@@ -62,7 +62,7 @@ ANSWERS: Final[dict[str, str]] = {
     "four backticks": f"````python\n{_CODE}\n````",
     "CRLF": f"Sure.\n\n{_BLOCK}\n\nDone.\n".replace("\n", "\r\n"),
     "byte-order mark": f"\ufeff{_BLOCK}",
-    # Fences as models write them.
+    # Fences in models' habits.
     "opened behind text": f"Here is the kernel: ```python\n{_CODE}\n```",
     "opened behind </think>": f"<think>\nLoads dominate.\n</think>```python\n{_CODE}\n```",
     "closed behind code, then text": f"```python\n{_CODE}```\n\n{_PROSE}\n\n{_SHELL}",

@@ -17,7 +17,7 @@ from kqueue.local.fleet import LocalFleet
 from tests.fleet.live import live_fleet
 from tests.services import starts_services
 
-#: True if missing packages with adapters must fail the tests.
+#: Whether a missing package for adapters fails the tests.
 REQUIRED = bool(os.environ.get("KQUEUE_REQUIRE_ADAPTERS"))
 # Last, so that installed packages take precedence.
 sys.path.append(str(Path(__file__).resolve().parents[2] / ".adapters"))
@@ -33,14 +33,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 @starts_services
 def fleet() -> Iterator[LocalFleet]:
-    """The fleet."""
+    """Start the fleet."""
     with live_fleet() as running:
         yield running
 
 
 @pytest.fixture
 def config(fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch) -> Config:
-    """The fleet's settings, also set in the environment."""
+    """Return the fleet's settings, also set in the environment."""
     for name, value in fleet.config.environment().items():
         monkeypatch.setenv(name, value)
     return fleet.config
@@ -48,14 +48,14 @@ def config(fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 @pytest.fixture
 def kq(config: Config) -> Iterator[Client]:
-    """A client of the fleet."""
+    """Return a client of the fleet."""
     with Client(config) as client:
         yield client
 
 
 @pytest.fixture(scope="session")
 def needs() -> Callable[[str], None]:
-    """Skip the test if a package of `make adapters` is missing; fail it under `make adapters`."""
+    """Skip the test if a package of `make adapters` is missing. Under `make adapters`, fail it."""
 
     def look(package: str) -> None:
         if importlib.util.find_spec(package) is None:

@@ -1,4 +1,4 @@
-"""The adapters for other packages, with those packages themselves; `make adapters` installs them."""
+"""The adapters with the packages that `make adapters` installs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
 
 @pytest.fixture
 def verifiers(config: Config, needs: Callable[[str], None]) -> Iterator[None]:
-    """verifiers is here, and the client that its tasks share in a process is closed in the end."""
+    """Load verifiers, and close the client that its tasks share in a process."""
     needs("verifiers")
     yield
     from kqueue.integrations.verifiers import _connection
@@ -34,7 +34,7 @@ def verifiers(config: Config, needs: Callable[[str], None]) -> Iterator[None]:
 
 @pytest.fixture
 def served(kq: Client, needs: Callable[[str], None]) -> Iterator[str]:
-    """The URL of an OpenEnv server of two problems, the second of which fails."""
+    """Return the URL of an OpenEnv server of two problems, the second of which fails."""
     needs("openenv")
     import uvicorn
     from openenv.core.env_server import create_app
@@ -56,7 +56,7 @@ def served(kq: Client, needs: Callable[[str], None]) -> Iterator[str]:
 
 
 def test_openenv_over_its_own_client(served: str) -> None:
-    """An episode by OpenEnv's client: observations, rewards, the end, and None where nothing is known."""
+    """OpenEnv's client gets observations, rewards, the end, and None if nothing is known."""
     from openenv.core import GenericEnvClient
 
     async def episode() -> list[Any]:
@@ -81,7 +81,7 @@ def test_openenv_over_its_own_client(served: str) -> None:
 
 
 def test_verifiers_scores_replies(verifiers: None, tmp_path: Path) -> None:
-    """A task a file, rewarded by the verdict; a failure that is not the kernel's is an error, and no reward."""
+    """Each task of a file is rewarded by its verdict, and a failure of the fleet raises instead of a reward."""
     import verifiers.v1 as vf
 
     from kqueue.integrations.verifiers import KernelTask, KernelTaskConfig, KernelTaskset, KernelTasksetConfig

@@ -1,4 +1,4 @@
-"""The kernel in a model's answer: the shapes of answers, the place that is reported, and hostile answers."""
+"""The kernel in a model's answer: forms of answers, the reported place, and hostile answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DRAFTED = f"```python\n{DRAFT}```"
 
 @pytest.mark.parametrize("name", list(ANSWERS))
 def test_a_right_kernel_is_found(name: str) -> None:
-    """In every shape of answers the kernel is taken whole, and nothing with it."""
+    """The whole kernel is extracted from every form of answer, and nothing else."""
     assert take(ANSWERS[name]).kernel.replace("\r\n", "\n").strip() == KERNEL.strip()
 
 
@@ -40,7 +40,7 @@ def test_a_kernel_with_fences_in_its_strings_is_found(name: str) -> None:
 
 
 def test_a_source_is_unchanged() -> None:
-    """A text that is a kernel is not touched, whatever its strings and ends of lines."""
+    """A plain kernel is unchanged, whatever its strings and line ends."""
     for source in (KERNEL, FENCED, FENCED.replace("\n", "\r\n"), f"\n\n{FENCED}\n\n", f"\ufeff{KERNEL}"):
         assert take(source) == Taken(source)
         assert take(source).note == ""
@@ -65,7 +65,7 @@ def test_a_source_is_unchanged() -> None:
     ],
 )
 def test_the_place_is_reported(answer: str, place: str) -> None:
-    """The block, its language, its lines in the answer, and whether reasoning was dropped."""
+    """The block, its language, its lines in the answer, and dropped reasoning are reported."""
     taken = take(answer)
     assert str(taken) == place
     assert taken.note == ("" if place == "the whole answer" else f"Taken from the answer: {place}.")
@@ -77,12 +77,12 @@ def test_the_place_is_reported(answer: str, place: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "kernel"),
     [
-        # A syntax error is the model's, and is judged.
+        # A syntax error is the model's fault and is judged.
         ("```python\nclass ModelNew(:\n```\n```sh\nls\n```", "class ModelNew(:\n"),
         ("```python\nclass ModelNew(:\n```\n```python\nclass ModelNew(]:\n```", "class ModelNew(]:\n"),
         ("import torch\nclass ModelNew(:\n    x\n\ny\n", "import torch\nclass ModelNew(:\n    x\n\ny\n"),
         ("import torch\nclass ModelNew: 1\n\nx = = 2\n", "import torch\nclass ModelNew: 1\n\nx = = 2\n"),
-        # A fragment is better than nothing, and a class under another name may be bound to the right one.
+        # A fragment is better than nothing, and a class under another name can be bound to the right one.
         ("```python\nclass ModelNew(nn.Module): 1\n```\nand\n```\n1\n```", "class ModelNew(nn.Module): 1\n"),
         ("```python\nclass Fast: 1\nModelNew = Fast\n```\n```sh\nls\n```", "class Fast: 1\nModelNew = Fast\n"),
         # Without the class the last block is judged.
@@ -97,12 +97,12 @@ def test_the_place_is_reported(answer: str, place: str) -> None:
     ],
 )  # fmt: skip
 def test_an_answer_without_a_right_kernel(answer: str, kernel: str) -> None:
-    """The block that comes closest is judged as it is, and nothing is repaired or joined."""
+    """The closest block is judged unchanged: nothing is repaired or joined."""
     assert take(answer).kernel == kernel
 
 
 def test_the_instruction_has_no_kernel() -> None:
-    """A model that repeats its task has the reference judged."""
+    """For an answer that repeats the task, the reference is judged."""
     text = instruction("class Model: ...", "triton")
     assert "triton" in text
     assert take(text).kernel == "class Model: ...\n"
@@ -120,18 +120,18 @@ def test_the_instruction_has_no_kernel() -> None:
     ],
 )  # fmt: skip
 def test_a_chat(chat: list[dict[str, Any]]) -> None:
-    """The kernel is in the text of the assistant's last message."""
+    """The kernel is extracted from the assistant's last message."""
     assert take_from(chat).kernel.strip() == KERNEL.strip()
 
 
 def test_a_chat_without_an_answer() -> None:
-    """There is no kernel in a message without text, or in no message."""
+    """Messages without text, and chats without messages, have no kernel."""
     for chat in ([], [{"role": "assistant", "content": None}], [{"role": "assistant", "content": []}]):
         assert take_from(chat).kernel == ""
 
 
 def test_a_wrong_escape_is_no_error() -> None:
-    """Python warns of escapes in strings of C++, also where a trainer makes warnings errors."""
+    """Escapes in C++ strings cause no error, even if a trainer turns Python's warnings into errors."""
     answer = BLOCK.replace("#include", r"\d #include")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -155,14 +155,14 @@ _STRING = f"{_CLASS} x='''\n"
     ],
 )  # fmt: skip
 def test_hostile_answers_take_linear_time(head: str, filler: str) -> None:
-    """Much of anything is read in seconds; where each part was compared with all others it would take hours."""
+    """Hostile answers are parsed in seconds, where a comparison of all pairs of parts would take hours."""
     begun = time.process_time()
     take(head + filler * (300_000 // len(filler)) + "x")
     assert time.process_time() - begun < 30
 
 
 def test_the_parser_is_loaded_when_it_is_needed() -> None:
-    """Neither importing the integrations nor judging bare sources loads it."""
+    """Neither importing the integrations nor judging bare sources loads the parser."""
     code = (
         "import sys; from kqueue.integrations import rl, extraction; extraction.take('class ModelNew: 1');"
         "print('markdown_it' in sys.modules); extraction.take('```\\nx\\n```'); print('markdown_it' in sys.modules)"
@@ -171,13 +171,13 @@ def test_the_parser_is_loaded_when_it_is_needed() -> None:
     assert done.stdout.split() == ["False", "True"]
 
 
-# Doors -------------------------------------------------------------------------------------------------
+# Integrations ------------------------------------------------------------------------------------------
 
 SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
 
 
 def test_right_kernels_are_rewarded(config: Config, caplog: pytest.LogCaptureFixture) -> None:
-    """Each shape has the reward of its kernel, and the place of each kernel is logged."""
+    """Each form gets its kernel's reward, and each kernel's place is logged."""
     shapes = ("block", "never closed", "behind reasoning", "draft, then kernel", "source between prose")
     answers = [ANSWERS[shape].replace(KERNEL.rstrip(), RIGHT.strip()) for shape in shapes]
     with caplog.at_level(logging.INFO, "kqueue.integrations.rl"):
@@ -186,7 +186,7 @@ def test_right_kernels_are_rewarded(config: Config, caplog: pytest.LogCaptureFix
 
 
 def test_feedback_says_what_was_taken(kq: Client) -> None:
-    """In the observation, in its info, and in a guide's feedback; also where the kernel is refused."""
+    """Observation, info and a guide's feedback contain the place, also for a refused kernel."""
     answer = f"<think>\n{DRAFTED}\n</think>\nHere: ```python\n{RIGHT.strip()}```\n```sh\nls\n```"
     place = "block 1 of 2 (python), lines 26-40, reasoning dropped"
     env = KernelEnv([REFERENCE], client=kq, max_turns=3, **SETTINGS)

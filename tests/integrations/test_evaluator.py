@@ -1,4 +1,4 @@
-"""The evaluator with the interface of Modal's, against a live fleet."""
+"""The evaluator with Modal's interface, with a live fleet."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ ON_CPU = ModalEvaluatorConfig(gpu_type="cpu")
 
 
 def entry(kernel: str = RIGHT, **changes: Any) -> dict[str, Any]:
-    """The arguments of one evaluation."""
+    """Return the arguments of one evaluation."""
     return {"ref_code": REFERENCE, "kernel_code": kernel, **QUICK, **changes}
 
 
 class CountingClient(AsyncClient):
-    """A client that remembers how many went out together."""
+    """A client that records the size of each batch."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.batches: list[int] = []
 
     async def evaluate_batch(self, entries: Iterable[Any], **options: Any) -> Any:
-        """As the client's."""
+        """Evaluate like :class:`AsyncClient`."""
         everything = list(entries)
         self.batches.append(len(everything))
         return await super().evaluate_batch(everything, **options)
 
 
 def evaluated(config: Config, use: Callable[[ModalKernelEvaluator], Any], **settings: Any) -> tuple[Any, list[int]]:
-    """What ``use`` came to with an evaluator of the fleet, and how many went out together each time."""
+    """Return the result of ``use`` with an evaluator of the fleet, and the sizes of its batches."""
 
     async def main() -> tuple[Any, list[int]]:
         async with CountingClient(config) as client:
@@ -73,7 +73,7 @@ def test_one_kernel(config: Config) -> None:
     assert None not in (result["runtime_ms"], result["baseline_runtime_ms"])
     metadata = result["metadata"]
     assert (metadata["timing_method"], metadata["timing_basis"]) == ("do_bench", "cpu_clock")
-    # Above a threshold of nothing every speedup is excessive; on a busy CPU there may be none.
+    # Above a threshold of zero every speedup is excessive. A busy CPU can have none.
     assert metadata.get("excessive_speedup", False) == (result["speedup"] is not None)
     result, _ = evaluated(config, lambda e: e.evaluate_single(REFERENCE, RIGHT, "torch", 1))
     assert result["correctness"] is True
@@ -81,7 +81,7 @@ def test_one_kernel(config: Config) -> None:
 
 
 def test_a_batch_with_faults(config: Config) -> None:
-    """Results come in order; what has none has a record of its exception in its own place and spoils no other."""
+    """Results are in order, and an invalid entry gets a record of its exception without affecting another."""
     asked = [
         (entry(), "passed"),
         (entry(WRONG), "wrong_values"),
@@ -124,13 +124,13 @@ def test_calls_of_one_window_go_out_together(config: Config) -> None:
         return [slot["correctness"] if isinstance(slot, dict) else type(slot) for slot in slots]
 
     together = evaluated(config, lambda e: use(e, RIGHT, WRONG, "", RIGHT), max_batch_size=3, batch_window_s=0.3)
-    # The third of the first three is refused before.
+    # The third of the first three is refused before its batch is sent.
     assert together == ([True, False, InvalidRequest, True], [2, 1])
     assert evaluated(config, lambda e: use(e, WRONG, WRONG), batch_single=False) == ([False, False], [1, 1])
 
 
 def test_a_cancelled_call_spoils_no_other(config: Config) -> None:
-    """A caller that gives up leaves the others of its window their results."""
+    """A cancelled call does not affect the results of the rest of its window."""
 
     async def use(evaluator: ModalKernelEvaluator) -> dict[str, Any]:
         given_up = asyncio.create_task(evaluator.evaluate_single_batched(**entry(WRONG)))
@@ -160,7 +160,7 @@ def test_one_evaluator_in_several_loops(config: Config) -> None:
 
 
 def test_a_gpu_that_no_worker_has(config: Config) -> None:
-    """Without waiting it is a clear error that says what there is, and never a record of a bad kernel."""
+    """Without waiting, a missing GPU raises an error that lists the lanes, and gives no record of a bad kernel."""
     for ask in (
         lambda e: e.evaluate_single(REFERENCE, RIGHT),
         lambda e: e.evaluate_single_batched(REFERENCE, RIGHT),
@@ -171,7 +171,7 @@ def test_a_gpu_that_no_worker_has(config: Config) -> None:
 
 
 def test_the_fleets_fallback(config: Config) -> None:
-    """The lane that the fleet names takes the place of one that no worker serves; the result says so."""
+    """The fleet's fallback replaces a lane without workers, and the result has both lanes."""
     with_fallback = config.model_copy(update={"gpu_fallback": "cpu"})
     both = [entry(), entry(WRONG)]
     [right, wrong], _ = evaluated(with_fallback, lambda e: e.evaluate_batch(both), gpu_type="A100")
@@ -182,7 +182,7 @@ def test_the_fleets_fallback(config: Config) -> None:
 
 
 def test_waiting_for_a_gpu(config: Config, caplog: pytest.LogCaptureFixture) -> None:
-    """It waits, for as long as is allowed, and says so; then it is an error of the whole call, and no record."""
+    """A call waits up to its limit with a warning, then raises an error without any record."""
     with pytest.raises(LaneUnavailable, match=r"gpu\.l40s"):
         evaluated(config, lambda e: e.evaluate_batch([entry()]), gpu_type="L40S", max_queue_wait_s=0.5)
     [warning] = [record.getMessage() for record in caplog.records if "wait for a worker" in record.getMessage()]

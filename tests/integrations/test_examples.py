@@ -1,4 +1,4 @@
-"""The examples of the integrations, as their pages tell to run them."""
+"""The examples of the integrations, run by their pages' commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.nightly
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-#: Examples, and what each prints.
+#: Commands of examples, and their output.
 PRINTED = [
     (["modal_evaluator.py", "--gpu", "cpu"], ["good: correct=True runtime_ms=", "empty: no result: InvalidRequest: "]),
     (["local_evaluator.py"], ["compiled=True correctness=True"]),
@@ -27,14 +27,14 @@ PRINTED = [
 
 @pytest.mark.parametrize(("words", "printed"), PRINTED, ids=[words[0] for words, _ in PRINTED])
 def test_an_example(run_example: Run, words: list[str], printed: list[str]) -> None:
-    """It runs as its page tells, and each kernel has its result in its place."""
+    """Each example runs by its page's command and prints each kernel's result."""
     done = run_example(*words)
     assert done.returncode == 0, done.stderr
     assert all(text in done.stdout for text in printed), done.stdout
 
 
 def test_generations_of_the_gallery(run_example: Run, tmp_path: Path) -> None:
-    """The gallery in KernelBench's form is what the runner takes."""
+    """The runner accepts the gallery in KernelBench's form."""
     done = run_example("make_generations.py", "out", "--lane", "cpu", "--most", "3")
     assert done.returncode == 0, done.stderr
     command = ["kernelbench", "--problems", "out/KernelBench", "--generations", "out/run", "--backend", "torch"]

@@ -1,4 +1,4 @@
-"""`kqueue kernelbench` over folders of generations, against a live fleet."""
+"""`kqueue kernelbench` over folders of generations, with a live fleet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAST = ["--backend", "torch", "--lane", "cpu", "--checks", "1", "--calls", "5"]
 
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path]:
-    """Problems 1 to 3 of level 1, in KernelBench's folders, and an empty run."""
+    """Create problems 1 to 3 of level 1 in KernelBench's folders, and an empty run."""
     problems, run = tmp_path / "KernelBench", tmp_path / "runs" / "first"
     (problems / "level1").mkdir(parents=True)
     (problems / "level2").mkdir()
@@ -31,14 +31,14 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def put(run: Path, problem: int, sample: int, kernel: str, level: int = 1) -> Path:
-    """A generation."""
+    """Write a generation."""
     path = run / f"level_{level}_problem_{problem}_sample_{sample}_kernel.py"
     path.write_text(kernel)
     return path
 
 
 def command(folders: tuple[Path, Path], *arguments: str) -> list[str]:
-    """The command over these folders."""
+    """Return the command line for these folders."""
     problems, run = map(str, folders)
     return ["kernelbench", "--problems", problems, "--generations", run, *FAST, *arguments]
 
@@ -49,7 +49,7 @@ def judge(folders: tuple[Path, Path], *arguments: str) -> Done:
 
 
 def scores(folders: tuple[Path, Path], *arguments: str, status: int = 0) -> dict[str, Any]:
-    """What the command prints as JSON."""
+    """Return the command's JSON output."""
     done = judge(folders, "--json", *arguments)
     assert done.returncode == status, done.stderr
     return json.loads(done.stdout)
@@ -62,12 +62,12 @@ def refused(folders: tuple[Path, Path], *arguments: str, told: str) -> None:
 
 
 def results(run: Path) -> dict[str, Any]:
-    """The results' file."""
+    """Return the content of the results' file."""
     return json.loads((run / "eval_results.json").read_text())
 
 
 def test_a_run(config: Config, folders: tuple[Path, Path]) -> None:
-    """Results as KernelBench's scripts read them, scores, and a second start that judges what is new or changed."""
+    """Results and scores have KernelBench's form, and a second run judges only new or changed kernels."""
     _, run = folders
     put(run, 1, 0, RIGHT)
     put(run, 1, 1, WRONG)
@@ -110,7 +110,7 @@ def test_a_run(config: Config, folders: tuple[Path, Path]) -> None:
 
 
 def test_what_is_left_out(config: Config, folders: tuple[Path, Path]) -> None:
-    """What nothing is known of has no result, is told, and is judged by the next start; bad names are told too."""
+    """Kernels without a verdict have no result and are judged by the next run, and bad names are reported."""
     problems, run = folders
     broken = put(run, 3, 0, RIGHT)
     put(run, 1, 0, WRONG)
@@ -135,8 +135,8 @@ def test_what_is_left_out(config: Config, folders: tuple[Path, Path]) -> None:
 
 
 def test_an_interrupted_run_goes_on(kq: Client, folders: tuple[Path, Path]) -> None:
-    """Ended by Ctrl-C or killed, the next start has the verdicts of what was sent, and sends nothing twice."""
-    run = folders[1].rename(folders[1].with_name("interrupted"))  # a batch of its own
+    """After Ctrl-C or a kill, the next run gets the verdicts of sent kernels and sends nothing twice."""
+    run = folders[1].rename(folders[1].with_name("interrupted"))  # a separate batch
     folders = (folders[0], run)
     for sample in range(4):
         put(run, 1, sample, f"import time\n\ntime.sleep(2)\n{RIGHT}# {sample}\n")
@@ -152,7 +152,7 @@ def test_an_interrupted_run_goes_on(kq: Client, folders: tuple[Path, Path]) -> N
 
 
 def test_other_settings_get_results_of_their_own(kq: Client, folders: tuple[Path, Path]) -> None:
-    """The same folder with other settings: never the first ones' results, but an error that names the difference."""
+    """The same folder with other settings gets an error that names the difference instead of the first results."""
     _, run = folders
     put(run, 1, 0, RIGHT)
     run = run.rename(run.with_name("settings"))
@@ -167,12 +167,11 @@ def test_other_settings_get_results_of_their_own(kq: Client, folders: tuple[Path
     [row] = json.loads((run / "bf16.json").read_text())["1"]
     assert row["metadata"]["evaluation_id"] != before["1"][0]["metadata"]["evaluation_id"]
     assert (run / "bf16.pass_at_k_results.json").exists()
-    # Each of the two goes on from its own results.
+    # Each of the two continues from its results.
     assert scores(folders)["evaluated"] == scores(folders, *other, "--out", str(run / "bf16.json"))["evaluated"] == 0
 
 
 def test_a_changed_problem_is_judged_anew(kq: Client, folders: tuple[Path, Path]) -> None:
-    """Its samples' results are of the problem as it was."""
     problems, run = folders
     put(run, 1, 0, RIGHT)
     assert scores(folders)["correct"] == 1
@@ -182,7 +181,7 @@ def test_a_changed_problem_is_judged_anew(kq: Client, folders: tuple[Path, Path]
 
 
 def test_results_of_others_are_kept(config: Config, folders: tuple[Path, Path]) -> None:
-    """Entries that KernelBench's own scripts wrote, in either of their forms, count and are not judged again."""
+    """Results of KernelBench's scripts, in either form, count and are not judged again."""
     _, run = folders
     put(run, 1, 0, RIGHT)
     put(run, 2, 0, RIGHT)
@@ -195,7 +194,7 @@ def test_results_of_others_are_kept(config: Config, folders: tuple[Path, Path]) 
 
 
 def test_levels(config: Config, folders: tuple[Path, Path]) -> None:
-    """A run is of one level, and results of several are kept apart. Problems need no level."""
+    """A run has one level, and results of several levels are separate. Problems need no level."""
     problems, run = folders
     (problems / "level2" / "1_Other.py").write_text(REFERENCE)
     put(run, 1, 0, WRONG)
@@ -214,7 +213,7 @@ def test_levels(config: Config, folders: tuple[Path, Path]) -> None:
 
 
 def test_wrong_arguments_are_told(config: Config, folders: tuple[Path, Path]) -> None:
-    """What is wrong is refused before anything is judged, by the name that its caller used."""
+    """Wrong arguments are refused by their names before anything is judged."""
     put(folders[1], 1, 0, WRONG)
     for arguments, told in (
         (["--k", "0"], "--k 0: give whole numbers from 1"),
@@ -235,7 +234,7 @@ def test_wrong_arguments_are_told(config: Config, folders: tuple[Path, Path]) ->
 
 
 def test_a_broken_results_file_is_told(folders: tuple[Path, Path]) -> None:
-    """What is no results file is left as it is."""
+    """A file that holds no results is not changed."""
     file = put(folders[1], 1, 0, WRONG).with_name("eval_results.json")
     for content in ("", "[]", '{"x": []}', '{"1": [{"sample_id": 0}]}', '{"1": 5}'):
         file.write_text(content)

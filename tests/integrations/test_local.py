@@ -1,4 +1,4 @@
-"""The evaluator that brings its own fleet."""
+"""The evaluator that starts a fleet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.integrations.sources import BROKEN_REFERENCE, QUICK, REFERENCE, RIGHT
 
 @pytest.fixture
 def own_home() -> Iterator[Config]:
-    """Settings of a home in which no fleet runs."""
+    """Return the settings of a home without a running fleet."""
     with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
         root = Path(name)
         root.chmod(0o711)
@@ -28,7 +28,7 @@ def own_home() -> Iterator[Config]:
 
 
 def test_a_fleet_that_is_up_is_used(fleet: LocalFleet, capsys: pytest.CaptureFixture[str]) -> None:
-    """A running fleet is found by its home, used, and left alone; results have KernelBench's form."""
+    """A running fleet in the home is used and not stopped, and results have KernelBench's form."""
     settings = load(home=fleet.config.home)
     with LocalKernelEvaluator(gpu="cpu", config=settings, **QUICK) as evaluator:
         right = evaluator.evaluate(REFERENCE, RIGHT)
@@ -48,13 +48,13 @@ def test_a_fleet_that_is_up_is_used(fleet: LocalFleet, capsys: pytest.CaptureFix
 
 
 def is_up(config: Config) -> bool:
-    """Whether a fleet runs in a home."""
+    """Return whether a fleet runs in a home."""
     return load(home=config.home).database_url is not None
 
 
 @pytest.mark.services
 def test_the_ephemeral_deployment(own_home: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Modal-like evaluator's `ephemeral` brings a fleet where none is, and takes it along."""
+    """The Modal-like evaluator's `ephemeral` starts a fleet if there is none, and stops it."""
     for name in ("home", "scratch", "gpus", "cpu_slots"):
         monkeypatch.setenv(f"KQUEUE_{name.upper()}", str(getattr(own_home, name)))
 

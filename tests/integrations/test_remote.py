@@ -1,4 +1,4 @@
-"""The integrations in front of a fleet behind HTTP."""
+"""The integrations with a fleet behind HTTP."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
 @pytest.fixture(scope="module")
 @starts_services
 def served(fleet: LocalFleet) -> Iterator[Served]:
-    """A server before the fleet."""
+    """Start a server for the fleet."""
     running = Served(fleet.config)
     yield running
     running.close()
@@ -34,13 +34,13 @@ def served(fleet: LocalFleet) -> Iterator[Served]:
 
 @pytest.fixture
 def url(served: Served, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The server's address, with its token in the environment."""
+    """Return the server's address, with its token in the environment."""
     monkeypatch.setenv("KQUEUE_TOKEN", served.admin)
     return served.url
 
 
 def test_over_http(url: str) -> None:
-    """Evaluator, rewards, guide and environment do with a remote client what they do with the other."""
+    """Evaluator, rewards, guide and environment work the same with a remote client."""
 
     async def batches() -> tuple[list[Any], list[float | None]]:
         entry = {"ref_code": REFERENCE, "kernel_code": RIGHT, "backend": "torch", "num_correct_trials": 1}
@@ -72,7 +72,7 @@ def test_over_http(url: str) -> None:
 
 
 def test_the_evaluators_own_connection(monkeypatch: pytest.MonkeyPatch, served: Served) -> None:
-    """A URL in place of a database is enough; only a token of kqueue is taken from the variable that is named."""
+    """A URL can replace a database, and only a token of kqueue is read from the named variable."""
     monkeypatch.setenv("KQUEUE_URL", served.url)
 
     async def category() -> str:

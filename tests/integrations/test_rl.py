@@ -19,31 +19,31 @@ SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
 
 
 def rewards(problems: Any, completions: Any, **changes: Any) -> list[float | None]:
-    """What :func:`reward` gives on the `cpu` lane."""
+    """Return the rewards on the `cpu` lane."""
     return asyncio.run(reward(problems, completions, **SETTINGS | changes))
 
 
 def again(kernel: str, key: str) -> Request:
-    """What :func:`rewards` has asked for under a key."""
+    """Return the request that :func:`rewards` sends under a key."""
     return request_of(REFERENCE, kernel, **QUICK, lane="cpu", idempotency_key=key)
 
 
 def test_rewards_of_a_batch(config: Config) -> None:
-    """In order, whatever form an answer has; masked where the problem failed, 0 where the kernel did."""
+    """Rewards are in order for any form of answer: None if the problem failed, 0 if the kernel did."""
     turns = [{"role": "user", "content": "faster!"}, {"role": "assistant", "content": f"```\n{RIGHT}\n```"}]
     completions = [WRONG, f"Sure.\n```python\n{RIGHT}\n```", RIGHT, turns, "", "I cannot do that.", []]
     problems = [REFERENCE, REFERENCE, BROKEN_REFERENCE, REFERENCE, REFERENCE, REFERENCE, REFERENCE]
     assert rewards(problems, completions) == [0.0, 1.0, None, 1.0, 0.0, 0.0, 0.0]
     assert rewards(REFERENCE, []) == []
-    # A lane without workers says nothing of the kernels.
+    # A lane without workers yields no information on the kernels.
     assert rewards(REFERENCE, [RIGHT, "", WRONG], lane="gpu.l40s") == [None, 0.0, None]
     wrong, right = rewards(REFERENCE, [WRONG, RIGHT], score="speedup")
     assert wrong == 0.0
-    assert right is None or right > 0  # a busy CPU may hide its time
+    assert right is None or right > 0  # a busy CPU can hide its time
 
 
 def test_too_late_is_a_mask(config: Config) -> None:
-    """What has no verdict in time is cancelled and masked."""
+    """An evaluation without a verdict in time is cancelled and its reward is None."""
     slow = RIGHT.replace("import torch\n", "import torch, time\ntime.sleep(600)\n", 1)
 
     async def both() -> tuple[list[float | None], Any]:
@@ -58,7 +58,7 @@ def test_too_late_is_a_mask(config: Config) -> None:
 
 
 def test_a_batch_again(kq: Client) -> None:
-    """Under the name of a run the same answers get the same verdicts, and other answers are refused."""
+    """The same answers under a run's name get the same verdicts, and other answers are refused."""
     assert rewards(REFERENCE, [RIGHT, WRONG], run="step-7") == [1.0, 0.0]
     first = kq.submit(again(RIGHT, "step-7/0"))
     assert not first.created
@@ -84,7 +84,7 @@ def test_wrong_arguments_are_raised(config: Config) -> None:
 
 
 def test_an_episode(kq: Client) -> None:
-    """Each turn is judged and told; turns run out, and a target ends it."""
+    """Each turn is judged with an observation, and the episode ends at the turn limit or a reached target."""
     env = KernelEnv([REFERENCE], max_turns=2, client=kq, **SETTINGS)
     task, info = env.reset(seed=1)
     assert "class Model(nn.Module)" in task
@@ -99,7 +99,7 @@ def test_an_episode(kq: Client) -> None:
     with pytest.raises(InvalidRequest, match="reset"):
         env.step(RIGHT)
     env.close()
-    # A target that is reached terminates it.
+    # Reaching a target terminates the episode.
     env = KernelEnv([REFERENCE], target=1.0, client=kq, **SETTINGS)
     env.reset()
     assert env.step("no kernel")[1:4] == (0.0, False, False)
@@ -109,7 +109,7 @@ def test_an_episode(kq: Client) -> None:
 
 
 def test_a_failure_of_others_is_no_turn(kq: Client) -> None:
-    """Where nothing becomes known of a kernel, or no worker is there, the turn does not count."""
+    """A turn without a verdict on the kernel, or without workers, does not count."""
     env = KernelEnv([BROKEN_REFERENCE, REFERENCE], max_turns=1, client=kq, **SETTINGS)
     env.reset(options={"problem": 0})
     for _ in range(2):
@@ -124,7 +124,7 @@ def test_a_failure_of_others_is_no_turn(kq: Client) -> None:
 
 
 def test_problems_are_chosen_by_the_seed(config: Config) -> None:
-    """The same seed gives the same problems; an option names one."""
+    """The same seed gives the same problems, and an option names one."""
     problems = [f"{REFERENCE}\n# {number}\n" for number in range(20)]
     env = KernelEnv(problems, **SETTINGS)
     first = [env.reset(seed=5)[1]["problem"], *(env.reset()[1]["problem"] for _ in range(5))]
@@ -138,7 +138,7 @@ def test_problems_are_chosen_by_the_seed(config: Config) -> None:
 
 
 def test_gymnasium_checks_it(config: Config, needs: Callable[[str], None]) -> None:
-    """With gymnasium installed it is an environment of gymnasium's, which passes its own checks."""
+    """With gymnasium installed the environment passes gymnasium's checks."""
     needs("gymnasium")
     import gymnasium
     from gymnasium.utils.env_checker import check_env

@@ -22,12 +22,12 @@ TASK = "Write it faster."
 
 
 def guide(**changes: Any) -> KernelGuide:
-    """A guide on the `cpu` lane with the fewest calls."""
+    """Return a guide on the `cpu` lane with the fewest calls."""
     return KernelGuide(**{"gpu": "cpu", "score": "correctness", **QUICK, **changes})
 
 
 def evaluations(kq: Client, run: str) -> int:
-    """How many evaluations a run has made."""
+    """Count the evaluations of a run."""
     engine = connect(kq._transport._config.require_database(), application="tests", pool_size=1)
     with engine.connect() as connection:
         query = text("SELECT count(*) FROM evaluations WHERE idempotency_key LIKE :like")
@@ -50,7 +50,7 @@ def test_a_right_and_a_wrong_kernel(config: Config) -> None:
 
 
 def test_every_way_to_call_it(kq: Client) -> None:
-    """By position, by name, as Trace's base class does, with more arguments, and through `metric`; judged once."""
+    """Positional, named, base-class and `metric` calls with extra arguments work, and judge a kernel once."""
     own = guide()
     in_a_block = f"Here it is:\n```python\n{RIGHT}\n```"
     assert own.get_feedback(TASK, RIGHT, REFERENCE)[0] == 1.0
@@ -60,12 +60,12 @@ def test_every_way_to_call_it(kq: Client) -> None:
     assert own(TASK, RIGHT, REFERENCE)[0] == 1.0
     assert own.metric(TASK, RIGHT, REFERENCE) == own.metric(TASK, RIGHT, info=REFERENCE, seed=1) == 1.0
     assert own.metric(TASK, in_a_block, REFERENCE) == 1.0
-    assert evaluations(kq, own._run) == 2  # in the block it ends with one line more
+    assert evaluations(kq, own._run) == 2  # in the block it has one more line at the end
     own.close()
 
 
 def test_copies_share_verdicts_and_connection(kq: Client) -> None:
-    """A guide is copied for each item of a batch: copies judge a kernel once, and connect once."""
+    """Copies of a guide, one per item of a batch, share verdicts and one connection."""
     own = guide()
     copies = [copy.deepcopy(own), own, pickle.loads(pickle.dumps(own)), copy.deepcopy(own)]
     with ThreadPoolExecutor(8) as pool:
@@ -79,7 +79,7 @@ def test_copies_share_verdicts_and_connection(kq: Client) -> None:
 
 
 def test_what_is_known_of_nothing_is_tried_again(kq: Client) -> None:
-    """A failure that is not the kernel's scores -1, says so, and is not given again as if it were a verdict."""
+    """A failure of the fleet scores -1 with the reason, and is not cached like a verdict."""
     own = guide()
     for tries in (1, 2):
         score, feedback = own.get_feedback(TASK, RIGHT, BROKEN_REFERENCE)
@@ -98,7 +98,6 @@ def test_answers_without_a_kernel(config: Config, capsys: pytest.CaptureFixture[
 
 
 def test_no_reference(config: Config) -> None:
-    """A guide cannot compare with nothing."""
     for info in (None, {"level": 1}, 7):
         with pytest.raises(InvalidRequest, match="reference"):
             guide().get_feedback(TASK, RIGHT, info)
@@ -107,7 +106,7 @@ def test_no_reference(config: Config) -> None:
 
 
 def test_only_the_model_is_renamed() -> None:
-    """The class and what means it; comments, strings, attributes and longer names stay."""
+    """Only the class and references to it are renamed, not comments, strings, attributes or longer names."""
     source = (
         "import torch\n\n\nclass Modelled: ...\n\n\n@torch.no_grad\n"
         "class  Model(torch.nn.Module):  # Model é\n"
@@ -125,7 +124,7 @@ def test_only_the_model_is_renamed() -> None:
 
 
 def test_the_agent_is_traces(needs: Callable[[str], None]) -> None:
-    """With Trace installed the kernel is a trainable parameter, and the answer a node that depends on it."""
+    """With Trace installed the kernel is a trainable parameter, and the answer is a node that depends on it."""
     needs("opto")
     agent = KernelAgent(REFERENCE)
     [parameter] = agent.parameters()

@@ -1,4 +1,4 @@
-"""KernelBench's form, scores and words: pure functions of a verdict."""
+"""KernelBench's form, scores and texts, which are pure functions of a verdict."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KERNEL = "import torch\n\n\nclass ModelNew(torch.nn.Module):\n    def forward(se
 
 
 def measurement(median_ms: float, basis: str = "gpu_clock") -> Measurement:
-    """A time, its mean twice its median."""
+    """Return a time whose mean is twice its median."""
     return Measurement(
         basis=basis, count=17, median_ms=median_ms, q1_ms=median_ms * 0.9, q3_ms=median_ms * 1.1, std_ms=0.5,
         mean_ms=median_ms * 2, min_ms=median_ms / 2, max_ms=median_ms * 4, null_ms=0.1, cold_l2=True,
@@ -35,7 +35,7 @@ CLOSE = ErrorFigures(
 
 
 def verdict(category: Category = Category.PASSED, **fields: Any) -> Verdict:
-    """A verdict of the lane gpu.h200."""
+    """Return a verdict of the lane gpu.h200."""
     made: dict[str, Any] = {"evaluation_id": uuid4(), "backend": Backend.CUDA, "lane": "gpu.h200", "attempts": 1}
     made |= {"submitted_at": datetime.now(UTC), "finished_at": datetime.now(UTC), "message": "what happened"}
     environment = Environment(device="NVIDIA H200", torch="2.11", python="3.12", host="here")
@@ -44,7 +44,7 @@ def verdict(category: Category = Category.PASSED, **fields: Any) -> Verdict:
 
 
 def test_arguments_become_settings() -> None:
-    """Each argument of KernelBench has its place in a request."""
+    """Each argument of KernelBench becomes a field of a request."""
     asked: dict[str, Any] = {"backend": "Triton", "seed_num": 7, "num_correct_trials": 3, "num_perf_trials": 250}
     asked |= {"precision": "torch.bfloat16", "comparison": "kernelbench", "timeout_s": 30}
     request = request_of("class Model: ...", "class ModelNew: ...", **asked, lane="gpu.h200", batch="run")
@@ -57,14 +57,14 @@ def test_arguments_become_settings() -> None:
 
 
 def test_few_trials() -> None:
-    """No trials take no time, and fewer than a median can be taken of are made that many."""
+    """Zero trials disable timing, and too few for a median are increased to its minimum."""
     for trials, measure, timed, calls in (0, True, False, 5), (2, True, True, 5), (9, False, False, 9):
         timing = request_of("p", "k", num_perf_trials=trials, measure_performance=measure).settings.timing
         assert (timing.enabled, timing.calls) == (timed, calls)
 
 
 def test_wrong_arguments_are_named() -> None:
-    """A wrong argument is refused by the name that its caller used."""
+    """A wrong argument is refused by its name."""
     for wrong, named in (
         ({"backend": "tilelang"}, "backend: 'tilelang'"),
         ({"precision": "fp8"}, "precision: 'fp8'"),
@@ -84,7 +84,7 @@ def test_wrong_arguments_are_named() -> None:
 
 
 def test_a_right_kernels_result() -> None:
-    """KernelBench's keys, the mean as it has it, the judge's facts beside them; and all of it is JSON."""
+    """A result has KernelBench's keys, its mean and the judge's facts, and is valid JSON."""
     evidence = Evidence(checks=7, checks_asked=5, comparison=CLOSE)
     right = verdict(runtime=measurement(2.0), baseline=measurement(3.0), evidence=evidence)
     result = result_of(right)
@@ -104,7 +104,7 @@ def test_a_right_kernels_result() -> None:
 
 
 def test_a_failures_result() -> None:
-    """Each failure says what it is where scripts for KernelBench look, and whose it is."""
+    """Each failure has the key that KernelBench's scripts read, and its blame."""
     for categories, compiled, key in (
         (("compile_error", "syntax_error"), False, "compilation_error"),
         (("illegal_memory_access", "timeout"), True, "runtime_error"),
@@ -133,13 +133,13 @@ def test_pass_at_k() -> None:
 
 
 def sample(sample_id: int, correct: bool, speedup: float | None = None, **more: Any) -> dict[str, Any]:
-    """An entry of a results file."""
+    """Return an entry of a results file."""
     metadata = {"category": "passed" if correct else "wrong_values", "speedup": speedup}
     return {"sample_id": sample_id, "compiled": True, "correctness": correct, "metadata": metadata, **more}
 
 
 def test_scores_of_a_run() -> None:
-    """pass@k over problems with k samples, fast_p within each problem first, and the categories."""
+    """Scores are pass@k over problems with k samples, fast_p within each problem first, and the categories."""
     results = {
         "1": [sample(0, True, 2.0), sample(1, False)],
         "2": [sample(0, True, 0.5)],
@@ -163,7 +163,7 @@ LANES = {
 
 
 def test_gpu_types_are_lanes() -> None:
-    """The names that people and vendors use come to the lane that workers serve; there is one GPU, with a name."""
+    """Common and vendor names of GPUs map to lanes, and each GPU has one lane."""
     assert {gpu_type: lane_of(gpu_type) for gpu_type in LANES} == LANES
     for gpu_type in ("H100:8", "", "!", "H100:many"):
         with pytest.raises(InvalidRequest, match="gpu_type"):
@@ -174,7 +174,7 @@ POLICIES = ("inverse_runtime", "speedup", "bandwidth", "correctness")
 
 
 def test_scores_of_verdicts() -> None:
-    """The named policies: nothing for what is not the kernel's, 0 for its failures."""
+    """The named policies give no score for a failure of the fleet and 0 for the kernel's."""
     right = verdict(runtime=measurement(2.0), baseline=measurement(3.0))
     assert [scorer(name)(right) for name in ("inverse_runtime", "speedup", "correctness")] == [500.0, 1.5, 1.0]
     for category in (Category.COMPILE_ERROR, Category.WRONG_VALUES, Category.REWARD_HACK):
@@ -192,7 +192,7 @@ def test_scores_of_verdicts() -> None:
 
 
 def test_words_for_a_compilers_error() -> None:
-    """The compiler's lines with what follows each, without its command or a worker's folders."""
+    """Each of the compiler's lines has its context, without the command or a worker's folders."""
     message = (
         "RuntimeError: Error building extension 'k': [1/2] c++ -I/opt/include -c /tmp/x/main.cpp\n"
         "/tmp/x/main.cpp: In function 'f':\n/tmp/x/main.cpp:6:43: error: cannot convert\n"
@@ -204,7 +204,7 @@ def test_words_for_a_compilers_error() -> None:
 
 
 def test_words_for_an_exception() -> None:
-    """The line of the kernel that raised, marked, between its neighbours."""
+    """The raising line of the kernel is marked and shown with its neighbours."""
     log = '  File "/w/harness.py", line 9, in run\n  File "/s/kernel.py", line 6, in forward\nNameError: bias\n'
     text = describe(verdict(Category.RUNTIME_ERROR, phase=Phase.CHECK, log=log), KERNEL)
     assert "At line 6, in forward:" in text
@@ -218,7 +218,7 @@ def test_words_for_an_exception() -> None:
     ("floor_ms", "limit"), [(1.5, "It is limited by memory bandwidth"), (0.1, "It is not limited by the memory")]
 )
 def test_words_for_a_right_kernel(floor_ms: float, limit: str) -> None:
-    """Its time beside the reference's, how much of it memory explains, and whose code ran."""
+    """The text has both times, the memory-bound share, and the device code that ran."""
     floor = {"bytes_in": 1000, "bytes_out": 500, "bandwidth_gbs": 4000.0, "floor_ms": floor_ms, "floor_out_ms": 0.0}
     own = {"own_share": 1.0, "own": ["add"], "library": [], "unclear_share": 0.0, "unclear": [], "copies_share": 0.0}
     own |= {"decoy": False, "why": "kernels of its own source 98%", "basis": "its profile"}
@@ -238,7 +238,7 @@ def test_words_for_a_right_kernel(floor_ms: float, limit: str) -> None:
 
 
 def test_words_where_nothing_is_known() -> None:
-    """A fleet's failure is told as one, and never as the kernel's; feedback fits into a prompt."""
+    """A fleet's failure is reported as the fleet's, and feedback fits into a prompt."""
     text = describe(verdict(Category.WORKER_LOST), KERNEL)
     assert text.startswith("NOT JUDGED (worker_lost, to blame: fleet)")
     assert "FAILED" not in text

@@ -1,11 +1,11 @@
-"""Completes the corpus's programs: a file holds what is their own, and ``bases/`` holds what many programs share.
+"""Completes the corpus's programs: a file holds a program's unique code, and ``bases/`` holds shared code.
 
 Most files hold several programs, each below a line ``# %% NAME``. A name that a program uses and does not define comes
-from its base: an import, a helper, and the honest part that a judge insists on. A function ``forward`` becomes the
-method of a class, and a function ``attack`` that the program does not call is called at the end. A program that lacks
-nothing stays as it is::
+from its base: an import, a helper, and the honest part that a judge requires. A function ``forward`` becomes the method
+of a class, and a function ``attack`` that the program does not call is called at the end. A complete program is
+unchanged::
 
-    compose("def forward(self, x):\\n    return x + os.getpid()\\n", "kernel")
+    compose("def forward(self, x):\n    return x + os.getpid()\n", "kernel")
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from pathlib import Path
 from typing import Final
 
 BASES: Final = Path(__file__).resolve().parent / "bases"
-#: Names that every program has, by base; the first is the class that a function ``forward`` belongs to.
+#: Names that every program has, by base. The first is the class that gets a function ``forward``.
 _NEEDED: Final = {"kernel": ["ModelNew"], "problem": ["Model", "get_inputs", "get_init_inputs"]}
 
 
 def programs_of(file: Path) -> dict[str, str]:
-    """Return the programs of a file by name; one without such lines is one program."""
+    """Return the programs of a file by name. A file without such lines is one program."""
     parts = re.split(r"(?m)^# %% (\w+)\n", file.read_text(encoding="utf-8"))
     return dict(zip(parts[1::2], parts[2::2], strict=True)) or {file.stem: parts[0]}
 
 
 def compose(program: str, base: str) -> str:
-    """Return a program with the definitions that it lacks after its docstring."""
+    """Return a program with its missing definitions inserted after its docstring."""
     shared = _definitions(base)
     program = _with_class(program, shared[_NEEDED[base][0]])
     defined, used = names(program)
@@ -58,7 +58,7 @@ def _with_class(program: str, honest: str) -> str:
 
 @cache
 def _definitions(base: str) -> dict[str, str]:
-    """The imports and definitions of a base by the names that they define, in their order."""
+    """Return the imports and definitions of a base by the names that they define, in their order."""
     source = (BASES / f"{base}.py").read_text(encoding="utf-8")
     lines, found = source.splitlines(keepends=True), dict[str, str]()
     for node in ast.parse(source).body:
@@ -75,7 +75,7 @@ def _definitions(base: str) -> dict[str, str]:
 
 @cache
 def names(program: str) -> tuple[set[str], set[str]]:
-    """The names that a program defines at its top level, and the global ones that it uses."""
+    """Return the names that a program defines at its top level, and the global names that it uses."""
     defined, used = set[str](), set[str]()
     tables = [symtable.symtable(program, "program", "exec")]
     while tables:

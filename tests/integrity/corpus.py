@@ -1,9 +1,9 @@
 """The corpus of cheats: one small program for each known way to look faster or more right than one is.
 
-Each program stands in a file under ``programs/`` with what is its own; ``compose.py`` adds what it lacks to be one that
-a model would write. Its docstring says what the cheat does, why it would work with an evaluator that compares and times
-inside the kernel's own process, and what stops it here. *Controls* are honest kernels that look suspicious and must
-pass with an unchanged time.
+Each program is a file under ``programs/`` with its unique code, which ``compose.py`` completes to a program that a
+model would write. Its docstring describes the cheat, why it would work with an evaluator that compares and times inside
+the kernel's process, and the defense here. *Controls* are honest kernels that look suspicious and must pass with an
+unchanged time.
 
 One line a program, in ``table_a.py`` (timing and controls) and ``table_b.py`` (values and processes)::
 
@@ -34,7 +34,7 @@ KERNELS: Final = {
     for file in sorted((HERE / "programs").rglob("*.py"))
     for name, text in programs_of(file).items()
 }
-#: The text of each problem of the corpus's own, and of all that it may use.
+#: The text of each of the corpus's problems, and of all problems that programs can use.
 OWN_PROBLEMS: Final = {
     name: text for file in (HERE / "problems").glob("*.py") for name, text in programs_of(file).items()
 }
@@ -47,37 +47,37 @@ CPU: Final = frozenset({"cpu"})
 GPU: Final = frozenset({"gpu"})
 CONTROL: Final = "control"
 
-#: What clocks of a busy host may differ by whatever was measured, in milliseconds.
+#: Tolerance in milliseconds of clocks on a busy host.
 _SLACK_MS: Final = 0.002
-#: A baseline that is so much longer than the honest program's has been slowed, whatever else the device did.
+#: Ratio to the honest program's baseline from which a baseline counts as slowed by the candidate.
 _SABOTAGED: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One cheat, or one control, and what must come of it.
+    """One cheat, or one control, and its expected outcome.
 
     Attributes:
         name: unique and path-like: ``timing/event_monkeypatch``.
         family: a way of cheating, such as ``side streams unjoined``, or :data:`CONTROL`.
         problem: the name of the reference's text, in :data:`PROBLEMS`.
-        file: the name of the kernel's text, in :data:`KERNELS`; several programs may share one.
-        backend: what it is written in.
-        lanes: where it can be judged: ``cpu``, ``gpu`` or both.
+        file: the name of the kernel's text, in :data:`KERNELS`. Several programs can share one.
+        backend: the kernel's language.
+        lanes: ``cpu``, ``gpu`` or both.
         expected: the categories that are right.
-        honest: where it may pass: the program whose time a cheat may not undercut and a control must keep, and
-            whose baseline, if it is by the same clock, must be its own. It is for the same problem, or for one that
+        honest: the program whose time a passing cheat must not undercut and a control must keep, and whose
+            baseline, if it is by the same clock, must be equal. It is for the same problem, or for one that
             computes the same. Times are compared on a GPU only.
-        tolerance: by how much, as a share of the honest time.
-        least_ms: where it may pass: the least honest time in milliseconds, on any lane.
-        basis: whose clock must have taken the time of a program that passed on a GPU; None for either.
-        precision_downgrade: the label that the comparison must give it; None for either.
+        tolerance: deviation from the honest time as a share of it.
+        least_ms: the minimum honest time of a passing program in milliseconds, on any lane.
+        basis: the clock that must have timed a program that passed on a GPU, or None for either.
+        precision_downgrade: the label that the comparison must give it, or None for either.
         constants: values for top-level constants of the problem and of the kernel, such as sizes, so that several
             programs share a file.
-        cpu_constants: those of them that differ on the ``cpu`` lane.
-        settings: how it is judged; the ``cpu`` lane takes fewer checks and calls.
-        hole: why it is known not to be caught; empty for all but the rare programs that are not.
-        note: what else a reader of the report should know.
+        cpu_constants: constants with different values on the ``cpu`` lane.
+        settings: settings of the request. The ``cpu`` lane makes fewer checks and calls.
+        hole: the reason that it is known to be undetected. Empty for all but a few programs.
+        note: further text for a reader of the report.
     """
 
     name: str
@@ -100,16 +100,16 @@ class Program:
 
     @property
     def is_control(self) -> bool:
-        """Whether it is honest."""
+        """Return whether it is honest."""
         return self.family == CONTROL
 
     @property
     def mechanism(self) -> str:
-        """What it does, why that would work elsewhere, and what stops it here: its docstring."""
+        """Return its docstring: the cheat, why it would work elsewhere, and the defense here."""
         return ast.get_docstring(ast.parse(KERNELS[self.file])) or ""
 
     def sources(self, kind: str) -> tuple[str, str]:
-        """The problem and the kernel with this program's constants, for ``cpu`` or ``gpu``."""
+        """Return the problem and the kernel with this program's constants, for ``cpu`` or ``gpu``."""
         texts = [compose(PROBLEMS[self.problem], "problem"), compose(KERNELS[self.file], "kernel")]
         constants = {**self.constants, **(self.cpu_constants if kind == "cpu" else {})}
         for name, value in constants.items():
@@ -120,7 +120,7 @@ class Program:
         return texts[0], texts[1]
 
     def request(self, lane: str) -> Request:
-        """What to submit. On the ``cpu`` lane at most 2 checks and 16 timed calls are made."""
+        """Return the request. On the ``cpu`` lane it makes at most 2 checks and 16 timed calls."""
         kind = lane.partition(".")[0]
         if kind not in self.lanes:
             raise ValueError(f"{self.name} is for {' and '.join(sorted(self.lanes))}, not for the lane {lane!r}")
@@ -131,7 +131,7 @@ class Program:
             )
             settings = settings.model_copy(update={"checks": min(2, settings.checks), "timing": timing})
         else:
-            # A cheat that hangs when it is timed holds the device as long.
+            # A cheat that hangs when it is timed holds the device for this time.
             deadlines = settings.deadlines.model_copy(update={"time_s": min(10.0, settings.deadlines.time_s)})
             settings = settings.model_copy(update={"deadlines": deadlines})
         problem, kernel = self.sources(kind)
@@ -159,7 +159,7 @@ def program(
     file: str | None = None,
     **more: Any,
 ) -> Program:
-    """A line of a table; ``more`` has further fields of :class:`Program`, and fields of :class:`Settings`."""
+    """Return a line of a table. ``more`` has further fields of :class:`Program` and of :class:`Settings`."""
     settings: dict[str, Any] = {
         "checks": 3,
         "timing": Timing(calls=60, warmup=3),
@@ -180,21 +180,21 @@ def program(
 
 
 def control(name: str, *, backend: str = "torch", tolerance: float = 0.5, **more: Any) -> Program:
-    """A line with an honest kernel: judged under policies that reject whatever is found, it must still pass."""
-    decoys = Policy.FLAG if backend == "torch" else Policy.REJECT  # torch's kernels are not the candidate's own
+    """Return a line with an honest kernel, which must pass even under policies that reject any finding."""
+    decoys = Policy.FLAG if backend == "torch" else Policy.REJECT  # torch's kernels come from outside the candidate
     more.setdefault("policies", Policies(findings=Policy.REJECT, decoys=decoys))
     return program(name, CONTROL, Category.PASSED, backend=backend, tolerance=tolerance, **more)
 
 
 def programs(lane: str | None = None) -> list[Program]:
-    """The corpus, or what of it can be judged on ``lane``."""
+    """Return the corpus, or its programs for ``lane``."""
     kind = lane and lane.partition(".")[0]
     tables = [importlib.import_module(f"tests.integrity.{table}").TABLE for table in TABLES]
     return [entry for table in tables for entry in table if kind is None or kind in entry.lanes]
 
 
 class Judgement(StrEnum):
-    """How a program's outcome compares with what must come of it."""
+    """Relation of a program's outcome to the expected one."""
 
     OK = "ok"
     HOLE = "known hole"
@@ -209,13 +209,13 @@ class Judgement(StrEnum):
 
     @property
     def good(self) -> bool:
-        """Whether nothing unexpected happened."""
+        """Return whether the outcome is as expected."""
         return self in (Judgement.OK, Judgement.HOLE)
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What of an outcome is compared: category, times of kernel and reference, whose clock, and a label."""
+    """The compared part of an outcome: category, times of kernel and reference, clock, and label."""
 
     category: Category
     median_ms: float | None = None
@@ -225,14 +225,14 @@ class Facts:
 
     @classmethod
     def of(cls, outcome: Outcome | Verdict) -> Facts:
-        """The facts of an outcome or verdict."""
+        """Return the facts of an outcome or verdict."""
         errors = outcome.evidence.comparison
         label = errors.precision_downgrade if errors else None
         return cls(outcome.category, outcome.runtime_ms, outcome.timing_basis, outcome.baseline_ms, label)
 
 
 def judge(program: Program, facts: Facts, lane: str, honest: Facts | None = None) -> Judgement:
-    """Compare an outcome with what is expected, and with the honest program's where both had a quiet device."""
+    """Compare an outcome with the expected one, and with the honest program's if both had a quiet device."""
     passed = facts.category is Category.PASSED
     verdict = Judgement.OK
     if facts.category.blame in (Blame.FLEET, Blame.NOBODY, Blame.PROBLEM):

@@ -1,8 +1,8 @@
-"""The corpus of hostile problems: one small program for each known way to misuse the place of a reference.
+"""The corpus of hostile problems: one small program for each known way to misuse the role of a reference.
 
-Each stands in a file under ``hostile/``, and ``compose.py`` completes it to a problem. Its docstring says what it tries
-and what becomes of it. A program whose attempt succeeds raises an exception that says so, and ends otherwise than
-expected.
+Each is in a file under ``hostile/``, and ``compose.py`` completes it to a problem. Its docstring describes the attempt
+and its result. A program whose attempt succeeds raises an exception with :data:`SUCCEEDED`, and ends differently from
+the expectation.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tests.integrity.compose import compose, programs_of
 HERE: Final = Path(__file__).resolve().parent / "hostile"
 #: The text of each program, by its file and name.
 TEXTS: Final = {f"{file.stem}/{name}": text for file in HERE.glob("*.py") for name, text in programs_of(file).items()}
-#: What programs look for and must not find: in the environment of the judge, and in a file that everybody may read.
+#: Secret that programs search for and must not find, in the judge's environment and in a world-readable file.
 SECRET: Final = "secret-of-the-fleet"
-#: What programs say of themselves that got what they wanted.
+#: Message of programs whose attempt succeeded.
 SUCCEEDED: Final = "ATTACK SUCCEEDED"
 
 #: Right for every problem of the corpus.
@@ -45,22 +45,22 @@ _LATE: Final = Category.REFERENCE_TIMEOUT
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What programs look for on the host: a folder for everybody with a file and a socket, and a port of loopback."""
+    """Targets on the host: a world-writable folder with a file and a socket, and a loopback port."""
 
     directory: Path
     port: int
 
     def named_in(self, program: str) -> str:
-        """Return a program with these in place of the names that its file has for them."""
+        """Return a program with these values for the placeholders in its file."""
         return program.replace("/tmp/kqueue-outside", str(self.directory)).replace("28188", str(self.port))
 
 
 @dataclass(frozen=True, slots=True)
 class Hostile:
-    """One hostile problem, named by its file and itself, such as ``reach/files``, and the categories that are right.
+    """One hostile problem, named by its file and name, such as ``reach/files``, and the categories that are right.
 
-    A second evaluation may find the first one's reference kept: ``again`` has its categories, where they differ, and
-    ``replaced`` says that it must find that the reference is to be replaced.
+    A second evaluation can find the first one's reference kept: ``again`` has its categories if they differ, and
+    ``replaced`` requires that the reference is replaced then.
     """
 
     name: str
@@ -72,20 +72,20 @@ class Hostile:
 
     @property
     def path(self) -> Path:
-        """The file that holds it."""
+        """Return the file that holds it."""
         return HERE / f"{self.name.partition('/')[0]}.py"
 
     @property
     def mechanism(self) -> str:
-        """What it tries and what becomes of it."""
+        """Return its docstring: the attempt and its result."""
         return ast.get_docstring(ast.parse(TEXTS[self.name])) or ""
 
     def source(self) -> str:
-        """The whole program: what its text lacks is every problem's."""
+        """Return the whole program, completed by the shared parts of a problem."""
         return compose(TEXTS[self.name], "problem")
 
     def request(self, outside: Outside) -> Request:
-        """What to judge: a right kernel, under limits that are soon reached."""
+        """Return a request for a right kernel with limits that are soon reached."""
         return request(outside.named_in(self.source()), timed=self.timed, reference_s=self.reference_s)
 
 
@@ -109,7 +109,7 @@ def _rows(folder: str, expected: Category | set[Category], *names: str, **more: 
 
 
 def problems() -> list[Hostile]:
-    """The corpus."""
+    """Return the corpus."""
     reach = "files environment proc descriptors sockets database signals kernel_source neighbours_files"
     made = "shapes_change dtypes_change scalars_change count_changes structure_changes answers_change nan elsewhere"
     made += " nothing odd_dtype huge_structure subclass reducer million_scalars long_string"

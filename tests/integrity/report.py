@@ -18,9 +18,9 @@ from tests.integrity.corpus import HERE, Judgement, Program, programs
 RESULTS: Final = HERE / "results"
 REPORT: Final = HERE.parents[1] / "docs" / "integrity.md"
 LANES: Final = ("gpu", "cpu")
-#: The folders of the corpus, by what their programs attack.
+#: The attacked parts of kqueue, by folder of the corpus.
 _FOLDERS: Final = {"timing": "the clock", "values": "the comparison", "processes": "processes and files"}
-#: A measurement's median, and its quartiles, the slower one first.
+#: The median of a measurement, and its quartiles, the slower one first.
 _OF: Final = ("median_ms", "q3_ms", "q1_ms")
 _HEAD: Final = """\
 # Integrity
@@ -42,13 +42,13 @@ Run it again with `make integrity ARGS='--lane gpu --out tests/integrity/results
 
 
 def results(lane: str) -> dict[str, Any]:
-    """The committed results of a lane; empty where there are none."""
+    """Return the committed results of a lane, or an empty object."""
     file = RESULTS / f"{lane}.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 def report() -> str:
-    """The document."""
+    """Return the document."""
     found = {lane: results(lane) for lane in LANES}
     everything = programs()
     lines = [_HEAD, "## Summary", ""]
@@ -65,7 +65,7 @@ def report() -> str:
 
 
 def pictures() -> dict[str, Chart]:
-    """What is drawn of the GPU's results, by the names of the files beside them."""
+    """Return the charts of the GPU's results by the names of their files."""
     rows = results("gpu")["programs"]
     ran = [(program, rows[program.name]) for program in programs("gpu") if program.name in rows]
     cheats = [(program, row) for program, row in ran if not program.is_control]
@@ -84,12 +84,12 @@ def pictures() -> dict[str, Chart]:
 
 
 def drawn(chart: Chart) -> str:
-    """A chart as SVG, with the digest of its data: other versions of what draws make other bytes of the same data."""
+    """Return a chart as SVG with the digest of its data, because libraries' versions change the bytes."""
     return f"{render(chart).decode()}{digest(chart)}\n"
 
 
 def digest(chart: Chart) -> str:
-    """A comment that changes when a chart's data do."""
+    """Return a comment that changes with a chart's data."""
     return f"<!-- data: {hashlib.sha256(repr(chart).encode()).hexdigest()} -->"
 
 
@@ -115,7 +115,7 @@ def _summary(everything: list[Program], found: dict[str, dict[str, Any]]) -> lis
 
 
 def _figures(everything: list[Program], result: dict[str, Any]) -> dict[str, str]:
-    """What the summary says of a lane, by the name of its line."""
+    """Return the figures of a lane's summary by the name of their line."""
     if not result:
         return {"date": "not run"}
     rows = result["programs"]

@@ -1,13 +1,13 @@
-"""The corpus through a fleet of its own: `python tests/integrity/run.py --lane gpu|cpu`.
+"""The corpus with a separate fleet: `python tests/integrity/run.py --lane gpu|cpu`.
 
 Starts Postgres, Valkey and the workers of this machine in a temporary home, then judges
 
-1. all programs in one batch, several slots a GPU at once;
-2. on a GPU, those whose time is compared once more, one after another with nothing else running, each
-   beside its honest program.
+1. all programs in one batch, several slots per GPU at once.
+2. on a GPU, the programs with compared times once more, one after another with nothing else running, each
+   next to its honest program.
 
-Prints what is not as expected and exits with 1 then. With ``--out`` the outcomes are written as JSON, from which
-``report.py`` makes ``docs/integrity.md``; with ``--only`` they replace those of the same programs in that file.
+Prints unexpected outcomes and exits with 1 if there are any. With ``--out`` the outcomes are written as JSON, from
+which ``report.py`` makes ``docs/integrity.md``. With ``--only`` they replace the same programs' outcomes in that file.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from kqueue.config import load
 from kqueue.local.fleet import LocalFleet
 from tests.integrity.corpus import Facts, Judgement, Program, judge, programs
 
-#: No verdict may take longer to come, in seconds from submission of them all.
+#: Time limit in seconds of any verdict, from the submission of all.
 PATIENCE_S = 3600.0
 
 
 def main() -> int:
-    """Run everything; the exit status."""
+    """Run everything and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lane", choices=["cpu", "gpu"], required=True)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="programs by name, or all below one, such as timing")
@@ -46,7 +46,7 @@ def main() -> int:
     options = parser.parse_args()
     chosen = _chosen(options.lane, options.only)
     root = Path(tempfile.mkdtemp(prefix="kqueue-integrity-"))
-    root.chmod(0o711)  # candidates with a uid of their own must reach their scratch directories
+    root.chmod(0o711)  # candidates with separate uids must reach their scratch directories
     gpu = options.lane == "gpu"
     slots: dict[str, Any] = {"slots_per_gpu": options.slots, "cpu_slots": 0} if gpu else {"gpus": "none"}
     config = load(home=root / "home", scratch=root / "scratch", **slots)
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def _chosen(lane: str, only: list[str] | None) -> list[Program]:
-    """The programs asked for, with the honest ones that they are compared with."""
+    """Return the requested programs with the honest ones that they are compared with."""
     everything = {program.name: program for program in programs(lane)}
     if not only:
         return list(everything.values())
@@ -90,7 +90,7 @@ def _run(kq: Client, lane: str, chosen: list[Program], out: Path | None, *, merg
         record["environment"] = record["environment"] or (verdict.environment and verdict.environment.model_dump())
         isolation = verdict.evidence.isolation
         record["isolation"] = record["isolation"] or (isolation.model_dump() if isolation else {})
-        if i % 20 == 19:  # a run that is broken off has not been for nothing
+        if i % 20 == 19:  # an interrupted run keeps its results
             print(f"{i + 1} of {len(chosen)} after {time.monotonic() - begun:.0f} s", flush=True)
             _judge_all(record, lane, chosen, verdicts, {}, out)
     print(f"{len(chosen)} programs in {time.monotonic() - begun:.0f} s", flush=True)
@@ -104,7 +104,7 @@ def _run(kq: Client, lane: str, chosen: list[Program], out: Path | None, *, merg
 
 
 def _alone(kq: Client, lane: str, chosen: list[Program], verdicts: dict[str, Verdict]) -> dict[str, Verdict]:
-    """Judge programs whose time is compared, and what they are compared with, one after another."""
+    """Judge programs with compared times, and their honest programs, one after another."""
     passed = [p for p in chosen if p.honest and verdicts[p.name].category is Category.PASSED]
     wanted = {program.honest for program in passed} | {program.name for program in passed}
     alone = [program for program in chosen if program.name in wanted]

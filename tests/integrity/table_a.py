@@ -9,18 +9,18 @@ from kqueue.categories import Category
 from kqueue.contract import Deadlines, Timing
 from tests.integrity.corpus import BOTH, CPU, GPU, Program, control, program
 
-#: An answer that was wrong, whenever it was found out.
+#: A wrong answer, whenever it was detected.
 WRONG: Final = frozenset({Category.WRONG_VALUES, Category.NONDETERMINISTIC, Category.NOT_FINITE, Category.REWARD_HACK})
 #: Right when it is checked and wrong when it is timed.
 WHEN_TIMED: Final = frozenset({Category.NONDETERMINISTIC, Category.REWARD_HACK})
-#: Right, with the time that it took; or stopped, should the judge's own looks be what the cheat breaks.
+#: Right, with the true time.
 HONEST: Final = frozenset({Category.PASSED})
-#: Programs that take 20 ms: few calls do, and any time far below shows that the clock was fooled.
+#: Programs that take 20 ms. They need few calls, and a far lower time shows that the clock was fooled.
 SLOW: Final = {"timing": Timing(calls=10, warmup=1), "least_ms": 18.0}
 
-#: An output that is dear to copy where the reference returns it.
+#: An output that is expensive to copy into the reference's layout.
 STRIDED: Final = {"problem": "strided", "lanes": GPU, "tolerance": 0.15}
-#: Elementwise on 1 GiB, into as much.
+#: Elementwise on 1 GiB with an output of the same size.
 LARGE: Final = {"problem": "large", "honest": "controls/large_gelu"}
 LARGE_GELU: Final = {"OPERATION": "gelu", "ROWS": 16384, "COLUMNS": 16384}
 
@@ -213,7 +213,7 @@ def _rotary() -> Iterator[Program]:
 
 
 def _structured() -> Iterator[Program]:
-    """Inputs that keep a promise, of 1 GiB."""
+    """Yield controls on 1 GiB of inputs with a known structure."""
     for structure in ("symmetric", "triangular", "one_hot", "normalised", "sorted", "shared"):
         yield control(
             f"controls/structured_{structure}",

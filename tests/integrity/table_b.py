@@ -10,11 +10,11 @@ from kqueue.contract import Deadlines, Limits, Policies, Policy, Timing
 from tests.integrity.corpus import BOTH, CPU, GPU, Program, control, program
 
 _C: Final = Category
-#: An answer that is wrong, whenever it was found out and in whichever way it shows.
+#: A wrong answer, whenever and however it was detected.
 WRONG: Final = frozenset({_C.WRONG_VALUES, _C.NONDETERMINISTIC, _C.NOT_FINITE, _C.REWARD_HACK})
-#: An output that is not a plain tensor of the reference's form with memory of its own.
+#: An output that is not a plain tensor of the reference's form with separate memory.
 FORM: Final = frozenset({_C.WRONG_OUTPUT_STRUCTURE, _C.REWARD_HACK})
-#: What comes of a kernel that breaks the channel: caught at it, or ended by it.
+#: Result of a kernel that breaks the channel: detected there, or terminated by it.
 BROKEN: Final = frozenset({_C.SANDBOX_VIOLATION, _C.CRASHED})
 _HONEST: Final = "controls/torch_gelu"
 _WITHIN: Final = (
@@ -29,7 +29,7 @@ _REJECT_DECOYS: Final = Policies(decoys=Policy.REJECT)
 def _each(
     names: str, family: str, expected: Category | Iterable[Category], *, folder: str = "values", **more: Any
 ) -> Iterator[Program]:
-    """Programs that differ in their files alone."""
+    """Yield programs that differ only in their files."""
     for name in names.split():
         yield program(f"{folder}/{name}", family, expected, **more)
 
@@ -142,7 +142,7 @@ _LARGE: Final[dict[str, dict[str, object]]] = {
     "triplet": {"ROWS": 16384, "COLUMNS": 8192},
     "attention": {"ROWS": 32 * 16384, "COLUMNS": 128, "SHARE": 8},
 }
-#: Operations that are also answered from a sample only where that looks as usual: their sizes, and why that may pass.
+#: Operations whose cheat uses a sample only if it looks as usual: their sizes, and the reason why it can pass.
 _CHECKED: Final[dict[str, tuple[dict[str, object], str]]] = {
     "mean": (
         {"ROWS": 32768, "COLUMNS": 32768, "SHARE": 16},
@@ -155,7 +155,7 @@ _CHECKED: Final[dict[str, tuple[dict[str, object], str]]] = {
 }
 #: Operations for which the tolerance of fp32 leaves no room for a sample.
 _IN_FP16: Final = frozenset({"rms_norm", "layer_norm", "batch_norm", "triplet", "attention"})
-#: Smaller ones at which it still does, for a CPU: 12 MiB and more, so that no hidden inputs are made.
+#: Smaller sizes for a CPU at which a sample is within the tolerance: 12 MiB and more, to avoid hidden inputs.
 _SMALLER: Final[dict[str, dict[str, object]]] = {
     "largest": {"ROWS": 4, "COLUMNS": 1 << 21},
     "softmax": {"ROWS": 24},
@@ -165,7 +165,7 @@ _SMALLER: Final[dict[str, dict[str, object]]] = {
 
 
 def _samples() -> Iterator[Program]:
-    """For each operation the cheat, and an honest kernel."""
+    """Yield the cheat and an honest kernel for each operation."""
     for operation, sizes in _LARGE.items():
         of_both = {key: value for key, value in sizes.items() if key != "SHARE"} | {"OPERATION": operation}
         common: dict[str, Any] = {
@@ -201,7 +201,7 @@ def _samples() -> Iterator[Program]:
 
 
 def _within_tolerance() -> Iterator[Program]:
-    """Products of positive terms in 16 bits. They may pass, and never without the label; float64 never has it."""
+    """Yield products of positive terms in 16 bits. They can pass only with the label, which float64 never has."""
     for name, kind, problem in (("fp16", "float16", "heavy_matmul"), ("bf16", "bfloat16", "tolerant_matmul")):
         yield program(
             f"values/precision_{name}_in_tolerance",
@@ -234,7 +234,7 @@ def _within_tolerance() -> Iterator[Program]:
 def _decoy(
     file: str, family: str, backend: str, *, honest: str | None = _HONEST, least_ms: float | None = None, **more: Any
 ) -> Iterator[Program]:
-    """A decoy under the policy that flags it, with an honest time, and under the one that rejects it."""
+    """Yield a decoy under the policy that flags it, with an honest time, and under the one that rejects it."""
     name, hole = f"values/{file}", more.pop("hole", "")
     common: dict[str, Any] = {"backend": backend, "lanes": GPU, "file": name, **more}
     yield program(name, family, _C.PASSED, honest=honest, least_ms=least_ms, **common)
@@ -242,14 +242,14 @@ def _decoy(
 
 
 def _process(names: str, family: str, expected: Category | Iterable[Category], **more: Any) -> Iterator[Program]:
-    """Programs whose time says nothing: they are not timed unless they may pass."""
+    """Yield programs without a meaningful time, which are timed only if they can pass."""
     if _C.PASSED not in ({expected} if isinstance(expected, _C) else set(expected)):
         more.setdefault("timing", _UNTIMED)
     yield from _each(names, family, expected, folder="processes", **more)
 
 
 def _blocked(names: str, family: str, **more: Any) -> Iterator[Program]:
-    """Attacks that are refused, beside a right kernel, which passes. Success would be an error of the import."""
+    """Yield attacks that are refused, with a right kernel that passes. A success would raise an error at import."""
     yield from _process(names, family, _C.PASSED, honest=_HONEST, **more)
 
 
@@ -302,7 +302,7 @@ def _processes() -> Iterator[Program]:
     late = "timeout evasion"
     short = Deadlines(check_s=1, compile_s=1)
     yield from _process("timeout_in_c timeout_stopped", late, _C.TIMEOUT, deadlines=short)
-    # The child answers with CUDA's error, if it is quicker than its parent's end.
+    # The child answers with CUDA's error if it is faster than its parent's exit.
     yield from _process("timeout_fork", late, BROKEN | {_C.CUDA_ERROR})
     hogs = "memory hogs"
     small = Limits(host_memory_bytes=1 << 30)

@@ -1,4 +1,4 @@
-"""The corpus is whole, its report is what its results say, and the programs of the cpu lane end as expected."""
+"""The corpus is complete, its report matches its results, and the cpu lane's programs end as expected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.judge.rig import Rig
 
 ALL = {entry.name: entry for entry in programs()}
 CPU_LANE = [entry for entry in programs("cpu") if entry.backend in CPU_BACKENDS]
-#: The program that is judged in the gate for its whole family, by folder; the others are judged nightly.
+#: The program of each folder that the gate judges for its whole family. The rest is judged nightly.
 _GATE = {
     "timing": """
         event_monkeypatch clock_monkeypatch statistics_monkeypatch libc_clock_prologue null_slowed
@@ -43,7 +43,8 @@ _GATE = {
     "controls": "two_outputs",
 }
 GATE = {f"{folder}/{name}" for folder, chosen in _GATE.items() for name in chosen.split()}
-#: Families that are judged nightly alone: in the gate another one shows what stops them, such as checks of timed calls.
+#: Families that are judged only nightly, because another family in the gate covers their defense, such as checks of
+#: timed calls.
 NIGHTLY = {"subtracted launch overhead", "calls that count"}
 NIGHTLY |= {f"caches keyed by {key}" for key in ("pointer", "id", "shape", "content sample", "full equality")}
 
@@ -65,7 +66,7 @@ def test_the_corpus_is_whole() -> None:
 
 
 def test_a_program_that_may_pass_has_an_honest_time() -> None:
-    """A cheat is allowed to pass only with a time that is looked at."""
+    """A cheat can pass only if its time is compared."""
     for entry in ALL.values():
         assert entry.expected, entry.name
         if not entry.is_control and Category.PASSED in entry.expected:
@@ -80,7 +81,7 @@ def test_a_program_that_may_pass_has_an_honest_time() -> None:
 
 
 def test_requests_are_valid() -> None:
-    """Each program makes a request for its lanes, whose sources lack no name, on the cpu lane with few calls."""
+    """Each program makes a valid request for its lanes with complete sources, with few calls on the cpu lane."""
     for entry in ALL.values():
         for lane in entry.lanes:
             request = entry.request(lane)
@@ -98,7 +99,7 @@ def test_requests_are_valid() -> None:
 
 
 def test_a_program_has_what_it_lacks_from_its_base() -> None:
-    """Imports, helpers and what those use; a class about ``forward``, a call of ``attack``; what it has is its own."""
+    """A base adds imports, helpers, their dependencies, a class for ``forward`` and a call of ``attack``, no more."""
     whole = compose('"""It."""\n\n\ndef forward(self, x):\n    slow(x)\n\n\ndef attack():\n    os.abort()\n', "kernel")
     assert whole.startswith(
         '"""It."""\n\nimport os\nimport time\nimport torch\nimport torch.nn as nn\n\n\ndef slow(x):\n'
@@ -118,7 +119,7 @@ def test_the_report_is_what_the_results_say() -> None:
 
 
 def test_the_pictures_are_drawn_from_the_results() -> None:
-    """They hold the digest of the data that they were drawn from, and each has something to show."""
+    """The pictures hold the digest of their data and are not empty."""
     for name, chart in report.pictures().items():
         assert report.digest(chart) in (report.RESULTS / name).read_text(encoding="utf-8"), name
     assert len(report.pictures()["clock.svg"].bars) > 10
@@ -126,7 +127,7 @@ def test_the_pictures_are_drawn_from_the_results() -> None:
 
 @pytest.mark.parametrize("lane", report.LANES)
 def test_committed_results_are_as_expected(lane: str) -> None:
-    """What is committed as the corpus's results holds no cheat that passed and no false accusation."""
+    """The committed results contain no cheat that passed and no false accusation."""
     for name, row in report.results(lane).get("programs", {}).items():
         assert Judgement(row["judgement"]).good, (name, row)
 
@@ -163,13 +164,13 @@ CONTROL_GELU = ALL["controls/torch_gelu"]
     ],
 )
 def test_outcomes_are_judged(entry: Program, facts: Facts, honest: Facts | None, judgement: Judgement) -> None:
-    """A cheat that passes, a dishonest time and a false accusation are told apart from what is expected."""
+    """A cheat that passes, a dishonest time and a false accusation are distinguished from the expected outcome."""
     assert judge(entry, facts, "gpu", honest) is judgement
 
 
 @pytest.fixture(scope="module")
 def standing(judge_environment: None) -> Iterator[Rig]:
-    """A judge that serves one request after the other, as a slot's does."""
+    """Start a judge that serves one request after the other, like a slot's."""
     with Rig(stands=True) as rig:
         yield rig
 
@@ -180,7 +181,7 @@ def standing(judge_environment: None) -> Iterator[Rig]:
     [pytest.param(e, id=e.name, marks=() if e.name in GATE else pytest.mark.nightly) for e in CPU_LANE],
 )
 def test_a_program_ends_as_expected(standing: Rig, entry: Program) -> None:
-    """On the cpu lane, one after the other: the category; of times only those that a sleep makes certain."""
+    """Each program's category on the cpu lane is as expected, and its time if a sleep determines it."""
     outcome = standing.judge(entry.request("cpu"))
     assert not isinstance(outcome, tuple), f"the judge died: {outcome}"
     found = judge(entry, Facts.of(outcome), "cpu")
@@ -188,5 +189,5 @@ def test_a_program_ends_as_expected(standing: Rig, entry: Program) -> None:
 
 
 def test_a_program_of_each_family_is_judged_in_the_gate() -> None:
-    """One of each family that the cpu lane has, and one control."""
+    """The gate judges one program of each family of the cpu lane, and one control."""
     assert sorted(ALL[name].family for name in GATE) == sorted({entry.family for entry in CPU_LANE} - NIGHTLY)

@@ -1,4 +1,4 @@
-"""The manifests for Kubernetes, as kubectl renders them; no cluster sees them."""
+"""The manifests for Kubernetes as kubectl renders them, without a cluster."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ PASSWORDS = {
     ("kqueue-flower", "KQUEUE_REDIS_URL"): "REDIS_FLOWER_PASSWORD",
     ("kqueue-flower", "FLOWER_BASIC_AUTH"): "FLOWER_AUTH",
 }
-#: Services of the compose stack that a cluster has of its own, or elsewhere.
+#: Services of the compose stack that a cluster provides, or that run outside it.
 ELSEWHERE = {"postgres", "redis", "prometheus", "grafana"}
 Object = dict[str, Any]
 
 
 def kubectl() -> str:
-    """The program of that name. Without it the test skips."""
+    """Return the path of kubectl. Without it the test skips."""
     program = shutil.which("kubectl")
     if program is None:
         pytest.skip("kubectl is not on the PATH")
@@ -55,7 +55,7 @@ def kubectl() -> str:
 
 @cache
 def rendered() -> list[Object]:
-    """All objects of the example."""
+    """Return all objects of the example."""
     done = subprocess.run([kubectl(), "kustomize", EXAMPLE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr, done.stderr
@@ -63,12 +63,12 @@ def rendered() -> list[Object]:
 
 
 def of_kind(kind: str) -> dict[str, Object]:
-    """The objects of one kind by name."""
+    """Return the objects of one kind by name."""
     return {thing["metadata"]["name"]: thing for thing in rendered() if thing["kind"] == kind}
 
 
 def pods() -> Iterator[tuple[str, Object, Object]]:
-    """Each workload's name, its pods' template, and their one container."""
+    """Yield each workload's name, its pods' template, and their one container."""
     for thing in rendered():
         template = thing.get("spec", {}).get("jobTemplate", thing).get("spec", {}).get("template")
         if template is not None:
@@ -78,12 +78,12 @@ def pods() -> Iterator[tuple[str, Object, Object]]:
 
 
 def component(template: Object) -> str:
-    """The name of the service in the compose stack."""
+    """Return the name of the service in the compose stack."""
     return template["metadata"]["labels"]["app.kubernetes.io/component"]
 
 
 def variables(container: Object) -> dict[str, str | tuple[str, str]]:
-    """A container's environment: text, or the secret and its key."""
+    """Return a container's environment: texts, or pairs of a secret and its key."""
     found: dict[str, str | tuple[str, str]] = {}
     for source in container.get("envFrom", []):
         found |= of_kind("ConfigMap")[source["configMapRef"]["name"]]["data"]
@@ -94,7 +94,7 @@ def variables(container: Object) -> dict[str, str | tuple[str, str]]:
 
 
 def compose() -> dict[str, Object]:
-    """The services of docker-compose.yml."""
+    """Return the services of docker-compose.yml."""
     return yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 
 
@@ -102,7 +102,7 @@ def compose() -> dict[str, Object]:
     "version", [*(pytest.param(v, marks=pytest.mark.nightly) for v in VERSIONS[:-1]), VERSIONS[-1]]
 )
 def test_objects_fit_kubernetes_schemas(version: str) -> None:
-    """Every object that Kubernetes itself defines has the fields of its schema, and no others."""
+    """Each object of a built-in kind is valid by Kubernetes' strict schema."""
     validate = pytest.importorskip("kubernetes_validate")
     own = [thing for thing in rendered() if not thing["apiVersion"].startswith("keda.sh/")]
     assert len(own) > 20
@@ -111,7 +111,7 @@ def test_objects_fit_kubernetes_schemas(version: str) -> None:
 
 
 def test_the_services_are_those_of_compose() -> None:
-    """Each service of the compose stack runs here, with the same image and command, but for what a cluster has."""
+    """Each service of the compose stack runs with its image and command, unless the cluster provides it."""
     services = compose()
     found = {component(template) for _, template, _ in pods()}
     assert found == set(services) - ELSEWHERE
@@ -127,7 +127,7 @@ def test_the_services_are_those_of_compose() -> None:
 
 
 def test_each_service_knows_its_own_secrets_only() -> None:
-    """The secrets of a pod hold the passwords that its service has in the compose stack, and no other."""
+    """A pod's secrets hold the passwords of its service in the compose stack, and no other."""
     services, used = compose(), set[tuple[str, str]]()
     for name, template, container in pods():
         references = {value for value in variables(container).values() if isinstance(value, tuple)}
@@ -142,7 +142,7 @@ def test_each_service_knows_its_own_secrets_only() -> None:
 
 
 def test_every_setting_exists() -> None:
-    """Each KQUEUE_* variable is a setting of kqueue/config.py, and its value one that it takes."""
+    """Each KQUEUE_* variable is a setting of kqueue/config.py with a valid value."""
     for name, _, container in pods():
         settings = {
             variable.removeprefix("KQUEUE_").lower(): value
@@ -154,13 +154,13 @@ def test_every_setting_exists() -> None:
 
 
 def test_pods_are_as_tight_as_the_containers_of_compose() -> None:
-    """No privilege, nothing of the node, no token of the cluster; capabilities for workers alone, as in compose."""
+    """Pods have no privilege, host resource or cluster token, and only workers have capabilities, like in compose."""
     services = compose()
     for name, template, container in pods():
         spec, security = template["spec"], container["securityContext"]
         worker = component(template) == "worker"
         assert not {"hostNetwork", "hostPID", "hostIPC", "serviceAccountName"} & set(spec), name
-        # A service's links would set KQUEUE_* variables.
+        # Service links would set KQUEUE_* variables.
         assert (spec["automountServiceAccountToken"], spec["enableServiceLinks"]) == (False, False), name
         assert spec["shareProcessNamespace"] is services[component(template)]["init"] is True, name
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
@@ -179,7 +179,7 @@ def test_pods_are_as_tight_as_the_containers_of_compose() -> None:
 
 
 def test_one_worker_pod_a_node() -> None:
-    """Uids of candidates belong to the node: no pool or fleet puts a second pod there, not even while it rolls."""
+    """No node ever has two worker pods, even during a rollout, because the candidates' uids belong to the node."""
     for deployment in of_kind("Deployment").values():
         template = deployment["spec"]["template"]
         if component(template) != "worker":
@@ -193,7 +193,7 @@ def test_one_worker_pod_a_node() -> None:
 
 
 def test_a_worker_ends_what_it_judges() -> None:
-    """With the default deadlines Celery's hard limit comes before SIGKILL. No probe kills a worker. Uids are locked."""
+    """With the default deadlines Celery's hard limit comes before SIGKILL, no probe kills a worker, uids are locked."""
     for name, template, container in pods():
         if component(template) == "worker":
             assert {mount["mountPath"] for mount in container["volumeMounts"]} & set(uids.PARENTS), name
@@ -204,7 +204,7 @@ def test_a_worker_ends_what_it_judges() -> None:
 
 
 def test_an_upgrade_rolls_pools_after_the_schema() -> None:
-    """What docs/kubernetes.md applies in turn has all that it needs by then, and no roll fails while a pod ends."""
+    """The steps of docs/kubernetes.md apply each object after its dependencies, and a rollout waits for ending pods."""
 
     def labelled(key: str, value: str | None = None) -> list[Object]:
         labels = [(thing["metadata"].get("labels", {}), thing) for thing in rendered()]
@@ -232,7 +232,7 @@ def test_an_upgrade_rolls_pools_after_the_schema() -> None:
 
 
 def matches(selector: Object, labels: dict[str, str]) -> bool:
-    """Whether a policy's selector takes a pod."""
+    """Return whether a policy's selector matches a pod."""
     wanted = selector.get("matchLabels", {}).items() <= labels.items()
     return wanted and all(
         expression["operator"] == "In" and labels.get(expression["key"]) in expression["values"]
@@ -241,7 +241,7 @@ def matches(selector: Object, labels: dict[str, str]) -> bool:
 
 
 def test_pods_reach_what_they_need_and_nothing_reaches_workers() -> None:
-    """Nobody talks to anybody but: names, Postgres and Redis for those who have a URL of it, and producers to HTTP."""
+    """Pods can reach only DNS, Postgres and Redis if they have its URL, and producers can reach HTTP."""
     policies = of_kind("NetworkPolicy")
     assert policies["nobody"]["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
     for name, template, container in pods():
@@ -274,7 +274,7 @@ def test_pods_reach_what_they_need_and_nothing_reaches_workers() -> None:
 
 
 def test_each_selector_finds_its_pods() -> None:
-    """Services and budgets select pods of one workload, and deployments their own."""
+    """Services and budgets select pods of one workload, and each deployment its pods."""
     labels = {name: template["metadata"]["labels"] for name, template, _ in pods()}
     for kind, path in (("Service", ()), ("PodDisruptionBudget", ("matchLabels",)), ("Deployment", ("matchLabels",))):
         for name, thing in of_kind(kind).items():
@@ -285,7 +285,7 @@ def test_each_selector_finds_its_pods() -> None:
 
 
 def test_pools_grow_with_what_waits() -> None:
-    """Each ScaledObject scales a deployment whose replicas nobody else sets, and keeps a worker."""
+    """Each ScaledObject is the only one to set its deployment's replicas, and keeps a worker."""
     deployments, logins = of_kind("Deployment"), of_kind("TriggerAuthentication")
     assert set(of_kind("ScaledObject")) == {"worker-h200", "worker-cpu"}
     for name, thing in of_kind("ScaledObject").items():
@@ -302,7 +302,7 @@ def test_pools_grow_with_what_waits() -> None:
 
 
 def test_a_reader_may_ask_what_waits(engine: Engine, fields: Callable[..., dict[str, object]]) -> None:
-    """The query of each pool counts what is open on its own lanes, with no more than a reader's rights."""
+    """The query of each pool counts the open evaluations of its lanes with a reader's rights."""
     lanes = ("cpu", "gpu", "gpu.h200", "gpu.a100", "cpu")
     evaluations.submit(engine, [Request.model_validate(fields(lane=lane)) for lane in lanes])
     counted: dict[str, int] = {}

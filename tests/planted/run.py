@@ -1,7 +1,7 @@
 """Plant each fault of :mod:`faults` in a copy of the code, and run the gate's tests that should find it.
 
-`python tests/planted/run.py [NAME ...]`; with `--write` the result goes to `tests/planted/results.md`. The exit status
-is 0 if at least 19 of 20 faults are found.
+`python tests/planted/run.py [NAME ...]`. With `--write` the result is written to `tests/planted/results.md`. The exit
+status is 0 if at least 19 of 20 faults are found.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
 COPIES = ROOT / "dist" / "planted"
 RESULTS = Path(__file__).with_name("results.md")
-#: Share of faults to find.
+#: Minimum share of faults that must be found.
 ENOUGH = 0.95
-#: Seconds for the tests of one fault, many times of what they need.
+#: Time limit in seconds for the tests of one fault, many times their usual duration.
 LIMIT_S = 600
 GATE = "not nightly and not compose"
-#: Python recompiles a module if its time, in seconds, has changed.
+#: Modification times of changed modules, each a second later, because Python recompiles a module only then.
 _times = itertools.count(int(time.time()))
 
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of one fault: the test that found it, or why none did."""
+    """Outcome of one fault: the test that found it, or the reason that none did."""
 
     fault: Fault
     found_by: str | None

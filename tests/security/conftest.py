@@ -1,4 +1,4 @@
-"""A real fleet for the attacks, from tests/fleet, and services with the users and roles of the compose stack."""
+"""A real fleet from tests/fleet to attack, and services with the users and roles of the compose stack."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.store.steps import change
 @pytest.fixture(scope="module")
 @starts_services
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """Services for this module alone, which require a login for every connection."""
+    """Return services for this module alone, which require a login for every connection."""
     directory = tmp_path_factory.mktemp("house")
     directory.chmod(0o755)
     postgres = Postgres(with_schema(directory / "pg"), durable=False)
@@ -32,7 +32,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
             roles.login(owned.engine, role, f"kqueue_{role}", password)
             url = make_url(postgres.url).set(username=role, password=password)
             house.logins[role] = url.render_as_string(hide_password=False)
-        # From now on everybody except the owner needs a password.
+        # From here on every login except the owner's needs a password.
         rules = "local all postgres trust\nlocal all all scram-sha-256\n"
         (directory / "pg" / "data" / "pg_hba.conf").write_text(rules)
         change(owned.engine, "SELECT pg_reload_conf()")

@@ -1,4 +1,4 @@
-"""Postgres, Redis and Flower as strangers and roles meet them."""
+"""Postgres, Redis and Flower with the logins of strangers and roles."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def free_port() -> int:
 
 
 def answers(port: int) -> bool:
-    """True if something listens on the port."""
+    """Return whether the port accepts connections."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
@@ -101,7 +101,7 @@ def command_lines() -> str:
 
 
 def tables(engine: Engine) -> dict[str, str]:
-    """Return what each table of the database holds."""
+    """Return the content of each table of the database."""
     with engine.connect() as connection:
         rows = {name: f'SELECT row_to_json(t)::text FROM "{name}" AS t' for name in Base.metadata.tables}
         return {name: "\n".join(connection.scalars(text(query))) for name, query in rows.items()}
@@ -109,7 +109,7 @@ def tables(engine: Engine) -> dict[str, str]:
 
 @contextmanager
 def running_flower(config: Config, log: Path) -> Iterator[Flower]:
-    """Run Flower on a free loopback port, as `kqueue up` and the compose file start it, in the folder of its log."""
+    """Run Flower on a free loopback port, in its log's folder, by the command of `kqueue up` and the compose file."""
     port, auth = free_port(), f"ann:marked{secrets.token_hex(8)}"
     environment = os.environ | config.environment()
     environment |= {"FLOWER_ADDRESS": "127.0.0.1", "FLOWER_PORT": str(port), "FLOWER_BASIC_AUTH": auth}

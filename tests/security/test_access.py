@@ -1,4 +1,4 @@
-"""Redis as the compose stack has it: each user may do what its service needs, and nothing else."""
+"""Redis in the compose stack: each user has the rights that its service needs, and no more."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytest.importorskip("flower")
 
 LANE = broker.queue("cpu").name
 EVERYBODY = {"producer", "worker", "flower"}
-#: Users of Redis, and the commands that are refused to all others; the operator may do all.
+#: Commands of Redis and their users. All other users are refused, except the operator.
 COMMANDS = {
     "producer worker flower": "PING; PUBLISH /0.celery.pidbox x; PUBLISH /0.celeryev/task.sent x",
     "producer worker": f"INFO; LPUSH {LANE} x; LPUSH kqueue.gpu.h200 x",
@@ -42,7 +42,6 @@ COMMANDS = {
 
 
 def test_a_user_may_do_what_it_needs_and_nothing_else(house: House) -> None:
-    """Each command is refused for want of a right, or not, as the table says."""
     for user in sorted(EVERYBODY):
         with redis.Redis.from_url(house.guarded.url_of(user)) as client:
             for command, who in ((one, who) for who, several in COMMANDS.items() for one in several.split("; ")):
@@ -60,7 +59,7 @@ def test_a_user_may_do_what_it_needs_and_nothing_else(house: House) -> None:
 
 
 def test_nobody_gets_in_without_a_name(house: House) -> None:
-    """Neither without a password nor with another's."""
+    """A login without a password, or with another user's, is refused."""
     place = f"127.0.0.1:{house.guarded.port}/0"
     for who in ("", f":{house.guarded.passwords['operator']}@", f"producer:{house.guarded.passwords['worker']}@"):
         with redis.Redis.from_url(f"redis://{who}{place}") as client, pytest.raises(redis.exceptions.ConnectionError):
@@ -70,7 +69,7 @@ def test_nobody_gets_in_without_a_name(house: House) -> None:
 
 @pytest.fixture(scope="module")
 def lived(house: House) -> Iterator[Any]:
-    """A fleet with the worker's rights, and Flower with its own."""
+    """Start a fleet with the worker's rights, and Flower with Flower's."""
     with (
         fleets(house.services) as start,
         running_flower(house.services.config(redis_url=house.guarded.url_of("flower")), _log(house)) as flower,
@@ -83,7 +82,7 @@ def _log(house: House) -> Any:
 
 
 def _kqueue(house: House, *arguments: str) -> Any:
-    """Run a command as a producer, in this process."""
+    """Run a command as a producer in this process."""
     settings = house.services.config(**house.settings("producer")).environment()
     return CliRunner().invoke(app, arguments, env=settings, catch_exceptions=False)
 
@@ -93,7 +92,7 @@ def _sent(client: Client, kernel: str) -> Any:
 
 
 def test_a_whole_life_with_no_more_rights_than_these(house: House, lived: Any) -> None:
-    """Submitting, judging, cancelling, looking, sweeping and Flower: Redis refuses nothing to anybody."""
+    """Submitting, judging, cancelling, listing, sweeping and Flower need no command that Redis refuses."""
     fleet, flower = lived
     house.refusals()
     with Client(**house.settings("producer")) as client:
@@ -109,7 +108,7 @@ def test_a_whole_life_with_no_more_rights_than_these(house: House, lived: Any) -
             done = _kqueue(house, *command)
             assert "NOPERM" not in done.output
             assert command[0] == "doctor" or done.exit_code == 0, done.output
-        # What Redis has lost is sent again.
+        # A message that Redis lost is sent again.
         waiting = _sent(client, "sleep 1")
         lost = _sent(client, "ok # lost")
         with redis.Redis.from_url(house.guarded.url_of("operator")) as operator:
@@ -132,7 +131,7 @@ def test_a_whole_life_with_no_more_rights_than_these(house: House, lived: Any) -
 
 
 def test_labels_are_shown_as_text(house: House, lived: Any) -> None:
-    """Markup, escapes and turned text in a label: neither Flower's pages nor a terminal take them for anything."""
+    """Markup, escapes and reversed text in a label have no effect in Flower's pages or a terminal."""
     _, flower = lived
     evil = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\x1b]0;title\x07\x1b[2J\u202egnp.exe\u2066"
     with Client(**house.settings("producer")) as client:
@@ -166,7 +165,7 @@ def test_labels_are_shown_as_text(house: House, lived: Any) -> None:
 
 
 def test_such_a_life_says_no_password(house: House, lived: Any) -> None:
-    """Logs, command lines, Flower's pages and all tables; test_secrets.py looks at all that can go wrong."""
+    """Logs, command lines, Flower's pages and all tables hold no password. test_secrets.py covers failures."""
     fleet, flower = lived
     with Client(**house.settings("producer")) as client:
         failed = _sent(client, "raise")
@@ -176,11 +175,11 @@ def test_such_a_life_says_no_password(house: House, lived: Any) -> None:
     said = {page: flower.text(page) for page in pages} | tables(house.services.engine)
     said |= {log.name: log.read_text() for log in (fleet.log, _log(house))} | {"processes": command_lines()}
     assert all(said[where] for where in (*pages, "verdicts", fleet.log.name, "processes"))
-    assert [where for where, what in said.items() if "marked" in what] == []  # as all passwords begin
+    assert [where for where, what in said.items() if "marked" in what] == []  # the prefix of all passwords
 
 
 def test_flower_sends_no_task(house: House, lived: Any) -> None:
-    """Its API offers to; Redis refuses."""
+    """Flower's API offers to send tasks, but Redis refuses them."""
     _, flower = lived
     with pytest.raises(urllib.error.HTTPError):
         flower.text(f"/api/task/send-task/{broker.EVALUATE}", post=True)
@@ -188,7 +187,7 @@ def test_flower_sends_no_task(house: House, lived: Any) -> None:
 
 
 def test_a_sweeper_is_a_worker(house: House) -> None:
-    """`kqueue sweep` and the supervisor need no more than a worker; a producer that sweeps is told."""
+    """`kqueue sweep` and the supervisor need a worker's rights, and a producer that sweeps gets an error."""
     settings = house.services.config(**house.settings("worker"))
     engine = house.services.engine
     assert sweeper.sweep(engine, broker.make_app(settings), retry_delay_s=1.0).broker_error is None

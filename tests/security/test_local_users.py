@@ -1,4 +1,4 @@
-"""Another user of the machine before a fleet that `kqueue up` runs: no credential, no evaluation, no page of Flower."""
+"""Another user of the machine gets no credential, evaluation or Flower page from a fleet of `kqueue up`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from kqueue.store import tokens
 from kqueue.store.engine import connect
 from tests.services import starts_services, with_schema
 
-#: A user of no right here, outside the candidates' range.
+#: Uid of a user without rights, outside the candidates' range.
 STRANGER = 12345
-#: What the fleet must never judge for them: its source reads what only root may.
+#: Problem that the fleet must never judge for the stranger. It reads a file that only root can read.
 HOSTILE = """
 import torch
 open("/etc/shadow").read()
@@ -51,7 +51,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def open_folder() -> Iterator[Path]:
-    """A folder that every user may traverse: what is closed below it is closed by the fleet, not by its place."""
+    """Return a world-traversable folder, so that only the fleet's permissions protect its files."""
     folder = Path(tempfile.mkdtemp(prefix="kqueue-local-users-"))
     folder.chmod(0o755)
     yield folder
@@ -61,7 +61,7 @@ def open_folder() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 @starts_services
 def fleet(open_folder: Path) -> Iterator[LocalFleet]:
-    """A fleet of one CPU slot that serves HTTP and Flower."""
+    """Start a fleet of one CPU slot that serves HTTP and Flower."""
     places = {"home": open_folder / "home", "scratch": open_folder / "scratch"}
     config = load(**places, gpus="none", cpu_slots=1, http_port=0, flower_port=0)
     config.home_path.mkdir(mode=0o700)
@@ -71,7 +71,7 @@ def fleet(open_folder: Path) -> Iterator[LocalFleet]:
 
 
 def as_stranger(act: Callable[[], Any]) -> Any:
-    """What ``act`` returns, or the name of its exception, in a process of another user."""
+    """Return the result of ``act``, or the name of its exception, in a process of another user."""
     readable, writable = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -95,7 +95,7 @@ def as_stranger(act: Callable[[], Any]) -> Any:
 
 
 def asked(port: int, method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> list[Any]:
-    """Status and code of an answer over TCP."""
+    """Return the status and error code of an answer over TCP."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
         sent = None if body is None else json.dumps(body)
@@ -107,12 +107,12 @@ def asked(port: int, method: str, path: str, body: object = None, headers: dict[
 
 
 def port_of(url: str | None) -> int:
-    """The port in a URL."""
+    """Return the port in a URL."""
     return int(url.rpartition(":")[2])
 
 
 def count(fleet: LocalFleet, what: str) -> int:
-    """Rows of a table of the fleet's database."""
+    """Count the rows of a table of the fleet's database."""
     engine = connect(fleet.config.require_database(), application="tests", pool_size=1)
     try:
         with engine.connect() as connection:
@@ -122,7 +122,7 @@ def count(fleet: LocalFleet, what: str) -> int:
 
 
 def test_a_stranger_submits_nothing(fleet: LocalFleet) -> None:
-    """Without a token 401, whatever the headers claim; no problem of theirs reaches the database, let alone a judge."""
+    """A submission without a token gets 401 whatever its headers claim, and reaches neither database nor judge."""
     port, many = port_of(fleet.http_url), {"entries": [REQUEST]}
     theirs = {"original_model_src": HOSTILE, "custom_model_src": "x", "backend": "torch"}
     bodies = {"/v1/evaluations": REQUEST, "/v1/evaluations/batch": many, "/v1/evaluations/each": many}
@@ -137,7 +137,7 @@ def test_a_stranger_submits_nothing(fleet: LocalFleet) -> None:
 
 
 def test_a_stranger_learns_the_status_alone(fleet: LocalFleet) -> None:
-    """Of all that the server tells, `healthy` is told to everybody."""
+    """A stranger can read no field of the server's status except `healthy`."""
     port = port_of(fleet.http_url)
     assert as_stranger(lambda: asked(port, "GET", "/health")) == [200, None]
     for path in ("/", "/status", "/jobs", "/gpu_status", "/v1/fleet", "/v1/evaluations", "/v1/categories"):
@@ -145,7 +145,7 @@ def test_a_stranger_learns_the_status_alone(fleet: LocalFleet) -> None:
 
 
 def test_a_stranger_reaches_neither_token_nor_socket(fleet: LocalFleet, open_folder: Path) -> None:
-    """`fleet.json`, the socket and the folders that hold them are the owner's alone."""
+    """Only the owner can access `fleet.json`, the socket and their folders."""
     home, path = open_folder / "home", fleet.http_socket
 
     def connect_to() -> str:
@@ -161,7 +161,7 @@ def test_a_stranger_reaches_neither_token_nor_socket(fleet: LocalFleet, open_fol
 
 
 def test_a_stranger_opens_no_page_of_flower(fleet: LocalFleet, open_folder: Path) -> None:
-    """Flower asks for a password that each start generates, that only `fleet.json` holds, and that no command shows."""
+    """Flower needs a password that is generated at each start, stored only in `fleet.json`, and shown by no command."""
     port = port_of(fleet.flower_url)
     password = json.loads((open_folder / "home" / FLEET_FILE).read_text())["flower_auth"]
     assert len(password) > 32
@@ -185,7 +185,7 @@ def test_a_stranger_opens_no_page_of_flower(fleet: LocalFleet, open_folder: Path
 
 
 def test_the_owner_s_link_opens_flower(fleet: LocalFleet, open_folder: Path) -> None:
-    """`kqueue open --flower` prints a link with the password, under another address too. It opens every page."""
+    """`kqueue open --flower` prints a link with the password that opens every page, also under another address."""
     command = [sys.executable, "-m", "kqueue", "open", "--no-browser", "--flower"]
     environment = os.environ | {"KQUEUE_HOME": str(open_folder / "home")}
 
@@ -208,7 +208,7 @@ def test_the_owner_s_link_opens_flower(fleet: LocalFleet, open_folder: Path) -> 
 
 
 def test_a_stranger_on_the_socket_is_a_stranger(fleet: LocalFleet, open_folder: Path) -> None:
-    """If the folders were open, the kernel's word on the peer would still count: 401, and the owner gets in."""
+    """A stranger with access to the socket gets 401 by the kernel's peer credentials, and the owner is accepted."""
     path = fleet.http_socket
     opened = [(open_folder / "home", 0o711), (path.parent, 0o711), (path, 0o666)]
     before = [(folder, folder.stat().st_mode) for folder, _ in opened]
@@ -230,7 +230,7 @@ def test_a_stranger_on_the_socket_is_a_stranger(fleet: LocalFleet, open_folder: 
 
 
 def test_the_owner_needs_no_setting(fleet: LocalFleet, open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`RemoteClient()` takes the socket; for programs that speak TCP alone `fleet.json` has a token."""
+    """`RemoteClient()` uses the socket, and `fleet.json` has a token for programs that need TCP."""
     monkeypatch.setenv("KQUEUE_HOME", str(open_folder / "home"))
     known = json.loads((open_folder / "home" / FLEET_FILE).read_text())
     assert load().url == f"unix://{known['socket']}"
@@ -248,7 +248,7 @@ def test_the_owner_needs_no_setting(fleet: LocalFleet, open_folder: Path, monkey
 def test_the_token_goes_to_the_fleet_alone(
     fleet: LocalFleet, open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client that is given another address sends nothing of the fleet's there."""
+    """A client with another address does not send the fleet's token there."""
     monkeypatch.setenv("KQUEUE_HOME", str(open_folder / "home"))
     assert load(url=fleet.http_url).token is not None
     for url in ("http://elsewhere:18188", "http://127.0.0.1:1", f"{fleet.http_url}/", f"{fleet.http_url}@elsewhere"):
@@ -256,7 +256,7 @@ def test_the_token_goes_to_the_fleet_alone(
 
 
 def test_a_token_refused_for_its_scope(fleet: LocalFleet, open_folder: Path) -> None:
-    """The scope of a token counts on the socket too, whoever holds it."""
+    """A token's scope also counts on the socket, for the owner and strangers."""
     engine = connect(fleet.config.require_database(), application="tests", pool_size=1)
     try:
         secret = tokens.create(engine, "reader", [tokens.Scope.READ])[1]
@@ -268,7 +268,7 @@ def test_a_token_refused_for_its_scope(fleet: LocalFleet, open_folder: Path) -> 
 
 
 def test_the_switch_is_not_for_other_machines(open_folder: Path) -> None:
-    """A fleet whose server others reach does not start with it, and nothing is left of the attempt."""
+    """A fleet whose server other machines can reach does not start with the switch, and no process remains."""
     home = open_folder / "never"
     config = Config(home=home, gpus="none", cpu_slots=1, http_tokens="trust-local-users", http_address="0.0.0.0")
     with pytest.raises(ConfigError, match="trust-local-users is for loopback"):

@@ -1,4 +1,4 @@
-"""A stranger who can write to Redis: forged keys, messages and orders, given to a real worker."""
+"""A stranger who can write to Redis sends forged keys, messages and commands to a real worker."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from workers import messages
 QUEUE = broker.queue("cpu").name
 
 
-#: The queue of an answer to a question of this module.
+#: Queue of the reply to a question of this module.
 ANSWER = "forged.reply.celery.pidbox"
-#: The keys that kombu's transport, as it comes, or a sweeper reads, and the type of each.
+#: Keys that stock kombu's transport or a sweeper reads, and the type of each.
 KEYS = {
     QUEUE: "list",
     **{f"{QUEUE}\x06\x16{step}": "list" for step in (3, 6, 9)},
@@ -43,7 +43,7 @@ KEYS = {
     "kqueue.sweeper.prune": "string",
 }
 TYPES = ("string", "list", "set", "zset", "hash", "stream")
-#: Entries of ``unacked``; the last one asks for a message to be put into a key that is no list.
+#: Entries of ``unacked``. The last one asks for a message to be put into a key that is no list.
 UNACKED: dict[str, bytes] = {
     "no JSON": b"not json",
     "null": b"null",
@@ -80,14 +80,14 @@ def make(writer: Any, key: str, kind: str) -> None:
 
 @pytest.fixture(scope="module")
 def writer(services: Any) -> Iterator[Any]:
-    """A stranger who can write anything to Redis."""
+    """Return a client with which a stranger can write anything to Redis."""
     with services.redis() as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def worker(writer: Any, start_fleet: Any) -> Any:
-    """One worker that starts among forged keys."""
+    """Start one worker among forged keys."""
     make(writer, "unacked", "hash")
     make(writer, "unacked_index", "zset")
     for i, (key, right) in enumerate(KEYS.items()):
@@ -97,7 +97,7 @@ def worker(writer: Any, start_fleet: Any) -> Any:
 
 
 def message(identity: Any = None, **changes: Any) -> dict[str, Any]:
-    """A message as kombu writes it; a change of None takes the part away."""
+    """Return a message in kombu's format. A change of None removes the field."""
     identity = str(uuid4()) if identity is None else identity
     body = changes.pop("content", [[identity], {}, {}])
     parts = {
@@ -117,7 +117,7 @@ def message(identity: Any = None, **changes: Any) -> dict[str, Any]:
 
 
 class Planted:
-    """What unpickles into a file."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -127,7 +127,7 @@ class Planted:
 
 
 SOMEBODY = str(UUID(int=7))
-#: Anything that is not one of our messages.
+#: Items that are none of kqueue's messages.
 JUNK: dict[str, Any] = {
     "empty": b"",
     "binary": bytes(range(256)),
@@ -172,19 +172,19 @@ JUNK: dict[str, Any] = {
 
 
 def raw(item: Any) -> bytes:
-    """What lies in Redis."""
+    """Return an item in its form in Redis."""
     return item if isinstance(item, bytes) else json.dumps(item).encode()
 
 
 def judges(services: Any, worker: Any, pid: int) -> None:
-    """The same worker process as before still does its work."""
+    """Check that the same worker process still judges."""
     assert services.verdict(services.submit("ok")).category == "passed"
     [live] = worker.live()
     assert live.pid == pid
 
 
 def dropped(services: Any, worker: Any, send: Any, kinds: dict[str, Any]) -> None:
-    """Each of ``kinds`` leaves one line in the log, and the same worker judges on."""
+    """Check that each of ``kinds`` leaves one line in the log, and that the same worker continues to judge."""
     [live] = worker.live()
     start = len(worker.log.read_text())
 
@@ -201,12 +201,12 @@ def dropped(services: Any, worker: Any, send: Any, kinds: dict[str, Any]) -> Non
 
 
 def warnings(worker: Any, key: str) -> int:
-    """The number of warnings that name a removed key."""
+    """Count the warnings that name a removed key."""
     return sum("a forged key was removed" in line and key in line for line in worker.log.read_text().splitlines())
 
 
 def test_a_worker_starts_among_forged_keys(services: Any, worker: Any, writer: Any) -> None:
-    """Neither a key of a wrong type nor a malformed entry stops a worker's start, and the log names a removed key."""
+    """A worker starts despite keys of a wrong type and malformed entries, and logs each removed key."""
     [live] = worker.live()
     services.settled()
     judges(services, worker, live.pid)
@@ -216,7 +216,7 @@ def test_a_worker_starts_among_forged_keys(services: Any, worker: Any, writer: A
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_worker_goes_on_among_forged_keys(services: Any, worker: Any, writer: Any, kind: str) -> None:
-    """A worker that runs drops keys of the type ``kind`` and what is malformed in them, answers, and judges."""
+    """A running worker drops keys of the type ``kind`` and malformed entries, answers, and judges."""
     [live] = worker.live()
     before, start = warnings(worker, QUEUE), len(worker.log.read_text())
     for key in KEYS:
@@ -226,7 +226,7 @@ def test_a_worker_goes_on_among_forged_keys(services: Any, worker: Any, writer: 
     order = {"method": "ping", "reply_to": {"exchange": "reply.celery.pidbox", "routing_key": "forged"}}
     body = base64.b64encode(json.dumps(order).encode()).decode()
     writer.publish("/0.celery.pidbox", raw(message(body=body, headers={"clock": 1})))
-    # An answer that is not read ends soon.
+    # An unread reply expires soon.
     services.until(lambda: 0 < writer.pttl(ANSWER) <= 10_000, what="the answer")
     assert live.name in base64.b64decode(json.loads(writer.lindex(ANSWER, 0))["body"]).decode()
     judges(services, worker, live.pid)
@@ -236,7 +236,7 @@ def test_a_worker_goes_on_among_forged_keys(services: Any, worker: Any, writer: 
 
 
 def test_a_sweeper_sends_among_forged_keys(services: Any, worker: Any, writer: Any) -> None:
-    """A message for a queue of a wrong type is sent all the same."""
+    """A sweeper sends a message although its queue's key has a wrong type."""
     [live] = worker.live()
     make(writer, "kqueue.sweeper", "hash")
     identity = services.submit("ok", send=False)
@@ -247,13 +247,13 @@ def test_a_sweeper_sends_among_forged_keys(services: Any, worker: Any, writer: A
 
 
 def test_junk_is_dropped(services: Any, worker: Any, writer: Any) -> None:
-    """Whatever it is, it is logged, gone from Redis, and the same worker judges on."""
+    """Any junk is logged and removed from Redis, and the same worker continues to judge."""
     dropped(services, worker, lambda item: writer.lpush(QUEUE, item), JUNK)
     services.settled()
 
 
 def test_nothing_is_unpickled(services: Any, worker: Any, writer: Any, tmp_path: Path) -> None:
-    """A pickle, named as one or hidden in what is taken for JSON, is not opened."""
+    """A pickle is not loaded, whether it is declared as one or hidden in JSON."""
     tmp_path.chmod(0o777)
     planted = pickle.dumps(Planted(tmp_path / "owned"))
     encoded = base64.b64encode(planted).decode()
@@ -271,7 +271,7 @@ def test_nothing_is_unpickled(services: Any, worker: Any, writer: Any, tmp_path:
 
 
 def test_a_flood_of_junk_does_not_stop_the_worker(services: Any, worker: Any, writer: Any) -> None:
-    """Two thousand pieces and an id that nobody submitted before an evaluation: it is reached, and nothing is left."""
+    """An evaluation behind 2000 junk messages and an unknown id is judged, and nothing remains."""
     [live] = worker.live()
     writer.lpush(QUEUE, raw(message(SOMEBODY)))
     kinds = [raw(item) for name, item in JUNK.items() if name != "long"]
@@ -307,7 +307,7 @@ WISHES: dict[str, dict[str, Any]] = {
 
 
 def test_wishes_in_a_message_count_for_nothing(services: Any, worker: Any, writer: Any) -> None:
-    """Evaluations are judged whole and at once, whatever their messages ask for."""
+    """Evaluations are judged completely and at once, whatever options their messages have."""
     [live] = worker.live()
     made = {wish: services.submit("sleep 0.1", send=False) for wish in WISHES}
     for wish, evaluation in made.items():
@@ -318,9 +318,9 @@ def test_wishes_in_a_message_count_for_nothing(services: Any, worker: Any, write
 
 
 def test_no_other_task_is_called(services: Any, worker: Any, writer: Any) -> None:
-    """What messages would have called after their evaluations is never sent."""
+    """Tasks that messages name as callbacks of their evaluations are never sent."""
     [live] = worker.live()
-    # A sweeper sends it where nobody takes it.
+    # A sweeper sends it to a lane without workers.
     other = services.submit("ok", send=False, lane="gpu")
     call = {"task": broker.EVALUATE, "args": [str(other)], "kwargs": {}, "options": {"queue": QUEUE}}
     for link in ("callbacks", "errbacks", "chain", "chord"):
@@ -333,7 +333,7 @@ def test_no_other_task_is_called(services: Any, worker: Any, writer: Any) -> Non
     assert services.attempts(other) == []
 
 
-# Orders ------------------------------------------------------------------------------------------------
+# Remote-control commands -------------------------------------------------------------------------------
 
 REFUSED: dict[str, dict[str, Any]] = {
     "shutdown": {},
@@ -359,7 +359,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 def test_orders_that_workers_do_not_obey(services: Any, worker: Any) -> None:
-    """Nobody answers, the log says so, and the worker judges as before."""
+    """A refused command gets no reply, is logged, and does not stop the worker."""
     [live] = worker.live()
 
     def refused() -> int:
@@ -373,7 +373,7 @@ def test_orders_that_workers_do_not_obey(services: Any, worker: Any) -> None:
 
 
 def test_every_other_order_of_celery_is_refused_too() -> None:
-    """The list above is complete: what Celery offers is either there or among the few that are taken."""
+    """Each command of Celery is either in the list above or among the few that are accepted."""
     assert set(Panel.data) - {"probe"} == set(REFUSED) | set(messages._ORDERS) | set(messages._ALIASES)
 
 
@@ -395,7 +395,7 @@ ORDERS: dict[str, Any] = {
 
 
 def test_junk_among_orders(services: Any, worker: Any, writer: Any) -> None:
-    """What is no order, or not even a message, breaks nothing either, nor does any clock."""
+    """Junk in place of a command, or a clock of any value, does not stop the worker."""
     body = base64.b64encode(json.dumps({"method": "ping"}).encode()).decode()
     for clock in ("late", [], -1, 10**400, None):
         writer.publish("/0.celery.pidbox", raw(message(body=body, headers={"clock": clock})))
@@ -403,14 +403,14 @@ def test_junk_among_orders(services: Any, worker: Any, writer: Any) -> None:
         kind: message(body=base64.b64encode(json.dumps(order).encode()).decode(), headers={"clock": "late"})
         for kind, order in ORDERS.items()
     }
-    # Nobody is told of an empty one.
+    # An empty message is not logged.
     junk = {kind: item for kind, item in JUNK.items() if kind != "empty"}
     dropped(services, worker, lambda item: writer.publish("/0.celery.pidbox", item), orders | junk)
 
 
 def test_what_flower_asks_is_answered(services: Any, worker: Any) -> None:
-    """The questions behind Flower's pages, from a worker whose orders are cut down and that knows one task."""
-    # One worker is there, whose answer is all that is waited for.
+    """A worker with restricted commands and one task answers the questions behind Flower's pages."""
+    # The inspection ends with the only worker's reply.
     inspect = services.app.control.inspect(timeout=5, limit=1)
     methods = ("ping", "stats", "active_queues", "registered", "scheduled", "active", "reserved", "revoked", "conf")
     for method in methods:
@@ -421,7 +421,7 @@ def test_what_flower_asks_is_answered(services: Any, worker: Any) -> None:
 
 
 def test_a_running_evaluation_can_be_revoked_by_its_id(services: Any, worker: Any) -> None:
-    """What a client's cancel sends; a signal is the worker's to choose."""
+    """A client's cancel sends an id, and the worker chooses the signal."""
     evaluation = services.submit("sleep 60")
     services.started(evaluation)
     services.app.control.revoke(str(evaluation), terminate=True, signal="SIGHUP")
@@ -431,7 +431,7 @@ def test_a_running_evaluation_can_be_revoked_by_its_id(services: Any, worker: An
 
 
 def test_limits_are_kept_within_their_bounds() -> None:
-    """A message's hard limit counts where it lies between the least and the most."""
+    """A message's hard limit counts within the minimum and the maximum."""
 
     def limit(value: Any) -> Any:
         made = messages.task(message(SOMEBODY, in_headers={"timelimit": value}), QUEUE)
@@ -447,11 +447,11 @@ def test_limits_are_kept_within_their_bounds() -> None:
 
 
 def test_a_message_of_ours_is_read_as_it_was_meant(services: Any, writer: Any) -> None:
-    """What the broker publishes passes, with its id, limit and label, and nothing added."""
+    """A message of the broker passes with its id, limit and label, and without additions."""
     evaluation = uuid4()
     message = Message(evaluation, "gpu.h200", deadlines_s=100.0, label="problem=p kernel=k\u202e\x1b[1m")
     broker.publish(services.app, [message])
-    name = broker.queue("gpu.h200").name  # where nothing waits, no sweeper arranges the queue
+    name = broker.queue("gpu.h200").name  # without waiting messages no sweeper orders the queue
     [lying] = writer.lrange(name, 0, -1)
     writer.delete(name)
     made = messages.task(json.loads(lying), name)

@@ -1,4 +1,4 @@
-"""Least privilege in the database: what each role may do, tried as a login of it on a real server."""
+"""Least privilege in the database: the rights of each role, tried with its login on a real server."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ NOBODY: set[str] = set()
 
 
 def as_user(url: str, name: str) -> str:
-    """The same database for another user."""
+    """Return the URL of the same database for another user."""
     return make_url(url).set(username=name).render_as_string(hide_password=False)
 
 
 @pytest.fixture
 def logins(server: Any, database_url: str, engine: Engine) -> Iterator[dict[str, str]]:
-    """URLs of a login of each role, by the role."""
+    """Return the URL of a login of each role, by role."""
     names = {role: f"{role}_{uuid4().hex[:8]}" for role in roles.ROLES}
     for role, name in names.items():
         roles.login(engine, name, role, "secret")
@@ -48,7 +48,7 @@ def logins(server: Any, database_url: str, engine: Engine) -> Iterator[dict[str,
 
 
 IDENTITY = "'00000000-0000-0000-0000-000000000007'"
-#: A statement, and who may execute it.
+#: Statements and the roles that can execute each.
 STATEMENTS: dict[str, set[str]] = {
     **{f"SELECT * FROM {name}": EVERYBODY for name in roles._READABLE},
     "SELECT * FROM tokens": {roles.GATEWAY},
@@ -130,7 +130,6 @@ STATEMENTS: dict[str, set[str]] = {
 
 
 def test_a_role_may_do_what_it_needs_and_nothing_else(logins: dict[str, str]) -> None:
-    """Each statement is refused for want of a right, or not, as the table says."""
     for role, url in logins.items():
         with psycopg.connect(make_url(url).set(drivername="postgresql").render_as_string(False)) as connection:
             for statement, who in STATEMENTS.items():
@@ -140,25 +139,25 @@ def test_a_role_may_do_what_it_needs_and_nothing_else(logins: dict[str, str]) ->
                 except psycopg.errors.InsufficientPrivilege:
                     refused = True
                 except psycopg.Error:
-                    pass  # a constraint, say: it had come that far
+                    pass  # a violated constraint, for example, proves the right
                 connection.rollback()
                 assert refused is (role not in who), (role, statement)
 
 
 def test_no_table_was_forgotten() -> None:
-    """A new table is either read by all roles or named here."""
+    """Each table is either readable by all roles or listed here."""
     views = {"outcomes", "best_verdicts", "fleet_utilisation", "evaluation_overview"}
     assert set(roles._READABLE) == set(Base.metadata.tables) - {"tokens", "sessions"} | views | {"alembic_version"}
 
 
 def granted(engine: Engine) -> set[tuple[str, str, str, str]]:
-    """The roles' rights as the database has them."""
+    """Return the roles' rights in the database."""
     with engine.connect() as connection:
         return {tuple(row) for row in connection.execute(roles._GRANTED, {"roles": list(roles.ROLES)})}  # type: ignore[misc]
 
 
 def test_an_upgrade_makes_the_rights_exact(database_url: str, engine: Engine) -> None:
-    """What is too much goes, what lacks comes back, and then nothing changes."""
+    """An upgrade revokes surplus rights and restores missing ones, and a second one changes nothing."""
     wanted = {right for role in roles.ROLES for right in roles.rights(role)}
     assert granted(engine) == wanted
     change(engine, "GRANT INSERT ON verdicts TO kqueue_producer")
@@ -171,7 +170,7 @@ def test_an_upgrade_makes_the_rights_exact(database_url: str, engine: Engine) ->
 
 
 def test_a_downgrade_leaves_the_roles_and_takes_their_rights(database_url: str, engine: Engine, server: Any) -> None:
-    """Other databases of the cluster go on."""
+    """A downgrade in one database does not affect other databases of the cluster."""
     other = server.clone()
     schema.downgrade(database_url, "0002")
     assert granted(engine) == set()
@@ -184,7 +183,7 @@ def test_a_downgrade_leaves_the_roles_and_takes_their_rights(database_url: str, 
 @pytest.fixture
 @starts_services
 def fresh(tmp_path: Path) -> Iterator[Callable[[str], None]]:
-    """A server without any of the roles: executes a statement as its owner; ``url`` is its address."""
+    """Return a function that runs a statement as the owner of a server without roles, with its address as ``url``."""
     with Postgres(tmp_path / "postgres", durable=False) as postgres:
         start(postgres)
 
@@ -199,7 +198,7 @@ def fresh(tmp_path: Path) -> Iterator[Callable[[str], None]]:
 
 
 def test_databases_of_a_cluster_without_the_roles(fresh: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Migrated at once, all share the roles that one of them makes."""
+    """Concurrent migrations of several databases share the roles that one of them creates."""
     names = ("one", "other")
     for name in names:
         fresh(f"CREATE DATABASE {name}")
@@ -231,7 +230,7 @@ def test_databases_of_a_cluster_without_the_roles(fresh: Any, caplog: pytest.Log
 
 
 def test_somebody_else_changes_no_right(logins: dict[str, str], engine: Engine) -> None:
-    """An upgrade by a login of a role, at the newest schema, does nothing."""
+    """An upgrade by a role's login, at the newest schema, does nothing."""
     before = granted(engine)
     for url in logins.values():
         schema.upgrade(url)
@@ -242,7 +241,7 @@ def test_somebody_else_changes_no_right(logins: dict[str, str], engine: Engine) 
 
 
 def test_a_login_has_a_verifier_and_one_role(server: Any, engine: Engine) -> None:
-    """Its password is kept as SCRAM's verifier; given another role it leaves the first."""
+    """The password is stored as SCRAM's verifier, and a login that gets another role loses the first."""
     name = f"login_{uuid4().hex[:8]}"
 
     def state() -> tuple[str, set[str]]:
@@ -266,7 +265,7 @@ def test_a_login_has_a_verifier_and_one_role(server: Any, engine: Engine) -> Non
 
 
 def test_what_is_made_no_login(engine: Engine) -> None:
-    """The owner's password is not changed by a slip, nor is a group made a login, and an empty password is none."""
+    """The owner's password is never changed, a group does not become a login, and an empty password is refused."""
     for name in ("postgres", "kqueue_worker"):
         with pytest.raises(ConfigError, match="choose another name"):
             roles.login(engine, name, roles.READER, "x")
@@ -275,7 +274,7 @@ def test_what_is_made_no_login(engine: Engine) -> None:
 
 
 def test_a_role_makes_no_logins(logins: dict[str, str]) -> None:
-    """That is the owner's to do."""
+    """Only the owner can make logins."""
     engine = connect(logins[roles.PRODUCER], application="tests")
     with pytest.raises(DatabaseUnavailable, match="denied"):
         roles.login(engine, "somebody", roles.READER, "x")
@@ -288,9 +287,9 @@ def test_a_role_makes_no_logins(logins: dict[str, str]) -> None:
 def test_a_producer_cannot_turn_the_function_against_its_owner(
     logins: dict[str, str], engine: Engine, fields: Callable[..., dict[str, Any]], redis_url: str
 ) -> None:
-    """Tables and operators of its own, put before the real ones, are not looked at."""
+    """The function does not use tables and operators of the producer, even if they precede the real ones."""
     with Client(database_url=logins[roles.PRODUCER], redis_url=redis_url) as client:
-        # A producer does all that a client does: submitting, again under a key, looking, cancelling, waiting.
+        # A producer uses the whole client: submitting, again under a key, reading, cancelling, waiting.
         first, second = client.submit_batch([fields(1, idempotency_key="k"), fields(2)], allow_idle_lane=True)
         assert client.submit(**fields(1, idempotency_key="k"), allow_idle_lane=True) == first
         assert first.verdict() is None
@@ -315,7 +314,7 @@ def test_a_producer_cannot_turn_the_function_against_its_owner(
 def test_an_agent_needs_no_more_than_a_producer_or_the_gateway(
     logins: dict[str, str], redis_url: str, worker_id: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without `kqueue serve` the tools on stdio do with a producer's login, those over HTTP with the gateway's."""
+    """The tools on stdio need only a producer's login, and those over HTTP only the gateway's."""
     given = {"problem": "class Model: ...", "kernel": "class ModelNew: ...", "backend": "torch", "timeout_s": 0}
     settings = {"KQUEUE_REDIS_URL": redis_url, "KQUEUE_LEASE_S": "3600"}
 

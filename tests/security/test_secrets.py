@@ -1,4 +1,4 @@
-"""Marked passwords, a whole fleet with Flower, everything that goes wrong: and then a search for the marks."""
+"""Runs a whole fleet with Flower through many failures, and searches all output for its marked passwords."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from workers.judge.host import linux
 pytest.importorskip("flower")
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
-#: How every password of the house begins.
+#: Prefix of every password of the house.
 MARK = "marked"
 
 LOOKING = """
@@ -63,17 +63,17 @@ def get_init_inputs():
 
 @dataclass
 class Said:
-    """All that was written, shown, sent or stored, by where."""
+    """All texts that were written, shown, sent or stored, by place."""
 
     by: dict[str, str] = field(default_factory=dict[str, str])
 
     def add(self, where: str, what: str) -> None:
-        """Keep it."""
+        """Add a text."""
         self.by[where] = self.by.get(where, "") + what
 
 
 def command(house: House, said: Said, *arguments: str, **settings: str) -> None:
-    """Run a command with settings, whatever comes of it, and keep what it says."""
+    """Run a command with settings, whatever its status, and collect its output."""
     environment = os.environ | house.services.config(**settings).environment()
     done = subprocess.run(
         [sys.executable, "-P", *arguments], env=environment, capture_output=True, text=True, timeout=170
@@ -103,7 +103,7 @@ transaction(engine).__enter__()
 
 @pytest.fixture(scope="module")
 def said(house: House) -> Said:
-    """A life full of failures; what was said in it."""
+    """Run a fleet through many failures and return the collected texts."""
     said = Said()
     services, directory = house.services, house.services.directory
     heard: list[bytes] = []
@@ -135,7 +135,7 @@ def said(house: House) -> Said:
                 for page in [*pages, "/api/tasks", "/api/workers", f"/api/task/info/{raised.evaluation_id}"]:
                     said.add("Flower's pages", flower.text(page))
                 _go_wrong(house, said)
-                # Both services go away and come back while the fleet and Flower run.
+                # Both services stop and return while the fleet and Flower run.
                 stop.set()
                 listener.join()
                 services.postgres.stop()
@@ -161,7 +161,7 @@ def _listen(events: Any, heard: list[bytes], stop: threading.Event) -> None:
 
 
 def _judge_for_real(house: House, client: Client, said: Said) -> Any:
-    """A kernel that looks about it, judged by a true worker."""
+    """Have a real worker judge a kernel that searches its environment."""
     with fleets(house.services) as start:
         fleet = start(true=True, slots=1, **house.settings("worker"))
         [worker] = fleet.live()
@@ -175,7 +175,7 @@ def _judge_for_real(house: House, client: Client, said: Said) -> Any:
 
 
 def _go_wrong(house: House, said: Said) -> None:
-    """Wrong passwords, and nobody there."""
+    """Use wrong passwords and addresses without a server."""
     right = house.settings("producer")
     database = make_url(right["database_url"])
     away = database.set(host="127.0.0.1", port=free_port(), query={})
@@ -199,7 +199,7 @@ def _go_wrong(house: House, said: Said) -> None:
 
 
 def test_no_secret_is_said_anywhere(said: Said) -> None:
-    """Not in logs, arguments, environments of workers and candidates, Flower, events, tables, output or tracebacks."""
+    """No secret is in logs, arguments, environments of workers and candidates, Flower, tables, output or tracebacks."""
     expected = {
         "processes",
         "environments of workers",

@@ -1,4 +1,4 @@
-"""The bill of materials and the audit, with their real tools; only the advisories are made up here."""
+"""The bill of materials and the audit with their real tools and an invented advisory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytest.importorskip("cyclonedx_py")
 
 
 class Advisories(BaseHTTPRequestHandler):
-    """An advisory database on loopback that knows one hole, in the package ``bad``."""
+    """An advisory database on loopback with one vulnerability, in the package ``bad``."""
 
     bad = "celery"
 
@@ -45,14 +45,14 @@ class Advisories(BaseHTTPRequestHandler):
 
 
 def audit(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run it against the database at ``url``, with no way to another."""
+    """Run the audit against the database at ``url``, without access to another one."""
     command = [sys.executable, str(ROOT / "scripts" / "audit.py"), *arguments]
     environment = os.environ | {"NO_PROXY": "127.0.0.1", "HTTPS_PROXY": "http://127.0.0.1:9"}
     return subprocess.run([*command, "-s", "osv", "--osv-url", url], env=environment, capture_output=True, text=True)
 
 
 def test_a_known_hole_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It names package, version, advisory and the version that mends it; without the hole all is well."""
+    """The audit names package, version, advisory and fixed version, and succeeds without the vulnerability."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Advisories) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/v1/query"
@@ -66,7 +66,7 @@ def test_a_known_hole_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_audit_that_could_not_be_made_says_so() -> None:
-    """Nobody answers: a failure, unless it was said that there may be no network; never a silent success."""
+    """The audit fails without an advisory database, unless an option permits that, and is never silent."""
     nowhere = f"http://127.0.0.1:{free_port()}/v1/query"
     for arguments, status in (((), 2), (("--if-reachable",), 0)):
         done = audit(nowhere, *arguments)
@@ -77,7 +77,7 @@ def test_an_audit_that_could_not_be_made_says_so() -> None:
 
 
 def test_the_bill_of_materials_names_what_is_installed(tmp_path: Path) -> None:
-    """CycloneDX, with kqueue as what it is about and each package with its version."""
+    """The bill is CycloneDX with kqueue as its subject and each package with its version."""
     file = tmp_path / "sbom.json"
     done = subprocess.run(["make", "-o", "venv", "sbom", f"SBOM={file}"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

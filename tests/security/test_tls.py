@@ -1,4 +1,4 @@
-"""TLS to both services, with certificates made here: everything that connects takes it, and nothing else."""
+"""TLS to both services with certificates made here: every client uses it, and refuses anything else."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ trustme = pytest.importorskip("trustme")
 
 @dataclass
 class Doors:
-    """Both services behind doors, and the authority that certified them."""
+    """TLS proxies of both services, and their certificate authority."""
 
     postgres: Door
     redis: Door
@@ -38,13 +38,13 @@ class Doors:
 
 @dataclass
 class Place:
-    """A house behind doors: right ones, and some that are wrong in one way each."""
+    """A house behind TLS proxies: valid ones, and some that are wrong in one way each."""
 
     house: House
     kinds: dict[str, Doors]
 
     def database(self, kind: str, user: str = "producer") -> str:
-        """The database's address."""
+        """Return the database's address."""
         doors = self.kinds[kind]
         direct = make_url(self.house.logins[user])
         tls = {"sslmode": "verify-full", "sslrootcert": str(doors.authority)}
@@ -52,23 +52,23 @@ class Place:
         return url.render_as_string(hide_password=False)
 
     def redis(self, kind: str, user: str = "producer") -> str:
-        """The broker's address."""
+        """Return the broker's address."""
         doors = self.kinds[kind]
         who = f"{user}:{self.house.guarded.passwords[user]}"
         return f"rediss://{who}@localhost:{doors.redis.port}/0?ssl_ca_certs={quote(str(doors.authority))}"
 
     def settings(self, kind: str, user: str = "producer") -> dict[str, str]:
-        """Both."""
+        """Return the addresses of both services."""
         return {"database_url": self.database(kind, user), "redis_url": self.redis(kind, user)}
 
     def config(self, kind: str, user: str = "producer") -> Config:
-        """All settings."""
+        """Return the configuration."""
         return self.house.services.config(**self.settings(kind, user))
 
 
 @pytest.fixture(scope="module")
 def place(house: House) -> Iterator[Place]:
-    """Doors: right, of another authority, with another host's name, and without TLS."""
+    """Make valid proxies, and some with another authority, another host's name, and without TLS."""
     directory = house.services.directory
     owner = make_url(house.services.postgres.url)
     behind = unix(Path(str(owner.query["host"])) / ".s.PGSQL.5432"), tcp(house.guarded.port)
@@ -100,13 +100,13 @@ def place(house: House) -> Iterator[Place]:
 WRONG = {
     "another authority": ("certificate verify failed", "certificate verify failed"),
     "another host": ("does not match host name", "Hostname mismatch"),
-    # Redis waits for the end of what it takes for a command.
+    # Redis waits for the end of a presumed command.
     "no TLS": ("does not support SSL", "TLS"),
 }
 
 
 def test_everything_takes_it(place: Place) -> None:
-    """Migration, client, listener, supervisor, workers and Flower, all behind the doors, judge together."""
+    """Migration, client, listener, supervisor, workers and Flower judge together behind TLS proxies."""
     house = place.house
     url = place.database("right", "owner")
     schema.upgrade(url)
@@ -134,7 +134,7 @@ def test_everything_takes_it(place: Place) -> None:
 
 
 def test_a_service_is_not_who_it_should_be(place: Place) -> None:
-    """Neither queries, nor the listener, nor a migration, nor messages go there, and the error says what is wrong."""
+    """Queries, the listener, a migration and messages refuse a wrong service, and the error has the reason."""
     for kind, (database_says, redis_says) in WRONG.items():
         url = place.database(kind)
         engine = connect(url, application="tests")
@@ -152,10 +152,10 @@ def test_a_service_is_not_who_it_should_be(place: Place) -> None:
 
 
 def test_a_fleet_does_not_start_there(place: Place) -> None:
-    """The supervisor ends with the reason, whichever service it is, when it has waited for that for a while."""
+    """The supervisor waits a while for either service, then exits with the reason."""
     right, password = place.settings("right", "worker"), place.house.guarded.passwords["worker"]
     started: dict[str, subprocess.Popen[str]] = {}
-    # The other pairs fail in the same functions, as the tests above show.
+    # The other pairs fail in the same functions, which the tests above show.
     for service, kind in (("database_url", "another authority"), ("redis_url", "another host")):
         reason = WRONG[kind][service == "redis_url"]
         settings = right | {service: place.settings(kind, "worker")[service]}
@@ -175,7 +175,7 @@ def test_a_fleet_does_not_start_there(place: Place) -> None:
 
 
 def test_verifying_is_not_to_be_switched_off(place: Place) -> None:
-    """What would weaken TLS is refused, as is a file that is not there, and an authority beside redis://."""
+    """Settings that weaken TLS, missing files, and an authority with redis:// are refused."""
     for url, says in (
         ("rediss://u:hidden@localhost:1/0?ssl_cert_reqs=none", "Certificates are always verified"),
         ("rediss://u:hidden@localhost:1/0?ssl_check_hostname=false", "Certificates are always verified"),
@@ -188,7 +188,7 @@ def test_verifying_is_not_to_be_switched_off(place: Place) -> None:
 
 
 def test_a_door_with_tls_lets_in_nobody_without(place: Place) -> None:
-    """Else the tests above would prove little."""
+    """A client without TLS is refused, without which the tests above would prove little."""
     right: Any = place.kinds["right"]
     plain = place.house.services.config(redis_url=f"redis://localhost:{right.redis.port}/0")
     with pytest.raises(BrokerUnavailable):

@@ -1,4 +1,4 @@
-"""A door with TLS in front of a server that has none: what a stunnel or a packaged server does, in a thread."""
+"""A TLS proxy for a server without TLS, like stunnel, in a thread."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any, Self
 
 import trustme
 
-#: Postgres' requests for TLS and for GSSAPI, which come before anything else, in 8 bytes.
+#: Postgres' requests for TLS and for GSSAPI, 8 bytes each, which precede all other messages.
 _SSL_REQUEST = (8).to_bytes(4) + (80877103).to_bytes(4)
 _GSS_REQUEST = (8).to_bytes(4) + (80877104).to_bytes(4)
 
 
 class Door:
-    """Listens on a port of loopback and hands on what comes, without TLS, to ``behind``."""
+    """Accepts connections on a loopback port and forwards their plain text to ``behind``."""
 
     def __init__(
         self, behind: Callable[[], socket.socket], certificate: trustme.LeafCert | None, *, postgres: bool
     ) -> None:
-        """Name the server behind; without a certificate there is no TLS, for which clients of Postgres ask first."""
+        """Take the server. Without a certificate there is no TLS, for which clients of Postgres ask first."""
         self._behind = behind
         self._postgres = postgres
         self._context: ssl.SSLContext | None = None
@@ -33,7 +33,7 @@ class Door:
             certificate.configure_cert(self._context)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        #: Connections over TLS that were handed on.
+        #: Number of connections over TLS that were forwarded.
         self.passed = 0
 
     def __enter__(self) -> Self:
@@ -66,7 +66,7 @@ class Door:
                     first = _exactly(client, 8)
             if self._context is not None:
                 if first:
-                    return  # without TLS nobody gets in
+                    return  # connections without TLS are refused
                 client = open_now.enter_context(self._context.wrap_socket(client, server_side=True))
                 self.passed += 1
             server = open_now.enter_context(self._behind())
@@ -86,7 +86,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 
 def _pump(one: Any, other: Any) -> None:
     while True:
-        # What TLS has read already does not show in the socket.
+        # The socket does not show bytes that TLS has already read.
         ready = [s for s in (one, other) if isinstance(s, ssl.SSLSocket) and s.pending()]
         ready = ready or select.select([one, other], [], [])[0]
         for source in ready:
@@ -97,7 +97,7 @@ def _pump(one: Any, other: Any) -> None:
 
 
 def unix(path: Path) -> Callable[[], socket.socket]:
-    """Connects to a unix socket."""
+    """Return a function that connects to a unix socket."""
 
     def connect() -> socket.socket:
         connection = socket.socket(socket.AF_UNIX)
@@ -108,5 +108,5 @@ def unix(path: Path) -> Callable[[], socket.socket]:
 
 
 def tcp(port: int) -> Callable[[], socket.socket]:
-    """Connects to a port of loopback."""
+    """Return a function that connects to a loopback port."""
     return lambda: socket.create_connection(("127.0.0.1", port))

@@ -1,4 +1,4 @@
-"""deploy/slurm/kqueue-worker.sbatch beside real services: without Slurm, and with it where it is installed."""
+"""deploy/slurm/kqueue-worker.sbatch with real services, without Slurm and, where it is installed, with it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "deploy" / "slurm" / "kqueue-worker.sbatch"
 PROBLEM = (ROOT / "examples" / "problems" / "gelu.py").read_text()
 KERNEL = (ROOT / "examples" / "kernels" / "good" / "torch" / "gelu.py").read_text()
-#: Takes a while.
+#: A kernel that takes 3 s to import.
 SLOW = "import time\ntime.sleep(3)\n" + KERNEL
-#: Ends with status 4 when it was asked so often.
+#: Exits with status 4 after ``asks`` SIGTERMs.
 PROGRAM = """#!/usr/bin/env python3
 import signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -40,7 +40,7 @@ for _ in range({asks}):
     print("asked", flush=True)
 sys.exit(4)
 """
-#: Programs that a cluster of one machine needs.
+#: Programs of a cluster of one machine.
 SLURM = ("slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol")
 pytestmark = pytest.mark.timeout(600)
 
@@ -53,13 +53,13 @@ class Place:
     environment: dict[str, str]
 
     def left(self) -> list[str]:
-        """What a job has left on the node's disk."""
+        """Return the files that a job left on the node's disk."""
         return [path.name for path in self.disk.glob("kqueue-*") if not path.name.endswith(".log")]
 
 
 @pytest.fixture
 def place() -> Iterator[Place]:
-    """The settings in a file that only its owner reads, and a disk that candidates may traverse."""
+    """Make a file of settings that only its owner can read, and a disk that candidates can traverse."""
     with tempfile.TemporaryDirectory(prefix="kqueue-slurm-") as name:
         disk = Path(name)
         disk.chmod(0o711)
@@ -79,7 +79,7 @@ def place() -> Iterator[Place]:
 
 
 def executable(path: Path, text: str) -> Path:
-    """Write a program."""
+    """Write an executable program."""
     path.write_text(text)
     path.chmod(0o755)
     return path
@@ -87,7 +87,7 @@ def executable(path: Path, text: str) -> Path:
 
 @pytest.fixture
 def start(place: Place) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Run the script as a job's first process would be, with a `scontrol` that only writes down what it is told."""
+    """Return a function that runs the script like a job's first process, with a `scontrol` that logs its calls."""
     tools = place.disk / "tools"
     tools.mkdir()
     executable(tools / "scontrol", f'#!/bin/sh\necho "$@" >> {place.disk}/told\n')
@@ -112,18 +112,18 @@ def start(place: Place) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 def family(pid: int) -> list[int]:
-    """A process's descendants."""
+    """Return a process's descendants."""
     return [found for child in linux.children(pid) for found in (child, *family(child))]
 
 
 def log(place: Place) -> str:
-    """What the job has written."""
+    """Return the job's log."""
     return "".join(path.read_text() for path in place.disk.glob("kqueue-*.log"))
 
 
 @pytest.fixture
 def served(services: Services, place: Place) -> Services:
-    """Services whose addresses are in the job's settings."""
+    """Return services whose addresses are in the job's settings."""
     values = {name: value for name, value in services.config().environment().items() if name.endswith("_URL")}
     with Path(place.environment["WORKER_SETTINGS"]).open("a") as settings:
         settings.writelines(f"{name}={value}\n" for name, value in values.items())
@@ -131,7 +131,7 @@ def served(services: Services, place: Place) -> Services:
 
 
 def ready(services: Services, place: Place) -> None:
-    """Wait until one slot takes evaluations."""
+    """Wait until one slot accepts evaluations."""
     try:
         until(lambda: services.rows("SELECT 1 FROM workers WHERE stopped_at IS NULL AND paused IS NULL"), 240, "a slot")
     except AssertionError:
@@ -139,13 +139,13 @@ def ready(services: Services, place: Place) -> None:
 
 
 def told(place: Place) -> str:
-    """What `scontrol` was told."""
+    """Return the calls of `scontrol`."""
     file = place.disk / "told"
     return file.read_text() if file.exists() else ""
 
 
 def submit(services: Services, kernel: str) -> UUID:
-    """Submit a kernel that is to be judged anew on the lane `cpu`."""
+    """Submit a kernel for the lane `cpu` that is judged without reuse."""
     with Client(services.config()) as client:
         ticket = client.submit(problem=PROBLEM, kernel=kernel, backend="torch", lane="cpu", reuse=False)
         return ticket.evaluation_id
@@ -153,7 +153,7 @@ def submit(services: Services, kernel: str) -> UUID:
 
 @pytest.mark.nightly
 def test_a_job_judges_and_ends(served: Services, place: Place, start: Callable[..., subprocess.Popen[str]]) -> None:
-    """It judges. When its time is up it lets the evaluation end, leaves nothing, and has Slurm queue it again."""
+    """At its time limit a job lets the evaluation end, leaves no files, and is queued again by Slurm."""
     job = start(SLURM_JOB_END_TIME=str(int(time.time()) + 1000))
     ready(served, place)
     assert served.verdict(submit(served, KERNEL)).category is Category.PASSED
@@ -177,7 +177,7 @@ def test_a_job_judges_and_ends(served: Services, place: Place, start: Callable[.
 def test_the_worker_is_told(
     place: Place, start: Callable[..., subprocess.Popen[str]], left_s: int | None, asks: int, again: bool
 ) -> None:
-    """It is asked to finish, and once more two minutes before the job's end; the job comes again if time was up."""
+    """The worker is asked to finish, again two minutes before the job's end, and requeued only if time was up."""
     program = executable(place.disk / "program", PROGRAM.format(asks=asks))
     end = {} if left_s is None else {"SLURM_JOB_END_TIME": str(int(time.time()) + left_s)}
     job = start(WORKER_PROGRAM=str(program), **end)
@@ -199,7 +199,7 @@ def test_the_worker_is_told(
     ids=["mode", "shell", "another-variable"],
 )
 def test_settings_are_read_and_not_run(place: Place, mode: int, text: str | None, says: str) -> None:
-    """A file that others can read is refused, and so is a line that is no setting; neither is shown."""
+    """A world-readable file of settings or an invalid line is refused, and neither is shown."""
     settings = Path(place.environment["WORKER_SETTINGS"])
     if text is not None:
         settings.write_text(text)
@@ -213,7 +213,7 @@ def test_settings_are_read_and_not_run(place: Place, mode: int, text: str | None
 
 
 def test_gpus_are_slurms(place: Place) -> None:
-    """With GPUs in the allocation the worker takes those that Slurm names, and without any none."""
+    """The worker uses the GPUs that Slurm allocates, and none without an allocation."""
     text = '#!/bin/sh\necho "$1 $KQUEUE_GPUS $CUDA_VISIBLE_DEVICES ${KQUEUE_CPU_SLOTS-unset}"\n'
     program = executable(place.disk / "program", text)
     base = place.environment | {"WORKER_PROGRAM": str(program), "SLURM_JOB_ID": "17", "SLURM_CPUS_ON_NODE": "6"}
@@ -229,7 +229,6 @@ def test_gpus_are_slurms(place: Place) -> None:
 
 
 def test_the_script_is_clean() -> None:
-    """shellcheck finds nothing in it."""
     beside = Path(sys.executable).parent / "shellcheck"
     program = str(beside) if beside.exists() else shutil.which("shellcheck")
     if program is None:
@@ -242,7 +241,7 @@ def test_the_script_is_clean() -> None:
 
 @pytest.fixture
 def cluster(place: Place) -> Iterator[dict[str, str]]:
-    """A cluster of this machine alone, on loopback; the environment that its commands need."""
+    """Start a cluster of this machine on loopback, and return the environment of its commands."""
     if os.getuid() != 0 or not all(map(shutil.which, SLURM)):
         pytest.skip("needs root, and Slurm's slurmctld, slurmd and client commands")
     home, name = place.disk / "slurm", socket.gethostname()
@@ -277,8 +276,8 @@ def cluster(place: Place) -> Iterator[dict[str, str]]:
 
 @pytest.mark.nightly
 def test_slurm_runs_it(served: Services, place: Place, cluster: dict[str, str]) -> None:
-    """A job of a real Slurm judges. Its time limit lets it end well, and Slurm queues it again."""
-    # Slurm signals within a minute before; so the whole of this job's time is that before its end.
+    """A job of a real Slurm judges, ends well at its time limit, and is queued again."""
+    # Slurm can send this signal up to a minute early, so up to 185 s before the end of the 4 minutes.
     variables = ",".join(f"{name}={place.environment[name]}" for name in ("WORKER_SETTINGS", "WORKER_PROGRAM"))
     export = f"--export=PATH={place.environment['PATH']},HOME={place.disk},WORKER_DISK={place.disk},{variables}"
     options = [

@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry: it takes OTLP over HTTP on loopback, and keeps the spans."""
+"""A collector of OpenTelemetry that accepts OTLP over HTTP on loopback and stores the spans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 @dataclass(frozen=True)
 class Span:
-    """A span as it came."""
+    """A received span."""
 
     service: str
     name: str
@@ -33,7 +33,7 @@ class Span:
 
 @dataclass
 class Collector:
-    """What came, and how the next request is answered."""
+    """Received spans and bodies, and the status of the next answer."""
 
     url: str = ""
     status: int = 200
@@ -42,11 +42,11 @@ class Collector:
     refused: int = 0
 
     def variables(self) -> dict[str, str]:
-        """The environment that names it."""
+        """Return the environment variables for this collector."""
         return {"OTEL_EXPORTER_OTLP_ENDPOINT": self.url, "OTEL_EXPORTER_OTLP_TIMEOUT": "3"}
 
     def of(self, evaluation: object) -> list[Span]:
-        """The spans of the trace of an evaluation, once its own have come."""
+        """Return the spans of an evaluation's trace once its root has come."""
         identity = str(evaluation)
         traces = {span.trace for span in self.spans if span.attributes.get("kqueue.evaluation.id") == identity}
         return [span for span in self.spans if span.trace in traces]
@@ -54,7 +54,7 @@ class Collector:
 
 @contextmanager
 def collector() -> Iterator[Collector]:
-    """Take spans until the block ends."""
+    """Receive spans until the block ends."""
     kept = Collector()
 
     class Handler(BaseHTTPRequestHandler):
@@ -76,7 +76,7 @@ def collector() -> Iterator[Collector]:
             self.wfile.write(answer)
 
         def log_message(self, *_: Any) -> None:
-            """Nothing is written."""
+            """Write nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         kept.url = f"http://127.0.0.1:{server.server_address[1]}"
@@ -90,7 +90,7 @@ def collector() -> Iterator[Collector]:
 
 
 def read(body: bytes) -> list[Span]:
-    """The spans of a request."""
+    """Return the spans of a request."""
     return [
         Span(
             service=next(a.value.string_value for a in group.resource.attributes if a.key == "service.name"),

@@ -11,6 +11,6 @@ from tests.traces.collector import Collector, collector
 
 @pytest.fixture
 def taking() -> Iterator[Collector]:
-    """A collector that takes all."""
+    """Start a collector that accepts all requests."""
     with collector() as kept:
         yield kept

@@ -1,6 +1,6 @@
-"""A producer that uses OpenTelemetry: it submits under a span of its own, and prints what it has submitted.
+"""A producer that uses OpenTelemetry: it submits under a span and prints the evaluations' ids.
 
-Arguments: `direct`, or a server's URL and a token; then the request's fields as JSON.
+Arguments: `direct`, or a server's URL and a token, then the request's fields as JSON.
 """
 
 from __future__ import annotations

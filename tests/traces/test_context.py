@@ -1,4 +1,4 @@
-"""What a `traceparent` says, and who reads one."""
+"""Reading a `traceparent`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 def test_it_is_read_as_opentelemetry_reads_it() -> None:
-    """The same texts are taken, and with the same trace, span and flag. A line feed, which no header holds, is not."""
+    """The same texts are valid, with the same ids and flag, except that a line feed is refused."""
     ids, rest = f"00-{TRACE}-{SPAN}", f"{TRACE}-{SPAN}-01"
     right = [f"{ids}-01", f"{ids}-00", f"{ids}-03", f"cc-{rest}-more"]
     wrong = [f"{ids}-01-more", f"ff-{rest}", f"00-{'0' * 32}-{SPAN}-01", f"00-{TRACE}-{'0' * 16}-01"]
@@ -32,7 +32,7 @@ def test_it_is_read_as_opentelemetry_reads_it() -> None:
 
 @pytest.mark.parametrize("loaded", [True, False])
 def test_a_submission_belongs_to_the_request_s_trace(loaded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With OpenTelemetry's API loaded and unused, and without it; nothing but what names a trace is taken."""
+    """Only a valid `traceparent` is accepted, whether OpenTelemetry's API is loaded and unused, or not loaded."""
     if not loaded:
         monkeypatch.delitem(sys.modules, "opentelemetry.trace")
     header = f"00-{TRACE}-{SPAN}-01"

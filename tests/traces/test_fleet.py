@@ -1,4 +1,4 @@
-"""Fleets that send traces, and such as are to and cannot."""
+"""Fleets that send traces, and fleets that cannot."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Model = torch.nn.ReLU
 get_inputs = lambda: [torch.randn(64)]
 get_init_inputs = lambda: []
 """
-#: It tells what it can see of a trace.
+#: A kernel that prints the variables and modules of a trace that it can see.
 KERNEL = """
 import os, sys
 import torch
@@ -43,13 +43,13 @@ class ModelNew(torch.nn.Module):
     def forward(self, x):
         return x.clamp(min=0)
 """
-#: The protocol's numbers of kinds.
+#: The protocol's numbers of span kinds.
 INTERNAL, PRODUCES, CONSUMES = 1, 4, 5
 
 
 @pytest.fixture
 def start(start_fleet: Callable[..., Fleet]) -> Iterator[Callable[..., Fleet]]:
-    """Starts a fleet that ends with the test: the next one's has the queue for itself."""
+    """Return a function that starts a fleet for one test, so that the next test's fleet has the queue for itself."""
     started: list[Fleet] = []
 
     def begin(**how: Any) -> Fleet:
@@ -62,7 +62,7 @@ def start(start_fleet: Callable[..., Fleet]) -> Iterator[Callable[..., Fleet]]:
 
 
 def sender(fleet: Fleet) -> list[int]:
-    """The process that sends a fleet's traces."""
+    """Return the process that sends a fleet's traces."""
     return [
         pid
         for pid in linux.children(fleet.process.pid)
@@ -71,7 +71,7 @@ def sender(fleet: Fleet) -> list[int]:
 
 
 def test_one_trace_from_submit_to_verdict(services: Services, start: Callable[..., Fleet], taking: Collector) -> None:
-    """The producer's spans, the wait, the attempt and the judge's steps; the kernel sees nothing of it."""
+    """A trace has the producer's spans, the wait, the attempt and the judge's steps, and is hidden from the kernel."""
     fleet = start(true=True, variables=taking.variables())
     request = {"problem": PROBLEM, "kernel": KERNEL, "backend": "torch", "lane": "cpu"}
     done = subprocess.run(
@@ -95,7 +95,7 @@ def test_one_trace_from_submit_to_verdict(services: Services, start: Callable[..
     assert [(span.above, span.kind, span.attributes) for span in submits] == [
         (step.identity, PRODUCES, {"kqueue.evaluations": 1})
     ] * 2
-    # In a thread and in asyncio's loop: each evaluation is below its own submission.
+    # The submissions of a thread and of asyncio's loop each have their evaluation below them.
     assert {span.attributes["kqueue.evaluation.id"]: span.above for span in roots} == {
         str(identity): span.identity for identity, span in zip(ids, submits, strict=True)
     }
@@ -121,7 +121,7 @@ def test_one_trace_from_submit_to_verdict(services: Services, start: Callable[..
 
 
 def test_opentelemetry_s_own_variables_switch_it_on() -> None:
-    """There is no setting of kqueue's for it."""
+    """Only OpenTelemetry's variables decide, without a setting of kqueue."""
     named = {ENDPOINTS[1]: "http://127.0.0.1:4318"}
     assert is_wanted({ENDPOINTS[0]: "http://127.0.0.1:4318/v1/traces"})
     assert is_wanted(named)
@@ -135,7 +135,7 @@ def test_opentelemetry_s_own_variables_switch_it_on() -> None:
 
 
 def test_without_the_extra_the_fleet_says_what_to_install(config, monkeypatch, capfd) -> None:
-    """And runs as without the setting."""
+    """Without the extra the fleet logs the install command and runs without traces."""
 
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
@@ -155,7 +155,7 @@ class TestMore:
     def test_a_collector_that_does_not_answer_changes_nothing(
         self, services: Services, start: Callable[..., Fleet]
     ) -> None:
-        """One that takes the connection and says nothing: verdicts come, and the fleet ends when told to."""
+        """With a collector that accepts connections without answering, verdicts come and the fleet stops in time."""
         with socket.create_server(("127.0.0.1", 0)) as silent:
             fleet = start(variables={ENDPOINTS[1]: f"http://127.0.0.1:{silent.getsockname()[1]}"})
             services.until(lambda: sender(fleet), what="the process")

@@ -1,4 +1,4 @@
-"""Traces of what ends in a real database, sent to a real collector."""
+"""Traces of ended evaluations in a real database, sent to a real collector."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECRET = "a line of nobody else's business"
 
 @pytest.fixture
 def follow(database_url: str, taking: Collector) -> Iterator[Callable[..., Follower]]:
-    """Makes followers that send to the collector. Each tries for a second."""
+    """Return a function that makes followers, which send to the collector and retry for a second."""
     made: list[Follower] = []
     exporter = OTLPSpanExporter(f"{taking.url}/v1/traces", timeout=1)
 
@@ -49,7 +49,7 @@ def follow(database_url: str, taking: Collector) -> Iterator[Callable[..., Follo
 
 @pytest.fixture
 def evaluate(engine: Engine, worker_id: UUID) -> Callable[..., UUID]:
-    """Has an evaluation go through attempts that end so, the last one with the verdict."""
+    """Return a function that ends the attempts of an evaluation, the last one with the verdict."""
 
     def run(*outcomes: Any, number: int = 0) -> UUID:
         fields = request_fields(number, problem_label=SECRET, kernel_label=SECRET, batch=SECRET, producer=SECRET)
@@ -67,12 +67,12 @@ def evaluate(engine: Engine, worker_id: UUID) -> Callable[..., UUID]:
 
 
 def roots(kept: Collector) -> list[str]:
-    """The evaluations whose traces came, in the order in which they came."""
+    """Return the evaluations of received traces in order of arrival."""
     return [span.attributes["kqueue.evaluation.id"] for span in kept.spans if span.name == "evaluation"]
 
 
 def test_what_the_record_holds_is_told(taking: Collector, follow, evaluate) -> None:
-    """Attempts with their workers and steps, and nothing that a producer wrote."""
+    """A trace has attempts with their workers and steps, and no text of a producer."""
     follower = follow()
     assert follower.look()
     steps = Evidence(begun_s={"check": 0.0}, durations_s={"check": 0.001})
@@ -98,7 +98,7 @@ def test_what_the_record_holds_is_told(taking: Collector, follow, evaluate) -> N
 
 
 def test_each_is_sent_once_and_by_one_host(taking: Collector, follow, evaluate) -> None:
-    """Another one goes on where the first was last seen at work."""
+    """Each trace is sent once, and a second follower continues from the first one's last progress."""
     before = evaluate(passed(), number=1)
     one, other = follow(), follow()
     assert one.look()
@@ -115,7 +115,7 @@ def test_each_is_sent_once_and_by_one_host(taking: Collector, follow, evaluate) 
 
 
 def test_a_late_beginner_tells_what_ended_meanwhile(taking: Collector, follow, evaluate) -> None:
-    """Its supervisor says since when."""
+    """A late follower sends the evaluations that ended since its supervisor's start."""
     identity = evaluate(passed())
     follower = follow(since=time.monotonic() - 60)
     assert follower.look()
@@ -123,7 +123,7 @@ def test_a_late_beginner_tells_what_ended_meanwhile(taking: Collector, follow, e
 
 
 def test_a_collector_that_is_away_gets_what_is_young(taking: Collector, follow, evaluate, engine, monkeypatch) -> None:
-    """What it did not take is sent when it is back, once; what is old by then is given up."""
+    """Refused traces are sent once when the collector is back, except those that are too old by then."""
     monkeypatch.setattr(traces, "_FEW", 1)
     follower = follow()
     assert follower.look()
@@ -141,7 +141,7 @@ def test_a_collector_that_is_away_gets_what_is_young(taking: Collector, follow, 
 
 
 def test_postgres_may_restart(taking: Collector, follow, evaluate, server: Any, database_url: str) -> None:
-    """It goes on where it was, as the only one."""
+    """After a lost connection the follower continues without a gap and stays the only one."""
     follower = follow()
     assert follower.look()
     first = evaluate(passed(), number=1)
@@ -157,7 +157,7 @@ def test_postgres_may_restart(taking: Collector, follow, evaluate, server: Any, 
 
 
 def test_nobody_else_has_its_lock() -> None:
-    """It is held for as long as a fleet runs: each lock of the fleet's in Postgres has a number of its own."""
+    """The follower's lock is held while a fleet runs, so each of the fleet's locks in Postgres has a unique number."""
     sources = [path.read_text() for folder in ("kqueue", "workers") for path in (ROOT / folder).rglob("*.py")]
     numbers = [number for source in sources for number in re.findall(r"= (0x6B71_7565_\w+)", source)]
     assert len(numbers) >= 5

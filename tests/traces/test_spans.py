@@ -1,4 +1,4 @@
-"""The spans of an evaluation, from its course."""
+"""The spans of an evaluation, from its history."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.traces.collector import Span, read
 from workers.traces import Traces
 
 BEGAN = datetime(2026, 1, 31, tzinfo=UTC)
-#: The protocol's number of a span that failed.
+#: The protocol's number of a failed span.
 ERROR = 2
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -42,18 +42,18 @@ COURSE = Course(**_KNOWN, tries=(_FIRST, attempt(2, 3, 6, Category.PASSED, **_SE
 
 
 def told(course: Course) -> list[Span]:
-    """Its spans, as a collector gets them."""
+    """Return the evaluation's spans in their form at a collector."""
     return read(encode_spans(Traces().of(course)).SerializeToString())
 
 
 def times(span: Span) -> tuple[float, float]:
-    """When it began and ended, in seconds after the submission."""
+    """Return the begin and end of a span in seconds after the submission."""
     zero = int(BEGAN.timestamp()) * 10**9
     return (span.begin_ns - zero) / 1e9, (span.end_ns - zero) / 1e9
 
 
 def test_an_evaluation_of_two_attempts() -> None:
-    """Waits and attempts below the evaluation, steps below their attempt, each when it was."""
+    """Waits and attempts are below the evaluation, steps below their attempt, each with its times."""
     spans = told(COURSE)
     names = {span.identity: span.name for span in spans}
     assert len(names) == len(spans)
@@ -71,7 +71,7 @@ def test_an_evaluation_of_two_attempts() -> None:
 
 
 def test_what_the_spans_say() -> None:
-    """The verdict, the places, and an error only where the fleet failed."""
+    """Spans have the verdict and the places, and an error only if the fleet failed."""
     root, _, lost, _, passed, *_ = spans = told(COURSE)
     told_of_all = {"evaluation.id": str(COURSE.evaluation_id), "category": "passed", "blame": "none", "lane": "cpu"}
     told_of_all |= {"priority": "batch", "backend": "torch", "device": "a CPU", "reused": False, "attempts": 2}
@@ -91,7 +91,7 @@ def test_what_the_spans_say() -> None:
 
 
 def test_without_a_producer_s_span_the_evaluation_begins_a_trace() -> None:
-    """Its id follows from the evaluation's, so what is sent twice is the same."""
+    """The trace's id follows from the evaluation's, so a repetition is the same."""
     course = replace(COURSE, traceparent=None)
     spans = told(course)
     assert spans == told(course)
@@ -104,7 +104,7 @@ def test_without_a_producer_s_span_the_evaluation_begins_a_trace() -> None:
 
 
 def test_what_is_never_begun_waits_until_its_end() -> None:
-    """Reused, cancelled and expired evaluations have no attempt; one that is cancelled may run on."""
+    """Reused, cancelled and expired evaluations have no attempt, except a cancelled one that still runs."""
     reused = told(replace(COURSE, reused=True, tries=()))
     assert [(span.name, times(span)) for span in reused] == [("evaluation", (0, 6)), ("queue", (0, 6))]
     assert reused[0].attributes["kqueue.reused"] is True
@@ -115,7 +115,7 @@ def test_what_is_never_begun_waits_until_its_end() -> None:
 
 
 def test_who_began_the_trace_decides_whether_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default; OpenTelemetry's own setting says otherwise, as others say what the service is called."""
+    """By default the parent's sampling flag decides. OpenTelemetry's variables override it and the service's name."""
     unsampled = replace(COURSE, traceparent=f"{PARENT[:-2]}00")
     assert told(unsampled) == []
     assert {span.service for span in told(COURSE)} == {"kqueue"}
