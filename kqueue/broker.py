@@ -275,13 +275,15 @@ def _publish(app: Celery, messages: Sequence[Message]) -> None:
 
 
 def mend(client: Any, key: str, kind: str) -> None:
-    """Remove a key of the wrong type, which only a forger can have written.
-
-    If a correct key replaces it meanwhile, that one is removed instead. The lost messages are sent again.
-    """
-    key_type = client.type(key).decode()
-    if key_type not in {"none", kind}:
-        client.delete(key)
+    """Remove a key of the wrong type, which only a forger can have written, unless it changes meanwhile."""
+    with client.pipeline() as pipe, suppress(WatchError):
+        pipe.watch(key)
+        key_type = pipe.type(key).decode()
+        if key_type in {"none", kind}:
+            return
+        pipe.multi()
+        pipe.delete(key)
+        pipe.execute()
         _log.warning("a forged key was removed from Redis: %s is a %s and must be a %s", ascii(key), key_type, kind)
 
 
