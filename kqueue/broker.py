@@ -275,13 +275,19 @@ def _publish(app: Celery, messages: Sequence[Message]) -> None:
 
 
 def mend(client: Any, key: str, kind: str) -> None:
-    """Remove a key of the wrong type, which only a forger can have written, unless it changes meanwhile."""
+    """Remove a key of the wrong type, which only a forger can have written.
+
+    A correct list that replaces it meanwhile stays.
+    """
+    key_type = client.type(key).decode()
+    if key_type in {"none", kind}:
+        return
     with client.pipeline() as pipe, suppress(WatchError):
-        pipe.watch(key)
-        key_type = pipe.type(key).decode()
-        if key_type in {"none", kind}:
-            return
-        pipe.multi()
+        if kind == "list":  # A worker has no permission to watch other keys, and they hold no messages.
+            pipe.watch(key)
+            if pipe.type(key).decode() == kind:
+                return
+            pipe.multi()
         pipe.delete(key)
         pipe.execute()
         _log.warning("a forged key was removed from Redis: %s is a %s and must be a %s", ascii(key), key_type, kind)

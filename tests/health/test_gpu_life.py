@@ -73,7 +73,7 @@ def test_a_drained_gpu_ends_what_it_runs_and_takes_no_more(
         (tmp_path / "gate").touch()
         assert "no evaluation runs on it" in draining.result()
     assert all(services.verdict(identity).passed for identity in running)
-    assert watcher.paused(fleet) == "GPU 0 is drained: a new fan"
+    services.until(lambda: watcher.paused(fleet) == "GPU 0 is drained: a new fan", what="the pause")
     after = [services.submit("ok", lane="gpu") for _ in range(4)]
     assert all(services.verdict(identity).passed for identity in after)
     slots = {services.attempts(identity)[0].worker_id for identity in after}
