@@ -7,6 +7,7 @@ milliseconds, ``_bytes`` bytes.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from datetime import datetime
@@ -512,6 +513,15 @@ class _Result(Part):
             return None
         return self.baseline.median_ms / self.runtime.median_ms
 
+    @property
+    def speedup_interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of :attr:`speedup`, from the intervals of both times. None if one is unknown."""
+        shares = [time.error for time in (self.runtime, self.baseline) if time is not None and time.error is not None]
+        if self.speedup is None or len(shares) < 2:
+            return None
+        factor = 1 + math.hypot(*shares)
+        return self.speedup / factor, self.speedup * factor
+
     def summary(self) -> dict[str, Any]:
         """Return the result as a flat JSON-safe record, with derived values and without log and evidence."""
         record = self.model_dump(mode="json", exclude={"log", "evidence", "environment", "runtime", "baseline"})
@@ -522,6 +532,7 @@ class _Result(Part):
             "runtime_ms": self.runtime_ms,
             "baseline_ms": self.baseline_ms,
             "speedup": self.speedup,
+            "speedup_interval": self.speedup_interval,
             "timing_basis": self.timing_basis,
         }
 

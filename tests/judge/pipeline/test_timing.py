@@ -19,11 +19,13 @@ from workers.judge.candidate.harness import Harness
 from workers.judge.channel.orders import Job, Opening, Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import environment
-from workers.judge.pipeline import speed_of_light, timing
+from workers.judge.pipeline import kept, speed_of_light, timing
 from workers.judge.pipeline.cases import Case
 from workers.judge.pipeline.clocks import Instruments
 from workers.judge.pipeline.exchange import Exchange
+from workers.judge.pipeline.kept import KeptCalls
 from workers.judge.pipeline.reference import BOUNDS, Reference
+from workers.judge.pipeline.series import Series, overhead_of, summarise
 from workers.judge.slot_config import SlotConfig
 
 CPU = SlotConfig(
@@ -34,14 +36,14 @@ WATCH = Instruments(environment.Watch(CPU))
 CALLS = [1_000_000 + 1_000 * i for i in range(21)]
 
 
-def series(**changes: object) -> timing.Series:
+def series(**changes: object) -> Series:
     """Return calls of 1 to 1.02 ms with a launch overhead of about 0.3 ms, measured by a GPU's clock."""
     fields: dict[str, object] = {"calls": CALLS, "overheads": [290_000, 300_000, 330_000], "yardsticks": [50_000] * 5}
-    return timing.Series("gpu_clock", **(fields | changes))  # pyright: ignore[reportArgumentType]
+    return Series("gpu_clock", **(fields | changes))  # pyright: ignore[reportArgumentType]
 
 
 def measured(**changes: object) -> Measurement:
-    return timing.summarise(series(**changes), 300_000, Timing(), GPU)
+    return summarise(series(**changes), 300_000, Timing(), GPU)
 
 
 def test_the_null_is_subtracted_but_its_empty_kernel_is_not() -> None:
@@ -64,7 +66,7 @@ def test_calls_that_wait_for_no_turn_show() -> None:
 def test_no_call_is_shorter_than_the_shortest_that_was_verified() -> None:
     """A kernel that idles in most calls gains nothing, because the verified calls are not idle."""
     idle = series(calls=[400_000] * 15 + [1_000_000, 1_010_000, 1_020_000], kept=[1_010_000, 1_020_000])
-    taken = timing.summarise(idle, 300_000, Timing(), GPU)
+    taken = summarise(idle, 300_000, Timing(), GPU)
     assert (taken.min_ms, taken.median_ms, taken.max_ms) == pytest.approx((0.710, 0.710, 0.720))
     honest = measured(kept=[CALLS[3], CALLS[17]])
     assert honest == measured()
@@ -80,13 +82,15 @@ def test_each_call_is_as_likely_to_be_kept_as_any_other() -> None:
     seen = [0] * 16
     for _ in range(5):
         with made.timed() as exchange:
-            stopwatch = timing.Stopwatch(exchange, made, CPU, WATCH, 4)
-            taken = stopwatch.measure(Timing(calls=16, warmup=1, precision=0), basis="cpu_clock", overhead_share=0.2)
+            calls = KeptCalls(made, 4, on_gpu=False)
+            stopwatch = timing.Stopwatch(exchange, made, CPU, WATCH, calls)
+            taken, _ = stopwatch.measure(Timing(calls=16, warmup=1, precision=0), basis="cpu_clock")
         assert len(taken.calls) == 16
         assert set(taken.kept) <= set(taken.calls)
-        for proof in stopwatch._proofs:
+        for proof in calls._proofs:
             seen[proof.number - 1] += 1
-        assert stopwatch.verify() == 4
+        assert len(calls) == 4
+        calls.verify()
     assert sum(seen) == 20
     assert any(seen[:8])
     assert any(seen[8:])
@@ -101,10 +105,10 @@ def test_what_disturbs_some_copies_changes_nothing_of_what_they_take_less(
 ) -> None:
     made = reference(STRIDED, checks=1)
     made.answer_first(made.cache.first())
-    stopwatch = timing.Stopwatch(made.proxy.exchange, made, GPU, WATCH, 0)
-    stopwatch._series = timing.Series("gpu_clock", layouts={((1, 8),)})
+    stopwatch = timing.Stopwatch(made.proxy.exchange, made, GPU, WATCH)
+    stopwatch._series = Series("gpu_clock", layouts={((1, 8),)})
     assert not stopwatch.has_other_layouts
-    stopwatch._series = timing.Series("gpu_clock", layouts={((1, 8),), ((8, 1),)})
+    stopwatch._series = Series("gpu_clock", layouts={((1, 8),), ((8, 1),)})
     assert stopwatch.has_other_layouts
     others = itertools.cycle([90_000.0, 0.0, 50_000.0])
 
@@ -125,7 +129,7 @@ LARGE = problem("x: (x.repeat(17 << 8), x + 1)", "return [torch.randn(64)]")
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Divide the bounds of the kept bytes of a call by 64."""
     for name in ("_KEPT_BYTES", "_PIECE_BYTES"):
-        monkeypatch.setattr(timing, name, getattr(timing, name) // 64)
+        monkeypatch.setattr(kept, name, getattr(kept, name) // 64)
 
 
 def verified(made: Reference, kernel: str) -> int:
@@ -140,11 +144,13 @@ def verified(made: Reference, kernel: str) -> int:
     exchange.bind_inputs(first.inputs)
     exchange.bind_outputs(made.form.output_specs)
     exchange.outputs(process.order(Order.RUN, seed=first.seed))
-    stopwatch = timing.Stopwatch(exchange, made, CPU, WATCH, 3)
-    stopwatch.measure(Timing(calls=5, warmup=0, precision=0), basis="cpu_clock", overhead_share=0.0)
-    kept = sum(tensor.nbytes for proof in stopwatch._proofs for tensor in proof.outputs)
-    assert stopwatch.verify() == 3
-    return kept
+    calls = KeptCalls(made, 3, on_gpu=False)
+    stopwatch = timing.Stopwatch(exchange, made, CPU, WATCH, calls)
+    stopwatch.measure(Timing(calls=5, warmup=0, precision=0), basis="cpu_clock")
+    nbytes = sum(tensor.nbytes for proof in calls._proofs for tensor in proof.outputs)
+    assert len(calls) == 3
+    calls.verify()
+    return nbytes
 
 
 def kernel_of(problem: str, body: str) -> str:
@@ -155,8 +161,8 @@ def kernel_of(problem: str, body: str) -> str:
 @pytest.mark.usefixtures("small_pieces")
 def test_of_large_outputs_pieces_are_kept() -> None:
     """At most 64 MiB of a call's outputs are kept, and small outputs are kept whole. Inputs are not kept."""
-    kept = verified(reference(LARGE, checks=1), kernel_of(LARGE, "return x.repeat(17 << 8), x + 1"))
-    assert 3 * ((62 << 14) + 64 * 4) <= kept <= 3 * ((64 << 14) + 64 * 4)
+    nbytes = verified(reference(LARGE, checks=1), kernel_of(LARGE, "return x.repeat(17 << 8), x + 1"))
+    assert 3 * ((62 << 14) + 64 * 4) <= nbytes <= 3 * ((64 << 14) + 64 * 4)
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -177,9 +183,9 @@ def test_a_wrong_piece_of_a_large_output_is_found(wrong: str) -> None:
 COARSE = problem("x: (x + 3e6) - 3e6", "return [10 * torch.randn(64, 64)]")
 
 
-@pytest.mark.parametrize(("problem", "exactly"), [(DOUBLING, False), (COARSE, True)], ids=["within", "excused"])
-def test_calls_are_verified_in_float64_only_where_one_needs_an_excuse(
-    problem: str, exactly: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("problem", "exactly"), [(DOUBLING, 2), (COARSE, 3)], ids=["within", "excused"])
+def test_two_calls_and_those_that_need_an_excuse_are_verified_in_float64(
+    problem: str, exactly: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = reference(problem, checks=1)
     sharpen = made.sharpen
@@ -192,7 +198,7 @@ def test_calls_are_verified_in_float64_only_where_one_needs_an_excuse(
 
     monkeypatch.setattr(made, "sharpen", sharpened)
     verified(made, kernel_of(problem, "return x * 2" if problem is DOUBLING else "return x.clone()"))
-    assert len(asked) == (3 if exactly else 0)
+    assert len(asked) == exactly
 
 
 def test_a_measurement_says_how_it_was_taken() -> None:
@@ -201,20 +207,20 @@ def test_a_measurement_says_how_it_was_taken() -> None:
     assert taken.precision == pytest.approx(0.004 / 0.710, rel=0.3)
     assert taken.q1_ms < taken.median_ms < taken.q3_ms
     # On a GPU the median overhead counts. On a CPU the minimum counts, because other processes lengthen it.
-    assert (timing.overhead_of(series(), GPU), timing.overhead_of(series(), CPU)) == (300_000, 290_000)
+    assert (overhead_of(series(), GPU), overhead_of(series(), CPU)) == (300_000, 290_000)
 
 
 def test_a_slowed_null_does_not_count() -> None:
     """The smaller overhead of kernel and reference counts, corrected for changes of the judge's own work."""
     reference = measured()
-    assert timing.overhead_of(series(overheads=[900_000] * 5), GPU, reference) == pytest.approx(300_000)
-    assert timing.overhead_of(series(overheads=[250_000] * 5), GPU, reference) == 250_000
+    assert overhead_of(series(overheads=[900_000] * 5), GPU, reference) == pytest.approx(300_000)
+    assert overhead_of(series(overheads=[250_000] * 5), GPU, reference) == 250_000
     quieter = series(overheads=[900_000] * 5, yardsticks=[40_000] * 5)
-    assert timing.overhead_of(quieter, GPU, reference) == pytest.approx(290_000)
+    assert overhead_of(quieter, GPU, reference) == pytest.approx(290_000)
     dense = series(overheads=[900_000] * 5, spared_ns=120_000.0)
-    assert timing.overhead_of(dense, GPU, reference) == pytest.approx(180_000)
-    assert timing.overhead_of(series(spared_ns=1e9, overheads=[100] * 5), GPU) == 100
-    assert timing.overhead_of(series(spared_ns=1e9), GPU, reference) == 0
+    assert overhead_of(dense, GPU, reference) == pytest.approx(180_000)
+    assert overhead_of(series(spared_ns=1e9, overheads=[100] * 5), GPU) == 100
+    assert overhead_of(series(spared_ns=1e9), GPU, reference) == 0
 
 
 SOURCE = """

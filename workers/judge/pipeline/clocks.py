@@ -207,7 +207,7 @@ class GpuClock:
 
     def _enqueue(self, order: Order, case: Case, seconds: float) -> tuple[int, list[Output]] | None:
         """Let the candidate enqueue a call. Return None if it did not do so in time and ran the call untimed."""
-        number = self._process.send(order, seed=case.seed)
+        number = self._process.send(order)
         self._process.look_out()
         if self._process.answered(seconds):
             return number, self._exchange.outputs(self._process.receive(number))
@@ -259,9 +259,10 @@ class CpuClock:
     def time(self, order: Order, case: Case, into: list[torch.Tensor]) -> tuple[int, int]:
         """Time one call with ``TIME`` or ``TIME_OVERHEAD``. See :meth:`GpuClock.time` for arguments and results."""
         page, process, exchange = self._process.flags, self._process, self._exchange
-        number = process.send(order, seed=case.seed)
+        number = process.send(order)
         self._wait(flags.READY, number)
         begin = time.perf_counter_ns()
+        page[flags.SEED] = case.seed if exchange.form.draws else 0
         if not self._on_gpu:
             exchange.load(case.inputs)
             ready = time.perf_counter_ns()

@@ -41,6 +41,7 @@ class Form:
         output_strides: strides of each output.
         output_aliases: for each output, the number of the input whose memory it shares, or None.
         mutates_inputs: True if the reference has changed an input.
+        draws: True if the reference has drawn random numbers, so that the seed of a call decides its answer.
     """
 
     arguments: Any = None
@@ -49,6 +50,7 @@ class Form:
     output_strides: tuple[tuple[int, ...], ...] = ()
     output_aliases: tuple[int | None, ...] = ()
     mutates_inputs: bool = False
+    draws: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,12 @@ class Exchange:
             if not same_bits(shared.tensor, own):
                 return i
         return None
+
+    def check_inputs(self, case: Case) -> None:
+        """Raise EvaluationEnded (``input_mutated``) if a call changed its inputs and the reference changes none."""
+        if not self.form.mutates_inputs and (i := self.changed(case.inputs)) is not None:
+            message = f"forward changed its input tensor {i}"
+            raise EvaluationEnded(Category.INPUT_MUTATED, message, self.process.phase, input=i)
 
     def outputs(self, reply: Reply) -> list[Output]:
         """Return views of a call's outputs in the process's memory.
@@ -237,9 +245,12 @@ class Candidate(Exchange):
         self.load(case.inputs)
         self.settle()
         views = self.outputs(self.process.order(Order.RUN, promptly=self._device == "cuda", seed=case.seed))
-        if not self.form.mutates_inputs and (i := self.changed(case.inputs)) is not None:
-            raise EvaluationEnded(Category.INPUT_MUTATED, f"forward changed its input tensor {i}", Phase.CHECK, input=i)
-        return compare.check_values(self.read(views), case, self._settings)
+        return self.compare(case, self.read(views))
+
+    def compare(self, case: Case, outputs: list[torch.Tensor]) -> dict[str, Any]:
+        """Compare the outputs of a call on a case. See :meth:`run` for the result and the errors."""
+        self.check_inputs(case)
+        return compare.check_values(outputs, case, self._settings)
 
     def profile(self, case: Case) -> None:
         """Record the GPU activities of one call.
