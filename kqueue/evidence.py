@@ -113,6 +113,9 @@ class Measurement(Part):
     """Longest call."""
     null_ms: float
     """Launch overhead: median time of the same round trip without a ``forward``. All times above exclude it."""
+    is_fine: bool = False
+    """True if the times are from CUDA events in the process that ran the kernel. They count only where the judge's own
+    clock confirms them within its error, because the kernel could change them."""
     cold_l2: bool
     """True if the GPU's L2 cache was flushed before each call."""
     clocks: Clocks = Clocks()

@@ -114,6 +114,7 @@ class Harness:
         self.exports = Exports()
         self._semaphores: Semaphores
         self._empty: torch.Tensor
+        self._events: tuple[torch.cuda.Event, ...]
         self.orders: dict[Order, Callable[[Command], Reply | list[Reply]]] = {
             Order.OPEN: self._open,
             Order.LOAD: self._load,
@@ -146,6 +147,9 @@ class Harness:
             self.settle()
         except Exception as error:  # noqa: BLE001 -- any error of the device
             return self.failed(command, error)
+        begin, end = self._events
+        self._flags[flags.OWN_NS] = round(begin.elapsed_time(end) * 1e6)
+        self._flags[flags.TIMED] = command.sequence
         return None
 
     @property
@@ -166,6 +170,7 @@ class Harness:
             torch.cuda.init()
             self._semaphores = Semaphores(self._flags)
             self._empty = torch.zeros(1, device="cuda")
+            self._events = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
         else:
             self.exports.announce_memory()
@@ -341,10 +346,13 @@ class Harness:
         number, forward = command.sequence, self._forward(command)
         set_seed(0)  # This clock times no model that draws random numbers.
         self.settle()
+        begin, end = self._events
         stream = torch.cuda.current_stream().cuda_stream
         with torch.no_grad():
             self._semaphores.wait(stream, flags.GO, number)
+            begin.record()
             reply = self.deliver(command, forward())
+            end.record()
             self._semaphores.write(stream, flags.DONE, number)
         return reply
 

@@ -24,6 +24,9 @@ DONE: Final = 32
 COMPILING: Final = 48
 #: Word with the random seed of the timed call, which the judge writes when the call's clock runs.
 SEED: Final = 64
+#: Words with the number of the last call that the candidate's own events timed, and that time in nanoseconds.
+TIMED: Final = 80
+OWN_NS: Final = 96
 
 _SIZE: Final = mmap.PAGESIZE
 #: Iterations of the wait loop between two calls of ``gone`` (about 1 ms).

@@ -93,9 +93,9 @@ class Baseline:
             return self._baseline_for(series, compiled=False)
         measured = self._summarise(beside)
         cached = self._cached(beside.basis)
-        if cached is None or not _agree(measured, cached, _SHORTER):
+        if cached is None or measured.is_fine > cached.is_fine or not _agree(measured, cached, _SHORTER):
             cached = self._take(beside.basis)
-        is_slowed = not _agree(measured, cached, math.inf)
+        is_slowed = cached.is_fine > measured.is_fine or not _agree(measured, cached, math.inf)
         self._context.evidence.baseline_taken = "without_kernel" if is_slowed else "in_turn"
         return cached if is_slowed else measured
 

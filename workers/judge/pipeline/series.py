@@ -30,8 +30,21 @@ _OVERHEAD_PART: Final = 0.25
 #: Half width in nanoseconds at which any median is precise enough, because a GPU's clock is no finer.
 _RESOLUTION_NS: Final = 500.0
 #: Error of a clock between two processes that run the same code, in nanoseconds and as a share of the time. It is not
-#: visible within one series. See docs/timing.md for its measurement.
-_REPEATABILITY: Final = {"gpu_clock": (300.0, 0.003), "cpu_clock": (20e3, 0.01)}
+#: visible within one series. ``own`` is for a process's own events. See docs/timing.md for the measurement.
+_REPEATABILITY: Final = {"own": (300.0, 0.005), "gpu_clock": (2500.0, 0.005), "cpu_clock": (20e3, 0.02)}
+#: Difference between a process's own events and the judge's clock that is the judge's error: nanoseconds and a share of
+#: the time, together at most the third number in nanoseconds. For the reference there is a fixed limit.
+_AGREES: Final = (4e3, 0.02, 6e3)
+_REFERENCE_AGREES_NS: Final = 10e3
+#: Time in nanoseconds above which a candidate's own events do not count, because the judge's clock is precise enough.
+_OWN_LIMIT_NS: Final = 500e3
+#: Half widths in nanoseconds at which the medians of the own events and of the judge's clock are precise enough.
+_OWN_RESOLUTION_NS: Final = 150.0
+_CONFIRMING_NS: Final = 2e3
+#: Difference in nanoseconds between the overheads of two processes by their own events.
+_OWN_OVERHEADS_NS: Final = 600.0
+#: Time in nanoseconds by which a candidate's overhead by the CPU's clock on a GPU can exceed the reference's.
+_CPU_OVERHEAD_NS: Final = 50e3
 #: Factor by which the mean of a kernel's calls can exceed their median more than the reference's does.
 _SKEW: Final = 1.1
 #: Share of the longest calls that does not count in that mean.
@@ -49,6 +62,7 @@ class Series:
         calls: the timed calls.
         overheads: overhead calls.
         yardsticks: the judge's own work inside the calls.
+        own, own_overheads: times of the same calls by the process's own events, which are not trusted, or -1.
         discarded: number of calls that do not count because the device was throttled.
         kept: times of the calls that are kept to be verified.
         in_turn: additional calls after an empty kernel.
@@ -62,6 +76,8 @@ class Series:
     calls: list[int] = field(default_factory=list[int])
     overheads: list[int] = field(default_factory=list[int])
     yardsticks: list[int] = field(default_factory=list[int])
+    own: list[int] = field(default_factory=list[int])
+    own_overheads: list[int] = field(default_factory=list[int])
     discarded: int = 0
     kept: list[int] = field(default_factory=list[int])
     in_turn: list[int] = field(default_factory=list[int])
@@ -94,7 +110,7 @@ class Series:
     def discard(self, last: int) -> None:
         """Discard the last calls, because the device was throttled."""
         if last:
-            del self.calls[-last:]
+            del self.calls[-last:], self.own[-last:]
             self.discarded += last
 
     def enough(self, more: float) -> int:
@@ -112,8 +128,10 @@ class Series:
 
     def is_precise(self, wanted: float) -> bool:
         """Return whether the median is as precise as wanted, or as the clock allows."""
-        net = statistics.median(self.calls) - statistics.median(self.overheads)
-        return wanted > 0 and half_width(self.calls) <= max(wanted * net, _RESOLUTION_NS)
+        net, width = statistics.median(self.calls) - statistics.median(self.overheads), half_width(self.calls)
+        if wanted > 0 and width <= _CONFIRMING_NS and net < _OWN_LIMIT_NS and min(self.own) >= 0:
+            return half_width(self.own) <= max(wanted * net, _OWN_RESOLUTION_NS)
+        return wanted > 0 and width <= max(wanted * net, _RESOLUTION_NS)
 
 
 def overhead_of(series: Series, slot: SlotConfig, baseline: Measurement | None = None) -> float:
@@ -132,34 +150,47 @@ def overhead_of(series: Series, slot: SlotConfig, baseline: Measurement | None =
         return own
     then, now = baseline.yardstick_ms, series.yardstick_ms
     quicker = 0.0 if then is None or now is None else max(0.0, then - now)
-    return max(0.0, min(own, (baseline.null_ms - quicker) * 1e6 - series.spared_ns))
+    theirs = (baseline.null_ms - quicker) * 1e6 - series.spared_ns
+    slack = _CPU_OVERHEAD_NS if slot.on_gpu and series.basis == "cpu_clock" else 0.0
+    return max(0.0, own if own <= theirs + slack else theirs)
 
 
 def summarise(
-    series: Series, overhead_ns: float, timing: Timing, slot: SlotConfig, usual_skew: float = math.inf
+    series: Series, overhead_ns: float, timing: Timing, slot: SlotConfig, reference: Series | None = None
 ) -> Measurement:
     """Return a series as a measurement in milliseconds, without the launch overhead.
 
     No call counts as shorter than the shortest kept call if even that took longer than the median. Otherwise a kernel
     could do its work in some calls only, and gain if by luck no other call was kept. For the same reason no call counts
-    as shorter than the mean if the mean exceeds the median by far more than the reference's (``usual_skew``).
+    as shorter than the mean if the mean exceeds the median by far more than the reference's.
+
+    Args:
+        reference: for a candidate, the reference's series in turn with it, or None.
     """
-    taken = overhead_ns - series.empty_ns
+    middle = statistics.median(series.calls)
     least = min(series.kept, default=0)
-    if least <= statistics.median(series.calls):
+    if least <= middle:
         least = 0
-    if series.skew > _SKEW * usual_skew:
-        least = max(least, series.skew * statistics.median(series.calls))
-    times = [(max(call, least) - taken) / 1e6 for call in series.calls]
-    q1, median, q3 = statistics.quantiles(times, n=4, method="inclusive")
-    error_ms = _error_ns(series, median * 1e6) / 1e6
+    if reference is not None and series.skew > _SKEW * reference.skew:
+        least = max(least, series.skew * middle)
+    taken = overhead_ns - series.empty_ns
+    times = [max(call, least) - taken for call in series.calls]
+    own = None if least else _own_times(series, middle - taken, reference)
+    clock, errors = series.basis, (series.calls, series.overheads)
+    if own is not None:
+        times, clock, errors = own, "own", (series.own, series.own_overheads)
+    q1, median, q3 = (each / 1e6 for each in statistics.quantiles(times, n=4, method="inclusive"))
+    fixed, share = _REPEATABILITY[clock]
+    error_ms = math.hypot(*map(half_width, errors), fixed, share * median * 1e6) / 1e6
+    times = [each / 1e6 for each in times]
     return Measurement(
         basis=series.basis,
         count=len(times),
         discarded=series.discarded,
-        precision=half_width(series.calls) / 1e6 / median if median > 0 else None,
+        precision=half_width(errors[0]) / 1e6 / median if median > 0 else None,
         low_ms=median - error_ms,
         high_ms=median + error_ms,
+        is_fine=own is not None,
         yardstick_ms=series.yardstick_ms,
         median_ms=median,
         q1_ms=q1,
@@ -175,10 +206,26 @@ def summarise(
     )
 
 
-def _error_ns(series: Series, median_ns: float) -> float:
-    """Return half the width of the net median's 95 % interval, the clock's own error between processes included."""
-    fixed, share = _REPEATABILITY[series.basis]
-    return math.hypot(half_width(series.calls), half_width(series.overheads), fixed, share * median_ns)
+def _own_times(series: Series, outside_ns: float, reference: Series | None) -> list[float] | None:
+    """Return the times of the calls by the process's own events, or None if the judge's clock does not confirm them.
+
+    Args:
+        outside_ns: median time by the judge's clock.
+        reference: for a candidate, the reference's series. A candidate could slow its overhead calls.
+    """
+    if len(series.own) != len(series.calls) or min(series.own + series.own_overheads, default=-1) < 0:
+        return None
+    overhead = statistics.median(series.own_overheads)
+    if reference is not None:
+        if outside_ns > _OWN_LIMIT_NS or not reference.own_overheads:
+            return None
+        overhead = min(overhead, statistics.median(reference.own_overheads) + _OWN_OVERHEADS_NS)
+    times = [each - overhead + series.empty_ns for each in series.own]
+    median, (least, share, most) = statistics.median(times), _AGREES
+    if reference is None:
+        return times if abs(median - outside_ns) <= max(_REFERENCE_AGREES_NS, share * median) else None
+    # A candidate would only claim to be shorter than it is.
+    return times if outside_ns - median <= min(least + share * max(median, 0.0), most) else None
 
 
 def _histogram(times: list[float], far: float) -> Histogram:

@@ -39,7 +39,7 @@ from workers.judge.channel.tensors import TensorSpec
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import clocks, series
 from workers.judge.pipeline.cases import Case
-from workers.judge.pipeline.clocks import CpuClock, GpuClock, Hold, Instruments, empty_kernel_ns
+from workers.judge.pipeline.clocks import CpuClock, GpuClock, Hold, Instruments, Sample, empty_kernel_ns
 from workers.judge.pipeline.exchange import Exchange
 from workers.judge.pipeline.kept import KeptCalls
 from workers.judge.pipeline.reference import Reference
@@ -176,8 +176,9 @@ class _Caller:
             case = self._inputs.for_overhead(on_gpu=isinstance(self._clock, GpuClock))
             sample = self._time(self._overhead, case)
             if sample is not None and ready:
-                self.series.overheads.append(sample[0])
-                self.series.yardsticks.append(sample[1])
+                self.series.overheads.append(sample.ns)
+                self.series.yardsticks.append(sample.yardstick_ns)
+                self.series.own_overheads.append(sample.own_ns)
         if self._looks and ready and self._random.random() < _IN_TURN_SHARE:
             self._look_in_turn()
         if self._kept is not None and ready:
@@ -225,10 +226,11 @@ class _Caller:
             self._warming -= 1
             return
         self.series.layouts.add(tuple(tuple(view.stride()) for view in self._clock.views))
-        self.series.calls.append(sample[0])
-        self.series.yardsticks.append(sample[1])
+        self.series.calls.append(sample.ns)
+        self.series.yardsticks.append(sample.yardstick_ns)
+        self.series.own.append(sample.own_ns)
         self._since += 1
-        self._keep(case, sample[0])
+        self._keep(case, sample.ns)
 
     def _call_variant(self) -> None:
         if (case := self._inputs.variant()) is None:
@@ -237,7 +239,7 @@ class _Caller:
         if sample is None:
             self._inputs.variants.append(case)
             return
-        self.series.variants.append(sample[0])
+        self.series.variants.append(sample.ns)
         self._keep(case, None)
 
     def _look_in_turn(self) -> None:
@@ -245,11 +247,11 @@ class _Caller:
         case = self._inputs.fresh()
         sample = self._time(Order.ENQUEUE_IN_TURN, case)
         if sample is not None:
-            self.series.in_turn.append(sample[0])
-            self._looks = sample[0] < series.LONG_NS
+            self.series.in_turn.append(sample.ns)
+            self._looks = sample.ns < series.LONG_NS
             self._keep(case, None)
 
-    def _time(self, order: Order, case: Case) -> tuple[int, int] | None:
+    def _time(self, order: Order, case: Case) -> Sample | None:
         """Time one call within the process's deadline. Return None if it was not enqueued in time."""
         process = self._exchange.process
         if process.phase is not Phase.TIME:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from dataclasses import dataclass
 
@@ -98,12 +97,12 @@ def _compare_times(context: Context, referenced: Referenced, times: Times) -> tu
     assert baseline is not None
     measured = baseline.settle(own, times.beside)
     overhead = series.overhead_of(own, context.slot, measured)
-    usual_skew = math.inf if times.beside is None else times.beside.skew
-    runtime = series.summarise(own, overhead, settings, context.slot, usual_skew)
+    runtime = series.summarise(own, overhead, settings, context.slot, times.beside)
     context.device.after_timing()
     if own.variants:
-        net = statistics.median(own.variants) - overhead + own.empty_ns
-        ratio = net / 1e6 / runtime.median_ms if runtime.median_ms > 0 else None
+        gross, usual = statistics.median(own.variants), statistics.median(own.calls)
+        net = usual - overhead + own.empty_ns
+        ratio = (net + gross - usual) / net if net > 0 else None
         context.evidence.timed_variants = {"count": len(own.variants), "ratio": ratio}
     if settings.compiled_baseline:
         context.evidence.compiled_baseline = baseline.compiled_baseline(own)
