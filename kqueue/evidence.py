@@ -114,8 +114,8 @@ class Measurement(Part):
     null_ms: float
     """Launch overhead: median time of the same round trip without a ``forward``. All times above exclude it."""
     is_fine: bool = False
-    """True if the times are from CUDA events in the process that ran the kernel. They count only where the judge's own
-    clock confirms them within its error, because the kernel could change them."""
+    """True if the times are from the clock of the process that ran the kernel, on a GPU from CUDA events. They count
+    only where the judge's clock confirms them within its error, because the kernel could change them."""
     cold_l2: bool
     """True if the GPU's L2 cache was flushed before each call."""
     clocks: Clocks = Clocks()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
@@ -305,6 +306,54 @@ def test_a_slow_reference_is_asked_once_for_each_call_that_is_verified(monkeypat
     with pytest.raises(EvaluationEnded, match="right when checked, wrong when timed"):
         verified(made, kernel_of(COARSE, "return x.clone()"))
     assert asked == 1 + 3 + 2  # the first answer, the verified calls, and the check that confirms a wrong one
+
+
+def refined(own_us: float, overhead_us: float = 3.0, reference_us: float = 3.0, **changes: object) -> Measurement:
+    """Return the measurement of a candidate that takes 10 us by the judge's clock, and ``own_us`` by its own."""
+    times: dict[str, object] = {"calls": [308_000] * 20, "overheads": [300_000] * 5, "empty_ns": 2_000.0}
+    own = [int(1000 * (own_us + overhead_us - 2))] * 20
+    theirs = series(**times, own=own, own_overheads=[int(1000 * reference_us)] * 5)
+    mine = series(**times, own=own, own_overheads=[int(1000 * overhead_us)] * 5, **changes)
+    return summarise(mine, 300_000, Timing(), GPU, theirs)
+
+
+def test_a_process_s_own_clock_counts_only_as_far_as_the_judge_s_confirms_it() -> None:
+    for own_us, taken_us in ((10.5, 10.5), (7.0, 7.0), (25.0, 25.0), (5.0, 10.0), (0.5, 10.0)):
+        taken = refined(own_us)
+        assert taken.median_ms == pytest.approx(taken_us / 1e3), own_us
+        assert taken.is_fine is (own_us == taken_us)
+    # An overhead far above the reference's would make the rest look short.
+    assert refined(9.0, overhead_us=20.0).median_ms == pytest.approx(0.0254)
+    assert not refined(9.0, kept=[309_000]).is_fine
+    assert refined(10.5).error == pytest.approx(0.03, abs=0.005)
+    assert not summarise(series(own=[-1] * 21, own_overheads=[3_000] * 5), 3e5, Timing(), GPU, series()).is_fine
+
+
+def test_a_kernel_that_is_slow_in_a_third_of_its_calls_is_as_slow_as_their_mean() -> None:
+    uneven = series(calls=[400_000] * 14 + [1_000_000] * 7)
+    taken = summarise(uneven, 300_000, Timing(), GPU, series())
+    assert taken.median_ms == pytest.approx(0.27, abs=0.03)
+    assert summarise(uneven, 300_000, Timing(), GPU, uneven).median_ms == pytest.approx(0.1)
+
+
+def test_the_reference_is_timed_in_turn_and_variants_are_called_and_verified() -> None:
+    made = reference(DOUBLING, checks=1)
+    made.answer_first(made.cache.first())
+    other = reference(DOUBLING, checks=1)
+    other.answer_first(other.cache.first())
+    calls = KeptCalls(made, 3, on_gpu=False)
+    with made.timed(beside=True) as exchange, other.timed() as candidate:
+        stopwatch = timing.Stopwatch(candidate, made, CPU, WATCH, calls)
+        own, beside = stopwatch.measure(
+            Timing(calls=9, warmup=1, precision=0),
+            basis="cpu_clock",
+            beside=timing.Beside(exchange, contextlib.nullcontext),
+            variants=made.cache.vary(made.cache.new(), ("uniform", "blocks")),
+        )
+    assert beside is not None
+    assert (len(own.calls), len(beside.calls), len(own.variants)) == (9, 9, 2)
+    assert len(calls) == 5
+    assert len(calls.verify()) == 2  # Figures are given of those that are compared with float64 answers.
 
 
 def test_a_histogram_holds_every_call() -> None:

@@ -24,7 +24,7 @@ DONE: Final = 32
 COMPILING: Final = 48
 #: Word with the random seed of the timed call, which the judge writes when the call's clock runs.
 SEED: Final = 64
-#: Words with the number of the last call that the candidate's own events timed, and that time in nanoseconds.
+#: Words with the number of the last call that the candidate's own clock timed, and that time in nanoseconds.
 TIMED: Final = 80
 OWN_NS: Final = 96
 

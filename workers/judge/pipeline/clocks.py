@@ -50,7 +50,7 @@ _ENQUEUE_S: Final = (0.05, 0.25)
 #: Maximum seconds that the judge waits for an untimed call, and seconds between two polls.
 _LET_GO_S: Final = 10.0
 _NAP_S: Final = 0.0002
-#: Maximum seconds that the judge waits for a call's time by the process's own events.
+#: Maximum seconds that the judge waits for a call's time by the process's own clock.
 _OWN_S: Final = 0.005
 #: Number of timings of a copy, and the maximum size in bytes of the copy.
 _COPIES: Final = 5
@@ -141,7 +141,7 @@ class Sample(NamedTuple):
     Attributes:
         ns: the whole span.
         yardstick_ns: the judge's own work before GO.
-        own_ns: the time of the forward by the process's own events, or -1 if it reported none. Not trusted.
+        own_ns: the time of the forward by the process's own clock, or -1 if it reported none. Not trusted.
     """
 
     ns: int
@@ -211,16 +211,10 @@ class GpuClock:
             self._hold.let_go()
         self._await(end, number)
         return Sample(
-            round(begin.elapsed_time(end) * 1e6), round(begin.elapsed_time(ready) * 1e6), self._own_ns(number)
+            round(begin.elapsed_time(end) * 1e6),
+            round(begin.elapsed_time(ready) * 1e6),
+            _own_ns(self._process.flags, number),
         )
-
-    def _own_ns(self, number: int) -> int:
-        """Return the call's time by the process's own events, which it reports when the call has ended."""
-        page, deadline = self._process.flags, time.monotonic() + _OWN_S
-        while page[flags.TIMED] != number:
-            if time.monotonic() > deadline:
-                return -1
-        return page[flags.OWN_NS]
 
     def _load_copies(self, into: list[torch.Tensor], views: list[Output]) -> None:
         """Copy once from new layouts, because the copy's kernels cannot be loaded while a stream waits."""
@@ -308,12 +302,21 @@ class CpuClock:
             raise EvaluationEnded(
                 Category.SANDBOX_VIOLATION, "the candidate answered a timed call before its end", Phase.TIME
             )
-        return Sample(end - begin, ready - begin)
+        return Sample(end - begin, ready - begin, _own_ns(page, number))
 
     def _wait(self, flag: int, number: int) -> None:
         """Wait until the flag shows the call's number, or the candidate sends a reply."""
         process = self._process
         flags.wait(process.flags, flag, number, nap=not self._on_gpu, gone=process.answered)
+
+
+def _own_ns(page: memoryview[int], number: int) -> int:
+    """Return a call's time by the process's own clock, which it reports when the call has ended, or -1."""
+    deadline = time.monotonic() + _OWN_S
+    while page[flags.TIMED] != number:
+        if time.monotonic() > deadline:
+            return -1
+    return page[flags.OWN_NS]
 
 
 def copy_ns(spec: TensorSpec, stride: tuple[int, ...], flusher: Flusher | None) -> float:

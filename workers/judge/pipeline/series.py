@@ -29,20 +29,6 @@ LONG_NS: Final = 280e3 / _IN_TURN_SLACK[1]
 _OVERHEAD_PART: Final = 0.25
 #: Half width in nanoseconds at which any median is precise enough, because a GPU's clock is no finer.
 _RESOLUTION_NS: Final = 500.0
-#: Error of a clock between two processes that run the same code, in nanoseconds and as a share of the time. It is not
-#: visible within one series. ``own`` is for a process's own events. See docs/timing.md for the measurement.
-_REPEATABILITY: Final = {"own": (300.0, 0.005), "gpu_clock": (2500.0, 0.005), "cpu_clock": (20e3, 0.02)}
-#: Difference between a process's own events and the judge's clock that is the judge's error: nanoseconds and a share of
-#: the time, together at most the third number in nanoseconds. For the reference there is a fixed limit.
-_AGREES: Final = (4e3, 0.02, 6e3)
-_REFERENCE_AGREES_NS: Final = 10e3
-#: Time in nanoseconds above which a candidate's own events do not count, because the judge's clock is precise enough.
-_OWN_LIMIT_NS: Final = 500e3
-#: Half widths in nanoseconds at which the medians of the own events and of the judge's clock are precise enough.
-_OWN_RESOLUTION_NS: Final = 150.0
-_CONFIRMING_NS: Final = 2e3
-#: Difference in nanoseconds between the overheads of two processes by their own events.
-_OWN_OVERHEADS_NS: Final = 600.0
 #: Time in nanoseconds by which a candidate's overhead by the CPU's clock on a GPU can exceed the reference's.
 _CPU_OVERHEAD_NS: Final = 50e3
 #: Factor by which the mean of a kernel's calls can exceed their median more than the reference's does.
@@ -54,6 +40,40 @@ _BINS: Final = 20
 _FAR: Final = 3.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Errors:
+    """Errors of the judge's clock and of a process's own clock. See docs/timing.md for their measurement.
+
+    Attributes:
+        outside, own: error between two processes that run the same code, which is not visible within one series, in
+            nanoseconds and as a share of the time.
+        agrees: difference between both clocks that is the judge's error: nanoseconds, share of the time, and multiple
+            of the error of the reference's median.
+        most_ns: maximum of these nanoseconds and that multiple.
+        reference_ns: the same difference for the reference, in nanoseconds.
+        limit_ns: time above which a candidate's own clock does not count, because the judge's is precise enough.
+        resolution_ns, confirming_ns: half widths at which the medians by the own clock and by the judge's are precise
+            enough.
+        overheads_ns: difference between the overheads of two processes by their own clocks.
+    """
+
+    outside: tuple[float, float]
+    own: tuple[float, float]
+    agrees: tuple[float, float, float]
+    most_ns: float
+    reference_ns: float
+    limit_ns: float
+    resolution_ns: float
+    confirming_ns: float
+    overheads_ns: float
+
+
+_ERRORS: Final[dict[Basis, _Errors]] = {
+    "gpu_clock": _Errors((2500.0, 0.005), (300.0, 0.005), (4e3, 0.01, 0.0), 4e3, 10e3, 500e3, 150.0, 2e3, 600.0),
+    "cpu_clock": _Errors((20e3, 0.02), (3e3, 0.02), (20e3, 0.05, 3.0), 100e3, 300e3, 5e6, 1e3, math.inf, 5e3),
+}
+
+
 @dataclass(slots=True)
 class Series:
     """Times in nanoseconds, including the launch overhead.
@@ -62,7 +82,7 @@ class Series:
         calls: the timed calls.
         overheads: overhead calls.
         yardsticks: the judge's own work inside the calls.
-        own, own_overheads: times of the same calls by the process's own events, which are not trusted, or -1.
+        own, own_overheads: times of the same calls by the process's own clock, which are not trusted, or -1.
         discarded: number of calls that do not count because the device was throttled.
         kept: times of the calls that are kept to be verified.
         in_turn: additional calls after an empty kernel.
@@ -129,8 +149,9 @@ class Series:
     def is_precise(self, wanted: float) -> bool:
         """Return whether the median is as precise as wanted, or as the clock allows."""
         net, width = statistics.median(self.calls) - statistics.median(self.overheads), half_width(self.calls)
-        if wanted > 0 and width <= _CONFIRMING_NS and net < _OWN_LIMIT_NS and min(self.own) >= 0:
-            return half_width(self.own) <= max(wanted * net, _OWN_RESOLUTION_NS)
+        errors = _ERRORS[self.basis]
+        if wanted > 0 and width <= errors.confirming_ns and net < errors.limit_ns and min(self.own) >= 0:
+            return half_width(self.own) <= max(wanted * net, errors.resolution_ns)
         return wanted > 0 and width <= max(wanted * net, _RESOLUTION_NS)
 
 
@@ -176,18 +197,17 @@ def summarise(
     taken = overhead_ns - series.empty_ns
     times = [max(call, least) - taken for call in series.calls]
     own = None if least else _own_times(series, middle - taken, reference)
-    clock, errors = series.basis, (series.calls, series.overheads)
+    samples, (fixed, share) = (series.calls, series.overheads), _ERRORS[series.basis].outside
     if own is not None:
-        times, clock, errors = own, "own", (series.own, series.own_overheads)
+        times, samples, (fixed, share) = own, (series.own, series.own_overheads), _ERRORS[series.basis].own
     q1, median, q3 = (each / 1e6 for each in statistics.quantiles(times, n=4, method="inclusive"))
-    fixed, share = _REPEATABILITY[clock]
-    error_ms = math.hypot(*map(half_width, errors), fixed, share * median * 1e6) / 1e6
+    error_ms = math.hypot(*map(half_width, samples), fixed, share * median * 1e6) / 1e6
     times = [each / 1e6 for each in times]
     return Measurement(
         basis=series.basis,
         count=len(times),
         discarded=series.discarded,
-        precision=half_width(errors[0]) / 1e6 / median if median > 0 else None,
+        precision=half_width(samples[0]) / 1e6 / median if median > 0 else None,
         low_ms=median - error_ms,
         high_ms=median + error_ms,
         is_fine=own is not None,
@@ -207,25 +227,27 @@ def summarise(
 
 
 def _own_times(series: Series, outside_ns: float, reference: Series | None) -> list[float] | None:
-    """Return the times of the calls by the process's own events, or None if the judge's clock does not confirm them.
+    """Return the times of the calls by the process's own clock, or None if the judge's clock does not confirm them.
 
     Args:
         outside_ns: median time by the judge's clock.
         reference: for a candidate, the reference's series. A candidate could slow its overhead calls.
     """
+    errors = _ERRORS[series.basis]
     if len(series.own) != len(series.calls) or min(series.own + series.own_overheads, default=-1) < 0:
         return None
-    overhead = statistics.median(series.own_overheads)
+    overhead, (least, share, times_reference) = statistics.median(series.own_overheads), errors.agrees
     if reference is not None:
-        if outside_ns > _OWN_LIMIT_NS or not reference.own_overheads:
+        if outside_ns > errors.limit_ns or not reference.own_overheads:
             return None
-        overhead = min(overhead, statistics.median(reference.own_overheads) + _OWN_OVERHEADS_NS)
+        overhead = min(overhead, statistics.median(reference.own_overheads) + errors.overheads_ns)
+        least = min(least + times_reference * half_width(reference.calls), errors.most_ns)
     times = [each - overhead + series.empty_ns for each in series.own]
-    median, (least, share, most) = statistics.median(times), _AGREES
+    median = statistics.median(times)
     if reference is None:
-        return times if abs(median - outside_ns) <= max(_REFERENCE_AGREES_NS, share * median) else None
+        return times if abs(median - outside_ns) <= errors.reference_ns + share * abs(median) else None
     # A candidate would only claim to be shorter than it is.
-    return times if outside_ns - median <= min(least + share * max(median, 0.0), most) else None
+    return times if outside_ns - median <= least + share * abs(median) else None
 
 
 def _histogram(times: list[float], far: float) -> Histogram:
