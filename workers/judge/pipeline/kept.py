@@ -70,7 +70,7 @@ class KeptCalls:
 
     @property
     def times(self) -> list[int]:
-        """Times of the kept calls that count, in nanoseconds."""
+        """Times in nanoseconds of the kept calls that count."""
         return [proof.ns for proof in self._proofs if proof.ns is not None]
 
     def __len__(self) -> int:

@@ -50,7 +50,7 @@ class _Errors:
         agrees: difference between both clocks that is the judge's error: nanoseconds, share of the time, and multiple
             of the error of the reference's median.
         most_ns: maximum of these nanoseconds and that multiple.
-        reference_ns: the same difference for the reference, in nanoseconds.
+        reference_ns: the same difference, for the reference.
         limit_ns: time above which a candidate's own clock does not count, because the judge's is precise enough.
         resolution_ns, confirming_ns: half widths at which the medians by the own clock and by the judge's are precise
             enough.

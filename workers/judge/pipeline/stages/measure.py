@@ -280,7 +280,7 @@ class _Checks:
 
 
 class _LikeTimed:
-    """Makes checked calls by the orders of timed calls, so that a kernel cannot tell them apart.
+    """Makes checked calls by the orders of timed calls, so that a kernel cannot distinguish them.
 
     Attributes:
         blocks: True if the forward waits for the GPU, so that calls are made by the order for the CPU's clock.
