@@ -329,11 +329,13 @@ def test_a_process_s_own_clock_counts_only_as_far_as_the_judge_s_confirms_it() -
     assert not summarise(series(own=[-1] * 21, own_overheads=[3_000] * 5), 3e5, Timing(), GPU, series()).is_fine
 
 
-def test_a_kernel_that_is_slow_in_a_third_of_its_calls_is_as_slow_as_their_mean() -> None:
-    uneven = series(calls=[400_000] * 14 + [1_000_000] * 7)
-    taken = summarise(uneven, 300_000, Timing(), GPU, series())
-    assert taken.median_ms == pytest.approx(0.27, abs=0.03)
+def test_a_kernel_that_is_slow_in_almost_half_of_its_calls_is_as_slow_as_their_mean() -> None:
+    uneven = series(calls=[400_000] * 11 + [1_000_000] * 9)
+    assert summarise(uneven, 300_000, Timing(), GPU, series()).median_ms == pytest.approx(0.37)
     assert summarise(uneven, 300_000, Timing(), GPU, uneven).median_ms == pytest.approx(0.1)
+    # Time slices of other contexts lengthen up to a third of the calls.
+    disturbed = series(calls=[400_000] * 14 + [1_000_000] * 6)
+    assert summarise(disturbed, 300_000, Timing(), GPU, series()).median_ms == pytest.approx(0.1)
 
 
 def test_the_reference_is_timed_in_turn_and_variants_are_called_and_verified() -> None:

@@ -33,8 +33,9 @@ _RESOLUTION_NS: Final = 500.0
 _CPU_OVERHEAD_NS: Final = 50e3
 #: Factor by which the mean of a kernel's calls can exceed their median more than the reference's does.
 _SKEW: Final = 1.1
-#: Share of the longest calls that does not count in that mean.
-_TRIMMED: Final = 0.05
+#: Share of the longest calls that does not count in that mean. Time slices of other contexts lengthened up to a third
+#: of the calls of an honest kernel that uses several streams.
+_TRIMMED: Final = 0.35
 #: Number of bins of a histogram, and the number of interquartile ranges above the third quartile where its range ends.
 _BINS: Final = 20
 _FAR: Final = 3.0
@@ -49,7 +50,7 @@ class _Errors:
             nanoseconds and as a share of the time.
         agrees: difference between both clocks that is the judge's error: nanoseconds, share of the time, and multiple
             of the error of the reference's median.
-        most_ns: maximum of these nanoseconds and that multiple.
+        most_ns: maximum of these nanoseconds and that multiple. The share applies up to a fifth of ``limit_ns``.
         reference_ns: the same difference, for the reference.
         limit_ns: time above which a candidate's own clock does not count, because the judge's is precise enough.
         resolution_ns, confirming_ns: half widths at which the medians by the own clock and by the judge's are precise
@@ -69,8 +70,8 @@ class _Errors:
 
 
 _ERRORS: Final[dict[Basis, _Errors]] = {
-    "gpu_clock": _Errors((2500.0, 0.005), (300.0, 0.005), (4e3, 0.01, 0.0), 4e3, 10e3, 500e3, 150.0, 2e3, 600.0),
-    "cpu_clock": _Errors((20e3, 0.02), (3e3, 0.02), (20e3, 0.05, 3.0), 100e3, 300e3, 5e6, 1e3, math.inf, 5e3),
+    "gpu_clock": _Errors((2500.0, 0.005), (300.0, 0.005), (4e3, 0.02, 0.0), 4e3, 10e3, 500e3, 150.0, 2e3, 600.0),
+    "cpu_clock": _Errors((20e3, 0.02), (3e3, 0.02), (20e3, 0.05, 3.0), 100e3, 300e3, 5e6, 1e3, math.inf, 30e3),
 }
 
 
@@ -193,7 +194,7 @@ def summarise(
     if least <= middle:
         least = 0
     if reference is not None and series.skew > _SKEW * reference.skew:
-        least = max(least, series.skew * middle)
+        least = max(least, statistics.fmean(series.calls))
     taken = overhead_ns - series.empty_ns
     times = [max(call, least) - taken for call in series.calls]
     own = None if least else _own_times(series, middle - taken, reference)
@@ -247,7 +248,7 @@ def _own_times(series: Series, outside_ns: float, reference: Series | None) -> l
     if reference is None:
         return times if abs(median - outside_ns) <= errors.reference_ns + share * abs(median) else None
     # A candidate would only claim to be shorter than it is.
-    return times if outside_ns - median <= least + share * abs(median) else None
+    return times if outside_ns - median <= least + share * min(abs(median), errors.limit_ns / 5) else None
 
 
 def _histogram(times: list[float], far: float) -> Histogram:
