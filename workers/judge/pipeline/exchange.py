@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import random
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -26,6 +27,8 @@ from workers.judge.pipeline import compare
 from workers.judge.pipeline.cases import Case
 from workers.judge.pipeline.plan import Plan
 
+_Pair = TypeVar("_Pair")
+_RANDOM: Final = random.SystemRandom()
 #: Maximum time in seconds for a process to open the device, which other processes can be opening at the same time.
 PREPARE_S: Final = 120.0
 
@@ -127,8 +130,8 @@ class Exchange:
         self.process.order(Order.BIND_OUTPUTS, payload=binding)
 
     def load(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Start writing inputs to the shared memory. :meth:`settle` waits for the end."""
-        for shared, own in zip(self._inputs, inputs, strict=True):
+        """Start writing inputs to the shared memory, in random order. :meth:`settle` waits for the end."""
+        for shared, own in _shuffled(zip(self._inputs, inputs, strict=True)):
             shared.tensor.copy_(own)
 
     def changed(self, inputs: Sequence[torch.Tensor]) -> int | None:
@@ -308,16 +311,23 @@ def copied(own: OwnOutput) -> torch.Tensor:
 
 
 def copy_out(views: Sequence[Output], into: list[torch.Tensor]) -> None:
-    """Copy outputs into the judge's own memory, on a GPU without waiting for it.
+    """Copy outputs into the judge's own memory in random order, on a GPU without waiting for it.
 
     Raises:
         EvaluationEnded: the memory does not exist, on a CPU only.
     """
-    for view, copy in zip(views, into, strict=True):
+    for view, copy in _shuffled(zip(views, into, strict=True)):
         if isinstance(view, OwnOutput):
             view.read(copy)
         else:
             copy.copy_(view)
+
+
+def _shuffled(pairs: Iterable[_Pair]) -> list[_Pair]:
+    """Return pairs in random order, because a kernel could work while the last one is copied."""
+    chosen = list(pairs)
+    _RANDOM.shuffle(chosen)
+    return chosen
 
 
 def check_form(reply: Reply, structure: str, specs: Sequence[TensorSpec]) -> None:
