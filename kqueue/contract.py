@@ -209,6 +209,9 @@ class Timing(_Model):
     """Flush the GPU's L2 cache before every timed call."""
     compiled_baseline: bool = False
     """Time the reference under ``torch.compile`` too."""
+    max_error: Annotated[float, Field(ge=0)] = 0.0
+    """Half the width of the speedup's 95 % interval, relative to the speedup, above which the outcome is
+    ``timing_unstable``. 0 sets no limit."""
 
 
 class Debug(_Model):
@@ -516,10 +519,11 @@ class _Result(Part):
     @property
     def speedup_interval(self) -> tuple[float, float] | None:
         """The 95 % interval of :attr:`speedup`, from the intervals of both times. None if one is unknown."""
-        shares = [time.error for time in (self.runtime, self.baseline) if time is not None and time.error is not None]
-        if self.speedup is None or len(shares) < 2:
+        if self.speedup is None or self.runtime is None or self.baseline is None:
             return None
-        factor = 1 + math.hypot(*shares)
+        if self.runtime.error is None or self.baseline.error is None:
+            return None
+        factor = 1 + math.hypot(self.runtime.error, self.baseline.error)
         return self.speedup / factor, self.speedup * factor
 
     def summary(self) -> dict[str, Any]:

@@ -55,7 +55,9 @@ def conclude(context: Context, referenced: Referenced, measured: Measured) -> Co
     if times is not None:
         runtime, baseline = _compare_times(context, referenced, times)
         _enforce_bound(context, referenced, times, runtime)
-    return Concluded(measured.checks, measured.checks - context.settings.checks, runtime, baseline)
+    concluded = Concluded(measured.checks, measured.checks - context.settings.checks, runtime, baseline)
+    _enforce_error(concluded, context.settings.timing.max_error)
+    return concluded
 
 
 def _stop(context: Context, candidate: Candidate) -> None:
@@ -107,6 +109,19 @@ def _compare_times(context: Context, referenced: Referenced, times: Times) -> tu
     if settings.compiled_baseline:
         context.evidence.compiled_baseline = baseline.compiled_baseline(own)
     return runtime, measured
+
+
+def _enforce_error(concluded: Concluded, most: float) -> None:
+    """Reject a speedup that is less certain than the settings require."""
+    outcome, runtime = concluded.outcome, concluded.runtime
+    if not most or runtime is None or outcome.speedup is None or outcome.speedup_interval is None:
+        return
+    error = outcome.speedup_interval[1] / outcome.speedup - 1
+    if error > most:
+        message = (
+            f"the speedup {outcome.speedup:.3g} has the relative error {error:.3g}, above timing.max_error = {most:g}"
+        )
+        raise EvaluationEnded(Category.TIMING_UNSTABLE, message, Phase.TIME, clocks=runtime.clocks.model_dump())
 
 
 def _enforce_bound(context: Context, referenced: Referenced, times: Times, runtime: Measurement) -> None:
