@@ -79,11 +79,11 @@ def test_an_honest_fleet_agrees(services: Services, start_fleet: Callable[..., F
 
 
 def test_a_fleet_that_judges_wrongly_is_paused(services: Services, start_fleet: Callable[..., Fleet]) -> None:
-    """The second spin probe without a time, which the fleet submits itself, pauses it until an operator resumes it."""
+    """The second known-duration kernel without a time, which the fleet submits itself, pauses it until an operator resumes it."""
     fleet = start_fleet(probe_share=0.5)
     doubted = services.submit("ok")
     assert services.verdict(doubted).passed
-    first = probes.submit(services.engine, "cpu", ProbeKind.SPIN)
+    first = probes.submit(services.engine, "cpu", ProbeKind.KNOWN_DURATION)
     [reason] = services.until(lambda: paused(fleet), 180, "the pause")
     rows = found(services, finding=Finding.CLOCK_UNEVEN)
     assert [(row.confirms, row.evaluation_id == first) for row in rows] == [(True, False), (False, True)]
