@@ -79,7 +79,7 @@ def test_an_honest_fleet_agrees(services: Services, start_fleet: Callable[..., F
 
 
 def test_a_fleet_that_judges_wrongly_is_paused(services: Services, start_fleet: Callable[..., Fleet]) -> None:
-    """The second known-duration kernel without a time, which the fleet submits itself, pauses it until an operator resumes it."""
+    """A second known-duration kernel without a time, which the fleet submits itself, pauses it until a resume."""
     fleet = start_fleet(probe_share=0.5)
     doubted = services.submit("ok")
     assert services.verdict(doubted).passed
