@@ -8,8 +8,7 @@ Tuning is a search too: Optuna proposes values for names in one kernel (:mod:`kq
 :mod:`~kqueue.search.prompts`                the prompts for proposers
 :mod:`~kqueue.search.metrics`                scores of a verdict
 :mod:`~kqueue.search.population`             the choice of the best kernels and the next parents
-:mod:`~kqueue.search.run`                    the search, step by step
-:mod:`~kqueue.search.judging`                shared handling of evaluations
+:mod:`~kqueue.search.run`                    the engine of both, and the search, step by step
 :mod:`~kqueue.search.tuning`                 a tuning run
 :mod:`~kqueue.search.results`                a run's best kernels, its curve, and Weights & Biases
 ===========================================  ====================================================

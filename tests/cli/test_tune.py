@@ -15,8 +15,8 @@ from sqlalchemy import Engine, text
 from kqueue.categories import Category
 from kqueue.contract import Outcome
 from kqueue.errors import InvalidRequest
-from kqueue.search.judging import recorded
 from kqueue.search.plan import make_tune_plan
+from kqueue.search.run import recorded
 from kqueue.states import SearchState
 from kqueue.store import searches
 from tests.cli.command import Cli, Done, Judgement
