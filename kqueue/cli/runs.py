@@ -102,14 +102,15 @@ class Record:
 
     def write(self, folder: Path) -> list[Path]:
         """Write the best kernels, the curve, and the importances. Report missing pictures."""
-        from kqueue.search.results import draw, draw_importances, write_best
+        from kqueue import charts
+        from kqueue.search.results import curve, draw, write_best
 
         best = self.best if self.tuned is None else [self.tuned.best] if self.tuned.best is not None else []
         files = write_best(folder, best)
         try:
-            files += draw(folder, {self.run.name: (self.plan, self.proposals, self.steps)})
+            files += draw(folder, "curve", curve({self.run.name: (self.plan, self.proposals, self.steps)}))
             if self.importances:
-                files += draw_importances(folder, self.run, self.importances)
+                files += draw(folder, "importance", charts.Importances(self.run.name, self.importances))
         except ConfigError as error:
             # The run is over and its kernel written. Only a picture is missing.
             say(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -121,13 +122,14 @@ def search(
         return
     from kqueue.integrations.lanes import lane_of
     from kqueue.integrations.starting import starting_kernel
-    from kqueue.search.plan import make_plan
+    from kqueue.search.plan import Plan, make_plan
 
     name = None if run_name is None else runs.checked(run_name)
     file = _problem(problem, task_idx, level, kernelbench)
     reference = read_source(file)
     who, given = _proposer(model, proposer, recorded)
     plan = make_plan(
+        Plan,
         {
             "problem": reference,
             "problem_label": file.stem,
@@ -152,7 +154,7 @@ def search(
             "use_wandb": use_wandb,
             "project_name": project_name,
             "url": url,
-        }
+        },
     )
     with database("search") as engine:
         name = name or runs.named(file.stem, plan.algorithm)
@@ -180,7 +182,7 @@ def resume(
 
     Give the proposer, --url and functions of --metric again unchanged, because other users can change the record.
     """
-    from kqueue.search.plan import TunePlan, make_plan
+    from kqueue.search.plan import TunePlan, read_plan
     from kqueue.store import searches
 
     with database("search") as engine:
@@ -189,7 +191,7 @@ def resume(
         plan = _found(engine, run).plan
         _check_same(plan, _proposers(model, proposer, recorded), url, metric or ())
         if not isinstance(plan, TunePlan):
-            plan = make_plan(run.plan | {name: value for name, value in changed.items() if value is not None})
+            plan = read_plan(run.plan | {name: value for name, value in changed.items() if value is not None})
         elif any(value is not None for value in changed.values()):
             raise InvalidRequest("--num-steps, --num-threads: a tuning run does not have them")
         record = runs.carry_out(engine, plan, run, verbose=verbose)
@@ -221,8 +223,8 @@ def show(
     if proposal is not None:
         _show_proposal(record.run, record.proposals, proposal, as_json=as_json)
     elif as_json:
-        steps, proposals = [*map(_plain, record.steps)], [*map(_plain, record.proposals)]
-        write_json({**_plain(record.run), "state": record.state, "steps": steps, "proposals": proposals})
+        steps, proposals = [*map(asdict, record.steps)], [*map(asdict, record.proposals)]
+        write_json({**asdict(record.run), "state": record.state, "steps": steps, "proposals": proposals})
     else:
         _show_run(record)
     if out is not None:
@@ -245,9 +247,9 @@ def list_runs(
     for one in rows:
         if isinstance(one, runs.Record):
             plan = one.plan.model_dump(mode="json", exclude={"problem", "kernel"})
-            write_json(_plain(one.run) | {"state": one.state, "plan": plan} | _summary(one))
+            write_json(asdict(one.run) | {"state": one.state, "plan": plan} | _summary(one))
         else:
-            write_json(_plain(one) | {"state": _UNREADABLE, "plan": None})
+            write_json(asdict(one) | {"state": _UNREADABLE, "plan": None})
 
 
 def compare(
@@ -258,7 +260,7 @@ def compare(
     as_json: runs.Json = False,
 ) -> None:
     """Compare searches: their best scores, and after how many proposals they were reached."""
-    from kqueue.search.results import draw
+    from kqueue.search.results import curve, draw
     from kqueue.store import searches
 
     with database("search") as engine:
@@ -274,7 +276,8 @@ def compare(
             )
             write_json({"name": run.name, "id": run.id, "state": state, **summary})
     if out is not None:
-        for file in draw(out, {one.run.name: (one.plan, one.proposals, one.steps) for one in readable}):
+        chart = curve({one.run.name: (one.plan, one.proposals, one.steps) for one in readable})
+        for file in draw(out, "curve", chart):
             typer.echo(clean(file), err=as_json)
 
 
@@ -395,12 +398,6 @@ def _all_found(engine: Engine, runs: Iterable[Run]) -> list[runs.Record | Run]:
     return [readable(run) for run in runs]
 
 
-def _plain(row: Any) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return asdict(row)
-
-
 def _summary(record: runs.Record) -> dict[str, Any]:
     names = ("number", "step", "parent", "category", "runtime_ms", "speedup", "scores", "evaluation_id")
     return {
@@ -501,7 +498,7 @@ def _show_proposal(run: Run, proposals: Sequence[Proposal], number: int, *, as_j
     if chosen is None:
         raise InvalidRequest(f"--proposal {number}: the search has {len(proposals)} proposals, from 0")
     if as_json:
-        write_json(_plain(chosen))
+        write_json(asdict(chosen))
         return
     typer.echo(clean(runs.line_of(run)(chosen)))
     for title, content in (("prompt", chosen.prompt), ("kernel", chosen.kernel), ("feedback", chosen.feedback)):

@@ -75,13 +75,14 @@ def tune(
     """
     from kqueue.integrations.lanes import lane_of
     from kqueue.judging import guess_backend
-    from kqueue.search.plan import make_tune_plan
+    from kqueue.search.plan import TunePlan, make_plan
     from kqueue.tuning import space
 
     source = read_source(kernel)
     given = {"trials": trials, "finalists": finalists, "repeats": repeats}
     name = None if run_name is None else runs.checked(run_name)
-    plan = make_tune_plan(
+    plan = make_plan(
+        TunePlan,
         {
             **read_problem(problem),
             "kernel": source,
@@ -94,7 +95,7 @@ def tune(
             "url": url,
             "grid": space.parse(grid),
             **{name: value for name, value in given.items() if value is not None},
-        }
+        },
     )
     with database("tune") as engine:
         name = name or runs.named(plan.problem_label, plan.algorithm)

@@ -16,6 +16,7 @@ import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -31,8 +32,7 @@ from kqueue.integrations.extraction import take
 from kqueue.search.metrics import Metric, scores_of
 from kqueue.search.plan import Plan, Task
 from kqueue.search.population import Candidate, Expansion, choose, fronts
-from kqueue.search.prompts import digest, prompt
-from kqueue.search.proposers import Proposer, Question
+from kqueue.search.proposers import Proposer, Question, digest, prompt
 from kqueue.states import SearchState
 from kqueue.store import searches
 from kqueue.store.searches import Proposal, Run, Step
@@ -287,10 +287,10 @@ class Search(Runner[Plan]):
         waiting = [one for one in mine if one.ended_at is None]
         failed = list[tuple[Proposal, ProposerFailed]]()
         for one, result in _in_threads(lambda one: self._proposal(step, one), waiting, self.plan.num_threads):
-            if isinstance(result, ProposerFailed):
-                failed.append((one, result))
-            else:
-                self._note(result, mine)
+            try:
+                self._note(result.result(), mine)
+            except ProposerFailed as error:
+                failed.append((one, error))
         if failed and len(failed) == len(mine):
             raise failed[0][1]
         for one, error in failed:
@@ -306,13 +306,10 @@ class Search(Runner[Plan]):
 
     # Code that runs in threads ----------------------------------------------------------------------------
 
-    def _proposal(self, step: Step, proposal: Proposal) -> Proposal | ProposerFailed:
+    def _proposal(self, step: Step, proposal: Proposal) -> Proposal:
         if proposal.answer is None:
             question = self._question(step, proposal)
-            try:
-                answer = self.proposer.propose(question)
-            except ProposerFailed as error:
-                return error
+            answer = self.proposer.propose(question)
             proposal = searches.asked(
                 self.engine,
                 self.run.id,
@@ -391,32 +388,26 @@ def _origin(proposal: Proposal) -> str:
 
 def _in_threads(
     work: Callable[[_ItemT], _ResultT], items: Sequence[_ItemT], most: int
-) -> Iterator[tuple[_ItemT, _ResultT]]:
-    """Yield each item with its result as it is completed. Raise an exception of ``work``, and begin no other item."""
+) -> Iterator[tuple[_ItemT, Future[_ResultT]]]:
+    """Yield each item with its result as it is completed. If the caller stops, no other item is begun."""
     # The threads are daemons: after Ctrl-C, a model's late answer is not worth the wait.
-    todo, done = queue.SimpleQueue[_ItemT](), queue.SimpleQueue[tuple[_ItemT, _ResultT | None, BaseException | None]]()
-    over = threading.Event()
+    todo, done, over = iter(items), queue.SimpleQueue[tuple[_ItemT, Future[_ResultT]]](), threading.Event()
 
     def loop() -> None:
-        while not over.is_set():
-            try:
-                item = todo.get_nowait()
-            except queue.Empty:
+        for item in todo:
+            if over.is_set():
                 return
+            future = Future[_ResultT]()
             try:
-                done.put((item, work(item), None))
+                future.set_result(work(item))
             except BaseException as error:  # noqa: BLE001 raised again where the results are read
-                done.put((item, None, error))
+                future.set_exception(error)
+            done.put((item, future))
 
-    for item in items:
-        todo.put(item)
     for _ in range(min(most, len(items))):
         threading.Thread(target=loop, daemon=True).start()
     try:
         for _ in items:
-            item, result, error = done.get()
-            if error is not None:
-                raise error
-            yield item, result  # pyright: ignore[reportReturnType] there is one without an error
+            yield done.get()
     finally:
         over.set()
