@@ -52,8 +52,8 @@ class Configuration:
 
     @property
     def score(self) -> float | None:
-        """The median score, or None if there is none."""
-        return _score(self.middle)
+        """The median score of the one metric, or None if there is none."""
+        return next(iter((self.middle.scores or {}).values()), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +97,6 @@ def found(plan: TunePlan, proposals: Sequence[Proposal], *, done: bool) -> Tuned
 def importances(plan: TunePlan, proposals: Sequence[Proposal]) -> dict[str, float]:
     """Return the importance of each name. See :meth:`~kqueue.tuning.halving.Halving.importances`."""
     return plan.halving().importances([_result(plan, one) for one in proposals if one.ended_at is not None])
-
-
-def _score(proposal: Proposal) -> float | None:
-    # A tuning run has one metric.
-    return next(iter((proposal.scores or {}).values()), None)
 
 
 def _answer(entry: Entry, values: Mapping[str, str]) -> str:
