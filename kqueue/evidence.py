@@ -135,7 +135,7 @@ class TimedVariants(Part):
     """Number of calls."""
     ratio: float | None
     """Median time on variants divided by the time on the problem's own inputs. A large ratio shows a kernel that is
-    fast on usual inputs only. None where the time is too short to tell."""
+    fast on usual inputs only. None where the time is too short for a comparison."""
 
 
 class BaselineError(Part):
