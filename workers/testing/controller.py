@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import selectors
 import signal
@@ -14,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import pytest
 
@@ -22,6 +21,13 @@ from kqueue.errors import KqueueError
 from kqueue.signals import raise_interrupts
 from workers.testing import claims, sanitizer
 from workers.testing.groups import Group, grouped
+
+if TYPE_CHECKING:
+    from workers.testing.fleet import Evaluation, Fleet
+    from workers.testing.host import Here, Job
+
+    #: A process with a group's tests, on this host or a fleet's.
+    Running = Job | Evaluation
 
 #: Seconds between checks of jobs that send no messages.
 _CHECK_S: Final = 0.2
@@ -31,86 +37,6 @@ _PLAIN: Final = (bool, int, float, str, type(None))
 _Phase = Literal["setup", "call", "teardown"]
 #: pytest's exit status if some tests could not be run for reasons outside of the tests.
 _INTERNAL_ERROR: Final = 3
-
-
-class Running(Protocol):
-    """A process with a group's tests.
-
-    Attributes:
-        sources: descriptors that become readable when it has sent a message or printed.
-        sanitized: whether it runs under compute-sanitizer.
-        overdue: whether it was ended because a test took too long.
-        limit_s: limit on a test in seconds.
-        status: its exit status, negative for a signal. None while it runs, or if it is unknown.
-        why: the way in which it was ended if the status does not show it, or empty.
-        unrun: the reason outside of the tests why they did not run, or empty. Then it has sent no messages.
-        last_words: the end of its output.
-        findings: the findings of compute-sanitizer as a text.
-    """
-
-    sources: tuple[int, ...]
-    sanitized: bool
-    overdue: bool
-    limit_s: float
-    status: int | None
-    why: str
-    unrun: str
-
-    @property
-    def last_words(self) -> str: ...
-
-    @property
-    def findings(self) -> str: ...
-
-    def heard(self) -> Iterable[dict[str, Any]]:
-        """Yield its new messages without waiting."""
-        ...
-
-    def output(self) -> bytes:
-        """Return its output since the last call without waiting."""
-        ...
-
-    def watch(self) -> bool:
-        """Return whether it is gone."""
-        ...
-
-    def end(self) -> None:
-        """Begin to end it."""
-        ...
-
-    def close(self) -> None:
-        """Release its resources when it is gone."""
-        ...
-
-
-class Host(Protocol):
-    """A runner of processes with tests: this host, or a fleet.
-
-    Attributes:
-        words: its description in pytest's header.
-    """
-
-    words: str
-
-    def open(self, order: dict[str, Any], folder: Path) -> None:
-        """Prepare a run with the shared fields of :class:`~workers.testing.groups.Order` and a folder for files."""
-        ...
-
-    def has_room(self) -> bool:
-        """Return whether a process can start now."""
-        ...
-
-    def start(self, group: Group, *, sanitized: bool) -> Running:
-        """Start a process for a group's tests, under compute-sanitizer or not."""
-        ...
-
-    def over(self, job: Any) -> None:
-        """Note the end of a process."""
-        ...
-
-    def close(self) -> None:
-        """Release all resources, including groups that still run."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -505,25 +431,14 @@ class Controller:
                 self._flush(self._speaker)
 
 
-def _host(config: pytest.Config) -> Host:
-    option: Any = config.option
-    cwd, timeout_s = config.invocation_params.dir, option.kqueue_timeout or math.inf
-    if not option.kqueue_fleet:
-        from workers.testing.host import Here
+def _host(config: pytest.Config) -> Here | Fleet:
+    if config.option.kqueue_fleet:
+        from workers.testing.fleet import Fleet
 
-        return Here(option.kqueue_slots, cwd=cwd, timeout_s=timeout_s, sanitizing=option.kqueue_sanitize)
-    from workers.testing.fleet import Fleet
+        return Fleet(config)
+    from workers.testing.host import Here
 
-    return Fleet(
-        option.kqueue_slots,
-        url=option.kqueue_url,
-        lane=option.kqueue_lane,
-        rootdir=config.rootpath,
-        inifile=config.inipath,
-        cwd=cwd,
-        timeout_s=timeout_s,
-        sanitizing=option.kqueue_sanitize,
-    )
+    return Here(config)
 
 
 def _named(run: _Run, name: str) -> pytest.Item:
