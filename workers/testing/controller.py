@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
@@ -89,7 +90,6 @@ class Controller:
         self._session: pytest.Session
         #: Descriptions of the groups with tests that were not run, with the reasons.
         self._unrun: list[str] = []
-        self._items: dict[str, pytest.Item] = {}
         self._runs: list[_Run] = []
         self._speaker: _Run | None = None
 
@@ -103,7 +103,6 @@ class Controller:
         if session.testsfailed and not session.config.option.continue_on_collection_errors:
             return None  # pytest's own loop reports this
         self._session = session
-        self._items = {item.nodeid: item for item in session.items}
         groups = grouped(session.items, self._isolate)
         self._runs = [_Run(group, Group(group.name, list(group.items))) for group in groups]
         self._order["options"] = {name: v for name, v in vars(session.config.option).items() if isinstance(v, _PLAIN)}
@@ -205,13 +204,10 @@ class Controller:
                 run.lost or f"its process sent a message that cannot be understood ({type(error).__name__}: {error})"
             )
             return
-        hook: Any = self._config.hook
         match word["at"]:
             case "start":
-                self._let_go(run)
+                self._begin(run, heard)
                 run.at = (heard.nodeid, "setup")
-                begin = {"nodeid": heard.nodeid, "location": heard.location}
-                self._tell(run, lambda: hook.pytest_runtest_logstart(**begin), begins=True)
             case "report":
                 if run.at is not None and heard.when in ("setup", "call"):
                     run.at = (run.at[0], "call" if heard.when == "setup" and heard.passed else "teardown")
@@ -225,7 +221,7 @@ class Controller:
                 run.finished += 1
                 self._taken(run, heard.nodeid)
             case "warning":
-                self._tell(run, lambda: hook.pytest_warning_recorded.call_historic(kwargs=heard))
+                self._tell(run, self._config.hook.pytest_warning_recorded.call_historic, kwargs=heard)
             case "stop":
                 self._let_go(run)
                 self._flush(run)
@@ -348,7 +344,7 @@ class Controller:
                 sanitizer.add(last, "kqueue", text)
                 run.held.append(last)
             else:
-                run.held.append(_report(self._items[last.nodeid], "teardown", "failed", text))
+                run.held.append(_report(_named(run, last.nodeid), "teardown", "failed", text))
         elif run.group.items:
             self._give_up(run, job, why)
 
@@ -356,7 +352,7 @@ class Controller:
         """Return a test by its node id, and remove it from the remaining tests of its group."""
         item = next((item for item in run.group.items if item.nodeid == name), None)
         if item is None:
-            return self._items[name]
+            return _named(run, name)
         run.group.items.remove(item)
         return item
 
@@ -365,13 +361,10 @@ class Controller:
 
     def _give_up(self, run: _Run, job: Running, why: str) -> None:
         """Report that the remaining tests cannot be run."""
-        hook: Any = self._config.hook
         why = why if run.lost else f"its process {_and_said(why, job)}"
         while run.group.items:
             item = run.group.items.pop(0)
-            self._let_go(run)
-            begin = {"nodeid": item.nodeid, "location": item.location}
-            self._tell(run, lambda begin=begin: hook.pytest_runtest_logstart(**begin), begins=True)
+            self._begin(run, item)
             self._report(run, _report(item, "setup", "failed", why))
             run.held.append(_report(item, "teardown", "passed"))
 
@@ -384,26 +377,29 @@ class Controller:
 
     # Calls of pytest's hooks -----------------------------------------------------------------------------
 
+    def _begin(self, run: _Run, item: pytest.Item) -> None:
+        self._let_go(run)
+        start: Any = self._config.hook.pytest_runtest_logstart
+        self._tell(run, start, begins=True, nodeid=item.nodeid, location=item.location)
+
     def _report(self, run: _Run, report: pytest.TestReport) -> None:
-        hook: Any = self._config.hook
         if report.failed:
             run.failed.append(report)
-        self._tell(run, lambda: hook.pytest_runtest_logreport(report=report))
+        self._tell(run, self._config.hook.pytest_runtest_logreport, report=report)
         if report.failed and self._config.option.maxfail and not self._sanitizes:
             self._flush(run)
 
     def _let_go(self, run: _Run) -> None:
         """Report the end of the last test."""
-        hook: Any = self._config.hook
         for report in run.held:
             self._report(run, report)
-            end = {"nodeid": report.nodeid, "location": report.location}
-            self._tell(run, lambda end=end: hook.pytest_runtest_logfinish(**end))
+            finish: Any = self._config.hook.pytest_runtest_logfinish
+            self._tell(run, finish, nodeid=report.nodeid, location=report.location)
         run.held.clear()
 
-    def _tell(self, run: _Run, event: Callable[[], object], *, begins: bool = False) -> None:
+    def _tell(self, run: _Run, hook: Callable[..., object], *, begins: bool = False, **fields: object) -> None:
         """Queue a hook call. Make it at once unless another group has its turn: modules' output must not mix."""
-        run.events.append((begins, event))
+        run.events.append((begins, partial(hook, **fields)))
         if self._speaker is None and not self._sanitizes:
             self._speaker = run
         if self._speaker is run:
