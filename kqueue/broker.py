@@ -56,6 +56,75 @@ _REVOKED: Final = 1000
 #: Key that names the Redis that was searched last. A Redis that lost its messages has lost the key too.
 _MARKER: Final = "kqueue.sweeper"
 _SEARCHING: Final = b"looking"
+#: Celery's settings that every application has.
+_SETTINGS: Final[dict[str, Any]] = {
+    # Messages are only JSON, so a writer to Redis can at worst name an evaluation.
+    "task_serializer": "json",
+    "result_serializer": "json",
+    "accept_content": ["json"],
+    # Postgres is the record. A result backend in Redis turns a success into a failure when Redis is unreachable at
+    # the end of the task.
+    "result_backend": None,
+    "task_ignore_result": True,
+    "task_track_started": False,
+    # One task at a time, and a fresh CUDA context for each evaluation. workers/pool.py counts only tasks in which
+    # the child opened a device or had a process forked. A static check does not change the child.
+    "worker_pool": "workers.pool:TaskPool",
+    "worker_concurrency": 1,
+    "worker_max_tasks_per_child": 1,
+    # A message stays in Redis until a slot is free. Idle slots get the work, and no prefetched message is delivered
+    # twice.
+    "worker_prefetch_multiplier": 1,
+    "worker_disable_prefetch": True,
+    # Redis never redelivers a message. Postgres knows which evaluations must be judged again.
+    "task_acks_late": True,
+    "task_acks_on_failure": True,
+    "task_acks_on_timeout": True,
+    "task_reject_on_worker_lost": False,
+    "task_retry_on_worker_lost": False,
+    # A child that is not ready within this time is killed and replaced, again and again. The default, 4 s, can be
+    # too short on a busy host.
+    "worker_proc_alive_timeout": 60.0,
+    # Running evaluations need no Redis, and an evaluation that Celery cancelled would be lost with its message.
+    "worker_cancel_long_running_tasks_on_connection_loss": False,
+    # For `revoke` by Flower and the client. Untrusted users must not reach Redis in any case.
+    "worker_enable_remote_control": True,
+    # Flower shows nothing without the worker's events, and no queued time without the sender's.
+    "worker_send_task_events": True,
+    "task_send_sent_event": True,
+    # publish() below retries at most once, without a delay. Celery's own policy waits in between.
+    "task_publish_retry": False,
+    # An undeclared lane is an error at submission, not a queue without a reader.
+    "task_create_missing_queues": False,
+    "task_default_queue": "kqueue.unrouted",
+    # A worker waits for Redis without a limit.
+    "broker_connection_retry_on_startup": True,
+    "broker_connection_max_retries": None,
+    # The worker's own structured logs (kqueue/logs.py).
+    "worker_hijack_root_logger": False,
+    "worker_redirect_stdouts": False,
+    "enable_utc": True,
+    "timezone": "UTC",
+}
+#: The settings of Celery's connections to Redis.
+_TRANSPORT: Final[dict[str, Any]] = {
+    # Messages of one priority need one list, and a message that a worker took needs no copy in Redis: a dead
+    # worker's evaluation is queued again in Postgres, and a sweeper sends it within seconds. A copy could also
+    # be forged (kqueue/transport.py).
+    "priority_steps": [0],
+    "ack_emulation": False,
+    # A sender does not wait, because the sweeper sends unsent messages. The immediate second try is for a
+    # connection that broke since it was last used.
+    "max_retries": 1,
+    "interval_start": 0,
+    "interval_step": 0.2,
+    # Connecting takes a round trip or two, wherever Redis is.
+    "socket_connect_timeout": SENDER_PATIENCE_S,
+    # A connection that waits for messages sends nothing. Keepalive detects a lost peer. A health check every
+    # 25 s detects a firewall that dropped the connection.
+    "socket_keepalive": True,
+    "health_check_interval": 25,
+}
 
 
 def check_lane(lane: str) -> str:
@@ -140,75 +209,11 @@ def make_app(config: Config, *, lanes: Iterable[str] = ("cpu", "gpu"), patience_
     secured = tls(url)
     app = Celery("kqueue", broker=url.partition("?")[0] if secured else url, set_as_current=False)
     app.conf.update(
+        _SETTINGS,
         broker_use_ssl=secured,
-        # Messages are only JSON, so a writer to Redis can at worst name an evaluation.
-        task_serializer="json",
-        result_serializer="json",
-        accept_content=["json"],
-        # Postgres is the record. A result backend in Redis turns a success into a failure when Redis is unreachable at
-        # the end of the task.
-        result_backend=None,
-        task_ignore_result=True,
-        task_track_started=False,
-        # One task at a time, and a fresh CUDA context for each evaluation. workers/pool.py counts only tasks in which
-        # the child opened a device or had a process forked. A static check does not change the child.
-        worker_pool="workers.pool:TaskPool",
-        worker_concurrency=1,
-        worker_max_tasks_per_child=1,
-        # A message stays in Redis until a slot is free. Idle slots get the work, and no prefetched message is delivered
-        # twice.
-        worker_prefetch_multiplier=1,
-        worker_disable_prefetch=True,
-        # Redis never redelivers a message. Postgres knows which evaluations must be judged again.
-        task_acks_late=True,
-        task_acks_on_failure=True,
-        task_acks_on_timeout=True,
-        task_reject_on_worker_lost=False,
-        task_retry_on_worker_lost=False,
-        # A child that is not ready within this time is killed and replaced, again and again. The default, 4 s, can be
-        # too short on a busy host.
-        worker_proc_alive_timeout=60.0,
-        # Running evaluations need no Redis, and an evaluation that Celery cancelled would be lost with its message.
-        worker_cancel_long_running_tasks_on_connection_loss=False,
-        # For `revoke` by Flower and the client. Untrusted users must not reach Redis in any case.
-        worker_enable_remote_control=True,
-        # Flower shows nothing without the worker's events, and no queued time without the sender's.
-        worker_send_task_events=True,
-        task_send_sent_event=True,
-        # publish() below retries at most once, without a delay. Celery's own policy waits in between.
-        task_publish_retry=False,
-        # An undeclared lane is an error at submission, not a queue without a reader.
-        task_create_missing_queues=False,
         task_queues=[queue(lane) for lane in lanes],
-        task_default_queue="kqueue.unrouted",
-        # A worker waits for Redis without a limit.
-        broker_connection_retry_on_startup=True,
-        broker_connection_max_retries=None,
-        broker_transport_options={
-            # Messages of one priority need one list, and a message that a worker took needs no copy in Redis: a dead
-            # worker's evaluation is queued again in Postgres, and a sweeper sends it within seconds. A copy could also
-            # be forged (kqueue/transport.py).
-            "priority_steps": [0],
-            "ack_emulation": False,
-            # A sender does not wait, because the sweeper sends unsent messages. The immediate second try is for a
-            # connection that broke since it was last used.
-            "max_retries": 1,
-            "interval_start": 0,
-            "interval_step": 0.2,
-            # Without a timeout a half-open connection waits without end.
-            "socket_timeout": patience_s,
-            # Connecting takes a round trip or two, wherever Redis is.
-            "socket_connect_timeout": SENDER_PATIENCE_S,
-            # A connection that waits for messages sends nothing. Keepalive detects a lost peer. A health check every
-            # 25 s detects a firewall that dropped the connection.
-            "socket_keepalive": True,
-            "health_check_interval": 25,
-        },
-        # The worker's own structured logs (kqueue/logs.py).
-        worker_hijack_root_logger=False,
-        worker_redirect_stdouts=False,
-        enable_utc=True,
-        timezone="UTC",
+        # Without a timeout a half-open connection waits without end.
+        broker_transport_options={**_TRANSPORT, "socket_timeout": patience_s},
     )
     return app
 

@@ -119,95 +119,69 @@ _REUSABLE: Final = frozenset(
     }
 )
 
-
-def _rows() -> list[CategoryInfo]:
-    c, rows = Category, list[CategoryInfo]()
-
-    def add(blame: Blame, compiled: bool | None, correct: bool | None, meanings: dict[Category, str]) -> None:
-        rows.extend(CategoryInfo(k, blame, compiled, correct, k in _REUSABLE, v) for k, v in meanings.items())
-
-    add(
-        Blame.NONE,
-        True,
-        True,
-        {c.PASSED: "The kernel's outputs matched the reference on every input. Its time was taken if requested."},
-    )
-    add(
-        Blame.CANDIDATE,
-        False,
-        False,
-        {
-            c.SYNTAX_ERROR: "The kernel's source is not valid Python.",
-            c.ENTRY_POINT_MISSING: "The source defines no class `ModelNew` derived from `torch.nn.Module`.",
-            c.IMPORT_ERROR: "Importing the source raised an exception.",
-            c.REJECTED_BY_POLICY: "A static rule that the evaluation's policy enforces rejected the source.",
-            c.COMPILE_ERROR: "A compiler (nvcc, the C++ compiler, Triton, NVRTC) rejected the kernel.",
-            c.COMPILE_TIMEOUT: "Compilation exceeded its deadline.",
-        },
-    )
-    add(
-        Blame.CANDIDATE,
-        True,
-        False,
-        {
-            c.INIT_ERROR: "`ModelNew(*get_init_inputs())` raised an exception.",
-            c.RUNTIME_ERROR: "`forward` raised an exception.",
-            c.ILLEGAL_MEMORY_ACCESS: "A kernel read or wrote an address that it does not own (CUDA error 700).",
-            c.CUDA_ERROR: "Another CUDA error, named in the facts (a misaligned address is 716).",
-            c.LAUNCH_RESOURCES_EXCEEDED: "A launch requested more shared memory, registers or threads than available.",
-            c.GPU_OUT_OF_MEMORY: "The candidate requested more GPU memory than its limit.",
-            c.HOST_OUT_OF_MEMORY: "The candidate requested more host memory than its limit.",
-            c.CRASHED: "The candidate's process ended by itself: by a signal, or by an exit before its answer.",
-            c.TIMEOUT: "A phase, named in the verdict, exceeded its deadline.",
-            c.OUTPUT_LIMIT: "The candidate wrote more to stdout and stderr, or into its directory, than its limit.",
-            c.SANDBOX_VIOLATION: "The candidate violated its sandbox, for example by leaving processes behind.",
-            c.WRONG_OUTPUT_STRUCTURE: "The output's structure of tensors differs from the reference's.",
-            c.WRONG_SHAPE: "An output's shape differs from the reference's.",
-            c.WRONG_DTYPE: "An output's dtype differs from the reference's.",
-            c.WRONG_DEVICE: "An output is on another device than the reference's.",
-            c.NOT_FINITE: "An output holds NaN or infinity where the reference is finite.",
-            c.WRONG_VALUES: "An output's values differ from the reference's beyond the tolerance.",
-            c.INPUT_MUTATED: "The candidate changed an input that the reference does not change.",
-            c.NONDETERMINISTIC: "The same input gave a correct answer once and a wrong one once.",
-            c.REWARD_HACK: "The candidate was caught cheating. The facts name the kind of cheating.",
-            c.TESTS_FAILED: "Not a kernel: all requested tests of a repository ran, and some failed.",
-        },
-    )
-    add(
-        Blame.PROBLEM,
-        None,
-        None,
-        {
-            c.REFERENCE_ERROR: "The reference raised an exception or crashed.",
-            c.REFERENCE_TIMEOUT: "The reference exceeded its deadline.",
-            c.INVALID_PROBLEM: "The problem's source does not have the required form.",
-        },
-    )
-    add(
-        Blame.FLEET,
-        None,
-        None,
-        {
-            c.GPU_UNHEALTHY: "The GPU failed its health check or could not be used.",
-            c.WORKER_LOST: "The worker, its host, its connection or a process of the evaluation was lost while it ran.",
-            c.JUDGE_ERROR: "The judge itself failed.",
-            c.TIMING_UNSTABLE: "This device could not be timed with the requested precision at the moment.",
-        },
-    )
-    add(
-        Blame.NOBODY,
-        None,
-        None,
-        {
-            c.CANCELLED: "The producer cancelled the evaluation.",
-            c.EXPIRED: "No worker started the evaluation within the queue wait that its producer allowed.",
-        },
-    )
-    return rows
-
+#: Meanings of the categories, by the party to blame and by KernelBench's two results, in the order of documents.
+_MEANINGS: Final[dict[tuple[Blame, bool | None, bool | None], dict[Category, str]]] = {
+    (Blame.NONE, True, True): {
+        Category.PASSED: "The kernel's outputs matched the reference on every input. Its time was taken if requested."
+    },
+    (Blame.CANDIDATE, False, False): {
+        Category.SYNTAX_ERROR: "The kernel's source is not valid Python.",
+        Category.ENTRY_POINT_MISSING: "The source defines no class `ModelNew` derived from `torch.nn.Module`.",
+        Category.IMPORT_ERROR: "Importing the source raised an exception.",
+        Category.REJECTED_BY_POLICY: "A static rule that the evaluation's policy enforces rejected the source.",
+        Category.COMPILE_ERROR: "A compiler (nvcc, the C++ compiler, Triton, NVRTC) rejected the kernel.",
+        Category.COMPILE_TIMEOUT: "Compilation exceeded its deadline.",
+    },
+    (Blame.CANDIDATE, True, False): {
+        Category.INIT_ERROR: "`ModelNew(*get_init_inputs())` raised an exception.",
+        Category.RUNTIME_ERROR: "`forward` raised an exception.",
+        Category.ILLEGAL_MEMORY_ACCESS: "A kernel read or wrote an address that it does not own (CUDA error 700).",
+        Category.CUDA_ERROR: "Another CUDA error, named in the facts (a misaligned address is 716).",
+        Category.LAUNCH_RESOURCES_EXCEEDED: (
+            "A launch requested more shared memory, registers or threads than available."
+        ),
+        Category.GPU_OUT_OF_MEMORY: "The candidate requested more GPU memory than its limit.",
+        Category.HOST_OUT_OF_MEMORY: "The candidate requested more host memory than its limit.",
+        Category.CRASHED: "The candidate's process ended by itself: by a signal, or by an exit before its answer.",
+        Category.TIMEOUT: "A phase, named in the verdict, exceeded its deadline.",
+        Category.OUTPUT_LIMIT: "The candidate wrote more to stdout and stderr, or into its directory, than its limit.",
+        Category.SANDBOX_VIOLATION: "The candidate violated its sandbox, for example by leaving processes behind.",
+        Category.WRONG_OUTPUT_STRUCTURE: "The output's structure of tensors differs from the reference's.",
+        Category.WRONG_SHAPE: "An output's shape differs from the reference's.",
+        Category.WRONG_DTYPE: "An output's dtype differs from the reference's.",
+        Category.WRONG_DEVICE: "An output is on another device than the reference's.",
+        Category.NOT_FINITE: "An output holds NaN or infinity where the reference is finite.",
+        Category.WRONG_VALUES: "An output's values differ from the reference's beyond the tolerance.",
+        Category.INPUT_MUTATED: "The candidate changed an input that the reference does not change.",
+        Category.NONDETERMINISTIC: "The same input gave a correct answer once and a wrong one once.",
+        Category.REWARD_HACK: "The candidate was caught cheating. The facts name the kind of cheating.",
+        Category.TESTS_FAILED: "Not a kernel: all requested tests of a repository ran, and some failed.",
+    },
+    (Blame.PROBLEM, None, None): {
+        Category.REFERENCE_ERROR: "The reference raised an exception or crashed.",
+        Category.REFERENCE_TIMEOUT: "The reference exceeded its deadline.",
+        Category.INVALID_PROBLEM: "The problem's source does not have the required form.",
+    },
+    (Blame.FLEET, None, None): {
+        Category.GPU_UNHEALTHY: "The GPU failed its health check or could not be used.",
+        Category.WORKER_LOST: (
+            "The worker, its host, its connection or a process of the evaluation was lost while it ran."
+        ),
+        Category.JUDGE_ERROR: "The judge itself failed.",
+        Category.TIMING_UNSTABLE: "This device could not be timed with the requested precision at the moment.",
+    },
+    (Blame.NOBODY, None, None): {
+        Category.CANCELLED: "The producer cancelled the evaluation.",
+        Category.EXPIRED: "No worker started the evaluation within the queue wait that its producer allowed.",
+    },
+}
 
 #: Row of each category, in the order of documents and dashboards.
-CATEGORIES: Final[dict[Category, CategoryInfo]] = {row.category: row for row in _rows()}
+CATEGORIES: Final[dict[Category, CategoryInfo]] = {
+    category: CategoryInfo(category, blame, compiled, correctness, category in _REUSABLE, meaning)
+    for (blame, compiled, correctness), meanings in _MEANINGS.items()
+    for category, meaning in meanings.items()
+}
 
 
 def markdown() -> str:

@@ -157,7 +157,7 @@ class Drift(Part):
     """Median time of that work in milliseconds during this kernel's timing."""
 
 
-class Floor(Part):
+class SpeedOfLightBound(Part):
     """The speed-of-light bound: the time that the GPU's memory needs for the kernel's inputs and outputs."""
 
     bytes_in: int
@@ -213,7 +213,7 @@ class GivenTolerance(Part):
     """Origin of the tolerance: the evaluation's settings, or the problem."""
 
 
-class WrongPlace(Part):
+class WrongLocation(Part):
     """One wrong value of an output."""
 
     index: tuple[int, ...]
@@ -598,7 +598,7 @@ class Environment(Part):
     """Version of kqueue that judged. Null where it did not report its version."""
 
 
-class Stranger(Part):
+class ForeignGpuProcess(Part):
     """A GPU process that does not belong to the fleet."""
 
     pid: int
@@ -693,7 +693,7 @@ class Facts(Part):
     """Number of wrong values in the output."""
     of: int | None = _ABSENT
     """Number of values in the output."""
-    first: tuple[WrongPlace, ...] | None = _ABSENT
+    first: tuple[WrongLocation, ...] | None = _ABSENT
     """The first wrong values."""
     map: WrongMap | None = _ABSENT
     """Map of all wrong values. None if only parts of the output were compared, for example of long timed calls."""
@@ -718,26 +718,26 @@ class Facts(Part):
     median_ms: float | None = _ABSENT
     """Median time in milliseconds that is too short for the memory's bandwidth."""
     bytes_in: int | None = _ABSENT
-    """:attr:`Floor.bytes_in` of the problem."""
+    """:attr:`SpeedOfLightBound.bytes_in` of the problem."""
     bytes_out: int | None = _ABSENT
-    """:attr:`Floor.bytes_out` of the problem."""
+    """:attr:`SpeedOfLightBound.bytes_out` of the problem."""
     bandwidth_gbs: float | None = _ABSENT
-    """:attr:`Floor.bandwidth_gbs` of the GPU."""
+    """:attr:`SpeedOfLightBound.bandwidth_gbs` of the GPU."""
     floor_ms: float | None = _ABSENT
-    """:attr:`Floor.floor_ms` of the problem."""
+    """:attr:`SpeedOfLightBound.floor_ms` of the problem."""
     floor_out_ms: float | None = _ABSENT
-    """:attr:`Floor.floor_out_ms` of the problem."""
+    """:attr:`SpeedOfLightBound.floor_out_ms` of the problem."""
     bytes_needed: int | None = _ABSENT
-    """:attr:`Floor.bytes_needed` of the problem."""
+    """:attr:`SpeedOfLightBound.bytes_needed` of the problem."""
     floor_needed_ms: float | None = _ABSENT
-    """:attr:`Floor.floor_needed_ms` of the problem."""
+    """:attr:`SpeedOfLightBound.floor_needed_ms` of the problem."""
     own_share: float | None = _ABSENT
     """:attr:`Provenance.own_share` of a decoy."""
     library: tuple[LibraryKernel, ...] | None = _ABSENT
     """:attr:`Provenance.library` of a decoy."""
     clocks: Clocks | None = _ABSENT
     """Clocks of a GPU that was throttled in all calls."""
-    strangers: tuple[Stranger, ...] | None = _ABSENT
+    strangers: tuple[ForeignGpuProcess, ...] | None = _ABSENT
     """Foreign GPU processes that prevented the timing."""
     missing: tuple[str, ...] | None = _ABSENT
     """Requirements of the backend that this worker lacks, each with the remedy."""
@@ -784,7 +784,7 @@ class Evidence(Part):
     baseline_taken: Literal["in_turn", "without_kernel"] | None = _ABSENT
     """When the baseline was measured: in turn with the kernel's calls, or without the kernel, because there was no
     memory for both or the kernel slowed down the reference."""
-    floor: Floor | None = _ABSENT
+    floor: SpeedOfLightBound | None = _ABSENT
     """Speed-of-light bound: the time that the GPU's memory needs for inputs and outputs. None on a CPU."""
     provenance: Provenance | None = _ABSENT
     """Origin of the code that did the work on the GPU."""
@@ -804,7 +804,7 @@ class Evidence(Part):
     """Result of the GPU self-test after the candidate, as text."""
     leaked_bytes: int | None = _ABSENT
     """GPU memory in bytes that no process owned after the candidate. None if unknown."""
-    strangers: tuple[Stranger, ...] | Literal["unknown"] | None = _ABSENT
+    strangers: tuple[ForeignGpuProcess, ...] | Literal["unknown"] | None = _ABSENT
     """Foreign GPU processes while the kernel was timed. ``unknown`` where they cannot be distinguished."""
     reference: ReferenceProcess | None = _ABSENT
     """Process that ran the reference."""

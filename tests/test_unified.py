@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kqueue import unified as module
-from kqueue.unified import unified
+from kqueue import differences as module
+from kqueue.differences import unified
 
 _TEXTS = st.lists(st.sampled_from("abcdefgh"), max_size=30)
 #: The lines of a source with the maximum number of bytes.

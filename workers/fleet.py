@@ -6,8 +6,8 @@ queues the worker's evaluation again and starts another worker. It also sweeps o
 evaluations whose messages Redis lost.
 
 A worker pauses while its GPU must not be used (:mod:`workers.monitor`), while the host is short of memory or disk
-(:mod:`workers.pressure`), and while a killed process in its slot does not die. A CPU worker also pauses after wrongly
-judged probes until an operator resumes it. A paused worker finishes its evaluation, and its row has the reason.
+(:class:`workers.monitor.Pressure`), and while a killed process in its slot does not die. A CPU worker also pauses after
+wrongly judged probes until an operator resumes it. A paused worker finishes its evaluation, and its row has the reason.
 
 At SIGTERM, workers finish their evaluations, then everything ends. At a second SIGTERM, SIGINT or SIGHUP, workers that
 judge are killed and their evaluations are queued again, while idle workers end by themselves. Workers die with the
@@ -40,12 +40,10 @@ from workers.judge.deaths import describe
 from workers.judge.gpu.devices import Device, choose, devices
 from workers.judge.host import holders, linux
 from workers.judge.sandbox import cgroups
-from workers.monitor import Monitor
-from workers.plan import plan
+from workers.monitor import Monitor, Pressure
+from workers.plan import Scratch, plan
 from workers.pool import STUCK_S
-from workers.pressure import Pressure
 from workers.process import WorkerProcess
-from workers.scratch import Scratch
 from workers.slot import Slot
 
 _log: Any = structlog.get_logger(__name__)

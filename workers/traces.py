@@ -109,7 +109,6 @@ class Traces:
         """Return an evaluation's spans. Empty if its trace is not sampled."""
         self._ids.trace_id = course.evaluation_id.int
         root = self._span(
-            course,
             "evaluation",
             _above(course),
             (course.submitted_at, course.finished_at),
@@ -130,19 +129,18 @@ class Traces:
         )
         since = course.submitted_at
         for number, one in enumerate(course.tries, start=1):
-            self._span(course, "queue", root, (since, one.started_at), path=f"queue {number}")
+            self._span("queue", root, (since, one.started_at), path=f"queue {number}")
             since = one.ended_at or course.finished_at
-            self._attempt(course, root, one, since)
+            self._attempt(root, one, since)
         if not course.tries:
-            self._span(course, "queue", root, (since, course.finished_at), path="queue 1")
+            self._span("queue", root, (since, course.finished_at), path="queue 1")
         made, self._ended.spans = self._ended.spans, []
         return made
 
-    def _attempt(self, course: Course, root: Context, one: Try, ended_at: datetime) -> None:
+    def _attempt(self, root: Context, one: Try, ended_at: datetime) -> None:
         name = f"attempt {one.number}"
         category = one.category
         attempt = self._span(
-            course,
             name,
             root,
             (one.started_at, ended_at),
@@ -164,11 +162,10 @@ class Traces:
             begun_at = min(one.started_at + timedelta(seconds=begun_s), ended_at)
             until = min(begun_at + timedelta(seconds=seconds), ended_at)
             # A repeated step has one span, which begins with its first run and has the sum of the durations.
-            self._span(course, step, attempt, (begun_at, until), path=f"{name}/{step}")
+            self._span(step, attempt, (begun_at, until), path=f"{name}/{step}")
 
     def _span(
         self,
-        course: Course,
         name: str,
         above: Context,
         times: tuple[datetime, datetime],
@@ -180,7 +177,7 @@ class Traces:
     ) -> Context:
         """Make a span, and return the context for its children."""
         # The path is unique among the evaluation's spans. ``failed`` means an error of the fleet, not a wrong kernel.
-        digest = sha256(f"{course.evaluation_id} {path or name}".encode()).digest()
+        digest = sha256(f"{UUID(int=self._ids.trace_id)} {path or name}".encode()).digest()
         self._ids.span_id = int.from_bytes(digest[:8], "big") or 1
         span = self._tracer.start_span(
             name,

@@ -53,7 +53,8 @@ def up(
     """
     from kqueue.config import load
     from kqueue.http import OPEN_WARNING, has_http, trusts_local_users
-    from kqueue.local.fleet import LocalFleet, has_flower
+    from kqueue.local.fleet import LocalFleet
+    from kqueue.local.parts import has_flower
 
     config = load(
         home=home,
@@ -109,7 +110,7 @@ def worker(
     SIGTERM lets running evaluations finish. SIGINT (Ctrl-C) or a second SIGTERM aborts them.
     """
     from kqueue.config import load
-    from kqueue.local.fleet import require_worker, worker_command
+    from kqueue.local.parts import require_worker, worker_command
     from kqueue.store import schema
 
     config = load(

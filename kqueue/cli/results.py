@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
-from kqueue import moments
+from kqueue import figures
 from kqueue.cli.connection import database
 from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation
 from kqueue.states import EvaluationState, Priority
@@ -226,7 +226,7 @@ def cost(
     from kqueue.cli.render import budget, print_table, write_json
     from kqueue.cli.token import budget_record
 
-    after = moments.since(since)
+    after = figures.since(since)
     from kqueue.store import budgets
     from kqueue.store.reports import By
     from kqueue.store.reports import cost as costs
@@ -498,7 +498,7 @@ def results(
     from kqueue.cli.render import print_table, write_json
 
     filters = _filters(where or (), {"problem": problem, "batch": batch})
-    after = None if since is None else moments.since(since)
+    after = None if since is None else figures.since(since)
     from kqueue.store import reports  # slow to import, so invalid conditions are refused first
 
     with database("results") as engine:
@@ -638,7 +638,7 @@ def cancel(
     if not ids and batch is None and not where and older_than is None:
         raise InvalidRequest("name what to cancel: ids, --batch NAME, --where FIELD=VALUE or --older-than AGE")
     filters = _filters(where or (), {"batch": batch}, _FIELDS)
-    before = None if older_than is None else moments.since(older_than, "--older-than")
+    before = None if older_than is None else figures.since(older_than, "--older-than")
     from kqueue import broker
     from kqueue.cli.render import say
     from kqueue.config import load

@@ -11,7 +11,7 @@ import typer
 from kqueue.cli.connection import database
 from kqueue.cli.render import budget, moment, print_table, write_json
 from kqueue.errors import InvalidRequest
-from kqueue.moments import duration
+from kqueue.figures import duration
 from kqueue.states import Priority, Spent
 from kqueue.text import one_line
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 from fastapi import Query, Request, Response
 from sqlalchemy import Engine
 
-from kqueue import moments
+from kqueue import figures
 from kqueue.store import budgets, reports, tokens
 from kqueue.store.engine import together
 from kqueue.store.reports import By, Cost
@@ -35,7 +35,7 @@ async def cost(
 ) -> Response:
     """Show the cost of evaluations. It is added up only after a user selects a grouping, because it can take long."""
     asked = asked_for(by=by, since=since)
-    after = moments.since(since or "1d", "since")
+    after = figures.since(since or "1d", "since")
     if form is not Format.HTML:
         async with _turn:
             rows = await gateway.read(reports.cost, by=by or By.PRODUCER, since=after, limit=_FILE_MOST)

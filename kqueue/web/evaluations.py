@@ -8,7 +8,7 @@ from uuid import UUID
 
 from fastapi import Request, Response
 
-from kqueue import moments
+from kqueue import figures
 from kqueue.categories import Blame, Category
 from kqueue.contract import Backend
 from kqueue.errors import InvalidRequest
@@ -44,7 +44,7 @@ async def evaluations(request: Request, _: Viewer) -> Response:
     since = asked.get("since")
     listed = await gateway.read(
         reports.listing,
-        since=None if since is None else moments.since(since, "since"),
+        since=None if since is None else figures.since(since, "since"),
         after=None if not cursor else cursors.read(cursor, UUID),
         limit=_PAGE + 1,
         **_filters(asked),

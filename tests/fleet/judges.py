@@ -23,7 +23,7 @@ import workers.pool
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase
 from kqueue.errors import DatabaseUnavailable
-from kqueue.evidence import Facts, WrongPlace
+from kqueue.evidence import Facts, WrongLocation
 from kqueue.store import evaluations
 from workers.app import app  # noqa: F401
 from workers.judge.host import linux
@@ -38,7 +38,7 @@ WRONG = Outcome(
     category=Category.WRONG_VALUES,
     message="off by one",
     phase=Phase.CHECK,
-    facts=Facts(output=0, kind="given", wrong=1, of=1, first=(WrongPlace(index=(0,), expected=1, got=2),)),
+    facts=Facts(output=0, kind="given", wrong=1, of=1, first=(WrongLocation(index=(0,), expected=1, got=2),)),
 )
 
 

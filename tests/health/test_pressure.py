@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kqueue.config import Config
-from workers.pressure import Pressure
+from workers.monitor import Pressure
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -11,7 +11,7 @@ import pytest
 
 from kqueue import Backend, Category, ConfigError, InvalidRequest, Measurement, Precision, Verdict
 from kqueue.contract import Comparison, Phase
-from kqueue.evidence import Environment, ErrorFigures, Evidence, Floor
+from kqueue.evidence import Environment, ErrorFigures, Evidence, SpeedOfLightBound
 from kqueue.feedback import describe
 from kqueue.integrations.lanes import lane_of
 from kqueue.integrations.scores import scorer
@@ -181,7 +181,7 @@ def test_scores_of_verdicts() -> None:
         assert {scorer(name)(verdict(category)) for name in POLICIES} == {0.0}
     for category in (Category.WORKER_LOST, Category.REFERENCE_ERROR, Category.EXPIRED):
         assert {scorer(name)(verdict(category)) for name in POLICIES} == {None}
-    floor = Floor(bytes_in=8, bytes_out=8, bandwidth_gbs=1.0, floor_ms=0.5, floor_out_ms=0.25)
+    floor = SpeedOfLightBound(bytes_in=8, bytes_out=8, bandwidth_gbs=1.0, floor_ms=0.5, floor_out_ms=0.25)
     bounded = verdict(runtime=measurement(2.0), evidence=Evidence(floor=floor))
     assert (scorer("bandwidth")(bounded), scorer("bandwidth")(right)) == (0.25, None)
     untimed = verdict()

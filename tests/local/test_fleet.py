@@ -85,7 +85,7 @@ def read_until(process: subprocess.Popen[str], text: str) -> str:
 
 def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel is judged despite late HTTP, which is reported, clients find the fleet, and all its processes end."""
-    monkeypatch.setattr("kqueue.local.fleet._LATE_S", 0.5)
+    monkeypatch.setattr("kqueue.local.parts._LATE_S", 0.5)
     home = open_home / "home"
     config = Config(home=home, scratch=open_home / "scratch", gpus="none", cpu_slots=1, flower_port=0, http_port=0)
     before = set(below(os.getpid()))  # processes of other tests

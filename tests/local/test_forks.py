@@ -90,8 +90,8 @@ def test_a_fork_ends_with_its_owner(tmp_path: Path) -> None:
 def test_what_forks_share_starts_no_thread_and_opens_nothing() -> None:
     """A lock of another thread would stay held in a fork, so the shared modules start none. They do not load torch."""
     code = (
-        "import os, sys; from kqueue.local import fleet; import kqueue.cli\n"
-        "fleet._load([fleet._SUPERVISOR, *fleet._Flower.modules, *fleet._Http.modules])\n"
+        "import os, sys; from kqueue.local import parts; import kqueue.cli\n"
+        "parts.load_modules([*parts.Workers.modules, *parts.Flower.modules, *parts.Http.modules])\n"
         "print(len(os.listdir('/proc/self/task')), sorted(map(int, os.listdir('/proc/self/fd')))[:4],"
         " {'torch', 'numpy'} & {*sys.modules})"
     )

@@ -170,8 +170,8 @@ FAULTS = (
         "fleet_not_compiled",
         "A failure of the fleet is never recorded as `compiled=False`.",
         "kqueue/categories.py",
-        "        Blame.FLEET,\n        None,\n        None,",
-        "        Blame.FLEET,\n        False,\n        None,",
+        "    (Blame.FLEET, None, None): {",
+        "    (Blame.FLEET, False, None): {",
         ("tests/test_evidence.py", "tests/store/test_verdicts.py", "tests/store/test_schema.py"),
     ),
     Fault(
@@ -406,8 +406,8 @@ FAULTS = (
         "forged_key",
         "A forged key in Redis stops no worker.",
         "kqueue/broker.py",
-        "        client.delete(key)\n        _log.warning(",
-        "        _log.warning(",
+        "        pipe.delete(key)\n",
+        "",
         ("tests/security/test_messages.py",),
     ),
     # HTTP and the page ----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 from kqueue.categories import CATEGORIES, Blame, Category
 from kqueue.contract import Outcome, Request
 from kqueue.errors import IdempotencyConflict
-from kqueue.evidence import Drift, Evidence, Stranger
+from kqueue.evidence import Drift, Evidence, ForeignGpuProcess
 from kqueue.states import Writer
 from kqueue.store import evaluations, gpus, retention, workers
 from kqueue.store.evaluations import Submitted
@@ -276,7 +276,7 @@ class TestHonesty:
     def test_a_disturbed_time_is_not_reused(self) -> None:
         """Neither is a result of a suspected kernel."""
         assert all(reusable(passed(evidence=Evidence(strangers=seen))) for seen in (None, (), "unknown"))
-        stranger = Stranger(pid=1, name=None, memory_bytes=None, active=True)
+        stranger = ForeignGpuProcess(pid=1, name=None, memory_bytes=None, active=True)
         for disturbed in ({"alone": True}, {"baseline_drift": Drift(was_ms=1, is_ms=2)}, {"strangers": (stranger,)}):
             assert not reusable(passed(evidence=Evidence(**disturbed))), disturbed
 

@@ -13,8 +13,9 @@ from typing import Any, cast
 import pytest
 
 from workers.testing import claims
-from workers.testing.controller import Controller, Running, _Run
+from workers.testing.controller import Controller, _Run
 from workers.testing.groups import Group, moved
+from workers.testing.host import Job
 
 WARNING = {"module": "builtins", "name": "UserWarning", "words": "careful", "file": "f.py", "line": 3, "source": "x()"}
 
@@ -36,7 +37,7 @@ def hear(request: pytest.FixtureRequest) -> Callable[[dict[str, Any]], _Run]:
     def heard(word: dict[str, Any]) -> _Run:
         items = cast("list[pytest.Item]", [request.node])
         run = _Run(Group("m", list(items)), Group("m", list(items)))
-        job = cast("Running", SimpleNamespace(sanitized=False))
+        job = cast("Job", SimpleNamespace(sanitized=False))
         controller._hear(run, job, json.loads(json.dumps({"nodeid": request.node.nodeid, **word})))
         return run
 

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, func, insert, text
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase
 from kqueue.errors import DatabaseUnavailable
-from kqueue.evidence import Evidence, Facts, WrongMap, WrongPlace
+from kqueue.evidence import Evidence, Facts, WrongLocation, WrongMap
 from kqueue.states import Finding, ProbeKind
 from kqueue.store import evaluations, gpus, workers
 from kqueue.store.models import Probe, ProbePause
@@ -28,7 +28,7 @@ from tests.web.visiting import OWN_FORM, stranger
 
 
 def _wrong(message: str = "output 0: 3 of 4 values differ", log: str = "") -> Outcome:
-    place = WrongPlace(index=(0, 2), expected=1.0, got=float("nan"))
+    place = WrongLocation(index=(0, 2), expected=1.0, got=float("nan"))
     places = WrongMap(rows=1, columns=4, shares=("0999",))
     facts = Facts(output=0, kind="given", wrong=3, of=4, first=(place,), map=places)
     return Outcome(

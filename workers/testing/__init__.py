@@ -5,8 +5,7 @@
 :mod:`~workers.testing.groups`      groups of tests that share a process, and the orders to such processes
 :mod:`~workers.testing.controller`  the controlling pytest, which runs groups concurrently and gets their reports
 :mod:`~workers.testing.claims`      checks of a process's messages before they reach pytest
-:mod:`~workers.testing.host`        this host: GPUs and slots, and their locks, which a local fleet shares
-:mod:`~workers.testing.job`         one process of tests on this host: its start, its messages, its end
+:mod:`~workers.testing.host`        this host: its slots, their locks, and jobs, which are processes of tests
 :mod:`~workers.testing.reaper`      the parent of a job's process, which ends it with all that it started
 :mod:`~workers.testing.fleet`       a fleet: a group's tests as an evaluation, its reports from the verdict
 :mod:`~workers.testing.repository`  the files that are sent to a fleet

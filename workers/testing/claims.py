@@ -16,7 +16,6 @@ import pytest
 from kqueue.text import clean
 
 _PHASES: Final = ("setup", "call", "teardown")
-_OWN: Final = ("passed", "failed", "skipped")
 #: Form of the outcomes that plugins define.
 _OUTCOME: Final = re.compile(r"[A-Za-z_][\w-]{0,31}", re.ASCII)
 #: Keys that the terminal's reporter uses for other objects than tests' outcomes, or treats specially.

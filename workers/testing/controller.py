@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import selectors
 import signal
@@ -13,8 +12,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import pytest
 
@@ -22,6 +22,13 @@ from kqueue.errors import KqueueError
 from kqueue.signals import raise_interrupts
 from workers.testing import claims, sanitizer
 from workers.testing.groups import Group, grouped
+
+if TYPE_CHECKING:
+    from workers.testing.fleet import Evaluation, Fleet
+    from workers.testing.host import Here, Job
+
+    #: A process with a group's tests, on this host or a fleet's.
+    Running = Job | Evaluation
 
 #: Seconds between checks of jobs that send no messages.
 _CHECK_S: Final = 0.2
@@ -31,86 +38,6 @@ _PLAIN: Final = (bool, int, float, str, type(None))
 _Phase = Literal["setup", "call", "teardown"]
 #: pytest's exit status if some tests could not be run for reasons outside of the tests.
 _INTERNAL_ERROR: Final = 3
-
-
-class Running(Protocol):
-    """A process with a group's tests.
-
-    Attributes:
-        sources: descriptors that become readable when it has sent a message or printed.
-        sanitized: whether it runs under compute-sanitizer.
-        overdue: whether it was ended because a test took too long.
-        limit_s: limit on a test in seconds.
-        status: its exit status, negative for a signal. None while it runs, or if it is unknown.
-        why: the way in which it was ended if the status does not show it, or empty.
-        unrun: the reason outside of the tests why they did not run, or empty. Then it has sent no messages.
-        last_words: the end of its output.
-        findings: the findings of compute-sanitizer as a text.
-    """
-
-    sources: tuple[int, ...]
-    sanitized: bool
-    overdue: bool
-    limit_s: float
-    status: int | None
-    why: str
-    unrun: str
-
-    @property
-    def last_words(self) -> str: ...
-
-    @property
-    def findings(self) -> str: ...
-
-    def heard(self) -> Iterable[dict[str, Any]]:
-        """Yield its new messages without waiting."""
-        ...
-
-    def output(self) -> bytes:
-        """Return its output since the last call without waiting."""
-        ...
-
-    def watch(self) -> bool:
-        """Return whether it is gone."""
-        ...
-
-    def end(self) -> None:
-        """Begin to end it."""
-        ...
-
-    def close(self) -> None:
-        """Release its resources when it is gone."""
-        ...
-
-
-class Host(Protocol):
-    """A runner of processes with tests: this host, or a fleet.
-
-    Attributes:
-        words: its description in pytest's header.
-    """
-
-    words: str
-
-    def open(self, order: dict[str, Any], folder: Path) -> None:
-        """Prepare a run with the shared fields of :class:`~workers.testing.groups.Order` and a folder for files."""
-        ...
-
-    def has_room(self) -> bool:
-        """Return whether a process can start now."""
-        ...
-
-    def start(self, group: Group, *, sanitized: bool) -> Running:
-        """Start a process for a group's tests, under compute-sanitizer or not."""
-        ...
-
-    def over(self, job: Any) -> None:
-        """Note the end of a process."""
-        ...
-
-    def close(self) -> None:
-        """Release all resources, including groups that still run."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -163,7 +90,6 @@ class Controller:
         self._session: pytest.Session
         #: Descriptions of the groups with tests that were not run, with the reasons.
         self._unrun: list[str] = []
-        self._items: dict[str, pytest.Item] = {}
         self._runs: list[_Run] = []
         self._speaker: _Run | None = None
 
@@ -177,7 +103,6 @@ class Controller:
         if session.testsfailed and not session.config.option.continue_on_collection_errors:
             return None  # pytest's own loop reports this
         self._session = session
-        self._items = {item.nodeid: item for item in session.items}
         groups = grouped(session.items, self._isolate)
         self._runs = [_Run(group, Group(group.name, list(group.items))) for group in groups]
         self._order["options"] = {name: v for name, v in vars(session.config.option).items() if isinstance(v, _PLAIN)}
@@ -279,13 +204,10 @@ class Controller:
                 run.lost or f"its process sent a message that cannot be understood ({type(error).__name__}: {error})"
             )
             return
-        hook: Any = self._config.hook
         match word["at"]:
             case "start":
-                self._let_go(run)
+                self._begin(run, heard)
                 run.at = (heard.nodeid, "setup")
-                begin = {"nodeid": heard.nodeid, "location": heard.location}
-                self._tell(run, lambda: hook.pytest_runtest_logstart(**begin), begins=True)
             case "report":
                 if run.at is not None and heard.when in ("setup", "call"):
                     run.at = (run.at[0], "call" if heard.when == "setup" and heard.passed else "teardown")
@@ -299,7 +221,7 @@ class Controller:
                 run.finished += 1
                 self._taken(run, heard.nodeid)
             case "warning":
-                self._tell(run, lambda: hook.pytest_warning_recorded.call_historic(kwargs=heard))
+                self._tell(run, self._config.hook.pytest_warning_recorded.call_historic, kwargs=heard)
             case "stop":
                 self._let_go(run)
                 self._flush(run)
@@ -422,7 +344,7 @@ class Controller:
                 sanitizer.add(last, "kqueue", text)
                 run.held.append(last)
             else:
-                run.held.append(_report(self._items[last.nodeid], "teardown", "failed", text))
+                run.held.append(_report(_named(run, last.nodeid), "teardown", "failed", text))
         elif run.group.items:
             self._give_up(run, job, why)
 
@@ -430,7 +352,7 @@ class Controller:
         """Return a test by its node id, and remove it from the remaining tests of its group."""
         item = next((item for item in run.group.items if item.nodeid == name), None)
         if item is None:
-            return self._items[name]
+            return _named(run, name)
         run.group.items.remove(item)
         return item
 
@@ -439,13 +361,10 @@ class Controller:
 
     def _give_up(self, run: _Run, job: Running, why: str) -> None:
         """Report that the remaining tests cannot be run."""
-        hook: Any = self._config.hook
         why = why if run.lost else f"its process {_and_said(why, job)}"
         while run.group.items:
             item = run.group.items.pop(0)
-            self._let_go(run)
-            begin = {"nodeid": item.nodeid, "location": item.location}
-            self._tell(run, lambda begin=begin: hook.pytest_runtest_logstart(**begin), begins=True)
+            self._begin(run, item)
             self._report(run, _report(item, "setup", "failed", why))
             run.held.append(_report(item, "teardown", "passed"))
 
@@ -458,26 +377,29 @@ class Controller:
 
     # Calls of pytest's hooks -----------------------------------------------------------------------------
 
+    def _begin(self, run: _Run, item: pytest.Item) -> None:
+        self._let_go(run)
+        start: Any = self._config.hook.pytest_runtest_logstart
+        self._tell(run, start, begins=True, nodeid=item.nodeid, location=item.location)
+
     def _report(self, run: _Run, report: pytest.TestReport) -> None:
-        hook: Any = self._config.hook
         if report.failed:
             run.failed.append(report)
-        self._tell(run, lambda: hook.pytest_runtest_logreport(report=report))
+        self._tell(run, self._config.hook.pytest_runtest_logreport, report=report)
         if report.failed and self._config.option.maxfail and not self._sanitizes:
             self._flush(run)
 
     def _let_go(self, run: _Run) -> None:
         """Report the end of the last test."""
-        hook: Any = self._config.hook
         for report in run.held:
             self._report(run, report)
-            end = {"nodeid": report.nodeid, "location": report.location}
-            self._tell(run, lambda end=end: hook.pytest_runtest_logfinish(**end))
+            finish: Any = self._config.hook.pytest_runtest_logfinish
+            self._tell(run, finish, nodeid=report.nodeid, location=report.location)
         run.held.clear()
 
-    def _tell(self, run: _Run, event: Callable[[], object], *, begins: bool = False) -> None:
+    def _tell(self, run: _Run, hook: Callable[..., object], *, begins: bool = False, **fields: object) -> None:
         """Queue a hook call. Make it at once unless another group has its turn: modules' output must not mix."""
-        run.events.append((begins, event))
+        run.events.append((begins, partial(hook, **fields)))
         if self._speaker is None and not self._sanitizes:
             self._speaker = run
         if self._speaker is run:
@@ -505,25 +427,14 @@ class Controller:
                 self._flush(self._speaker)
 
 
-def _host(config: pytest.Config) -> Host:
-    option: Any = config.option
-    cwd, timeout_s = config.invocation_params.dir, option.kqueue_timeout or math.inf
-    if not option.kqueue_fleet:
-        from workers.testing.host import Here
+def _host(config: pytest.Config) -> Here | Fleet:
+    if config.option.kqueue_fleet:
+        from workers.testing.fleet import Fleet
 
-        return Here(option.kqueue_slots, cwd=cwd, timeout_s=timeout_s, sanitizing=option.kqueue_sanitize)
-    from workers.testing.fleet import Fleet
+        return Fleet(config)
+    from workers.testing.host import Here
 
-    return Fleet(
-        option.kqueue_slots,
-        url=option.kqueue_url,
-        lane=option.kqueue_lane,
-        rootdir=config.rootpath,
-        inifile=config.inipath,
-        cwd=cwd,
-        timeout_s=timeout_s,
-        sanitizing=option.kqueue_sanitize,
-    )
+    return Here(config)
 
 
 def _named(run: _Run, name: str) -> pytest.Item:

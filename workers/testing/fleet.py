@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import UUID, uuid4
 
+import pytest
+
 from kqueue.categories import Blame, Category
 from kqueue.client import Client, Ticket
 from kqueue.client.remote import RemoteClient
@@ -23,7 +26,7 @@ from kqueue.contract import TESTS_LINE, Backend, Phase, Verdict, parse_request
 from kqueue.errors import ConfigError, KqueueError, UnknownProblem
 from workers.testing import claims, groups, repository, sanitizer
 from workers.testing.groups import Group, named
-from workers.testing.job import without_frames
+from workers.testing.host import without_frames
 
 #: Default limit on the number of groups that are submitted and not finished.
 _AT_ONCE: Final = 64
@@ -48,47 +51,29 @@ _PHASE_S: Final = "did not end within its deadline"
 
 
 class Fleet:
-    """The :class:`~workers.testing.controller.Host` that runs tests on a fleet.
+    """The runner of processes with tests on a fleet.
 
     Attributes:
         words: its description in pytest's header.
     """
 
-    def __init__(
-        self,
-        slots: int | None,
-        *,
-        url: str | None,
-        lane: str,
-        rootdir: Path,
-        inifile: Path | None,
-        cwd: Path,
-        timeout_s: float,
-        sanitizing: bool,
-    ) -> None:
+    def __init__(self, config: pytest.Config) -> None:
         """Pack the repository's files without contacting the fleet.
-
-        Args:
-            slots: the limit on groups that are submitted and not finished.
-            url: the URL of `kqueue serve`, or None for the environment's fleet.
-            lane: the lane of the evaluations.
-            rootdir, inifile, cwd: pytest's root folder, its file of settings if any, and its working directory.
-            timeout_s: limit on one test in seconds.
-            sanitizing: whether failed tests are run again under compute-sanitizer.
 
         Raises:
             ConfigError: no fleet is known, the files are too many or too large, or a limit or the lane is invalid.
         """
+        option, rootdir, inifile = config.option, config.rootpath.resolve(), config.inipath
+        lane, sanitizing, timeout_s = option.kqueue_lane, option.kqueue_sanitize, option.kqueue_timeout or math.inf
         if sanitizing and lane == "cpu":
             raise ConfigError("--kqueue-sanitize: compute-sanitizer needs a GPU: choose another lane than cpu")
         if timeout_s > _MOST_S:
             raise ConfigError(f"--kqueue-timeout: on a fleet at most {_MOST_S:g} s, because other evaluations wait")
-        rootdir = rootdir.resolve()
         self._root = repository.find(rootdir)
-        self._cwd = cwd.resolve()
+        self._cwd = config.invocation_params.dir.resolve()
         if not self._cwd.is_relative_to(self._root):
             raise ConfigError(f"--kqueue-fleet: start pytest within {self._root}, whose files are sent")
-        self._client = Client() if url is None else RemoteClient(url)
+        self._client = Client() if option.kqueue_url is None else RemoteClient(option.kqueue_url)
         self._archive = repository.packed(self._root)
         self._stored = ""
         self._options = [f"--rootdir={rootdir}"]
@@ -96,7 +81,7 @@ class Fleet:
             self._options += ["-c", str(inifile.resolve())]
         self._timeout_s = timeout_s
         self._lane = "gpu" if sanitizing and lane == "auto" else lane
-        self._room = slots or _AT_ONCE
+        self._room = option.kqueue_slots or _AT_ONCE
         self._batch = f"pytest-{uuid4().hex}"
         #: Number of groups whose submission has begun and whose end is not known.
         self._open = 0
@@ -105,7 +90,7 @@ class Fleet:
         self.words = f"up to {self._room} at once, on a fleet (batch {self._batch}, {size:.1f} MiB)"
 
     def open(self, order: dict[str, Any], folder: Path) -> None:  # noqa: ARG002
-        """Complete the order's shared fields."""
+        """Prepare a run with the shared fields of :class:`~workers.testing.groups.Order`."""
         options = {name: value for name, value in order["options"].items() if name not in _FOLDERS}
         options["log_file"] = os.devnull  # its folder can be one where no test can write
         searched = [path for path in order["searched"] if Path(path).resolve().is_relative_to(self._root)]
@@ -157,7 +142,7 @@ class Fleet:
         self._open += 1
         return Evaluation(self._submit(fields), self._root, timeout_s, sanitized=sanitized)
 
-    def over(self, job: Evaluation) -> None:
+    def over(self, job: Any) -> None:
         """Note a group's end."""
         if not job.cancelled:
             self._open -= 1
@@ -185,13 +170,21 @@ class Fleet:
 
 
 class Evaluation:
-    """The :class:`~workers.testing.controller.Running` of a group's tests on a fleet.
+    """A process with a group's tests on a fleet.
 
     All messages come with the verdict, so the messages of attempts that failed because of the fleet are lost.
 
     Attributes:
         ticket: the evaluation's ticket.
         cancelled: whether :meth:`end` was called.
+        sanitized: whether it runs under compute-sanitizer.
+        overdue: whether it was ended because a test took too long.
+        limit_s: limit on a test in seconds.
+        status: its exit status, negative for a signal. None while it runs, or if it is unknown.
+        why: the way in which it was ended if the status does not show it, or empty.
+        unrun: the reason outside of the tests why they did not run, or empty. Then it has sent no messages.
+        last_words: the end of its output.
+        findings: the findings of compute-sanitizer as a text.
     """
 
     sources = ()

@@ -1,12 +1,14 @@
 """The plugin ``kqueue`` of pytest: ``pytest --kqueue`` runs each module in a separate process.
 
-pytest loads this module in every run, so it imports only pytest until ``--kqueue`` is given.
+pytest loads this module in every run, so it imports no other package than pytest until ``--kqueue`` is given.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any, Final
+from argparse import ArgumentTypeError
+from contextlib import suppress
+from typing import Final
 
 import pytest
 
@@ -109,21 +111,12 @@ def _check(config: pytest.Config) -> None:
 
 def _slots(text: str) -> int:
     if not text.isdigit() or not 1 <= int(text) <= 1024:
-        raise _refused(f"{text!r} is not a number of processes from 1 to 1024")
+        raise ArgumentTypeError(f"{text!r} is not a number of processes from 1 to 1024")
     return int(text)
 
 
 def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e9:
-        raise _refused(f"{text!r} is not a number of seconds")
-    return value
-
-
-def _refused(message: str) -> Any:
-    import argparse
-
-    return argparse.ArgumentTypeError(message)
+    with suppress(ValueError):
+        if 0 <= (value := float(text)) < 1e9:
+            return value
+    raise ArgumentTypeError(f"{text!r} is not a number of seconds")
