@@ -315,7 +315,7 @@ def _settle(connection: Connection) -> tuple[Settled, ...]:
     verdicts: dict[UUID, Any] = {}
     for row in connection.execute(VERDICTS.where(Verdict.evaluation_id == any_uuid(ids))).mappings():
         with suppress(ValueError):  # a verdict of another version must not stop the sweep
-            verdicts[row["id"]] = to_verdict(row)
+            verdicts[row["evaluation_id"]] = to_verdict(row)
     by = {
         row.evaluation_id: row
         for row in connection.execute(

@@ -29,7 +29,7 @@ from kqueue.states import EvaluationState, Priority
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN, QUEUED, REAL
 from kqueue.store.models import Attempt, Evaluation, Summary, Verdict, Worker
-from kqueue.store.sql import any_text, any_uuid, read
+from kqueue.store.sql import any_text, any_uuid, fetch
 
 
 def states(engine: Engine) -> dict[str, dict[EvaluationState, int]]:
@@ -82,9 +82,7 @@ def crowds(engine: Engine) -> list[Crowd]:
     number = func.count()
     query = select(*group, number.label("queued"), func.min(Evaluation.submitted_at).label("since"))
     query = query.where(QUEUED, REAL).group_by(*group)
-    with transaction(engine) as connection:
-        rows = connection.execute(query.order_by(Evaluation.lane, Evaluation.priority.desc(), number.desc()))
-        return read(Crowd, rows)
+    return fetch(engine, Crowd, query.order_by(Evaluation.lane, Evaluation.priority.desc(), number.desc()))
 
 
 def outcomes(
@@ -163,8 +161,7 @@ def faults(engine: Engine, *, since: datetime) -> list[Fault]:
         .group_by(Attempt.category)
         .order_by(func.count().desc(), Attempt.category)
     )
-    with transaction(engine) as connection:
-        return read(Fault, connection.execute(query))
+    return fetch(engine, Fault, query)
 
 
 def among(batches: Collection[str], ids: Collection[UUID]) -> ColumnElement[bool]:

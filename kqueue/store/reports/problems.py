@@ -12,7 +12,7 @@ from kqueue.errors import UnknownProblem
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import REAL_PROBLEM
 from kqueue.store.models import Evaluation, Problem
-from kqueue.store.sql import read
+from kqueue.store.sql import fetch, read
 
 #: Number of a problem's evaluations in which a label is searched.
 _LOOKED_AT: Final = 100
@@ -52,9 +52,7 @@ def problems(
         wanted.append(tuple_(Problem.created_at, Problem.hash) < tuple_(*map(literal, after)))
     order = (Problem.created_at.desc(), Problem.hash.desc())
     page = select(Problem).where(*wanted).order_by(*order).limit(limit).subquery()
-    with transaction(engine) as connection:
-        rows = connection.execute(_labelled(page).order_by(page.c.created_at.desc(), page.c.hash.desc()))
-        return read(StoredProblem, rows)
+    return fetch(engine, StoredProblem, _labelled(page).order_by(page.c.created_at.desc(), page.c.hash.desc()))
 
 
 def problem(engine: Engine, problem_hash: str) -> tuple[StoredProblem, str]:
