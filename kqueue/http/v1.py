@@ -6,7 +6,6 @@ import hashlib
 import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Final
@@ -17,6 +16,7 @@ from fastapi.responses import PlainTextResponse
 
 from kqueue import contract
 from kqueue.categories import CATEGORIES, Blame, Category
+from kqueue.client.transport import Accepted
 from kqueue.contract import Backend, Precision
 from kqueue.errors import IdempotencyConflict, InvalidRequest
 from kqueue.http import cursors, events, failures, shapes
@@ -80,7 +80,7 @@ class ArtifactName(StrEnum):
     "/evaluations",
     status_code=201,
     responses=_REFUSALS
-    | {200: {"model": shapes.Accepted, "description": "An evaluation with this key exists, and is returned."}},
+    | {200: {"model": Accepted, "description": "An evaluation with this key exists, and is returned."}},
 )
 async def submit(
     body: Annotated[contract.Request, Body(openapi_examples={"relu": {"value": _EXAMPLE}})],
@@ -89,7 +89,7 @@ async def submit(
     gateway: CurrentGateway,
     allow_idle_lane: _IdleLane = False,
     idempotency_key: _Key = None,
-) -> shapes.Accepted:
+) -> Accepted:
     """Submit one evaluation. It gets exactly one verdict, even if the connection breaks."""
     keys = _Keys(caller, idempotency_key)
     with keys.as_given():
@@ -97,7 +97,7 @@ async def submit(
     answer.headers["Location"] = f"/v1/evaluations/{ticket.evaluation_id}"
     if not ticket.created:
         answer.status_code = 200
-    return shapes.Accepted.model_validate(ticket)
+    return ticket
 
 
 @router.post("/evaluations/batch", status_code=201, responses=_REFUSALS)
@@ -114,7 +114,7 @@ async def submit_batch(
     requests = [keys.put(entry, index) for index, entry in enumerate(body.entries)]
     with keys.as_given():
         tickets = await gateway.submit(caller, requests, allow_idle_lane=allow_idle_lane)
-    return shapes.AcceptedBatch(evaluations=[shapes.Accepted.model_validate(ticket) for ticket in tickets])
+    return shapes.AcceptedBatch(evaluations=[*tickets])
 
 
 @router.post("/evaluations/each", responses=_REFUSALS)
@@ -140,7 +140,7 @@ async def submit_each(
         results=[
             shapes.EntryResult(error=failures.describe(keys.given(result), request.scope["path"]))
             if isinstance(result, InvalidRequest | HttpError)
-            else shapes.EntryResult(evaluation=shapes.Accepted.model_validate(result))
+            else shapes.EntryResult(evaluation=result)
             for result in results
         ]
     )
@@ -181,13 +181,9 @@ async def listing(
 
 
 @router.get("/evaluations/{evaluation_id}")
-async def get(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> shapes.Evaluation:
+async def get(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> reports.Evaluation:
     """Return one evaluation with its attempts and its verdict, or the reason why it waits."""
-    detail = await gateway.read(reports.show, evaluation_id)
-    waiting = None
-    if detail.state is not EvaluationState.DONE:
-        waiting = await gateway.read(reports.waiting, evaluation_id, within_s=gateway.config.live_s)
-    return shapes.Evaluation.of(detail, waiting)
+    return await gateway.read(reports.show, evaluation_id, within_s=gateway.config.live_s)
 
 
 @router.post("/evaluations/{evaluation_id}/cancel")
@@ -204,7 +200,7 @@ async def wait(
     verdict = await gateway.read(evaluations.verdict, evaluation_id)
     if verdict is None and timeout > 0:
         verdict = await gateway.wait(request, evaluation_id, timeout)
-    return shapes.Awaited(evaluation_id=evaluation_id, verdict=verdict and shapes.VerdictShape.of(verdict))
+    return shapes.Awaited(evaluation_id=evaluation_id, verdict=verdict)
 
 
 @router.post("/evaluations/wait")
@@ -217,8 +213,7 @@ async def wait_any(body: shapes.WaitFor, request: Request, _: Reader, gateway: C
         verdicts = await gateway.read(evaluations.verdicts, known)
     else:
         verdicts = await gateway.wait_any(request, known, body.timeout)
-    answered = [shapes.VerdictShape.of(verdict) for verdict in list(verdicts.values())[:_MOST_VERDICTS]]
-    return shapes.Verdicts(verdicts=answered, unknown=unknown)
+    return shapes.Verdicts(verdicts=list(verdicts.values())[:_MOST_VERDICTS], unknown=unknown)
 
 
 @router.get("/evaluations/{evaluation_id}/log", response_class=PlainTextResponse)
@@ -230,16 +225,17 @@ async def log(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> str:
 @router.get("/evaluations/{evaluation_id}/artifacts")
 async def artifacts(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> shapes.Artifacts:
     """List the files of an evaluation: its sources, and after its verdict also the verdict and the evidence."""
-    files = _files(await gateway.read(reports.show, evaluation_id))
+    files = (await gateway.read(reports.show, evaluation_id)).files()
     return shapes.Artifacts(
         artifacts=[
             shapes.Artifact(
                 name=name,
                 media_type=_media_type(name),
-                bytes=len(content),
+                bytes=len(files[name].encode()),
                 href=f"/v1/evaluations/{evaluation_id}/artifacts/{name}",
             )
-            for name, content in files.items()
+            for name in ArtifactName
+            if name in files
         ]
     )
 
@@ -256,7 +252,7 @@ async def artifacts(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> 
 )
 async def artifact(evaluation_id: UUID, name: ArtifactName, _: Reader, gateway: CurrentGateway) -> Response:
     """Return one file of an evaluation."""
-    content = _files(await gateway.read(reports.show, evaluation_id)).get(name)
+    content = (await gateway.read(reports.show, evaluation_id)).files().get(name)
     if content is None:
         raise _unfinished(evaluation_id)
     return Response(
@@ -265,12 +261,12 @@ async def artifact(evaluation_id: UUID, name: ArtifactName, _: Reader, gateway: 
 
 
 @router.get("/batches/{batch:path}")
-async def batch(batch: events.BatchName, _: Reader, gateway: CurrentGateway) -> shapes.Batch:
+async def batch(batch: events.BatchName, _: Reader, gateway: CurrentGateway) -> reports.Batch:
     """Return the progress of a batch."""
     state = await gateway.read(reports.batch_state, batch)
     if state is None:
         raise events.unknown_batch(batch)
-    return shapes.Batch.of(batch, state)
+    return state
 
 
 @router.get("/categories")
@@ -310,10 +306,9 @@ async def problems(
 
 
 @router.get("/problems/{problem_hash}")
-async def problem(problem_hash: _Hash, _: Reader, gateway: CurrentGateway) -> shapes.Problem:
+async def problem(problem_hash: _Hash, _: Reader, gateway: CurrentGateway) -> reports.ProblemDetail:
     """Return a stored problem with its source."""
-    stored, source = await gateway.read(reports.problem, problem_hash)
-    return shapes.Problem(**asdict(stored), source=source)
+    return await gateway.read(reports.problem, problem_hash)
 
 
 @router.get("/fleet")
@@ -394,14 +389,6 @@ async def _finished(gateway: Gateway, evaluation_id: UUID) -> contract.Verdict:
 
 def _unfinished(evaluation_id: UUID) -> HttpError:
     return HttpError(404, f"{evaluation_id} has no verdict yet: wait for it", code="not_finished")
-
-
-def _files(detail: reports.Detail) -> dict[str, bytes]:
-    files = {ArtifactName.PROBLEM: detail.problem.encode(), ArtifactName.KERNEL: detail.kernel.encode()}
-    if detail.verdict is not None:
-        files[ArtifactName.VERDICT] = shapes.VerdictShape.of(detail.verdict).model_dump_json(indent=2).encode()
-        files[ArtifactName.EVIDENCE] = detail.verdict.evidence.model_dump_json(indent=2).encode()
-    return {name.value: content for name, content in files.items()}
 
 
 def _media_type(name: str) -> str:

@@ -68,7 +68,7 @@ async def problems(
 @router.get("/problems/{problem_hash}/best.svg")
 async def best_picture(_: Viewer, gateway: CurrentGateway, problem_hash: _Hash, theme: Theme = Theme.LIGHT) -> Response:
     """Draw the best speedup over time."""
-    stored, _source = await gateway.read(_stored, problem_hash)
+    stored = await gateway.read(_stored, problem_hash)
     curve = await gateway.read(curves.best_so_far, problem_hash)
     points = [charts.Point(point.at, point.speedup, point.blame, point.evaluation_id) for point in curve]
     return await picture(charts.BestSoFar(_name(stored), points), theme)
@@ -79,7 +79,7 @@ async def board_picture(
     _: Viewer, gateway: CurrentGateway, problem_hash: _Hash, theme: Theme = Theme.LIGHT
 ) -> Response:
     """Draw the fastest kernels with the spread of their times."""
-    stored, _source = await gateway.read(_stored, problem_hash)
+    stored = await gateway.read(_stored, problem_hash)
     rows = await gateway.read(boards.leaderboard, problem_hash, limit=_BARS)
     return await picture(charts.Leaderboard(_name(stored), _bars(rows)), theme)
 
@@ -89,7 +89,7 @@ async def roofline_picture(
     _: Viewer, gateway: CurrentGateway, problem_hash: _Hash, theme: Theme = Theme.LIGHT
 ) -> Response:
     """Draw a roofline chart of the profiled kernels."""
-    stored, _source = await gateway.read(_stored, problem_hash)
+    stored = await gateway.read(_stored, problem_hash)
     profiles = {one.name: one.profile for one in await gateway.read(boards.profiled, problem_hash)}
     return await picture(examinations.roofline(_name(stored), profiles), theme)
 
@@ -122,8 +122,8 @@ async def problem(
     )
 
 
-def _stored(engine: Engine, problem_hash: str) -> tuple[reports.StoredProblem, str]:
-    """Return a stored problem and its source, or raise an HttpError of status 404."""
+def _stored(engine: Engine, problem_hash: str) -> reports.ProblemDetail:
+    """Return a stored problem with its source, or raise an HttpError of status 404."""
     try:
         return reports.problem(engine, problem_hash)
     except UnknownProblem:
@@ -132,12 +132,12 @@ def _stored(engine: Engine, problem_hash: str) -> tuple[reports.StoredProblem, s
 
 def _read(engine: Engine, problem_hash: str, filters: dict[str, Any]) -> dict[str, Any]:
     with together(engine):
-        stored, source = _stored(engine, problem_hash)
+        stored = _stored(engine, problem_hash)
         rows = boards.leaderboard(engine, problem_hash, limit=_BOARD + 1, **filters)
         counts = reports.outcomes(engine, problem_hash=problem_hash)
         return {
             "problem": stored,
-            "source": present.source(source),
+            "source": present.source(stored.source),
             "rows": rows[:_BOARD],
             "is_cut": len(rows) > _BOARD,
             "records": boards.records(engine, problem_hash),

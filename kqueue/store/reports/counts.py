@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from uuid import UUID
 
 from sqlalchemy import (
@@ -30,6 +31,8 @@ from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN, QUEUED, REAL
 from kqueue.store.models import Attempt, Evaluation, Summary, Verdict, Worker
 from kqueue.store.sql import any_text, any_uuid, fetch
+
+_T = TypeVar("_T")
 
 
 def states(engine: Engine) -> dict[str, dict[EvaluationState, int]]:
@@ -175,7 +178,7 @@ def among(batches: Collection[str], ids: Collection[UUID]) -> ColumnElement[bool
     return or_(false(), *wanted)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchState:
     """The progress of a batch.
 
@@ -198,13 +201,24 @@ class BatchState:
     finished_at: datetime | None
 
 
-def batch_state(engine: Engine, batch: str) -> BatchState | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch(BatchState):
+    """The progress of the batch with the name ``batch``."""
+
+    batch: str
+
+
+def batch_state(engine: Engine, batch: str) -> Batch | None:
     """Return the progress of a batch, or None if no evaluation belongs to it."""
-    return state_of(engine, batches=[batch])
+    return _state(engine, partial(Batch, batch=batch), [batch], ())
 
 
 def state_of(engine: Engine, *, batches: Collection[str] = (), ids: Collection[UUID] = ()) -> BatchState | None:
     """Return the common progress of batches and single evaluations, or None if there are none."""
+    return _state(engine, BatchState, batches, ids)
+
+
+def _state(engine: Engine, make: Callable[..., _T], batches: Collection[str], ids: Collection[UUID]) -> _T | None:
     with transaction(engine) as connection:
         # In one statement, evaluations that end meanwhile are counted once.
         rows = connection.execute(_states(batches, ids)).all()
@@ -226,7 +240,7 @@ def state_of(engine: Engine, *, batches: Collection[str] = (), ids: Collection[U
             blame = Category(row.category).blame
             blames[blame] = blames.get(blame, 0) + row.number
     total = sum(states.values())
-    return BatchState(
+    return make(
         total=total,
         queued=states[EvaluationState.QUEUED],
         running=states[EvaluationState.RUNNING],

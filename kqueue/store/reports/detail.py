@@ -94,6 +94,17 @@ class Detail(Evaluation):
     problem: str
     kernel: str
 
+    def files(self) -> dict[str, str]:
+        """Return its files by name: the sources, and with a verdict also the verdict, the evidence and the log."""
+        files = {"problem.py": self.problem, "kernel.py": self.kernel}
+        if self.verdict is not None:
+            files |= {
+                "verdict.json": self.verdict.model_dump_json(indent=2),
+                "evidence.json": self.verdict.evidence.model_dump_json(indent=2),
+                "log.txt": self.verdict.log,
+            }
+        return files
+
     def request(self, **changes: Any) -> contract.Request:
         """Return a request to judge the same kernel in the same way, without a batch.
 
