@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -13,12 +14,18 @@ from kqueue.categories import Blame, Category
 from kqueue.client.transport import Accepted
 from kqueue.config import MAX_BATCH
 from kqueue.http.failures import ProblemDetails
+from kqueue.states import EvaluationState
 from kqueue.store import reports
 from kqueue.store.gpus import GpuStatus
 from kqueue.store.probes import Record
 from kqueue.store.workers import LiveWorker
 
 _ID = "8e8ff5a3-0d57-44d6-b3a5-6d9d0f6a2b11"
+
+
+#: Parameters of lists.
+Text = Annotated[str | None, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
+Limit = Annotated[int, Field(ge=1, le=1000)]
 
 
 class _Shape(BaseModel):
@@ -67,10 +74,25 @@ class EntryResults(_Shape):
     results: list[EntryResult]
 
 
+class ListQuery(BaseModel):
+    """The parameters of a list of evaluations."""
+
+    state: EvaluationState | None = None
+    category: Category | None = None
+    blame: Blame | None = None
+    problem: Annotated[Text, Field(description="A label, or the beginning of a hash.")] = None
+    backend: contract.Backend | None = None
+    lane: Text = None
+    batch: Text = None
+    since: Annotated[datetime | None, Field(description="Earliest time of submission, UTC by default.")] = None
+    limit: Limit = 100
+    cursor: Text = None
+
+
 class Page(_Shape):
     """Evaluations, the latest submitted first."""
 
-    evaluations: list[reports.Listed]
+    evaluations: Sequence[reports.Listed]
     cursor: str | None
     """The cursor of the next page, or null on the last page."""
 
@@ -147,7 +169,7 @@ class Leaderboard(_Shape):
 class Problems(_Shape):
     """Stored problems, the latest first."""
 
-    problems: list[reports.StoredProblem]
+    problems: Sequence[reports.StoredProblem]
     cursor: str | None
     """The cursor of the next page, or null on the last page."""
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC
 from enum import StrEnum
 from typing import Annotated, Any, Final
 from uuid import UUID
@@ -15,9 +14,9 @@ from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from kqueue import contract
-from kqueue.categories import CATEGORIES, Blame, Category
+from kqueue.categories import CATEGORIES
 from kqueue.client.transport import Accepted
-from kqueue.contract import Backend, Precision
+from kqueue.contract import Precision
 from kqueue.errors import IdempotencyConflict, InvalidRequest
 from kqueue.http import cursors, events, failures, shapes
 from kqueue.http.auth import Reader, Submitter
@@ -48,9 +47,7 @@ _EXAMPLE: Final[Mapping[str, Any]] = {
 }
 
 _REFUSALS: Final = failures.documented(409, 429)
-_Text = Annotated[str | None, Query(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
 _Hash = Annotated[str, Path(pattern=f"^{contract.HASH}$", description="SHA-256 of the source.")]
-_Limit = Annotated[int, Query(ge=1, le=1000)]
 _Timeout = Annotated[float, Query(ge=0, le=300, allow_inf_nan=False, description="Seconds.")]
 _IdleLane = Annotated[
     bool, Query(description="Accept a lane (not `auto`) that no live worker serves now, instead of refusing with 409.")
@@ -147,36 +144,18 @@ async def submit_each(
 
 
 @router.get("/evaluations")
-async def listing(
-    _: Reader,
-    gateway: CurrentGateway,
-    state: EvaluationState | None = None,
-    category: Category | None = None,
-    blame: Blame | None = None,
-    problem: Annotated[_Text, Query(description="A label, or the beginning of a hash.")] = None,
-    backend: Backend | None = None,
-    lane: _Text = None,
-    batch: _Text = None,
-    since: Annotated[datetime | None, Query(description="Earliest time of submission, UTC by default.")] = None,
-    limit: _Limit = 100,
-    cursor: _Text = None,
-) -> shapes.Page:
+async def listing(_: Reader, gateway: CurrentGateway, wanted: Annotated[shapes.ListQuery, Query()]) -> shapes.Page:
     """List evaluations in pages, the latest submission first."""
+    since = wanted.since
+    filters = wanted.model_dump(exclude={"since", "limit", "cursor"})
     listed = await gateway.read(
         reports.listing,
-        state=state,
-        category=category,
-        blame=blame,
-        problem=problem,
-        backend=backend,
-        lane=lane,
-        batch=batch,
         since=since if since is None or since.tzinfo else since.replace(tzinfo=UTC),
-        after=None if cursor is None else cursors.read(cursor, UUID),
-        limit=limit + 1,
+        after=None if wanted.cursor is None else cursors.read(wanted.cursor, UUID),
+        limit=wanted.limit + 1,
+        **filters,
     )
-    page = listed[:limit]
-    more = cursors.make(page[-1].submitted_at, page[-1].evaluation_id) if len(listed) > limit else None
+    page, more = cursors.page(listed, wanted.limit, lambda one: (one.submitted_at, one.evaluation_id))
     return shapes.Page(evaluations=page, cursor=more)
 
 
@@ -279,10 +258,10 @@ async def categories(_: Reader) -> shapes.Categories:
 async def leaderboard(
     _: Reader,
     gateway: CurrentGateway,
-    problem: Annotated[_Text, Query(description="A label, or the beginning of a hash.")] = None,
+    problem: Annotated[shapes.Text, Query(description="A label, or the beginning of a hash.")] = None,
     precision: Precision | None = None,
-    device: Annotated[_Text, Query(description="A device model's name, or a part of it.")] = None,
-    limit: _Limit = 100,
+    device: Annotated[shapes.Text, Query(description="A device model's name, or a part of it.")] = None,
+    limit: shapes.Limit = 100,
 ) -> shapes.Leaderboard:
     """Return the fastest passed kernel of each problem, precision and device model."""
     best = await gateway.read(reports.best, problem=problem, precision=precision, device=device, limit=limit)
@@ -293,15 +272,14 @@ async def leaderboard(
 async def problems(
     _: Reader,
     gateway: CurrentGateway,
-    problem: Annotated[_Text, Query(description="A label, or the beginning of a hash.")] = None,
-    limit: _Limit = 100,
-    cursor: _Text = None,
+    problem: Annotated[shapes.Text, Query(description="A label, or the beginning of a hash.")] = None,
+    limit: shapes.Limit = 100,
+    cursor: shapes.Text = None,
 ) -> shapes.Problems:
     """List stored problems in pages, the latest first."""
-    after = None if cursor is None else cursors.read(cursor, _hash)
+    after = None if cursor is None else cursors.read(cursor, cursors.checked_hash)
     stored = await gateway.read(reports.problems, problem=problem, after=after, limit=limit + 1)
-    page = stored[:limit]
-    more = cursors.make(page[-1].created_at, page[-1].problem_hash) if len(stored) > limit else None
+    page, more = cursors.page(stored, limit, lambda one: (one.created_at, one.problem_hash))
     return shapes.Problems(problems=page, cursor=more)
 
 
@@ -371,13 +349,6 @@ class _Keys:
             yield
         except IdempotencyConflict as error:
             raise self.given(error) from None
-
-
-def _hash(text: str) -> str:
-    """Return a text if it is a hash, else raise ValueError."""
-    if not re.fullmatch(contract.HASH, text):
-        raise ValueError(text)
-    return text
 
 
 async def _finished(gateway: Gateway, evaluation_id: UUID) -> contract.Verdict:

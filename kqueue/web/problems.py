@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any, Final
 
@@ -48,12 +47,11 @@ async def problems(
     form: Annotated[Format, Query(alias="format")] = Format.HTML,
 ) -> Response:
     """Show stored problems, the latest first."""
-    after = None if cursor is None else cursors.read(cursor, _hash)
+    after = None if cursor is None else cursors.read(cursor, cursors.checked_hash)
     if form is not Format.HTML:
         return await as_file(form, "problems", UsedProblem, _all(gateway, name))
     listed = await gateway.read(boards.used_problems, named=name, after=after, limit=_PAGE + 1)
-    rows = listed[:_PAGE]
-    more = cursors.make(rows[-1].created_at, rows[-1].problem_hash) if len(listed) > _PAGE else None
+    rows, more = cursors.page(listed, _PAGE, lambda one: (one.created_at, one.problem_hash))
     return page(
         request,
         "problems.html",
@@ -172,10 +170,3 @@ def _bars(rows: Sequence[Placed]) -> list[charts.Bar]:
 
 def _name(problem: reports.StoredProblem) -> str:
     return problem.problem_label or problem.problem_hash[:12]
-
-
-def _hash(text: str) -> str:
-    """Return a text if it is a hash, else raise ValueError."""
-    if not re.fullmatch(HASH, text):
-        raise ValueError(text)
-    return text
