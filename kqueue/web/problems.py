@@ -20,8 +20,8 @@ from kqueue.store.engine import together
 from kqueue.store.reports import boards, curves
 from kqueue.store.reports.boards import Placed, UsedProblem
 from kqueue.web import present
-from kqueue.web.asked import Asked, AskedBackend, AskedPrecision, CurrentGateway, asked_for
 from kqueue.web.export import Format, as_file, one_page
+from kqueue.web.parameters import BackendFilter, CurrentGateway, PrecisionFilter, TextFilter, given_filters
 from kqueue.web.pictures import can_draw, picture
 from kqueue.web.route import Viewer, page, pages
 
@@ -42,8 +42,8 @@ async def problems(
     request: Request,
     _: Viewer,
     gateway: CurrentGateway,
-    name: Asked = None,
-    cursor: Asked = None,
+    name: TextFilter = None,
+    cursor: TextFilter = None,
     form: Annotated[Format, Query(alias="format")] = Format.HTML,
 ) -> Response:
     """Show stored problems, the latest first."""
@@ -56,7 +56,7 @@ async def problems(
         request,
         "problems.html",
         rows=rows,
-        asked=asked_for(name=name),
+        asked=given_filters(name=name),
         is_first=cursor is None,
         more=more,
         counted=boards.COUNTED,
@@ -98,9 +98,9 @@ async def problem(
     _: Viewer,
     gateway: CurrentGateway,
     problem_hash: _Hash,
-    precision: AskedPrecision = None,
-    device: Asked = None,
-    backend: AskedBackend = None,
+    precision: PrecisionFilter = None,
+    device: TextFilter = None,
+    backend: BackendFilter = None,
     form: Annotated[Format, Query(alias="format")] = Format.HTML,
 ) -> Response:
     """Show a problem: its leaderboard, its baselines, the outcomes of its evaluations, and its source."""
@@ -113,7 +113,7 @@ async def problem(
     return page(
         request,
         "problem.html",
-        asked=asked_for(**filters),
+        asked=given_filters(**filters),
         choices={"precision": list(Precision), "backend": list(KERNEL_BACKENDS)},
         can_draw=can_draw(),
         **fields,
