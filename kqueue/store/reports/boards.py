@@ -24,7 +24,7 @@ from sqlalchemy import (
     tuple_,
 )
 from sqlalchemy.orm import aliased
-from sqlalchemy.sql.selectable import LateralFromClause
+from sqlalchemy.sql.selectable import LateralFromClause, Subquery
 
 from kqueue.categories import Category
 from kqueue.contract import Backend
@@ -261,32 +261,7 @@ def leaderboard(
     Args:
         precision, backend, device: the only precision, backend and device model to list.
     """
-    mine, other, every = _measured("mine"), _measured("other"), _measured("every")
-    wanted: list[ColumnElement[bool]] = [mine.summary.problem_hash == problem_hash]
-    if precision is not None:
-        wanted.append(mine.precision == precision)
-    if device is not None:
-        wanted.append(mine.device == device)
-    if backend is not None:
-        wanted.append(
-            select(Kernel.hash).where(Kernel.hash == mine.summary.kernel_hash, Kernel.backend == backend).exists()
-        )
-    # Rows are read in the order of speedups, by an index, until enough are found that no other row of the kernel beats.
-    first = (
-        mine.select(
-            mine.summary.evaluation_id.label("id"),
-            mine.summary.problem_hash,
-            mine.summary.kernel_hash,
-            mine.precision.label("precision"),
-            mine.device.label("device"),
-            mine.summary.speedup,
-            mine.summary.runtime_ms,
-        )
-        .where(*wanted, ~other.select(literal(1)).where(other.is_alike(mine), other.order < mine.order).exists())
-        .order_by(mine.summary.speedup.desc().nulls_last(), mine.summary.runtime_ms, mine.summary.evaluation_id)
-        .limit(limit)
-        .subquery()
-    )
+    first, every = _fastest(problem_hash, precision, device, backend, limit), _measured("every")
     measured = (
         every.select(func.count())
         .where(
@@ -309,19 +284,50 @@ def leaderboard(
         q3_ms=cast(runtime["q3_ms"].astext, Double),
         compiled_ms=cast(evidence["compiled_baseline"]["median_ms"].astext, Double),
         measured=measured,
-        evaluation_id=first.c.id,
         producer=func.coalesce(Token.name, Evaluation.producer),
     )
     query = (
         select(*shown)
         .select_from(first)
-        .join(Evaluation, Evaluation.id == first.c.id)
-        .join(Verdict, Verdict.evaluation_id == first.c.id)
+        .join(Evaluation, Evaluation.id == first.c.evaluation_id)
+        .join(Verdict, Verdict.evaluation_id == first.c.evaluation_id)
         .join(Kernel, Kernel.hash == first.c.kernel_hash)
         .outerjoin(Token, Token.id == Evaluation.token_id)
-        .order_by(first.c.speedup.desc().nulls_last(), first.c.runtime_ms, first.c.id)
+        .order_by(first.c.speedup.desc().nulls_last(), first.c.runtime_ms, first.c.evaluation_id)
     )
     return fetch(engine, Placed, query)
+
+
+def _fastest(
+    problem_hash: str, precision: str | None, device: str | None, backend: Backend | None, limit: int
+) -> Subquery:
+    """Return the query for the fastest measurement of each kernel, precision and device model of a problem."""
+    mine, other = _measured("mine"), _measured("other")
+    wanted: list[ColumnElement[bool]] = [mine.summary.problem_hash == problem_hash]
+    if precision is not None:
+        wanted.append(mine.precision == precision)
+    if device is not None:
+        wanted.append(mine.device == device)
+    if backend is not None:
+        wanted.append(
+            select(Kernel.hash).where(Kernel.hash == mine.summary.kernel_hash, Kernel.backend == backend).exists()
+        )
+    # Rows are read in the order of speedups, by an index, until enough are found that no other row of the kernel beats.
+    return (
+        mine.select(
+            mine.summary.evaluation_id,
+            mine.summary.problem_hash,
+            mine.summary.kernel_hash,
+            mine.precision.label("precision"),
+            mine.device.label("device"),
+            mine.summary.speedup,
+            mine.summary.runtime_ms,
+        )
+        .where(*wanted, ~other.select(literal(1)).where(other.is_alike(mine), other.order < mine.order).exists())
+        .order_by(mine.summary.speedup.desc().nulls_last(), mine.summary.runtime_ms, mine.summary.evaluation_id)
+        .limit(limit)
+        .subquery()
+    )
 
 
 def records(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[Listed]:
