@@ -178,7 +178,8 @@ class Client(_ToServices):
 
         Entries are requests, or mappings of their fields. For a refused entry the list contains the
         :class:`InvalidRequest`, which is not raised. After ``DatabaseUnavailable`` or ``SchemaMismatch`` nothing was
-        submitted.
+        submitted, except over HTTP: a :class:`RemoteClient` sends 200 entries at most in one request, and the entries
+        of earlier requests are submitted. With idempotency keys all entries can be submitted again.
         """
         results = self._transport.submit_each(check_each(entries), allow_idle_lane)
         return _tickets(Ticket, results, self._transport)
