@@ -13,6 +13,7 @@ from kqueue import contract
 from kqueue.categories import Blame, Category
 from kqueue.client.transport import Accepted
 from kqueue.config import MAX_BATCH
+from kqueue.http.devices import View
 from kqueue.http.failures import ProblemDetails
 from kqueue.states import EvaluationState
 from kqueue.store import reports
@@ -181,6 +182,15 @@ class Lane(_Shape):
     running: int
     workers: int
     """Number of live workers."""
+
+
+def lanes_of(view: View) -> dict[str, Lane]:
+    """Return the lanes that have workers or evaluations, by name."""
+    none = dict.fromkeys((EvaluationState.QUEUED, EvaluationState.RUNNING), 0)
+    return {
+        name: Lane(**view.backlog.get(name, none), workers=view.lanes.get(name, 0))
+        for name in sorted({*view.backlog, *view.lanes})
+    }
 
 
 class Fleet(_Shape):

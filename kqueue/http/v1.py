@@ -23,7 +23,6 @@ from kqueue.http.auth import Reader, Submitter
 from kqueue.http.devices import CurrentFleet
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Caller, CurrentGateway, Gateway
-from kqueue.states import EvaluationState
 from kqueue.store import evaluations, reports
 
 router: Final = APIRouter(prefix="/v1", tags=["v1"])
@@ -293,12 +292,8 @@ async def problem(problem_hash: _Hash, _: Reader, gateway: CurrentGateway) -> re
 async def fleet(_: Reader, fleet: CurrentFleet) -> shapes.Fleet:
     """Return the lanes, the live workers, the GPUs' states, and the results of the last day's probes."""
     view = await fleet.get()
-    none = dict.fromkeys((EvaluationState.QUEUED, EvaluationState.RUNNING), 0)
     return shapes.Fleet(
-        lanes={
-            lane: shapes.Lane(**view.backlog.get(lane, none), workers=view.lanes.get(lane, 0))
-            for lane in sorted({*view.backlog, *view.lanes})
-        },
+        lanes=shapes.lanes_of(view),
         workers=view.workers,
         gpus=[device.gpu for device in view.devices],
         probes=view.probes,

@@ -81,14 +81,8 @@ def known_batches(engine: Engine, *, beginning: str = "", limit: int = 50) -> li
     )
     unfinished = select(func.count()).where(OPEN, Evaluation.batch == page.c.name).scalar_subquery()
     ended = select(func.count()).where(Summary.batch == page.c.name).scalar_subquery()
-    query = select(page, unfinished.label("unfinished"), ended.label("ended")).order_by(
-        page.c.last_at.desc(), page.c.name
-    )
-    with transaction(engine) as connection:
-        rows = connection.execute(query).all()
-    return [
-        KnownBatch(row.name, row.ended + row.unfinished, row.unfinished, row.submitted_at, row.last_at) for row in rows
-    ]
+    query = select(page, unfinished.label("unfinished"), (ended + unfinished).label("evaluations"))
+    return fetch(engine, KnownBatch, query.order_by(page.c.last_at.desc(), page.c.name))
 
 
 def best_of_batch(engine: Engine, batch: str, *, limit: int = 20) -> list[Listed]:

@@ -37,29 +37,23 @@ _T = TypeVar("_T")
 
 def states(engine: Engine) -> dict[str, dict[EvaluationState, int]]:
     """Return the number of evaluations in each state, by lane."""
-    counted: dict[str, dict[EvaluationState, int]] = {}
-    with transaction(engine) as connection:
-        for lane, state, number in connection.execute(
-            select(Evaluation.lane, Evaluation.state, func.count())
-            .where(REAL)
-            .group_by(Evaluation.lane, Evaluation.state)
-            .order_by(Evaluation.lane)
-        ):
-            counted.setdefault(lane, dict.fromkeys(EvaluationState, 0))[EvaluationState(state)] = number
-    return counted
+    return _by_lane(engine, tuple(EvaluationState), REAL)
 
 
 def backlog(engine: Engine) -> dict[str, dict[EvaluationState, int]]:
     """Return the number of queued and running evaluations, by lane."""
+    return _by_lane(engine, (EvaluationState.QUEUED, EvaluationState.RUNNING), REAL, OPEN)
+
+
+def _by_lane(
+    engine: Engine, shown: Collection[EvaluationState], *wanted: ColumnElement[bool]
+) -> dict[str, dict[EvaluationState, int]]:
     counted: dict[str, dict[EvaluationState, int]] = {}
-    open_states = (EvaluationState.QUEUED, EvaluationState.RUNNING)
+    group = (Evaluation.lane, Evaluation.state)
+    query = select(*group, func.count()).where(*wanted).group_by(*group).order_by(Evaluation.lane)
     with transaction(engine) as connection:
-        for lane, state, number in connection.execute(
-            select(Evaluation.lane, Evaluation.state, func.count())
-            .where(OPEN, REAL)
-            .group_by(Evaluation.lane, Evaluation.state)
-        ):
-            counted.setdefault(lane, dict.fromkeys(open_states, 0))[EvaluationState(state)] = number
+        for lane, state, number in connection.execute(query):
+            counted.setdefault(lane, dict.fromkeys(shown, 0))[EvaluationState(state)] = number
     return counted
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Engine, case, select
+from sqlalchemy import Connection, Engine, case, select
 
 from kqueue import contract
 from kqueue.categories import Category
@@ -139,15 +139,19 @@ def resolve_id(engine: Engine, prefix: str) -> UUID:
             f"{prefix} is no evaluation's id: give an id, or at least its first {_MIN_PREFIX} digits (0-9, a-f). "
             "`kqueue results` lists the finished evaluations"
         )
-    first, last = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
     with transaction(engine) as connection:
-        known = models.Evaluation.id
-        ids = connection.scalars(select(known).where(known.between(first, last)).limit(2)).all()
+        ids = ids_beginning(connection, digits)
     if not ids:
         raise UnknownEvaluation(prefix)
     if len(ids) > 1:
         raise InvalidRequest(f"several evaluations begin with {prefix}: give more of the id")
     return ids[0]
+
+
+def ids_beginning(connection: Connection, digits: str) -> Sequence[UUID]:
+    """Return the first two evaluations whose ids begin with these hexadecimal digits."""
+    known, first, last = models.Evaluation.id, UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
+    return connection.scalars(select(known).where(known.between(first, last)).limit(2)).all()
 
 
 def show(engine: Engine, evaluation_id: UUID, *, within_s: float | None = None) -> Detail:
