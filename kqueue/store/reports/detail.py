@@ -202,5 +202,6 @@ def show(engine: Engine, evaluation_id: UUID, *, within_s: float | None = None) 
     reason = None
     if within_s is not None and row.state != EvaluationState.DONE:
         reason = waiting(engine, evaluation_id, within_s=within_s)
+    # The row's own `attempts` is their number.
     [detail] = read(Detail, [row], attempts=read(AttemptDetail, attempts), waiting=reason, verdict=verdict)
     return detail
