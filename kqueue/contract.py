@@ -12,10 +12,10 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self, cast
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field, field_validator, model_validator
 
 from kqueue.categories import Blame, Category
 from kqueue.errors import InvalidRequest
@@ -583,6 +583,16 @@ class Verdict(_Result):
     """Time when that earlier evaluation finished. None if this one was judged itself."""
     submitted_at: datetime
     finished_at: datetime
+
+    if not TYPE_CHECKING:
+        # The JSON form has the derived values too. Type checkers see the same properties in `_Result`.
+        blame = computed_field(_Result.blame)
+        compiled = computed_field(_Result.compiled)
+        correctness = computed_field(_Result.correctness)
+        runtime_ms = computed_field(_Result.runtime_ms)
+        baseline_ms = computed_field(_Result.baseline_ms)
+        speedup = computed_field(_Result.speedup)
+        timing_basis = computed_field(_Result.timing_basis)
 
     @classmethod
     def load(cls, fields: Mapping[str, Any]) -> Self:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from enum import Enum
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import typer.main
 from pydantic import BaseModel
@@ -37,9 +37,10 @@ PYTHON = """\
 # Names in Python
 
 Generated from the package `kqueue` by `make docs`. A test compares both. [python.md](python.md) shows examples.
-All arguments after a `*` are keyword arguments. Separate pages describe the adapters for other programs:
-[training](training.md) and [evaluators](evaluator.md). `Category` is in [categories.md](categories.md). `Evidence`,
-`Facts` and `Measurement` are in [evidence.md](evidence.md), and the fields of `Config` in [settings.md](settings.md).
+All arguments after a `*` are keyword arguments, and `...` is a default of `Request`. Separate pages describe the
+adapters for other programs: [training](training.md) and [evaluators](evaluator.md). `Category` is in
+[categories.md](categories.md). `Evidence`, `Facts` and `Measurement` are in [evidence.md](evidence.md), and the fields
+of `Config` in [settings.md](settings.md).
 """
 #: Names that other pages describe.
 ELSEWHERE = {"Category", "Config", "Evidence", "Facts", "Measurement"}
@@ -147,13 +148,19 @@ def signature(name: str, what: Any) -> str:
 
 
 def arguments(what: Any) -> str:
-    """Return the arguments of a callable without ``self`` and without types, which the docstrings name."""
-    parameters = [
-        one.replace(annotation=inspect.Parameter.empty)
-        for one in inspect.signature(what).parameters.values()
-        if one.name != "self"
-    ]
-    return str(inspect.Signature(parameters))
+    """Return the arguments of a callable without ``self`` and without types, which the docstrings name.
+
+    ``**fields`` are shown as the keys of their TypedDict, with ``...`` as default.
+    """
+    parameters: list[inspect.Parameter] = []
+    for one in inspect.signature(what).parameters.values():
+        if one.kind is inspect.Parameter.VAR_KEYWORD:
+            [keys] = get_args(get_type_hints(what, vars(inspect.getmodule(what)))[one.name])
+            keywords = [name for name in get_type_hints(keys) if all(name != given.name for given in parameters)]
+            parameters += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=...) for name in keywords]
+        elif one.name != "self":
+            parameters.append(one.replace(annotation=inspect.Parameter.empty))
+    return str(inspect.Signature(parameters)).replace("=Ellipsis", "=...")
 
 
 def methods(owner: str, what: Any, known: dict[str, str]) -> str:

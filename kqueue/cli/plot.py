@@ -102,7 +102,7 @@ def _of_problem(engine: Engine, key: str) -> _Charts:
     from kqueue.store import reports
     from kqueue.store.reports import boards
 
-    stored, _ = reports.problem(engine, key)
+    stored = reports.problem(engine, key)
     name = stored.problem_label or key[:12]
     points = reports.best_so_far(engine, key)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack
 from uuid import UUID
 
 from kqueue.client.transport import Accepted, Entry, Transport, all_valid, check, check_each
@@ -18,6 +18,8 @@ from kqueue.states import Priority
 
 if TYPE_CHECKING:
     from kqueue.config import Config
+
+_T = TypeVar("_T")
 
 
 class Fields(TypedDict, total=False):
@@ -45,15 +47,13 @@ class Options(Fields, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(Accepted):
     """A handle on an accepted evaluation.
 
     The evaluation continues without its ticket. :meth:`Client.get` returns a new one. ``created`` is False if the
     evaluation existed before.
     """
 
-    evaluation_id: UUID
-    created: bool = field(compare=False)
     _transport: Transport = field(repr=False, compare=False)
 
     def wait(self, timeout: float | None = None) -> Verdict:
@@ -81,11 +81,9 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True)
-class AsyncTicket:
+class AsyncTicket(Accepted):
     """:class:`Ticket` for asyncio."""
 
-    evaluation_id: UUID
-    created: bool = field(compare=False)
     _transport: Transport = field(repr=False, compare=False)
 
     async def wait(self, timeout: float | None = None) -> Verdict:
@@ -173,17 +171,18 @@ class Client(_ToServices):
         The errors are the ones of :meth:`submit`. The message of an ``InvalidRequest`` has the entry's index.
         """
         accepted = self._transport.submit(all_valid(check_each(entries)), allow_idle_lane)
-        return [Ticket(*one, self._transport) for one in accepted]
+        return [Ticket(one.evaluation_id, one.created, self._transport) for one in accepted]
 
     def submit_each(self, entries: Iterable[Entry], *, allow_idle_lane: bool = False) -> list[Ticket | InvalidRequest]:
         """Submit every valid entry, and return a ticket for each in the order of ``entries``.
 
         Entries are requests, or mappings of their fields. For a refused entry the list contains the
         :class:`InvalidRequest`, which is not raised. After ``DatabaseUnavailable`` or ``SchemaMismatch`` nothing was
-        submitted.
+        submitted, except over HTTP: a :class:`RemoteClient` sends 200 entries at most in one request, and the entries
+        of earlier requests are submitted. With idempotency keys all entries can be submitted again.
         """
         results = self._transport.submit_each(check_each(entries), allow_idle_lane)
-        return [Ticket(*one, self._transport) if isinstance(one, Accepted) else one for one in results]
+        return _tickets(Ticket, results, self._transport)
 
     def evaluate(
         self, request: Request | None = None, *, timeout: float | None = None, **options: Unpack[Options]
@@ -289,14 +288,14 @@ class AsyncClient(_ToServices):
     async def submit_batch(self, entries: Iterable[Entry], *, allow_idle_lane: bool = False) -> list[AsyncTicket]:
         """Submit all entries or none, in one transaction, and return tickets in the order of ``entries``."""
         accepted = await asyncio.to_thread(self._transport.submit, all_valid(check_each(entries)), allow_idle_lane)
-        return [AsyncTicket(*one, self._transport) for one in accepted]
+        return [AsyncTicket(one.evaluation_id, one.created, self._transport) for one in accepted]
 
     async def submit_each(
         self, entries: Iterable[Entry], *, allow_idle_lane: bool = False
     ) -> list[AsyncTicket | InvalidRequest]:
         """Submit every valid entry. The result of a refused entry is its error, which is not raised."""
         results = await asyncio.to_thread(self._transport.submit_each, check_each(entries), allow_idle_lane)
-        return [AsyncTicket(*one, self._transport) if isinstance(one, Accepted) else one for one in results]
+        return _tickets(AsyncTicket, results, self._transport)
 
     async def evaluate(
         self, request: Request | None = None, *, timeout: float | None = None, **options: Unpack[Options]
@@ -349,6 +348,13 @@ class AsyncClient(_ToServices):
                     raise _too_late(len(pending), ids, timeout)
                 for future in done:
                     yield pending.pop(future), future.result()
+
+
+def _tickets(
+    kind: Callable[[UUID, bool, Transport], _T], results: Iterable[Accepted | InvalidRequest], transport: Transport
+) -> list[_T | InvalidRequest]:
+    """Return a ticket for each accepted evaluation, and the errors unchanged."""
+    return [kind(one.evaluation_id, one.created, transport) if isinstance(one, Accepted) else one for one in results]
 
 
 class Deadline:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 from uuid import UUID
 
 from kqueue.contract import Request, Verdict, parse_request
@@ -14,11 +15,12 @@ from kqueue.errors import InvalidRequest
 Entry = Request | Mapping[str, Any]
 
 
-class Accepted(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Accepted:
     """An accepted evaluation, which gets exactly one verdict. ``created`` is False if it existed before."""
 
     evaluation_id: UUID
-    created: bool
+    created: bool = field(compare=False)
 
 
 class Transport(Protocol):

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from starlette.responses import StreamingResponse
 
 from kqueue.errors import InvalidRequest, KqueueError
-from kqueue.http import failures, shapes
+from kqueue.http import failures
 from kqueue.http.auth import Reader
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import CurrentGateway, Gateway
@@ -46,6 +46,7 @@ _EVENT_SCHEMA: Final = {
     },
 }
 _LISTED: Final = TypeAdapter(reports.Listed)
+_BATCH: Final = TypeAdapter(reports.Batch)
 
 #: Name of a batch. It can contain slashes, because users choose it.
 BatchName = Annotated[str, Path(min_length=1, max_length=200, pattern=r"^[^\x00]+$", examples=["tuesday"])]
@@ -95,7 +96,7 @@ def unknown_batch(batch: str) -> HttpError:
 async def _follow(gateway: Gateway, batch: str, since: datetime | None) -> AsyncGenerator[bytes]:
     """Yield the events after ``since`` until all verdicts are sent, the stream's time is over, or the server stops."""
     sent: set[UUID] = set()
-    last_state: reports.BatchState | None = None
+    last_state: reports.Batch | None = None
     sent_at = time.monotonic()
     ends_at = sent_at + gateway.stream_s
     yield format_sse_event(retry=1000)
@@ -115,7 +116,7 @@ async def _follow(gateway: Gateway, batch: str, since: datetime | None) -> Async
             return
         if state is not None and state != last_state:
             last_state, sent_at = state, time.monotonic()
-            yield _event("progress", shapes.Batch.of(batch, state).model_dump_json().encode())
+            yield _event("progress", _BATCH.dump_json(state))
         if time.monotonic() - sent_at > _ALIVE_EVERY_S:
             sent_at = time.monotonic()
             yield format_sse_event(comment="still there")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -9,6 +10,9 @@ from fastapi.openapi.utils import get_openapi
 
 from kqueue.http import failures
 
+#: Heading of the attributes in a docstring, and the pattern of their names and meanings below it.
+_ATTRIBUTES: Final = "\n\nAttributes:\n"
+_ATTRIBUTE: Final = re.compile(r"^    ([\w, ]+): (.+(?:\n {5,}.+)*)", re.MULTILINE)
 _METHODS: Final = frozenset({"get", "post", "put", "patch", "delete"})
 
 
@@ -39,11 +43,24 @@ def _document(app: FastAPI) -> dict[str, Any]:
         schemas.pop(unused, None)
     own = failures.ProblemDetails.model_json_schema(ref_template="#/components/schemas/{model}")
     schemas |= own.pop("$defs", {}) | {"ProblemDetails": own}
+    for schema in schemas.values():
+        _describe_properties(schema)
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             if method in _METHODS:
                 _add_errors(operation, path)
     return document
+
+
+def _describe_properties(schema: dict[str, Any]) -> None:
+    """Move the descriptions of attributes from a report's docstring to its properties."""
+    text, _, attributes = schema.get("description", "").partition(_ATTRIBUTES)
+    if attributes:
+        schema["description"] = text
+    for names, meaning in _ATTRIBUTE.findall(attributes):
+        for name in names.split(", "):
+            if name in schema["properties"]:
+                schema["properties"][name].setdefault("description", " ".join(meaning.split()))
 
 
 def _add_errors(operation: dict[str, Any], path: str) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, computed_field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from kqueue import contract
 from kqueue.categories import Blame, Category
+from kqueue.client.transport import Accepted
 from kqueue.config import MAX_BATCH
-from kqueue.contract import Backend
+from kqueue.http.devices import View
 from kqueue.http.failures import ProblemDetails
 from kqueue.states import EvaluationState
 from kqueue.store import reports
@@ -24,59 +24,13 @@ from kqueue.store.workers import LiveWorker
 _ID = "8e8ff5a3-0d57-44d6-b3a5-6d9d0f6a2b11"
 
 
+#: Parameters of lists.
+Text = Annotated[str | None, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
+Limit = Annotated[int, Field(ge=1, le=1000)]
+
+
 class _Shape(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True, from_attributes=True)
-
-
-class VerdictShape(contract.Verdict):
-    """A verdict with its derived fields."""
-
-    @classmethod
-    def of(cls, verdict: contract.Verdict) -> Self:
-        """Return the shape of a verdict."""
-        return cls.model_construct(**{name: getattr(verdict, name) for name in contract.Verdict.model_fields})
-
-    @computed_field
-    @property
-    def blame(self) -> Blame:
-        """The party to blame for the failure."""
-        return super().blame
-
-    @computed_field
-    @property
-    def compiled(self) -> bool | None:
-        """KernelBench's `compiled`, or null if unknown."""
-        return super().compiled
-
-    @computed_field
-    @property
-    def correctness(self) -> bool | None:
-        """KernelBench's `correctness`, or null if unknown."""
-        return super().correctness
-
-    @computed_field
-    @property
-    def runtime_ms(self) -> float | None:
-        """Median time in milliseconds of a call, or null unless passed and timed."""
-        return super().runtime_ms
-
-    @computed_field
-    @property
-    def baseline_ms(self) -> float | None:
-        """Median time in milliseconds of the eager reference, or null if not timed."""
-        return super().baseline_ms
-
-    @computed_field
-    @property
-    def speedup(self) -> float | None:
-        """`baseline_ms / runtime_ms`, or null unless the same clock timed both."""
-        return super().speedup
-
-    @computed_field
-    @property
-    def timing_basis(self) -> str | None:
-        """The clock that measured the time: `gpu_clock` or `cpu_clock`."""
-        return super().timing_basis
 
 
 class Body(contract.Bounded):
@@ -101,14 +55,6 @@ class LooseEntries(Body):
     )
 
 
-class Accepted(_Shape):
-    """A stored evaluation, which will get exactly one verdict."""
-
-    evaluation_id: UUID = Field(examples=[_ID])
-    created: bool
-    """False if an earlier submission with the same idempotency key created it."""
-
-
 class AcceptedBatch(_Shape):
     """Evaluations in the order of their entries."""
 
@@ -129,40 +75,25 @@ class EntryResults(_Shape):
     results: list[EntryResult]
 
 
-class Evaluation(_Shape):
-    """One evaluation with all fields except its sources, which are artifacts."""
+class ListQuery(BaseModel):
+    """The parameters of a list of evaluations."""
 
-    evaluation_id: UUID = Field(examples=[_ID])
-    state: EvaluationState
-    lane: str = Field(examples=["gpu"])
-    backend: Backend
-    problem_label: str | None
-    problem_hash: str
-    kernel_label: str | None
-    kernel_hash: str
-    settings: Mapping[str, Any]
-    batch: str | None
-    submitted_at: datetime
-    expires_at: datetime | None
-    attempts: Sequence[reports.AttemptDetail]
-    waiting: reports.Waiting | None
-    """Reason and duration of the wait while it is queued, or runs but another fleet has its device. Else null."""
-    verdict: VerdictShape | None
-    """Null until the evaluation ends."""
-
-    @classmethod
-    def of(cls, detail: reports.Detail, waiting: reports.Waiting | None) -> Self:
-        """Return the shape of an evaluation."""
-        fields = {name: getattr(detail, name) for name in cls.model_fields if name != "waiting"}
-        fields["waiting"] = waiting
-        fields["verdict"] = detail.verdict and VerdictShape.of(detail.verdict)
-        return cls.model_construct(**fields)
+    state: EvaluationState | None = None
+    category: Category | None = None
+    blame: Blame | None = None
+    problem: Annotated[Text, Field(description="A label, or the beginning of a hash.")] = None
+    backend: contract.Backend | None = None
+    lane: Text = None
+    batch: Text = None
+    since: Annotated[datetime | None, Field(description="Earliest time of submission, UTC by default.")] = None
+    limit: Limit = 100
+    cursor: Text = None
 
 
 class Page(_Shape):
     """Evaluations, the latest submitted first."""
 
-    evaluations: list[reports.Listed]
+    evaluations: Sequence[reports.Listed]
     cursor: str | None
     """The cursor of the next page, or null on the last page."""
 
@@ -171,7 +102,7 @@ class Awaited(_Shape):
     """An evaluation's verdict, or null if it did not come in time."""
 
     evaluation_id: UUID = Field(examples=[_ID])
-    verdict: VerdictShape | None
+    verdict: contract.Verdict | None
 
 
 class WaitFor(Body):
@@ -185,7 +116,7 @@ class WaitFor(Body):
 class Verdicts(_Shape):
     """Some of the verdicts that exist, or none if none came in time."""
 
-    verdicts: list[VerdictShape]
+    verdicts: list[contract.Verdict]
     unknown: list[UUID]
     """Requested ids without an evaluation."""
 
@@ -195,28 +126,6 @@ class Cancelled(_Shape):
 
     evaluation_id: UUID = Field(examples=[_ID])
     cancelled: bool
-
-
-class Batch(_Shape):
-    """The progress of a batch."""
-
-    batch: str = Field(examples=["tuesday"])
-    total: int
-    queued: int
-    running: int
-    done: int
-    categories: dict[Category, int]
-    """The number of evaluations in each category."""
-    blames: dict[Blame, int]
-    submitted_at: datetime
-    """Time at which its first evaluation was accepted."""
-    finished_at: datetime | None
-    """Time at which the last evaluation finished, or null until then."""
-
-    @classmethod
-    def of(cls, batch: str, state: reports.BatchState) -> Self:
-        """Return the shape of a batch."""
-        return cls(batch=batch, **asdict(state))
 
 
 class Artifact(_Shape):
@@ -261,19 +170,9 @@ class Leaderboard(_Shape):
 class Problems(_Shape):
     """Stored problems, the latest first."""
 
-    problems: list[reports.StoredProblem]
+    problems: Sequence[reports.StoredProblem]
     cursor: str | None
     """The cursor of the next page, or null on the last page."""
-
-
-class Problem(_Shape):
-    """A stored problem with its source."""
-
-    problem_hash: str = Field(examples=["9f" * 32])
-    problem_label: str | None
-    bytes: int
-    created_at: datetime
-    source: str
 
 
 class Lane(_Shape):
@@ -283,6 +182,15 @@ class Lane(_Shape):
     running: int
     workers: int
     """Number of live workers."""
+
+
+def lanes_of(view: View) -> dict[str, Lane]:
+    """Return the lanes that have workers or evaluations, by name."""
+    none = dict.fromkeys((EvaluationState.QUEUED, EvaluationState.RUNNING), 0)
+    return {
+        name: Lane(**view.backlog.get(name, none), workers=view.lanes.get(name, 0))
+        for name in sorted({*view.backlog, *view.lanes})
+    }
 
 
 class Fleet(_Shape):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC
 from enum import StrEnum
 from typing import Annotated, Any, Final
 from uuid import UUID
@@ -16,15 +14,15 @@ from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from kqueue import contract
-from kqueue.categories import CATEGORIES, Blame, Category
-from kqueue.contract import Backend, Precision
+from kqueue.categories import CATEGORIES
+from kqueue.client.transport import Accepted
+from kqueue.contract import Precision
 from kqueue.errors import IdempotencyConflict, InvalidRequest
 from kqueue.http import cursors, events, failures, shapes
 from kqueue.http.auth import Reader, Submitter
 from kqueue.http.devices import CurrentFleet
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Caller, CurrentGateway, Gateway
-from kqueue.states import EvaluationState
 from kqueue.store import evaluations, reports
 
 router: Final = APIRouter(prefix="/v1", tags=["v1"])
@@ -48,9 +46,7 @@ _EXAMPLE: Final[Mapping[str, Any]] = {
 }
 
 _REFUSALS: Final = failures.documented(409, 429)
-_Text = Annotated[str | None, Query(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
 _Hash = Annotated[str, Path(pattern=f"^{contract.HASH}$", description="SHA-256 of the source.")]
-_Limit = Annotated[int, Query(ge=1, le=1000)]
 _Timeout = Annotated[float, Query(ge=0, le=300, allow_inf_nan=False, description="Seconds.")]
 _IdleLane = Annotated[
     bool, Query(description="Accept a lane (not `auto`) that no live worker serves now, instead of refusing with 409.")
@@ -80,7 +76,7 @@ class ArtifactName(StrEnum):
     "/evaluations",
     status_code=201,
     responses=_REFUSALS
-    | {200: {"model": shapes.Accepted, "description": "An evaluation with this key exists, and is returned."}},
+    | {200: {"model": Accepted, "description": "An evaluation with this key exists, and is returned."}},
 )
 async def submit(
     body: Annotated[contract.Request, Body(openapi_examples={"relu": {"value": _EXAMPLE}})],
@@ -89,7 +85,7 @@ async def submit(
     gateway: CurrentGateway,
     allow_idle_lane: _IdleLane = False,
     idempotency_key: _Key = None,
-) -> shapes.Accepted:
+) -> Accepted:
     """Submit one evaluation. It gets exactly one verdict, even if the connection breaks."""
     keys = _Keys(caller, idempotency_key)
     with keys.as_given():
@@ -97,7 +93,7 @@ async def submit(
     answer.headers["Location"] = f"/v1/evaluations/{ticket.evaluation_id}"
     if not ticket.created:
         answer.status_code = 200
-    return shapes.Accepted.model_validate(ticket)
+    return ticket
 
 
 @router.post("/evaluations/batch", status_code=201, responses=_REFUSALS)
@@ -114,7 +110,7 @@ async def submit_batch(
     requests = [keys.put(entry, index) for index, entry in enumerate(body.entries)]
     with keys.as_given():
         tickets = await gateway.submit(caller, requests, allow_idle_lane=allow_idle_lane)
-    return shapes.AcceptedBatch(evaluations=[shapes.Accepted.model_validate(ticket) for ticket in tickets])
+    return shapes.AcceptedBatch(evaluations=[*tickets])
 
 
 @router.post("/evaluations/each", responses=_REFUSALS)
@@ -140,54 +136,32 @@ async def submit_each(
         results=[
             shapes.EntryResult(error=failures.describe(keys.given(result), request.scope["path"]))
             if isinstance(result, InvalidRequest | HttpError)
-            else shapes.EntryResult(evaluation=shapes.Accepted.model_validate(result))
+            else shapes.EntryResult(evaluation=result)
             for result in results
         ]
     )
 
 
 @router.get("/evaluations")
-async def listing(
-    _: Reader,
-    gateway: CurrentGateway,
-    state: EvaluationState | None = None,
-    category: Category | None = None,
-    blame: Blame | None = None,
-    problem: Annotated[_Text, Query(description="A label, or the beginning of a hash.")] = None,
-    backend: Backend | None = None,
-    lane: _Text = None,
-    batch: _Text = None,
-    since: Annotated[datetime | None, Query(description="Earliest time of submission, UTC by default.")] = None,
-    limit: _Limit = 100,
-    cursor: _Text = None,
-) -> shapes.Page:
+async def listing(_: Reader, gateway: CurrentGateway, wanted: Annotated[shapes.ListQuery, Query()]) -> shapes.Page:
     """List evaluations in pages, the latest submission first."""
+    since = wanted.since
+    filters = wanted.model_dump(exclude={"since", "limit", "cursor"})
     listed = await gateway.read(
         reports.listing,
-        state=state,
-        category=category,
-        blame=blame,
-        problem=problem,
-        backend=backend,
-        lane=lane,
-        batch=batch,
         since=since if since is None or since.tzinfo else since.replace(tzinfo=UTC),
-        after=None if cursor is None else cursors.read(cursor, UUID),
-        limit=limit + 1,
+        after=None if wanted.cursor is None else cursors.read(wanted.cursor, UUID),
+        limit=wanted.limit + 1,
+        **filters,
     )
-    page = listed[:limit]
-    more = cursors.make(page[-1].submitted_at, page[-1].evaluation_id) if len(listed) > limit else None
+    page, more = cursors.page(listed, wanted.limit, lambda one: (one.submitted_at, one.evaluation_id))
     return shapes.Page(evaluations=page, cursor=more)
 
 
 @router.get("/evaluations/{evaluation_id}")
-async def get(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> shapes.Evaluation:
+async def get(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> reports.Evaluation:
     """Return one evaluation with its attempts and its verdict, or the reason why it waits."""
-    detail = await gateway.read(reports.show, evaluation_id)
-    waiting = None
-    if detail.state is not EvaluationState.DONE:
-        waiting = await gateway.read(reports.waiting, evaluation_id, within_s=gateway.config.live_s)
-    return shapes.Evaluation.of(detail, waiting)
+    return await gateway.read(reports.show, evaluation_id, within_s=gateway.config.live_s)
 
 
 @router.post("/evaluations/{evaluation_id}/cancel")
@@ -204,7 +178,7 @@ async def wait(
     verdict = await gateway.read(evaluations.verdict, evaluation_id)
     if verdict is None and timeout > 0:
         verdict = await gateway.wait(request, evaluation_id, timeout)
-    return shapes.Awaited(evaluation_id=evaluation_id, verdict=verdict and shapes.VerdictShape.of(verdict))
+    return shapes.Awaited(evaluation_id=evaluation_id, verdict=verdict)
 
 
 @router.post("/evaluations/wait")
@@ -217,8 +191,7 @@ async def wait_any(body: shapes.WaitFor, request: Request, _: Reader, gateway: C
         verdicts = await gateway.read(evaluations.verdicts, known)
     else:
         verdicts = await gateway.wait_any(request, known, body.timeout)
-    answered = [shapes.VerdictShape.of(verdict) for verdict in list(verdicts.values())[:_MOST_VERDICTS]]
-    return shapes.Verdicts(verdicts=answered, unknown=unknown)
+    return shapes.Verdicts(verdicts=list(verdicts.values())[:_MOST_VERDICTS], unknown=unknown)
 
 
 @router.get("/evaluations/{evaluation_id}/log", response_class=PlainTextResponse)
@@ -230,16 +203,17 @@ async def log(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> str:
 @router.get("/evaluations/{evaluation_id}/artifacts")
 async def artifacts(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> shapes.Artifacts:
     """List the files of an evaluation: its sources, and after its verdict also the verdict and the evidence."""
-    files = _files(await gateway.read(reports.show, evaluation_id))
+    files = (await gateway.read(reports.show, evaluation_id)).files()
     return shapes.Artifacts(
         artifacts=[
             shapes.Artifact(
                 name=name,
                 media_type=_media_type(name),
-                bytes=len(content),
+                bytes=len(files[name].encode()),
                 href=f"/v1/evaluations/{evaluation_id}/artifacts/{name}",
             )
-            for name, content in files.items()
+            for name in ArtifactName
+            if name in files
         ]
     )
 
@@ -256,7 +230,7 @@ async def artifacts(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> 
 )
 async def artifact(evaluation_id: UUID, name: ArtifactName, _: Reader, gateway: CurrentGateway) -> Response:
     """Return one file of an evaluation."""
-    content = _files(await gateway.read(reports.show, evaluation_id)).get(name)
+    content = (await gateway.read(reports.show, evaluation_id)).files().get(name)
     if content is None:
         raise _unfinished(evaluation_id)
     return Response(
@@ -265,12 +239,12 @@ async def artifact(evaluation_id: UUID, name: ArtifactName, _: Reader, gateway: 
 
 
 @router.get("/batches/{batch:path}")
-async def batch(batch: events.BatchName, _: Reader, gateway: CurrentGateway) -> shapes.Batch:
+async def batch(batch: events.BatchName, _: Reader, gateway: CurrentGateway) -> reports.Batch:
     """Return the progress of a batch."""
     state = await gateway.read(reports.batch_state, batch)
     if state is None:
         raise events.unknown_batch(batch)
-    return shapes.Batch.of(batch, state)
+    return state
 
 
 @router.get("/categories")
@@ -283,10 +257,10 @@ async def categories(_: Reader) -> shapes.Categories:
 async def leaderboard(
     _: Reader,
     gateway: CurrentGateway,
-    problem: Annotated[_Text, Query(description="A label, or the beginning of a hash.")] = None,
+    problem: Annotated[shapes.Text, Query(description="A label, or the beginning of a hash.")] = None,
     precision: Precision | None = None,
-    device: Annotated[_Text, Query(description="A device model's name, or a part of it.")] = None,
-    limit: _Limit = 100,
+    device: Annotated[shapes.Text, Query(description="A device model's name, or a part of it.")] = None,
+    limit: shapes.Limit = 100,
 ) -> shapes.Leaderboard:
     """Return the fastest passed kernel of each problem, precision and device model."""
     best = await gateway.read(reports.best, problem=problem, precision=precision, device=device, limit=limit)
@@ -297,35 +271,29 @@ async def leaderboard(
 async def problems(
     _: Reader,
     gateway: CurrentGateway,
-    problem: Annotated[_Text, Query(description="A label, or the beginning of a hash.")] = None,
-    limit: _Limit = 100,
-    cursor: _Text = None,
+    problem: Annotated[shapes.Text, Query(description="A label, or the beginning of a hash.")] = None,
+    limit: shapes.Limit = 100,
+    cursor: shapes.Text = None,
 ) -> shapes.Problems:
     """List stored problems in pages, the latest first."""
-    after = None if cursor is None else cursors.read(cursor, _hash)
+    after = None if cursor is None else cursors.read(cursor, cursors.checked_hash)
     stored = await gateway.read(reports.problems, problem=problem, after=after, limit=limit + 1)
-    page = stored[:limit]
-    more = cursors.make(page[-1].created_at, page[-1].problem_hash) if len(stored) > limit else None
+    page, more = cursors.page(stored, limit, lambda one: (one.created_at, one.problem_hash))
     return shapes.Problems(problems=page, cursor=more)
 
 
 @router.get("/problems/{problem_hash}")
-async def problem(problem_hash: _Hash, _: Reader, gateway: CurrentGateway) -> shapes.Problem:
+async def problem(problem_hash: _Hash, _: Reader, gateway: CurrentGateway) -> reports.ProblemDetail:
     """Return a stored problem with its source."""
-    stored, source = await gateway.read(reports.problem, problem_hash)
-    return shapes.Problem(**asdict(stored), source=source)
+    return await gateway.read(reports.problem, problem_hash)
 
 
 @router.get("/fleet")
 async def fleet(_: Reader, fleet: CurrentFleet) -> shapes.Fleet:
     """Return the lanes, the live workers, the GPUs' states, and the results of the last day's probes."""
     view = await fleet.get()
-    none = dict.fromkeys((EvaluationState.QUEUED, EvaluationState.RUNNING), 0)
     return shapes.Fleet(
-        lanes={
-            lane: shapes.Lane(**view.backlog.get(lane, none), workers=view.lanes.get(lane, 0))
-            for lane in sorted({*view.backlog, *view.lanes})
-        },
+        lanes=shapes.lanes_of(view),
         workers=view.workers,
         gpus=[device.gpu for device in view.devices],
         probes=view.probes,
@@ -378,13 +346,6 @@ class _Keys:
             raise self.given(error) from None
 
 
-def _hash(text: str) -> str:
-    """Return a text if it is a hash, else raise ValueError."""
-    if not re.fullmatch(contract.HASH, text):
-        raise ValueError(text)
-    return text
-
-
 async def _finished(gateway: Gateway, evaluation_id: UUID) -> contract.Verdict:
     verdict = await gateway.read(evaluations.verdict, evaluation_id)
     if verdict is None:
@@ -394,14 +355,6 @@ async def _finished(gateway: Gateway, evaluation_id: UUID) -> contract.Verdict:
 
 def _unfinished(evaluation_id: UUID) -> HttpError:
     return HttpError(404, f"{evaluation_id} has no verdict yet: wait for it", code="not_finished")
-
-
-def _files(detail: reports.Detail) -> dict[str, bytes]:
-    files = {ArtifactName.PROBLEM: detail.problem.encode(), ArtifactName.KERNEL: detail.kernel.encode()}
-    if detail.verdict is not None:
-        files[ArtifactName.VERDICT] = shapes.VerdictShape.of(detail.verdict).model_dump_json(indent=2).encode()
-        files[ArtifactName.EVIDENCE] = detail.verdict.evidence.model_dump_json(indent=2).encode()
-    return {name.value: content for name, content in files.items()}
 
 
 def _media_type(name: str) -> str:

@@ -13,11 +13,9 @@ import anyio
 from kqueue.autopsy import coroutine
 from kqueue.autopsy.report import Report
 from kqueue.autopsy.shrink import Autopsy
-from kqueue.client import wire
 from kqueue.contract import Request, Result, Verdict
-from kqueue.errors import InvalidRequest
-from kqueue.mcp.door import Call, Caller
-from kqueue.mcp.subject import judged_once
+from kqueue.mcp.connection import Call, Caller
+from kqueue.mcp.evaluations import judged_once, submit
 
 #: Number of evaluations that are judged concurrently.
 _WIDTH: Final = 4
@@ -45,19 +43,10 @@ async def dissect(call: Call, caller: Caller, evaluation_id: UUID, budget_s: flo
 async def _judge(
     call: Call, caller: Caller, autopsy: Autopsy, budget_s: float, requests: Sequence[Request], until: float
 ) -> list[Result | None]:
-    keyed = [wire.with_key(request) for request in requests]
-    answer = await caller.ask(
-        "POST", "/v1/evaluations/each", body={"entries": [wire.dump_request(request) for request in keyed]}
-    )
-    accepted = [wire.load_result(request, one) for request, one in zip(keyed, answer["results"], strict=True)]
-    indices: dict[UUID, int] = {}
-    for index, one in enumerate(accepted):
-        if isinstance(one, InvalidRequest):
-            raise one
-        indices[one.evaluation_id] = index
+    indices = {identity: index for index, identity in enumerate(await submit(caller, requests))}
     results: dict[int, Result] = {}
     try:
-        while not autopsy.settled(results, len(keyed)) and time.monotonic() < until:
+        while not autopsy.settled(results, len(requests)) and time.monotonic() < until:
             pending = [str(identity) for identity, index in indices.items() if index not in results]
             hold_s = max(0.0, min(_TICK_S, until - time.monotonic()))
             body = {"evaluation_ids": pending, "timeout": hold_s}
@@ -71,4 +60,4 @@ async def _judge(
             for identity, index in indices.items():
                 if index not in results:
                     await caller.ask("POST", f"/v1/evaluations/{identity}/cancel")
-    return [results.get(index) for index in range(len(keyed))]
+    return [results.get(index) for index in range(len(requests))]

@@ -12,8 +12,8 @@ from pydantic import Field
 
 from kqueue.contract import HASH, Settings
 from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation, UnknownProblem
-from kqueue.mcp.door import Call, Caller, Door, caller_of
-from kqueue.mcp.words import quoted
+from kqueue.mcp.connection import Call, Caller, Connection, caller_of
+from kqueue.mcp.rendering import quoted
 from kqueue.text import clean
 
 #: Maximum characters of a file in one answer.
@@ -88,7 +88,7 @@ async def _resource(call: Call, uri: str, offset: int) -> str:
         raise ResourceError(clean(error)) from None
 
 
-def register(server: MCPServer[Door]) -> None:
+def register(server: MCPServer[Connection]) -> None:
     """Add the resources to ``server``."""
     names = ", ".join(f"{name}: {description}" for name, (_, description) in _FILES.items())
     server.resource(

@@ -28,8 +28,8 @@ from kqueue.errors import AccessRefused, ConfigError, KqueueError, ServiceError
 from kqueue.http import failures, is_loopback
 from kqueue.http.server import Server, listen, outlive_signals
 from kqueue.mcp import files, tools
-from kqueue.mcp.door import Door
-from kqueue.mcp.words import INSTRUCTIONS
+from kqueue.mcp.connection import Connection
+from kqueue.mcp.rendering import INSTRUCTIONS
 
 #: Path of the tools below the server's address.
 PATH: Final = "/mcp"
@@ -38,15 +38,15 @@ _SESSIONS: Final = 1000
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 
 
-def make_server(door: Door) -> MCPServer[Door]:
-    """Return a server of the tools that reaches the fleet through ``door``. It connects when it runs."""
+def make_server(connection: Connection) -> MCPServer[Connection]:
+    """Return a server of the tools that reaches the fleet through ``connection``. It connects when it runs."""
 
     @asynccontextmanager
-    async def lifespan(_: MCPServer[Door]) -> AsyncGenerator[Door]:
-        async with door.opened():
-            yield door
+    async def lifespan(_: MCPServer[Connection]) -> AsyncGenerator[Connection]:
+        async with connection.opened():
+            yield connection
 
-    server = MCPServer[Door](
+    server = MCPServer[Connection](
         "kqueue",
         title="kqueue: a judge of GPU kernels",
         instructions=INSTRUCTIONS,
@@ -62,7 +62,7 @@ def make_server(door: Door) -> MCPServer[Door]:
 
 def serve_stdio() -> None:
     """Serve one client on stdin and stdout until it closes them. Calls use this process's credential."""
-    server = make_server(Door(relays=False))
+    server = make_server(Connection(relays=False))
     # The thread that reads stdin cannot be interrupted, and a graceful shutdown would wait for it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     anyio.run(_serve_stdio, server)
@@ -113,8 +113,8 @@ def serve_http(address: str, hosts: Sequence[str], report: Callable[[str], None]
         ConfigError: the server cannot listen on the address, or no fleet is known.
     """
     host, port = _split(address)
-    door = Door(relays=True)
-    app = create_app(door, [*(_LOOPBACK if is_loopback(host) else (address.rpartition(":")[0],)), *hosts])
+    connection = Connection(relays=True)
+    app = create_app(connection, [*(_LOOPBACK if is_loopback(host) else (address.rpartition(":")[0],)), *hosts])
     with listen(host, port) as listening:
         outlive_signals()
         shown = f"[{host}]" if ":" in host else host
@@ -122,23 +122,23 @@ def serve_http(address: str, hosts: Sequence[str], report: Callable[[str], None]
         Server(app).run([listening])
 
 
-def create_app(door: Door, hosts: Sequence[str]) -> Starlette:
+def create_app(connection: Connection, hosts: Sequence[str]) -> Starlette:
     """Return the application for streamable HTTP.
 
-    ``door`` must relay. ``hosts`` are the accepted names in the header `Host`, because any other name could belong to a
-    web page that was bound to this address (DNS rebinding).
+    ``connection`` must relay. ``hosts`` are the accepted names in the header `Host`, because any other name could
+    belong to a web page that was bound to this address (DNS rebinding).
     """
     named = [form for host in hosts for form in (host, f"{host}:*")]
-    app = make_server(door).streamable_http_app(
+    app = make_server(connection).streamable_http_app(
         streamable_http_path=PATH,
-        max_request_body_size=door.max_body_bytes,
+        max_request_body_size=connection.max_body_bytes,
         max_sessions=_SESSIONS,
         transport_security=TransportSecuritySettings(
             allowed_hosts=named,
             allowed_origins=[f"{scheme}://{form}" for form in named for scheme in ("http", "https")],
         ),
     )
-    app.add_middleware(_Tokens, door=door)
+    app.add_middleware(_Tokens, connection=connection)
     return app
 
 
@@ -148,9 +148,9 @@ class _Tokens:
     A session belongs to the token that opened it. Each tool call uses the token of the request that makes it.
     """
 
-    def __init__(self, app: ASGIApp, door: Door) -> None:
+    def __init__(self, app: ASGIApp, connection: Connection) -> None:
         self._app = app
-        self._door = door
+        self._connection = connection
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -158,7 +158,7 @@ class _Tokens:
             return
         headers = Headers(scope=scope)
         try:
-            await self._door.caller(headers).ask("GET", "/v1/categories")
+            await self._connection.caller(headers).ask("GET", "/v1/categories")
         except AccessRefused as error:
             challenge = {"WWW-Authenticate": 'Bearer realm="kqueue"'}
             refusal = failures.answer(scope["path"], 401, "unauthenticated", str(error), headers=challenge)

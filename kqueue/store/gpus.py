@@ -20,7 +20,7 @@ from kqueue.states import GpuState
 from kqueue.store import clean
 from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Gpu, ProbePause, Worker
-from kqueue.store.sql import any_text
+from kqueue.store.sql import any_text, columns, read
 
 #: Number of consecutive failed self-tests that take a GPU out of service. One failure can be chance.
 QUARANTINED_AFTER: Final = 2
@@ -383,26 +383,9 @@ def _find(connection: Connection, *, uuids: Collection[str] | None, host: str | 
     )
     due = and_(Gpu.check_at.is_not(None), Gpu.check_at <= func.now())
     reset_due = and_(Gpu.reset_at.is_not(None), or_(Gpu.reset_at <= func.now(), func.cardinality(running) == 0))
-    labels = (due.label("due"), reset_due.label("reset_due"), running.label("running"))
-    query = select(*Gpu.__table__.columns, *labels)
+    query = select(*columns(GpuStatus, Gpu, due=due, reset_due=reset_due, running=running))
     if uuids is not None:
         query = query.where(Gpu.uuid == any_text(uuids))
     if host is not None:
         query = query.where(Gpu.host == host)
-    rows = connection.execute(query.order_by(Gpu.host, Gpu.index)).mappings()
-    statuses: list[GpuStatus] = []
-    for row in rows:
-        fields: dict[str, Any] = dict(row) | {"state": GpuState(row["state"]), "running": tuple(row["running"])}
-        fields["memory"] = _memory(row["memory"])
-        statuses.append(GpuStatus(**fields))
-    return statuses
-
-
-def _memory(fields: Mapping[str, Any] | None) -> Memory | None:
-    if fields is None:
-        return None
-    waiting = tuple(
-        Waiting(label=one["label"], wanted_bytes=one["wanted_bytes"], since=datetime.fromisoformat(one["since"]))
-        for one in fields["waiting"]
-    )
-    return Memory(booked_bytes=fields["booked_bytes"], capacity_bytes=fields["capacity_bytes"], waiting=waiting)
+    return read(GpuStatus, connection.execute(query.order_by(Gpu.host, Gpu.index)))

@@ -16,7 +16,7 @@ from sqlalchemy.dialects.postgresql import insert
 from kqueue.states import Priority
 from kqueue.store.engine import transaction
 from kqueue.store.models import Session, Token
-from kqueue.store.sql import read
+from kqueue.store.sql import fetch
 from kqueue.store.tokens import COLUMNS, PREFIX, VALID, Known, Scope, digest_of, new_secret
 
 #: Prefix of session secrets, by which people and secret scanners recognise them.
@@ -41,13 +41,8 @@ def begin(engine: Engine, token_id: UUID) -> str:
 def find(engine: Engine, secret: str) -> Known | None:
     """Return the token of the session with this secret, or None if either is not valid."""
     query = select(*COLUMNS).join(Session, Session.token_id == Token.id)
-    with transaction(engine) as connection:
-        tokens = read(
-            Known,
-            connection.execute(
-                query.where(Session.digest == digest_of(secret), Session.is_link.is_(False), _LIVE, VALID)
-            ),
-        )
+    mine = query.where(Session.digest == digest_of(secret), Session.is_link.is_(False), _LIVE, VALID)
+    tokens = fetch(engine, Known, mine)
     return tokens[0] if tokens else None
 
 

@@ -24,7 +24,7 @@ from kqueue.store.budgets import Budget
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN
 from kqueue.store.models import Evaluation, Session, Token
-from kqueue.store.sql import any_uuid, read
+from kqueue.store.sql import any_uuid, columns, read
 
 #: Prefix of every secret, by which people and secret scanners recognise it.
 PREFIX: Final = "kq_"
@@ -137,13 +137,11 @@ def renew(engine: Engine, token_id: UUID, name: str, scopes: Collection[Scope]) 
         name: the holder's name, for people.
     """
     secret = new_secret(PREFIX)
-    columns = {"name": name, "digest": digest_of(secret), "scopes": [scope.value for scope in scopes]}
+    row = {"name": name, "digest": digest_of(secret), "scopes": [scope.value for scope in scopes]}
     fresh = {"created_at": func.now(), "expires_at": None, "revoked_at": None, "last_used_at": None}
     with transaction(engine) as connection:
         connection.execute(
-            insert(Token)
-            .values(id=token_id, **columns)
-            .on_conflict_do_update(index_elements=[Token.id], set_=columns | fresh)
+            insert(Token).values(id=token_id, **row).on_conflict_do_update(index_elements=[Token.id], set_=row | fresh)
         )
         connection.execute(delete(Session).where(Session.token_id == token_id))
     return secret
@@ -213,17 +211,7 @@ def attribute(engine: Engine, token_id: UUID, evaluation_ids: Collection[UUID]) 
 
 
 #: Columns of a :class:`Known`.
-COLUMNS: Final = (
-    Token.id,
-    Token.name,
-    Token.scopes,
-    Token.priority,
-    Token.weight,
-    Token.created_at,
-    Token.expires_at,
-    Token.revoked_at,
-    Token.last_used_at,
-)
+COLUMNS: Final = columns(Known, Token)
 #: SQL condition for a valid token.
 VALID: Final = and_(Token.revoked_at.is_(None), or_(Token.expires_at.is_(None), Token.expires_at > func.now()))
 

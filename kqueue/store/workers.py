@@ -19,7 +19,7 @@ from kqueue.limits import hard_limit_s
 from kqueue.store import clean
 from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Worker
-from kqueue.store.sql import any_uuid, read
+from kqueue.store.sql import any_uuid, columns, fetch
 
 #: Seconds after Celery's hard limit until which a lease can be renewed. An attempt whose end could not be recorded must
 #: not live as long as its worker does.
@@ -203,27 +203,17 @@ def live(engine: Engine, *, within_s: float) -> list[LiveWorker]:
     )
     # A recorded wait without a running evaluation belongs to an earlier one.
     waits = and_(Worker.waits_for.is_not(None), busy.c.evaluation_id.is_not(None))
-    with transaction(engine) as connection:
-        rows = connection.execute(
-            select(
-                Worker.id,
-                Worker.name,
-                Worker.host,
-                Worker.pid,
-                Worker.lanes,
-                Worker.device,
-                busy.c.evaluation_id.label("busy_with"),
-                busy.c.started_at.label("busy_since"),
-                busy.c.step,
-                Worker.paused,
-                case((waits, Worker.waits_for)).label("waits_for"),
-                case((waits, func.greatest(Worker.waits_since, busy.c.started_at))).label("waits_since"),
-            )
-            .outerjoin(busy, true())
-            .where(_alive(within_s))
-            .order_by(Worker.host, Worker.name)
-        )
-        return read(LiveWorker, rows)
+    shown = columns(
+        LiveWorker,
+        busy,
+        Worker,
+        busy_with=busy.c.evaluation_id,
+        busy_since=busy.c.started_at,
+        waits_for=case((waits, Worker.waits_for)),
+        waits_since=case((waits, func.greatest(Worker.waits_since, busy.c.started_at))),
+    )
+    query = select(*shown).outerjoin(busy, true()).where(_alive(within_s))
+    return fetch(engine, LiveWorker, query.order_by(Worker.host, Worker.name))
 
 
 def live_lanes(engine: Engine, *, within_s: float) -> dict[str, int]:

@@ -19,7 +19,7 @@ needs a session (:mod:`~kqueue.web.session`), and a session is valid for pages o
 :mod:`~kqueue.web.compare`       two kernels side by side
 :mod:`~kqueue.web.cost`          the cost of evaluations
 :mod:`~kqueue.web.search`        words in sources and logs
-:mod:`~kqueue.web.asked`         filters in URLs
+:mod:`~kqueue.web.parameters`    filters in URLs
 :mod:`~kqueue.web.export`        lists as files
 :mod:`~kqueue.web.parquet`       records as Parquet
 :mod:`~kqueue.web.pictures`      charts on pages

@@ -18,8 +18,8 @@ from kqueue.store import reports
 from kqueue.store.engine import together
 from kqueue.store.reports import BatchState, By, Listed, batches, curves
 from kqueue.store.reports.batches import KnownBatch
-from kqueue.web.asked import Asked, BatchName, CurrentGateway, asked_for
 from kqueue.web.export import MOST_ROWS, Format, as_file, one_page
+from kqueue.web.parameters import BatchName, CurrentGateway, TextFilter, given_filters
 from kqueue.web.pictures import can_draw, picture
 from kqueue.web.route import Viewer, page, pages
 
@@ -49,7 +49,7 @@ async def known(
     request: Request,
     _: Viewer,
     gateway: CurrentGateway,
-    name: Asked = None,
+    name: TextFilter = None,
     form: Annotated[Format, Query(alias="format")] = Format.HTML,
 ) -> Response:
     """Show batches, the latest submission first."""
@@ -57,7 +57,7 @@ async def known(
     rows = await gateway.read(batches.known_batches, beginning=name or "", limit=limit)
     if form is not Format.HTML:
         return await as_file(form, "batches", KnownBatch, one_page(rows))
-    return page(request, "batches.html", rows=rows, asked=asked_for(name=name), most=_PAGE)
+    return page(request, "batches.html", rows=rows, asked=given_filters(name=name), most=_PAGE)
 
 
 @router.get("/batches/{batch:path}/fast-p.svg")

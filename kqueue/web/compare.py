@@ -17,7 +17,7 @@ from kqueue.evidence import Measurement
 from kqueue.store import reports
 from kqueue.store.reports import Detail, boards
 from kqueue.web import present
-from kqueue.web.asked import CurrentGateway
+from kqueue.web.parameters import CurrentGateway
 from kqueue.web.pictures import can_draw, picture
 from kqueue.web.route import Viewer, page, pages
 

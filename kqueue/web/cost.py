@@ -12,8 +12,8 @@ from kqueue import figures
 from kqueue.store import budgets, reports, tokens
 from kqueue.store.engine import together
 from kqueue.store.reports import By, Cost
-from kqueue.web.asked import Asked, CurrentGateway, asked_for
 from kqueue.web.export import Format, as_file, one_page
+from kqueue.web.parameters import CurrentGateway, TextFilter, given_filters
 from kqueue.web.route import Viewer, page, pages
 
 router: Final = pages()
@@ -30,11 +30,11 @@ async def cost(
     _: Viewer,
     gateway: CurrentGateway,
     by: By | None = None,
-    since: Asked = None,
+    since: TextFilter = None,
     form: Annotated[Format, Query(alias="format")] = Format.HTML,
 ) -> Response:
     """Show the cost of evaluations. It is added up only after a user selects a grouping, because it can take long."""
-    asked = asked_for(by=by, since=since)
+    asked = given_filters(by=by, since=since)
     after = figures.since(since or "1d", "since")
     if form is not Format.HTML:
         async with _turn:

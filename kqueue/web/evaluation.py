@@ -22,7 +22,7 @@ from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
 from kqueue.states import EvaluationState
 from kqueue.store import reports
-from kqueue.store.reports import Detail, Waiting
+from kqueue.store.reports import Detail
 from kqueue.store.tokens import Scope
 from kqueue.web import autopsy, present
 from kqueue.web.live import live
@@ -117,10 +117,10 @@ async def evaluation_live(request: Request, viewer: Viewer, evaluation_id: UUID)
     within_s = gateway.config.live_s
 
     async def render() -> str | None:
-        detail, waiting = await gateway.read(_state, evaluation_id, within_s=within_s)
+        detail = await gateway.read(reports.show, evaluation_id, within_s=within_s)
         if detail.state is EvaluationState.DONE:
             return None
-        return present.render("evaluation_live.html", detail=detail, waiting=waiting, spans=_spans(detail))
+        return present.render("evaluation_live.html", detail=detail, spans=_spans(detail))
 
     return live(request, viewer, render)
 
@@ -130,17 +130,9 @@ async def file(request: Request, _: Viewer, evaluation_id: UUID, name: File) -> 
     """Return a part of an evaluation as a text file, which no browser executes."""
     gateway: Gateway = request.app.state.gateway
     detail = await gateway.read(reports.show, evaluation_id)
-    if detail.verdict is None and name in {File.LOG, File.EVIDENCE}:
+    content = detail.files().get(name)
+    if content is None:
         raise HttpError(404, "it has no verdict yet")
-    match name:
-        case File.KERNEL:
-            content = detail.kernel
-        case File.PROBLEM:
-            content = detail.problem
-        case File.LOG:
-            content = detail.verdict.log if detail.verdict else ""
-        case File.EVIDENCE:
-            content = detail.verdict.evidence.model_dump_json(indent=2) if detail.verdict else ""
     filename = f"{str(evaluation_id)[:8]}-{name}"
     headers = {"Content-Disposition": f'attachment; filename="{filename}"'}
     return Response(content.encode("utf-8", "replace"), media_type="text/plain; charset=utf-8", headers=headers)
@@ -196,15 +188,8 @@ async def _judge_again(
     return RedirectResponse(f"/evaluations/{ticket.evaluation_id}", 303)
 
 
-def _state(engine: Engine, evaluation_id: UUID, *, within_s: float) -> tuple[Detail, Waiting | None]:
-    detail = reports.show(engine, evaluation_id)
-    if detail.state is EvaluationState.DONE:
-        return detail, None
-    return detail, reports.waiting(engine, evaluation_id, within_s=within_s)
-
-
 def _read(engine: Engine, evaluation_id: UUID, against: str | None, *, within_s: float) -> dict[str, Any]:
-    detail, waiting = _state(engine, evaluation_id, within_s=within_s)
+    detail = reports.show(engine, evaluation_id, within_s=within_s)
     verdict = detail.verdict
     listed = reports.listing(engine, problem=detail.problem_hash, limit=_OTHERS + 1)
     other = reports.show(engine, reports.resolve_id(engine, against)) if against else None
@@ -214,7 +199,6 @@ def _read(engine: Engine, evaluation_id: UUID, against: str | None, *, within_s:
     changes = [] if other is None or too_long else differences.of_sources(detail, other)
     return {
         "detail": detail,
-        "waiting": waiting,
         "verdict": verdict,
         "words": verdict and feedback.describe(verdict, detail.kernel),
         "plots": _plots(verdict) if verdict else [],

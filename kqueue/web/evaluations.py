@@ -49,8 +49,7 @@ async def evaluations(request: Request, _: Viewer) -> Response:
         limit=_PAGE + 1,
         **_filters(asked),
     )
-    rows = listed[:_PAGE]
-    more = cursors.make(rows[-1].submitted_at, rows[-1].evaluation_id) if len(listed) > _PAGE else None
+    rows, more = cursors.page(listed, _PAGE, lambda one: (one.submitted_at, one.evaluation_id))
     return page(
         request,
         "evaluations.html",

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any, Final
 
 from fastapi import Request, Response
@@ -18,6 +19,7 @@ from kqueue.categories import Blame, Category
 from kqueue.errors import KqueueError, UnknownEvaluation
 from kqueue.http.devices import Device, Fleet, View
 from kqueue.http.gateway import Gateway
+from kqueue.http.shapes import lanes_of
 from kqueue.states import EvaluationState
 from kqueue.store import reports, tokens
 from kqueue.store.probes import MOST_SUSPECT
@@ -46,18 +48,6 @@ class _ForPeople(PageRoute):
 router: Final = pages()
 _root: Final = pages()
 _root.route_class = _ForPeople
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """A lane with the numbers of its evaluations, its oldest queued evaluation and the reason why that waits."""
-
-    name: str
-    queued: int
-    running: int
-    workers: int
-    oldest: Oldest | None
-    waiting: Waiting | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +106,7 @@ async def _fields(request: Request) -> dict[str, Any]:
     glances: Glances = request.app.state.glances
     view, glance = await fleet.get(), await glances.get(request.app.state.gateway)
     return {
-        "lanes": _lanes(view, glance),
+        "lanes": dict(islice(lanes_of(view).items(), _MOST)),
         "cards": _cards(view, glance),
         "workers": [(worker, glance.running.get(worker.busy_with)) for worker in view.workers],
         "probes": view.probes,
@@ -170,20 +160,6 @@ def _waiting(engine: Engine, oldest: Oldest, within_s: float) -> Waiting | None:
         return reports.waiting(engine, oldest.evaluation_id, within_s=within_s)
     except UnknownEvaluation:  # retention removed it in the meantime
         return None
-
-
-def _lanes(view: View, glance: Glance) -> list[Lane]:
-    return [
-        Lane(
-            name=name,
-            queued=view.backlog.get(name, {}).get(EvaluationState.QUEUED, 0),
-            running=view.backlog.get(name, {}).get(EvaluationState.RUNNING, 0),
-            workers=view.lanes.get(name, 0),
-            oldest=glance.oldest.get(name),
-            waiting=glance.waiting.get(name),
-        )
-        for name in sorted({*view.backlog, *view.lanes})[:_MOST]
-    ]
 
 
 def _cards(view: View, glance: Glance) -> list[Card]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any, Final
 
@@ -21,8 +20,8 @@ from kqueue.store.engine import together
 from kqueue.store.reports import boards, curves
 from kqueue.store.reports.boards import Placed, UsedProblem
 from kqueue.web import present
-from kqueue.web.asked import Asked, AskedBackend, AskedPrecision, CurrentGateway, asked_for
 from kqueue.web.export import Format, as_file, one_page
+from kqueue.web.parameters import BackendFilter, CurrentGateway, PrecisionFilter, TextFilter, given_filters
 from kqueue.web.pictures import can_draw, picture
 from kqueue.web.route import Viewer, page, pages
 
@@ -43,22 +42,21 @@ async def problems(
     request: Request,
     _: Viewer,
     gateway: CurrentGateway,
-    name: Asked = None,
-    cursor: Asked = None,
+    name: TextFilter = None,
+    cursor: TextFilter = None,
     form: Annotated[Format, Query(alias="format")] = Format.HTML,
 ) -> Response:
     """Show stored problems, the latest first."""
-    after = None if cursor is None else cursors.read(cursor, _hash)
+    after = None if cursor is None else cursors.read(cursor, cursors.checked_hash)
     if form is not Format.HTML:
         return await as_file(form, "problems", UsedProblem, _all(gateway, name))
     listed = await gateway.read(boards.used_problems, named=name, after=after, limit=_PAGE + 1)
-    rows = listed[:_PAGE]
-    more = cursors.make(rows[-1].created_at, rows[-1].problem_hash) if len(listed) > _PAGE else None
+    rows, more = cursors.page(listed, _PAGE, lambda one: (one.created_at, one.problem_hash))
     return page(
         request,
         "problems.html",
         rows=rows,
-        asked=asked_for(name=name),
+        asked=given_filters(name=name),
         is_first=cursor is None,
         more=more,
         counted=boards.COUNTED,
@@ -68,7 +66,7 @@ async def problems(
 @router.get("/problems/{problem_hash}/best.svg")
 async def best_picture(_: Viewer, gateway: CurrentGateway, problem_hash: _Hash, theme: Theme = Theme.LIGHT) -> Response:
     """Draw the best speedup over time."""
-    stored, _source = await gateway.read(_stored, problem_hash)
+    stored = await gateway.read(_stored, problem_hash)
     curve = await gateway.read(curves.best_so_far, problem_hash)
     points = [charts.Point(point.at, point.speedup, point.blame, point.evaluation_id) for point in curve]
     return await picture(charts.BestSoFar(_name(stored), points), theme)
@@ -79,7 +77,7 @@ async def board_picture(
     _: Viewer, gateway: CurrentGateway, problem_hash: _Hash, theme: Theme = Theme.LIGHT
 ) -> Response:
     """Draw the fastest kernels with the spread of their times."""
-    stored, _source = await gateway.read(_stored, problem_hash)
+    stored = await gateway.read(_stored, problem_hash)
     rows = await gateway.read(boards.leaderboard, problem_hash, limit=_BARS)
     return await picture(charts.Leaderboard(_name(stored), _bars(rows)), theme)
 
@@ -89,7 +87,7 @@ async def roofline_picture(
     _: Viewer, gateway: CurrentGateway, problem_hash: _Hash, theme: Theme = Theme.LIGHT
 ) -> Response:
     """Draw a roofline chart of the profiled kernels."""
-    stored, _source = await gateway.read(_stored, problem_hash)
+    stored = await gateway.read(_stored, problem_hash)
     profiles = {one.name: one.profile for one in await gateway.read(boards.profiled, problem_hash)}
     return await picture(examinations.roofline(_name(stored), profiles), theme)
 
@@ -100,9 +98,9 @@ async def problem(
     _: Viewer,
     gateway: CurrentGateway,
     problem_hash: _Hash,
-    precision: AskedPrecision = None,
-    device: Asked = None,
-    backend: AskedBackend = None,
+    precision: PrecisionFilter = None,
+    device: TextFilter = None,
+    backend: BackendFilter = None,
     form: Annotated[Format, Query(alias="format")] = Format.HTML,
 ) -> Response:
     """Show a problem: its leaderboard, its baselines, the outcomes of its evaluations, and its source."""
@@ -115,15 +113,15 @@ async def problem(
     return page(
         request,
         "problem.html",
-        asked=asked_for(**filters),
+        asked=given_filters(**filters),
         choices={"precision": list(Precision), "backend": list(KERNEL_BACKENDS)},
         can_draw=can_draw(),
         **fields,
     )
 
 
-def _stored(engine: Engine, problem_hash: str) -> tuple[reports.StoredProblem, str]:
-    """Return a stored problem and its source, or raise an HttpError of status 404."""
+def _stored(engine: Engine, problem_hash: str) -> reports.ProblemDetail:
+    """Return a stored problem with its source, or raise an HttpError of status 404."""
     try:
         return reports.problem(engine, problem_hash)
     except UnknownProblem:
@@ -132,12 +130,12 @@ def _stored(engine: Engine, problem_hash: str) -> tuple[reports.StoredProblem, s
 
 def _read(engine: Engine, problem_hash: str, filters: dict[str, Any]) -> dict[str, Any]:
     with together(engine):
-        stored, source = _stored(engine, problem_hash)
+        stored = _stored(engine, problem_hash)
         rows = boards.leaderboard(engine, problem_hash, limit=_BOARD + 1, **filters)
         counts = reports.outcomes(engine, problem_hash=problem_hash)
         return {
             "problem": stored,
-            "source": present.source(source),
+            "source": present.source(stored.source),
             "rows": rows[:_BOARD],
             "is_cut": len(rows) > _BOARD,
             "records": boards.records(engine, problem_hash),
@@ -172,10 +170,3 @@ def _bars(rows: Sequence[Placed]) -> list[charts.Bar]:
 
 def _name(problem: reports.StoredProblem) -> str:
     return problem.problem_label or problem.problem_hash[:12]
-
-
-def _hash(text: str) -> str:
-    """Return a text if it is a hash, else raise ValueError."""
-    if not re.fullmatch(HASH, text):
-        raise ValueError(text)
-    return text

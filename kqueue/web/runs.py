@@ -22,8 +22,8 @@ from kqueue.store.reports import runs as reports
 from kqueue.store.reports.runs import ListedRun, ProposalLine
 from kqueue.store.searches import Proposal, Run, Step
 from kqueue.web import present
-from kqueue.web.asked import Asked, CurrentGateway, RunName, asked_for
 from kqueue.web.export import Format, as_file, one_page
+from kqueue.web.parameters import CurrentGateway, RunName, TextFilter, given_filters
 from kqueue.web.pictures import can_draw, picture
 from kqueue.web.route import Viewer, page, pages
 
@@ -86,7 +86,7 @@ async def listing(
     request: Request,
     _: Viewer,
     gateway: CurrentGateway,
-    name: Asked = None,
+    name: TextFilter = None,
     form: Annotated[Format, Query(alias="format")] = Format.HTML,
 ) -> Response:
     """Show searches and tuning runs, the latest first."""
@@ -94,7 +94,7 @@ async def listing(
     rows = await gateway.read(reports.listed_runs, named=name, limit=limit)
     if form is not Format.HTML:
         return await as_file(form, "runs", ListedRun, one_page(rows))
-    return page(request, "runs.html", rows=rows, asked=asked_for(name=name), most=_PAGE)
+    return page(request, "runs.html", rows=rows, asked=given_filters(name=name), most=_PAGE)
 
 
 @router.get("/runs/{which}/curve.svg")

@@ -16,8 +16,8 @@ from kqueue.errors import InvalidRequest
 from kqueue.http.gateway import Gateway
 from kqueue.store.reports import texts
 from kqueue.store.reports.texts import Hit, Where
-from kqueue.web.asked import Asked, CurrentGateway
 from kqueue.web.export import Format, as_file, one_page
+from kqueue.web.parameters import CurrentGateway, TextFilter
 from kqueue.web.route import Viewer, page, pages
 
 router: Final = pages()
@@ -62,7 +62,7 @@ async def search(
     request: Request,
     _: Viewer,
     gateway: CurrentGateway,
-    q: Asked = None,
+    q: TextFilter = None,
     form: Annotated[Format, Query(alias="format")] = Format.HTML,
 ) -> Response:
     """Show the texts that contain all words."""

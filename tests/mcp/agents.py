@@ -19,7 +19,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult
 
 from kqueue.http.server import Server, listen
-from kqueue.mcp.door import Door
+from kqueue.mcp.connection import Connection
 from kqueue.mcp.serving import create_app
 from tests.waiting import until
 
@@ -127,7 +127,7 @@ class Here:
         self._listening = listen("127.0.0.1", 0)
         self.address = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
         self.url = f"{self.address}/mcp"
-        self._server = Server(create_app(Door(relays=True), hosts))
+        self._server = Server(create_app(Connection(relays=True), hosts))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listening]})
 
     def __enter__(self) -> Here:

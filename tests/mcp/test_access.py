@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from kqueue.config import Config
-from kqueue.mcp import door
+from kqueue.mcp import connection as fleet
 from kqueue.states import Priority
 from kqueue.store import tokens
 from tests.http.serving import problem_of
@@ -82,7 +82,7 @@ async def test_limits_and_priorities_are_those_of_the_token(
 ) -> None:
     """Evaluations count as the token's, and a priority above the token's limit is an error."""
     monkeypatch.setenv("KQUEUE_URL", serve(config.model_copy(update={"http_max_queued": 2})).url)
-    monkeypatch.setattr(door, "_RETRY_S", 1.0)
+    monkeypatch.setattr(fleet, "_RETRY_S", 1.0)
     with Here() as here:
         async with over_http(here.url, token(priority=Priority.BATCH)) as client:
             assert "priority: this token can request batch at most" in refusal(await client.call_tool("judge", NEW))

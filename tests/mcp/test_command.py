@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from kqueue.config import load
-from kqueue.mcp import door
+from kqueue.mcp import connection as fleet
 from tests.http.serving import command, problem_of
 from tests.http.standin import Served
 from tests.mcp.agents import COMMAND, Here, Http, over_http, told
@@ -48,7 +48,7 @@ def test_help_needs_no_sdk_and_the_tools_no_torch() -> None:
         "try: app(prog_name='kqueue')\nexcept SystemExit: pass\n"
         "loaded = lambda: {name.partition('.')[0] for name in sys.modules}\n"
         "print('LOADED', sorted(loaded() & {'mcp', 'httpx', 'fastapi', 'starlette', 'torch', 'workers'}))\n"
-        "import kqueue.mcp.door; print('LATER', sorted(loaded() & {'httpx', 'torch', 'celery', 'sqlalchemy'}))"
+        "import kqueue.mcp.connection; print('LATER', sorted(loaded() & {'httpx', 'torch', 'celery', 'sqlalchemy'}))"
     )
     done = run(code=code)
     assert "mcp" in done.stdout
@@ -103,7 +103,7 @@ async def test_a_wait_lives_through_a_restart(serve, config, worker_id, token, j
     heard: list[str] = []
     served = serve(config)
     monkeypatch.setenv("KQUEUE_URL", served.url)
-    monkeypatch.setattr(door, "_RETRY_S", 1.0)
+    monkeypatch.setattr(fleet, "_RETRY_S", 1.0)
 
     async def progress(_seconds: float, _of: float | None, message: str | None) -> None:
         heard.append(message or "")
@@ -132,7 +132,7 @@ async def test_a_wait_lives_through_a_restart(serve, config, worker_id, token, j
 def test_an_agent_elsewhere_is_told_that_the_fleet_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer is a 503 with Retry-After, without the fleet's address."""
     monkeypatch.setenv("KQUEUE_URL", "http://127.0.0.1:1")
-    monkeypatch.setattr(door, "_RETRY_S", 1.0)
+    monkeypatch.setattr(fleet, "_RETRY_S", 1.0)
     with Here() as here:
         answer = httpx.post(here.url, json={}, headers={"Authorization": "Bearer kq_x"}, timeout=60)
         assert "127.0.0.1:1" not in problem_of(answer, 503, "database_unavailable")["detail"]

@@ -15,7 +15,7 @@ from sqlalchemy import Engine, text
 from kqueue.categories import Category
 from kqueue.evidence import Evidence, KernelProfile, Profile, Sanitized, SanitizerFinding
 from kqueue.mcp.files import PAGE_CHARS
-from kqueue.mcp.words import FEEDBACK_CHARS, LINE_CHARS
+from kqueue.mcp.rendering import FEEDBACK_CHARS, LINE_CHARS
 from kqueue.store import workers
 from tests.mcp.agents import quoted, refusal, text_of, told
 from tests.samples import ended, measurement, passed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 from sqlalchemy import Engine, RowMapping, func, select
@@ -12,32 +12,11 @@ from kqueue import contract
 from kqueue.errors import UnknownEvaluation
 from kqueue.store.engine import transaction
 from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Verdict
-from kqueue.store.sql import any_uuid
+from kqueue.store.sql import any_uuid, columns
 
 #: Query with one row for each verdict, which :func:`to_verdict` reads.
 VERDICTS: Final = (
-    select(
-        Evaluation.id,
-        Evaluation.problem_label,
-        Evaluation.kernel_label,
-        Evaluation.lane,
-        Evaluation.attempts,
-        Evaluation.submitted_at,
-        Kernel.backend,
-        Environment.facts.label("environment"),
-        Verdict.category,
-        Verdict.message,
-        Verdict.phase,
-        Verdict.facts,
-        Verdict.runtime,
-        Verdict.baseline,
-        Verdict.log,
-        Verdict.evidence,
-        Verdict.written_by,
-        Verdict.finished_at,
-        Verdict.reused_from,
-        Verdict.judged_at,
-    )
+    select(*columns(contract.Verdict, Evaluation, Kernel, Verdict, environment=Environment.facts))
     .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
     .join(Kernel, Kernel.hash == Evaluation.kernel_hash)
     .outerjoin(Attempt, Attempt.id == Verdict.attempt_id)
@@ -47,8 +26,7 @@ VERDICTS: Final = (
 
 def to_verdict(row: RowMapping) -> contract.Verdict:
     """Return the verdict in a row of :data:`VERDICTS`."""
-    fields: dict[str, Any] = {str(name): value for name, value in row.items()}
-    return contract.Verdict.load({"evaluation_id": fields.pop("id"), **fields})
+    return contract.Verdict.load({str(name): value for name, value in row.items()})
 
 
 def verdict(engine: Engine, evaluation_id: UUID) -> contract.Verdict | None:
@@ -67,7 +45,7 @@ def verdicts(engine: Engine, ids: Collection[UUID]) -> dict[UUID, contract.Verdi
     """Return the existing verdicts of evaluations, by id."""
     with transaction(engine) as connection:
         rows = connection.execute(VERDICTS.where(Verdict.evaluation_id == any_uuid(ids))).mappings()
-        return {row["id"]: to_verdict(row) for row in rows}
+        return {row["evaluation_id"]: to_verdict(row) for row in rows}
 
 
 def existing(engine: Engine, ids: Collection[UUID]) -> set[UUID]:

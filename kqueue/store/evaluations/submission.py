@@ -149,23 +149,7 @@ def _submit(
             insert(Evaluation).on_conflict_do_nothing(index_elements=["idempotency_key"]),
             [_row(ids[i], requests[i], now, traceparent, published=i in nexts) for i in ordered],
         )
-        rows = connection.execute(
-            MESSAGES.add_columns(Evaluation.idempotency_key, Evaluation.reuse).where(
-                or_(Evaluation.id == any_uuid(ids.values()), Evaluation.idempotency_key == any_text(first))
-            )
-        ).all()
-        by_id = {row.id: row for row in rows}
-        by_key = {row.idempotency_key: row for row in rows}
-        if not first.keys() <= by_key.keys():
-            raise _Removed
-        found = [by_id[ids[i]] if (k := r.idempotency_key) is None else by_key[k] for i, r in enumerate(requests)]
-        conflicts = {
-            row.idempotency_key
-            for row, r in zip(found, requests, strict=True)
-            if not asks_for(r, row, any_lane=r.idempotency_key in any_lane)
-        }
-        if conflicts:
-            raise IdempotencyConflict(conflicts)
+        found = _found(connection, requests, ids, any_lane)
         may = [identity for i, identity in ids.items() if found[i].id == identity and requests[i].reuse]
         reused = answer(connection, may, live_s=reuse_s) if reuse_s is not None else set[UUID]()
         created = [ids.get(i) == row.id for i, row in enumerate(found)]
@@ -185,6 +169,36 @@ def _submit(
         Submitted(to_message(row), created[i], row.id in reused, created[i] and i in nexts and row.id not in reused)
         for i, row in enumerate(found)
     ]
+
+
+def _found(
+    connection: Connection, requests: Sequence[Request], ids: Mapping[int, UUID], any_lane: Collection[str]
+) -> list[Row[*tuple[Any, ...]]]:
+    """Return the row of each request: the one with its key, or the new one with its id in ``ids``.
+
+    Raises:
+        IdempotencyConflict: a request asks for another verdict than the row with its key.
+        _Removed: a row with a known key is gone.
+    """
+    keys = {request.idempotency_key for request in requests if request.idempotency_key is not None}
+    rows = connection.execute(
+        MESSAGES.add_columns(Evaluation.idempotency_key, Evaluation.reuse).where(
+            or_(Evaluation.id == any_uuid(ids.values()), Evaluation.idempotency_key == any_text(keys))
+        )
+    ).all()
+    by_id = {row.id: row for row in rows}
+    by_key = {row.idempotency_key: row for row in rows}
+    if not keys <= by_key.keys():
+        raise _Removed
+    found = [by_id[ids[i]] if (k := r.idempotency_key) is None else by_key[k] for i, r in enumerate(requests)]
+    conflicts = {
+        row.idempotency_key
+        for row, r in zip(found, requests, strict=True)
+        if not asks_for(r, row, any_lane=r.idempotency_key in any_lane)
+    }
+    if conflicts:
+        raise IdempotencyConflict(conflicts)
+    return found
 
 
 def asks_for(request: Request, row: Row[*tuple[Any, ...]], *, any_lane: bool) -> bool:

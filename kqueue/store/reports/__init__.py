@@ -24,6 +24,7 @@ Each function is one transaction and raises :class:`~kqueue.errors.DatabaseUnava
 
 from kqueue.store.reports.cost import By, Cost, cost
 from kqueue.store.reports.counts import (
+    Batch,
     BatchState,
     Crowd,
     Fault,
@@ -38,17 +39,18 @@ from kqueue.store.reports.counts import (
 )
 from kqueue.store.reports.courses import Course, Try, courses
 from kqueue.store.reports.curves import FastP, Point, best_so_far, fast_p
-from kqueue.store.reports.detail import AttemptDetail, Detail, resolve_id, show
+from kqueue.store.reports.detail import AttemptDetail, Detail, Evaluation, resolve_id, show
 from kqueue.store.reports.ended import Ended, ended, finished, now
 from kqueue.store.reports.listing import Best, Listed, best, finished_in, listing, results, unfinished
 from kqueue.store.reports.names import Kind, Named, named
 from kqueue.store.reports.overview import Oldest, Use, ended_by_minute, oldest, use
-from kqueue.store.reports.problems import StoredProblem, problem, problems
+from kqueue.store.reports.problems import ProblemDetail, StoredProblem, problem, problems
 from kqueue.store.reports.progress import Earlier, Progress, earlier, last_queued, placed, progress, progress_of_batch
 from kqueue.store.reports.waiting import Waiting, Why, waiting
 
 __all__ = [
     "AttemptDetail",
+    "Batch",
     "BatchState",
     "Best",
     "By",
@@ -58,6 +60,7 @@ __all__ = [
     "Detail",
     "Earlier",
     "Ended",
+    "Evaluation",
     "FastP",
     "Fault",
     "Kind",
@@ -65,6 +68,7 @@ __all__ = [
     "Named",
     "Oldest",
     "Point",
+    "ProblemDetail",
     "Progress",
     "StoredProblem",
     "Try",

@@ -12,12 +12,12 @@ from sqlalchemy import Engine, Text, func, literal, select, true
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from kqueue.categories import Blame, Category
-from kqueue.contract import Backend
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN
-from kqueue.store.models import Batch, Evaluation, Kernel, Summary, Verdict
+from kqueue.store.models import Batch, Evaluation, Summary, Verdict
 from kqueue.store.reports.curves import RIGHT
-from kqueue.store.sql import read
+from kqueue.store.reports.listing import LISTED, Listed
+from kqueue.store.sql import fetch, read
 
 #: Number of additionally read batches, because a batch's last submission can be a second later than in its row.
 _NEAR: Final = 100
@@ -37,22 +37,6 @@ class KnownBatch:
     unfinished: int
     submitted_at: datetime
     last_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class BestOfBatch:
-    """A kernel of a batch that passed and was timed. Times are in milliseconds."""
-
-    evaluation_id: UUID
-    problem_hash: str
-    problem_label: str | None
-    kernel_hash: str
-    kernel_label: str | None
-    backend: Backend
-    runtime_ms: float
-    baseline_ms: float | None
-    speedup: float | None
-    finished_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +81,11 @@ def known_batches(engine: Engine, *, beginning: str = "", limit: int = 50) -> li
     )
     unfinished = select(func.count()).where(OPEN, Evaluation.batch == page.c.name).scalar_subquery()
     ended = select(func.count()).where(Summary.batch == page.c.name).scalar_subquery()
-    query = select(page, unfinished.label("unfinished"), ended.label("ended")).order_by(
-        page.c.last_at.desc(), page.c.name
-    )
-    with transaction(engine) as connection:
-        rows = connection.execute(query).all()
-    return [
-        KnownBatch(row.name, row.ended + row.unfinished, row.unfinished, row.submitted_at, row.last_at) for row in rows
-    ]
+    query = select(page, unfinished.label("unfinished"), (ended + unfinished).label("evaluations"))
+    return fetch(engine, KnownBatch, query.order_by(page.c.last_at.desc(), page.c.name))
 
 
-def best_of_batch(engine: Engine, batch: str, *, limit: int = 20) -> list[BestOfBatch]:
+def best_of_batch(engine: Engine, batch: str, *, limit: int = 20) -> list[Listed]:
     """Return a batch's kernels that passed and were timed, the largest speedup first, without reused verdicts."""
     best = (
         select(Summary.evaluation_id, Summary.speedup, Summary.runtime_ms)
@@ -121,27 +99,8 @@ def best_of_batch(engine: Engine, batch: str, *, limit: int = 20) -> list[BestOf
         .limit(limit)
         .subquery()
     )
-    query = (
-        select(
-            Evaluation.id.label("evaluation_id"),
-            Evaluation.problem_hash,
-            Evaluation.problem_label,
-            Evaluation.kernel_hash,
-            Evaluation.kernel_label,
-            Kernel.backend,
-            Verdict.runtime_ms,
-            Verdict.baseline_ms,
-            Verdict.speedup,
-            Verdict.finished_at,
-        )
-        .select_from(best)
-        .join(Evaluation, Evaluation.id == best.c.evaluation_id)
-        .join(Verdict, Verdict.evaluation_id == Evaluation.id)
-        .join(Kernel, Kernel.hash == Evaluation.kernel_hash)
-        .order_by(best.c.speedup.desc().nulls_last(), best.c.runtime_ms, best.c.evaluation_id)
-    )
-    with transaction(engine) as connection:
-        return read(BestOfBatch, connection.execute(query))
+    order = (best.c.speedup.desc().nulls_last(), best.c.runtime_ms, best.c.evaluation_id)
+    return fetch(engine, Listed, LISTED.join(best, best.c.evaluation_id == Evaluation.id).order_by(*order))
 
 
 def batch_faults(engine: Engine, batch: str, counts: Mapping[Category, int]) -> list[BatchFault]:

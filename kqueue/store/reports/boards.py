@@ -24,7 +24,7 @@ from sqlalchemy import (
     tuple_,
 )
 from sqlalchemy.orm import aliased
-from sqlalchemy.sql.selectable import LateralFromClause
+from sqlalchemy.sql.selectable import LateralFromClause, Subquery
 
 from kqueue.categories import Category
 from kqueue.contract import Backend
@@ -44,7 +44,8 @@ from kqueue.store.models import (
     Token,
     Verdict,
 )
-from kqueue.store.sql import read
+from kqueue.store.reports.listing import LISTED, Listed
+from kqueue.store.sql import columns, fetch
 
 #: Number of the last profiles of a problem from which the displayed ones are chosen.
 _PROFILES: Final = 100
@@ -109,17 +110,6 @@ class Placed:
         """The eager reference's median divided by the upper and the lower quartile. None if unknown."""
         low, high = (self.baseline_ms / ms if self.baseline_ms and ms else None for ms in (self.q3_ms, self.q1_ms))
         return low, high
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """An evaluation with a higher speedup than all earlier ones of its problem."""
-
-    evaluation_id: UUID
-    kernel_label: str | None
-    kernel_hash: str
-    finished_at: datetime
-    speedup: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,21 +235,13 @@ def used_problems(
         .lateral()
     )
     query = (
-        select(
-            page.c.hash.label("problem_hash"),
-            newest.c.problem_label,
-            page.c.created_at,
-            newest.c.used_at,
-            counted.c.evaluations,
-            counted.c.kernels,
-        )
+        select(*columns(UsedProblem, page, newest, counted, problem_hash=page.c.hash))
         .select_from(page)
         .join(counted, true())
         .outerjoin(newest, true())
         .order_by(page.c.created_at.desc(), page.c.hash.desc())
     )
-    with transaction(engine) as connection:
-        return read(UsedProblem, connection.execute(query))
+    return fetch(engine, UsedProblem, query)
 
 
 def leaderboard(
@@ -279,32 +261,7 @@ def leaderboard(
     Args:
         precision, backend, device: the only precision, backend and device model to list.
     """
-    mine, other, every = _measured("mine"), _measured("other"), _measured("every")
-    wanted: list[ColumnElement[bool]] = [mine.summary.problem_hash == problem_hash]
-    if precision is not None:
-        wanted.append(mine.precision == precision)
-    if device is not None:
-        wanted.append(mine.device == device)
-    if backend is not None:
-        wanted.append(
-            select(Kernel.hash).where(Kernel.hash == mine.summary.kernel_hash, Kernel.backend == backend).exists()
-        )
-    # Rows are read in the order of speedups, by an index, until enough are found that no other row of the kernel beats.
-    first = (
-        mine.select(
-            mine.summary.evaluation_id.label("id"),
-            mine.summary.problem_hash,
-            mine.summary.kernel_hash,
-            mine.precision.label("precision"),
-            mine.device.label("device"),
-            mine.summary.speedup,
-            mine.summary.runtime_ms,
-        )
-        .where(*wanted, ~other.select(literal(1)).where(other.is_alike(mine), other.order < mine.order).exists())
-        .order_by(mine.summary.speedup.desc().nulls_last(), mine.summary.runtime_ms, mine.summary.evaluation_id)
-        .limit(limit)
-        .subquery()
-    )
+    first, every = _fastest(problem_hash, precision, device, backend, limit), _measured("every")
     measured = (
         every.select(func.count())
         .where(
@@ -317,36 +274,63 @@ def leaderboard(
     )
     runtime: Any = Verdict.runtime
     evidence: Any = Verdict.evidence
+    shown = columns(
+        Placed,
+        first,
+        Evaluation,
+        Verdict,
+        Kernel,
+        q1_ms=cast(runtime["q1_ms"].astext, Double),
+        q3_ms=cast(runtime["q3_ms"].astext, Double),
+        compiled_ms=cast(evidence["compiled_baseline"]["median_ms"].astext, Double),
+        measured=measured,
+        producer=func.coalesce(Token.name, Evaluation.producer),
+    )
     query = (
-        select(
-            first.c.kernel_hash,
-            Evaluation.kernel_label,
-            Kernel.backend,
-            first.c.precision,
-            first.c.device,
-            first.c.runtime_ms,
-            cast(runtime["q1_ms"].astext, Double).label("q1_ms"),
-            cast(runtime["q3_ms"].astext, Double).label("q3_ms"),
-            Verdict.baseline_ms,
-            cast(evidence["compiled_baseline"]["median_ms"].astext, Double).label("compiled_ms"),
-            first.c.speedup,
-            measured.label("measured"),
-            Evaluation.id.label("evaluation_id"),
-            Verdict.finished_at,
-            func.coalesce(Token.name, Evaluation.producer).label("producer"),
-        )
+        select(*shown)
         .select_from(first)
-        .join(Evaluation, Evaluation.id == first.c.id)
-        .join(Verdict, Verdict.evaluation_id == first.c.id)
+        .join(Evaluation, Evaluation.id == first.c.evaluation_id)
+        .join(Verdict, Verdict.evaluation_id == first.c.evaluation_id)
         .join(Kernel, Kernel.hash == first.c.kernel_hash)
         .outerjoin(Token, Token.id == Evaluation.token_id)
-        .order_by(first.c.speedup.desc().nulls_last(), first.c.runtime_ms, first.c.id)
+        .order_by(first.c.speedup.desc().nulls_last(), first.c.runtime_ms, first.c.evaluation_id)
     )
-    with transaction(engine) as connection:
-        return read(Placed, connection.execute(query))
+    return fetch(engine, Placed, query)
 
 
-def records(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[Record]:
+def _fastest(
+    problem_hash: str, precision: str | None, device: str | None, backend: Backend | None, limit: int
+) -> Subquery:
+    """Return the query for the fastest measurement of each kernel, precision and device model of a problem."""
+    mine, other = _measured("mine"), _measured("other")
+    wanted: list[ColumnElement[bool]] = [mine.summary.problem_hash == problem_hash]
+    if precision is not None:
+        wanted.append(mine.precision == precision)
+    if device is not None:
+        wanted.append(mine.device == device)
+    if backend is not None:
+        wanted.append(
+            select(Kernel.hash).where(Kernel.hash == mine.summary.kernel_hash, Kernel.backend == backend).exists()
+        )
+    # Rows are read in the order of speedups, by an index, until enough are found that no other row of the kernel beats.
+    return (
+        mine.select(
+            mine.summary.evaluation_id,
+            mine.summary.problem_hash,
+            mine.summary.kernel_hash,
+            mine.precision.label("precision"),
+            mine.device.label("device"),
+            mine.summary.speedup,
+            mine.summary.runtime_ms,
+        )
+        .where(*wanted, ~other.select(literal(1)).where(other.is_alike(mine), other.order < mine.order).exists())
+        .order_by(mine.summary.speedup.desc().nulls_last(), mine.summary.runtime_ms, mine.summary.evaluation_id)
+        .limit(limit)
+        .subquery()
+    )
+
+
+def records(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[Listed]:
     """Return the evaluations that were faster than all before them, the latest first: the steps of the curve."""
     # The search goes backwards: each record is the fastest of all evaluations that ended before the next record. The
     # index orders them by speedup, so none is read twice. Of equal evaluations the first is the record.
@@ -383,42 +367,22 @@ def records(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[Recor
     best = best.union_all(select(first_of).select_from(best).join(former, true()).join(first_of, true()))
     # The rows are produced in this order, and Postgres stops at the limit.
     latest = select(best).limit(limit).subquery()
-    query = (
-        select(
-            latest.c.evaluation_id,
-            Evaluation.kernel_label,
-            Evaluation.kernel_hash,
-            latest.c.finished_at,
-            latest.c.speedup,
-        )
-        .join(Evaluation, Evaluation.id == latest.c.evaluation_id)
-        .order_by(latest.c.speedup.desc())
-    )
-    with transaction(engine) as connection:
-        return read(Record, connection.execute(query))
+    query = LISTED.join(latest, latest.c.evaluation_id == Evaluation.id).order_by(latest.c.speedup.desc())
+    return fetch(engine, Listed, query)
 
 
 def baselines_of(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[KnownBaseline]:
     """Return the cached times of a problem's reference, the latest first."""
     time: Any = Baseline.measurement
+    times = {name: cast(time[name].astext, Double) for name in ("median_ms", "q1_ms", "q3_ms")}
     query = (
-        select(
-            Baseline.environment_hash,
-            Environment.device,
-            Environment.driver,
-            Environment.torch,
-            Environment.host,
-            Baseline.settings_key,
-            *(cast(time[name].astext, Double).label(name) for name in ("median_ms", "q1_ms", "q3_ms")),
-            Baseline.created_at,
-        )
+        select(*columns(KnownBaseline, Baseline, Environment, **times))
         .join(Environment, Environment.hash == Baseline.environment_hash)
         .where(Baseline.problem_hash == problem_hash)
         .order_by(Baseline.created_at.desc(), Baseline.environment_hash, Baseline.settings_key)
         .limit(limit)
     )
-    with transaction(engine) as connection:
-        return read(KnownBaseline, connection.execute(query))
+    return fetch(engine, KnownBaseline, query)
 
 
 def profiled(engine: Engine, problem_hash: str, *, limit: int = 7) -> list[Profiled]:

@@ -11,10 +11,9 @@ from sqlalchemy import ColumnElement, Double, Engine, case, cast, func, select, 
 from sqlalchemy.sql.selectable import LateralFromClause
 
 from kqueue.categories import Blame
-from kqueue.store.engine import transaction
 from kqueue.store.evaluations import REAL
 from kqueue.store.models import Attempt, Evaluation, Verdict
-from kqueue.store.sql import read
+from kqueue.store.sql import fetch
 
 
 class By(StrEnum):
@@ -118,8 +117,7 @@ def cost(engine: Engine, *, by: By, since: datetime | None, batch: str | None = 
         .order_by(func.sum(tried.c.seconds).desc(), key)
         .limit(limit)
     )
-    with transaction(engine) as connection:
-        return read(Cost, connection.execute(query))
+    return fetch(engine, Cost, query)
 
 
 def _sum_of(field: str, name: str, *, beginning: str = "") -> LateralFromClause:

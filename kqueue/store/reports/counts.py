@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from uuid import UUID
 
 from sqlalchemy import (
@@ -29,34 +30,30 @@ from kqueue.states import EvaluationState, Priority
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN, QUEUED, REAL
 from kqueue.store.models import Attempt, Evaluation, Summary, Verdict, Worker
-from kqueue.store.sql import any_text, any_uuid, read
+from kqueue.store.sql import any_text, any_uuid, fetch
+
+_T = TypeVar("_T")
 
 
 def states(engine: Engine) -> dict[str, dict[EvaluationState, int]]:
     """Return the number of evaluations in each state, by lane."""
-    counted: dict[str, dict[EvaluationState, int]] = {}
-    with transaction(engine) as connection:
-        for lane, state, number in connection.execute(
-            select(Evaluation.lane, Evaluation.state, func.count())
-            .where(REAL)
-            .group_by(Evaluation.lane, Evaluation.state)
-            .order_by(Evaluation.lane)
-        ):
-            counted.setdefault(lane, dict.fromkeys(EvaluationState, 0))[EvaluationState(state)] = number
-    return counted
+    return _by_lane(engine, tuple(EvaluationState), REAL)
 
 
 def backlog(engine: Engine) -> dict[str, dict[EvaluationState, int]]:
     """Return the number of queued and running evaluations, by lane."""
+    return _by_lane(engine, (EvaluationState.QUEUED, EvaluationState.RUNNING), REAL, OPEN)
+
+
+def _by_lane(
+    engine: Engine, shown: Collection[EvaluationState], *wanted: ColumnElement[bool]
+) -> dict[str, dict[EvaluationState, int]]:
     counted: dict[str, dict[EvaluationState, int]] = {}
-    open_states = (EvaluationState.QUEUED, EvaluationState.RUNNING)
+    group = (Evaluation.lane, Evaluation.state)
+    query = select(*group, func.count()).where(*wanted).group_by(*group).order_by(Evaluation.lane)
     with transaction(engine) as connection:
-        for lane, state, number in connection.execute(
-            select(Evaluation.lane, Evaluation.state, func.count())
-            .where(OPEN, REAL)
-            .group_by(Evaluation.lane, Evaluation.state)
-        ):
-            counted.setdefault(lane, dict.fromkeys(open_states, 0))[EvaluationState(state)] = number
+        for lane, state, number in connection.execute(query):
+            counted.setdefault(lane, dict.fromkeys(shown, 0))[EvaluationState(state)] = number
     return counted
 
 
@@ -82,9 +79,7 @@ def crowds(engine: Engine) -> list[Crowd]:
     number = func.count()
     query = select(*group, number.label("queued"), func.min(Evaluation.submitted_at).label("since"))
     query = query.where(QUEUED, REAL).group_by(*group)
-    with transaction(engine) as connection:
-        rows = connection.execute(query.order_by(Evaluation.lane, Evaluation.priority.desc(), number.desc()))
-        return read(Crowd, rows)
+    return fetch(engine, Crowd, query.order_by(Evaluation.lane, Evaluation.priority.desc(), number.desc()))
 
 
 def outcomes(
@@ -163,8 +158,7 @@ def faults(engine: Engine, *, since: datetime) -> list[Fault]:
         .group_by(Attempt.category)
         .order_by(func.count().desc(), Attempt.category)
     )
-    with transaction(engine) as connection:
-        return read(Fault, connection.execute(query))
+    return fetch(engine, Fault, query)
 
 
 def among(batches: Collection[str], ids: Collection[UUID]) -> ColumnElement[bool]:
@@ -178,7 +172,7 @@ def among(batches: Collection[str], ids: Collection[UUID]) -> ColumnElement[bool
     return or_(false(), *wanted)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchState:
     """The progress of a batch.
 
@@ -201,13 +195,24 @@ class BatchState:
     finished_at: datetime | None
 
 
-def batch_state(engine: Engine, batch: str) -> BatchState | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch(BatchState):
+    """The progress of the batch with the name ``batch``."""
+
+    batch: str
+
+
+def batch_state(engine: Engine, batch: str) -> Batch | None:
     """Return the progress of a batch, or None if no evaluation belongs to it."""
-    return state_of(engine, batches=[batch])
+    return _state(engine, partial(Batch, batch=batch), [batch], ())
 
 
 def state_of(engine: Engine, *, batches: Collection[str] = (), ids: Collection[UUID] = ()) -> BatchState | None:
     """Return the common progress of batches and single evaluations, or None if there are none."""
+    return _state(engine, BatchState, batches, ids)
+
+
+def _state(engine: Engine, make: Callable[..., _T], batches: Collection[str], ids: Collection[UUID]) -> _T | None:
     with transaction(engine) as connection:
         # In one statement, evaluations that end meanwhile are counted once.
         rows = connection.execute(_states(batches, ids)).all()
@@ -229,7 +234,7 @@ def state_of(engine: Engine, *, batches: Collection[str] = (), ids: Collection[U
             blame = Category(row.category).blame
             blames[blame] = blames.get(blame, 0) + row.number
     total = sum(states.values())
-    return BatchState(
+    return make(
         total=total,
         queued=states[EvaluationState.QUEUED],
         running=states[EvaluationState.RUNNING],

@@ -18,7 +18,7 @@ from kqueue.states import Priority, Writer
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import REAL
 from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Verdict, Worker
-from kqueue.store.sql import any_uuid, read
+from kqueue.store.sql import any_uuid, columns, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +80,14 @@ def courses(engine: Engine, ids: Collection[UUID]) -> list[Course]:
     final = aliased(Attempt)
     query = (
         select(
-            Verdict.evaluation_id,
-            Evaluation.traceparent,
-            Evaluation.lane,
-            Evaluation.priority,
-            Kernel.backend,
-            Evaluation.submitted_at,
-            Verdict.finished_at,
-            Verdict.category,
-            Verdict.blame,
-            Verdict.written_by,
-            Verdict.reused_from.is_not(None).label("reused"),
-            Environment.device.label("model"),
+            *columns(
+                Course,
+                Verdict,
+                Evaluation,
+                Kernel,
+                reused=Verdict.reused_from.is_not(None),
+                model=Environment.device,
+            )
         )
         .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
         .join(Kernel, Kernel.hash == Evaluation.kernel_hash)
@@ -100,23 +96,11 @@ def courses(engine: Engine, ids: Collection[UUID]) -> list[Course]:
         .where(Verdict.evaluation_id == any_uuid(ids), REAL)
     )
     outcome: Any = Attempt.outcome
+    steps = {
+        name: func.coalesce(outcome["evidence"][name], func.jsonb_build_object()) for name in ("begun_s", "durations_s")
+    }
     attempts = (
-        select(
-            Attempt.evaluation_id,
-            Attempt.number,
-            Worker.name.label("worker"),
-            Worker.host,
-            Worker.device,
-            Attempt.started_at,
-            Attempt.ended_at,
-            Attempt.category,
-            Attempt.written_by,
-            Attempt.handed_back,
-            *(
-                func.coalesce(outcome["evidence"][name], func.jsonb_build_object()).label(name)
-                for name in ("begun_s", "durations_s")
-            ),
-        )
+        select(Attempt.evaluation_id, *columns(Try, Attempt, Worker, worker=Worker.name, **steps))
         .join(Worker, Worker.id == Attempt.worker_id)
         .where(Attempt.evaluation_id == any_uuid(ids))
         .order_by(Attempt.evaluation_id, Attempt.number)

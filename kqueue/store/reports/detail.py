@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Engine, case, select
+from sqlalchemy import Connection, Engine, case, select
 
 from kqueue import contract
 from kqueue.categories import Category
 from kqueue.contract import Backend
 from kqueue.errors import InvalidRequest, UnknownEvaluation
 from kqueue.states import EvaluationState, Writer
-from kqueue.store import evaluations
+from kqueue.store import evaluations, models
 from kqueue.store.engine import transaction
-from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Problem, Verdict, Worker
-from kqueue.store.sql import read
+from kqueue.store.models import Attempt, Environment, Kernel, Problem, Verdict, Worker
+from kqueue.store.reports.waiting import Waiting, waiting
+from kqueue.store.sql import columns, read
 
 #: Minimum number of hexadecimal digits that identify an evaluation.
 _MIN_PREFIX: Final = 4
@@ -53,17 +54,19 @@ class AttemptDetail:
     environment: Mapping[str, Any] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Detail:
-    """One evaluation in full.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """One evaluation with all fields except its sources.
 
     Attributes:
         lane: the lane to which it was submitted.
-        problem_label, problem_hash, problem: name, SHA-256 and source of the reference.
-        kernel_label, kernel_hash, kernel: name, SHA-256 and source of the candidate.
+        problem_label, problem_hash: name and SHA-256 of the reference.
+        kernel_label, kernel_hash: name and SHA-256 of the candidate.
         settings: the submitted :class:`kqueue.Settings` in JSON.
         batch: the producer's name for the batch.
         submitted_at, expires_at: UTC.
+        waiting: reason and duration of the wait while it is queued, or runs but another fleet has its device. Else
+            None.
         verdict: the verdict. None while there is none.
     """
 
@@ -73,16 +76,34 @@ class Detail:
     backend: Backend
     problem_label: str | None
     problem_hash: str
-    problem: str
     kernel_label: str | None
     kernel_hash: str
-    kernel: str
     settings: Mapping[str, Any]
     batch: str | None
     submitted_at: datetime
     expires_at: datetime | None
     attempts: tuple[AttemptDetail, ...]
+    waiting: Waiting | None
     verdict: contract.Verdict | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detail(Evaluation):
+    """One evaluation in full. ``problem`` and ``kernel`` are its sources."""
+
+    problem: str
+    kernel: str
+
+    def files(self) -> dict[str, str]:
+        """Return its files by name: the sources, and with a verdict also the verdict, the evidence and the log."""
+        files = {"problem.py": self.problem, "kernel.py": self.kernel}
+        if self.verdict is not None:
+            files |= {
+                "verdict.json": self.verdict.model_dump_json(indent=2),
+                "evidence.json": self.verdict.evidence.model_dump_json(indent=2),
+                "log.txt": self.verdict.log,
+            }
+        return files
 
     def request(self, **changes: Any) -> contract.Request:
         """Return a request to judge the same kernel in the same way, without a batch.
@@ -118,9 +139,8 @@ def resolve_id(engine: Engine, prefix: str) -> UUID:
             f"{prefix} is no evaluation's id: give an id, or at least its first {_MIN_PREFIX} digits (0-9, a-f). "
             "`kqueue results` lists the finished evaluations"
         )
-    first, last = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
     with transaction(engine) as connection:
-        ids = connection.scalars(select(Evaluation.id).where(Evaluation.id.between(first, last)).limit(2)).all()
+        ids = ids_beginning(connection, digits)
     if not ids:
         raise UnknownEvaluation(prefix)
     if len(ids) > 1:
@@ -128,8 +148,17 @@ def resolve_id(engine: Engine, prefix: str) -> UUID:
     return ids[0]
 
 
-def show(engine: Engine, evaluation_id: UUID) -> Detail:
+def ids_beginning(connection: Connection, digits: str) -> Sequence[UUID]:
+    """Return the first two evaluations whose ids begin with these hexadecimal digits."""
+    known, first, last = models.Evaluation.id, UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
+    return connection.scalars(select(known).where(known.between(first, last)).limit(2)).all()
+
+
+def show(engine: Engine, evaluation_id: UUID, *, within_s: float | None = None) -> Detail:
     """Return one evaluation in full.
+
+    Args:
+        within_s: seconds without a heartbeat for which a worker counts as alive. None returns no reason of a wait.
 
     Raises:
         UnknownEvaluation: no evaluation has this id.
@@ -137,54 +166,42 @@ def show(engine: Engine, evaluation_id: UUID) -> Detail:
     with transaction(engine) as connection:
         row = connection.execute(
             select(
-                Evaluation.id.label("evaluation_id"),
-                Evaluation.state,
-                Evaluation.lane,
-                Evaluation.problem_label,
-                Evaluation.problem_hash,
-                Evaluation.kernel_label,
-                Evaluation.kernel_hash,
-                Evaluation.settings,
-                Evaluation.batch,
-                Evaluation.submitted_at,
-                Evaluation.expires_at,
-                Problem.source.label("problem"),
-                Kernel.source.label("kernel"),
-                Kernel.backend,
+                *columns(
+                    Detail,
+                    models.Evaluation,
+                    Kernel,
+                    evaluation_id=models.Evaluation.id,
+                    problem=Problem.source,
+                    kernel=Kernel.source,
+                )
             )
-            .join(Problem, Problem.hash == Evaluation.problem_hash)
-            .join(Kernel, Kernel.hash == Evaluation.kernel_hash)
-            .where(Evaluation.id == evaluation_id)
+            .join(Problem, Problem.hash == models.Evaluation.problem_hash)
+            .join(Kernel, Kernel.hash == models.Evaluation.kernel_hash)
+            .where(models.Evaluation.id == evaluation_id)
         ).one_or_none()
         if row is None:
             raise UnknownEvaluation(evaluation_id)
         attempts = connection.execute(
             select(
-                Attempt.number,
-                Worker.name.label("worker"),
-                Attempt.started_at,
-                Attempt.ended_at,
-                case((Attempt.ended_at.is_(None), Attempt.step)).label("step"),
-                Attempt.category,
-                Attempt.message,
-                Attempt.outcome["phase"].astext.label("phase"),
-                Attempt.written_by,
-                Environment.facts.label("environment"),
+                *columns(
+                    AttemptDetail,
+                    Attempt,
+                    worker=Worker.name,
+                    step=case((Attempt.ended_at.is_(None), Attempt.step)),
+                    phase=Attempt.outcome["phase"].astext,
+                    environment=Environment.facts,
+                )
             )
             .join(Worker, Worker.id == Attempt.worker_id)
             .outerjoin(Environment, Environment.hash == Attempt.environment_hash)
             .where(Attempt.evaluation_id == evaluation_id)
             .order_by(Attempt.number)
         ).all()
-        verdict = (
-            connection.execute(evaluations.VERDICTS.where(Verdict.evaluation_id == evaluation_id))
-            .mappings()
-            .one_or_none()
-        )
-    [detail] = read(
-        Detail,
-        [row],
-        attempts=read(AttemptDetail, attempts),
-        verdict=None if verdict is None else evaluations.to_verdict(verdict),
-    )
+        verdicts = connection.execute(evaluations.VERDICTS.where(Verdict.evaluation_id == evaluation_id)).mappings()
+        verdict = next(map(evaluations.to_verdict, verdicts), None)
+    reason = None
+    if within_s is not None and row.state != EvaluationState.DONE:
+        reason = waiting(engine, evaluation_id, within_s=within_s)
+    # The row's own `attempts` is their number.
+    [detail] = read(Detail, [row], attempts=read(AttemptDetail, attempts), waiting=reason, verdict=verdict)
     return detail

@@ -16,7 +16,7 @@ from kqueue.states import Priority, Writer
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import REAL
 from kqueue.store.models import Attempt, Evaluation, Verdict
-from kqueue.store.sql import any_uuid, read
+from kqueue.store.sql import any_uuid, columns, fetch
 
 #: JSON path of the categories of earlier attempts in a verdict's evidence, without attempts that were handed back.
 _FAILED: Final = "$.attempts[*] ? (!(@.handed_back == true)).category"
@@ -79,21 +79,18 @@ def ended(engine: Engine, ids: Collection[UUID]) -> list[Ended]:
     evidence: Any = Verdict.evidence
     query = (
         select(
-            Verdict.evaluation_id,
-            Evaluation.lane,
-            Evaluation.priority,
-            Verdict.category,
-            Verdict.written_by,
-            Verdict.reused_from.is_not(None).label("reused"),
-            Evaluation.submitted_at,
-            Verdict.finished_at,
-            first.scalar_subquery().label("begun_at"),
-            func.coalesce(evidence["durations_s"], func.jsonb_build_object()).label("durations_s"),
-            evidence["build"]["where"].astext.label("built"),
-            func.jsonb_path_query_array(evidence, cast(_FAILED, JSONPATH)).label("earlier"),
+            *columns(
+                Ended,
+                Verdict,
+                Evaluation,
+                reused=Verdict.reused_from.is_not(None),
+                begun_at=first.scalar_subquery(),
+                durations_s=func.coalesce(evidence["durations_s"], func.jsonb_build_object()),
+                built=evidence["build"]["where"].astext,
+                earlier=func.jsonb_path_query_array(evidence, cast(_FAILED, JSONPATH)),
+            )
         )
         .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
         .where(Verdict.evaluation_id == any_uuid(ids), REAL)
     )
-    with transaction(engine) as connection:
-        return read(Ended, connection.execute(query))
+    return fetch(engine, Ended, query)

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Final, TypedDict, Unpack
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Engine, Select, column, func, literal, or_, select, table, tuple_
+from sqlalchemy import ColumnElement, Engine, column, func, literal, or_, select, table, tuple_
 from sqlalchemy.orm import InstrumentedAttribute
 
 from kqueue.categories import Blame, Category
@@ -17,7 +17,7 @@ from kqueue.states import EvaluationState, Priority
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN, REAL
 from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Verdict
-from kqueue.store.sql import read
+from kqueue.store.sql import columns, fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,33 +87,9 @@ class Best:
     finished_at: datetime
 
 
-_LISTED: Final = (
-    select(
-        Evaluation.id.label("evaluation_id"),
-        Evaluation.state,
-        Evaluation.batch,
-        Evaluation.problem_label,
-        Evaluation.problem_hash,
-        Evaluation.kernel_label,
-        Evaluation.kernel_hash,
-        Kernel.backend,
-        Evaluation.lane,
-        Evaluation.priority,
-        Evaluation.producer,
-        Evaluation.attempts,
-        Evaluation.submitted_at,
-        Verdict.category,
-        Verdict.blame,
-        Verdict.compiled,
-        Verdict.correctness,
-        Verdict.message,
-        Verdict.runtime_ms,
-        Verdict.baseline_ms,
-        Verdict.speedup,
-        Environment.device,
-        Verdict.finished_at,
-        Verdict.reused_from,
-    )
+#: Query for the fields of :class:`Listed`.
+LISTED: Final = (
+    select(*columns(Listed, Evaluation, Kernel, Verdict, Environment, evaluation_id=Evaluation.id))
     .join(Kernel, Kernel.hash == Evaluation.kernel_hash)
     .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
     .outerjoin(Attempt, Attempt.id == Verdict.attempt_id)
@@ -138,7 +114,8 @@ def results(
     wanted = _wanted(filters)
     if since is not None:
         wanted.append(Verdict.finished_at >= since)
-    return _read(engine, _LISTED.where(_FINISHED, *wanted).order_by(Verdict.finished_at.desc(), Evaluation.id), limit)
+    query = LISTED.where(_FINISHED, *wanted).order_by(Verdict.finished_at.desc(), Evaluation.id)
+    return fetch(engine, Listed, query.limit(limit))
 
 
 def listing(
@@ -162,7 +139,7 @@ def listing(
     if after is not None:
         wanted.append(tuple_(Evaluation.submitted_at, Evaluation.id) < tuple_(*map(literal, after)))
     order = (Evaluation.submitted_at.desc(), Evaluation.id.desc())
-    return _read(engine, _LISTED.where(*wanted).order_by(*order), limit)
+    return fetch(engine, Listed, LISTED.where(*wanted).order_by(*order).limit(limit))
 
 
 def finished_in(
@@ -179,7 +156,7 @@ def finished_in(
         wanted.append(Verdict.finished_at >= since)
     if after is not None:
         wanted.append(tuple_(Verdict.finished_at, Evaluation.id) > tuple_(*map(literal, after)))
-    return _read(engine, _LISTED.where(*wanted).order_by(Verdict.finished_at, Evaluation.id), limit)
+    return fetch(engine, Listed, LISTED.where(*wanted).order_by(Verdict.finished_at, Evaluation.id).limit(limit))
 
 
 #: Minimum number of digits that are read as a hash rather than as a label.
@@ -226,13 +203,7 @@ def best(
     if device is not None:
         wanted.append(columns.device.icontains(device, autoescape=True))
     order = (columns.speedup.desc().nulls_last(), columns.problem_hash, columns.precision, columns.device)
-    with transaction(engine) as connection:
-        return read(Best, connection.execute(select(_BEST).where(*wanted).order_by(*order).limit(limit)))
-
-
-def _read(engine: Engine, query: Select[*tuple[Any, ...]], limit: int) -> list[Listed]:
-    with transaction(engine) as connection:
-        return read(Listed, connection.execute(query.limit(limit)))
+    return fetch(engine, Best, select(_BEST).where(*wanted).order_by(*order).limit(limit))
 
 
 def _wanted(filters: Filters) -> list[ColumnElement[bool]]:

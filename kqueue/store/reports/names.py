@@ -7,13 +7,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
-from uuid import UUID
 
 from sqlalchemy import Engine, Text, cast, select
 
 from kqueue.errors import InvalidRequest
 from kqueue.store.engine import transaction
 from kqueue.store.models import Evaluation, Problem, SearchRun
+from kqueue.store.reports.detail import ids_beginning
 
 #: Minimum numbers of hexadecimal digits that identify an object.
 _SHORTEST: Final = {"problem": 6, "evaluation": 4, "run": 8}
@@ -99,11 +99,5 @@ def _matches(engine: Engine, word: str) -> list[Named]:
             )
             bare = digits.replace("-", "")
             if re.fullmatch(rf"[0-9a-f]{{{_SHORTEST['evaluation']},{_ID_DIGITS}}}", bare):
-                first, last_id = UUID(bare.ljust(_ID_DIGITS, "0")), UUID(bare.ljust(_ID_DIGITS, "f"))
-                add(
-                    Kind.EVALUATION,
-                    connection.scalars(
-                        select(Evaluation.id).where(Evaluation.id.between(first, last_id)).limit(2)
-                    ).all(),
-                )
+                add(Kind.EVALUATION, ids_beginning(connection, bare))
     return named

@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import distinct_on
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import QUEUED, REAL
 from kqueue.store.models import Evaluation, Verdict
-from kqueue.store.sql import read
+from kqueue.store.sql import fetch
 
 _UTILISATION = table("fleet_utilisation", *(column(name) for name in ("device", "host", "busy_share", "alive")))
 
@@ -48,8 +48,7 @@ def oldest(engine: Engine) -> list[Oldest]:
         .ext(distinct_on(Evaluation.lane))
         .order_by(Evaluation.lane, Evaluation.submitted_at, Evaluation.id)
     )
-    with transaction(engine) as connection:
-        return read(Oldest, connection.execute(query))
+    return fetch(engine, Oldest, query)
 
 
 def use(engine: Engine) -> list[Use]:
@@ -61,8 +60,7 @@ def use(engine: Engine) -> list[Use]:
         .group_by(columns.host, columns.device)
         .order_by(columns.host, columns.device)
     )
-    with transaction(engine) as connection:
-        return read(Use, connection.execute(query))
+    return fetch(engine, Use, query)
 
 
 def ended_by_minute(engine: Engine, *, minutes: int) -> list[int]:

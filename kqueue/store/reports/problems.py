@@ -9,10 +9,9 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Engine, Select, Subquery, func, literal, or_, select, true, tuple_
 
 from kqueue.errors import UnknownProblem
-from kqueue.store.engine import transaction
 from kqueue.store.evaluations import REAL_PROBLEM
 from kqueue.store.models import Evaluation, Problem
-from kqueue.store.sql import read
+from kqueue.store.sql import fetch
 
 #: Number of a problem's evaluations in which a label is searched.
 _LOOKED_AT: Final = 100
@@ -35,6 +34,13 @@ class StoredProblem:
     created_at: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class ProblemDetail(StoredProblem):
+    """A stored problem with its source."""
+
+    source: str
+
+
 def problems(
     engine: Engine, *, problem: str | None = None, after: tuple[datetime, str] | None = None, limit: int = 100
 ) -> list[StoredProblem]:
@@ -52,23 +58,20 @@ def problems(
         wanted.append(tuple_(Problem.created_at, Problem.hash) < tuple_(*map(literal, after)))
     order = (Problem.created_at.desc(), Problem.hash.desc())
     page = select(Problem).where(*wanted).order_by(*order).limit(limit).subquery()
-    with transaction(engine) as connection:
-        rows = connection.execute(_labelled(page).order_by(page.c.created_at.desc(), page.c.hash.desc()))
-        return read(StoredProblem, rows)
+    return fetch(engine, StoredProblem, _labelled(page).order_by(page.c.created_at.desc(), page.c.hash.desc()))
 
 
-def problem(engine: Engine, problem_hash: str) -> tuple[StoredProblem, str]:
-    """Return a stored problem and its source.
+def problem(engine: Engine, problem_hash: str) -> ProblemDetail:
+    """Return a stored problem with its source.
 
     Raises:
         UnknownProblem: no stored problem has this hash.
     """
     one = select(Problem).where(Problem.hash == problem_hash).subquery()
-    with transaction(engine) as connection:
-        row = connection.execute(_labelled(one).add_columns(one.c.source)).one_or_none()
-    if row is None:
+    stored = fetch(engine, ProblemDetail, _labelled(one).add_columns(one.c.source))
+    if not stored:
         raise UnknownProblem([problem_hash])
-    return read(StoredProblem, [row])[0], row.source
+    return stored[0]
 
 
 def _labelled(few: Subquery) -> Select[*tuple[Any, ...]]:

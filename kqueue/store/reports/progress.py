@@ -18,7 +18,7 @@ from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN, QUEUED, asks_for
 from kqueue.store.models import Attempt, Evaluation, Verdict, Worker
 from kqueue.store.reports.counts import among
-from kqueue.store.sql import any_uuid, read
+from kqueue.store.sql import any_uuid, columns, fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +55,7 @@ _LAST: Final = (
 
 
 _PROGRESS: Final = (
-    select(
-        Evaluation.id.label("evaluation_id"),
-        Evaluation.state,
-        Evaluation.problem_label,
-        Evaluation.kernel_label,
-        _LAST.c.device,
-        Evaluation.submitted_at,
-        _LAST.c.started_at,
-        Verdict.finished_at,
-        Verdict.blame,
-    )
+    select(*columns(Progress, Evaluation, _LAST, Verdict, evaluation_id=Evaluation.id))
     .select_from(Evaluation)
     .outerjoin(_LAST, true())
     .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
@@ -78,8 +68,7 @@ def progress(engine: Engine, evaluation_id: UUID) -> Progress:
     Raises:
         UnknownEvaluation: no evaluation has this id.
     """
-    with transaction(engine) as connection:
-        rows = read(Progress, connection.execute(_PROGRESS.where(Evaluation.id == evaluation_id)))
+    rows = fetch(engine, Progress, _PROGRESS.where(Evaluation.id == evaluation_id))
     if not rows:
         raise UnknownEvaluation(evaluation_id)
     return rows[0]
@@ -87,13 +76,9 @@ def progress(engine: Engine, evaluation_id: UUID) -> Progress:
 
 def progress_of_batch(engine: Engine, batch: str, *, done: bool, limit: int) -> list[Progress]:
     """Return the progress of a batch's evaluations with or without a verdict, the latest first."""
-    with transaction(engine) as connection:
-        rows = connection.execute(
-            _PROGRESS.where(Evaluation.batch == batch, not_(OPEN) if done else OPEN)
-            .order_by(Evaluation.submitted_at.desc(), Evaluation.id.desc())
-            .limit(limit)
-        )
-        return read(Progress, rows)
+    mine = _PROGRESS.where(Evaluation.batch == batch, not_(OPEN) if done else OPEN)
+    order = (Evaluation.submitted_at.desc(), Evaluation.id.desc())
+    return fetch(engine, Progress, mine.order_by(*order).limit(limit))
 
 
 def last_queued(engine: Engine, *, batches: Collection[str] = (), ids: Collection[UUID] = ()) -> UUID | None:

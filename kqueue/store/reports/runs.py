@@ -7,13 +7,12 @@ from datetime import datetime
 from typing import Final
 from uuid import UUID
 
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, func, select, true
 
 from kqueue.states import SearchState
 from kqueue.store import searches
-from kqueue.store.engine import transaction
 from kqueue.store.models import SearchProposal, SearchRun
-from kqueue.store.sql import any_uuid, read
+from kqueue.store.sql import columns, fetch
 
 #: Maximum number of proposals of a run that are returned.
 PROPOSALS: Final = 2000
@@ -69,48 +68,34 @@ def listed_runs(engine: Engine, *, named: str | None = None, limit: int = 50) ->
     Args:
         named: a part of their names.
     """
-    query = select(SearchRun).order_by(SearchRun.created_at.desc(), SearchRun.id).limit(limit)
+    page = select(SearchRun).order_by(SearchRun.created_at.desc(), SearchRun.id).limit(limit)
     if named is not None:
-        query = query.where(SearchRun.name.icontains(named, autoescape=True))
-    page = query.subquery()
-    counted = select(
-        SearchProposal.run_id,
-        func.count().label("proposals"),
-        func.count().filter(SearchProposal.category == "passed").label("passed"),
-        func.max(SearchProposal.speedup).label("speedup"),
-    ).group_by(SearchProposal.run_id)
-    own = ("id", "name", "state", "created_at", "ended_at")
-    with transaction(engine) as connection:
-        rows = connection.execute(
-            select(
-                *(page.c[name] for name in own),
-                *(page.c.plan[name].astext.label(name) for name in ("algorithm", "problem_label", "backend")),
-            ).order_by(page.c.created_at.desc(), page.c.id)
-        ).all()
-        ids = [row.id for row in rows]
-        numbers = {row.run_id: row for row in connection.execute(counted.where(SearchProposal.run_id == any_uuid(ids)))}
-    runs: list[ListedRun] = []
-    for row in rows:
-        of = numbers.get(row.id)
-        counts = {"proposals": 0, "passed": 0, "speedup": None}
-        if of is not None:
-            counts = {"proposals": of.proposals, "passed": of.passed, "speedup": of.speedup}
-        runs += read(ListedRun, [row], **counts)
-    return runs
+        page = page.where(SearchRun.name.icontains(named, autoescape=True))
+    run = page.subquery()
+    counted = (
+        select(
+            func.count().label("proposals"),
+            func.count().filter(SearchProposal.category == "passed").label("passed"),
+            func.max(SearchProposal.speedup).label("speedup"),
+        )
+        .where(SearchProposal.run_id == run.c.id)
+        .lateral()
+    )
+    plan = {name: run.c.plan[name].astext for name in ("algorithm", "problem_label", "backend")}
+    query = select(*columns(ListedRun, run, counted, **plan)).select_from(run).join(counted, true())
+    return fetch(engine, ListedRun, query.order_by(run.c.created_at.desc(), run.c.id))
 
 
 def proposal_lines(engine: Engine, run_id: UUID) -> list[ProposalLine]:
     """Return the first :data:`PROPOSALS` proposals of a run, in order."""
-    columns = [getattr(SearchProposal, name) for name in ProposalLine.__dataclass_fields__]
-    query = select(*columns).where(SearchProposal.run_id == run_id).order_by(SearchProposal.number).limit(PROPOSALS)
-    with transaction(engine) as connection:
-        return read(ProposalLine, connection.execute(query))
+    query = select(*columns(ProposalLine, SearchProposal)).where(SearchProposal.run_id == run_id)
+    return fetch(engine, ProposalLine, query.order_by(SearchProposal.number).limit(PROPOSALS))
 
 
 def proposal(engine: Engine, run_id: UUID, number: int) -> searches.Proposal | None:
     """Return one proposal in full, or None if the run has no proposal of this number."""
-    columns = [getattr(SearchProposal, name) for name in searches.Proposal.__dataclass_fields__]
-    query = select(*columns).where(SearchProposal.run_id == run_id, SearchProposal.number == number)
-    with transaction(engine) as connection:
-        proposals = read(searches.Proposal, connection.execute(query))
+    query = select(*columns(searches.Proposal, SearchProposal))
+    proposals = fetch(
+        engine, searches.Proposal, query.where(SearchProposal.run_id == run_id, SearchProposal.number == number)
+    )
     return proposals[0] if proposals else None

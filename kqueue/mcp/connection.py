@@ -30,21 +30,21 @@ _CONNECTIONS: Final = 32
 class Caller:
     """The caller of a tool. Its requests carry its token."""
 
-    _door: Door
+    _connection: Connection
     _headers: Mapping[str, str]
 
     async def ask(self, method: str, path: str, *, body: Any = None, query: Mapping[str, Any] = {}) -> dict[str, Any]:
         """Return the fleet's answer, a JSON object. :meth:`kqueue.client.server.Server.ask` has the errors."""
-        server = await self._door.server()
+        server = await self._connection.server()
         return await server.ask(method, path, body=body, query=query, headers=self._headers)
 
     async def read(self, path: str) -> str:
         """Return the text at a path. :meth:`kqueue.client.server.Server.read` has the errors."""
-        server = await self._door.server()
+        server = await self._connection.server()
         return await server.read(path, headers=self._headers)
 
 
-class Door:
+class Connection:
     """The connection to a fleet.
 
     Args:
@@ -69,7 +69,7 @@ class Door:
         return load().http_max_body_bytes
 
     @asynccontextmanager
-    async def opened(self) -> AsyncGenerator[Door]:
+    async def opened(self) -> AsyncGenerator[Connection]:
         """Connect to the fleet, and disconnect at the end of the block.
 
         Without relaying, the connection opens at the first call: an agent can list its tools before a fleet runs, and
@@ -133,7 +133,7 @@ class Door:
 
 
 #: Context that the SDK passes to tools and resources.
-Call = Context[Door, Any]
+Call = Context[Connection, Any]
 
 
 def caller_of(call: Call) -> Caller:

@@ -1,23 +1,45 @@
-"""Waits for verdicts, with reports of progress."""
+"""Evaluations through the fleet's HTTP API: submissions, waits for verdicts with progress, and repetitions."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 from uuid import UUID
 
 import anyio
 
-from kqueue.contract import Verdict
-from kqueue.errors import KqueueError, ServiceError, UnknownEvaluation
-from kqueue.mcp.door import Call, Caller
-from kqueue.mcp.words import short
+from kqueue.client import wire
+from kqueue.client.transport import Accepted
+from kqueue.contract import Request, Verdict, parse_request
+from kqueue.errors import InvalidRequest, KqueueError, ServiceError, UnknownEvaluation
+from kqueue.mcp.connection import Call, Caller
+from kqueue.mcp.rendering import short
 
 #: Seconds for which the fleet holds one request for verdicts, and so the interval between reports to an agent.
 _TICK_S: Final = 2.0
 #: Maximum characters of the reason why an evaluation waits.
 _WHY_CHARS: Final = 300
+
+
+async def submit_each(caller: Caller, requests: Iterable[Request]) -> list[Accepted | InvalidRequest]:
+    """Submit requests, and return the result of each."""
+    results: list[Accepted | InvalidRequest] = []
+    for chunk in wire.chunks(map(wire.with_key, requests)):
+        body = {"entries": [wire.dump_request(request) for request in chunk]}
+        answer = await caller.ask("POST", "/v1/evaluations/each", body=body)
+        results += [wire.load_result(request, one) for request, one in zip(chunk, answer["results"], strict=True)]
+    return results
+
+
+async def submit(caller: Caller, requests: Iterable[Request]) -> list[UUID]:
+    """Submit requests, and return the ids of their evaluations. Raise InvalidRequest if one is refused."""
+    ids: list[UUID] = []
+    for one in await submit_each(caller, requests):
+        if isinstance(one, InvalidRequest):
+            raise one
+        ids.append(one.evaluation_id)
+    return ids
 
 
 async def verdicts(
@@ -82,6 +104,32 @@ async def standing(caller: Caller, evaluation_id: UUID) -> tuple[str, str]:
         attempt = evaluation["attempts"][-1]
         line = f"{evaluation_id} runs on {attempt['worker']}, attempt {attempt['number']}"
     return evaluation["state"], short(line, _WHY_CHARS)
+
+
+async def judged_once(caller: Caller, evaluation_id: UUID, why: str, priority: str) -> tuple[Request, Verdict]:
+    """Return a request that judges an evaluation's kernel again, and the evaluation's verdict.
+
+    The request's batch is ``why`` and the evaluation's id.
+
+    Raises:
+        InvalidRequest: the evaluation has no verdict yet.
+        UnknownEvaluation: no evaluation has this id.
+        KqueueError: another error of the fleet.
+    """
+    path = f"/v1/evaluations/{evaluation_id}"
+    evaluation = await caller.ask("GET", path)
+    if evaluation["verdict"] is None:
+        raise InvalidRequest(f"{evaluation_id} has no verdict yet: `wait` for it")
+    request = parse_request(
+        {
+            "problem": await caller.read(f"{path}/artifacts/problem.py"),
+            "kernel": await caller.read(f"{path}/artifacts/kernel.py"),
+            "priority": priority,
+            "batch": f"{why}-{evaluation_id}",
+        }
+        | {name: evaluation[name] for name in ("backend", "lane", "settings", "problem_label", "kernel_label")}
+    )
+    return request, Verdict.load(evaluation["verdict"])
 
 
 def _is_heard(call: Call) -> bool:

@@ -8,9 +8,10 @@ from fastapi import Path
 from pydantic import BeforeValidator, StringConstraints
 
 from kqueue.contract import Backend, Precision
+from kqueue.http.events import BatchName
 from kqueue.http.gateway import CurrentGateway
 
-__all__ = ["Asked", "AskedBackend", "AskedPrecision", "BatchName", "CurrentGateway", "RunName", "asked_for"]
+__all__ = ["BackendFilter", "BatchName", "CurrentGateway", "PrecisionFilter", "RunName", "TextFilter", "given_filters"]
 
 _LONGEST: Final = 200
 
@@ -21,18 +22,16 @@ def _given(value: object) -> object:
 
 
 #: Filter with any text.
-Asked = Annotated[
+TextFilter = Annotated[
     Annotated[str, StringConstraints(max_length=_LONGEST, pattern=r"^[^\x00]*$")] | None, BeforeValidator(_given)
 ]
 #: Filters with a fixed set of values.
-AskedPrecision = Annotated[Precision | None, BeforeValidator(_given)]
-AskedBackend = Annotated[Backend | None, BeforeValidator(_given)]
-#: Name of a batch. It can contain slashes, because users choose it.
-BatchName = Annotated[str, Path(min_length=1, max_length=_LONGEST, pattern=r"^[^\x00]+$")]
+PrecisionFilter = Annotated[Precision | None, BeforeValidator(_given)]
+BackendFilter = Annotated[Backend | None, BeforeValidator(_given)]
 #: Name of a run, or the beginning of its id.
 RunName = Annotated[str, Path(min_length=1, max_length=100, pattern=r"^[^\x00]+$")]
 
 
-def asked_for(**filters: object) -> dict[str, str]:
+def given_filters(**filters: object) -> dict[str, str]:
     """Return the given filters in the form of a URL's query."""
     return {name: str(value) for name, value in filters.items() if value is not None}

@@ -8,7 +8,7 @@ author of a text can know it. Control characters and invisible characters are es
 from __future__ import annotations
 
 import secrets
-from typing import Any, Final
+from typing import Final
 
 from kqueue.categories import Blame
 from kqueue.contract import Verdict
@@ -95,16 +95,3 @@ def feedback(verdict: Verdict, kernel: str) -> str:
             f"Evaluation {verdict.evaluation_id}.{log} For all evidence read {uri}/evidence.json.",
         )
     )
-
-
-def numbers(verdict: Verdict) -> dict[str, Any]:
-    """Return the fields of a verdict for programs."""
-    return {
-        "category": verdict.category.value,
-        "blame": verdict.blame.value,
-        "passed": verdict.passed,
-        "runtime_ms": verdict.runtime_ms,
-        "baseline_ms": verdict.baseline_ms,
-        "speedup": verdict.speedup,
-        "reused_from": verdict.reused_from and str(verdict.reused_from),
-    }
