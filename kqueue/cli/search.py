@@ -121,8 +121,7 @@ def search(
     """
     if context.invoked_subcommand is not None:
         return
-    from kqueue.integrations.lanes import lane_of
-    from kqueue.integrations.starting import starting_kernel
+    from kqueue.integrations.common import lane_of, starting_kernel
     from kqueue.search.plan import make_plan
     from kqueue.store import searches
 

@@ -25,7 +25,7 @@ from kqueue.config import Config, load
 from kqueue.contract import Backend, Request, Verdict
 from kqueue.errors import EvaluationFailed, HomeInUse, InvalidRequest, KqueueError
 from kqueue.feedback import describe
-from kqueue.integrations.lanes import fallback_of, lane_of
+from kqueue.integrations.common import fallback_of, lane_of
 from kqueue.kernelbench import request_of, result_of
 from kqueue.local.fleet import LocalFleet
 from kqueue.store import workers

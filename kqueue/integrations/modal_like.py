@@ -26,8 +26,7 @@ from kqueue.client.interfaces import Deadline
 from kqueue.config import load
 from kqueue.contract import Request, Verdict
 from kqueue.errors import ConfigError, EvaluationFailed, InvalidRequest, LaneUnavailable
-from kqueue.integrations.connection import Connection
-from kqueue.integrations.lanes import fallback_of, lane_of
+from kqueue.integrations.common import Connection, fallback_of, lane_of
 from kqueue.kernelbench import request_of, result_of
 
 if TYPE_CHECKING:

@@ -25,10 +25,8 @@ from kqueue.client import AsyncClient, Client
 from kqueue.contract import Request, Verdict
 from kqueue.errors import EvaluationFailed, InvalidRequest, LaneUnavailable, WaitTimeout
 from kqueue.feedback import describe, instruction
-from kqueue.integrations.answers import Answer, request_for, take_from
-from kqueue.integrations.connection import Connection
+from kqueue.integrations.common import Answer, Connection, Score, request_for, scorer, take_from
 from kqueue.integrations.extraction import Taken
-from kqueue.integrations.scores import Score, scorer
 
 _log = logging.getLogger(__name__)
 
