@@ -122,10 +122,10 @@ class View:
         advice = f"its devices are {names}" if names else "it has no GPU, so omit the device"
         raise HttpError(400, f"this fleet has no device {number}: {advice}", code="unknown_device")
 
-    def lane_towards(self, number: int | None) -> str:
+    def lane_towards(self, number: int) -> str:
         """Return the lane of a GPU's model if it serves, else ``auto``. Raise an HttpError 400 for an unknown GPU."""
-        device = None if number is None else self.device(number)
-        return "auto" if device is None or device.error else f"gpu.{gpu_model(device.gpu.name)}"
+        device = self.device(number)
+        return "auto" if device.error else f"gpu.{gpu_model(device.gpu.name)}"
 
     def numbered(self, uuid: str) -> int | None:
         """Return the number of a GPU, or None for another device."""

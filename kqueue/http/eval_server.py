@@ -86,7 +86,8 @@ async def evaluate(
     Every outcome for which the kernel or the problem is to blame is a 200. A client that disconnects ends its wait, not
     the evaluation. If it repeats the request, it gets the evaluation's result.
     """
-    lane = (await fleet.get()).lane_towards(body.preferred_device)
+    preferred = body.preferred_device
+    lane = "auto" if preferred is None else (await fleet.get()).lane_towards(preferred)
     wanted = body.as_request(measure_performance=body.measure_performance, lane=lane)
     evaluation_id, joined = await dialects.accept(gateway, caller, wanted, key)
     verdict = await dialects.settle(gateway, request, evaluation_id)
@@ -94,8 +95,8 @@ async def evaluate(
         return verdict
     result = await result_of(gateway, await fleet.get(), verdict)
     more: dict[str, Any] = {"joined": joined}
-    if body.preferred_device is not None:
-        more["preferred_device"] = body.preferred_device
+    if preferred is not None:
+        more["preferred_device"] = preferred
     if body.model_extra:
         more["ignored_fields"] = sorted(body.model_extra)
     if body.verbose:

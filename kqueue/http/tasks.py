@@ -328,9 +328,9 @@ async def results(task_id: str, gateway: CurrentGateway, fleet: CurrentFleet, ca
 
 async def _accept(body: TaskRequest, gateway: Gateway, view: View, caller: Caller, key: str | None) -> UUID:
     """Submit a task and return its evaluation's id."""
-    preferred = None if body.device_preference is None else int(body.device_preference.removeprefix("cuda:"))
+    preferred = body.device_preference
     wanted = body.as_request(
-        lane=view.lane_towards(preferred),
+        lane="auto" if preferred is None else view.lane_towards(int(preferred.removeprefix("cuda:"))),
         batch=_batch(caller, body.task_id),
         priority=caller.priority if body.priority == "high" else Priority.BATCH,
     )
