@@ -185,15 +185,8 @@ def _of_failure(verdict: Verdict) -> dict[str, Any]:
 def _stats(measurement: Measurement | None, where: dict[str, Any]) -> dict[str, Any]:
     if measurement is None:
         return {}
-    return {
-        "mean": measurement.mean_ms,
-        "median": measurement.median_ms,
-        "std": measurement.std_ms,
-        "min": measurement.min_ms,
-        "max": measurement.max_ms,
-        "num_trials": measurement.count,
-        **where,
-    }
+    times = {name: getattr(measurement, f"{name}_ms") for name in ("mean", "median", "std", "min", "max")}
+    return {**times, "num_trials": measurement.count, **where}
 
 
 def _backend(name: object) -> Backend:

@@ -208,10 +208,8 @@ def _status(progress: Progress) -> str:
 
 
 def _moments(view: View, progress: Progress) -> dict[str, Any]:
-    def seconds(moment: datetime | None) -> float | None:
-        return None if moment is None else moment.timestamp()
-
-    began, ended = seconds(progress.started_at), seconds(progress.finished_at)
+    began = progress.started_at and progress.started_at.timestamp()
+    ended = progress.finished_at and progress.finished_at.timestamp()
     return {
         "device": None if progress.device is None else view.name_of(progress.device),
         "queued_at": progress.submitted_at.timestamp(),

@@ -135,10 +135,8 @@ class LocalKernelEvaluator:
         """Stop the fleet once it is idle, if this process started it. The next evaluation starts it again."""
         _warm_fleet(self._settings().home_path).let_go()
 
-    @contextlib.contextmanager
-    def _client(self) -> Generator[Client]:
-        with _warm_fleet(self._settings().home_path).client(self._settings, self._idle_s) as client:
-            yield client
+    def _client(self) -> contextlib.AbstractContextManager[Client]:
+        return _warm_fleet(self._settings().home_path).client(self._settings, self._idle_s)
 
     def _settings(self) -> Config:
         """Return the settings, with the addresses of a running fleet."""
