@@ -23,6 +23,17 @@ from kqueue.evidence import Measurement, json_number
 
 #: The content of ``eval_results.json``: entries of a problem's samples, by the problem's id.
 Results = Mapping[str, Sequence[Mapping[str, Any]]]
+#: The arguments of KernelBench's evaluation with their defaults.
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    "backend": "cuda",
+    "seed_num": 42,
+    "num_correct_trials": 5,
+    "num_perf_trials": 100,
+    "measure_performance": True,
+    "precision": "fp32",
+    "comparison": Comparison.STRICT,
+    "timeout_s": None,
+}
 #: Minimum number of timed calls. Smaller numbers are raised to it.
 MIN_PERF_TRIALS: Final = 5
 #: Names of the precisions, including torch's own.
@@ -51,53 +62,41 @@ _ABOUT_OUTPUTS: Final = frozenset(
 )
 
 
-def request_of(
-    problem: str,
-    kernel: str,
-    *,
-    backend: str = "cuda",
-    seed_num: int = 42,
-    num_correct_trials: int = 5,
-    num_perf_trials: int = 100,
-    measure_performance: bool = True,
-    precision: str = "fp32",
-    comparison: Comparison | str = Comparison.STRICT,
-    timeout_s: float | None = None,
-    **fields: Any,
-) -> Request:
+def request_of(problem: str, kernel: str, **arguments: Any) -> Request:
     """Return the request for the arguments of KernelBench's evaluation.
 
     Args:
         problem: source of the reference, ``Model``.
         kernel: source of the candidate, ``ModelNew``.
-        backend: ``cuda``, ``triton``, ``torch``, ``cpp`` or ``cupy``, in any case.
-        seed_num: seed before both constructors. The seeds of inputs are secret.
-        num_correct_trials: number of input sets to check, 1 to 100.
-        num_perf_trials: maximum number of timed calls, up to 10,000. 0 disables timing, and 1 to 4 count as 5.
-        measure_performance: False disables timing.
-        precision: ``fp32``, ``fp16`` or ``bf16``, or torch's names for them.
-        timeout_s: maximum seconds of each phase. None keeps the :class:`~kqueue.contract.Deadlines`.
-        fields: further fields of :class:`~kqueue.contract.Request`, such as ``lane`` or ``batch``.
+        arguments: KernelBench's arguments:
+
+            - ``backend``: ``cuda`` (the default), ``triton``, ``torch``, ``cpp`` or ``cupy``, in any case.
+            - ``seed_num`` (42): seed before both constructors. The seeds of inputs are secret.
+            - ``num_correct_trials`` (5): number of input sets to check, 1 to 100.
+            - ``num_perf_trials`` (100): maximum number of timed calls, up to 10,000. 0 disables timing, and 1 to 4
+              count as 5.
+            - ``measure_performance`` (True): False disables timing.
+            - ``precision``: ``fp32`` (the default), ``fp16`` or ``bf16``, or torch's names for them.
+            - ``comparison``: ``strict`` (the default) or ``kernelbench``.
+            - ``timeout_s``: maximum seconds of each phase. None keeps the :class:`~kqueue.contract.Deadlines`.
+
+            Any other argument is a field of :class:`~kqueue.contract.Request`, such as ``lane`` or ``batch``.
 
     Raises:
         InvalidRequest: an argument is wrong. The message names it.
     """
-    return parse_request(
-        {
-            "problem": problem,
-            "kernel": kernel,
-            "backend": _backend(backend),
-            "settings": {
-                "precision": _precision(precision),
-                "seed": _whole("seed_num", seed_num, 0, 2**63 - 1),
-                "checks": _whole("num_correct_trials", num_correct_trials, 1, 100),
-                "timing": _timing(num_perf_trials, measure_performance),
-                "comparison": comparison,
-                "deadlines": _deadlines(timeout_s),
-            },
-            **fields,
-        }
-    )
+    asked = {**_DEFAULTS, **arguments}
+    settings = {
+        "precision": _precision(asked["precision"]),
+        "seed": _whole("seed_num", asked["seed_num"], 0, 2**63 - 1),
+        "checks": _whole("num_correct_trials", asked["num_correct_trials"], 1, 100),
+        "timing": _timing(asked["num_perf_trials"], asked["measure_performance"]),
+        "comparison": asked["comparison"],
+        "deadlines": _deadlines(asked["timeout_s"]),
+    }
+    fields = {name: value for name, value in asked.items() if name not in _DEFAULTS}
+    backend = _backend(asked["backend"])
+    return parse_request({"problem": problem, "kernel": kernel, "backend": backend, "settings": settings, **fields})
 
 
 def result_of(verdict: Verdict) -> dict[str, Any]:
@@ -186,15 +185,8 @@ def _of_failure(verdict: Verdict) -> dict[str, Any]:
 def _stats(measurement: Measurement | None, where: dict[str, Any]) -> dict[str, Any]:
     if measurement is None:
         return {}
-    return {
-        "mean": measurement.mean_ms,
-        "median": measurement.median_ms,
-        "std": measurement.std_ms,
-        "min": measurement.min_ms,
-        "max": measurement.max_ms,
-        "num_trials": measurement.count,
-        **where,
-    }
+    times = {name: getattr(measurement, f"{name}_ms") for name in ("mean", "median", "std", "min", "max")}
+    return {**times, "num_trials": measurement.count, **where}
 
 
 def _backend(name: object) -> Backend:

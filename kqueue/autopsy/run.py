@@ -1,4 +1,4 @@
-"""Autopsies that a fleet or a local judge runs."""
+"""Autopsies that a fleet, a local judge or a server's event loop runs."""
 
 from __future__ import annotations
 
@@ -6,20 +6,49 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Final
 
 from pydantic_core import PydanticSerializationError
 
-from kqueue.autopsy.coroutine import QUEUE_S
 from kqueue.autopsy.report import Ended, Report
 from kqueue.autopsy.shrink import Autopsy
-from kqueue.client import Client
 from kqueue.contract import Request, Result
 from kqueue.errors import WaitTimeout
-from kqueue.judging import LocalJudge
 
+if TYPE_CHECKING:
+    from kqueue.client import Client
+    from kqueue.judging import LocalJudge
+
+#: A function that judges the requests of a round until a time of the monotonic clock. A missing result is None. The
+#: evaluations expire if the caller no longer waits for them.
+Judge = Callable[[Sequence[Request], float], Awaitable[Sequence[Result | None]]]
 #: A function that is called after each round.
 OnRound = Callable[[Autopsy], None]
+#: Minimum queue wait of an evaluation in seconds.
+QUEUE_S: Final = 1.0
+
+
+async def dissect(autopsy: Autopsy, judge: Judge, budget_s: float) -> Report:
+    """Run rounds in an event loop until there is nothing smaller to try, or the time is over.
+
+    Args:
+        autopsy: the autopsy, with its failure.
+        budget_s: time limit in seconds from now.
+    """
+    began = time.monotonic()
+    until = began + budget_s
+    rounds = autopsy.rounds()
+    ended = None
+    try:
+        requests = next(rounds)
+        while (left_s := until - time.monotonic()) > 0:
+            waits = {"queue_wait_s": max(QUEUE_S, left_s)}
+            requests = rounds.send(await judge([one.model_copy(update=waits) for one in requests], until))
+        ended = Ended.TIME
+    except StopIteration:
+        pass
+    return autopsy.report(time.monotonic() - began, ended)
 
 
 def by_fleet(autopsy: Autopsy, client: Client, budget_s: float, on_round: OnRound) -> Report:

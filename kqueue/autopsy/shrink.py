@@ -6,7 +6,7 @@ import math
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Final
+from typing import Final, TypeVar
 
 from kqueue import sizes
 from kqueue.autopsy import inputs, repro
@@ -17,9 +17,10 @@ from kqueue.contract import Examination, Phase, Request, Result, Settings
 from kqueue.evidence import InputTensor
 from kqueue.feedback import last_frame
 
+EndT = TypeVar("EndT")
 #: A generator of rounds. It yields requests to judge concurrently, the smallest problem first, and receives their
 #: results, None where there is none.
-Rounds = Generator[list[Request], Sequence[Result | None], None]
+Rounds = Generator[list[Request], Sequence[Result | None], EndT]
 
 #: Failures that depend on inputs. Other failures occur before there are inputs, or concern time.
 SHRUNK: Final = frozenset(
@@ -165,7 +166,7 @@ class Autopsy:
                 return True  # the other problems are larger
         return True
 
-    def rounds(self) -> Rounds:
+    def rounds(self) -> Rounds[None]:
         """Yield the requests to judge, round by round, until there is nothing smaller to try.
 
         Results that are late, or that :meth:`settled` does not need, are None.
@@ -228,7 +229,7 @@ class Autopsy:
             else repro.render(self._hurried_request, problem, best.result, best.case.seeds, self._summary(best)),
         )
 
-    def _confirm(self) -> Generator[list[Request], Sequence[Result | None], bool]:
+    def _confirm(self) -> Rounds[bool]:
         """Judge the original problem: first without timing, and then, if it does not fail, with all settings."""
         if self.failure is not None and refused(self.failure) is not None:
             return False
@@ -249,7 +250,7 @@ class Autopsy:
                 return False
         return False
 
-    def _start(self) -> Generator[list[Request], Sequence[Result | None], None]:
+    def _start(self) -> Rounds[None]:
         """Find inputs on which the kernel fails under fixed seeds, and then small values for all sizes at once."""
         assert self.failure is not None
         kind = self.failure.facts.kind
@@ -278,7 +279,7 @@ class Autopsy:
             yield replace(case, sizes=tuple(max(1, size // divisor) for size in case.sizes))
             divisor //= 2
 
-    def _refine(self) -> Generator[list[Request], Sequence[Result | None], None]:
+    def _refine(self) -> Rounds[None]:
         """Shrink equal numbers together, and then each number alone, until none can be smaller."""
         equal: dict[int, list[int]] = {}
         for index, size in enumerate(self._own.sizes):
@@ -295,7 +296,7 @@ class Autopsy:
         assert self._best is not None
         return [self._best.case.sizes[index] for index in indices]
 
-    def _bisect(self, indices: Sequence[int]) -> Generator[list[Request], Sequence[Result | None], bool]:
+    def _bisect(self, indices: Sequence[int]) -> Rounds[bool]:
         """Shrink some numbers: to the smallest values, or else by bisection that includes odd neighbours."""
         shrunk = False
         high = max(self._sizes(indices))
@@ -323,7 +324,7 @@ class Autopsy:
             changed = (min(size, value) if index in indices else size for index, size in enumerate(case.sizes))
             yield replace(case, sizes=tuple(changed))
 
-    def _simplify(self) -> Generator[list[Request], Sequence[Result | None], None]:
+    def _simplify(self) -> Rounds[None]:
         """Simplify the inputs: one value everywhere, one input set, one element that is not 0."""
         assert self._best is not None
         case = self._best.case
@@ -349,7 +350,7 @@ class Autopsy:
             assert self._best.case.keep is not None
             begin, end = self._best.case.keep
 
-    def _try(self, cases: Iterable[Case]) -> Generator[list[Request], Sequence[Result | None], bool]:
+    def _try(self, cases: Iterable[Case]) -> Rounds[bool]:
         """Judge cases in order until one has the same failure, and store that one. Return whether there is one."""
         fresh = iter([case for case in dict.fromkeys(cases) if case not in self._tried])
         while chunk := list(islice(fresh, self._width)):
@@ -364,9 +365,7 @@ class Autopsy:
                         return True
         return False
 
-    def _ask(
-        self, requests: list[Request]
-    ) -> Generator[list[Request], Sequence[Result | None], Sequence[Result | None]]:
+    def _ask(self, requests: list[Request]) -> Rounds[Sequence[Result | None]]:
         made = requests[: self._most - self.evaluations]
         if not made:
             raise _Spent

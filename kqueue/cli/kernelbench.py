@@ -162,7 +162,7 @@ class _Run:
 
     def to_do(self, samples: Iterable[_Sample], *, batch: str | None) -> list[_Work]:
         """Return the samples without a result. A source that is not a kernel gets its result at once."""
-        from kqueue.integrations.answers import request_for
+        from kqueue.integrations.common import request_for
 
         work: list[_Work] = []
         for sample in samples:

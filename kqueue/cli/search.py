@@ -120,8 +120,7 @@ def search(
     """
     if context.invoked_subcommand is not None:
         return
-    from kqueue.integrations.lanes import lane_of
-    from kqueue.integrations.starting import starting_kernel
+    from kqueue.integrations.common import lane_of, starting_kernel
     from kqueue.search.plan import Plan, make_plan
 
     name = None if run_name is None else runs.checked(run_name)

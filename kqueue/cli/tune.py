@@ -73,7 +73,7 @@ def tune(
 
     Exits with 1 if no correct kernel was found.
     """
-    from kqueue.integrations.lanes import lane_of
+    from kqueue.integrations.common import lane_of
     from kqueue.judging import guess_backend
     from kqueue.search.plan import TunePlan, make_plan
     from kqueue.tuning import space

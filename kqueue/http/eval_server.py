@@ -8,16 +8,16 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from kqueue import kernelbench
-from kqueue.categories import Blame, Category
-from kqueue.contract import Backend, Bounded, Verdict
-from kqueue.http import joining
+from kqueue.categories import Blame
+from kqueue.contract import Backend, Verdict
+from kqueue.http import dialects
 from kqueue.http.auth import Anybody, Reader, Submitter
 from kqueue.http.devices import CurrentFleet, Device, View
+from kqueue.http.dialects import RESPONSES, IdempotencyKey, KernelRequest
 from kqueue.http.gateway import CurrentGateway, Gateway
-from kqueue.http.joining import RESPONSES, IdempotencyKey
 from kqueue.states import EvaluationState
 from kqueue.store import gpus, reports
 
@@ -35,17 +35,7 @@ _DESCRIPTIONS: Final = {
 }
 
 
-#: Field of a request for the seed.
-SEED: Final[Any] = Field(
-    42,
-    ge=0,
-    lt=2**63,
-    validation_alias=AliasChoices("seed_num", "seed"),
-    description="Seed that is set before each constructor. `seed` is an alias.",
-)
-
-
-class EvalRequest(Bounded):
+class EvalRequest(KernelRequest):
     """One kernel to judge. Unknown fields are ignored, and the result's metadata names them."""
 
     model_config = ConfigDict(
@@ -59,15 +49,13 @@ class EvalRequest(Bounded):
         },
     )
 
-    original_model_src: str = Field(description="Source of the reference: `Model`, `get_inputs`, `get_init_inputs`.")
-    custom_model_src: str = Field(description="Source of the candidate: `ModelNew`.")
-    seed_num: int = SEED
-    num_correct_trials: int = Field(5, ge=1, le=100, description="Number of input sets to check.")
-    num_perf_trials: int = Field(100, ge=0, le=10_000, description="Maximum number of timed calls.")
+    problem: str = Field(
+        alias="original_model_src", description="Source of the reference: `Model`, `get_inputs`, `get_init_inputs`."
+    )
+    kernel: str = Field(alias="custom_model_src", description="Source of the candidate: `ModelNew`.")
     verbose: bool = Field(False, description="Add the candidate's output as `metadata.log`.")
     measure_performance: bool = True
     preferred_device: int | None = Field(None, description="A `device_id` of `/health`. Its model's lane is used.")
-    backend: str = Field("cuda", description="`cuda`, `triton`, `torch`, `cpp` or `cupy`.")
 
 
 class KernelExecResult(BaseModel):
@@ -98,27 +86,17 @@ async def evaluate(
     Every outcome for which the kernel or the problem is to blame is a 200. A client that disconnects ends its wait, not
     the evaluation. If it repeats the request, it gets the evaluation's result.
     """
-    lane = "auto"
-    if body.preferred_device is not None:
-        lane = (await fleet.get()).lane_towards(body.preferred_device)
-    wanted = kernelbench.request_of(
-        body.original_model_src,
-        body.custom_model_src,
-        backend=body.backend,
-        seed_num=body.seed_num,
-        num_correct_trials=body.num_correct_trials,
-        num_perf_trials=body.num_perf_trials,
-        measure_performance=body.measure_performance,
-        lane=lane,
-    )
-    evaluation_id, joined = await joining.accept(gateway, caller, wanted, key)
-    verdict = await joining.settle(gateway, request, evaluation_id)
+    preferred = body.preferred_device
+    lane = "auto" if preferred is None else (await fleet.get()).lane_towards(preferred)
+    wanted = body.as_request(measure_performance=body.measure_performance, lane=lane)
+    evaluation_id, joined = await dialects.accept(gateway, caller, wanted, key)
+    verdict = await dialects.settle(gateway, request, evaluation_id)
     if isinstance(verdict, JSONResponse):
         return verdict
     result = await result_of(gateway, await fleet.get(), verdict)
     more: dict[str, Any] = {"joined": joined}
-    if body.preferred_device is not None:
-        more["preferred_device"] = body.preferred_device
+    if preferred is not None:
+        more["preferred_device"] = preferred
     if body.model_extra:
         more["ignored_fields"] = sorted(body.model_extra)
     if body.verbose:
@@ -256,19 +234,17 @@ async def fault_statistics(gateway: CurrentGateway, fleet: CurrentFleet, _: Read
     `per_device_faults` counts failures of the fleet, `outcomes` all outcomes by category. Faults do not take a GPU out
     of service. Only failed tests do: `max_faults_threshold` is the number of consecutive failed tests.
     """
-    view = await fleet.get()
-    counted = await gateway.read(reports.attempts_by_device, since=datetime.now(UTC) - _FAULTS_OF)
-    outcomes = {device.id: counted.get(device.gpu.uuid, {}) for device in view.devices}
-    faults = {number: sum(_faults(categories)) for number, categories in outcomes.items()}
+    view, since = await fleet.get(), datetime.now(UTC) - _FAULTS_OF
+    counted = await gateway.read(reports.attempts_by_device, since=since)
+    faults = {
+        uuid: sum(number for category, number in categories.items() if category.blame is Blame.FLEET)
+        for uuid, categories in counted.items()
+    }
     return {
-        "per_device_faults": faults,
-        "total_faults": sum(sum(_faults(categories)) for categories in counted.values()),
+        "per_device_faults": {device.id: faults.get(device.gpu.uuid, 0) for device in view.devices},
+        "total_faults": sum(faults.values()),
         "max_faults_threshold": gpus.QUARANTINED_AFTER,
         "devices_near_limit": [device.id for device in view.devices if device.gpu.failures or device.error],
-        "outcomes": outcomes,
-        "since": datetime.now(UTC) - _FAULTS_OF,
+        "outcomes": {device.id: counted.get(device.gpu.uuid, {}) for device in view.devices},
+        "since": since,
     }
-
-
-def _faults(categories: dict[Category, int]) -> list[int]:
-    return [number for category, number in categories.items() if category.blame is Blame.FLEET]

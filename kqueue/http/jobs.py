@@ -12,16 +12,14 @@ from fastapi import APIRouter, Body, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from kqueue import kernelbench
 from kqueue.categories import Blame
-from kqueue.contract import Bounded
 from kqueue.errors import UnknownEvaluation
-from kqueue.http import failures, joining, tasks
+from kqueue.http import dialects, failures, tasks
 from kqueue.http.auth import Caller, Reader, Submitter
 from kqueue.http.devices import CurrentFleet, View
-from kqueue.http.eval_server import SEED, KernelExecResult, result_of
+from kqueue.http.dialects import RESPONSES, IdempotencyKey, KernelRequest
+from kqueue.http.eval_server import KernelExecResult, result_of
 from kqueue.http.gateway import CurrentGateway, Gateway
-from kqueue.http.joining import RESPONSES, IdempotencyKey
 from kqueue.http.tasks import TaskRequest, TaskResult
 from kqueue.states import EvaluationState
 from kqueue.store import reports
@@ -42,7 +40,7 @@ _OF_A_JOB: Final = frozenset({"problem_id", "sample_id", "ref_arch_src", "custom
 _Name = int | Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,80}$")]
 
 
-class EvaluationRequest(Bounded):
+class EvaluationRequest(KernelRequest):
     """One kernel to judge. Unknown fields are ignored."""
 
     model_config = ConfigDict(
@@ -59,16 +57,16 @@ class EvaluationRequest(Bounded):
 
     problem_id: _Name
     sample_id: _Name
-    custom_cuda: str = Field(description="Source of the candidate: `ModelNew`, in any backend.")
-    ref_arch_src: str = Field(description="Source of the reference.")
+    kernel: str = Field(alias="custom_cuda", description="Source of the candidate: `ModelNew`, in any backend.")
+    problem: str = Field(alias="ref_arch_src", description="Source of the reference.")
     level: _Name | None = None
-    timeout: float | None = Field(
-        300, gt=0, le=3600, description="Maximum seconds of each phase of the execution. Queueing does not count."
+    timeout_s: float | None = Field(
+        300,
+        gt=0,
+        le=3600,
+        alias="timeout",
+        description="Maximum seconds of each phase of the execution. Queueing does not count.",
     )
-    seed_num: int = SEED
-    num_correct_trials: int = Field(5, ge=1, le=100)
-    num_perf_trials: int = Field(100, ge=0, le=10_000)
-    backend: str = Field("cuda", description="`cuda`, `triton`, `torch`, `cpp` or `cupy`.")
 
 
 class JobStatus(BaseModel):
@@ -134,7 +132,7 @@ async def evaluate_sync(
 ) -> Job | JSONResponse:
     """Accept a job and wait for its result."""
     job_id = await _accept(gateway, caller, body, key)
-    verdict = await joining.settle(gateway, request, job_id)
+    verdict = await dialects.settle(gateway, request, job_id)
     if isinstance(verdict, JSONResponse):
         return verdict
     return await _job(gateway, await fleet.get(), job_id)
@@ -181,19 +179,10 @@ async def status(gateway: CurrentGateway, fleet: CurrentFleet, _: Reader) -> dic
 
 async def _accept(gateway: Gateway, caller: Caller, body: EvaluationRequest, key: str | None) -> UUID:
     level = "" if body.level is None else f"level_{body.level}_"
-    request = kernelbench.request_of(
-        body.ref_arch_src,
-        body.custom_cuda,
-        backend=body.backend,
-        seed_num=body.seed_num,
-        num_correct_trials=body.num_correct_trials,
-        num_perf_trials=body.num_perf_trials,
-        timeout_s=body.timeout,
-        problem_label=f"{level}problem_{body.problem_id}",
-        kernel_label=f"sample_{body.sample_id}",
-        batch=BATCH,
+    request = body.as_request(
+        problem_label=f"{level}problem_{body.problem_id}", kernel_label=f"sample_{body.sample_id}", batch=BATCH
     )
-    return (await joining.accept(gateway, caller, request, key))[0]
+    return (await dialects.accept(gateway, caller, request, key))[0]
 
 
 async def _job(gateway: Gateway, view: View, job_id: UUID) -> Job:
@@ -219,10 +208,8 @@ def _status(progress: Progress) -> str:
 
 
 def _moments(view: View, progress: Progress) -> dict[str, Any]:
-    def seconds(moment: datetime | None) -> float | None:
-        return None if moment is None else moment.timestamp()
-
-    began, ended = seconds(progress.started_at), seconds(progress.finished_at)
+    began = progress.started_at and progress.started_at.timestamp()
+    ended = progress.finished_at and progress.finished_at.timestamp()
     return {
         "device": None if progress.device is None else view.name_of(progress.device),
         "queued_at": progress.submitted_at.timestamp(),

@@ -18,18 +18,18 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from kqueue import contract, kernelbench
+from kqueue import contract
 from kqueue.categories import Blame, Category
 from kqueue.contract import Bounded, Policy, Verdict
 from kqueue.errors import InvalidRequest, UnknownEvaluation
 from kqueue.evidence import Hack, Measurement
-from kqueue.http import joining
+from kqueue.http import dialects
 from kqueue.http.auth import Caller, Reader, Submitter
 from kqueue.http.devices import CurrentFleet, View
+from kqueue.http.dialects import RESPONSES, KernelRequest
 from kqueue.http.eval_server import result_of
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import CurrentGateway, Gateway
-from kqueue.http.joining import RESPONSES
 from kqueue.states import EvaluationState, Priority
 from kqueue.store import reports
 from kqueue.store.reports import Progress
@@ -41,10 +41,28 @@ router: Final = APIRouter(tags=["KernelGYM"])
 _HELD: Final = 0.8
 _CLASS: Final = "Model"
 _WORKFLOW: Final = "kernelbench"
+#: Names of states, and of the blame of tasks that are done. Other tasks are ``failed``.
+_STATUSES: Final[Mapping[EvaluationState | Blame | None, str]] = {
+    EvaluationState.QUEUED: "pending",
+    EvaluationState.RUNNING: "processing",
+    Blame.NONE: "completed",
+    Blame.CANDIDATE: "completed",
+    Blame.NOBODY: "cancelled",
+}
+#: Codes by the blame, the category, or a key of KernelBench's metadata. Other failures are ``RUNTIME_ERROR``.
+_ERROR_CODES: Final[Mapping[str, str]] = {
+    Blame.PROBLEM: "VALIDATION_ERROR",
+    Blame.FLEET: "SYSTEM_ERROR",
+    Blame.NOBODY: "SYSTEM_ERROR",
+    Category.SYNTAX_ERROR: "SYNTAX_ERROR",
+    Category.TIMEOUT: "TIMEOUT_ERROR",
+    "compilation_error": "COMPILATION_ERROR",
+    "correctness_issue": "CORRECTNESS_ERROR",
+}
 _Id = Annotated[str, Field(pattern=r"^[^\x00]{1,100}$")]
 
 
-class TaskRequest(Bounded):
+class TaskRequest(KernelRequest):
     """One kernel to judge, in KernelGYM's form. Unknown fields are ignored."""
 
     model_config = ConfigDict(
@@ -59,20 +77,22 @@ class TaskRequest(Bounded):
     )
 
     task_id: _Id
-    reference_code: str = Field(description="Source of the reference.")
-    kernel_code: str = Field(description="Source of the candidate.")
+    problem: str = Field(alias="reference_code", description="Source of the reference.")
+    kernel: str = Field(alias="kernel_code", description="Source of the candidate.")
     entry_point: str = Field(
         _CLASS,
         pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$",
         description="Name of the reference's class. The candidate's class has this name with `New` appended.",
     )
     backend: str = Field("triton", description="`cuda`, `triton`, `torch`, `cpp` or `cupy`.")
-    num_correct_trials: int = Field(5, ge=1, le=100)
-    num_perf_trials: int = Field(100, ge=0, le=10_000)
     num_warmup: int = Field(3, ge=0, le=1000)
-    seed: int = Field(42, ge=0, lt=2**63, description="Seed that is set before each constructor.")
-    timeout: float = Field(
-        300, gt=0, le=3600, description="Maximum seconds of each phase of the execution. Queueing does not count."
+    seed_num: int = Field(42, ge=0, lt=2**63, alias="seed", description="Seed that is set before each constructor.")
+    timeout_s: float = Field(
+        300,
+        gt=0,
+        le=3600,
+        alias="timeout",
+        description="Maximum seconds of each phase of the execution. Queueing does not count.",
     )
     measure_performance: bool | None = None
     run_performance: bool | None = Field(None, description="Overrides `measure_performance`.")
@@ -96,22 +116,15 @@ class TaskRequest(Bounded):
             raise ValueError(f"only {_WORKFLOW!r} is supported, with a reference_code to judge the kernel against")
         return value
 
-    def as_request(self, lane: str, batch: str, highest: Priority) -> contract.Request:
-        """Return the request for this task, or raise InvalidRequest. ``highest`` is the caller's highest priority."""
+    def as_request(self, **arguments: Any) -> contract.Request:
+        """Return the request for this task and further arguments, or raise InvalidRequest."""
         timed = self.measure_performance if self.run_performance is None else self.run_performance
-        request = kernelbench.request_of(
-            _aliased(self.reference_code, self.entry_point, _CLASS),
-            _aliased(self.kernel_code, f"{self.entry_point}New", f"{_CLASS}New"),
-            backend=self.backend,
-            seed_num=self.seed,
-            num_correct_trials=self.num_correct_trials,
-            num_perf_trials=self.num_perf_trials,
+        request = super().as_request(
+            problem=_aliased(self.problem, self.entry_point, _CLASS),
+            kernel=_aliased(self.kernel, f"{self.entry_point}New", f"{_CLASS}New"),
             measure_performance=timed is not False,
-            timeout_s=self.timeout,
-            lane=lane,
             kernel_label=self.task_id,
-            batch=batch,
-            priority=highest if self.priority == "high" else Priority.BATCH,
+            **arguments,
         )
         settings = request.settings
         compiled = self.reference_backend in ("compile", "torch_compile")
@@ -208,9 +221,9 @@ async def evaluate(
     again.
     """
     evaluation_id = await _accept(body, gateway, view, caller, key)
-    verdict = await gateway.wait(request, evaluation_id, _HELD * body.timeout)
+    verdict = await gateway.wait(request, evaluation_id, _HELD * body.timeout_s)
     if verdict is not None and verdict.blame is Blame.FLEET:
-        return joining.refusal(verdict, request.url.path)
+        return dialects.refusal(verdict, request.url.path)
     return await _result(gateway, view, await gateway.read(reports.progress, evaluation_id), body.task_id)
 
 
@@ -233,7 +246,7 @@ async def evaluate_batch(
 
     ids = await asyncio.gather(*map(accepted, body.tasks))
     missing = {one for one in ids if isinstance(one, UUID)}
-    deadline = time.monotonic() + _HELD * max(task.timeout for task in body.tasks)
+    deadline = time.monotonic() + _HELD * max(task.timeout_s for task in body.tasks)
     while missing and (left_s := deadline - time.monotonic()) > 0:
         missing -= (await gateway.wait_any(request, missing, left_s)).keys()
     results = [
@@ -270,14 +283,8 @@ async def submit_workflow(
     result = await evaluate(body.payload, request, gateway, await fleet.get(), caller, None)
     if isinstance(result, JSONResponse):
         return result
-    return WorkflowResult(
-        task_id=result.task_id,
-        status=result.status,
-        result=None if result.completed_at is None else result,
-        error_message=result.error_message,
-        error_code=result.error_code,
-        completed_at=result.completed_at,
-    )
+    fields = result.model_dump(include=WorkflowResult.model_fields.keys() - {"result"})
+    return WorkflowResult(result=None if result.completed_at is None else result, **fields)
 
 
 @router.get("/workers/status")
@@ -321,19 +328,14 @@ async def results(task_id: str, gateway: CurrentGateway, fleet: CurrentFleet, ca
 
 async def _accept(body: TaskRequest, gateway: Gateway, view: View, caller: Caller, key: str | None) -> UUID:
     """Submit a task and return its evaluation's id."""
-    lane = "auto"
-    if body.device_preference is not None:
-        lane = view.lane_towards(int(body.device_preference.removeprefix("cuda:")))
-    wanted = body.as_request(lane, _batch(caller, body.task_id), caller.priority)
-    evaluation_id, _ = await joining.accept(
-        gateway,
-        caller,
-        wanted,
-        key,
-        stands_s=None,
-        finished_counts=not body.force_refresh,
+    preferred = body.device_preference
+    wanted = body.as_request(
+        lane="auto" if preferred is None else view.lane_towards(int(preferred.removeprefix("cuda:"))),
+        batch=_batch(caller, body.task_id),
+        priority=caller.priority if body.priority == "high" else Priority.BATCH,
     )
-    return evaluation_id
+    fresh = body.force_refresh
+    return (await dialects.accept(gateway, caller, wanted, key, stands_s=None, finished_counts=not fresh))[0]
 
 
 def _batch(caller: Caller, task_id: str) -> str:
@@ -352,17 +354,7 @@ async def _latest(gateway: Gateway, caller: Caller, task_id: str) -> Progress:
 
 def _status(progress: Progress) -> str:
     """Return KernelGYM's status of a task. A judged kernel, right or wrong, is ``completed``."""
-    match progress.state, progress.blame:
-        case EvaluationState.QUEUED, _:
-            return "pending"
-        case EvaluationState.RUNNING, _:
-            return "processing"
-        case _, Blame.NONE | Blame.CANDIDATE:
-            return "completed"
-        case _, Blame.NOBODY:
-            return "cancelled"
-        case _:
-            return "failed"
+    return _STATUSES.get(progress.blame if progress.state == EvaluationState.DONE else progress.state, "failed")
 
 
 async def _result(gateway: Gateway, view: View, progress: Progress, task_id: str) -> TaskResult:
@@ -383,29 +375,25 @@ async def _result(gateway: Gateway, view: View, progress: Progress, task_id: str
 
 
 def _of_verdict(verdict: Verdict, metadata: dict[str, Any]) -> dict[str, Any]:
-    message = None if verdict.passed else f"{verdict.category}: {verdict.message}"
+    codes = (_ERROR_CODES.get(key) for key in (verdict.blame, verdict.category, *metadata))
     fields = {
         "metadata": metadata | _coverage(verdict),
-        "error_message": message,
-        "error_code": _error_code(verdict, metadata),
+        "error_message": None if verdict.passed else f"{verdict.category}: {verdict.message}",
+        "error_code": None if verdict.passed else next(filter(None, codes), "RUNTIME_ERROR"),
     }
     if not verdict.judged:
         return fields
     provenance = verdict.evidence.provenance
-    compiled = verdict.evidence.compiled_baseline
-    reference, speedup = verdict.baseline_ms, verdict.speedup
-    if compiled is not None:
-        reference, speedup = None, None
-        if isinstance(compiled, Measurement):
-            reference = compiled.median_ms
-            speedup = verdict.model_copy(update={"baseline": compiled}).speedup
+    if (compiled := verdict.evidence.compiled_baseline) is not None:
+        baseline = compiled if isinstance(compiled, Measurement) else None
+        verdict = verdict.model_copy(update={"baseline": baseline})
     return fields | {
         "compiled": bool(verdict.compiled),
         "correctness": verdict.passed,
         "decoy_kernel": verdict.facts.hack is Hack.DECOY or (provenance is not None and provenance.decoy),
-        "reference_runtime": -1.0 if reference is None else reference,
+        "reference_runtime": -1.0 if verdict.baseline_ms is None else verdict.baseline_ms,
         "kernel_runtime": -1.0 if verdict.runtime_ms is None else verdict.runtime_ms,
-        "speedup": speedup or 0.0,
+        "speedup": verdict.speedup or 0.0,
     }
 
 
@@ -425,23 +413,6 @@ def _coverage(verdict: Verdict) -> dict[str, int | float]:
         "custom_kernel_cuda_time_in_profiling_us": provenance.own_share * total_us,
         "total_kernel_run_time_in_profiling_us": total_us,
     }
-
-
-def _error_code(verdict: Verdict, metadata: dict[str, Any]) -> str | None:
-    match verdict.category, verdict.blame:
-        case _, Blame.NONE:
-            return None
-        case _, Blame.PROBLEM:
-            return "VALIDATION_ERROR"
-        case _, Blame.FLEET | Blame.NOBODY:
-            return "SYSTEM_ERROR"
-        case Category.SYNTAX_ERROR, _:
-            return "SYNTAX_ERROR"
-        case Category.TIMEOUT, _:
-            return "TIMEOUT_ERROR"
-        case _:
-            keys = {"compilation_error": "COMPILATION_ERROR", "correctness_issue": "CORRECTNESS_ERROR"}
-            return next((code for key, code in keys.items() if key in metadata), "RUNTIME_ERROR")
 
 
 def _aliased(source: str, given: str, wanted: str) -> str:

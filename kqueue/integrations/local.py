@@ -25,7 +25,7 @@ from kqueue.config import Config, load
 from kqueue.contract import Backend, Request, Verdict
 from kqueue.errors import EvaluationFailed, HomeInUse, InvalidRequest, KqueueError
 from kqueue.feedback import describe
-from kqueue.integrations.lanes import fallback_of, lane_of
+from kqueue.integrations.common import fallback_of, lane_of
 from kqueue.kernelbench import request_of, result_of
 from kqueue.local.fleet import LocalFleet
 from kqueue.store import workers
@@ -135,10 +135,8 @@ class LocalKernelEvaluator:
         """Stop the fleet once it is idle, if this process started it. The next evaluation starts it again."""
         _warm_fleet(self._settings().home_path).let_go()
 
-    @contextlib.contextmanager
-    def _client(self) -> Generator[Client]:
-        with _warm_fleet(self._settings().home_path).client(self._settings, self._idle_s) as client:
-            yield client
+    def _client(self) -> contextlib.AbstractContextManager[Client]:
+        return _warm_fleet(self._settings().home_path).client(self._settings, self._idle_s)
 
     def _settings(self) -> Config:
         """Return the settings, with the addresses of a running fleet."""

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import os
@@ -26,8 +27,7 @@ from kqueue.client.interfaces import Deadline
 from kqueue.config import load
 from kqueue.contract import Request, Verdict
 from kqueue.errors import ConfigError, EvaluationFailed, InvalidRequest, LaneUnavailable
-from kqueue.integrations.connection import Connection
-from kqueue.integrations.lanes import fallback_of, lane_of
+from kqueue.integrations.common import Connection, fallback_of, lane_of
 from kqueue.kernelbench import request_of, result_of
 
 if TYPE_CHECKING:
@@ -106,6 +106,37 @@ class ModalEvaluatorConfig:
             raise ConfigError(f"batch_window_s: must be 0 or more seconds, not {self.batch_window_s}")
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The arguments of one evaluation.
+
+    Attributes:
+        backend: ``cuda``, ``triton``, ``torch``, ``cpp`` or ``cupy``.
+        num_correct_trials: number of input sets to check.
+        measure_performance: True to time the kernel.
+        num_perf_trials: maximum number of timed calls.
+        precision: ``fp32``, ``fp16`` or ``bf16``.
+        timing_method: one of :data:`TIMING_METHODS`, for compatibility. The judge always uses its own method, which
+            ``metadata["timing_basis"]`` names.
+        check_for_excessive_speedup: True to flag an implausible speedup in ``metadata["excessive_speedup"]``.
+        excessive_speedup_threshold: speedup above which it is implausible.
+    """
+
+    ref_code: str
+    kernel_code: str
+    backend: str = "triton"
+    num_correct_trials: int = 5
+    measure_performance: bool = False
+    num_perf_trials: int = 100
+    precision: str = "fp32"
+    timing_method: str = "cuda_event"
+    check_for_excessive_speedup: bool = True
+    excessive_speedup_threshold: float = 10.0
+
+
+_SIGNATURE: Final = inspect.signature(Evaluation)
+
+
 class ModalKernelEvaluator:
     """An evaluator of kernels on a fleet. Threads and event loops can share it."""
 
@@ -120,37 +151,13 @@ class ModalKernelEvaluator:
         self.config = config or ModalEvaluatorConfig()
         self._given = client
         self._own = Connection(self._connect)
-        self._local: LocalKernelEvaluator | None = None
-        self._lock = threading.Lock()
+        self._local = Connection(self._local_evaluator)
         self._batchers = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, ModalBatcher]()
         #: GPU types for which a warning about the wait was logged.
         self._awaited = set[str]()
 
-    async def evaluate_single(
-        self,
-        ref_code: str,
-        kernel_code: str,
-        backend: str = "triton",
-        num_correct_trials: int = 5,
-        measure_performance: bool = False,
-        num_perf_trials: int = 100,
-        precision: str = "fp32",
-        timing_method: str = "cuda_event",
-        check_for_excessive_speedup: bool = True,
-        excessive_speedup_threshold: float = 10.0,
-    ) -> dict[str, Any]:
-        """Evaluate one kernel.
-
-        Args:
-            backend: ``cuda``, ``triton``, ``torch``, ``cpp`` or ``cupy``.
-            num_correct_trials: number of input sets to check.
-            measure_performance: True to time the kernel.
-            num_perf_trials: maximum number of timed calls.
-            precision: ``fp32``, ``fp16`` or ``bf16``.
-            timing_method: one of :data:`TIMING_METHODS`, for compatibility. The judge always uses its own method, which
-                ``metadata["timing_basis"]`` names.
-            check_for_excessive_speedup: True to flag an implausible speedup in ``metadata["excessive_speedup"]``.
-            excessive_speedup_threshold: speedup above which it is implausible.
+    async def evaluate_single(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Evaluate one kernel. It takes the arguments of :class:`Evaluation`, by position or by name.
 
         Returns:
             ``format_ok`` (the source is Python and defines ``ModelNew``), ``compiled``, ``correctness``,
@@ -164,29 +171,13 @@ class ModalKernelEvaluator:
             EvaluationFailed: the fleet or the problem failed, so the kernel's quality is unknown.
             ConfigError, ServiceError: evaluation is disabled, or there is no fleet.
         """
-        results = await self._evaluate(
-            [
-                {
-                    "ref_code": ref_code,
-                    "kernel_code": kernel_code,
-                    "backend": backend,
-                    "num_correct_trials": num_correct_trials,
-                    "measure_performance": measure_performance,
-                    "num_perf_trials": num_perf_trials,
-                    "precision": precision,
-                    "timing_method": timing_method,
-                    "check_for_excessive_speedup": check_for_excessive_speedup,
-                    "excessive_speedup_threshold": excessive_speedup_threshold,
-                }
-            ]
-        )
-        return _raised(results)[0]
+        return _raised(await self._evaluate([_SIGNATURE.bind(*args, **kwargs).arguments]))[0]
 
     async def evaluate_batch(self, evaluations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Evaluate many kernels at once.
 
         Args:
-            evaluations: the arguments of :meth:`evaluate_single` by name, for each kernel. Other names have no effect,
+            evaluations: the arguments of :class:`Evaluation` by name, for each kernel. Other names have no effect,
                 and ``metadata["ignored_fields"]`` lists them.
 
         Returns:
@@ -208,22 +199,16 @@ class ModalKernelEvaluator:
 
     async def evaluate_single_batched(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Run :meth:`evaluate_single`, but send the calls of ``batch_window_s`` seconds together."""
-        arguments = _SIGNATURE.bind(self, *args, **kwargs)
-        arguments.apply_defaults()
         if not self.config.batch_single:
-            return await self.evaluate_single(*arguments.args[1:], **arguments.kwargs)
-        loop = asyncio.get_running_loop()
-        with self._lock:
-            batcher = self._batchers.setdefault(loop, ModalBatcher(self))
-        return await batcher.submit({name: value for name, value in arguments.arguments.items() if name != "self"})
+            return await self.evaluate_single(*args, **kwargs)
+        batcher = self._batchers.setdefault(asyncio.get_running_loop(), ModalBatcher(self))
+        return await batcher.submit(_SIGNATURE.bind(*args, **kwargs).arguments)
 
     async def close(self) -> None:
         """Close the connections that this evaluator opened, and stop the fleet that it started."""
-        with self._lock:
-            local, self._local = self._local, None
         if (client := self._own.take()) is not None:
             await client.close()
-        if local is not None:
+        if (local := self._local.take()) is not None:
             await asyncio.to_thread(local.close)
 
     async def _evaluate(self, evaluations: Iterable[Mapping[str, Any]]) -> list[dict[str, Any] | Exception]:
@@ -255,7 +240,7 @@ class ModalKernelEvaluator:
 
     async def _asked(self, requests: list[Request]) -> Sequence[Verdict | InvalidRequest]:
         if self._given is None and self.config.deployment_mode == "ephemeral":
-            return await asyncio.to_thread(self._local_evaluator().judge, requests)
+            return await asyncio.to_thread(self._local.client().judge, requests)
         return await (self._given or self._own.client()).evaluate_batch(requests)
 
     def _connect(self) -> AsyncClient:
@@ -270,39 +255,35 @@ class ModalKernelEvaluator:
     def _local_evaluator(self) -> LocalKernelEvaluator:
         from kqueue.integrations.local import LocalKernelEvaluator
 
-        with self._lock:
-            if self._local is None:
-                self._local = LocalKernelEvaluator(gpu=self.config.gpu_type)
-            return self._local
+        return LocalKernelEvaluator(gpu=self.config.gpu_type)
 
-    def _order(self, evaluation: Mapping[str, Any]) -> _Order | Exception:
+    def _order(self, evaluation: Mapping[str, Any]) -> _Order | InvalidRequest:
         # Some clients add other entries, which evaluators on Modal ignore too.
-        arguments_given = {name: value for name, value in evaluation.items() if name in _SIGNATURE.parameters}
+        ignored = sorted(evaluation.keys() - _SIGNATURE.parameters.keys())
+        given = {name: value for name, value in evaluation.items() if name not in ignored}
         try:
-            arguments = _SIGNATURE.bind(self, **arguments_given)
+            asked = Evaluation(**_SIGNATURE.bind(**given).arguments)
         except TypeError as error:
             return InvalidRequest(f"evaluation: {error}. See the arguments of evaluate_single")
-        arguments.apply_defaults()
-        given = arguments.arguments
+        if asked.timing_method not in TIMING_METHODS:
+            methods = ", ".join(TIMING_METHODS)
+            return InvalidRequest(f"timing_method: {asked.timing_method!r} is not known: use one of {methods}")
         try:
-            if given["timing_method"] not in TIMING_METHODS:
-                methods = ", ".join(TIMING_METHODS)
-                raise InvalidRequest(f"timing_method: {given['timing_method']!r} is not known: use one of {methods}")
             request = request_of(
-                given["ref_code"],
-                given["kernel_code"],
-                backend=given["backend"],
-                num_correct_trials=given["num_correct_trials"],
-                num_perf_trials=given["num_perf_trials"],
-                measure_performance=given["measure_performance"],
-                precision=given["precision"],
+                asked.ref_code,
+                asked.kernel_code,
+                backend=asked.backend,
+                num_correct_trials=asked.num_correct_trials,
+                num_perf_trials=asked.num_perf_trials,
+                measure_performance=asked.measure_performance,
+                precision=asked.precision,
                 timeout_s=self.config.timeout,
                 lane=lane_of(self.config.gpu_type),
                 queue_wait_s=self.config.max_queue_wait_s,
             )
         except InvalidRequest as error:
             return error
-        return _Order(request, given, tuple(sorted(evaluation.keys() - arguments_given.keys())))
+        return _Order(request, asked, ignored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,8 +291,8 @@ class _Order:
     """A request, the arguments that it was built from, and the names that were ignored."""
 
     request: Request
-    arguments: Mapping[str, Any]
-    ignored: tuple[str, ...]
+    asked: Evaluation
+    ignored: list[str]
 
 
 class ModalBatcher:
@@ -322,51 +303,44 @@ class ModalBatcher:
     def __init__(self, evaluator: ModalKernelEvaluator) -> None:
         """Collect for ``evaluator``, by its settings ``max_batch_size`` and ``batch_window_s``."""
         self._evaluator = evaluator
-        self._pending: list[tuple[Mapping[str, Any], asyncio.Future[dict[str, Any]]]] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._tasks = set[asyncio.Task[None]]()
+        self._batch: _Batch | None = None
 
     async def submit(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Evaluate one kernel together with other calls.
 
         Args:
-            request: the arguments of :meth:`ModalKernelEvaluator.evaluate_single` by name.
+            request: the arguments of :class:`Evaluation` by name.
 
         Returns, raises:
             see :meth:`ModalKernelEvaluator.evaluate_single`.
         """
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        self._pending.append((request, future))
-        if len(self._pending) >= self._evaluator.config.max_batch_size:
-            self._flush()
-        elif self._timer is None:
-            self._timer = loop.call_later(self._evaluator.config.batch_window_s, self._flush)
-        return await future
+        if self._batch is None:
+            self._batch = _Batch()
+            self._batch.results = asyncio.create_task(self._run(self._batch))
+        batch, place = self._batch, len(self._batch.requests)
+        batch.requests.append(request)
+        if len(batch.requests) >= self._evaluator.config.max_batch_size:
+            self._batch = None
+            batch.full.set()
+        # A cancelled call does not cancel the evaluations of other calls.
+        return _raised([(await asyncio.shield(batch.results))[place]])[0]
 
-    def _flush(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        batch, self._pending = self._pending, []
-        # The event loop holds only weak references to tasks.
-        task = asyncio.get_running_loop().create_task(self._run(batch))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _run(self, batch: _Batch) -> list[dict[str, Any] | Exception]:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(batch.full.wait(), self._evaluator.config.batch_window_s)
+        if self._batch is batch:
+            self._batch = None
+        return await self._evaluator._evaluate(batch.requests)  # pyright: ignore[reportPrivateUsage]
 
-    async def _run(self, batch: list[tuple[Mapping[str, Any], asyncio.Future[dict[str, Any]]]]) -> None:
-        results: Sequence[dict[str, Any] | Exception]
-        try:
-            results = await self._evaluator._evaluate([request for request, _ in batch])  # pyright: ignore[reportPrivateUsage]
-        except Exception as error:  # noqa: BLE001 each caller gets it
-            results = [error] * len(batch)
-        for result, (_, future) in zip(results, batch, strict=True):
-            if future.done():
-                continue  # its caller was cancelled
-            if isinstance(result, Exception):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
+
+class _Batch:
+    """The calls of one window."""
+
+    results: asyncio.Task[list[dict[str, Any] | Exception]]
+
+    def __init__(self) -> None:
+        self.requests: list[Mapping[str, Any]] = []
+        self.full = asyncio.Event()
 
 
 def _raised(results: Iterable[dict[str, Any] | Exception]) -> list[dict[str, Any]]:
@@ -383,13 +357,13 @@ def _result(order: _Order, verdict: Verdict | InvalidRequest) -> dict[str, Any] 
         return verdict
     if not verdict.judged:
         return EvaluationFailed(verdict)
-    asked = order.arguments
+    asked = order.asked
     metadata = result_of(verdict)["metadata"] | fallback_of(order.request, verdict)
-    metadata["timing_method"] = asked["timing_method"]
+    metadata["timing_method"] = asked.timing_method
     if order.ignored:
-        metadata["ignored_fields"] = [*order.ignored]
-    threshold = asked["excessive_speedup_threshold"]
-    if asked["check_for_excessive_speedup"] and verdict.speedup is not None and verdict.speedup > threshold:
+        metadata["ignored_fields"] = order.ignored
+    threshold = asked.excessive_speedup_threshold
+    if asked.check_for_excessive_speedup and verdict.speedup is not None and verdict.speedup > threshold:
         _log.warning(
             "a speedup of %.3g is above %.3g: evaluation %s", verdict.speedup, threshold, verdict.evaluation_id
         )
@@ -398,8 +372,8 @@ def _result(order: _Order, verdict: Verdict | InvalidRequest) -> dict[str, Any] 
         "format_ok": verdict.category not in _NO_KERNEL,
         "compiled": bool(verdict.compiled),
         "correctness": verdict.passed,
-        "tests_passed": asked["num_correct_trials"] if verdict.passed else 0,
-        "tests_total": asked["num_correct_trials"],
+        "tests_passed": asked.num_correct_trials if verdict.passed else 0,
+        "tests_total": asked.num_correct_trials,
         "speedup": verdict.speedup,
         "runtime_ms": verdict.runtime_ms,
         "baseline_runtime_ms": verdict.baseline_ms,
@@ -413,12 +387,7 @@ def _record(evaluation: Mapping[str, Any], error: Exception) -> dict[str, Any]:
     """Return the record of an entry without a result, in the form of evaluators on Modal."""
     metadata: dict[str, Any] = {"exception": str(error), "exception_type": type(error).__name__}
     if isinstance(error, EvaluationFailed):
-        verdict = error.verdict
-        metadata |= {
-            "category": str(verdict.category),
-            "blame": str(verdict.blame),
-            "evaluation_id": str(verdict.evaluation_id),
-        }
+        metadata |= {name: str(getattr(error.verdict, name)) for name in ("category", "blame", "evaluation_id")}
     return {
         "format_ok": True,
         "compiled": False,
@@ -434,7 +403,6 @@ def _record(evaluation: Mapping[str, Any], error: Exception) -> dict[str, Any]:
     }
 
 
-_SIGNATURE: Final = inspect.signature(ModalKernelEvaluator.evaluate_single)
 _global_lock: Final = threading.Lock()
 _global: ModalKernelEvaluator | None = None
 

@@ -14,6 +14,7 @@ The environment derives from ``gymnasium.Env`` if gymnasium is installed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import logging
 import random
@@ -25,10 +26,8 @@ from kqueue.client import AsyncClient, Client
 from kqueue.contract import Request, Verdict
 from kqueue.errors import EvaluationFailed, InvalidRequest, LaneUnavailable, WaitTimeout
 from kqueue.feedback import describe, instruction
-from kqueue.integrations.answers import Answer, request_for, take_from
-from kqueue.integrations.connection import Connection
+from kqueue.integrations.common import Answer, Connection, Score, request_for, scorer, take_from
 from kqueue.integrations.extraction import Taken
-from kqueue.integrations.scores import Score, scorer
 
 _log = logging.getLogger(__name__)
 
@@ -82,11 +81,8 @@ async def reward(
         keyed = {"idempotency_key": f"{run}/{index}"} if run else {}
         entries.append(request_for(problem, taken.kernel, **arguments, **keyed))
     requests = [entry for entry in entries if isinstance(entry, Request)]
-    if client is not None:
-        verdicts = iter(await _judge(client, requests, timeout))
-    else:
-        async with AsyncClient() as own:
-            verdicts = iter(await _judge(own, requests, timeout))
+    async with AsyncClient() if client is None else contextlib.nullcontext(client) as used:
+        verdicts = iter(await _judge(used, requests, timeout))
     results = [next(verdicts) if isinstance(entry, Request) else entry for entry in entries]
     rewards = [FAILED if isinstance(one, InvalidRequest) else None if one is None else of(one) for one in results]
     if masked := sum(number is None for number in rewards):

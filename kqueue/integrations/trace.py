@@ -22,11 +22,7 @@ from kqueue.client import Client
 from kqueue.contract import Request, Verdict
 from kqueue.errors import ConfigError, InvalidRequest
 from kqueue.feedback import describe
-from kqueue.integrations.answers import request_for, take_from
-from kqueue.integrations.connection import Connection
-from kqueue.integrations.lanes import lane_of
-from kqueue.integrations.scores import Score, scorer
-from kqueue.integrations.starting import starting_kernel
+from kqueue.integrations.common import Connection, Score, lane_of, request_for, scorer, starting_kernel, take_from
 
 #: Score of a kernel without a verdict. Searches need a number.
 UNKNOWN = -1.0

@@ -18,10 +18,8 @@ from typing import Any, Final
 from kqueue.client import AsyncClient
 from kqueue.errors import ConfigError, EvaluationFailed, InvalidRequest
 from kqueue.feedback import instruction
-from kqueue.integrations.answers import request_for, take_from
-from kqueue.integrations.connection import Connection
+from kqueue.integrations.common import Connection, Policy, request_for, scorer, take_from
 from kqueue.integrations.rl import FAILED
-from kqueue.integrations.scores import Policy, scorer
 
 _log = logging.getLogger(__name__)
 

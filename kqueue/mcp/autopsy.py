@@ -10,7 +10,7 @@ from uuid import UUID
 
 import anyio
 
-from kqueue.autopsy import coroutine
+from kqueue.autopsy import run
 from kqueue.autopsy.report import Report
 from kqueue.autopsy.shrink import Autopsy
 from kqueue.contract import Request, Result, Verdict
@@ -37,7 +37,7 @@ async def dissect(call: Call, caller: Caller, evaluation_id: UUID, budget_s: flo
     """
     request, failure = await judged_once(caller, evaluation_id, "autopsy", priority)
     autopsy = Autopsy(request, failure, width=_WIDTH)
-    return await coroutine.dissect(autopsy, partial(_judge, call, caller, autopsy, budget_s), budget_s)
+    return await run.dissect(autopsy, partial(_judge, call, caller, autopsy, budget_s), budget_s)
 
 
 async def _judge(

@@ -1,4 +1,4 @@
-"""Scores of a verdict by name: policies of :mod:`kqueue.integrations.scores`, and functions of Python modules."""
+"""Scores of a verdict by name: policies of :mod:`kqueue.integrations.common`, and functions of Python modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 
 from kqueue.contract import Verdict
 from kqueue.errors import ConfigError, InvalidRequest
-from kqueue.integrations.scores import scorer
+from kqueue.integrations.common import scorer
 
 #: Policies that need no times.
 _UNTIMED: Final = frozenset({"correctness"})
@@ -23,7 +23,7 @@ def metrics_of(names: Sequence[str], *, timed: bool) -> dict[str, Metric]:
     """Return the metrics with these names.
 
     Args:
-        names: policies (:func:`~kqueue.integrations.scores.scorer`), or ``module:function``. The working directory is
+        names: policies (:func:`~kqueue.integrations.common.scorer`), or ``module:function``. The working directory is
             searched for modules first. A function receives a :class:`~kqueue.Verdict` and returns a number (higher is
             better), or None if the kernel's quality is unknown.
         timed: False if kernels are not timed.

@@ -19,7 +19,7 @@ from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
 
 from kqueue import contract
-from kqueue.autopsy import coroutine, shrink
+from kqueue.autopsy import run, shrink
 from kqueue.autopsy.report import Report
 from kqueue.autopsy.shrink import Autopsy
 from kqueue.errors import InvalidRequest, KqueueError, WaitTimeout
@@ -94,7 +94,7 @@ class Autopsies:
 async def _run(gateway: Gateway, actor: Caller, running: Running) -> None:
     """Run an autopsy until it ends or the server stops."""
     judge = partial(_judge, gateway, actor, running.autopsy)
-    work = asyncio.create_task(coroutine.dissect(running.autopsy, judge, _BUDGET_S))
+    work = asyncio.create_task(run.dissect(running.autopsy, judge, _BUDGET_S))
     stopping = asyncio.create_task(gateway.stopping.wait())
     await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from kqueue.categories import Category
+from kqueue.http.eval_server import EvalRequest
 from tests.samples import ended
 from tests.store.steps import change
 from tests.waiting import until
@@ -125,3 +126,10 @@ def test_the_pages_of_a_fleet_without_gpus(http: httpx.Client, asked, judge) -> 
     assert found["/backend_info"]["default_backend"] == "cuda"
     assert set(found["/backend_info"]["backend_descriptions"]) == set(found["/backend_info"]["supported_backends"])
     assert http.get("/fault_statistics").json()["per_device_faults"] == {}
+
+
+def test_unknown_fields_change_nothing() -> None:
+    """An unknown field is ignored, even if it has the name of an argument of another form."""
+    unknown = {"problem": "q", "kernel": "other", "timeout_s": 1}
+    plain = body(custom_model_src="k")
+    assert EvalRequest(**plain, **unknown).as_request() == EvalRequest(**plain).as_request()

@@ -16,7 +16,7 @@ import pytest
 from kqueue import Client
 from kqueue.config import Config
 from kqueue.feedback import instruction
-from kqueue.integrations.answers import take_from
+from kqueue.integrations.common import take_from
 from kqueue.integrations.extraction import Taken, take
 from kqueue.integrations.rl import KernelEnv, reward
 from kqueue.integrations.trace import KernelGuide

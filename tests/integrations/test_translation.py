@@ -13,8 +13,7 @@ from kqueue import Backend, Category, ConfigError, InvalidRequest, Measurement, 
 from kqueue.contract import Comparison, Phase
 from kqueue.evidence import Environment, ErrorFigures, Evidence, SpeedOfLightBound
 from kqueue.feedback import describe
-from kqueue.integrations.lanes import lane_of
-from kqueue.integrations.scores import scorer
+from kqueue.integrations.common import lane_of, scorer
 from kqueue.kernelbench import pass_at_k, request_of, result_of, row_of, scores_of
 
 KERNEL = "import torch\n\n\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x + bias\n"

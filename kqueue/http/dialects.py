@@ -1,4 +1,4 @@
-"""Submission of requests that clients repeat after they lost an answer, without a second evaluation.
+"""The drop-ins for other evaluation servers: the fields that their requests share, and one evaluation for repeats.
 
 Clients of other evaluation servers post a request and wait on one connection. When it breaks they post again, without a
 key. Therefore equal requests of one caller share one evaluation while it runs and for :data:`STANDS_S` seconds after
@@ -10,16 +10,18 @@ fleet failed or the evaluation was cancelled, the next request makes a new evalu
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 from fastapi import Header
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse
+from pydantic import AliasChoices, Field
 
+from kqueue import kernelbench
 from kqueue.categories import Blame, Category
 from kqueue.client.database import takes_any_lane
-from kqueue.contract import Request, Verdict
+from kqueue.contract import Bounded, Request, Verdict
 from kqueue.errors import IdempotencyConflict, LaneUnavailable
 from kqueue.http import failures
 from kqueue.http.auth import Caller
@@ -44,6 +46,38 @@ IdempotencyKey = Annotated[
 #: Errors of these routes in addition to the common ones. 409: the evaluation was cancelled, or the key belongs to
 #: another request. 429: the caller has too many evaluations without a verdict.
 RESPONSES: Final = failures.documented(409, 429)
+
+
+class KernelRequest(Bounded):
+    """One kernel to judge. Unknown fields are ignored.
+
+    Fields have the names of KernelBench's arguments. Their aliases are a dialect's names.
+    """
+
+    seed_num: int = Field(
+        42,
+        ge=0,
+        lt=2**63,
+        validation_alias=AliasChoices("seed_num", "seed"),
+        description="Seed that is set before each constructor. `seed` is an alias.",
+    )
+    num_correct_trials: int = Field(5, ge=1, le=100, description="Number of input sets to check.")
+    num_perf_trials: int = Field(100, ge=0, le=10_000, description="Maximum number of timed calls.")
+    backend: str = Field("cuda", description="`cuda`, `triton`, `torch`, `cpp` or `cupy`.")
+
+    def as_request(self, **arguments: Any) -> Request:
+        """Return the request for this kernel and further arguments of :func:`~kqueue.kernelbench.request_of`.
+
+        Raises:
+            InvalidRequest: an argument is wrong.
+        """
+        # An unknown field of the body can have the name of a shared field, so only declared fields are read.
+        given = {name: getattr(self, name) for name in _SHARED & type(self).model_fields.keys()}
+        return kernelbench.request_of(**given | arguments)
+
+
+#: The fields of requests that are arguments of :func:`~kqueue.kernelbench.request_of`.
+_SHARED: Final = {"problem", "kernel", "timeout_s", *KernelRequest.model_fields}
 
 
 async def accept(

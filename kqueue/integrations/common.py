@@ -1,0 +1,218 @@
+"""The parts that the adapters share: a model's answer as a request, lanes, scores, clients, and initial kernels."""
+
+from __future__ import annotations
+
+import ast
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Generic, Literal, Self, TypeVar
+
+from kqueue.contract import Request, Verdict, gpu_model
+from kqueue.errors import ConfigError, InvalidRequest
+from kqueue.integrations.extraction import Taken, take
+from kqueue.kernelbench import request_of
+
+#: A text, or the messages of a chat, whose content is text or parts with text.
+Answer = str | Sequence[Mapping[str, Any]]
+
+_VALID: Final = "class ModelNew: ..."
+
+
+def take_from(answer: Answer) -> Taken:
+    """Return the kernel in an answer, or in the assistant's last message of a chat."""
+    if isinstance(answer, str):
+        return take(answer)
+    replies = [message for message in answer if message.get("role", "assistant") == "assistant"] or answer[-1:]
+    content: object = replies[-1].get("content") if replies else None
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        content = "\n".join(_text_of(part) for part in content)
+    return take(str(content or ""))
+
+
+def _text_of(part: object) -> str:
+    """Return the text of a part of a message. Empty for reasoning, a picture or a tool call."""
+    if isinstance(part, Mapping):
+        return str(part.get("text") or "") if part.get("type", "text") in ("text", "output_text") else ""
+    return str(part)
+
+
+def request_for(problem: str, kernel: str, **arguments: Any) -> Request | InvalidRequest:
+    """Build the request for a kernel that a model wrote.
+
+    Args:
+        arguments: see :func:`~kqueue.kernelbench.request_of`.
+
+    Returns:
+        The request, or the :class:`InvalidRequest` if the kernel is invalid, which is the model's failure and not the
+        caller's.
+
+    Raises:
+        InvalidRequest: the problem or the arguments are invalid for any kernel.
+    """
+    try:
+        return request_of(problem, kernel, **arguments)
+    except InvalidRequest as error:
+        request_of(problem, _VALID, **arguments)
+        return error
+
+
+def lane_of(gpu_type: str) -> str:
+    """Return the lane for a GPU type: ``A100``, ``A100-80GB`` and ``NVIDIA A100-SXM4-80GB`` give ``gpu.a100``.
+
+    ``any`` gives ``gpu``, ``cpu`` the lane without GPUs, and ``auto`` leaves the choice to the client. Variants that
+    differ in memory share a lane. Modal's ``!`` (no upgrade) is ignored, because kqueue substitutes another model only
+    where ``KQUEUE_GPU_FALLBACK`` names it.
+
+    Raises:
+        InvalidRequest: more than one GPU is requested (``H100:8``), or none is named.
+    """
+    name, _, count = gpu_type.strip().rstrip("!").partition(":")
+    if count not in {"", "1"}:
+        raise InvalidRequest(f"gpu_type: {gpu_type!r} asks for {count} GPUs, but an evaluation uses one: omit :{count}")
+    kind = name.lower()
+    if not any(char.isalnum() for char in kind):
+        raise InvalidRequest(f"gpu_type: {gpu_type!r} names no GPU: use a model such as A100, or any, auto or cpu")
+    if kind in {"auto", "cpu"}:
+        return kind
+    return "gpu" if kind in {"any", "gpu"} else f"gpu.{gpu_model(kind)}"
+
+
+def fallback_of(request: Request, verdict: Verdict) -> dict[str, str]:
+    """Return the metadata entry of a result whose lane differs from the requested one, or an empty mapping."""
+    return {} if request.lane in {"auto", verdict.lane} else {"lane_asked": request.lane}
+
+
+#: The names of policies.
+Policy = Literal["inverse_runtime", "speedup", "bandwidth", "correctness"]
+#: A policy's name, or a function that returns a score, or None if the kernel's quality is unknown.
+Score = Policy | Callable[[Verdict], float | None]
+
+
+def scorer(score: Score) -> Callable[[Verdict], float | None]:
+    """Return the function for a policy.
+
+    A failed kernel scores 0. A correct one scores 1 / seconds under ``inverse_runtime``, its speedup over the
+    reference under ``speedup``, its share of the memory bandwidth under ``bandwidth`` (on a GPU: the time to read the
+    inputs and write the outputs once, divided by its runtime), and 1 under ``correctness``. The score is None if it is
+    unknown: the fleet or the problem failed, the evaluation was cancelled or expired, or (except for
+    ``correctness``) the kernel was not timed.
+
+    Raises:
+        ConfigError: there is no policy of this name.
+    """
+    if callable(score):
+        return score
+    try:
+        return _POLICIES[score]
+    except KeyError:
+        raise ConfigError(f"score: unknown policy {score!r}: use {', '.join(_POLICIES)} or a function") from None
+
+
+def inverse_runtime(verdict: Verdict) -> float | None:
+    """Return 1 / seconds for a correct kernel. See :func:`scorer`."""
+    runtime = verdict.runtime_ms
+    return _if_passed(verdict, 1e3 / runtime if runtime is not None and runtime > 0 else None)
+
+
+def speedup(verdict: Verdict) -> float | None:
+    """Return the speedup of a correct kernel. See :func:`scorer`."""
+    return _if_passed(verdict, verdict.speedup)
+
+
+def bandwidth(verdict: Verdict) -> float | None:
+    """Return the share of the memory bandwidth that a correct kernel reached. See :func:`scorer`."""
+    floor, runtime = verdict.evidence.floor, verdict.runtime_ms
+    return _if_passed(verdict, floor.floor_ms / runtime if floor is not None and runtime else None)
+
+
+def correctness(verdict: Verdict) -> float | None:
+    """Return 1 for a correct kernel. See :func:`scorer`."""
+    return _if_passed(verdict, 1.0)
+
+
+def _if_passed(verdict: Verdict, value: float | None) -> float | None:
+    if not verdict.judged:
+        return None
+    return value if verdict.passed else 0.0
+
+
+_POLICIES: Final[dict[str, Callable[[Verdict], float | None]]] = {
+    "inverse_runtime": inverse_runtime,
+    "speedup": speedup,
+    "bandwidth": bandwidth,
+    "correctness": correctness,
+}
+
+
+ClientT = TypeVar("ClientT")
+
+
+class Connection(Generic[ClientT]):
+    """A lazy client. Threads and copies share it. Another process (forked, or given a pickle) creates its own."""
+
+    def __init__(self, connect: Callable[[], ClientT]) -> None:
+        """Store ``connect``, which the first use calls to create the client."""
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._client: ClientT | None = None
+        self._process = 0
+
+    def client(self) -> ClientT:
+        """Return this process's client, creating it if necessary."""
+        with self._lock:
+            if self._client is None or self._process != os.getpid():
+                self._client, self._process = self._connect(), os.getpid()
+            return self._client
+
+    def take(self) -> ClientT | None:
+        """Return this process's client, if any, for the caller to close. :meth:`client` then creates another one."""
+        with self._lock:
+            client, self._client = self._client, None
+            return client if self._process == os.getpid() else None
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._connect,)
+
+
+def starting_kernel(source: str) -> str:
+    """Return a working kernel to start a search from.
+
+    A reference becomes a kernel by renaming ``Model`` to ``ModelNew``. Comments and layout stay. The result uses plain
+    torch, so it passes under every backend of the lane. A kernel is returned unchanged.
+
+    Raises:
+        InvalidRequest: the source is not Python, or defines neither class.
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError) as error:
+        raise InvalidRequest(f"the initial kernel: not valid Python: {error}") from None
+    classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    if "ModelNew" in classes:
+        return source
+    if "Model" not in classes:
+        raise InvalidRequest("the initial kernel: defines neither ModelNew nor Model: give a kernel or a reference")
+    lines = source.encode().splitlines(keepends=True)
+    # From the end, so that earlier positions stay valid. Columns are in bytes.
+    for line, column in sorted({_position(node, lines) for node in ast.walk(tree) if _names_model(node)}, reverse=True):
+        text = lines[line - 1]
+        lines[line - 1] = text[:column] + b"ModelNew" + text[column + len("Model") :]
+    return b"".join(lines).decode()
+
+
+def _names_model(node: ast.AST) -> bool:
+    return (isinstance(node, ast.Name) and node.id == "Model") or (
+        isinstance(node, ast.ClassDef) and node.name == "Model"
+    )
+
+
+def _position(node: ast.AST, lines: list[bytes]) -> tuple[int, int]:
+    """Return the line (from 1) and byte column of a node's name."""
+    assert isinstance(node, ast.Name | ast.ClassDef)
+    if isinstance(node, ast.Name):
+        return node.lineno, node.col_offset
+    return node.lineno, lines[node.lineno - 1].index(b"Model", node.col_offset + len("class"))
