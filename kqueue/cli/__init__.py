@@ -10,7 +10,7 @@ import atexit
 import contextlib
 import gc
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import IO, Annotated, Any, Final, NoReturn, cast
 
 import typer
@@ -43,6 +43,7 @@ from kqueue.cli import (
     tune,
     watch,
 )
+from kqueue.cli.options import with_groups
 from kqueue.cli.render import drop_output, say
 from kqueue.errors import (
     AccessRefused,
@@ -119,34 +120,41 @@ def _root(
     """A worker fleet that judges GPU kernels."""
 
 
-for group in (
-    judge,
-    submit,
-    watch,
-    kernelbench,
-    search,
-    tune,
-    autopsy,
-    examine,
-    results,
-    logs,
-    plot,
-    diff,
-    fleet,
-    top,
-    gpu,
-    probe,
-    pytest,
-    serve,
-    browse,
-    mcp,
-    token,
-    sweep,
-    database,
-    categories,
-    doctor,
-):
-    group.register(app)
+#: The functions of the commands, in the order of the help. A group of commands has a function `register` in its module.
+_COMMANDS: Final[dict[str, Callable[..., Any]]] = {
+    "judge": judge.judge,
+    "submit": submit.submit,
+    "wait": submit.wait,
+    "watch": watch.watch,
+    "kernelbench": kernelbench.kernelbench,
+    "tune": tune.tune,
+    "autopsy": autopsy.autopsy,
+    "sanitize": examine.sanitize,
+    "profile": examine.profile,
+    "status": results.status,
+    "show": results.show,
+    "results": results.results,
+    "cancel": results.cancel,
+    "cost": results.cost,
+    "logs": logs.logs,
+    "plot": plot.plot,
+    "diff": diff.diff,
+    "up": fleet.up,
+    "worker": fleet.worker,
+    "top": top.top,
+    "pytest": pytest.pytest,
+    "serve": serve.serve,
+    "open": browse.open_,
+    "mcp": mcp.mcp,
+    "sweep": sweep.sweep,
+    "categories": categories.categories,
+    "evidence": categories.evidence,
+    "doctor": doctor.doctor,
+}
+for _name, _function in _COMMANDS.items():
+    app.command(_name, context_settings=pytest.CONTEXT if _name == "pytest" else None)(with_groups(_function))
+for _group in (search, gpu, probe, token, database):
+    _group.register(app)
 
 
 def exit_status(error: KqueueError) -> int:

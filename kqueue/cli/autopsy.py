@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kqueue.cli import options, subjects
+from kqueue.cli import options
 from kqueue.cli.render import say, write_json
 from kqueue.errors import InvalidRequest
 
@@ -24,19 +24,8 @@ _WIDEST: Final = 8
 _FAILED, _UNJUDGED = 1, 3
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(autopsy)
-
-
 def autopsy(
-    what: subjects.What,
-    problem: subjects.Problem = None,
-    backend: options.Backend = None,
-    lane: subjects.Lane = None,
-    device: subjects.Device = None,
-    precision: options.Precision = None,
-    settings: options.SettingsTree = None,
-    assignments: options.Assignments = None,
+    examined: options.Examined,
     budget: Annotated[
         float, typer.Option(metavar="S", min=1, help="Time limit in seconds. The best so far is used.")
     ] = 60,
@@ -48,17 +37,7 @@ def autopsy(
 
     Exit with 1 if there is no such failure.
     """
-    subject = subjects.find(
-        "autopsy",
-        what,
-        problem,
-        backend=backend,
-        lane=lane,
-        device=device,
-        precision=precision,
-        settings=settings,
-        assignments=assignments,
-    )
+    subject = examined.find("autopsy")
     with _reporting(evaluations, quiet=as_json) as on_round:
         if subject.device is None:
             report = _by_fleet(subject.request, subject.verdict, budget, evaluations, on_round)

@@ -56,11 +56,6 @@ An outcome without one of these is refused. Only `passed` has `runtime` and `bas
 |---|---|"""
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(categories)
-    app.command()(evidence)
-
-
 def categories(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/categories.md.")] = False,
 ) -> None:

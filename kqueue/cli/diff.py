@@ -19,10 +19,6 @@ _STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
 _Id = Annotated[str, typer.Argument(help="An evaluation's id, or its first digits.")]
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(diff)
-
-
 def diff(
     first: _Id,
     second: _Id,

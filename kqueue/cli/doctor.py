@@ -15,10 +15,6 @@ _NAME: Final = 22
 _STYLES: Final = {"ok": "green", "info": "dim", "warn": "yellow", "fail": "bold red"}
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(doctor)
-
-
 def doctor(
     deep: Annotated[
         bool, typer.Option("--deep", help="Also judge kernels of every backend, and report faults. Takes minutes.")

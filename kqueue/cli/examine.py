@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kqueue.cli import options, pictures, subjects
+from kqueue.cli import options, pictures
 from kqueue.cli.render import say, write_json
 from kqueue.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from kqueue.cli.subjects import Subject
+    from kqueue.cli.options import Subject
     from kqueue.contract import Request, Result, Sanitizer
     from kqueue.evidence import Profile
     from kqueue.examinations import Requests
@@ -29,25 +29,13 @@ _Timeout = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(sanitize)
-    app.command()(profile)
-
-
 def sanitize(
-    what: subjects.What,
-    problem: subjects.Problem = None,
+    examined: options.Examined,
     tool: Annotated[
         list[str] | None,
         typer.Option("--tool", metavar="TOOL", help="memcheck, racecheck, initcheck or synccheck. Repeatable."),
     ] = None,
     whole: Annotated[bool, typer.Option("--whole", help="Do not reduce the problem's sizes.")] = False,
-    backend: options.Backend = None,
-    lane: subjects.Lane = None,
-    device: subjects.Device = None,
-    precision: options.Precision = None,
-    settings: options.SettingsTree = None,
-    assignments: options.Assignments = None,
     timeout: _Timeout = 900,
     as_json: _Json = False,
 ) -> None:
@@ -58,17 +46,7 @@ def sanitize(
     from kqueue import examinations
 
     tools = _tools(tool)
-    subject = subjects.find(
-        "sanitize",
-        what,
-        problem,
-        backend=backend,
-        lane=lane,
-        device=device,
-        precision=precision,
-        settings=settings,
-        assignments=assignments,
-    )
+    subject = examined.find("sanitize")
     category = None if subject.verdict is None else subject.verdict.category
     with _judging(subject, timeout) as judge:
         request, result = _run(examinations.sanitizing(subject.request, tools, category, whole=whole), judge)
@@ -87,18 +65,11 @@ def sanitize(
 
 
 def profile(
-    what: subjects.What,
-    problem: subjects.Problem = None,
+    examined: options.Examined,
     against: Annotated[
         str | None, typer.Option(metavar="ID|KERNEL", help="Another kernel of the problem for comparison.")
     ] = None,
     out: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the roofline, .svg or .png.")] = None,
-    backend: options.Backend = None,
-    lane: subjects.Lane = None,
-    device: subjects.Device = None,
-    precision: options.Precision = None,
-    settings: options.SettingsTree = None,
-    assignments: options.Assignments = None,
     timeout: _Timeout = 900,
     as_json: _Json = False,
 ) -> None:
@@ -109,34 +80,20 @@ def profile(
     from kqueue import charts, examinations
 
     form = pictures.form_of(out)
-    examined = [
-        subjects.find(
-            "profile",
-            one,
-            problem,
-            backend=backend,
-            lane=lane,
-            device=device,
-            precision=precision,
-            settings=settings,
-            assignments=assignments,
-        )
-        for one in (what, against)
-        if one is not None
-    ]
-    if len({subject.request.problem for subject in examined}) > 1:
+    subjects = [examined.find("profile", one) for one in (examined.what, against) if one is not None]
+    if len({subject.request.problem for subject in subjects}) > 1:
         raise InvalidRequest(f"--against {against}: it is a kernel of another problem")
     results: list[Result] = []
     with ExitStack() as stack:
         judge: Callable[[Request], Result] | None = None
-        for subject in examined:
+        for subject in subjects:
             if subject.verdict is not None and examinations.is_profiled(subject.verdict.evidence):
                 results.append(subject.verdict)
                 continue
             judge = judge or stack.enter_context(_judging(subject, timeout))
             results.append(_run(examinations.profiling(subject.request), judge)[1])
     counted = [profiled for result in results if (profiled := result.evidence.profile) is not None and profiled.kernels]
-    names = [subject.request.kernel_label or "the kernel" for subject in examined]
+    names = [subject.request.kernel_label or "the kernel" for subject in subjects]
     if as_json:
         write_json(
             {
@@ -151,7 +108,7 @@ def profile(
             _show(result, examinations.lines(result.evidence))
         if len(counted) > 1:
             _print(examinations.compared(counted[0], counted[1]))
-    if len(counted) < len(examined):
+    if len(counted) < len(subjects):
         raise typer.Exit(_INCOMPLETE)
     if out is not None:
         roofline = examinations.roofline("Roofline", _named(names, counted))

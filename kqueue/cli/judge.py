@@ -31,13 +31,10 @@ _STATUSES: Final = (_UNJUDGED, _REFUSED, _FAILED)
 _AUTOPSY_S: Final = 60.0
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(judge)
-
-
 def judge(
     problem: Annotated[str, typer.Argument(metavar="PROBLEM", help="File with the reference.")],
     kernels: Annotated[list[str], typer.Argument(metavar="KERNEL", help="Files, folders and globs.")],
+    *,
     backend: options.Backend = None,
     device: Annotated[
         str | None,
@@ -45,12 +42,7 @@ def judge(
             "--device", metavar="DEVICE", help="A GPU's index or UUID, or cpu.", show_default="first GPU, else cpu"
         ),
     ] = None,
-    precision: options.Precision = None,
-    checks: options.Checks = None,
-    no_timing: options.NoTiming = False,
-    calls: options.Calls = None,
-    settings: options.SettingsTree = None,
-    assignments: options.Assignments = None,
+    judging: options.Judging,
     autopsies: Annotated[
         Path | None,
         typer.Option(
@@ -65,10 +57,7 @@ def judge(
     """Judge kernels on this machine, without a fleet. Exit with 1 if one did not pass."""
     from kqueue.judging import LocalJudge
 
-    tree = options.settings_of(
-        settings, assignments or (), precision=precision, checks=checks, calls=calls, no_timing=no_timing
-    )
-    fields: dict[str, Any] = {"settings": tree, **sources.read_problem(problem)}
+    fields: dict[str, Any] = {"settings": judging.tree(), **sources.read_problem(problem)}
     if "problem_label" not in fields:
         raise InvalidRequest(f"{problem}: only a fleet has stored problems: give a file")
     if backend is not None:

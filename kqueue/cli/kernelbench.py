@@ -37,10 +37,6 @@ _WRITE_EVERY_S: Final = 2.0
 _INCOMPLETE: Final = 3
 
 
-def register(app: typer.Typer) -> None:
-    app.command("kernelbench")(kernelbench)
-
-
 def kernelbench(
     problems: Annotated[
         Path,

@@ -53,10 +53,6 @@ class Event:
     lines: tuple[str, ...] = ()
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(logs)
-
-
 def logs(
     evaluation: Annotated[str, typer.Argument(metavar="ID", help="An evaluation's id, or its first digits.")],
     file: Annotated[

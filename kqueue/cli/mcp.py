@@ -8,10 +8,6 @@ from typing import Annotated
 import typer
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(mcp)
-
-
 def mcp(
     http: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Serve streamable HTTP at this address instead of stdio.")

@@ -39,10 +39,6 @@ class Kinds(StrEnum):
     ROOFLINE = "roofline"
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(plot)
-
-
 def plot(
     what: Annotated[
         str,

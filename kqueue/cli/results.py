@@ -47,14 +47,6 @@ _Where = Annotated[list[str] | None, typer.Option(metavar="FIELD=VALUE", help=f"
 _Kind = TypeVar("_Kind", bound=StrEnum)
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(status)
-    app.command()(show)
-    app.command()(results)
-    app.command()(cancel)
-    app.command()(cost)
-
-
 # status ----------------------------------------------------------------------------------------------
 
 

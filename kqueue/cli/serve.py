@@ -7,10 +7,6 @@ from typing import Annotated
 import typer
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(serve)
-
-
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on (KQUEUE_HTTP_ADDRESS).")] = None,
     port: Annotated[int | None, typer.Option(help="Port, or 0 for any free one (KQUEUE_HTTP_PORT).")] = None,

@@ -35,11 +35,6 @@ _EXPLAIN_S: Final = 5.0
 _CHUNK: Final = 200
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(submit)
-    app.command()(wait)
-
-
 @dataclass(slots=True)
 class Item:
     """One line of output: a kernel or input line, and its result.
@@ -71,6 +66,7 @@ class Item:
 
 def submit(
     kernels: Annotated[list[str] | None, typer.Argument(metavar="KERNEL", help="More kernels, like --kernel.")] = None,
+    *,
     problem: Annotated[
         str | None,
         typer.Option("--problem", "-p", metavar="FILE", help="The reference. `sha256:HASH` names a stored one."),
@@ -92,12 +88,7 @@ def submit(
     allow_idle_lane: Annotated[
         bool, typer.Option("--allow-idle-lane", help="Submit even if no worker serves the lane.")
     ] = False,
-    precision: options.Precision = None,
-    checks: options.Checks = None,
-    no_timing: options.NoTiming = False,
-    calls: options.Calls = None,
-    settings: options.SettingsTree = None,
-    assignments: options.Assignments = None,
+    judging: options.Judging,
     batch: Annotated[str | None, typer.Option(help="A name for this group of evaluations.")] = None,
     idempotency_key: Annotated[
         str | None, typer.Option(help="A later submission with the same key returns the same evaluation.")
@@ -130,13 +121,10 @@ def submit(
     """Submit kernels, one evaluation each."""
     if timeout is not None and not wait:
         raise InvalidRequest("--timeout: give --wait too")
-    tree = options.settings_of(
-        settings, assignments or (), precision=precision, checks=checks, calls=calls, no_timing=no_timing
-    )
     given = {
         "backend": backend,
         "lane": lane,
-        "settings": tree or None,
+        "settings": judging.tree() or None,
         "batch": batch,
         "idempotency_key": idempotency_key,
         "priority": priority,

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 _LOCK_WAIT_S: Final = 10.0
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(sweep)
-
-
 def sweep(
     prune: Annotated[bool, typer.Option("--prune", help="Also remove everything past its retention.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,

@@ -28,10 +28,6 @@ _POLL_S: Final = 0.5
 _PAUSE_RATIO: Final = 10
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(watch)
-
-
 def watch(
     names: Annotated[
         list[str], typer.Argument(metavar="BATCH|ID...", help="Batches, and evaluations by their first digits.")
