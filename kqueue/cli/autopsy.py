@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue.cli import options
-from kqueue.cli.render import say, write_json
+from kqueue.cli.connection import database
+from kqueue.cli.render import console, emit, make_bar, say
 from kqueue.errors import InvalidRequest
+from kqueue.text import clean, one_line
 
 if TYPE_CHECKING:
     from kqueue.autopsy.report import Report
@@ -44,10 +46,7 @@ def autopsy(
         else:
             report = _by_judge(subject.request, subject.device, budget, evaluations, on_round)
     file = write(report, out)
-    if as_json:
-        write_json(to_json(report, file))
-    else:
-        show(report, file)
+    emit(report, lambda report: show(report, file), as_json=as_json, record=lambda report: to_json(report, file))
     if report.ended == "interrupted":
         raise KeyboardInterrupt
     if not report.found:
@@ -78,9 +77,6 @@ def to_json(report: Report, file: Path | None) -> dict[str, Any]:
 
 def show(report: Report, file: Path | None) -> None:
     """Print a report, with ``file`` as the path of its repro.py."""
-    from kqueue.cli.render import console
-    from kqueue.text import clean
-
     for line in report.lines():
         console().print(clean(line), soft_wrap=True)
     if file is not None:
@@ -97,7 +93,6 @@ def _check_folder(out: Path) -> None:
 def _by_fleet(request: Request, failure: Result | None, budget: float, most: int, on_round: OnRound) -> Report:
     from kqueue.autopsy import run
     from kqueue.autopsy.shrink import Autopsy
-    from kqueue.cli.connection import database
     from kqueue.client import Client
     from kqueue.config import load
     from kqueue.store import workers
@@ -122,9 +117,6 @@ def _by_judge(request: Request, device: str, budget: float, most: int, on_round:
 @contextmanager
 def _reporting(most: int, *, quiet: bool) -> Generator[OnRound]:
     """Yield a function that reports progress on stderr: a bar on a terminal, or else a line for each improvement."""
-    from kqueue.cli.progress import make_bar
-    from kqueue.text import one_line
-
     last = ""
     with make_bar(quiet=quiet) as bar:
         task = bar.add_task("", total=most)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kqueue.cli import options, pictures
-from kqueue.cli.render import say, write_json
+from kqueue.cli import options
+from kqueue.cli.render import category_text, console, emit, form_of, say, write_picture
 from kqueue.errors import InvalidRequest
+from kqueue.text import clean, one_line
 
 if TYPE_CHECKING:
     from kqueue.cli.options import Subject
@@ -52,12 +53,10 @@ def sanitize(
         request, result = _run(examinations.sanitizing(subject.request, tools, category, whole=whole), judge)
     runs = result.evidence.sanitized or ()
     small = request.problem != subject.request.problem
-    if as_json:
-        write_json(result.summary() | {"small": small, "sanitized": [run.model_dump(mode="json") for run in runs]})
-    else:
-        _show(result, examinations.lines(result.evidence))
-        if small and runs:
-            say("the problem's sizes were reduced. A kernel that needs its own sizes can fail only there (see --whole)")
+    sanitized = {"small": small, "sanitized": [run.model_dump(mode="json") for run in runs]}
+    emit(result, _show, as_json=as_json, record=lambda result: result.summary() | sanitized)
+    if small and runs and not as_json:
+        say("the problem's sizes were reduced. A kernel that needs its own sizes can fail only there (see --whole)")
     if any(run.findings for run in runs):
         raise typer.Exit(_FOUND)
     if not runs or any(run.error is not None for run in runs):
@@ -79,7 +78,7 @@ def profile(
     """
     from kqueue import charts, examinations
 
-    form = pictures.form_of(out)
+    form = form_of(out)
     subjects = [examined.find("profile", one) for one in (examined.what, against) if one is not None]
     if len({subject.request.problem for subject in subjects}) > 1:
         raise InvalidRequest(f"--against {against}: it is a kernel of another problem")
@@ -94,25 +93,19 @@ def profile(
             results.append(_run(examinations.profiling(subject.request), judge)[1])
     counted = [profiled for result in results if (profiled := result.evidence.profile) is not None and profiled.kernels]
     names = [subject.request.kernel_label or "the kernel" for subject in subjects]
-    if as_json:
-        write_json(
-            {
-                "kernels": [
-                    result.summary() | {"profile": (part := result.evidence.profile) and part.model_dump(mode="json")}
-                    for result in results
-                ]
-            }
-        )
-    else:
+
+    def show(results: Sequence[Result]) -> None:
         for result in results:
-            _show(result, examinations.lines(result.evidence))
+            _show(result)
         if len(counted) > 1:
             _print(examinations.compared(counted[0], counted[1]))
+
+    emit(tuple(results), show, as_json=as_json, record=lambda results: {"kernels": [*map(_profiled, results)]})
     if len(counted) < len(subjects):
         raise typer.Exit(_INCOMPLETE)
     if out is not None:
         roofline = examinations.roofline("Roofline", _named(names, counted))
-        pictures.write(Path(out), charts.render(roofline, form=form))
+        write_picture(Path(out), charts.render(roofline, form=form))
 
 
 def _tools(given: list[str] | None) -> list[Sanitizer]:
@@ -166,18 +159,19 @@ def _named(names: Sequence[str], profiles: Sequence[Profile]) -> dict[str, Profi
     return dict(zip(names, profiles, strict=True))
 
 
-def _show(result: Result, lines: Iterator[str]) -> None:
-    from kqueue.cli.render import category_text, console
-    from kqueue.text import one_line
+def _profiled(result: Result) -> dict[str, Any]:
+    profile = result.evidence.profile
+    return result.summary() | {"profile": profile and profile.model_dump(mode="json")}
+
+
+def _show(result: Result) -> None:
+    from kqueue import examinations
 
     console().print(category_text(result.category, result.blame), end="")
     console().print(f": {one_line(result.message)}", soft_wrap=True)
-    _print(lines)
+    _print(examinations.lines(result.evidence))
 
 
 def _print(lines: Iterator[str]) -> None:
-    from kqueue.cli.render import console
-    from kqueue.text import clean
-
     for line in lines:
         console().print(clean(line), soft_wrap=True)

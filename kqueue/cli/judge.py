@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue.cli import autopsy, options, sources
-from kqueue.cli.progress import progress
-from kqueue.cli.render import console, print_table, say, write_json
+from kqueue.cli.render import console, progress, rows_of, say, write_json
+from kqueue.cli.show import print_result
 from kqueue.cli.sources import Entry
-from kqueue.cli.submit import VERDICT_COLUMNS, Item, verdict_cells
+from kqueue.cli.submit import VERDICT, Item
 from kqueue.errors import InvalidRequest, JudgeUnavailable
 from kqueue.text import one_line
 
@@ -172,12 +172,10 @@ def _write(task: _Task, local: LocalJudge) -> None:
 
 
 def _print(tasks: Sequence[_Task], *, all_of_log: bool) -> None:
-    from kqueue.cli.results import print_result
-
     if len(tasks) > 1:
         _print_table(tasks)
     elif tasks[0].outcome is not None:
-        print_result(tasks[0].outcome, (), all_of_log=all_of_log, evidence=False)
+        print_result(tasks[0].outcome, {}, all_of_log=all_of_log, evidence=False)
     for task in tasks:
         if task.report is not None:
             if len(tasks) > 1:
@@ -186,9 +184,8 @@ def _print(tasks: Sequence[_Task], *, all_of_log: bool) -> None:
 
 
 def _print_table(tasks: Sequence[_Task]) -> None:
-    judged = [task.item for task in tasks if task.outcome is not None]
-    if judged:
-        print_table(("kernel", *VERDICT_COLUMNS), ((item.entry.where, *verdict_cells(item.verdict)) for item in judged))
+    judged = (task.item for task in tasks if task.outcome is not None)
+    rows_of({"kernel": lambda item: item.entry.where, **VERDICT})(judged)
 
 
 def _where(machine: Machine) -> str:

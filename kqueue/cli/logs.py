@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from heapq import nlargest
 from pathlib import Path
@@ -16,7 +16,10 @@ from uuid import UUID
 
 import typer
 
+from kqueue.cli.connection import database
+from kqueue.cli.render import console, emit, say
 from kqueue.errors import ConfigError, DatabaseUnavailable, InvalidRequest, UnknownEvaluation
+from kqueue.text import clean, one_line
 
 if TYPE_CHECKING:
     from kqueue.store.reports import Detail
@@ -68,7 +71,6 @@ def logs(
 
     It includes attempts, the verdict, the kernel's log, and the lines of the fleet's logs that name the evaluation.
     """
-    from kqueue.cli.render import say
     from kqueue.config import load
 
     files = file if file is not None else _own_files(load().home_path)
@@ -90,7 +92,7 @@ def logs(
     if omitted:
         say(f"{omitted} earlier entries are omitted: see --limit")
     for one in entries:
-        _print(one, as_json=as_json)
+        emit(one, _print, as_json=as_json)
 
 
 def latest(events: Iterable[Event], limit: int) -> tuple[list[Event], int]:
@@ -169,7 +171,6 @@ def lines_about(stream: BinaryIO, source: str, identity: UUID) -> Iterator[Event
 
 
 def _detail(evaluation: str) -> Detail:
-    from kqueue.cli.connection import database
     from kqueue.store import reports
 
     with database("logs") as engine:
@@ -246,13 +247,7 @@ def _with(event: Event, following: list[str]) -> Event:
     return Event(event.at, event.source, event.event, event.fields, tuple(following))
 
 
-def _print(event: Event, *, as_json: bool) -> None:
-    from kqueue.cli.render import console, write_json
-    from kqueue.text import clean, one_line
-
-    if as_json:
-        write_json(asdict(event))
-        return
+def _print(event: Event) -> None:
     out = console()
     when = "" if event.at is None else event.at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
     fields = " ".join(f"{name}={_value(value)}" for name, value in event.fields.items() if value is not None)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kqueue.cli.progress import make_bar
-from kqueue.cli.render import milliseconds, ratio, text
+from kqueue.cli.render import make_bar, milliseconds, ratio, text
 from kqueue.errors import InvalidRequest
 from kqueue.text import clean
 

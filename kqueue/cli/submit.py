@@ -13,22 +13,26 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue.cli import options, sources
-from kqueue.cli.connection import database
-from kqueue.cli.progress import progress
-from kqueue.cli.render import category_text, milliseconds, print_table, ratio, say, write_json
-from kqueue.cli.results import message_cell, why
+from kqueue.cli.connection import database, why
+from kqueue.cli.render import (
+    Columns,
+    category_text,
+    message_cell,
+    milliseconds,
+    progress,
+    ratio,
+    rows_of,
+    say,
+    write_json,
+)
 from kqueue.cli.sources import Entry
 from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation, WaitTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rich.text import Text
-
     from kqueue.client import Client, Ticket
 
-#: Column names of :func:`verdict_cells`.
-VERDICT_COLUMNS: Final = ("category", "runtime ms", "baseline ms", "speedup", "message")
 #: Seconds between two checks for a new reason why an evaluation waits.
 _EXPLAIN_S: Final = 5.0
 #: Entries submitted in one transaction. A long stream is submitted while it is being read.
@@ -50,7 +54,11 @@ class Item:
 
     def label(self, kind: str) -> str | None:
         name = f"{kind}_label"
-        return self.entry.fields.get(name) or (self.verdict or {}).get(name)
+        return self.entry.fields.get(name) or self.of_verdict(name)
+
+    def of_verdict(self, name: str) -> Any:
+        """Return a field of the verdict. None if there is no verdict."""
+        return (self.verdict or {}).get(name)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -348,43 +356,30 @@ def _way_back(items: Sequence[Item], batch: str | None) -> Generator[None]:
             say(f"{state}. `kqueue wait {names}` waits for {it} again, and `kqueue cancel {names}` cancels {it}")
 
 
+VERDICT: Final[Columns[Item]] = {
+    "category": lambda item: (
+        category_text(item.verdict["category"], item.verdict["blame"]) if item.verdict else "no verdict yet"
+    ),
+    "runtime ms": lambda item: milliseconds(item.of_verdict("runtime_ms")),
+    "baseline ms": lambda item: milliseconds(item.of_verdict("baseline_ms")),
+    "speedup": lambda item: ratio(item.of_verdict("speedup")),
+    "message": lambda item: message_cell(item.of_verdict("message"), item.of_verdict("reused_from")),
+}
+_LABELS: Final[Columns[Item]] = {
+    "problem": lambda item: item.label("problem"),
+    "kernel": lambda item: item.label("kernel"),
+}
+_SUBMITTED: Final[Columns[Item]] = {
+    "id": lambda item: item.ticket and item.ticket.evaluation_id,
+    **_LABELS,
+    "": lambda item: "" if item.ticket is not None and item.ticket.created else "submitted before",
+}
+_JUDGED: Final[Columns[Item]] = {
+    "id": lambda item: item.ticket and str(item.ticket.evaluation_id)[:8],
+    **_LABELS,
+    **VERDICT,
+}
+
+
 def _print(items: Sequence[Item], *, wait: bool) -> None:
-    accepted = [item for item in items if item.ticket is not None]
-    if not accepted:
-        return
-    if not wait:
-        rows = (
-            (
-                item.to_json()["id"],
-                item.label("problem"),
-                item.label("kernel"),
-                "" if item.ticket is not None and item.ticket.created else "submitted before",
-            )
-            for item in accepted
-        )
-        print_table(("id", "problem", "kernel", ""), rows)
-        return
-    print_table(
-        ("id", "problem", "kernel", *VERDICT_COLUMNS),
-        (
-            (
-                item.to_json()["id"][:8],
-                item.label("problem"),
-                item.label("kernel"),
-                *verdict_cells(item.verdict),
-            )
-            for item in accepted
-        ),
-    )
-
-
-def verdict_cells(verdict: Mapping[str, Any] | None) -> tuple[str | Text, ...]:
-    """Return the cells of a table for a verdict as JSON, or for None if there is no verdict yet."""
-    fields = verdict or {}
-    return (
-        category_text(fields["category"], fields["blame"]) if fields else "no verdict yet",
-        milliseconds(fields.get("runtime_ms")),
-        milliseconds(fields.get("baseline_ms")),
-        ratio(fields.get("speedup")),
-        message_cell(fields.get("message"), fields.get("reused_from"))[:100],
-    )
+    rows_of(_JUDGED if wait else _SUBMITTED)(item for item in items if item.ticket is not None)

@@ -10,10 +10,8 @@ from uuid import UUID
 
 import typer
 
-from kqueue.cli.connection import database
-from kqueue.cli.progress import counted, make_bar
-from kqueue.cli.render import say, write_json
-from kqueue.cli.results import why
+from kqueue.cli.connection import database, why
+from kqueue.cli.render import counted, emit, make_bar, say
 from kqueue.errors import UnknownEvaluation, WaitTimeout
 from kqueue.text import clean
 
@@ -72,7 +70,7 @@ def _follow(
             bar.update(task, completed=state.done, total=state.total, description=clean(_summary(state, waits)))
             now = (state.total, state.queued, state.running, state.categories)
             if lines and now != shown:
-                _report(state, waits, as_json=as_json)
+                _emit(state, waits, as_json=as_json)
             shown = now
             if state.done == state.total:
                 break
@@ -87,7 +85,7 @@ def _follow(
                 pause = min(pause, max(0.0, end - time.monotonic()))
             time.sleep(pause)
     if not lines:
-        _report(state, None, as_json=False)
+        _emit(state, None, as_json=False)
     return state
 
 
@@ -112,17 +110,19 @@ def _when(waits: Waiting) -> str:
     return f"the last begins in about {waits.starts_in_s:.0f} s, plus or minus {waits.error_s:.0f} s"
 
 
-def _report(state: BatchState, waits: Waiting | None, *, as_json: bool) -> None:
-    if not as_json:
-        typer.echo(clean(f"{state.done} of {state.total} have ended: {_summary(state, waits) or 'none'}"))
-        return
-    record: dict[str, Any] = {
-        "total": state.total,
-        "queued": state.queued,
-        "running": state.running,
-        "done": state.done,
-        "categories": {str(name): number for name, number in state.categories.items()},
-        "last_starts_in_s": None if waits is None else waits.starts_in_s,
-        "last_starts_error_s": None if waits is None else waits.error_s,
-    }
-    write_json(record)
+def _emit(state: BatchState, waits: Waiting | None, *, as_json: bool) -> None:
+    def show(state: BatchState) -> None:
+        print(clean(f"{state.done} of {state.total} have ended: {_summary(state, waits) or 'none'}"))
+
+    def record(state: BatchState) -> dict[str, Any]:
+        return {
+            "total": state.total,
+            "queued": state.queued,
+            "running": state.running,
+            "done": state.done,
+            "categories": {str(name): number for name, number in state.categories.items()},
+            "last_starts_in_s": waits and waits.starts_in_s,
+            "last_starts_error_s": waits and waits.error_s,
+        }
+
+    emit(state, show, as_json=as_json, record=record)
