@@ -1,7 +1,8 @@
-"""The command `kqueue`, with one module for each command group, and the exit statuses of all commands.
+"""The command `kqueue`: the table of its commands, and their exit statuses.
 
-It imports all other packages, each in the command that needs it, so that a command starts fast. Start with the module
-that is named like the command, and :mod:`~kqueue.cli.render` for tables and colours.
+Start with :data:`COMMANDS`, which names the function of each command. Its parameters are the options, of which
+:mod:`~kqueue.cli.options` has the shared ones. It builds a view, which :func:`~kqueue.cli.render.emit` prints as text or
+JSON. Other packages are imported in the functions that need them, so that a command starts fast.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def _root(
 
 
 #: The functions of the commands, in the order of the help. A group of commands has a function `register` in its module.
-_COMMANDS: Final[dict[str, Callable[..., Any]]] = {
+COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "judge": judge.judge,
     "submit": submit.submit,
     "wait": submit.wait,
@@ -152,7 +153,7 @@ _COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "evidence": categories.evidence,
     "doctor": doctor.doctor,
 }
-for _name, _function in _COMMANDS.items():
+for _name, _function in COMMANDS.items():
     app.command(_name, context_settings=pytest.CONTEXT if _name == "pytest" else None)(with_groups(_function))
 for _group in (search, gpu, probe, token, database):
     _group.register(app)

@@ -33,7 +33,7 @@ def autopsy(
     ] = 60,
     evaluations: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum number of evaluations.")] = 100,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for repro.py.")] = Path(),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON line.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Find the smallest shape and input on which a kernel fails, and write repro.py, which reproduces it.
 

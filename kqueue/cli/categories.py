@@ -13,7 +13,7 @@ import typer
 
 from kqueue.categories import CATEGORIES, Category, CategoryInfo
 from kqueue.categories import markdown as table_in_markdown
-from kqueue.cli.render import Columns, category_text, print_table, rows_of, yes_no
+from kqueue.cli.render import Columns, category_text, print_table, table, yes_no
 
 if TYPE_CHECKING:
     from kqueue.evidence import Needs, Part
@@ -73,7 +73,7 @@ def categories(
     if markdown:
         typer.echo(table_in_markdown(), nl=False)
     else:
-        rows_of(_CATEGORY)(CATEGORIES.values())
+        table(_CATEGORY)(CATEGORIES.values())
 
 
 def evidence(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from kqueue.cli import options
 from kqueue.cli.render import console, emit, text
 from kqueue.text import one_line
 
@@ -22,7 +23,7 @@ def doctor(
     deep: Annotated[
         bool, typer.Option("--deep", help="Also judge kernels of every backend, and report faults. Takes minutes.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line for each check.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Check this host and its services. The report contains no secrets, so you can share it to ask for help.
 

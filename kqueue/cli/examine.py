@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 #: Exit statuses for findings, and for an incomplete run of a tool.
 _FOUND, _INCOMPLETE = 1, 3
 
-_Json = Annotated[bool, typer.Option("--json", help="Print the results as one JSON line.")]
 _Timeout = Annotated[
     float,
     typer.Option("--timeout", metavar="S", min=1, help="Maximum seconds to wait for the fleet before cancelling."),
@@ -38,7 +37,7 @@ def sanitize(
     ] = None,
     whole: Annotated[bool, typer.Option("--whole", help="Do not reduce the problem's sizes.")] = False,
     timeout: _Timeout = 900,
-    as_json: _Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Run a kernel under compute-sanitizer, with small sizes unless its result differs there.
 
@@ -70,7 +69,7 @@ def profile(
     ] = None,
     out: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the roofline, .svg or .png.")] = None,
     timeout: _Timeout = 900,
-    as_json: _Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Profile each GPU kernel of one call with Nsight Compute: its work, and its stalls.
 

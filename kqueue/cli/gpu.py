@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from kqueue.cli import options
 from kqueue.cli.connection import database
-from kqueue.cli.render import Columns, age, emit, rows_of, text
+from kqueue.cli.render import Columns, age, emit, table, text
 from kqueue.states import GpuState
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ _Named = Annotated[
     str, typer.Argument(metavar="GPU", help="The GPU's index on its host, or the first digits of its UUID.")
 ]
 _Host = Annotated[str | None, typer.Option(help="The host that the index refers to. Default: this host.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON record per line.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_gpus(
-    host: Annotated[str | None, typer.Option(help="List only this host's GPUs.")] = None, as_json: _Json = False
+    host: Annotated[str | None, typer.Option(help="List only this host's GPUs.")] = None, as_json: options.Json = False
 ) -> None:
     """List the GPUs of all hosts with state, reason, and last known health."""
     from kqueue.store import gpus
@@ -42,7 +42,7 @@ def list_gpus(
     with database("gpu list") as engine:
         gpus_known = gpus.find(engine, host=host)
     empty = "no fleet with a GPU is known" if host is None else f"no GPU of {host} is known"
-    emit(gpus_known, rows_of(_GPU, empty=empty), as_json=as_json)
+    emit(gpus_known, table(_GPU, empty=empty), as_json=as_json)
 
 
 def _state(gpu: GpuStatus) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue.cli import autopsy, options, sources
-from kqueue.cli.render import console, progress, rows_of, say, write_json
+from kqueue.cli.render import console, progress, say, table, write_json
 from kqueue.cli.show import print_result
 from kqueue.cli.sources import Entry
 from kqueue.cli.submit import VERDICT, Item
@@ -185,7 +185,7 @@ def _print(tasks: Sequence[_Task], *, all_of_log: bool) -> None:
 
 def _print_table(tasks: Sequence[_Task]) -> None:
     judged = (task.item for task in tasks if task.outcome is not None)
-    rows_of({"kernel": lambda item: item.entry.where, **VERDICT})(judged)
+    table({"kernel": lambda item: item.entry.where, **VERDICT})(judged)
 
 
 def _where(machine: Machine) -> str:

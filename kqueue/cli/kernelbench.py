@@ -17,6 +17,7 @@ from uuid import uuid4
 import typer
 
 from kqueue.categories import Category
+from kqueue.cli import options
 from kqueue.cli.render import category_text, emit, print_table, progress, ratio, say
 from kqueue.cli.sources import read_source
 from kqueue.errors import InvalidRequest
@@ -63,7 +64,7 @@ def kernelbench(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The results file.", show_default="RUN_DIR/eval_results.json")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the scores as one JSON line.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Judge and score a folder of KernelBench generations. Run it again to resume an interrupted run."""
     from kqueue.client import Client

@@ -16,6 +16,7 @@ from uuid import UUID
 
 import typer
 
+from kqueue.cli import options
 from kqueue.cli.connection import database
 from kqueue.cli.render import console, emit, say
 from kqueue.errors import ConfigError, DatabaseUnavailable, InvalidRequest, UnknownEvaluation
@@ -65,7 +66,7 @@ def logs(
     limit: Annotated[
         int, typer.Option(min=1, max=100_000, help="Maximum number of entries. The latest are shown.")
     ] = 1000,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON record on each line.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show the history of an evaluation, in order of time.
 

@@ -17,6 +17,7 @@ from kqueue.errors import EvaluationFailed, InvalidRequest, KqueueError
 if TYPE_CHECKING:
     from kqueue.contract import Request, Verdict
 
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, one record on each line.")]
 Backend = Annotated[
     str | None, typer.Option("--backend", "-b", help="cuda, triton, torch, cpp or cupy.", show_default=False)
 ]

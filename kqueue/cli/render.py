@@ -51,9 +51,9 @@ __all__ = [
     "progress",
     "provenance",
     "ratio",
-    "rows_of",
     "say",
     "step",
+    "table",
     "text",
     "write_json",
     "write_picture",
@@ -121,7 +121,7 @@ def emit(
         show(view)
 
 
-def rows_of(columns: Columns[RowT], *, title: str = "", empty: str = "") -> Callable[[Iterable[RowT]], None]:
+def table(columns: Columns[RowT], *, title: str = "", empty: str = "") -> Callable[[Iterable[RowT]], None]:
     """Return a function that prints rows as a table. Without rows it prints the line ``empty``, if there is one."""
 
     def show(rows: Iterable[RowT]) -> None:
@@ -146,13 +146,13 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+    shown = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
     for column in columns:
         numeric = column.endswith((" ms", " s")) or column in {"n", "speedup", "attempts"}
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        shown.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else text("" if cell is None else cell) for cell in row))
-    console().print(table)
+        shown.add_row(*(cell if isinstance(cell, Text) else text("" if cell is None else cell) for cell in row))
+    console().print(shown)
 
 
 def category_text(category: str, blame: str) -> Text:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from kqueue import moments
+from kqueue.cli import options
 from kqueue.cli.connection import database
-from kqueue.cli.render import Columns, age, budget, category_text, emit, message_cell, milliseconds, ratio, rows_of, say
+from kqueue.cli.render import Columns, age, budget, category_text, emit, message_cell, milliseconds, ratio, say, table
 from kqueue.cli.token import budget_record
 from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation
 from kqueue.states import EvaluationState, Priority
@@ -30,7 +31,6 @@ _FIELDS: Final = ("backend", "problem", "batch", "lane", "priority", "producer")
 _WHERE: Final = ("category", "blame", *_FIELDS)
 #: Maximum number of evaluations that are cancelled in one statement, which takes a second.
 _CANCELLED: Final = 1000
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON record on each line.")]
 _Kind = TypeVar("_Kind", bound=StrEnum)
 
 
@@ -43,7 +43,7 @@ def results(
     since: Annotated[str | None, typer.Option(help="Such as 30m, 2h, 7d, or 2026-01-31 (UTC).")] = None,
     batch: Annotated[str | None, typer.Option(help="The name of a batch.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum number of evaluations.")] = 50,
-    as_json: _Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """List evaluations, the latest first. Only finished ones are listed unless another state is given."""
     filters = _filters(where or (), {"problem": problem, "batch": batch})
@@ -57,7 +57,7 @@ def results(
             listed_rows = reports.listing(engine, state=state, since=after, limit=limit, **filters)
     done = state is EvaluationState.DONE
     empty = f"no {'finished' if done else state} evaluation matches"
-    emit(listed_rows, rows_of(_FINISHED if done else _OPEN, empty=empty), as_json=as_json)
+    emit(listed_rows, table(_FINISHED if done else _OPEN, empty=empty), as_json=as_json)
 
 
 _NAMES: Final[Columns[Listed]] = {
@@ -187,7 +187,7 @@ def cost(
     limit: Annotated[
         int, typer.Option(min=1, max=100_000, help="Maximum number of rows. The most expensive come first.")
     ] = 20,
-    as_json: _Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show the cost of finished evaluations: time of slots, of exclusive devices and of CPUs, and waiting time."""
     after = moments.since(since)
@@ -209,7 +209,7 @@ def cost(
         columns = {**columns, "budget": lambda row: budget(limits.get(row.key))}
     emit(
         rows,
-        rows_of(columns, empty="no evaluation has finished since then"),
+        table(columns, empty="no evaluation has finished since then"),
         as_json=as_json,
         record=lambda row: {"by": by, **asdict(row), "budget": budget_record(limits.get(row.key))},
     )

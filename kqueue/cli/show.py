@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from kqueue.cli import options
 from kqueue.cli.connection import database, why
 from kqueue.cli.render import (
     Columns,
@@ -21,7 +22,7 @@ from kqueue.cli.render import (
     print_table,
     provenance,
     ratio,
-    rows_of,
+    table,
     text,
     yes_no,
 )
@@ -45,7 +46,7 @@ _Id = Annotated[str, typer.Argument(help="An evaluation's id, or its first digit
 
 def show(
     evaluation: Annotated[str, typer.Argument(metavar="ID", help="An evaluation's id, or its first digits.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON record on each line.")] = False,
+    as_json: options.Json = False,
     source: Annotated[bool, typer.Option("--source", help="Show the sources too.")] = False,
     log: Annotated[bool, typer.Option("--log", help="Show the whole stored log.")] = False,
 ) -> None:
@@ -78,7 +79,7 @@ def show(
             submitted=moment(detail.submitted_at),
             expires=moment(detail.expires_at) if queued else "",
         )
-        rows_of(_ATTEMPT)(detail.attempts)
+        table(_ATTEMPT)(detail.attempts)
         if detail.verdict is not None:
             _print_verdict(detail.verdict, all_of_log=log)
         if source:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from kqueue.categories import Category
+from kqueue.cli import options
 from kqueue.cli.connection import database
 from kqueue.cli.probe import last_day, print_last_day
-from kqueue.cli.render import Columns, age, category_text, console, emit, gib, print_table, rows_of, step, text
+from kqueue.cli.render import Columns, age, category_text, console, emit, gib, print_table, step, table, text
 from kqueue.errors import KqueueError
 from kqueue.states import EvaluationState
 
@@ -46,7 +47,7 @@ class _Status:
 
 
 def status(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON record on each line.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show the queue, the workers, paused devices, and the last hour.
 
@@ -155,15 +156,15 @@ def _print(view: _Status) -> None:
         print_table(("lane", *columns), rows, title="queue")
     else:
         console().print("queue: empty, and no worker is alive")
-    rows_of(_CROWD, title="queued by producer")(view.queued[:_CROWDS])
-    rows_of(_WORKER, title="workers")(view.workers)
-    rows_of(_KEPT_WAITING, title="waiting for a device")(one for one in view.workers if one.waits_for is not None)
-    rows_of(_WAITING, title="waiting for GPU memory")((gpu, one) for gpu in view.gpu_memory for one in gpu["waiting"])
+    table(_CROWD, title="queued by producer")(view.queued[:_CROWDS])
+    table(_WORKER, title="workers")(view.workers)
+    table(_KEPT_WAITING, title="waiting for a device")(one for one in view.workers if one.waits_for is not None)
+    table(_WAITING, title="waiting for GPU memory")((gpu, one) for gpu in view.gpu_memory for one in gpu["waiting"])
     for gpu in view.gpus_not_serving:
         message = f"GPU {gpu.index} of {gpu.host} is out of service since {age(gpu.since)}: {gpu.state}"
         console().print(text(message + (f", {gpu.reason}" if gpu.reason else ""), "yellow"))
     print_last_day(view.probes)
-    rows_of(_OUTCOME, title="the last hour")(view.last_hour["by_category"].items())
+    table(_OUTCOME, title="the last hour")(view.last_hour["by_category"].items())
     if view.broker["reachable"]:
         console().print("redis: reachable")
     else:

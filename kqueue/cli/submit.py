@@ -21,8 +21,8 @@ from kqueue.cli.render import (
     milliseconds,
     progress,
     ratio,
-    rows_of,
     say,
+    table,
     write_json,
 )
 from kqueue.cli.sources import Entry
@@ -382,4 +382,4 @@ _JUDGED: Final[Columns[Item]] = {
 
 
 def _print(items: Sequence[Item], *, wait: bool) -> None:
-    rows_of(_JUDGED if wait else _SUBMITTED)(item for item in items if item.ticket is not None)
+    table(_JUDGED if wait else _SUBMITTED)(item for item in items if item.ticket is not None)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from kqueue.cli import options
 from kqueue.cli.render import console, emit, text
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _LOCK_WAIT_S: Final = 10.0
 
 def sweep(
     prune: Annotated[bool, typer.Option("--prune", help="Also remove everything past its retention.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """End lost and expired evaluations, and send the messages that are missing in Redis.
 

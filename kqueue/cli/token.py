@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from kqueue.cli import options
 from kqueue.cli.connection import database
-from kqueue.cli.render import Columns, budget, emit, moment, rows_of
+from kqueue.cli.render import Columns, budget, emit, moment, table
 from kqueue.errors import InvalidRequest
 from kqueue.moments import duration
 from kqueue.states import Priority, Spent
@@ -42,7 +43,6 @@ _WhenSpent = Annotated[
         "all other work."
     ),
 ]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON line for each token.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -70,7 +70,7 @@ def create(
     ] = 1.0,
     budget: _Budget = None,
     when_spent: _WhenSpent = "refuse",
-    as_json: _Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Create a token and print it. It is shown only now, because it is not stored."""
     from kqueue.store import tokens
@@ -121,13 +121,13 @@ def edit(
 
 
 @_group.command("list")
-def list_(as_json: _Json = False) -> None:
+def list_(as_json: options.Json = False) -> None:
     """Show all tokens without their secrets."""
     from kqueue.store import tokens
 
     with database("token") as engine:
         tokens_known = tokens.listing(engine)
-    emit(tokens_known, rows_of(_TOKEN, empty="there are no tokens"), as_json=as_json, record=_record)
+    emit(tokens_known, table(_TOKEN, empty="there are no tokens"), as_json=as_json, record=_record)
 
 
 _TOKEN: Final[Columns[Known]] = {
