@@ -1,8 +1,8 @@
 """The command `kqueue`: the table of its commands, and their exit statuses.
 
 Start with :data:`COMMANDS`, which names the function of each command. Its parameters are the options, of which
-:mod:`~kqueue.cli.options` has the shared ones. It builds a view, which :func:`~kqueue.cli.render.emit` prints as text or
-JSON. Other packages are imported in the functions that need them, so that a command starts fast.
+:mod:`~kqueue.cli.options` has the shared ones. It builds a view, which :func:`~kqueue.cli.render.emit` prints as text
+or JSON. Other packages are imported in the functions that need them, so that a command starts fast.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from kqueue.cli import (
     judge,
     kernelbench,
     logs,
-    mcp,
     plot,
     probe,
     pytest,
@@ -147,7 +146,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "pytest": pytest.pytest,
     "serve": serve.serve,
     "open": browse.open_,
-    "mcp": mcp.mcp,
+    "mcp": serve.mcp,
     "sweep": sweep.sweep,
     "categories": categories.categories,
     "evidence": categories.evidence,

@@ -61,7 +61,10 @@ def write(report: Report, out: Path) -> Path | None:
     """
     if report.repro is None:
         return None
-    _check_folder(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequest(f"{out}: cannot create a folder for repro.py: {error.strerror or error}") from None
     file = out / "repro.py"
     try:
         file.write_text(report.repro, encoding="utf-8")
@@ -81,13 +84,6 @@ def show(report: Report, file: Path | None) -> None:
         console().print(clean(line), soft_wrap=True)
     if file is not None:
         console().print(f"{file} reproduces it. It runs the kernel without a sandbox: read it first.", soft_wrap=True)
-
-
-def _check_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidRequest(f"{out}: cannot create a folder for repro.py: {error.strerror or error}") from None
 
 
 def _by_fleet(request: Request, failure: Result | None, budget: float, most: int, on_round: OnRound) -> Report:

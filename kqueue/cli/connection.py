@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Engine
 
-    from kqueue.store.reports import Waiting
+    from kqueue.store.reports import Detail, Waiting
 
 
 @contextmanager
@@ -26,6 +26,14 @@ def database(command: str) -> Generator[Engine]:
 
     with schema.checked(load().require_database(), application=f"kqueue {command}") as engine:
         yield engine
+
+
+def detail_of(command: str, evaluation: str) -> Detail:
+    """Return the evaluation with this id or these first digits, on behalf of a command."""
+    from kqueue.store import reports
+
+    with database(command) as engine:
+        return reports.show(engine, reports.resolve_id(engine, evaluation))
 
 
 def why(engine: Engine, evaluation_id: UUID) -> Waiting | None:

@@ -17,7 +17,7 @@ from uuid import UUID
 import typer
 
 from kqueue.cli import options
-from kqueue.cli.connection import database
+from kqueue.cli.connection import detail_of
 from kqueue.cli.render import console, emit, say
 from kqueue.errors import ConfigError, DatabaseUnavailable, InvalidRequest, UnknownEvaluation
 from kqueue.text import clean, one_line
@@ -58,7 +58,7 @@ class Event:
 
 
 def logs(
-    evaluation: Annotated[str, typer.Argument(metavar="ID", help="An evaluation's id, or its first digits.")],
+    evaluation: options.Evaluation,
     file: Annotated[
         list[str] | None,
         typer.Option(metavar="PATH", help="A log file, or `-` for standard input. Repeatable. Default: `kqueue up`'s."),
@@ -77,7 +77,7 @@ def logs(
     files = file if file is not None else _own_files(load().home_path)
     detail = None
     try:
-        detail = _detail(evaluation)
+        detail = detail_of("logs", evaluation)
         identity = detail.evaluation_id
     except (ConfigError, DatabaseUnavailable, UnknownEvaluation) as error:
         # Its lines can still exist. Only a whole id can be searched for.
@@ -169,13 +169,6 @@ def lines_about(stream: BinaryIO, source: str, identity: UUID) -> Iterator[Event
             current = None
     if current is not None:
         yield _with(current, following)
-
-
-def _detail(evaluation: str) -> Detail:
-    from kqueue.store import reports
-
-    with database("logs") as engine:
-        return reports.show(engine, reports.resolve_id(engine, evaluation))
 
 
 def _own_files(home: Path) -> list[str]:

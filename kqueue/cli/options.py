@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from kqueue.cli import sources
-from kqueue.cli.connection import database
+from kqueue.cli.connection import detail_of
 from kqueue.errors import EvaluationFailed, InvalidRequest, KqueueError
 
 if TYPE_CHECKING:
     from kqueue.contract import Request, Verdict
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one record on each line.")]
+Timeout = Annotated[float | None, typer.Option(metavar="S", min=0, help="Maximum seconds to wait for verdicts.")]
+Evaluation = Annotated[str, typer.Argument(metavar="ID", help="An evaluation's id, or its first digits.")]
+Evaluations = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids, or their first digits.")]
 Backend = Annotated[
     str | None, typer.Option("--backend", "-b", help="cuda, triton, torch, cpp or cupy.", show_default=False)
 ]
@@ -177,10 +180,7 @@ def _of_file(kernel: Path, backend: str | None, fields: Mapping[str, Any]) -> Re
 
 
 def _of_evaluation(command: str, prefix: str) -> Subject:
-    from kqueue.store import reports
-
-    with database(command) as engine:
-        detail = reports.show(engine, reports.resolve_id(engine, prefix))
+    detail = detail_of(command, prefix)
     if detail.verdict is None:
         raise KqueueError(
             f"{detail.evaluation_id} has no verdict yet: `kqueue wait {detail.evaluation_id}` waits for it"

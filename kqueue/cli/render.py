@@ -1,6 +1,7 @@
 """The output of commands: text that is safe for a terminal (:mod:`kqueue.text`), JSON lines, tables, bars, pictures.
 
-A command builds its view, which is a dataclass or a list of them, and prints it with :func:`emit`.
+A command builds its view, which is a dataclass or a list of them, and prints it with :func:`emit`. Commands also
+import the formats of :mod:`kqueue.figures` from here.
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from kqueue.errors import ConfigError, InvalidRequest
-from kqueue.figures import age, budget, finding, gib, milliseconds, moment, provenance, ratio, step, yes_no
+from kqueue.figures import age as age
+from kqueue.figures import budget as budget
+from kqueue.figures import finding as finding
+from kqueue.figures import gib as gib
+from kqueue.figures import milliseconds as milliseconds
+from kqueue.figures import moment as moment
+from kqueue.figures import provenance as provenance
+from kqueue.figures import ratio as ratio
+from kqueue.figures import step as step
+from kqueue.figures import yes_no as yes_no
 from kqueue.text import clean, one_line
 
 if TYPE_CHECKING:
@@ -28,37 +38,6 @@ if TYPE_CHECKING:
 RowT = TypeVar("RowT")
 #: The columns of a table: names, each with the function that returns the cell of a row.
 Columns = Mapping[str, Callable[[RowT], object]]
-
-#: Commands import all of their output functions from this module.
-__all__ = [
-    "STDOUT",
-    "Columns",
-    "age",
-    "budget",
-    "category_text",
-    "console",
-    "counted",
-    "drop_output",
-    "emit",
-    "finding",
-    "form_of",
-    "gib",
-    "make_bar",
-    "message_cell",
-    "milliseconds",
-    "moment",
-    "print_table",
-    "progress",
-    "provenance",
-    "ratio",
-    "say",
-    "step",
-    "table",
-    "text",
-    "write_json",
-    "write_picture",
-    "yes_no",
-]
 
 #: Name of standard output.
 STDOUT: Final = "-"

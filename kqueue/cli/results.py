@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -31,7 +31,6 @@ _FIELDS: Final = ("backend", "problem", "batch", "lane", "priority", "producer")
 _WHERE: Final = ("category", "blame", *_FIELDS)
 #: Maximum number of evaluations that are cancelled in one statement, which takes a second.
 _CANCELLED: Final = 1000
-_Kind = TypeVar("_Kind", bound=StrEnum)
 
 
 def results(
@@ -90,22 +89,12 @@ _FINISHED: Final[Columns[Listed]] = {
 
 
 def _filters(where: Iterable[str], options: Mapping[str, str | None], among: Sequence[str] = _WHERE) -> dict[str, Any]:
-    """Return the conditions as :class:`kqueue.store.reports.Filters`."""
+    """Return the conditions as :class:`kqueue.store.reports.Filters`. ``where`` can have the fields ``among``."""
     from kqueue.categories import Blame, Category
     from kqueue.contract import Backend
 
-    asked: dict[str, Any] = {**_conditions(where, options, among)}
+    asked: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     kinds: dict[str, type[StrEnum]] = {"category": Category, "blame": Blame, "backend": Backend, "priority": Priority}
-    for field in asked.keys() & kinds.keys():
-        kind = kinds[field]
-        fix = "see `kqueue categories`" if kind is Category else f"use one of {', '.join(kind)}"
-        asked[field] = _one_of(kind, asked[field], field, fix)
-    return asked
-
-
-def _conditions(where: Iterable[str], options: Mapping[str, str | None], among: Sequence[str]) -> dict[str, str]:
-    """Return the conditions by field. Fields are restricted to ``among``."""
-    asked = {name: value for name, value in options.items() if value is not None}
     for condition in where:
         field, mark, value = condition.partition("=")
         if field not in among:
@@ -114,22 +103,19 @@ def _conditions(where: Iterable[str], options: Mapping[str, str | None], among: 
             raise InvalidRequest(f"--where {condition}: write {field}=VALUE")
         if field in asked:
             raise InvalidRequest(f"--where {condition}: {field} is given twice")
-        asked[field] = value
+        kind = kinds.get(field, str)
+        if kind is not str and value not in list(kinds[field]):
+            fix = "see `kqueue categories`" if kind is Category else f"use one of {', '.join(kinds[field])}"
+            raise InvalidRequest(f"unknown {field} {value!r}: {fix}")
+        asked[field] = kind(value)
     return asked
-
-
-def _one_of(kind: type[_Kind], value: str, field: str, fix: str) -> _Kind:
-    try:
-        return kind(value)
-    except ValueError:
-        raise InvalidRequest(f"unknown {field} {value!r}: {fix}") from None
 
 
 # cancel ----------------------------------------------------------------------------------------------
 
 
 def cancel(
-    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids, or their first digits.")] = None,
+    ids: options.Evaluations = None,
     batch: Annotated[str | None, typer.Option(help="All evaluations of this batch without a verdict.")] = None,
     where: Annotated[
         list[str] | None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue.cli import options
-from kqueue.cli.connection import database, why
+from kqueue.cli.connection import database, detail_of, why
 from kqueue.cli.render import (
     Columns,
     category_text,
@@ -45,7 +45,7 @@ _Id = Annotated[str, typer.Argument(help="An evaluation's id, or its first digit
 
 
 def show(
-    evaluation: Annotated[str, typer.Argument(metavar="ID", help="An evaluation's id, or its first digits.")],
+    evaluation: options.Evaluation,
     as_json: options.Json = False,
     source: Annotated[bool, typer.Option("--source", help="Show the sources too.")] = False,
     log: Annotated[bool, typer.Option("--log", help="Show the whole stored log.")] = False,
@@ -228,10 +228,8 @@ def diff(
 ) -> None:
     """Show the differences between two evaluations: verdicts, times and sources."""
     from kqueue import differences
-    from kqueue.store import reports
 
-    with database("diff") as engine:
-        a, b = (reports.show(engine, reports.resolve_id(engine, name)) for name in (first, second))
+    a, b = (detail_of("diff", name) for name in (first, second))
     changes = differences.of_sources(a, b, context=context)
 
     def record(pair: tuple[Detail, Detail]) -> dict[str, Any]:

@@ -52,6 +52,11 @@ class Item:
     error: str | None = None
     verdict: dict[str, Any] | None = None
 
+    @property
+    def waits(self) -> bool:
+        """True if it still waits for its verdict."""
+        return self.ticket is not None and self.verdict is None and self.error is None
+
     def label(self, kind: str) -> str | None:
         name = f"{kind}_label"
         return self.entry.fields.get(name) or self.of_verdict(name)
@@ -119,9 +124,7 @@ def submit(
     wait: Annotated[
         bool, typer.Option("--wait", "-w", help="Wait for the verdicts. Exit with 1 if one did not pass.")
     ] = False,
-    timeout: Annotated[
-        float | None, typer.Option(metavar="S", min=0, help="Maximum seconds to wait for verdicts.")
-    ] = None,
+    timeout: options.Timeout = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON line per evaluation, in input order.")
     ] = False,
@@ -152,11 +155,9 @@ def submit(
 
 
 def wait(
-    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids, or their first digits.")] = None,
+    ids: options.Evaluations = None,
     batch: Annotated[str | None, typer.Option(help="All evaluations of this batch, in submission order.")] = None,
-    timeout: Annotated[
-        float | None, typer.Option(metavar="S", min=0, help="Maximum seconds to wait for verdicts.")
-    ] = None,
+    timeout: options.Timeout = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON line per evaluation, like `submit --json`.")
     ] = False,
@@ -180,7 +181,7 @@ def wait(
             tickets += batch_tickets
         items = [Item(Entry(str(ticket.evaluation_id), {}), ticket) for ticket in tickets]
         with _way_back(items, batch if not ids else None):
-            _await(client, items, timeout, _writer(items, wait=True) if as_json else _write_nothing, quiet=as_json)
+            _await(client, items, timeout, _writer(items, wait=True, as_json=as_json), quiet=as_json)
     if not as_json:
         _print(items, wait=True)
     _exit_by_verdicts(items)
@@ -225,7 +226,7 @@ def _run(
     from kqueue.client import Client
 
     items: list[Item] = []
-    write_ready = _writer(items, wait=wait) if as_json else _write_nothing
+    write_ready = _writer(items, wait=wait, as_json=as_json)
     with Client() as client, _way_back(items, batch):
         for chunk in _chunks(entries):
             items += _submit(client, chunk, allow_idle_lane)
@@ -237,26 +238,17 @@ def _run(
     return items
 
 
-def _writer(items: Sequence[Item], *, wait: bool) -> Callable[[], None]:
-    """Return a function that prints each item once it and all earlier items are ready."""
+def _writer(items: Sequence[Item], *, wait: bool, as_json: bool) -> Callable[[], None]:
+    """Return a function that prints each item as JSON once it and all earlier items are ready."""
     written = 0
 
     def write_ready() -> None:
         nonlocal written
-        while written < len(items) and not (wait and _open(items[written])):
+        while as_json and written < len(items) and not (wait and items[written].waits):
             write_json(items[written].to_json())
             written += 1
 
     return write_ready
-
-
-def _write_nothing() -> None:
-    """Print nothing, because the table at the end shows everything."""
-
-
-def _open(item: Item) -> bool:
-    """Return True if the item still waits for its verdict."""
-    return item.ticket is not None and item.verdict is None and item.error is None
 
 
 def _chunks(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
@@ -300,7 +292,7 @@ def _await(
                 advance(str(verdict.category))
                 arrived()
     except WaitTimeout:
-        late = [item for item in items if _open(item)]
+        late = [item for item in items if item.waits]
         for item in late:
             item.error = f"no verdict within {timeout:g} s, but the evaluation continues"
         arrived()
@@ -316,7 +308,7 @@ def _explained(items: Sequence[Item]) -> Generator[None]:
         reported = None
         with database("wait") as engine:
             while not over.wait(_EXPLAIN_S):
-                first = next((item.ticket for item in items if item.ticket is not None and _open(item)), None)
+                first = next((item.ticket for item in items if item.waits), None)
                 waits = None if first is None else why(engine, first.evaluation_id)
                 if first is not None and waits is not None and waits.why != reported and not over.is_set():
                     say(f"{str(first.evaluation_id)[:8]} waits: {waits.message}")

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import typer
 
+from kqueue.cli import options
 from kqueue.cli.connection import database, why
 from kqueue.cli.render import counted, emit, make_bar, say
 from kqueue.errors import UnknownEvaluation, WaitTimeout
@@ -30,7 +31,7 @@ def watch(
     names: Annotated[
         list[str], typer.Argument(metavar="BATCH|ID...", help="Batches, and evaluations by their first digits.")
     ],
-    timeout: Annotated[float | None, typer.Option(metavar="S", min=0, help="Maximum seconds to watch.")] = None,
+    timeout: options.Timeout = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line per change.")] = False,
 ) -> None:
     """Show the progress of batches and evaluations until all have ended. Exit with 1 if one did not pass.
