@@ -1,7 +1,8 @@
-"""The command `kqueue`, with one module for each command group, and the exit statuses of all commands.
+"""The command `kqueue`: the table of its commands, and their exit statuses.
 
-It imports all other packages, each in the command that needs it, so that a command starts fast. Start with the module
-that is named like the command, and :mod:`~kqueue.cli.render` for tables and colours.
+Start with :data:`COMMANDS`, which names the function of each command. Its parameters are the options, of which
+:mod:`~kqueue.cli.options` has the shared ones. It builds a view, which :func:`~kqueue.cli.render.emit` prints as text
+or JSON. Other packages are imported in the functions that need them, so that a command starts fast.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import atexit
 import contextlib
 import gc
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import IO, Annotated, Any, Final, NoReturn, cast
 
 import typer
@@ -21,7 +22,6 @@ from kqueue.cli import (
     browse,
     categories,
     database,
-    diff,
     doctor,
     examine,
     fleet,
@@ -29,13 +29,14 @@ from kqueue.cli import (
     judge,
     kernelbench,
     logs,
-    mcp,
     plot,
     probe,
     pytest,
     results,
     search,
     serve,
+    show,
+    status,
     submit,
     sweep,
     token,
@@ -43,6 +44,7 @@ from kqueue.cli import (
     tune,
     watch,
 )
+from kqueue.cli.options import with_groups
 from kqueue.cli.render import drop_output, say
 from kqueue.errors import (
     AccessRefused,
@@ -119,34 +121,41 @@ def _root(
     """A worker fleet that judges GPU kernels."""
 
 
-for group in (
-    judge,
-    submit,
-    watch,
-    kernelbench,
-    search,
-    tune,
-    autopsy,
-    examine,
-    results,
-    logs,
-    plot,
-    diff,
-    fleet,
-    top,
-    gpu,
-    probe,
-    pytest,
-    serve,
-    browse,
-    mcp,
-    token,
-    sweep,
-    database,
-    categories,
-    doctor,
-):
-    group.register(app)
+#: The functions of the commands, in the order of the help. A group of commands has a function `register` in its module.
+COMMANDS: Final[dict[str, Callable[..., Any]]] = {
+    "judge": judge.judge,
+    "submit": submit.submit,
+    "wait": submit.wait,
+    "watch": watch.watch,
+    "kernelbench": kernelbench.kernelbench,
+    "tune": tune.tune,
+    "autopsy": autopsy.autopsy,
+    "sanitize": examine.sanitize,
+    "profile": examine.profile,
+    "status": status.status,
+    "show": show.show,
+    "results": results.results,
+    "cancel": results.cancel,
+    "cost": results.cost,
+    "logs": logs.logs,
+    "plot": plot.plot,
+    "diff": show.diff,
+    "up": fleet.up,
+    "worker": fleet.worker,
+    "top": top.top,
+    "pytest": pytest.pytest,
+    "serve": serve.serve,
+    "open": browse.open_,
+    "mcp": serve.mcp,
+    "sweep": sweep.sweep,
+    "categories": categories.categories,
+    "evidence": categories.evidence,
+    "doctor": doctor.doctor,
+}
+for _name, _function in COMMANDS.items():
+    app.command(_name, context_settings=pytest.CONTEXT if _name == "pytest" else None)(with_groups(_function))
+for _group in (search, gpu, probe, token, database):
+    _group.register(app)
 
 
 def exit_status(error: KqueueError) -> int:

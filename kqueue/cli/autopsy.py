@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kqueue.cli import options, subjects
-from kqueue.cli.render import say, write_json
+from kqueue.cli import options
+from kqueue.cli.connection import database
+from kqueue.cli.render import console, emit, make_bar, say
 from kqueue.errors import InvalidRequest
+from kqueue.text import clean, one_line
 
 if TYPE_CHECKING:
     from kqueue.autopsy.report import Report
@@ -24,51 +26,27 @@ _WIDEST: Final = 8
 _FAILED, _UNJUDGED = 1, 3
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(autopsy)
-
-
 def autopsy(
-    what: subjects.What,
-    problem: subjects.Problem = None,
-    backend: options.Backend = None,
-    lane: subjects.Lane = None,
-    device: subjects.Device = None,
-    precision: options.Precision = None,
-    settings: options.SettingsTree = None,
-    assignments: options.Assignments = None,
+    examined: options.Examined,
     budget: Annotated[
         float, typer.Option(metavar="S", min=1, help="Time limit in seconds. The best so far is used.")
     ] = 60,
     evaluations: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum number of evaluations.")] = 100,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for repro.py.")] = Path(),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON line.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Find the smallest shape and input on which a kernel fails, and write repro.py, which reproduces it.
 
     Exit with 1 if there is no such failure.
     """
-    subject = subjects.find(
-        "autopsy",
-        what,
-        problem,
-        backend=backend,
-        lane=lane,
-        device=device,
-        precision=precision,
-        settings=settings,
-        assignments=assignments,
-    )
+    subject = examined.find("autopsy")
     with _reporting(evaluations, quiet=as_json) as on_round:
         if subject.device is None:
             report = _by_fleet(subject.request, subject.verdict, budget, evaluations, on_round)
         else:
             report = _by_judge(subject.request, subject.device, budget, evaluations, on_round)
     file = write(report, out)
-    if as_json:
-        write_json(to_json(report, file))
-    else:
-        show(report, file)
+    emit(report, lambda report: show(report, file), as_json=as_json, record=lambda report: to_json(report, file))
     if report.ended == "interrupted":
         raise KeyboardInterrupt
     if not report.found:
@@ -83,7 +61,10 @@ def write(report: Report, out: Path) -> Path | None:
     """
     if report.repro is None:
         return None
-    _check_folder(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequest(f"{out}: cannot create a folder for repro.py: {error.strerror or error}") from None
     file = out / "repro.py"
     try:
         file.write_text(report.repro, encoding="utf-8")
@@ -99,26 +80,15 @@ def to_json(report: Report, file: Path | None) -> dict[str, Any]:
 
 def show(report: Report, file: Path | None) -> None:
     """Print a report, with ``file`` as the path of its repro.py."""
-    from kqueue.cli.render import console
-    from kqueue.text import clean
-
     for line in report.lines():
         console().print(clean(line), soft_wrap=True)
     if file is not None:
         console().print(f"{file} reproduces it. It runs the kernel without a sandbox: read it first.", soft_wrap=True)
 
 
-def _check_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidRequest(f"{out}: cannot create a folder for repro.py: {error.strerror or error}") from None
-
-
 def _by_fleet(request: Request, failure: Result | None, budget: float, most: int, on_round: OnRound) -> Report:
     from kqueue.autopsy import run
     from kqueue.autopsy.shrink import Autopsy
-    from kqueue.cli.connection import database
     from kqueue.client import Client
     from kqueue.config import load
     from kqueue.store import workers
@@ -143,9 +113,6 @@ def _by_judge(request: Request, device: str, budget: float, most: int, on_round:
 @contextmanager
 def _reporting(most: int, *, quiet: bool) -> Generator[OnRound]:
     """Yield a function that reports progress on stderr: a bar on a terminal, or else a line for each improvement."""
-    from kqueue.cli.progress import make_bar
-    from kqueue.text import one_line
-
     last = ""
     with make_bar(quiet=quiet) as bar:
         task = bar.add_task("", total=most)

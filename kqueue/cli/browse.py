@@ -20,10 +20,6 @@ from kqueue.errors import ConfigError
 _DISPLAYS: Final = ("DISPLAY", "WAYLAND_DISPLAY")
 
 
-def register(app: typer.Typer) -> None:
-    app.command("open")(open_)
-
-
 def open_(
     url: Annotated[str | None, typer.Option(help="The page's address, such as http://127.0.0.1:18188.")] = None,
     flower: Annotated[

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_
 
 import typer
 
-from kqueue.categories import Category
-from kqueue.cli.render import category_text, print_table, yes_no
+from kqueue.categories import CATEGORIES, Category, CategoryInfo
+from kqueue.categories import markdown as table_in_markdown
+from kqueue.cli.render import Columns, category_text, print_table, table, yes_no
 
 if TYPE_CHECKING:
     from kqueue.evidence import Needs, Part
@@ -56,33 +57,23 @@ An outcome without one of these is refused. Only `passed` has `runtime` and `bas
 |---|---|"""
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(categories)
-    app.command()(evidence)
+_CATEGORY: Final[Columns[CategoryInfo]] = {
+    "category": lambda row: category_text(row.category, row.blame),
+    "blame": lambda row: row.blame,
+    "compiled": lambda row: yes_no(row.compiled),
+    "correct": lambda row: yes_no(row.correctness),
+    "meaning": lambda row: row.meaning,
+}
 
 
 def categories(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/categories.md.")] = False,
 ) -> None:
     """Print the table of categories."""
-    from kqueue import categories as table
-
     if markdown:
-        typer.echo(table.markdown(), nl=False)
-        return
-    print_table(
-        ("category", "blame", "compiled", "correct", "meaning"),
-        (
-            (
-                category_text(row.category, row.blame),
-                row.blame,
-                yes_no(row.compiled),
-                yes_no(row.correctness),
-                row.meaning,
-            )
-            for row in table.CATEGORIES.values()
-        ),
-    )
+        typer.echo(table_in_markdown(), nl=False)
+    else:
+        table(_CATEGORY)(CATEGORIES.values())
 
 
 def evidence(

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kqueue.cli.render import console, text, write_json
+from kqueue.cli import options
+from kqueue.cli.render import console, emit, text
 from kqueue.text import one_line
+
+if TYPE_CHECKING:
+    from kqueue.doctor import Check
 
 #: Width in characters of the column of names.
 _NAME: Final = 22
 _STYLES: Final = {"ok": "green", "info": "dim", "warn": "yellow", "fail": "bold red"}
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(doctor)
-
-
 def doctor(
     deep: Annotated[
         bool, typer.Option("--deep", help="Also judge kernels of every backend, and report faults. Takes minutes.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line for each check.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Check this host and its services. The report contains no secrets, so you can share it to ask for help.
 
@@ -32,20 +32,22 @@ def doctor(
     from kqueue.config import load
     from kqueue.doctor import State, examine
 
-    out, group, failed = console(), "", False
+    group, failed = "", False
     # Each check is shown at once, because all of them take a minute on a busy host.
     for check in examine(load(), deep=deep):
         failed = failed or check.state is State.FAIL
-        if as_json:
-            write_json(check.to_json())
-            continue
-        if check.group != group:
+        if check.group != group and not as_json:
             group = check.group
-            out.print(text(group, "bold"))
-        out.print(f"  {check.state:<4}", end="", style=_STYLES[check.state])
-        out.print(f"  {check.name:<{_NAME}}  {one_line(check.detail)}", soft_wrap=True)
-        if check.fix:
-            out.print(" " * (_NAME + 10) + one_line(check.fix), style="cyan", soft_wrap=True)
-        sys.stdout.flush()
+            console().print(text(group, "bold"))
+        emit(check, _print, as_json=as_json)
     if failed:
         raise typer.Exit(1)
+
+
+def _print(check: Check) -> None:
+    out = console()
+    out.print(f"  {check.state:<4}", end="", style=_STYLES[check.state])
+    out.print(f"  {check.name:<{_NAME}}  {one_line(check.detail)}", soft_wrap=True)
+    if check.fix:
+        out.print(" " * (_NAME + 10) + one_line(check.fix), style="cyan", soft_wrap=True)
+    sys.stdout.flush()

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kqueue.cli import options, pictures, subjects
-from kqueue.cli.render import say, write_json
+from kqueue.cli import options
+from kqueue.cli.render import category_text, console, emit, form_of, say, write_picture
 from kqueue.errors import InvalidRequest
+from kqueue.text import clean, one_line
 
 if TYPE_CHECKING:
-    from kqueue.cli.subjects import Subject
+    from kqueue.cli.options import Subject
     from kqueue.contract import Request, Result, Sanitizer
     from kqueue.evidence import Profile
     from kqueue.examinations import Requests
@@ -22,34 +23,21 @@ if TYPE_CHECKING:
 #: Exit statuses for findings, and for an incomplete run of a tool.
 _FOUND, _INCOMPLETE = 1, 3
 
-_Json = Annotated[bool, typer.Option("--json", help="Print the results as one JSON line.")]
 _Timeout = Annotated[
     float,
     typer.Option("--timeout", metavar="S", min=1, help="Maximum seconds to wait for the fleet before cancelling."),
 ]
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(sanitize)
-    app.command()(profile)
-
-
 def sanitize(
-    what: subjects.What,
-    problem: subjects.Problem = None,
+    examined: options.Examined,
     tool: Annotated[
         list[str] | None,
         typer.Option("--tool", metavar="TOOL", help="memcheck, racecheck, initcheck or synccheck. Repeatable."),
     ] = None,
     whole: Annotated[bool, typer.Option("--whole", help="Do not reduce the problem's sizes.")] = False,
-    backend: options.Backend = None,
-    lane: subjects.Lane = None,
-    device: subjects.Device = None,
-    precision: options.Precision = None,
-    settings: options.SettingsTree = None,
-    assignments: options.Assignments = None,
     timeout: _Timeout = 900,
-    as_json: _Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Run a kernel under compute-sanitizer, with small sizes unless its result differs there.
 
@@ -58,28 +46,16 @@ def sanitize(
     from kqueue import examinations
 
     tools = _tools(tool)
-    subject = subjects.find(
-        "sanitize",
-        what,
-        problem,
-        backend=backend,
-        lane=lane,
-        device=device,
-        precision=precision,
-        settings=settings,
-        assignments=assignments,
-    )
+    subject = examined.find("sanitize")
     category = None if subject.verdict is None else subject.verdict.category
     with _judging(subject, timeout) as judge:
         request, result = _run(examinations.sanitizing(subject.request, tools, category, whole=whole), judge)
     runs = result.evidence.sanitized or ()
     small = request.problem != subject.request.problem
-    if as_json:
-        write_json(result.summary() | {"small": small, "sanitized": [run.model_dump(mode="json") for run in runs]})
-    else:
-        _show(result, examinations.lines(result.evidence))
-        if small and runs:
-            say("the problem's sizes were reduced. A kernel that needs its own sizes can fail only there (see --whole)")
+    sanitized = {"small": small, "sanitized": [run.model_dump(mode="json") for run in runs]}
+    emit(result, _show, as_json=as_json, record=lambda result: result.summary() | sanitized)
+    if small and runs and not as_json:
+        say("the problem's sizes were reduced. A kernel that needs its own sizes can fail only there (see --whole)")
     if any(run.findings for run in runs):
         raise typer.Exit(_FOUND)
     if not runs or any(run.error is not None for run in runs):
@@ -87,20 +63,13 @@ def sanitize(
 
 
 def profile(
-    what: subjects.What,
-    problem: subjects.Problem = None,
+    examined: options.Examined,
     against: Annotated[
         str | None, typer.Option(metavar="ID|KERNEL", help="Another kernel of the problem for comparison.")
     ] = None,
     out: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the roofline, .svg or .png.")] = None,
-    backend: options.Backend = None,
-    lane: subjects.Lane = None,
-    device: subjects.Device = None,
-    precision: options.Precision = None,
-    settings: options.SettingsTree = None,
-    assignments: options.Assignments = None,
     timeout: _Timeout = 900,
-    as_json: _Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Profile each GPU kernel of one call with Nsight Compute: its work, and its stalls.
 
@@ -108,54 +77,34 @@ def profile(
     """
     from kqueue import charts, examinations
 
-    form = pictures.form_of(out)
-    examined = [
-        subjects.find(
-            "profile",
-            one,
-            problem,
-            backend=backend,
-            lane=lane,
-            device=device,
-            precision=precision,
-            settings=settings,
-            assignments=assignments,
-        )
-        for one in (what, against)
-        if one is not None
-    ]
-    if len({subject.request.problem for subject in examined}) > 1:
+    form = form_of(out)
+    subjects = [examined.find("profile", one) for one in (examined.what, against) if one is not None]
+    if len({subject.request.problem for subject in subjects}) > 1:
         raise InvalidRequest(f"--against {against}: it is a kernel of another problem")
     results: list[Result] = []
     with ExitStack() as stack:
         judge: Callable[[Request], Result] | None = None
-        for subject in examined:
+        for subject in subjects:
             if subject.verdict is not None and examinations.is_profiled(subject.verdict.evidence):
                 results.append(subject.verdict)
                 continue
             judge = judge or stack.enter_context(_judging(subject, timeout))
             results.append(_run(examinations.profiling(subject.request), judge)[1])
     counted = [profiled for result in results if (profiled := result.evidence.profile) is not None and profiled.kernels]
-    names = [subject.request.kernel_label or "the kernel" for subject in examined]
-    if as_json:
-        write_json(
-            {
-                "kernels": [
-                    result.summary() | {"profile": (part := result.evidence.profile) and part.model_dump(mode="json")}
-                    for result in results
-                ]
-            }
-        )
-    else:
+    names = [subject.request.kernel_label or "the kernel" for subject in subjects]
+
+    def show(results: Sequence[Result]) -> None:
         for result in results:
-            _show(result, examinations.lines(result.evidence))
+            _show(result)
         if len(counted) > 1:
             _print(examinations.compared(counted[0], counted[1]))
-    if len(counted) < len(examined):
+
+    emit(tuple(results), show, as_json=as_json, record=lambda results: {"kernels": [*map(_profiled, results)]})
+    if len(counted) < len(subjects):
         raise typer.Exit(_INCOMPLETE)
     if out is not None:
         roofline = examinations.roofline("Roofline", _named(names, counted))
-        pictures.write(Path(out), charts.render(roofline, form=form))
+        write_picture(Path(out), charts.render(roofline, form=form))
 
 
 def _tools(given: list[str] | None) -> list[Sanitizer]:
@@ -209,18 +158,19 @@ def _named(names: Sequence[str], profiles: Sequence[Profile]) -> dict[str, Profi
     return dict(zip(names, profiles, strict=True))
 
 
-def _show(result: Result, lines: Iterator[str]) -> None:
-    from kqueue.cli.render import category_text, console
-    from kqueue.text import one_line
+def _profiled(result: Result) -> dict[str, Any]:
+    profile = result.evidence.profile
+    return result.summary() | {"profile": profile and profile.model_dump(mode="json")}
+
+
+def _show(result: Result) -> None:
+    from kqueue import examinations
 
     console().print(category_text(result.category, result.blame), end="")
     console().print(f": {one_line(result.message)}", soft_wrap=True)
-    _print(lines)
+    _print(examinations.lines(result.evidence))
 
 
 def _print(lines: Iterator[str]) -> None:
-    from kqueue.cli.render import console
-    from kqueue.text import clean
-
     for line in lines:
         console().print(clean(line), soft_wrap=True)

@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -18,30 +19,29 @@ from kqueue.signals import ending
 if TYPE_CHECKING:
     from kqueue.local.fleet import LocalFleet
 
-_Database = Annotated[
-    str | None,
-    typer.Option(help="Use the Postgres at this URL (KQUEUE_DATABASE_URL keeps its password out of `ps`)."),
-]
-_Redis = Annotated[
-    str | None, typer.Option(help="Use the Redis at this URL (KQUEUE_REDIS_URL keeps its password out of `ps`).")
-]
-_Gpus = Annotated[str | None, typer.Option(help="`all`, `none`, or indices and UUIDs separated by commas.")]
-_SlotsPerGpu = Annotated[int | None, typer.Option(help="Number of evaluations to prepare at once on each GPU.")]
-_CpuSlots = Annotated[int | None, typer.Option(help="Number of slots on the `cpu` lane.")]
 
+@dataclass(frozen=True)
+class Workers:
+    """The options on services and slots."""
 
-def register(app: typer.Typer) -> None:
-    app.command()(up)
-    app.command()(worker)
+    database_url: Annotated[
+        str | None,
+        typer.Option(help="Use the Postgres at this URL (KQUEUE_DATABASE_URL keeps its password out of `ps`)."),
+    ] = None
+    redis_url: Annotated[
+        str | None, typer.Option(help="Use the Redis at this URL (KQUEUE_REDIS_URL keeps its password out of `ps`).")
+    ] = None
+    gpus: Annotated[str | None, typer.Option(help="`all`, `none`, or indices and UUIDs separated by commas.")] = None
+    slots_per_gpu: Annotated[int | None, typer.Option(help="Number of evaluations to prepare at once on each GPU.")] = (
+        None
+    )
+    cpu_slots: Annotated[int | None, typer.Option(help="Number of slots on the `cpu` lane.")] = None
 
 
 def up(
+    *,
     home: Annotated[Path | None, typer.Option(help="Folder of the fleet's data (KQUEUE_HOME).")] = None,
-    database_url: _Database = None,
-    redis_url: _Redis = None,
-    gpus: _Gpus = None,
-    slots_per_gpu: _SlotsPerGpu = None,
-    cpu_slots: _CpuSlots = None,
+    workers: Workers,
     no_flower: Annotated[bool, typer.Option("--no-flower", help="Do not start Flower.")] = False,
     flower_port: Annotated[int | None, typer.Option(help="Flower's port on loopback. 0 picks a free one.")] = None,
     no_http: Annotated[bool, typer.Option("--no-http", help="Do not serve HTTP.")] = False,
@@ -56,16 +56,7 @@ def up(
     from kqueue.local.fleet import LocalFleet
     from kqueue.local.parts import has_flower
 
-    config = load(
-        home=home,
-        database_url=database_url,
-        redis_url=redis_url,
-        gpus=gpus,
-        slots_per_gpu=slots_per_gpu,
-        cpu_slots=cpu_slots,
-        flower_port=flower_port,
-        http_port=http_port,
-    )
+    config = load(home=home, flower_port=flower_port, http_port=http_port, **vars(workers))
     # Until the fleet runs, a signal to stop raises KeyboardInterrupt, which stops everything that has started. SIGINT
     # is set explicitly because a shell starts background jobs with SIGINT ignored.
     asked = False
@@ -98,13 +89,7 @@ def up(
         raise typer.Exit(0 if runs else 130) from None
 
 
-def worker(
-    database_url: _Database = None,
-    redis_url: _Redis = None,
-    gpus: _Gpus = None,
-    slots_per_gpu: _SlotsPerGpu = None,
-    cpu_slots: _CpuSlots = None,
-) -> None:
+def worker(workers: Workers) -> None:
     """Run this machine's workers in the foreground, for a fleet whose services run elsewhere.
 
     SIGTERM lets running evaluations finish. SIGINT (Ctrl-C) or a second SIGTERM aborts them.
@@ -113,9 +98,7 @@ def worker(
     from kqueue.local.parts import require_worker, worker_command
     from kqueue.store import schema
 
-    config = load(
-        database_url=database_url, redis_url=redis_url, gpus=gpus, slots_per_gpu=slots_per_gpu, cpu_slots=cpu_slots
-    )
+    config = load(**vars(workers))
     require_worker()
     config.require_redis()
     with schema.checked(config.require_database(), application="kqueue-worker"):

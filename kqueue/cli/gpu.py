@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import socket
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from kqueue.cli import options
 from kqueue.cli.connection import database
-from kqueue.cli.render import age, print_table, text, write_json
+from kqueue.cli.render import Columns, age, emit, table, text
 from kqueue.states import GpuState
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ _Named = Annotated[
     str, typer.Argument(metavar="GPU", help="The GPU's index on its host, or the first digits of its UUID.")
 ]
 _Host = Annotated[str | None, typer.Option(help="The host that the index refers to. Default: this host.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON record per line.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -35,41 +34,18 @@ def register(app: typer.Typer) -> None:
 
 
 def list_gpus(
-    host: Annotated[str | None, typer.Option(help="List only this host's GPUs.")] = None, as_json: _Json = False
+    host: Annotated[str | None, typer.Option(help="List only this host's GPUs.")] = None, as_json: options.Json = False
 ) -> None:
     """List the GPUs of all hosts with state, reason, and last known health."""
     from kqueue.store import gpus
 
     with database("gpu list") as engine:
         gpus_known = gpus.find(engine, host=host)
-    if as_json:
-        for gpu in gpus_known:
-            write_json(asdict(gpu))
-        return
-    if not gpus_known:
-        typer.echo("no fleet with a GPU is known" if host is None else f"no GPU of {host} is known")
-        return
-    print_table(
-        ("gpu", "host", "uuid", "state", "since", "seen", "running", "deg C", "memory", "health"),
-        (
-            (
-                f"{gpu.index} {gpu.name}",
-                gpu.host,
-                gpu.uuid[:12],
-                text(state(gpu), "" if gpu.paused is None else "yellow"),
-                age(gpu.since),
-                age(gpu.seen_at),
-                " ".join(str(identity)[:8] for identity in gpu.running),
-                gpu.facts.get("temperature_c"),
-                _memory(gpu.facts),
-                _signs(gpu.facts),
-            )
-            for gpu in gpus_known
-        ),
-    )
+    empty = "no fleet with a GPU is known" if host is None else f"no GPU of {host} is known"
+    emit(gpus_known, table(_GPU, empty=empty), as_json=as_json)
 
 
-def state(gpu: GpuStatus) -> str:
+def _state(gpu: GpuStatus) -> str:
     """Return a GPU's state with its reason in one line."""
     name = "testing" if gpu.state == GpuState.SERVING and gpu.paused else gpu.state
     return f"{name}: {gpu.reason}" if gpu.reason else name
@@ -96,6 +72,20 @@ def _signs(facts: dict[str, Any]) -> str:
         facts.get("xids") and "Xid " + " ".join(str(xid["xid"]) for xid in facts["xids"]),
     ]
     return ", ".join(sign for sign in signs if sign)
+
+
+_GPU: Final[Columns[GpuStatus]] = {
+    "gpu": lambda gpu: f"{gpu.index} {gpu.name}",
+    "host": lambda gpu: gpu.host,
+    "uuid": lambda gpu: gpu.uuid[:12],
+    "state": lambda gpu: text(_state(gpu), "" if gpu.paused is None else "yellow"),
+    "since": lambda gpu: age(gpu.since),
+    "seen": lambda gpu: age(gpu.seen_at),
+    "running": lambda gpu: " ".join(str(identity)[:8] for identity in gpu.running),
+    "deg C": lambda gpu: gpu.facts.get("temperature_c"),
+    "memory": lambda gpu: _memory(gpu.facts),
+    "health": lambda gpu: _signs(gpu.facts),
+}
 
 
 def drain(

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue.cli import autopsy, options, sources
-from kqueue.cli.progress import progress
-from kqueue.cli.render import console, print_table, say, write_json
+from kqueue.cli.render import console, progress, say, table, write_json
+from kqueue.cli.show import print_result
 from kqueue.cli.sources import Entry
-from kqueue.cli.submit import VERDICT_COLUMNS, Item, verdict_cells
+from kqueue.cli.submit import VERDICT, Item
 from kqueue.errors import InvalidRequest, JudgeUnavailable
 from kqueue.text import one_line
 
@@ -31,13 +31,10 @@ _STATUSES: Final = (_UNJUDGED, _REFUSED, _FAILED)
 _AUTOPSY_S: Final = 60.0
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(judge)
-
-
 def judge(
     problem: Annotated[str, typer.Argument(metavar="PROBLEM", help="File with the reference.")],
     kernels: Annotated[list[str], typer.Argument(metavar="KERNEL", help="Files, folders and globs.")],
+    *,
     backend: options.Backend = None,
     device: Annotated[
         str | None,
@@ -45,12 +42,7 @@ def judge(
             "--device", metavar="DEVICE", help="A GPU's index or UUID, or cpu.", show_default="first GPU, else cpu"
         ),
     ] = None,
-    precision: options.Precision = None,
-    checks: options.Checks = None,
-    no_timing: options.NoTiming = False,
-    calls: options.Calls = None,
-    settings: options.SettingsTree = None,
-    assignments: options.Assignments = None,
+    judging: options.Judging,
     autopsies: Annotated[
         Path | None,
         typer.Option(
@@ -65,10 +57,7 @@ def judge(
     """Judge kernels on this machine, without a fleet. Exit with 1 if one did not pass."""
     from kqueue.judging import LocalJudge
 
-    tree = options.settings_of(
-        settings, assignments or (), precision=precision, checks=checks, calls=calls, no_timing=no_timing
-    )
-    fields: dict[str, Any] = {"settings": tree, **sources.read_problem(problem)}
+    fields: dict[str, Any] = {"settings": judging.tree(), **sources.read_problem(problem)}
     if "problem_label" not in fields:
         raise InvalidRequest(f"{problem}: only a fleet has stored problems: give a file")
     if backend is not None:
@@ -183,12 +172,10 @@ def _write(task: _Task, local: LocalJudge) -> None:
 
 
 def _print(tasks: Sequence[_Task], *, all_of_log: bool) -> None:
-    from kqueue.cli.results import print_result
-
     if len(tasks) > 1:
         _print_table(tasks)
     elif tasks[0].outcome is not None:
-        print_result(tasks[0].outcome, (), all_of_log=all_of_log, evidence=False)
+        print_result(tasks[0].outcome, {}, all_of_log=all_of_log, evidence=False)
     for task in tasks:
         if task.report is not None:
             if len(tasks) > 1:
@@ -197,9 +184,8 @@ def _print(tasks: Sequence[_Task], *, all_of_log: bool) -> None:
 
 
 def _print_table(tasks: Sequence[_Task]) -> None:
-    judged = [task.item for task in tasks if task.outcome is not None]
-    if judged:
-        print_table(("kernel", *VERDICT_COLUMNS), ((item.entry.where, *verdict_cells(item.verdict)) for item in judged))
+    judged = (task.item for task in tasks if task.outcome is not None)
+    table({"kernel": lambda item: item.entry.where, **VERDICT})(judged)
 
 
 def _where(machine: Machine) -> str:

@@ -16,7 +16,9 @@ from uuid import uuid4
 
 import typer
 
-from kqueue.cli.render import category_text, print_table, ratio, say, write_json
+from kqueue.categories import Category
+from kqueue.cli import options
+from kqueue.cli.render import category_text, emit, print_table, progress, ratio, say
 from kqueue.cli.sources import read_source
 from kqueue.errors import InvalidRequest
 
@@ -35,10 +37,6 @@ _CHUNK: Final = 100
 _WRITE_EVERY_S: Final = 2.0
 #: Exit status if some samples have no result, so that the command must be run again.
 _INCOMPLETE: Final = 3
-
-
-def register(app: typer.Typer) -> None:
-    app.command("kernelbench")(kernelbench)
 
 
 def kernelbench(
@@ -66,7 +64,7 @@ def kernelbench(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The results file.", show_default="RUN_DIR/eval_results.json")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the scores as one JSON line.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Judge and score a folder of KernelBench generations. Run it again to resume an interrupted run."""
     from kqueue.client import Client
@@ -108,7 +106,7 @@ def kernelbench(
         "bad_files": len(bad),
         **scores,
     }
-    _print(record, as_json=as_json)
+    emit(record, _print, as_json=as_json, record=dict)
     if bad or left_out:
         raise typer.Exit(_INCOMPLETE if left_out else 2)
 
@@ -208,7 +206,6 @@ class _Run:
 
 def _judge(client: Client, todo: Sequence[_Work], run: _Run) -> list[tuple[str, str]]:
     """Judge the samples. Return the names of samples without a result, each with the reason."""
-    from kqueue.cli.progress import progress
     from kqueue.kernelbench import row_of
 
     left_out: list[tuple[str, str]] = []
@@ -359,12 +356,7 @@ def _pass_at_k_file(results: dict[str, list[dict[str, Any]]], ks: Sequence[int])
     }
 
 
-def _print(record: dict[str, Any], *, as_json: bool) -> None:
-    from kqueue.categories import Category
-
-    if as_json:
-        write_json(record)
-        return
+def _print(record: dict[str, Any]) -> None:
     samples, problems = record["samples"], record["problems"]
     print(
         f"level {record['level']}: {samples} samples of {problems} problems ({record['evaluated']} judged now), "

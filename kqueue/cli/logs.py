@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from heapq import nlargest
 from pathlib import Path
@@ -16,7 +16,11 @@ from uuid import UUID
 
 import typer
 
+from kqueue.cli import options
+from kqueue.cli.connection import detail_of
+from kqueue.cli.render import console, emit, say
 from kqueue.errors import ConfigError, DatabaseUnavailable, InvalidRequest, UnknownEvaluation
+from kqueue.text import clean, one_line
 
 if TYPE_CHECKING:
     from kqueue.store.reports import Detail
@@ -53,12 +57,8 @@ class Event:
     lines: tuple[str, ...] = ()
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(logs)
-
-
 def logs(
-    evaluation: Annotated[str, typer.Argument(metavar="ID", help="An evaluation's id, or its first digits.")],
+    evaluation: options.Evaluation,
     file: Annotated[
         list[str] | None,
         typer.Option(metavar="PATH", help="A log file, or `-` for standard input. Repeatable. Default: `kqueue up`'s."),
@@ -66,19 +66,18 @@ def logs(
     limit: Annotated[
         int, typer.Option(min=1, max=100_000, help="Maximum number of entries. The latest are shown.")
     ] = 1000,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON record on each line.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show the history of an evaluation, in order of time.
 
     It includes attempts, the verdict, the kernel's log, and the lines of the fleet's logs that name the evaluation.
     """
-    from kqueue.cli.render import say
     from kqueue.config import load
 
     files = file if file is not None else _own_files(load().home_path)
     detail = None
     try:
-        detail = _detail(evaluation)
+        detail = detail_of("logs", evaluation)
         identity = detail.evaluation_id
     except (ConfigError, DatabaseUnavailable, UnknownEvaluation) as error:
         # Its lines can still exist. Only a whole id can be searched for.
@@ -94,7 +93,7 @@ def logs(
     if omitted:
         say(f"{omitted} earlier entries are omitted: see --limit")
     for one in entries:
-        _print(one, as_json=as_json)
+        emit(one, _print, as_json=as_json)
 
 
 def latest(events: Iterable[Event], limit: int) -> tuple[list[Event], int]:
@@ -172,14 +171,6 @@ def lines_about(stream: BinaryIO, source: str, identity: UUID) -> Iterator[Event
         yield _with(current, following)
 
 
-def _detail(evaluation: str) -> Detail:
-    from kqueue.cli.connection import database
-    from kqueue.store import reports
-
-    with database("logs") as engine:
-        return reports.show(engine, reports.resolve_id(engine, evaluation))
-
-
 def _own_files(home: Path) -> list[str]:
     """Return the logs of the fleet that runs, or ran, under a home. Rotated files come first."""
     folder = home / "logs"
@@ -250,13 +241,7 @@ def _with(event: Event, following: list[str]) -> Event:
     return Event(event.at, event.source, event.event, event.fields, tuple(following))
 
 
-def _print(event: Event, *, as_json: bool) -> None:
-    from kqueue.cli.render import console, write_json
-    from kqueue.text import clean, one_line
-
-    if as_json:
-        write_json(asdict(event))
-        return
+def _print(event: Event) -> None:
     out = console()
     when = "" if event.at is None else event.at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
     fields = " ".join(f"{name}={_value(value)}" for name, value in event.fields.items() if value is not None)

@@ -1,14 +1,26 @@
-"""Options that `kqueue submit` and `kqueue judge` share."""
+"""Options that several commands share, and the groups of them that a command takes as one parameter."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, Any
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from kqueue.cli import sources
+from kqueue.cli.connection import detail_of
+from kqueue.errors import EvaluationFailed, InvalidRequest, KqueueError
 
+if TYPE_CHECKING:
+    from kqueue.contract import Request, Verdict
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, one record on each line.")]
+Timeout = Annotated[float | None, typer.Option(metavar="S", min=0, help="Maximum seconds to wait for verdicts.")]
+Evaluation = Annotated[str, typer.Argument(metavar="ID", help="An evaluation's id, or its first digits.")]
+Evaluations = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids, or their first digits.")]
 Backend = Annotated[
     str | None, typer.Option("--backend", "-b", help="cuda, triton, torch, cpp or cupy.", show_default=False)
 ]
@@ -23,21 +35,60 @@ Assignments = Annotated[
 ]
 
 
+def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command in which each parameter that is a dataclass is replaced by the options that are its fields."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        kind = groups.get(parameter.name)
+        annotations = hints if kind is None else get_type_hints(kind, include_extras=True)
+        parameters += (
+            one.replace(annotation=annotations[one.name], kind=inspect.Parameter.KEYWORD_ONLY)
+            for one in ([parameter] if kind is None else inspect.signature(kind).parameters.values())
+        )
+
+    def run(**given: Any) -> Any:
+        for name, kind in groups.items():
+            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        return command(**given)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__dict__["__signature__"] = inspect.Signature(parameters)
+    return run
+
+
+@dataclass(frozen=True)
+class Judging:
+    """The options on how kernels are judged."""
+
+    precision: Precision = None
+    checks: Checks = None
+    no_timing: NoTiming = False
+    calls: Calls = None
+    settings: SettingsTree = None
+    assignments: Assignments = None
+
+    def tree(self) -> dict[str, Any]:
+        """Return the settings in JSON. :func:`settings_of` has the errors."""
+        return settings_of(**vars(self))
+
+
 def settings_of(
     settings: str | None,
-    assignments: Iterable[str],
+    assignments: Iterable[str] | None,
     *,
     precision: str | None,
-    checks: int | None,
-    calls: int | None,
-    no_timing: bool,
+    checks: int | None = None,
+    calls: int | None = None,
+    no_timing: bool = False,
 ) -> dict[str, Any]:
     """Return the settings from ``--settings``, overridden by ``--set``, overridden by the short options.
 
     Raises:
         InvalidRequest: the settings are not JSON, or an assignment has no name.
     """
-    tree = sources.read_settings(settings, assignments)
+    tree = sources.read_settings(settings, assignments or ())
     for short in (
         {} if precision is None else {"precision": precision},
         {} if checks is None else {"checks": checks},
@@ -46,3 +97,95 @@ def settings_of(
     ):
         tree = sources.merged(tree, short)
     return tree
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A kernel to examine.
+
+    Attributes:
+        verdict: its verdict, or None for a file.
+        device: the device of a local judge, or None for the fleet.
+    """
+
+    request: Request
+    verdict: Verdict | None = None
+    device: str | None = None
+
+
+@dataclass(frozen=True)
+class Examined:
+    """The options that name a kernel to examine: an evaluation's, or a file's with its problem."""
+
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID|KERNEL", help="An evaluation's id, or its first digits. With --problem, a kernel's file."
+        ),
+    ]
+    problem: Annotated[
+        str | None, typer.Option("--problem", "-p", metavar="FILE", help="The reference of a kernel in a file.")
+    ] = None
+    backend: Backend = None
+    lane: Annotated[str | None, typer.Option("--lane", help="With --problem: auto, cpu, gpu, or gpu.<model>.")] = None
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            metavar="DEVICE",
+            help="With --problem: judge without a fleet, on a GPU's index or UUID, or cpu.",
+        ),
+    ] = None
+    precision: Precision = None
+    settings: SettingsTree = None
+    assignments: Assignments = None
+
+    def find(self, command: str, what: str | None = None) -> Subject:
+        """Return the kernel.
+
+        Args:
+            command: name of the command. Its evaluations are in the batch of this name and the examined evaluation's
+                id.
+            what: another kernel of the problem, or None for the named one.
+
+        Raises:
+            InvalidRequest: the options do not fit, or a file is wrong.
+            EvaluationFailed: the fleet or the problem failed in the evaluation.
+            KqueueError: it has no verdict yet, or the fleet cannot be used.
+        """
+        what = what or self.what
+        if self.problem is None:
+            for name in ("backend", "lane", "device", "precision", "settings", "assignments"):
+                if getattr(self, name):
+                    option = "set" if name == "assignments" else name
+                    raise InvalidRequest(f"--{option}: an evaluation's options are fixed: give --problem too")
+            return _of_evaluation(command, what)
+        tree = settings_of(self.settings, self.assignments, precision=self.precision)
+        if self.device is not None and self.lane is not None:
+            raise InvalidRequest("--lane and --device: give one of them. --device judges without a fleet")
+        fields = sources.read_problem(self.problem)
+        if "problem_label" not in fields:
+            raise InvalidRequest(f"--problem {self.problem}: give a file")
+        lane = {} if self.lane is None else {"lane": self.lane}
+        return Subject(_of_file(Path(what), self.backend, {**fields, "settings": tree, **lane}), device=self.device)
+
+
+def _of_file(kernel: Path, backend: str | None, fields: Mapping[str, Any]) -> Request:
+    from kqueue.contract import parse_request
+    from kqueue.judging import guess_backend
+
+    source = sources.read_source(kernel)
+    given = {"kernel": source, "kernel_label": kernel.stem, "backend": backend or guess_backend(source)}
+    return parse_request({**fields, **given, "priority": "interactive"})
+
+
+def _of_evaluation(command: str, prefix: str) -> Subject:
+    detail = detail_of(command, prefix)
+    if detail.verdict is None:
+        raise KqueueError(
+            f"{detail.evaluation_id} has no verdict yet: `kqueue wait {detail.evaluation_id}` waits for it"
+        )
+    if detail.verdict.blame not in {"none", "candidate"}:
+        raise EvaluationFailed(detail.verdict)
+    request = detail.request(batch=f"{command}-{detail.evaluation_id}", priority="interactive")
+    return Subject(request, detail.verdict)

@@ -12,8 +12,8 @@ from uuid import UUID
 
 import typer
 
-from kqueue.cli import pictures
 from kqueue.cli.connection import database
+from kqueue.cli.render import STDOUT, form_of, write_picture
 from kqueue.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -37,10 +37,6 @@ class Kinds(StrEnum):
     IMPORTANCES = "importances"
     TIMES = "times"
     ROOFLINE = "roofline"
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(plot)
 
 
 def plot(
@@ -73,7 +69,7 @@ def plot(
         raise InvalidRequest(f"--theme {theme}: use one of {', '.join(charts.Theme)}")
     if kind is not None and kind not in list(Kinds):
         raise InvalidRequest(f"--kind {kind}: use one of {', '.join(Kinds)}")
-    form = pictures.form_of(out)
+    form = form_of(out)
     with database("plot") as engine:
         named = reports.named(engine, what)
         fitting = _DRAWN[named.kind](engine, named.key)
@@ -82,13 +78,13 @@ def plot(
         chosen = [Kinds(kind)] if kind is not None else list(fitting) if out is None else list(fitting)[:1]
         data = {one: fitting[one]() for one in chosen}
     drawn = {one: charts.render(chart, theme=charts.Theme(theme), form=form) for one, chart in data.items()}
-    if out == pictures.STDOUT:
+    if out == STDOUT:
         sys.stdout.buffer.write(drawn[chosen[0]])
         sys.stdout.flush()
         return
     stem = re.sub(r"[^A-Za-z0-9._+-]", "-", named.key).lstrip(".-")[:60] or str(named.kind)
     for one, picture in drawn.items():
-        pictures.write(Path(f"{stem}-{one}.{form}") if out is None else Path(out), picture)
+        write_picture(Path(f"{stem}-{one}.{form}") if out is None else Path(out), picture)
 
 
 # Charts of each kind of subject -------------------------------------------------------------------------

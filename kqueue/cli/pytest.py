@@ -5,14 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
-
-def register(app: typer.Typer) -> None:
-    settings: dict[str, Any] = {"ignore_unknown_options": True, "allow_extra_args": True}
-    app.command(context_settings=settings)(pytest)
+#: Settings of the command's parser, which pass unknown options to pytest.
+CONTEXT: Final[dict[str, Any]] = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
 def pytest(

@@ -1,41 +1,46 @@
-"""The output of commands: text that is safe for a terminal (:mod:`kqueue.text`), JSON lines, and tables."""
+"""The output of commands: text that is safe for a terminal (:mod:`kqueue.text`), JSON lines, tables, bars, pictures.
+
+A command builds its view, which is a dataclass or a list of them, and prints it with :func:`emit`. Commands also
+import the formats of :mod:`kqueue.figures` from here.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from kqueue.figures import age, budget, finding, gib, milliseconds, moment, provenance, ratio, step, yes_no
-from kqueue.text import one_line
+from kqueue.errors import ConfigError, InvalidRequest
+from kqueue.figures import age as age
+from kqueue.figures import budget as budget
+from kqueue.figures import finding as finding
+from kqueue.figures import gib as gib
+from kqueue.figures import milliseconds as milliseconds
+from kqueue.figures import moment as moment
+from kqueue.figures import provenance as provenance
+from kqueue.figures import ratio as ratio
+from kqueue.figures import step as step
+from kqueue.figures import yes_no as yes_no
+from kqueue.text import clean, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
     from rich.text import Text
 
-#: Commands import all of their output functions from this module.
-__all__ = [
-    "age",
-    "budget",
-    "category_text",
-    "console",
-    "drop_output",
-    "finding",
-    "gib",
-    "milliseconds",
-    "moment",
-    "print_table",
-    "provenance",
-    "ratio",
-    "say",
-    "step",
-    "text",
-    "write_json",
-    "yes_no",
-]
+    from kqueue.charts import Form
 
+RowT = TypeVar("RowT")
+#: The columns of a table: names, each with the function that returns the cell of a row.
+Columns = Mapping[str, Callable[[RowT], object]]
+
+#: Name of standard output.
+STDOUT: Final = "-"
 _STYLES: Final = {"none": "green", "candidate": "red", "problem": "magenta", "fleet": "yellow", "nobody": "dim"}
 
 
@@ -73,6 +78,40 @@ def text(value: object, style: str = "") -> Text:
     return Text(one_line(value), style=style)
 
 
+def emit(
+    view: RowT,
+    show: Callable[[RowT], object],
+    *,
+    as_json: bool,
+    record: Callable[[Any], Mapping[str, Any]] = asdict,
+) -> None:
+    """Print a command's view.
+
+    Args:
+        view: a dataclass, or a list of rows.
+        show: the function that prints it as text.
+        as_json: print one line of JSON instead, or one for each row of a list.
+        record: the function that returns the JSON fields of the view or of a row.
+    """
+    if as_json:
+        for row in cast("list[Any]", view) if isinstance(view, list) else [view]:
+            write_json(record(row))
+    else:
+        show(view)
+
+
+def table(columns: Columns[RowT], *, title: str = "", empty: str = "") -> Callable[[Iterable[RowT]], None]:
+    """Return a function that prints rows as a table. Without rows it prints the line ``empty``, if there is one."""
+
+    def show(rows: Iterable[RowT]) -> None:
+        if cells := [[cell(row) for cell in columns.values()] for row in rows]:
+            print_table(tuple(columns), cells, title=title)
+        elif empty:
+            print(empty)
+
+    return show
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
     """Print a table.
 
@@ -86,15 +125,102 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+    shown = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
     for column in columns:
         numeric = column.endswith((" ms", " s")) or column in {"n", "speedup", "attempts"}
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        shown.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else text("" if cell is None else cell) for cell in row))
-    console().print(table)
+        shown.add_row(*(cell if isinstance(cell, Text) else text("" if cell is None else cell) for cell in row))
+    console().print(shown)
 
 
 def category_text(category: str, blame: str) -> Text:
     """Return a category in the colour of its blame."""
     return text(category, _STYLES.get(blame, ""))
+
+
+def make_bar(*, quiet: bool = False) -> Progress:
+    """Return a bar of rich on stderr that disappears at its end. It is hidden if ``quiet``, or without a terminal."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left", style="dim"),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    return Progress(*columns, console=console(stderr=True), transient=True, disable=quiet or not sys.stderr.isatty())
+
+
+@contextmanager
+def progress(total: int, *, quiet: bool) -> Generator[Callable[[str], None]]:
+    """Show a bar of verdicts.
+
+    Args:
+        total: number of expected verdicts.
+
+    Yields:
+        A function to call with the category of each verdict, or with an empty string for a missing one.
+    """
+    counts: dict[str, int] = {}
+    with make_bar(quiet=quiet) as bar:
+        task = bar.add_task("waiting", total=total)
+
+        def advance(category: str) -> None:
+            counts[category] = counts.get(category, 0) + 1
+            bar.update(task, advance=1, description=counted(counts))
+
+        yield advance
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """Return the number of verdicts in each category, ``passed`` first and then the most frequent."""
+    order = sorted(counts, key=lambda name: (name != "passed", -counts[name], name))
+    return ", ".join(f"{counts[name]} {name or 'without a verdict'}" for name in order)
+
+
+def form_of(out: str | None) -> Form:
+    """Return the format for the argument of ``--out``. The default, and the format of standard output, is SVG.
+
+    Raises:
+        InvalidRequest: its ending is not a supported format.
+    """
+    from kqueue.charts import Form
+
+    if out is None or out == STDOUT:
+        return Form.SVG
+    ending = Path(out).suffix.lower().removeprefix(".")
+    if ending not in list(Form):
+        raise InvalidRequest(f"--out {out}: the name must end in .svg or .png")
+    return Form(ending)
+
+
+def write_picture(file: Path, picture: bytes) -> None:
+    """Write a picture, and print its path.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    existed = file.exists()
+    try:
+        file.write_bytes(picture)
+    except OSError as error:
+        raise ConfigError(f"--out: {file} cannot be written: {error.strerror or error}") from None
+    if existed:
+        say(f"{file} existed and was replaced")
+    print(clean(file))
+
+
+def message_cell(message: str | None, reused_from: object) -> str:
+    """Return the start of a verdict's message, preceded by the origin of a reused verdict."""
+    reused = f"reused from {str(reused_from)[:8]}" if reused_from else ""
+    return ". ".join(filter(None, (reused, message)))[:100]

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kqueue.cli.progress import make_bar
-from kqueue.cli.render import milliseconds, ratio, say, text
+from kqueue.cli.render import make_bar, milliseconds, ratio, say, text
 from kqueue.errors import ConfigError, InvalidRequest, KqueueError
 from kqueue.text import clean
 

@@ -1,14 +1,11 @@
-"""`kqueue serve`: HTTP for a fleet."""
+"""`kqueue serve` and `kqueue mcp`: a fleet over HTTP, and as tools of an agent."""
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated
 
 import typer
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(serve)
 
 
 def serve(
@@ -27,7 +24,42 @@ def serve(
     require_http()
     config = load(http_address=host, http_port=port)
     logs.configure(config)
-    from kqueue.http.server import serve
+    from kqueue.http import server
     from kqueue.web.app import create_app
 
-    serve(config, create_app, typer.echo)
+    server.serve(config, create_app, typer.echo)
+
+
+def mcp(
+    http: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve streamable HTTP at this address instead of stdio.")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="With --http: a host name that clients use, such as a proxy's. Repeatable."),
+    ] = None,
+) -> None:
+    """Serve the fleet to agents as tools, over the Model Context Protocol.
+
+    On stdio, it serves the one agent that started it, with this process's settings (KQUEUE_URL and KQUEUE_TOKEN, or
+    KQUEUE_DATABASE_URL and KQUEUE_REDIS_URL, or the fleet of this machine). With --http, it serves any number of
+    agents, and each needs a token of the fleet.
+    """
+    from kqueue.errors import InvalidRequest
+    from kqueue.mcp import require_mcp
+
+    if allow_host and http is None:
+        raise InvalidRequest("--allow-host: only for --http: omit it, or give --http HOST:PORT")
+    require_mcp()
+    from kqueue import logs
+    from kqueue.config import load
+
+    logs.configure(load())
+    # httpx would log each request to the fleet.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    from kqueue.mcp import serving
+
+    if http is None:
+        serving.serve_stdio()
+    else:
+        serving.serve_http(http, allow_host or [], typer.echo)

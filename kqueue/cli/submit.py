@@ -13,31 +13,30 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue.cli import options, sources
-from kqueue.cli.connection import database
-from kqueue.cli.progress import progress
-from kqueue.cli.render import category_text, milliseconds, print_table, ratio, say, write_json
-from kqueue.cli.results import message_cell, why
+from kqueue.cli.connection import database, why
+from kqueue.cli.render import (
+    Columns,
+    category_text,
+    message_cell,
+    milliseconds,
+    progress,
+    ratio,
+    say,
+    table,
+    write_json,
+)
 from kqueue.cli.sources import Entry
 from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation, WaitTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rich.text import Text
-
     from kqueue.client import Client, Ticket
 
-#: Column names of :func:`verdict_cells`.
-VERDICT_COLUMNS: Final = ("category", "runtime ms", "baseline ms", "speedup", "message")
 #: Seconds between two checks for a new reason why an evaluation waits.
 _EXPLAIN_S: Final = 5.0
 #: Entries submitted in one transaction. A long stream is submitted while it is being read.
 _CHUNK: Final = 200
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(submit)
-    app.command()(wait)
 
 
 @dataclass(slots=True)
@@ -53,9 +52,18 @@ class Item:
     error: str | None = None
     verdict: dict[str, Any] | None = None
 
+    @property
+    def waits(self) -> bool:
+        """True if it still waits for its verdict."""
+        return self.ticket is not None and self.verdict is None and self.error is None
+
     def label(self, kind: str) -> str | None:
         name = f"{kind}_label"
-        return self.entry.fields.get(name) or (self.verdict or {}).get(name)
+        return self.entry.fields.get(name) or self.of_verdict(name)
+
+    def of_verdict(self, name: str) -> Any:
+        """Return a field of the verdict. None if there is no verdict."""
+        return (self.verdict or {}).get(name)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -71,6 +79,7 @@ class Item:
 
 def submit(
     kernels: Annotated[list[str] | None, typer.Argument(metavar="KERNEL", help="More kernels, like --kernel.")] = None,
+    *,
     problem: Annotated[
         str | None,
         typer.Option("--problem", "-p", metavar="FILE", help="The reference. `sha256:HASH` names a stored one."),
@@ -92,12 +101,7 @@ def submit(
     allow_idle_lane: Annotated[
         bool, typer.Option("--allow-idle-lane", help="Submit even if no worker serves the lane.")
     ] = False,
-    precision: options.Precision = None,
-    checks: options.Checks = None,
-    no_timing: options.NoTiming = False,
-    calls: options.Calls = None,
-    settings: options.SettingsTree = None,
-    assignments: options.Assignments = None,
+    judging: options.Judging,
     batch: Annotated[str | None, typer.Option(help="A name for this group of evaluations.")] = None,
     idempotency_key: Annotated[
         str | None, typer.Option(help="A later submission with the same key returns the same evaluation.")
@@ -120,9 +124,7 @@ def submit(
     wait: Annotated[
         bool, typer.Option("--wait", "-w", help="Wait for the verdicts. Exit with 1 if one did not pass.")
     ] = False,
-    timeout: Annotated[
-        float | None, typer.Option(metavar="S", min=0, help="Maximum seconds to wait for verdicts.")
-    ] = None,
+    timeout: options.Timeout = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON line per evaluation, in input order.")
     ] = False,
@@ -130,13 +132,10 @@ def submit(
     """Submit kernels, one evaluation each."""
     if timeout is not None and not wait:
         raise InvalidRequest("--timeout: give --wait too")
-    tree = options.settings_of(
-        settings, assignments or (), precision=precision, checks=checks, calls=calls, no_timing=no_timing
-    )
     given = {
         "backend": backend,
         "lane": lane,
-        "settings": tree or None,
+        "settings": judging.tree() or None,
         "batch": batch,
         "idempotency_key": idempotency_key,
         "priority": priority,
@@ -156,11 +155,9 @@ def submit(
 
 
 def wait(
-    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids, or their first digits.")] = None,
+    ids: options.Evaluations = None,
     batch: Annotated[str | None, typer.Option(help="All evaluations of this batch, in submission order.")] = None,
-    timeout: Annotated[
-        float | None, typer.Option(metavar="S", min=0, help="Maximum seconds to wait for verdicts.")
-    ] = None,
+    timeout: options.Timeout = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON line per evaluation, like `submit --json`.")
     ] = False,
@@ -184,7 +181,7 @@ def wait(
             tickets += batch_tickets
         items = [Item(Entry(str(ticket.evaluation_id), {}), ticket) for ticket in tickets]
         with _way_back(items, batch if not ids else None):
-            _await(client, items, timeout, _writer(items, wait=True) if as_json else _write_nothing, quiet=as_json)
+            _await(client, items, timeout, _writer(items, wait=True, as_json=as_json), quiet=as_json)
     if not as_json:
         _print(items, wait=True)
     _exit_by_verdicts(items)
@@ -229,7 +226,7 @@ def _run(
     from kqueue.client import Client
 
     items: list[Item] = []
-    write_ready = _writer(items, wait=wait) if as_json else _write_nothing
+    write_ready = _writer(items, wait=wait, as_json=as_json)
     with Client() as client, _way_back(items, batch):
         for chunk in _chunks(entries):
             items += _submit(client, chunk, allow_idle_lane)
@@ -241,26 +238,17 @@ def _run(
     return items
 
 
-def _writer(items: Sequence[Item], *, wait: bool) -> Callable[[], None]:
-    """Return a function that prints each item once it and all earlier items are ready."""
+def _writer(items: Sequence[Item], *, wait: bool, as_json: bool) -> Callable[[], None]:
+    """Return a function that prints each item as JSON once it and all earlier items are ready."""
     written = 0
 
     def write_ready() -> None:
         nonlocal written
-        while written < len(items) and not (wait and _open(items[written])):
+        while as_json and written < len(items) and not (wait and items[written].waits):
             write_json(items[written].to_json())
             written += 1
 
     return write_ready
-
-
-def _write_nothing() -> None:
-    """Print nothing, because the table at the end shows everything."""
-
-
-def _open(item: Item) -> bool:
-    """Return True if the item still waits for its verdict."""
-    return item.ticket is not None and item.verdict is None and item.error is None
 
 
 def _chunks(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
@@ -304,7 +292,7 @@ def _await(
                 advance(str(verdict.category))
                 arrived()
     except WaitTimeout:
-        late = [item for item in items if _open(item)]
+        late = [item for item in items if item.waits]
         for item in late:
             item.error = f"no verdict within {timeout:g} s, but the evaluation continues"
         arrived()
@@ -320,7 +308,7 @@ def _explained(items: Sequence[Item]) -> Generator[None]:
         reported = None
         with database("wait") as engine:
             while not over.wait(_EXPLAIN_S):
-                first = next((item.ticket for item in items if item.ticket is not None and _open(item)), None)
+                first = next((item.ticket for item in items if item.waits), None)
                 waits = None if first is None else why(engine, first.evaluation_id)
                 if first is not None and waits is not None and waits.why != reported and not over.is_set():
                     say(f"{str(first.evaluation_id)[:8]} waits: {waits.message}")
@@ -360,43 +348,30 @@ def _way_back(items: Sequence[Item], batch: str | None) -> Generator[None]:
             say(f"{state}. `kqueue wait {names}` waits for {it} again, and `kqueue cancel {names}` cancels {it}")
 
 
+VERDICT: Final[Columns[Item]] = {
+    "category": lambda item: (
+        category_text(item.verdict["category"], item.verdict["blame"]) if item.verdict else "no verdict yet"
+    ),
+    "runtime ms": lambda item: milliseconds(item.of_verdict("runtime_ms")),
+    "baseline ms": lambda item: milliseconds(item.of_verdict("baseline_ms")),
+    "speedup": lambda item: ratio(item.of_verdict("speedup")),
+    "message": lambda item: message_cell(item.of_verdict("message"), item.of_verdict("reused_from")),
+}
+_LABELS: Final[Columns[Item]] = {
+    "problem": lambda item: item.label("problem"),
+    "kernel": lambda item: item.label("kernel"),
+}
+_SUBMITTED: Final[Columns[Item]] = {
+    "id": lambda item: item.ticket and item.ticket.evaluation_id,
+    **_LABELS,
+    "": lambda item: "" if item.ticket is not None and item.ticket.created else "submitted before",
+}
+_JUDGED: Final[Columns[Item]] = {
+    "id": lambda item: item.ticket and str(item.ticket.evaluation_id)[:8],
+    **_LABELS,
+    **VERDICT,
+}
+
+
 def _print(items: Sequence[Item], *, wait: bool) -> None:
-    accepted = [item for item in items if item.ticket is not None]
-    if not accepted:
-        return
-    if not wait:
-        rows = (
-            (
-                item.to_json()["id"],
-                item.label("problem"),
-                item.label("kernel"),
-                "" if item.ticket is not None and item.ticket.created else "submitted before",
-            )
-            for item in accepted
-        )
-        print_table(("id", "problem", "kernel", ""), rows)
-        return
-    print_table(
-        ("id", "problem", "kernel", *VERDICT_COLUMNS),
-        (
-            (
-                item.to_json()["id"][:8],
-                item.label("problem"),
-                item.label("kernel"),
-                *verdict_cells(item.verdict),
-            )
-            for item in accepted
-        ),
-    )
-
-
-def verdict_cells(verdict: Mapping[str, Any] | None) -> tuple[str | Text, ...]:
-    """Return the cells of a table for a verdict as JSON, or for None if there is no verdict yet."""
-    fields = verdict or {}
-    return (
-        category_text(fields["category"], fields["blame"]) if fields else "no verdict yet",
-        milliseconds(fields.get("runtime_ms")),
-        milliseconds(fields.get("baseline_ms")),
-        ratio(fields.get("speedup")),
-        message_cell(fields.get("message"), fields.get("reused_from"))[:100],
-    )
+    table(_JUDGED if wait else _SUBMITTED)(item for item in items if item.ticket is not None)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kqueue.cli.render import console, text, write_json
+from kqueue.cli import options
+from kqueue.cli.render import console, emit, text
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -21,13 +22,9 @@ if TYPE_CHECKING:
 _LOCK_WAIT_S: Final = 10.0
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(sweep)
-
-
 def sweep(
     prune: Annotated[bool, typer.Option("--prune", help="Also remove everything past its retention.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """End lost and expired evaluations, and send the messages that are missing in Redis.
 
@@ -44,25 +41,18 @@ def sweep(
         )
     with schema.checked(config.require_database(), application="kqueue sweep", pool_size=2) as engine:
         report = _sweep(engine, config)
-        pruned = report.pruned
         if prune:
-            pruned += _prune(engine, config)
-    record = {
-        "swept": report.swept,
-        "lost": [{"evaluation_id": identity, "recorded": became.value} for identity, became in report.lost],
-        "expired": report.expired,
-        "stopped_workers": report.stopped_workers,
-        "missing": report.missing,
-        "published": report.published,
-        "pruned": asdict(pruned),
-        "broker_error": report.broker_error,
-    }
-    if as_json:
-        write_json(record)
-    else:
-        _print(record)
-    if record["broker_error"] is not None:
+            report = replace(report, pruned=report.pruned + _prune(engine, config))
+    emit(report, _print, as_json=as_json, record=_record)
+    if report.broker_error is not None:
         raise typer.Exit(3)
+
+
+def _record(report: SweepReport) -> dict[str, Any]:
+    lost = [{"evaluation_id": identity, "recorded": became.value} for identity, became in report.lost]
+    record = asdict(report) | {"lost": lost}
+    del record["probes"], record["idle"]
+    return record
 
 
 def _sweep(engine: Engine, config: Config) -> SweepReport:
@@ -89,20 +79,20 @@ def _prune(engine: Engine, config: Config) -> Pruned:
     return pruned
 
 
-def _print(record: dict[str, Any]) -> None:
-    if not record["swept"]:
+def _print(report: SweepReport) -> None:
+    if not report.swept:
         typer.echo("another sweeper held the lock all the time")
     counts = {
-        "attempts lost with silent workers": len(record["lost"]),
-        "evaluations expired": record["expired"],
-        "workers marked as stopped": record["stopped_workers"],
-        "messages missing from Redis": record["missing"],
-        "messages sent": record["published"],
-        **{f"{kind} {'emptied' if kind == 'logs' else 'removed'}": n for kind, n in record["pruned"].items()},
+        "attempts lost with silent workers": len(report.lost),
+        "evaluations expired": report.expired,
+        "workers marked as stopped": report.stopped_workers,
+        "messages missing from Redis": report.missing,
+        "messages sent": report.published,
+        **{f"{kind} {'emptied' if kind == 'logs' else 'removed'}": n for kind, n in asdict(report.pruned).items()},
     }
     if lines := [f"{name}: {number}" for name, number in counts.items() if number]:
         typer.echo("\n".join(lines))
-    elif record["swept"] and record["broker_error"] is None:
+    elif report.swept and report.broker_error is None:
         typer.echo("nothing to do")
-    if record["broker_error"] is not None:
-        console().print(text(f"redis: {record['broker_error']}", "bold red"))
+    if report.broker_error is not None:
+        console().print(text(f"redis: {report.broker_error}", "bold red"))

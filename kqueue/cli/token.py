@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from kqueue.cli import options
 from kqueue.cli.connection import database
-from kqueue.cli.render import budget, moment, print_table, write_json
+from kqueue.cli.render import Columns, budget, emit, moment, table
 from kqueue.errors import InvalidRequest
 from kqueue.figures import duration
 from kqueue.states import Priority, Spent
@@ -40,7 +43,6 @@ _WhenSpent = Annotated[
         "all other work."
     ),
 ]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON line for each token.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -68,7 +70,7 @@ def create(
     ] = 1.0,
     budget: _Budget = None,
     when_spent: _WhenSpent = "refuse",
-    as_json: _Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Create a token and print it. It is shown only now, because it is not stored."""
     from kqueue.store import tokens
@@ -94,10 +96,7 @@ def create(
             weight=weight,
             budget=allowed,
         )
-    if as_json:
-        write_json(_record(made) | {"token": secret})
-    else:
-        typer.echo(secret)
+    emit(made, lambda _: print(secret), as_json=as_json, record=lambda made: _record(made) | {"token": secret})
 
 
 @_group.command()
@@ -118,41 +117,31 @@ def edit(
     allowed = None if budget is None else _budget(budget, when_spent)
     with database("token") as engine:
         changed = tokens.set_budget(engine, which, allowed)
-    for token in changed:
-        typer.echo(f"changed {token.id} {one_line(token.name)}")
-    if not changed:
-        typer.echo(f"no valid token has the id or name {one_line(which)}", err=True)
-        raise typer.Exit(1)
+    _report("changed", changed, which)
 
 
 @_group.command("list")
-def list_(as_json: _Json = False) -> None:
+def list_(as_json: options.Json = False) -> None:
     """Show all tokens without their secrets."""
     from kqueue.store import tokens
 
     with database("token") as engine:
         tokens_known = tokens.listing(engine)
-    if as_json:
-        for token in tokens_known:
-            write_json(_record(token))
-        return
-    rows = (
-        (
-            token.id,
-            token.name,
-            " ".join(token.scopes),
-            token.priority,
-            f"{token.weight:g}",
-            moment(token.created_at),
-            moment(token.expires_at),
-            moment(token.revoked_at),
-            moment(token.last_used_at),
-            budget(token.budget),
-        )
-        for token in tokens_known
-    )
-    columns = ("id", "name", "scopes", "priority", "weight", "created", "expires", "revoked", "last used", "budget")
-    print_table(columns, rows)
+    emit(tokens_known, table(_TOKEN, empty="there are no tokens"), as_json=as_json, record=_record)
+
+
+_TOKEN: Final[Columns[Known]] = {
+    "id": lambda token: token.id,
+    "name": lambda token: token.name,
+    "scopes": lambda token: " ".join(token.scopes),
+    "priority": lambda token: token.priority,
+    "weight": lambda token: f"{token.weight:g}",
+    "created": lambda token: moment(token.created_at),
+    "expires": lambda token: moment(token.expires_at),
+    "revoked": lambda token: moment(token.revoked_at),
+    "last used": lambda token: moment(token.last_used_at),
+    "budget": lambda token: budget(token.budget),
+}
 
 
 @_group.command()
@@ -165,23 +154,24 @@ def revoke(which: Annotated[str, typer.Argument(help="A token's id, or a name fo
 
     with database("token") as engine:
         ended = tokens.revoke(engine, which)
-    for token in ended:
-        typer.echo(f"revoked {token.id} {one_line(token.name)}")
-    if not ended:
+    _report("revoked", ended, which)
+
+
+def _report(done: str, tokens: Sequence[Known], which: str) -> None:
+    """Print the tokens that were changed. Exit with 1 if there are none."""
+    for token in tokens:
+        typer.echo(f"{done} {token.id} {one_line(token.name)}")
+    if not tokens:
         typer.echo(f"no valid token has the id or name {one_line(which)}", err=True)
         raise typer.Exit(1)
 
 
 def _record(token: Known) -> dict[str, Any]:
-    from dataclasses import asdict
-
     return asdict(token) | {"scopes": [scope.value for scope in token.scopes], "budget": budget_record(token.budget)}
 
 
 def budget_record(budget: Budget | None) -> dict[str, Any] | None:
     """Return a budget as JSON, or None."""
-    from dataclasses import asdict
-
     if budget is None:
         return None
     record = asdict(budget) | {"left_s": budget.left_s}

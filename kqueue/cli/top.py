@@ -46,10 +46,6 @@ _NARROW: Final = 60
 _CELL: Final = 28
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(top)
-
-
 def top(
     once: Annotated[
         bool, typer.Option("--once", help="Print one view and exit, which is also done without a terminal.")

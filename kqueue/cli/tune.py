@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 _ROWS: Final = 40
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(tune)
-
-
 def tune(
     kernel: Annotated[Path, typer.Argument(metavar="KERNEL", help="File with the kernel.")],
     problem: Annotated[

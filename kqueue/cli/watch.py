@@ -10,10 +10,9 @@ from uuid import UUID
 
 import typer
 
-from kqueue.cli.connection import database
-from kqueue.cli.progress import counted, make_bar
-from kqueue.cli.render import say, write_json
-from kqueue.cli.results import why
+from kqueue.cli import options
+from kqueue.cli.connection import database, why
+from kqueue.cli.render import counted, emit, make_bar, say
 from kqueue.errors import UnknownEvaluation, WaitTimeout
 from kqueue.text import clean
 
@@ -28,15 +27,11 @@ _POLL_S: Final = 0.5
 _PAUSE_RATIO: Final = 10
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(watch)
-
-
 def watch(
     names: Annotated[
         list[str], typer.Argument(metavar="BATCH|ID...", help="Batches, and evaluations by their first digits.")
     ],
-    timeout: Annotated[float | None, typer.Option(metavar="S", min=0, help="Maximum seconds to watch.")] = None,
+    timeout: options.Timeout = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line per change.")] = False,
 ) -> None:
     """Show the progress of batches and evaluations until all have ended. Exit with 1 if one did not pass.
@@ -76,7 +71,7 @@ def _follow(
             bar.update(task, completed=state.done, total=state.total, description=clean(_summary(state, waits)))
             now = (state.total, state.queued, state.running, state.categories)
             if lines and now != shown:
-                _report(state, waits, as_json=as_json)
+                _emit(state, waits, as_json=as_json)
             shown = now
             if state.done == state.total:
                 break
@@ -91,7 +86,7 @@ def _follow(
                 pause = min(pause, max(0.0, end - time.monotonic()))
             time.sleep(pause)
     if not lines:
-        _report(state, None, as_json=False)
+        _emit(state, None, as_json=False)
     return state
 
 
@@ -116,17 +111,19 @@ def _when(waits: Waiting) -> str:
     return f"the last begins in about {waits.starts_in_s:.0f} s, plus or minus {waits.error_s:.0f} s"
 
 
-def _report(state: BatchState, waits: Waiting | None, *, as_json: bool) -> None:
-    if not as_json:
-        typer.echo(clean(f"{state.done} of {state.total} have ended: {_summary(state, waits) or 'none'}"))
-        return
-    record: dict[str, Any] = {
-        "total": state.total,
-        "queued": state.queued,
-        "running": state.running,
-        "done": state.done,
-        "categories": {str(name): number for name, number in state.categories.items()},
-        "last_starts_in_s": None if waits is None else waits.starts_in_s,
-        "last_starts_error_s": None if waits is None else waits.error_s,
-    }
-    write_json(record)
+def _emit(state: BatchState, waits: Waiting | None, *, as_json: bool) -> None:
+    def show(state: BatchState) -> None:
+        print(clean(f"{state.done} of {state.total} have ended: {_summary(state, waits) or 'none'}"))
+
+    def record(state: BatchState) -> dict[str, Any]:
+        return {
+            "total": state.total,
+            "queued": state.queued,
+            "running": state.running,
+            "done": state.done,
+            "categories": {str(name): number for name, number in state.categories.items()},
+            "last_starts_in_s": waits and waits.starts_in_s,
+            "last_starts_error_s": waits and waits.error_s,
+        }
+
+    emit(state, show, as_json=as_json, record=record)
