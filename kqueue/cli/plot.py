@@ -104,7 +104,13 @@ def _of_problem(engine: Engine, key: str) -> _Charts:
 
     def leaders() -> charts.Chart:
         bars = [
-            charts.Bar(one.kernel_label or one.kernel_hash[:12], one.speedup, *one.speedups, one.device or "")
+            charts.Bar(
+                one.kernel_label or one.kernel_hash[:12],
+                one.speedup,
+                one.speedup_low,
+                one.speedup_high,
+                one.device or "",
+            )
             for one in boards.leaderboard(engine, key, limit=_BARS)
             if one.speedup is not None
         ]

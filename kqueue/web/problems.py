@@ -160,7 +160,8 @@ def _bars(rows: Sequence[Placed]) -> list[charts.Bar]:
         charts.Bar(
             row.kernel_label or row.kernel_hash[:12],
             row.speedup,
-            *row.speedups,
+            row.speedup_low,
+            row.speedup_high,
             f"{row.backend}, {row.precision}, {row.device or 'unknown'}",
         )
         for row in rows

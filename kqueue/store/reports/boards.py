@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
 from typing import Any, Final
 from uuid import UUID
 
@@ -12,7 +11,6 @@ from sqlalchemy import (
     ColumnElement,
     Double,
     Engine,
-    Select,
     and_,
     cast,
     func,
@@ -23,7 +21,6 @@ from sqlalchemy import (
     true,
     tuple_,
 )
-from sqlalchemy.orm import aliased
 from sqlalchemy.sql.selectable import LateralFromClause, Subquery
 
 from kqueue.categories import Category
@@ -76,16 +73,20 @@ class UsedProblem:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A kernel on a leaderboard: its best measurement in a precision on a device model. Times are in milliseconds.
+    """A kernel on a leaderboard: its median measurement in a precision on a device model. Times are in milliseconds.
+
+    Of an even number of measurements it is the slower of the two in the middle.
 
     Attributes:
         precision, device: the precision and the device model.
-        runtime_ms, q1_ms, q3_ms: median and quartiles.
+        runtime_ms, q1_ms, q3_ms: median and quartiles of the calls.
         baseline_ms: the median of the eager reference. None if not measured.
         compiled_ms: the median of the compiled reference. None if not requested or failed.
         speedup: speedup over the eager reference, or None.
+        speedup_low, speedup_high: 95 % interval of this speedup. None if unknown.
+        slowest, fastest: smallest and largest speedup of all its valid measurements, or None.
         measured: the number of its valid measurements.
-        evaluation_id, finished_at: the evaluation of the best one and its end, UTC.
+        evaluation_id, finished_at: the evaluation of the median one and its end, UTC.
         producer: its producer: a token's name, or a declared name.
     """
 
@@ -100,16 +101,14 @@ class Placed:
     baseline_ms: float | None
     compiled_ms: float | None
     speedup: float | None
+    speedup_low: float | None
+    speedup_high: float | None
+    slowest: float | None
+    fastest: float | None
     measured: int
     evaluation_id: UUID
     finished_at: datetime
     producer: str
-
-    @property
-    def speedups(self) -> tuple[float | None, float | None]:
-        """The eager reference's median divided by the upper and the lower quartile. None if unknown."""
-        low, high = (self.baseline_ms / ms if self.baseline_ms and ms else None for ms in (self.q3_ms, self.q1_ms))
-        return low, high
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,51 +145,6 @@ class Profiled:
     evaluation_id: UUID
     name: str
     profile: Profile
-
-
-class _Measured:
-    """Valid measurements with their precision and device, under a distinct alias in a statement."""
-
-    def __init__(self, name: str) -> None:
-        self.summary = aliased(Summary, name=name)
-        self._evaluation, self._verdict = aliased(Evaluation), aliased(Verdict)
-        self._attempt, self._environment = aliased(Attempt), aliased(Environment)
-        self.precision: ColumnElement[Any] = self._evaluation.settings["precision"].astext
-        self.device = self._environment.device
-        #: Sort key whose minimum is the best measurement: the fastest, and the earliest of equal ones.
-        self.order = tuple_(self.summary.runtime_ms, self.summary.finished_at, self.summary.evaluation_id)
-
-    def select(self, *columns: Any) -> Select[*tuple[Any, ...]]:
-        """Return the query for columns of all valid measurements."""
-        return (
-            select(*columns)
-            .select_from(self.summary)
-            .join(self._evaluation, self._evaluation.id == self.summary.evaluation_id)
-            .join(self._verdict, self._verdict.evaluation_id == self.summary.evaluation_id)
-            .join(self._attempt, self._attempt.id == self._verdict.attempt_id)
-            .outerjoin(self._environment, self._environment.hash == self._attempt.environment_hash)
-            .where(
-                # The same literals as in the partial indexes, which Postgres would not use with parameters.
-                self.summary.category == literal_column(f"'{Category.PASSED}'"),
-                ~self.summary.reused,
-                self.summary.runtime_ms.is_not(None),
-            )
-        )
-
-    def is_alike(self, other: _Measured) -> ColumnElement[bool]:
-        """Return the condition that two have the same kernel, problem, precision and device model."""
-        return and_(
-            self.summary.kernel_hash == other.summary.kernel_hash,
-            self.summary.problem_hash == other.summary.problem_hash,
-            self.precision.is_not_distinct_from(other.precision),
-            self.device.is_not_distinct_from(other.device),
-        )
-
-
-@cache
-def _measured(name: str) -> _Measured:
-    """Return a cached instance, because creating one takes as long as executing its query."""
-    return _Measured(name)
 
 
 def used_problems(
@@ -255,76 +209,96 @@ def leaderboard(
 ) -> list[Placed]:
     """Return a problem's kernels that passed and were timed, the largest speedup first.
 
-    A kernel has one line for each precision and device model with its fastest measurement, as in the view
-    ``best_verdicts``. Reused verdicts do not count as measurements.
+    A kernel has one line for each precision and device model with the median of its measurements, so that a lucky one
+    does not rank it. Reused verdicts do not count as measurements.
 
     Args:
         precision, backend, device: the only precision, backend and device model to list.
     """
-    first, every = _fastest(problem_hash, precision, device, backend, limit), _measured("every")
-    measured = (
-        every.select(func.count())
-        .where(
-            every.summary.problem_hash == first.c.problem_hash,
-            every.summary.kernel_hash == first.c.kernel_hash,
-            every.precision.is_not_distinct_from(first.c.precision),
-            every.device.is_not_distinct_from(first.c.device),
-        )
-        .scalar_subquery()
-    )
+    middle = _medians(problem_hash, precision, device, backend, limit)
     runtime: Any = Verdict.runtime
     evidence: Any = Verdict.evidence
+    factor = 1 + func.sqrt(func.power(_error(runtime), 2) + func.power(_error(Verdict.baseline), 2))
     shown = columns(
         Placed,
-        first,
+        middle,
         Evaluation,
         Verdict,
         Kernel,
-        q1_ms=cast(runtime["q1_ms"].astext, Double),
-        q3_ms=cast(runtime["q3_ms"].astext, Double),
+        q1_ms=_number(runtime, "q1_ms"),
+        q3_ms=_number(runtime, "q3_ms"),
         compiled_ms=cast(evidence["compiled_baseline"]["median_ms"].astext, Double),
-        measured=measured,
+        speedup_low=middle.c.speedup / factor,
+        speedup_high=middle.c.speedup * factor,
         producer=func.coalesce(Token.name, Evaluation.producer),
     )
     query = (
         select(*shown)
-        .select_from(first)
-        .join(Evaluation, Evaluation.id == first.c.evaluation_id)
-        .join(Verdict, Verdict.evaluation_id == first.c.evaluation_id)
-        .join(Kernel, Kernel.hash == first.c.kernel_hash)
+        .select_from(middle)
+        .join(Evaluation, Evaluation.id == middle.c.evaluation_id)
+        .join(Verdict, Verdict.evaluation_id == middle.c.evaluation_id)
+        .join(Kernel, Kernel.hash == middle.c.kernel_hash)
         .outerjoin(Token, Token.id == Evaluation.token_id)
-        .order_by(first.c.speedup.desc().nulls_last(), first.c.runtime_ms, first.c.evaluation_id)
+        .order_by(middle.c.speedup.desc().nulls_last(), middle.c.runtime_ms, middle.c.evaluation_id)
     )
     return fetch(engine, Placed, query)
 
 
-def _fastest(
+def _number(measurement: Any, name: str) -> ColumnElement[Any]:
+    return cast(measurement[name].astext, Double)
+
+
+def _error(measurement: Any) -> ColumnElement[Any]:
+    """Return the error of a measurement as a share of its median, as :attr:`kqueue.evidence.Measurement.error` does."""
+    width = _number(measurement, "high_ms") - _number(measurement, "low_ms")
+    return width / 2 / func.nullif(_number(measurement, "median_ms"), 0)
+
+
+def _medians(
     problem_hash: str, precision: str | None, device: str | None, backend: Backend | None, limit: int
 ) -> Subquery:
-    """Return the query for the fastest measurement of each kernel, precision and device model of a problem."""
-    mine, other = _measured("mine"), _measured("other")
-    wanted: list[ColumnElement[bool]] = [mine.summary.problem_hash == problem_hash]
+    """Return the query for the median measurement of each kernel, precision and device model of a problem."""
+    own_precision: ColumnElement[Any] = Evaluation.settings["precision"].astext
+    wanted: list[ColumnElement[bool]] = [
+        Summary.problem_hash == problem_hash,
+        # The same literals as in the partial indexes, which Postgres would not use with parameters.
+        Summary.category == literal_column(f"'{Category.PASSED}'"),
+        ~Summary.reused,
+        Summary.runtime_ms.is_not(None),
+    ]
     if precision is not None:
-        wanted.append(mine.precision == precision)
+        wanted.append(own_precision == precision)
     if device is not None:
-        wanted.append(mine.device == device)
+        wanted.append(Environment.device == device)
     if backend is not None:
-        wanted.append(
-            select(Kernel.hash).where(Kernel.hash == mine.summary.kernel_hash, Kernel.backend == backend).exists()
+        wanted.append(select(Kernel.hash).where(Kernel.hash == Summary.kernel_hash, Kernel.backend == backend).exists())
+    alike: Any = {"partition_by": (Summary.kernel_hash, own_precision, Environment.device)}
+    upwards = (Summary.speedup.nulls_first(), Summary.runtime_ms.desc(), Summary.evaluation_id)
+    every = (
+        select(
+            Summary.evaluation_id,
+            Summary.kernel_hash,
+            own_precision.label("precision"),
+            Environment.device,
+            Summary.speedup,
+            Summary.runtime_ms,
+            func.min(Summary.speedup).over(**alike).label("slowest"),
+            func.max(Summary.speedup).over(**alike).label("fastest"),
+            func.count().over(**alike).label("measured"),
+            func.row_number().over(**alike, order_by=upwards).label("place"),
         )
-    # Rows are read in the order of speedups, by an index, until enough are found that no other row of the kernel beats.
+        .select_from(Summary)
+        .join(Evaluation, Evaluation.id == Summary.evaluation_id)
+        .join(Verdict, Verdict.evaluation_id == Summary.evaluation_id)
+        .join(Attempt, Attempt.id == Verdict.attempt_id)
+        .outerjoin(Environment, Environment.hash == Attempt.environment_hash)
+        .where(*wanted)
+        .subquery()
+    )
     return (
-        mine.select(
-            mine.summary.evaluation_id,
-            mine.summary.problem_hash,
-            mine.summary.kernel_hash,
-            mine.precision.label("precision"),
-            mine.device.label("device"),
-            mine.summary.speedup,
-            mine.summary.runtime_ms,
-        )
-        .where(*wanted, ~other.select(literal(1)).where(other.is_alike(mine), other.order < mine.order).exists())
-        .order_by(mine.summary.speedup.desc().nulls_last(), mine.summary.runtime_ms, mine.summary.evaluation_id)
+        select(every)
+        .where(every.c.place == (every.c.measured + 1) / 2)
+        .order_by(every.c.speedup.desc().nulls_last(), every.c.runtime_ms, every.c.evaluation_id)
         .limit(limit)
         .subquery()
     )
