@@ -56,7 +56,7 @@ def request_of(
     kernel: str,
     *,
     backend: str = "cuda",
-    seed_num: int = 42,
+    seed_num: int | None = None,
     num_correct_trials: int = 5,
     num_perf_trials: int = 100,
     measure_performance: bool = True,
@@ -71,7 +71,7 @@ def request_of(
         problem: source of the reference, ``Model``.
         kernel: source of the candidate, ``ModelNew``.
         backend: ``cuda``, ``triton``, ``torch``, ``cpp`` or ``cupy``, in any case.
-        seed_num: seed before both constructors. The seeds of inputs are secret.
+        seed_num: seed before both constructors, or None for a secret one. The seeds of inputs are secret.
         num_correct_trials: number of input sets to check, 1 to 100.
         num_perf_trials: maximum number of timed calls, up to 10,000. 0 disables timing, and 1 to 4 count as 5.
         measure_performance: False disables timing.
@@ -89,7 +89,7 @@ def request_of(
             "backend": _backend(backend),
             "settings": {
                 "precision": _precision(precision),
-                "seed": _whole("seed_num", seed_num, 0, 2**63 - 1),
+                "seed": None if seed_num is None else _whole("seed_num", seed_num, 0, 2**63 - 1),
                 "checks": _whole("num_correct_trials", num_correct_trials, 1, 100),
                 "timing": _timing(num_perf_trials, measure_performance),
                 "comparison": comparison,

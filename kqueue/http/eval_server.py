@@ -37,11 +37,11 @@ _DESCRIPTIONS: Final = {
 
 #: Field of a request for the seed.
 SEED: Final[Any] = Field(
-    42,
+    None,
     ge=0,
     lt=2**63,
     validation_alias=AliasChoices("seed_num", "seed"),
-    description="Seed that is set before each constructor. `seed` is an alias.",
+    description="Seed that is set before each constructor. By default a secret one. `seed` is an alias.",
 )
 
 
@@ -61,7 +61,7 @@ class EvalRequest(Bounded):
 
     original_model_src: str = Field(description="Source of the reference: `Model`, `get_inputs`, `get_init_inputs`.")
     custom_model_src: str = Field(description="Source of the candidate: `ModelNew`.")
-    seed_num: int = SEED
+    seed_num: int | None = SEED
     num_correct_trials: int = Field(5, ge=1, le=100, description="Number of input sets to check.")
     num_perf_trials: int = Field(100, ge=0, le=10_000, description="Maximum number of timed calls.")
     verbose: bool = Field(False, description="Add the candidate's output as `metadata.log`.")

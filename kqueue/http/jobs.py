@@ -65,7 +65,7 @@ class EvaluationRequest(Bounded):
     timeout: float | None = Field(
         300, gt=0, le=3600, description="Maximum seconds of each phase of the execution. Queueing does not count."
     )
-    seed_num: int = SEED
+    seed_num: int | None = SEED
     num_correct_trials: int = Field(5, ge=1, le=100)
     num_perf_trials: int = Field(100, ge=0, le=10_000)
     backend: str = Field("cuda", description="`cuda`, `triton`, `torch`, `cpp` or `cupy`.")

@@ -70,7 +70,9 @@ class TaskRequest(Bounded):
     num_correct_trials: int = Field(5, ge=1, le=100)
     num_perf_trials: int = Field(100, ge=0, le=10_000)
     num_warmup: int = Field(3, ge=0, le=1000)
-    seed: int = Field(42, ge=0, lt=2**63, description="Seed that is set before each constructor.")
+    seed: int | None = Field(
+        None, ge=0, lt=2**63, description="Seed that is set before each constructor. By default a secret one."
+    )
     timeout: float = Field(
         300, gt=0, le=3600, description="Maximum seconds of each phase of the execution. Queueing does not count."
     )

@@ -98,8 +98,10 @@ class ReferenceHarness(Harness):
             raise ProblemError("the problem defines no function get_inputs()")
 
     def _initial(self, command: Command) -> Reply:
-        [descriptor] = command.descriptors
-        self._scalar_page = mmap.mmap(descriptor, scalar_page.SIZE)
+        for descriptor in command.descriptors:
+            self._scalar_page = mmap.mmap(descriptor, scalar_page.SIZE)
+        self.own.model = None
+        self._job = replace(self._job, seed=command.seed)
         torch.manual_seed(self._job.seed)
         arguments = self._get_init_inputs() if callable(self._get_init_inputs) else []
         if isinstance(arguments, dict):

@@ -54,7 +54,7 @@ def are_right(outputs: Sequence[torch.Tensor], number: int, case: Case, rtol: fl
         (theirs, mine) for i, (theirs, mine) in enumerate(zip(case.outputs, outputs, strict=True)) if i != number
     ]
     return any(
-        _select_alike(*arranged, rtol)
+        _select_alike(*arranged, rtol=rtol)
         for theirs, mine in sources
         if theirs.is_floating_point() and theirs.numel()
         for arranged in _arranged(theirs, mine, ref, out)

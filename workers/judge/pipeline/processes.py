@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
@@ -56,7 +57,9 @@ class Processes:
         self.candidate: Candidate | None = None
         self.builder: Build | Reuse | None = None
         self._request = request
-        self._settings = request.settings
+        # A kernel that knew the seed could hold the weights, or answers that depend on them alone.
+        seed = secrets.randbits(63) if request.settings.seed is None else request.settings.seed
+        self._settings = request.settings.model_copy(update={"seed": seed})
         self._deadlines = request.settings.deadlines
         self._slot = slot
         self._forkserver = forkserver
@@ -119,12 +122,14 @@ class Processes:
             try:
                 reference.proxy.allow(allowed_bytes)
                 reference.proxy.share_arena(memo.arena_bytes)
-                reference.proxy.construct()
+                reference.proxy.construct(memo.weights)
                 case = reference.cache.again(memo.drawn, memo.seed, on_device=memo.on_device)
                 reference.answer(case)
                 if reference.digest(case) == memo.digest:
                     reference.cache.drop([case])
                     reference.case = None
+                    if memo.weights != self._settings.seed:
+                        reference.proxy.construct(self._settings.seed)
                     reference.proxy.renew()
                     return reference
                 facts["replaced"] = "its answer to an earlier input has changed"
@@ -134,7 +139,7 @@ class Processes:
             reference = self._fork_reference()
         reference.proxy.load()
         reference.proxy.allow(allowed_bytes)
-        reference.proxy.construct()
+        reference.proxy.construct(self._settings.seed)
         return reference
 
     def begin_candidate(self) -> Candidate:
