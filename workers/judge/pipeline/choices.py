@@ -101,7 +101,7 @@ def _select_alike(theirs: torch.Tensor, mine: torch.Tensor, ref: torch.Tensor, o
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """The values that indices select: those of some ranks in each slice, which they have in order if it is sorted."""
+    """Ranks of the values that indices select in each slice, and whether the indices are in the order of the ranks."""
 
     ranks: torch.Tensor
     is_sorted: bool

@@ -167,7 +167,7 @@ class Figures:
     """The figures from one pass over an output. Sums and norms are in float64, over finite values."""
 
     #: Numbers of values: not finite where the reference is, beyond the tolerance, beyond KernelBench's tolerance, and
-    #: farther off than twice ``farthest`` of their own size.
+    #: farther off, relative to their own size, than twice ``Grade.farthest``.
     strays: float
     wrong: float
     unlike: float

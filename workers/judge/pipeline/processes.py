@@ -58,8 +58,8 @@ class Processes:
         self.builder: Build | Reuse | None = None
         self._request = request
         # A kernel that knew the seed could hold the weights, or answers that depend on them alone.
-        seed = secrets.randbits(63) if request.settings.seed is None else request.settings.seed
-        self._settings = request.settings.model_copy(update={"seed": seed})
+        self._seed = secrets.randbits(63) if request.settings.seed is None else request.settings.seed
+        self._settings = request.settings
         self._deadlines = request.settings.deadlines
         self._slot = slot
         self._forkserver = forkserver
@@ -128,8 +128,8 @@ class Processes:
                 if reference.digest(case) == memo.digest:
                     reference.cache.drop([case])
                     reference.case = None
-                    if memo.weights != self._settings.seed:
-                        reference.proxy.construct(self._settings.seed)
+                    if memo.weights != self._seed:
+                        reference.proxy.construct(self._seed)
                     reference.proxy.renew()
                     return reference
                 facts["replaced"] = "its answer to an earlier input has changed"
@@ -139,7 +139,7 @@ class Processes:
             reference = self._fork_reference()
         reference.proxy.load()
         reference.proxy.allow(allowed_bytes)
-        reference.proxy.construct(self._settings.seed)
+        reference.proxy.construct(self._seed)
         return reference
 
     def begin_candidate(self) -> Candidate:
@@ -340,7 +340,7 @@ class Processes:
             dtype=DTYPES[self._settings.precision],
             keeps_float64=self._settings.keeps_float64,
             tf32=self._settings.tf32,
-            seed=self._settings.seed,
+            seed=self._seed,
             compiled=compiled,
             built=built,
             device_asserts=self._settings.debug.device_asserts,

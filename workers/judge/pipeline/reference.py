@@ -108,7 +108,7 @@ class Reference:
 
     @property
     def constant_outputs(self) -> list[int]:
-        """Numbers of the outputs whose values for one given case would be right for all others."""
+        """Numbers of the outputs whose values for one given case would be right for every other given case."""
         return [number for number, is_same in enumerate(self._same) if is_same]
 
     @property

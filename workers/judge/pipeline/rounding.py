@@ -1,7 +1,7 @@
 """Rounding errors: whether a kernel's errors are no worse than the reference's own.
 
-The reference's own error of each value is the distance of its answer from another answer of its own: the float64
-answer, or the answer to inputs that were changed by about a rounding error. Errors are compared among values of about
+The reference's own error of each value is the distance between two of its answers. The second is the float64 answer,
+or the answer to inputs that were changed by about a rounding error. Errors are compared among values of about
 one size, because a small value that is left where large terms cancel has their error.
 """
 
@@ -26,6 +26,8 @@ _WIDER: Final = 2
 #: another have 7.2 times the error of sums in blocks, and TF32 has 700 times.
 _LARGER: Final = 4
 _MORE: Final = 2
+#: Ratio of the median error to the largest of the reference's own from which a sample is enough.
+_HOPELESS: Final = 2.0**10
 #: Share of the reference's variation that an answer must follow, and the distance of the variations beyond which that
 #: is tested, relative to the reference's variation.
 _FOLLOWED: Final = 0.75
@@ -70,7 +72,7 @@ class Answers:
 
         Among values of about one size, no error can be more frequent than such errors of the reference.
         """
-        if self.other is None:
+        if self.other is None or self._are_hopeless(self.other):
             return False
         counts = torch.zeros(2, _BINS, _BINS, dtype=torch.int64, device=self.ref.device)
         for out, ref, other in self._chunks():
@@ -92,6 +94,13 @@ class Answers:
             if bool((found[size].flip(0).cumsum(0).flip(0) > _MORE * own_errors).any()):
                 return False
         return True
+
+    def _are_hopeless(self, other: torch.Tensor) -> bool:
+        """Return whether a sample shows that most values are wrong, as most wrong answers are. It saves time."""
+        some = positions(self.ref, _SAMPLE)
+        out, ref, other = (tensor[some].double() for tensor in (self.out, self.ref, other))
+        errors, own = (out - ref).abs(), (other - ref).abs()
+        return bool(errors.median() > _HOPELESS * own.max())
 
     def agree_by_size(self, farthest: float, lenience: float, resolution: float) -> bool:
         """Return whether all values together, and the values of about one size, are near the reference's.

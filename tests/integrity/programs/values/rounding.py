@@ -3,13 +3,13 @@
 # fmt: off
 
 # %% rounding_beside_large
-"""Multiplies the smaller half of an output by 1.2, beside a half of the same kind 100,000 times as large.
+"""Multiplies the smaller half of an output by 1.2. The other half is 100,000 times as large.
 An allowance by the size of all values, or by the largest error of any, excuses each of them. Here a value's error is
 compared with the reference's own errors of values of its size."""
 def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor: return torch.cat((1e5 * a @ b, 1.2 * (a @ b)), 1)
 
 # %% rounding_beside_huge
-"""Computes one column, whose values are huge, and returns zeros for all others, which are below the tolerance.
+"""Computes the one column with huge values, and returns zeros in the rest, which is below the tolerance.
 The norm of the output is that of the one column. Here the values of each size are also compared among themselves."""
 def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     out = torch.zeros_like(x)
