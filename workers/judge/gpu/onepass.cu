@@ -70,8 +70,8 @@ struct Measures {
     }
 
     __device__ void reduce(double *partial) const {
-        const double all[MEASURES] = {double(strays), double(wrong), double(unlike), double(far_off), double(finite), total,
-                                   distance2, size2, astray2, own2, truth2, double(max_abs), double(max_rel)};
+        const double all[MEASURES] = {double(strays), double(wrong), double(unlike), double(far_off), double(finite),
+                                   total, distance2, size2, astray2, own2, truth2, double(max_abs), double(max_rel)};
         __shared__ double parts[32][MEASURES];
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         for (int i = 0; i < MEASURES; i++) {
@@ -113,8 +113,8 @@ __device__ void measure_all(const stored *out, const stored *ref, const double *
 }
 
 extern "C" __global__ void measure(const stored *out, const stored *ref, const double *exact, long long count,
-                                   double atol, double rtol, double loose_atol, double loose_rtol, double far, int aligned,
-                                   double *partial) {
+                                   double atol, double rtol, double loose_atol, double loose_rtol, double far,
+                                   int aligned, double *partial) {
     const Bounds bounds = {number(atol), number(rtol), number(loose_atol), number(loose_rtol), number(far)};
     if (exact)
         measure_all<true>(out, ref, exact, count, bounds, aligned, partial);
