@@ -277,8 +277,9 @@ class Settings(_Model):
     fp32 values is then that for fp16. torch's default allows TF32 only in convolutions."""
     checks: Annotated[int, Field(ge=1, le=100)] = 5
     """Number of input sets, each with a separate seed, on which the kernel must agree with the reference."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 42
-    """Seed that is set before both constructors, so that the weights agree. The judge chooses the seeds of inputs."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    """Seed that is set before both constructors, so that the weights agree. None takes a new secret one for each
+    evaluation, so that no kernel knows the weights. The judge chooses the seeds of inputs."""
     tolerance: Tolerance | None = None
     """Tolerance of the comparison. None takes the problem's. If the problem gives none, it depends on the output's
     dtype: 1e-4 for fp32 and wider, 1e-2 for fp16 and bf16, 0.15 and 0.3 for the two fp8, equality for the rest."""

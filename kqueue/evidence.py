@@ -776,7 +776,9 @@ class Evidence(Part):
     tf32: bool | None = _ABSENT
     """True if products and convolutions of fp32 values could use TF32. None on a CPU."""
     reference_is_constant: bool | None = _ABSENT
-    """True if the reference gives the same answer to all inputs."""
+    """True if some output of the reference is the same for all inputs, so that a constant is right there."""
+    constant_outputs: tuple[int, ...] | None = _ABSENT
+    """Numbers of these outputs. They depend on the weights alone, or consist of rounding errors."""
     verified_calls: int | None = _ABSENT
     """Number of timed calls whose outputs were compared afterwards. None where the kernel was not timed."""
     timed_variants: TimedVariants | None = _ABSENT

@@ -26,7 +26,7 @@ Results = Mapping[str, Sequence[Mapping[str, Any]]]
 #: The arguments of KernelBench's evaluation with their defaults.
 _DEFAULTS: Final[Mapping[str, Any]] = {
     "backend": "cuda",
-    "seed_num": 42,
+    "seed_num": None,
     "num_correct_trials": 5,
     "num_perf_trials": 100,
     "measure_performance": True,
@@ -71,7 +71,8 @@ def request_of(problem: str, kernel: str, **arguments: Any) -> Request:
         arguments: KernelBench's arguments:
 
             - ``backend``: ``cuda`` (the default), ``triton``, ``torch``, ``cpp`` or ``cupy``, in any case.
-            - ``seed_num`` (42): seed before both constructors. The seeds of inputs are secret.
+            - ``seed_num``: seed before both constructors, or None, the default, for a secret one. The seeds of inputs
+              are secret.
             - ``num_correct_trials`` (5): number of input sets to check, 1 to 100.
             - ``num_perf_trials`` (100): maximum number of timed calls, up to 10,000. 0 disables timing, and 1 to 4
               count as 5.
@@ -88,7 +89,7 @@ def request_of(problem: str, kernel: str, **arguments: Any) -> Request:
     asked = {**_DEFAULTS, **arguments}
     settings = {
         "precision": _precision(asked["precision"]),
-        "seed": _whole("seed_num", asked["seed_num"], 0, 2**63 - 1),
+        "seed": None if asked["seed_num"] is None else _whole("seed_num", asked["seed_num"], 0, 2**63 - 1),
         "checks": _whole("num_correct_trials", asked["num_correct_trials"], 1, 100),
         "timing": _timing(asked["num_perf_trials"], asked["measure_performance"]),
         "comparison": asked["comparison"],

@@ -36,6 +36,7 @@ STORED: dict[str, Any] = {
     },
     "tolerance": {"atol": 1e-3, "rtol": 0.0, "by": "settings"},
     "reference_is_constant": False,
+    "constant_outputs": [],
     "verified_calls": 16,
     "timed_variants": {"count": 4, "ratio": 1.25},
     "baseline_taken": "in_turn",

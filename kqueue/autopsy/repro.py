@@ -14,6 +14,8 @@ from kqueue.text import clean
 
 #: Number of input sets in repro.py for a problem that draws its inputs without fixed seeds.
 _SETS: Final = 16
+#: Seed of the weights of all evaluations, if the request gives none.
+SEED: Final = 42
 _QUOTES: Final = "'''"
 
 

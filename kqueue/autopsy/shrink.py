@@ -131,7 +131,9 @@ class Autopsy:
             width: maximum number of requests in a round.
             most: maximum number of evaluations.
         """
-        unexamined = request.settings.model_copy(update={"examine": Examination()})
+        # A failure can depend on the weights, so all evaluations have the same.
+        seed = repro.SEED if request.settings.seed is None else request.settings.seed
+        unexamined = request.settings.model_copy(update={"examine": Examination(), "seed": seed})
         self._request = request.model_copy(update={"settings": unexamined})
         self._numbers = sizes.find(request.problem)
         self._own = Case(tuple(number.value for number in self._numbers))

@@ -54,12 +54,12 @@ class KernelRequest(Bounded):
     Fields have the names of KernelBench's arguments. Their aliases are a dialect's names.
     """
 
-    seed_num: int = Field(
-        42,
+    seed_num: int | None = Field(
+        None,
         ge=0,
         lt=2**63,
         validation_alias=AliasChoices("seed_num", "seed"),
-        description="Seed that is set before each constructor. `seed` is an alias.",
+        description="Seed that is set before each constructor. By default a secret one. `seed` is an alias.",
     )
     num_correct_trials: int = Field(5, ge=1, le=100, description="Number of input sets to check.")
     num_perf_trials: int = Field(100, ge=0, le=10_000, description="Maximum number of timed calls.")

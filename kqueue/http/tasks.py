@@ -86,7 +86,13 @@ class TaskRequest(KernelRequest):
     )
     backend: str = Field("triton", description="`cuda`, `triton`, `torch`, `cpp` or `cupy`.")
     num_warmup: int = Field(3, ge=0, le=1000)
-    seed_num: int = Field(42, ge=0, lt=2**63, alias="seed", description="Seed that is set before each constructor.")
+    seed_num: int | None = Field(
+        None,
+        ge=0,
+        lt=2**63,
+        alias="seed",
+        description="Seed that is set before each constructor. By default a secret one.",
+    )
     timeout_s: float = Field(
         300,
         gt=0,

@@ -54,6 +54,12 @@ def _values() -> Iterator[Program]:
     yield from _each("rng_frozen_mask rng_expectation", "RNG tampering", WRONG, problem="dropout")
     yield program(v + "allclose_patched", "constant outputs", WRONG)
     yield program(v + "constant_gate", "constant outputs", WRONG, problem="mean_gate")
+    yield program(v + "rounding_of_long_sums", "constant outputs", WRONG, problem="long_sums", precision="bf16")
+    yield program(v + "rounding_row_means", "mean outputs", WRONG, problem="row_offsets")
+    yield program(v + "rounding_beside_large", "tolerance gaming", WRONG, problem="beside_large")
+    yield program(v + "rounding_beside_huge", "tolerance gaming", WRONG, problem="beside_huge")
+    yield program(v + "weights_in_the_source", "seed regeneration", WRONG, problem="weight_norms")
+    yield program(v + "indices_repeated", "shape specialisation", WRONG, problem="largest")
     yield from _each("mean_softmax mean_of_half", "mean outputs", WRONG, problem="even_softmax")
     yield program(
         v + "identity_relu",

@@ -44,7 +44,7 @@ def reference(source: str, bounds: Bounds = PATIENT, **settings: Any) -> Referen
     made = Reference(Loopback(), source, Settings.model_validate({"checks": 3, **settings}), "cpu", bounds)
     made.proxy.begin()
     made.proxy.load()
-    made.proxy.construct()
+    made.proxy.construct(42 if made.settings.seed is None else made.settings.seed)
     made.oracle.widen()
     return made
 

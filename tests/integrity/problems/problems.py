@@ -2,6 +2,16 @@
 
 # fmt: off
 
+# %% beside_huge
+"""Tiny values, except in the first column."""
+def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor: return torch.tanh(x) * scale
+def get_inputs(): return [torch.randn(256, 512), torch.tensor([1e6] + [1e-6] * 511)]
+
+# %% beside_large
+"""The same product twice, once 100,000 times as large."""
+def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor: return torch.cat((1e5 * a @ b, a @ b), 1)
+def get_inputs(): return [torch.randn(128, 512), torch.randn(512, 64)]
+
 # %% chain
 """A chain of many small operations: slow in eager mode, with much to gain."""
 BESIDE = "nothing"  # else what its baseline is taken beside, which makes it another problem
@@ -13,6 +23,15 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return y
 
 def get_inputs(): return [torch.randn(128, 256)]
+
+# %% deep
+"""Layers whose rounding errors in 16 bits add up beyond the tolerance."""
+def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    for _ in range(6):
+        x = torch.tanh(x @ w)
+    return x
+
+def get_inputs(): return [torch.randn(64, 512), torch.randn(512, 512) / 8]
 
 # %% dropout
 """Dropout, whose mask comes from the seed that is set before each call."""
@@ -50,10 +69,20 @@ class Model(nn.Module):
 def get_inputs(): return [torch.randn(128, 256)]
 def get_init_inputs(): return [256]
 
+# %% largest
+"""The positions of the eight largest values of each row, of which many are equal."""
+def forward(self, x: torch.Tensor) -> torch.Tensor: return torch.topk(x, 8, dim=-1)[1]
+def get_inputs(): return [torch.randint(0, 6, (32, 64)).float()]
+
 # %% long_matmul
 """A product with 1024 terms a value, of both signs: rounding shows."""
 def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor: return a @ b
 def get_inputs(): return [torch.randn(128, 1024), torch.randn(1024, 128)]
+
+# %% long_sums
+"""Sums of many positive numbers."""
+def forward(self, x: torch.Tensor) -> torch.Tensor: return x.sum(dim=-1)
+def get_inputs(): return [torch.rand(128, 65536)]
 
 # %% masked_scores
 """Scores of which some are masked by minus infinity, as before a softmax."""
@@ -102,6 +131,11 @@ def get_inputs():
     angles = torch.outer(places, 10000.0 ** (-torch.arange(0, SIZE, 2) / SIZE))
     angles = torch.cat([angles, angles], dim=-1)
     return [torch.randn(BATCH, HEADS, TOKENS, SIZE), angles.cos(), angles.sin()]
+
+# %% row_offsets
+"""Rows that differ, of values that are nearly the same within a row."""
+def forward(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor: return rows + 1e-3 * torch.tanh(x)
+def get_inputs(): return [torch.randn(128, 512), 100 + 10 * torch.randn(128, 1)]
 
 # %% running_mean
 """The mean of everything up to each place, which hardly changes from one place to the next."""
@@ -156,6 +190,18 @@ def get_inputs(): return [torch.randn(1024, 512)]
 """The output is a view of the input."""
 def forward(self, x: torch.Tensor) -> torch.Tensor: return x.t()
 def get_inputs(): return [torch.randn(256, 512)]
+
+# %% weight_norms
+"""An output that depends on the weights alone."""
+class Model(nn.Module):
+    def __init__(self, in_features: int, out_features: int):
+        super().__init__()
+        self.linear = nn.Linear(in_features, out_features)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor: return self.linear.weight.square().sum(1)
+
+def get_inputs(): return [torch.randn(64, 512)]
+def get_init_inputs(): return [512, 256]
 
 # %% wide_gelu
 """Elementwise on 16 MB: larger than what caches give back for nothing, smaller than the L2 cache."""

@@ -17,6 +17,7 @@ import torch
 from kqueue.categories import Category
 from kqueue.contract import Comparison, Precision, Settings, Tolerance
 from kqueue.evidence import Facts
+from workers.judge.candidate.reference import rounded_otherwise
 from workers.judge.channel.protocol import Answer, Reply
 from workers.judge.channel.tensors import TensorSpec, describe
 from workers.judge.ending import EvaluationEnded
@@ -36,9 +37,11 @@ def fault(
     exact: torch.Tensor | None = None,
     precision: Precision = Precision.FP32,
     kind: str = "given",
+    again: torch.Tensor | None = None,
     **settings: Any,
 ) -> EvaluationEnded | None:
     case = Case(0, outputs=[ref], exact=[exact] if exact is not None else None, kind=kind)
+    case.again = None if again is None else lambda: [again]
     try:
         check_values([out], case, Settings(precision=precision, **settings))
     except EvaluationEnded as ended:
@@ -170,6 +173,11 @@ def backwards(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (parts[0] + parts[1]) + (parts[2] + parts[3]) + ((parts[4] + parts[5]) + (parts[6] + parts[7]))
 
 
+def nudged(x: torch.Tensor) -> torch.Tensor:
+    """Change each value by about a rounding error, as the reference's process does."""
+    return rounded_otherwise(x, torch.finfo(x.dtype).eps)
+
+
 def in_float64(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (a.double() @ b.double()).float()
 
@@ -183,8 +191,8 @@ def test_products_in_any_order_are_right(order: Sum, dtype: torch.dtype, inner: 
     for scale in (1.0, 100.0, 1e-3):
         a, b = (torch.randn(48, inner) * scale).to(dtype), torch.randn(inner, 48).to(dtype)
         ref, out = a @ b, order(a, b).to(dtype)
-        for exact in (a.double() @ b.double(), None):
-            ended = fault(out, ref, exact, PRECISIONS[dtype])
+        for known in ({"exact": a.double() @ b.double()}, {"again": nudged(a) @ nudged(b)}):
+            ended = fault(out, ref, precision=PRECISIONS[dtype], **known)
             assert ended is None, (scale, ended)
 
 
@@ -193,8 +201,8 @@ def test_long_sums_one_after_another_are_right() -> None:
     for scale in (1.0, 100.0):
         x = torch.randn(64, 100_000) * scale
         out = torch.from_numpy(numpy.add.accumulate(x.numpy(), axis=1)[:, -1].copy())
-        for exact in (x.double().sum(1), None):
-            assert fault(out, x.sum(1), exact) is None
+        assert fault(out, x.sum(1), x.double().sum(1)) is None
+        assert fault(out, x.sum(1), again=nudged(x).sum(1)) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -227,8 +235,10 @@ def test_values_that_are_nearly_constant_may_be_rounded_otherwise() -> None:
     for dtype, precision in PRECISIONS.items():
         x = torch.randn(512, 128).to(dtype)
         ref = torch.softmax(x, 1).sum(1)
-        assert fault(torch.ones_like(ref), ref, None, precision) is None
-        assert fault(torch.softmax(x.flip(1), 1).flip(1).float().sum(1).to(dtype), ref, None, precision) is None
+        again = torch.softmax(nudged(x), 1).sum(1)
+        assert fault(torch.ones_like(ref), ref, None, precision, again=again) is None
+        other = torch.softmax(x.flip(1), 1).flip(1).float().sum(1).to(dtype)
+        assert fault(other, ref, None, precision, again=again) is None
 
 
 # ---- wrong ones --------------------------------------------------------------------------------------------------
@@ -299,10 +309,16 @@ def test_small_values_beside_large_ones_count() -> None:
     a, b = torch.randn(128, 512), torch.randn(512, 64)
     large, small = (a * 1e5) @ b, torch.randn(128, 64)
     ref = torch.cat((large, small), 1)
+    again = torch.cat((nudged(a * 1e5) @ nudged(b), nudged(small)), 1)
     for exact in (torch.cat(((a.double() * 1e5) @ b.double(), small.double()), 1), None):
-        assert fault(torch.cat((in_chunks(a * 1e5, b), small), 1), ref, exact) is None
-        for cheat in (torch.zeros_like(small), small.flip(0), torch.full_like(small, float(small.mean()))):
-            assert fault(torch.cat((large, cheat), 1), ref, exact) is not None
+        assert fault(torch.cat((in_chunks(a * 1e5, b), small), 1), ref, exact, again=again) is None
+        for cheat in (
+            torch.zeros_like(small),
+            small.flip(0),
+            small * 1.05,
+            torch.full_like(small, float(small.mean())),
+        ):
+            assert fault(torch.cat((large, cheat), 1), ref, exact, again=again) is not None
 
 
 def test_tiny_references_want_their_own_values() -> None:
@@ -323,6 +339,133 @@ def test_the_mean_of_nearly_constant_values_is_no_answer() -> None:
     assert facts_of(ended).kernelbench_correct is True
     assert "mean" in str(ended)
     assert fault(ref + 2e-7, ref) is None
+
+
+SUMS = torch.rand(256, 16384, generator=torch.Generator().manual_seed(25)).bfloat16()
+
+
+@pytest.mark.parametrize(
+    "out",
+    [torch.full((256,), 8192.0), SUMS.double().sum(1).where(torch.arange(256) % 2 == 0, 8192.0)],
+    ids=["all", "half"],
+)
+def test_a_constant_is_no_answer_to_long_sums_in_16_bits(out: torch.Tensor) -> None:
+    """Their spread is less than a few rounding errors, and a right kernel follows it nevertheless."""
+    ref, again = SUMS.float().sum(1).bfloat16(), nudged(SUMS).float().sum(1).bfloat16()
+    for known in ({"exact": SUMS.double().sum(1)}, {"again": again}):
+        assert fault(out.bfloat16(), ref, precision=Precision.BF16, **known) is not None
+        right = SUMS.float().view(256, 64, 256).sum(2).bfloat16().float().sum(1).bfloat16()
+        assert fault(right, ref, precision=Precision.BF16, **known) is None
+
+
+def test_one_huge_value_hides_no_others() -> None:
+    torch.manual_seed(26)
+    ref = 1e-5 * torch.randn(256, 64)
+    ref[3, 3] = 1e6
+    large = ref > 1
+    for known in ({"exact": ref.double()}, {"again": nudged(ref)}, {}):
+        assert fault(nudged(ref), ref, **known) is None
+        for factor in (0.0, 0.8):
+            assert fault(torch.where(large, ref, ref * factor), ref, **known) is not None
+
+
+def test_rows_of_another_scale_have_their_own_errors() -> None:
+    """Small values in rows of large terms have large errors, which excuse nothing in other rows."""
+    torch.manual_seed(27)
+    a, b = torch.randn(128, 512), torch.randn(512, 64)
+    a[:4] *= 1e6
+    ref, again = a @ b, nudged(a) @ nudged(b)
+    for known in ({"exact": a.double() @ b.double()}, {"again": again}):
+        assert fault(one_by_one(a, b), ref, **known) is None
+        assert fault(torch.cat((ref[:4], ref[4:] * 1.05)), ref, **known) is not None
+
+
+def test_a_constant_along_one_dimension_is_no_answer() -> None:
+    torch.manual_seed(28)
+    rows = 100 + 10 * torch.randn(128, 1)
+    ref = rows + 2e-3 * torch.randn(128, 256)
+    means = ref.mean(1, keepdim=True).expand(128, 256).contiguous()
+    for known in ({"exact": ref.double()}, {"again": nudged(ref)}, {}):
+        assert fault(nudged(ref), ref, **known) is None
+        assert fault(means, ref, **known) is not None
+        assert (
+            fault(means.T.contiguous(), ref.T.contiguous(), **{k: v.T.contiguous() for k, v in known.items()})
+            is not None
+        )
+
+
+def test_a_kernel_may_round_less_often_than_a_16_bit_reference() -> None:
+    """Without exact answers too, whose part the answer to inputs that are rounded otherwise has."""
+    torch.manual_seed(29)
+    x, v = torch.randn(64, 512).bfloat16(), (torch.randn(512, 512) / 8).bfloat16()
+
+    def model(x: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        for _ in range(6):
+            x = torch.tanh(x @ v)
+        return x
+
+    ref, out, again = model(x, v), model(x.float(), v.float()).bfloat16(), model(nudged(x), v)
+    assert fault(out, ref, precision=Precision.BF16) is not None
+    assert fault(out, ref, precision=Precision.BF16, again=again) is None
+    assert fault(out * 0.8, ref, precision=Precision.BF16, again=again) is not None
+
+
+# ---- indices ---------------------------------------------------------------------------------------------------------
+
+
+def judged(outs: list[torch.Tensor], refs: list[torch.Tensor], **case: Any) -> bool:
+    found = check_each([(outs, Case(0, outputs=refs, selects=True, **case))], Settings())[0]
+    return not isinstance(found, EvaluationEnded)
+
+
+def test_indices_may_differ_where_they_select_equal_values() -> None:
+    torch.manual_seed(30)
+    x = torch.randint(0, 6, (32, 64)).float()
+    flipped = 63 - x.flip(1).topk(8).indices
+    for k in (1, 8):
+        ref, out = x.topk(k).indices, (63 - x.flip(1).sort(stable=True, descending=True).indices)[:, :k]
+        assert judged([out], [ref], inputs=[x])
+        assert judged([out.T.contiguous()], [ref.T.contiguous()], inputs=[x.T])
+        assert judged([x.clone(), out], [x, ref])
+        assert not judged([out], [ref], inputs=[torch.ones_like(x)])
+        assert not judged([out], [ref], inputs=[x.long()])
+        assert not judged([(out + 1) % 64], [ref], inputs=[x])
+        assert not judged([torch.full_like(out, 64)], [ref], inputs=[x])
+    repeated = flipped.clone()
+    repeated[:, 1] = repeated[:, 0]
+    assert not judged([repeated], [x.topk(8).indices], inputs=[x])
+    least = x.argmin(1)
+    assert judged([63 - x.flip(1).argmin(1)], [least], inputs=[x])
+    assert not judged([x.argmax(1)], [least], inputs=[x])
+    assert judged([x.median(1).indices], [63 - x.flip(1).median(1).indices], inputs=[x])
+
+
+def test_lengths_are_no_indices() -> None:
+    lengths = torch.randint(8, 64, (128,), generator=torch.Generator().manual_seed(31))
+    mask = (torch.arange(64) < lengths[:, None]).float()
+    assert not judged([torch.zeros_like(lengths)], [lengths - 1], inputs=[mask])
+
+
+def test_indices_into_computed_values_agree_with_the_kernel_s_own() -> None:
+    torch.manual_seed(32)
+    logits = torch.randn(64, 32).bfloat16()
+    own = logits.clone()
+    own[:, 1] = own[:, 0] = 5.0
+    ref = own.clone()
+    ref[:, 0] = 4.9844  # a rounding less
+    settings = Settings(precision=Precision.BF16)
+    for mine, is_right in ((own.argmax(1), True), (own.argmin(1), False)):
+        case = Case(0, outputs=[ref, ref.argmax(1)], selects=True)
+        [found] = check_each([([own, mine], case)], settings)
+        assert isinstance(found, EvaluationEnded) is not is_right
+
+
+def test_an_integer_may_be_the_exact_answer_s() -> None:
+    """A choice between values that a 16-bit reference rounds to the same one can be the float64 answer's."""
+    ref, exact = torch.tensor([[3, 7], [1, 2]]), torch.tensor([[7, 3], [1, 2]])
+    assert judged([exact.clone()], [ref], exact=[exact])
+    assert not judged([torch.tensor([[3, 3], [1, 2]])], [ref], exact=[exact])
+    assert not judged([torch.tensor([[3, 7], [1, 5]])], [ref], exact=[exact])
 
 
 # ---- kinds of numbers ------------------------------------------------------------------------------------------------
@@ -437,9 +580,10 @@ def test_the_verdict_that_was_asked_for_decides_and_both_are_told() -> None:
     a, b = torch.randn(256, 4096) * 100, torch.randn(4096, 256)
     ref, out = a @ b, one_by_one(a, b)
     assert not torch.allclose(out, ref, rtol=1e-4, atol=1e-4)
-    told = figures(out, ref)
+    exact = a.double() @ b.double()
+    told = figures(out, ref, exact)
     assert (told["strict_correct"], told["kernelbench_correct"]) == (True, False)
-    facts = facts_of(fault(out, ref, comparison=Comparison.KERNELBENCH))
+    facts = facts_of(fault(out, ref, exact, comparison=Comparison.KERNELBENCH))
     assert (facts.strict_correct, facts.kernelbench_correct) == (True, False)
 
 

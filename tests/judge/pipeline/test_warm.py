@@ -253,7 +253,7 @@ def memo_of(outcome: Outcome, *, used: int = 1, nbytes: int = 64, ended: bool = 
         return "digest"
 
     report = Report(End.EXITED, "reference", 0, 0, 0, 0, "")
-    process, proxy = SimpleNamespace(ended=report if ended else None), SimpleNamespace(arena_bytes=0)
+    process, proxy = SimpleNamespace(ended=report if ended else None), SimpleNamespace(arena_bytes=0, seed=3)
     reference = SimpleNamespace(proxy=proxy, case=case, process=process, digest=digest)
     return warm.memo_of(cast("Reference", reference), outcome, used)
 
@@ -264,7 +264,9 @@ def outcome_of(category: Category) -> Outcome:
 
 def test_the_policy_in_one_place() -> None:
     passed, wrong = outcome_of(Category.PASSED), outcome_of(Category.WRONG_VALUES)
-    assert memo_of(passed) == warm.Memo(uses=1, drawn=2, seed=1, on_device=False, digest="digest", arena_bytes=0)
+    assert memo_of(passed) == warm.Memo(
+        uses=1, weights=3, drawn=2, seed=1, on_device=False, digest="digest", arena_bytes=0
+    )
     assert memo_of(wrong, used=63) is not None
     assert memo_of(wrong, used=64) is None
     assert memo_of(passed, nbytes=(64 << 20) + 1) is None

@@ -38,6 +38,8 @@ _CACHED_BYTES: Final = 1 << 30
 _RESTING_BYTES: Final = 128 << 20
 #: Total size in bytes up to which inputs are copied, because the problem can reuse its own tensors.
 _COPIED_BYTES: Final = 64 << 20
+#: Number of values that show whether a tensor contains only whole numbers.
+_SAMPLE: Final = 1 << 12
 
 
 @dataclass(slots=True)
@@ -96,8 +98,10 @@ class ReferenceHarness(Harness):
             raise ProblemError("the problem defines no function get_inputs()")
 
     def _initial(self, command: Command) -> Reply:
-        [descriptor] = command.descriptors
-        self._scalar_page = mmap.mmap(descriptor, scalar_page.SIZE)
+        for descriptor in command.descriptors:
+            self._scalar_page = mmap.mmap(descriptor, scalar_page.SIZE)
+        self.own.model = None
+        self._job = replace(self._job, seed=command.seed)
         torch.manual_seed(self._job.seed)
         arguments = self._get_init_inputs() if callable(self._get_init_inputs) else []
         if isinstance(arguments, dict):
@@ -272,8 +276,8 @@ class ReferenceHarness(Harness):
             self._forget(held.answers)
             held.answers.clear()
         try:
-            if ask.wide:
-                output, drew = self._call(ask, held, self._widened(held.inputs, ask))
+            if ask.wide or ask.nudge:
+                output, drew = self._call(ask, held, self._changed(held.inputs, ask))
             else:
                 output, drew = self._call_looking(ask, held)
             return self._hand_over(command, ask, held, output, drew=drew)
@@ -297,8 +301,10 @@ class ReferenceHarness(Harness):
         return output, drew
 
     @staticmethod
-    def _widened(inputs: list[torch.Tensor], ask: Ask) -> list[torch.Tensor]:
+    def _changed(inputs: list[torch.Tensor], ask: Ask) -> list[torch.Tensor]:
         set_seed(ask.nudge_seed)
+        if not ask.wide:
+            return [rounded_otherwise(tensor, ask.nudge) for tensor in inputs]
         return [(moved(t, ask.nudge) if ask.nudge else t).to(widened(t.dtype)) for t in inputs]
 
     def _call(self, ask: Ask, held: _Set, tensors: list[torch.Tensor]) -> tuple[Any, bool]:
@@ -416,6 +422,17 @@ def moved(tensor: torch.Tensor, rounding: float) -> torch.Tensor:
     low, high = wide.aminmax()
     typical = wide.square().mean().sqrt()
     return (wide + rounding * (wide * torch.randn_like(wide) + typical * torch.randn_like(wide))).clamp(low, high)
+
+
+def rounded_otherwise(tensor: torch.Tensor, rounding: float) -> torch.Tensor:
+    """Return a copy with each value changed by about ``rounding`` of it, unless the values are whole numbers."""
+    # Whole numbers are often masks, one-hot vectors or indices, whose change is more than a rounding error.
+    some = tensor.reshape(-1)[:_SAMPLE]
+    if not tensor.is_floating_point() or torch.equal(some.float(), some.float().round()):
+        return tensor.clone()
+    exact = tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.dtype.itemsize > 1 else tensor.float()
+    change = torch.randn_like(exact).mul_(rounding).mul_(exact).nan_to_num_(0.0, 0.0, 0.0)
+    return change.add_(exact).to(tensor.dtype)
 
 
 def _same(given: list[torch.Tensor], before: list[torch.Tensor]) -> bool:

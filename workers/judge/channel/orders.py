@@ -184,7 +184,8 @@ class Ask:
         slot: the set's number.
         seed: random seed of the forward.
         wide: use the model in float64.
-        nudge: approximate relative change of each input value before the call, or 0 for no change.
+        nudge: approximate relative change of each input value before the call, or 0 for no change. With ``wide`` zeros
+            change too.
         nudge_seed: random seed of these changes.
         afresh: free earlier answers to the set first.
     """

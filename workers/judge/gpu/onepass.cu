@@ -24,19 +24,19 @@ __device__ number value_of(stored bits) { return __uint_as_float(unsigned(bits) 
 
 const number MOST = sizeof(number) == 8 ? number(1.7976931348623157e308) : number(3.4028234663852886e38f);
 const int VECTOR_LENGTH = 16 / sizeof(stored);
-const int SUMS = 10;
-const int MEASURES = 12;
+const int SUMS = 11;
+const int MEASURES = 13;
 
 struct __align__(16) Vector {
     stored values[VECTOR_LENGTH];
 };
 
 struct Bounds {
-    number atol, rtol, loose_atol, loose_rtol;
+    number atol, rtol, loose_atol, loose_rtol, far;
 };
 
 struct Measures {
-    unsigned strays = 0, wrong = 0, unlike = 0, finite = 0;
+    unsigned strays = 0, wrong = 0, unlike = 0, far_off = 0, finite = 0;
     double total = 0, distance2 = 0, size2 = 0, astray2 = 0, own2 = 0, truth2 = 0;
     number max_abs = 0, max_rel = 0;
 
@@ -58,6 +58,7 @@ struct Measures {
         error = fmin(error, MOST);
         distance2 += double(error) * error;
         max_abs = fmax(max_abs, error);
+        far_off += size > 0 && error > bounds.far * size;
         if (size > 0)
             max_rel = fmax(max_rel, fmin(error / size, MOST));
         if (HAS_EXACT && isfinite(exact)) {
@@ -69,8 +70,8 @@ struct Measures {
     }
 
     __device__ void reduce(double *partial) const {
-        const double all[MEASURES] = {double(strays), double(wrong), double(unlike), double(finite), total, distance2,
-                                   size2, astray2, own2, truth2, double(max_abs), double(max_rel)};
+        const double all[MEASURES] = {double(strays), double(wrong), double(unlike), double(far_off), double(finite),
+                                   total, distance2, size2, astray2, own2, truth2, double(max_abs), double(max_rel)};
         __shared__ double parts[32][MEASURES];
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         for (int i = 0; i < MEASURES; i++) {
@@ -112,9 +113,9 @@ __device__ void measure_all(const stored *out, const stored *ref, const double *
 }
 
 extern "C" __global__ void measure(const stored *out, const stored *ref, const double *exact, long long count,
-                                   double atol, double rtol, double loose_atol, double loose_rtol, int aligned,
-                                   double *partial) {
-    const Bounds bounds = {number(atol), number(rtol), number(loose_atol), number(loose_rtol)};
+                                   double atol, double rtol, double loose_atol, double loose_rtol, double far,
+                                   int aligned, double *partial) {
+    const Bounds bounds = {number(atol), number(rtol), number(loose_atol), number(loose_rtol), number(far)};
     if (exact)
         measure_all<true>(out, ref, exact, count, bounds, aligned, partial);
     else

@@ -23,7 +23,7 @@ from workers.judge.channel.gpu_memory import driver, loaded_library
 #: Numbers in the kernel of the dtypes that it is compiled for.
 _KINDS: Final = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 #: Number of measures. The last two are maxima and the rest are sums.
-_MEASURES: Final = 12
+_MEASURES: Final = 13
 _MAXIMA: Final = 2
 _THREADS: Final = 256
 #: Number of blocks for each multiprocessor.
@@ -46,6 +46,7 @@ def measure(
     exact: torch.Tensor | None,
     bounds: tuple[float, float],
     loose: tuple[float, float],
+    far: float,
 ) -> torch.Tensor | None:
     """Return the measures of one output, in the order of ``compare``, without a wait for the device.
 
@@ -53,9 +54,10 @@ def measure(
         out, ref: an output and the reference's output: in one dimension, of one dtype and size, on a GPU.
         exact: the reference's output in float64, in the same form.
         bounds, loose: two tolerances, each absolute and relative.
+        far: relative error from which a value is far off.
 
     Returns:
-        Twelve float64 numbers on the device. None if a tensor is not dense, if the dtype is not fp64, fp32, fp16 or
+        Thirteen float64 numbers on the device. None if a tensor is not dense, if the dtype is not fp64, fp32, fp16 or
         bf16, or if the kernel could not be compiled.
 
     Raises:
@@ -74,7 +76,7 @@ def measure(
     arguments = (
         *map(ctypes.c_void_p, pointers),
         ctypes.c_longlong(ref.numel()),
-        *map(ctypes.c_double, (*bounds, *loose)),
+        *map(ctypes.c_double, (*bounds, *loose, far)),
         ctypes.c_int(aligned),
         ctypes.c_void_p(partial.data_ptr()),
     )

@@ -35,7 +35,6 @@ class Look:
         outputs: the answer.
         exact: the float64 answer, or None if there is none or it does not matter.
         nudged: the float64 answer to inputs changed by less than a rounding error, or None.
-        first: an earlier answer to compare with, or None.
         varied: whether the inputs are unlike the problem's own.
         precision: the evaluation's precision.
         numbers: the numbers by name.
@@ -44,7 +43,6 @@ class Look:
     outputs: Sequence[torch.Tensor]
     exact: Sequence[torch.Tensor] | None
     nudged: Sequence[torch.Tensor] | None
-    first: Sequence[torch.Tensor] | None
     varied: bool
     precision: Precision
     numbers: dict[str, float] = field(default_factory=dict[str, float])
@@ -53,9 +51,6 @@ class Look:
         """Return the numbers on the device, by name, without waiting for it."""
         values: dict[str, torch.Tensor] = {}
         for number, own in enumerate(self.outputs):
-            if self.first is not None:
-                values[f"since {number}"] = distance(own, self.first[number])
-                values[f"first {number}"] = size(self.first[number])
             if not (own.is_floating_point() or own.is_complex()):
                 continue
             if own.numel():
@@ -96,15 +91,6 @@ class Look:
     def is_steady(self) -> bool:
         """True if inputs that differ by less than a rounding error have the same answer. False at steps."""
         return self.nudged is not None and not self._any("moves")
-
-    @property
-    def is_as_first(self) -> bool:
-        """True if the answer equals the earlier one within the tolerance."""
-        share = CLOSE[self.precision]
-        return all(
-            self.numbers[f"since {number}"] <= share * self.numbers[f"first {number}"]
-            for number in range(len(self.outputs))
-        )
 
     def _any(self, prefix: str) -> bool:
         return any(value for name, value in self.numbers.items() if name.startswith(prefix))
@@ -175,5 +161,5 @@ def warm_up(settings: Settings) -> None:
     exact = [answer.double()]
     case = Case(seed=0, outputs=[answer], exact=exact)
     checksum(answer)
-    look_at([Look([answer], exact, exact, [answer], varied=True, precision=settings.precision)])
+    look_at([Look([answer], exact, exact, varied=True, precision=settings.precision)])
     compare.check_values([answer.clone()], case, settings)

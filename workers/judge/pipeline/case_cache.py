@@ -21,7 +21,7 @@ from workers.judge.channel.orders import Draw, Order, Release
 from workers.judge.channel.protocol import Answer
 from workers.judge.channel.tensors import MAX_DIMS, MAX_TENSORS, TensorSpec
 from workers.judge.ending import EvaluationEnded
-from workers.judge.pipeline import static
+from workers.judge.pipeline import choices, static
 from workers.judge.pipeline.blame import invalid_problem
 from workers.judge.pipeline.cases import GIVEN, Case
 from workers.judge.pipeline.proxy import ReferenceProxy, bytes_of
@@ -73,6 +73,7 @@ class CaseCache:
         self._settings = proxy.settings
         self._varied_bytes = varied_bytes
         self._tolerance = static.tolerance(proxy.source)
+        self._selects = choices.may_select(proxy.source)
         self._may_vary = _BOUND_TO_ITS_INPUTS.search(proxy.source) is None
         self._on_device: bool | None = None
         #: Time in seconds to draw one input set, and number of sets drawn by one order.
@@ -159,7 +160,8 @@ class CaseCache:
     def new(self, kind: str = GIVEN, *, drawn: int | None = None, on_device: bool = False) -> Case:
         """Return a case that is not drawn yet."""
         drawn = secrets.randbits(63) if drawn is None else drawn
-        return Case(secrets.randbits(63), drawn, on_device, kind, self._tolerance, noise=self.noise)
+        seed, selects = secrets.randbits(63), self._selects
+        return Case(seed, drawn, on_device, kind, self._tolerance, noise=self.noise, selects=selects)
 
     def given(self, count: int, *, on_device: bool) -> list[Case]:
         """Draw and return given cases."""
@@ -254,7 +256,7 @@ class CaseCache:
         """Clear a case's tensors before the process releases them, and return its slot."""
         assert case.slot is not None
         slot, case.slot = case.slot, None
-        case.inputs, case.outputs, case.exact, case.unproven = [], [], None, None
+        case.inputs, case.outputs, case.exact, case.unproven, case.again = [], [], None, None, None
         self._held.pop(slot, None)
         return slot
 

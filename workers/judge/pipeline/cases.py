@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -42,6 +43,9 @@ class Case:
         unproven: such outputs, until it is known whether the float64 model is the same model.
         noise: relative distance, for each output, between two reference outputs whose inputs differ by rounding
             errors. Empty until it is measured. All cases of an evaluation share this list.
+        again: function that returns the reference's outputs to inputs changed by about a rounding error, or None.
+        selects: whether integers among the outputs can be indices that select by value.
+        restore: function that returns the whole outputs and case, if this case has only pieces of the outputs.
     """
 
     seed: int
@@ -56,6 +60,9 @@ class Case:
     exact: list[torch.Tensor] | None = None
     unproven: list[torch.Tensor] | None = None
     noise: list[float] = field(default_factory=list[float])
+    again: Callable[[], list[torch.Tensor] | None] | None = None
+    selects: bool = False
+    restore: Callable[[list[torch.Tensor]], tuple[list[torch.Tensor], Case]] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -90,3 +97,9 @@ def size(tensor: torch.Tensor) -> torch.Tensor:
 
 def _together(norms: list[torch.Tensor]) -> torch.Tensor:
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+
+
+def comparable(tensor: torch.Tensor) -> torch.Tensor:
+    """Convert to a dtype for exact enough differences: fp32 for floats up to 32 bits, else float64."""
+    small = tensor.is_floating_point() and tensor.dtype is not torch.float64
+    return tensor.to(torch.float32 if small else torch.float64)

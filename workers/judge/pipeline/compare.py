@@ -3,11 +3,11 @@
 There are two verdicts. KernelBench's is ``torch.allclose`` on the problem's own inputs. The strict verdict requires of
 every output tensor:
 
-* Every value is within the tolerance. A value beyond it is excused only if the reference itself does no better, as
-  after cancellation: the value's distance from the float64 reference is not far above the reference's own distance for
-  values of that size, or is far below the size of the values that were summed.
-* All values together are closer to the reference than zeros or the reference's mean would be. If the reference is tiny
-  or nearly constant, such answers are within the tolerance of each value.
+* Every value is within the tolerance. A value beyond it is excused only if the reference itself does no better for
+  values of that size, as after cancellation. See :mod:`~workers.judge.pipeline.rounding`.
+* All values together, and the values of each size, are closer to the reference than zeros or the reference's mean would
+  be. If the reference is tiny or nearly constant, such answers are within the tolerance of each value.
+* Integers are equal, or they are indices that select the same values. See :mod:`~workers.judge.pipeline.choices`.
 """
 
 from __future__ import annotations
@@ -25,27 +25,26 @@ from kqueue.categories import Category
 from kqueue.contract import Comparison, Phase, Settings, Tolerance
 from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import onepass
-from workers.judge.pipeline.cases import CLOSE, GIVEN, Case
+from workers.judge.pipeline import choices, rounding
+from workers.judge.pipeline.cases import CLOSE, GIVEN, Case, comparable
 from workers.judge.pipeline.grades import GRADES, Grade, basis_of, grade_for, tolerance_for
 
 #: Ratio of the output's error to the reference's own that suggests a lower precision.
 _COARSE: Final = 32.0
-#: Ratio of a correct kernel's distance from the float64 reference to the reference's own distance. Measured on products
-#: of 64 to 8192 terms: up to 1 when summed in blocks, 7.2 when summed one by one, 700 in TF32, 5000 in bf16.
+#: Ratio of the errors of a kernel of lower precision to the reference's own. Measured on products of 64 to 8192 terms:
+#: up to 1 when summed in blocks, 7.2 when summed one by one, 700 in TF32, 5000 in bf16.
 _LENIENCE: Final = 8.0
-#: Largest error that cancellation explains among values of one size, relative to their norm.
-_CANCELLED: Final = 0.25
-#: Largest distance relative to the spread of the reference's values around their mean, given enough values.
+#: Distance relative to the spread of the reference's values around their mean from which the spread is tested.
 _FROM_MEAN: Final = 0.5
-_ENOUGH: Final = 64
+#: Share of values that are far off relative to their own size from which each size is tested.
+_FAR_OFF: Final = 1 / 64
 _SHOWN: Final = 5
 #: Number of values to compare at a time, to bound memory.
 _CHUNK: Final = 1 << 24
 #: Maximum number of rows and columns of the map of wrong values.
 _CELLS: Final = 16
-#: Sample sizes for estimating the usual error among values of one size, and among all values.
-_SAMPLE: Final = 1 << 21
-_SMALL_SAMPLE: Final = 1 << 16
+#: Sample size for estimating the usual error.
+_SAMPLE: Final = 1 << 16
 
 
 def check_values(outputs: list[torch.Tensor], case: Case, settings: Settings) -> dict[str, Any]:
@@ -92,12 +91,26 @@ def check_each(
 ) -> list[dict[str, Any] | EvaluationEnded]:
     """Return the result or the error of :func:`check_values` for each of many calls, and wait for the device once."""
     calls = _measured(answers, settings)
-    return [_verdict(judged, case, settings) for judged, (_, case) in zip(calls, answers, strict=True)]
+    return [_verdict(judged, *answer, settings) for judged, answer in zip(calls, answers, strict=True)]
+
+
+def same_outputs(outputs: list[torch.Tensor], case: Case, settings: Settings) -> list[bool]:
+    """Return for each output whether it would be right in the place of the reference's, by the deciding verdict."""
+    [judged] = _measured([(outputs, case)], settings)
+    is_same = [True] * len(outputs)
+    for output in judged:
+        # The reference need not be asked for another answer if the known ones differ by more than rounding errors.
+        is_strict, errors = settings.comparison is Comparison.STRICT, output.errors()
+        differs = output.figures.wrong and (errors is None or errors[0] > _LENIENCE * errors[1])
+        fault = output.strict_fault() if is_strict and not differs else output.kernelbench_fault()
+        is_same[output.number] = fault is None and not (is_strict and differs)
+    return is_same
 
 
 def need_no_excuse(answers: Sequence[tuple[list[torch.Tensor], Case]], settings: Settings) -> list[bool]:
     """Return whether each call is right without float64 outputs, which could excuse it."""
-    return [not any(output.needs_excuse(settings) for output in judged) for judged in _measured(answers, settings)]
+    alone = [(outputs, replace(case, again=None)) for outputs, case in answers]
+    return [not any(output.needs_excuse(settings) for output in judged) for judged in _measured(alone, settings)]
 
 
 def _measured(answers: Sequence[tuple[list[torch.Tensor], Case]], settings: Settings) -> list[list[_Output]]:
@@ -120,12 +133,19 @@ def _measure_all(outputs: Sequence[_Output]) -> None:
         output.figures = Figures(*numbers)
 
 
-def _verdict(judged: Sequence[_Output], case: Case, settings: Settings) -> dict[str, Any] | EvaluationEnded:
+def _verdict(
+    judged: Sequence[_Output], outputs: list[torch.Tensor], case: Case, settings: Settings
+) -> dict[str, Any] | EvaluationEnded:
     """Return the figures of one call, or the error that ends the evaluation."""
     given = case.kind == GIVEN
+    loose = next((fault for output in judged if (fault := output.kernelbench_fault())), None)
+    for output in judged:
+        if output.figures.wrong and not output.epsilon:
+            whole, of = (outputs, case) if case.restore is None else case.restore(outputs)
+            if choices.are_right(whole, output.number, of, CLOSE[settings.precision]):
+                output.figures = Figures(*[0.0] * 13)
     figures = _merged(judged, given=given)
     strict = next((fault for output in judged if (fault := output.strict_fault())), None)
-    loose = next((fault for output in judged if (fault := output.kernelbench_fault())), None)
     figures |= {"strict_correct": strict is None, "kernelbench_correct": loose is None if given else None}
     fault = strict if settings.comparison is Comparison.STRICT else loose
     if fault is not None:
@@ -146,10 +166,12 @@ def _verdict(judged: Sequence[_Output], case: Case, settings: Settings) -> dict[
 class Figures:
     """The figures from one pass over an output. Sums and norms are in float64, over finite values."""
 
-    #: Numbers of values: not finite where the reference is, beyond the tolerance, and beyond KernelBench's tolerance.
+    #: Numbers of values: not finite where the reference is, beyond the tolerance, beyond KernelBench's tolerance, and
+    #: farther off, relative to their own size, than twice ``Grade.farthest``.
     strays: float
     wrong: float
     unlike: float
+    far_off: float
     #: Number and sum of the reference's finite values, then sums of squares: output minus reference, reference, output
     #: minus exact, reference minus exact, exact.
     finite: float
@@ -204,6 +226,8 @@ class _Output:
     ref: torch.Tensor
     exact: torch.Tensor | None
     noise: float | None
+    #: Returns the reference's outputs to inputs changed by about a rounding error, or None.
+    again: Callable[[], list[torch.Tensor] | None] | None
     shape: tuple[int, ...]
     #: Product of all dimensions but the last.
     rows: int
@@ -212,12 +236,15 @@ class _Output:
     #: None if values must be equal, or the evaluation sets its own tolerance.
     grade: Grade | None
     epsilon: float
+    #: Relative error from which a value is far off.
+    far: float
     figures: Figures
 
     @classmethod
     def of(cls, number: int, out: torch.Tensor, case: Case, settings: Settings) -> _Output:
         ref = case.outputs[number]
         floating = ref.dtype in GRADES
+        grade = grade_for(ref.dtype, settings, case.tolerance) if floating and settings.tolerance is None else None
         loose = CLOSE[settings.precision]  # KernelBench's tolerance depends on the precision, not the output's dtype.
         return cls(
             number,
@@ -225,13 +252,15 @@ class _Output:
             flat(ref),
             flat(case.exact[number]) if case.exact is not None and floating else None,
             case.noise[number] if case.noise and floating else None,
+            case.again if floating else None,
             (*ref.shape, 2) if ref.is_complex() else tuple(ref.shape),
             math.prod(ref.shape[:-1]),
             tolerance_for(ref.dtype, settings, case.tolerance),
             settings.tolerance or Tolerance(atol=loose, rtol=loose),
-            grade_for(ref.dtype, settings, case.tolerance) if floating and settings.tolerance is None else None,
+            grade,
             torch.finfo(basis_of(ref.dtype, settings)).eps if floating else 0.0,
-            Figures(*[0.0] * 12),
+            math.inf if grade is None else 2 * grade.farthest,
+            Figures(*[0.0] * 13),
         )
 
     def measure(self, *, all_finite: bool = True) -> torch.Tensor:
@@ -242,7 +271,7 @@ class _Output:
         must_equal = self.tolerance.atol == 0 == self.tolerance.rtol or self.loose.atol == 0 == self.loose.rtol
         if self.ref.is_cuda and not must_equal:
             bounds, loose = ((t.atol, t.rtol) for t in (self.tolerance, self.loose))
-            if (numbers := onepass.measure(self.out, self.ref, self.exact, bounds, loose)) is not None:
+            if (numbers := onepass.measure(self.out, self.ref, self.exact, bounds, loose, self.far)) is not None:
                 return numbers
         added: torch.Tensor | None = None
         largest: torch.Tensor | None = None
@@ -269,11 +298,12 @@ class _Output:
         wrong = unlike = (error > size.mul(self.tolerance.rtol).add_(self.tolerance.atol)).sum()
         if self.loose != self.tolerance:
             unlike = (error > size.mul(self.loose.rtol).add_(self.loose.atol)).sum()
+        far_off = ((error > size * self.far) & (size > 0)).sum()
         zero = torch.zeros((), dtype=torch.float64, device=ref.device)
         norms = [_norm(error), _norm(ref), zero, zero, zero]
         if exact is not None:
             norms[2:] = [_norm(out - exact), _norm(ref - exact), _norm(exact)]
-        numbers = [zero, wrong, unlike, zero + ref.numel(), ref.sum(dtype=torch.float64)]
+        numbers = [zero, wrong, unlike, far_off, zero + ref.numel(), ref.sum(dtype=torch.float64)]
         relative = torch.where(size == 0, 0.0, error / size).clamp_max_(torch.finfo(error.dtype).max)
         return (
             torch.cat((torch.stack([number.double() for number in numbers]), torch.stack(norms).square())),
@@ -295,6 +325,7 @@ class _Output:
         error = torch.where(counted, error, 0.0).clamp_max(most)
         value = torch.where(finite, ref, 0.0)
         relative = torch.where(value != 0, error / size, 0.0).clamp_max(most)
+        far_off = counted & (error > size * self.far) & (size > 0)
         zero = torch.zeros((), dtype=torch.float64, device=ref.device)
         norms = [_norm(error), _norm(value), zero, zero, zero]
         if exact is not None:
@@ -305,7 +336,7 @@ class _Output:
                 _norm(torch.where(both_finite, ref, 0.0) - truth),
                 _norm(truth),
             ]
-        counts = torch.stack((stray, wrong, unlike, finite)).sum(1, dtype=torch.float64)
+        counts = torch.stack((stray, wrong, unlike, far_off, finite)).sum(1, dtype=torch.float64)
         return (
             torch.cat((counts, value.sum(dtype=torch.float64).reshape(1), torch.stack(norms).square())),
             torch.stack((error.max(), relative.max())).to(torch.float64),
@@ -322,30 +353,37 @@ class _Output:
 
     def strict_fault(self) -> _Fault | None:
         """Return the strict verdict's fault, or None."""
-        figures, tolerance = self.figures, self.tolerance
+        figures, tolerance, grade = self.figures, self.tolerance, self.grade
         if figures.strays:
             return self._not_finite()
-        if figures.wrong and not self._excused():
+        if figures.wrong and (grade is None or not self._answers().are_excused(tolerance.atol, tolerance.rtol)):
             return self._beyond(tolerance, int(figures.wrong))
-        if self.grade is None:
+        if grade is None:
             return None
-        if figures.distance > self.grade.farthest * figures.size and not self._as_near_as_the_reference():
+        resolution, enough = grade.resolution * self.epsilon, figures.finite >= rounding.ENOUGH
+        is_far = figures.distance > grade.farthest * figures.size
+        is_far |= figures.far_off >= max(rounding.ENOUGH, _FAR_OFF * figures.finite)
+        if is_far and not self._answers().agree_by_size(grade.farthest, grade.lenience, resolution):
             share = f"{figures.distance / figures.size:.3g}" if figures.size else "more than all"
             return self._together(
                 "every value is within the tolerance, but only because the reference's values are tiny:"
-                f" |output - reference| is {share} of |reference|"
+                f" |output - reference| is {share} of |reference|, or more among values of one size"
             )
-        if (
-            figures.finite >= _ENOUGH
-            and figures.distance > _FROM_MEAN * figures.spread
-            and figures.distance > self.grade.noise * self.epsilon * figures.size
-            and not self._as_near_as_the_reference()
-        ):
+        shifts = figures.distance > min(_FROM_MEAN * figures.spread, resolution * figures.size)
+        if enough and shifts and not self._answers().follow(self.shape, self.epsilon, resolution):
             return self._together(
                 "every value is within the tolerance, but only because the reference's values are nearly constant:"
-                " their mean would be as close to them"
+                " their mean, altogether or along a dimension, would be as close to them"
             )
         return None
+
+    def _answers(self) -> rounding.Answers:
+        """Return the output with another answer of the reference, for which the reference is asked if needed."""
+        other, is_exact = self.exact, self.exact is not None
+        if other is None and self.again is not None and (answer := self.again()) is not None:
+            other = flat(answer[self.number])
+            other = None if torch.equal(other, self.ref) else other  # Nothing was rounded otherwise.
+        return rounding.Answers(self.out, self.ref, other, is_exact)
 
     def needs_excuse(self, settings: Settings) -> bool:
         """Return whether float64 outputs, which can only excuse wrong outputs, could change the verdict."""
@@ -359,7 +397,7 @@ class _Output:
             return self._not_finite()
         return self._beyond(self.loose, int(self.figures.unlike)) if self.figures.unlike else None
 
-    def _errors(self) -> tuple[float, float, float] | None:
+    def errors(self) -> tuple[float, float, float] | None:
         """Return the output's error, the reference's own, and the norm of the answer, or None if they are unknown."""
         figures = self.figures
         if self.exact is not None:
@@ -370,7 +408,7 @@ class _Output:
 
     def ratio(self) -> float | None:
         """Return the output's error divided by the reference's own error, which is at least a rounding error."""
-        if (errors := self._errors()) is None:
+        if (errors := self.errors()) is None:
             return None
         astray, own, size = errors
         own = max(own, self.epsilon / 4 * size)
@@ -378,7 +416,7 @@ class _Output:
 
     def downgraded(self) -> bool:
         """Return whether a lower precision than the reference's, and nothing simpler, explains the error."""
-        ratio, errors, grade, figures = self.ratio(), self._errors(), self.grade, self.figures
+        ratio, errors, grade, figures = self.ratio(), self.errors(), self.grade, self.figures
         if ratio is None or errors is None or grade is None or grade.downgrade is None:
             return False
         if figures.strays or figures.finite < self.ref.numel():
@@ -390,11 +428,11 @@ class _Output:
         """Return whether most values are coarse, even after removing a constant offset and a factor."""
         # A few large errors leave most values fine. Without its constant offset or wrong factor, an output has only a
         # right kernel's rounding errors, which are within _LENIENCE times the reference's own.
-        out, ref, truth = self._sampled(_SMALL_SAMPLE)
+        out, ref, truth = self._sampled()
         # Zeros, such as a ReLU's, are exact in every precision.
         counted = (out != 0) | (truth != 0)
         out, ref, truth = out[counted], ref[counted], truth[counted]
-        if truth.numel() < _ENOUGH:
+        if truth.numel() < rounding.ENOUGH:
             return False
         error, usual_size = out - truth, truth.abs().median()
         own = (ref - truth).abs().median() if self.exact is not None else (self.noise or 0.0) * usual_size
@@ -409,38 +447,11 @@ class _Output:
         slope = (error * around).sum() / around.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
         return bool((error - error.mean() - slope * around).abs().median() >= _LENIENCE * own)
 
-    def _as_near_as_the_reference(self) -> bool:
-        """Return whether the output is not much farther from the float64 reference than the reference is."""
-        return self.exact is not None and self.figures.astray2 <= _LENIENCE**2 * self.figures.own2
-
-    def _excused(self) -> bool:
-        """Return whether values beyond the tolerance are as good as the reference's own precision allows."""
-        # That precision differs between values and can only be estimated from many. It is taken from the peers: all
-        # values not larger than the largest value in question, and some more if those are few.
-        if self.grade is None:
-            return False
-        largest = self._largest_beyond()
-        out, ref, truth = self._sampled(_SAMPLE)
-        size = truth.abs()
-        if not size.numel():
-            return False
-        fewest = min(size.numel(), max(_ENOUGH, size.numel() // 256))
-        reach = max(2 * largest, float(size.kthvalue(fewest).values))
-        peers = size <= reach
-        error = (out - truth).abs()
-        allowed = 0.0
-        if float(_norm(error[peers])) <= _CANCELLED * float(_norm(size[peers])):
-            allowed = self.grade.tolerance * float(size.mean())
-        if self.exact is not None:
-            allowed = max(allowed, _LENIENCE * float((ref - truth).abs()[peers].max()))
-        return self._all_within(allowed)
-
-    def _sampled(self, number: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return about ``number`` values of the output, the reference and the best known answer that are all finite."""
-        # Dimensions are mostly even, so an odd step reaches all columns.
-        step = max(1, self.ref.numel() // number) | 1
-        out, ref = comparable(self.out[::step]).double(), comparable(self.ref[::step]).double()
-        truth = ref if self.exact is None else self.exact[::step]
+    def _sampled(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return random values of the output, the reference and the best known answer that are all finite."""
+        some = rounding.positions(self.ref, _SAMPLE)
+        out, ref = comparable(self.out[some]).double(), comparable(self.ref[some]).double()
+        truth = ref if self.exact is None else self.exact[some]
         usable = ref.isfinite() & truth.isfinite() & out.isfinite()
         return out[usable], ref[usable], truth[usable]
 
@@ -448,26 +459,6 @@ class _Output:
         same = _same(out, ref)
         out, ref = comparable(out), comparable(ref)
         return ~self._within(tolerance, same, (out - ref).abs(), ref.abs(), ref.isfinite())
-
-    def _largest_beyond(self) -> float:
-        """Return the size of the largest value beyond the tolerance."""
-        largest = 0.0
-        for out, ref, exact in self._chunks():
-            truth = comparable(ref) if exact is None else exact
-            largest = max(
-                largest, float(torch.where(self._beyond_of(out, ref, self.tolerance), truth, 0.0).abs().max())
-            )
-        return largest
-
-    def _all_within(self, allowed: float) -> bool:
-        """Return whether all values beyond the tolerance are near the best known answer."""
-        for out, ref, exact in self._chunks():
-            beyond = self._beyond_of(out, ref, self.tolerance)
-            truth = (comparable(ref) if exact is None else exact)[beyond]
-            bound = (self.tolerance.atol + self.tolerance.rtol * truth.abs()).clamp_min(allowed)
-            if not bool((truth.isfinite() & ((comparable(out)[beyond] - truth).abs() <= bound)).all()):
-                return False
-        return True
 
     def _not_finite(self) -> _Fault:
         count = int(self.figures.strays)
@@ -558,12 +549,6 @@ def _merged(judged: Sequence[_Output], *, given: bool) -> dict[str, Any]:
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """Return all values in one dimension, complex ones as two."""
     return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)
-
-
-def comparable(tensor: torch.Tensor) -> torch.Tensor:
-    """Convert to a dtype for exact enough differences: fp32 for floats up to 32 bits, else float64."""
-    small = tensor.is_floating_point() and tensor.dtype is not torch.float64
-    return tensor.to(torch.float32 if small else torch.float64)
 
 
 def _same(out: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:

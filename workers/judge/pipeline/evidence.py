@@ -31,6 +31,7 @@ class EvidenceBuilder:
     tolerance: Fields | None = None
     tf32: bool | None = None
     reference_is_constant: bool | None = None
+    constant_outputs: list[int] | None = None
     verified_calls: int | None = None
     timed_variants: Fields | None = None
     baseline_taken: str | None = None

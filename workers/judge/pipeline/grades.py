@@ -18,14 +18,17 @@ class Grade:
     Attributes:
         tolerance: largest error of a value, used as ``atol`` and as ``rtol``. KernelBench's value for 32 and 16 bits.
         farthest: largest distance of all values together relative to the reference's norm.
-        noise: largest distance between two correct answers, all values together, in multiples of the dtype's epsilon.
+        lenience: largest distance of values of one size, together, relative to the reference's own errors.
+        resolution: differences that are not tested relative to the usual size of values, in multiples of the dtype's
+            epsilon.
         downgrade: smallest and largest relative distance from the float64 reference that a lower precision explains,
             or None if no lower precision is in use.
     """
 
     tolerance: float
     farthest: float
-    noise: float
+    lenience: float
+    resolution: float
     downgrade: tuple[float, float] | None
 
 
@@ -41,14 +44,14 @@ class Grade:
 _BF16_EXPLAINS: Final = 4 * 2.0**-8
 _FP8_EXPLAINS: Final = 2 * 2.0**-4
 
-_WIDE: Final = Grade(tolerance=1e-4, farthest=1e-2, noise=64, downgrade=(4e-6, _BF16_EXPLAINS))
+_WIDE: Final = Grade(tolerance=1e-4, farthest=1e-2, lenience=8, resolution=4, downgrade=(4e-6, _BF16_EXPLAINS))
 #: For fp32 where TF32 is allowed, which has as many mantissa bits as fp16.
-_TF32: Final = Grade(tolerance=1e-2, farthest=5e-2, noise=4 << 13, downgrade=(1e-3, _BF16_EXPLAINS))
-_FP16: Final = Grade(tolerance=1e-2, farthest=5e-2, noise=4, downgrade=(1e-3, _FP8_EXPLAINS))
-_BF16: Final = Grade(tolerance=1e-2, farthest=5e-2, noise=4, downgrade=(5e-3, _FP8_EXPLAINS))
+_TF32: Final = Grade(tolerance=1e-2, farthest=5e-2, lenience=8, resolution=4 << 13, downgrade=(1e-3, _BF16_EXPLAINS))
+_FP16: Final = Grade(tolerance=1e-2, farthest=5e-2, lenience=3, resolution=0.5, downgrade=(1e-3, _FP8_EXPLAINS))
+_BF16: Final = Grade(tolerance=1e-2, farthest=5e-2, lenience=3, resolution=0.5, downgrade=(5e-3, _FP8_EXPLAINS))
 #: For 8 bits the tolerance is one rounding step, which is 1/8 or 1/4 of a value.
-_E4M3: Final = Grade(tolerance=0.15, farthest=0.3, noise=4, downgrade=None)
-_E5M2: Final = Grade(tolerance=0.3, farthest=0.3, noise=4, downgrade=None)
+_E4M3: Final = Grade(tolerance=0.15, farthest=0.3, lenience=3, resolution=0.5, downgrade=None)
+_E5M2: Final = Grade(tolerance=0.3, farthest=0.3, lenience=3, resolution=0.5, downgrade=None)
 #: The grades by dtype, from fine to coarse. Values of other dtypes must be equal.
 GRADES: Final = {
     torch.float64: _WIDE,

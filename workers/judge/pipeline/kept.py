@@ -104,7 +104,7 @@ class KeptCalls:
         else:
             # On a CPU the calls of all series use the same memory, because other memory would be in other caches.
             kept = [tensor.clone() for tensor in outputs]
-        drawn = replace(case, slot=None, inputs=[], outputs=[], exact=None, unproven=None)
+        drawn = replace(case, slot=None, inputs=[], outputs=[], exact=None, unproven=None, again=None)
         self._proofs[index : index + 1] = [Proof(kept, pieces, drawn, number, ns)]
         return True, is_held
 
@@ -189,9 +189,25 @@ def _of_pieces(proof: Proof) -> Case:
     case = proof.case
     if proof.pieces is None:
         return case
-    every = [case.outputs] if case.exact is None else [case.outputs, case.exact]
-    cut = [[_cut(t, where) for t, where in zip(tensors, proof.pieces, strict=True)] for tensors in every]
-    return replace(case, slot=None, inputs=[], outputs=cut[0], exact=cut[1] if len(cut) > 1 else None)
+    pieces, again = proof.pieces, case.again
+
+    def cut(tensors: list[torch.Tensor] | None) -> list[torch.Tensor] | None:
+        return None if tensors is None else [_cut(t, where) for t, where in zip(tensors, pieces, strict=True)]
+
+    def restore(outputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], Case]:
+        return [_filled(*each) for each in zip(outputs, case.outputs, pieces, strict=True)], case
+
+    parts = cut(case.outputs) or []
+    answer = None if again is None else lambda: cut(again())
+    return replace(case, slot=None, inputs=[], outputs=parts, exact=cut(case.exact), again=answer, restore=restore)
+
+
+def _filled(values: torch.Tensor, tensor: torch.Tensor, pieces: list[slice]) -> torch.Tensor:
+    """Return a copy of a tensor with the values of its pieces replaced."""
+    whole = tensor.reshape(-1).clone()
+    for piece, part in zip(pieces, values.split([len(whole[piece]) for piece in pieces]), strict=True):
+        whole[piece] = part
+    return whole.view(tensor.shape)
 
 
 def _cut(tensor: torch.Tensor, pieces: list[slice]) -> torch.Tensor:

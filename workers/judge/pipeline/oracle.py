@@ -139,8 +139,7 @@ class Oracle:
         exact_outputs = [self.tensors(self.check(reply)) for reply in replies]
         pairs = [(case, exact) for case, exact in zip(cases, exact_outputs, strict=True) if exact is not None]
         looks = [
-            answers.Look(case.outputs, exact, None, None, varied=False, precision=self._precision)
-            for case, exact in pairs
+            answers.Look(case.outputs, exact, None, varied=False, precision=self._precision) for case, exact in pairs
         ]
         answers.look_at(looks)
         for (case, exact), look in zip(pairs, looks, strict=True):

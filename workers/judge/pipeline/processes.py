@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
@@ -56,6 +57,8 @@ class Processes:
         self.candidate: Candidate | None = None
         self.builder: Build | Reuse | None = None
         self._request = request
+        # A kernel that knew the seed could hold the weights, or answers that depend on them alone.
+        self._seed = secrets.randbits(63) if request.settings.seed is None else request.settings.seed
         self._settings = request.settings
         self._deadlines = request.settings.deadlines
         self._slot = slot
@@ -119,12 +122,14 @@ class Processes:
             try:
                 reference.proxy.allow(allowed_bytes)
                 reference.proxy.share_arena(memo.arena_bytes)
-                reference.proxy.construct()
+                reference.proxy.construct(memo.weights)
                 case = reference.cache.again(memo.drawn, memo.seed, on_device=memo.on_device)
                 reference.answer(case)
                 if reference.digest(case) == memo.digest:
                     reference.cache.drop([case])
                     reference.case = None
+                    if memo.weights != self._seed:
+                        reference.proxy.construct(self._seed)
                     reference.proxy.renew()
                     return reference
                 facts["replaced"] = "its answer to an earlier input has changed"
@@ -134,7 +139,7 @@ class Processes:
             reference = self._fork_reference()
         reference.proxy.load()
         reference.proxy.allow(allowed_bytes)
-        reference.proxy.construct()
+        reference.proxy.construct(self._seed)
         return reference
 
     def begin_candidate(self) -> Candidate:
@@ -335,7 +340,7 @@ class Processes:
             dtype=DTYPES[self._settings.precision],
             keeps_float64=self._settings.keeps_float64,
             tf32=self._settings.tf32,
-            seed=self._settings.seed,
+            seed=self._seed,
             compiled=compiled,
             built=built,
             device_asserts=self._settings.debug.device_asserts,

@@ -77,6 +77,7 @@ class ReferenceProxy:
     Attributes:
         exchange: memory shared with the process, for its calls and their timing.
         form: form of the problem's calls, known after the first case and the first output.
+        seed: random seed of the last constructor.
         init_inputs: the constructor's arguments from ``get_init_inputs()``.
         left_s: seconds left of the reference's deadline.
         allowed_bytes: GPU memory in bytes that the process can allocate.
@@ -91,6 +92,7 @@ class ReferenceProxy:
         self.form = Form()
         self.exchange = Exchange(process, self.form, device)
         self.init_inputs: list[Any] | dict[str, Any] = []
+        self.seed = 0
         self.left_s = settings.deadlines.reference_s
         self.allowed_bytes = 0
         self._opening = 0
@@ -128,18 +130,19 @@ class ReferenceProxy:
             dtype=DTYPES[self.settings.precision],
             keeps_float64=self.settings.keeps_float64,
             tf32=self.settings.tf32,
-            seed=self.settings.seed,
+            seed=self.seed,
         )
         self.order(Order.LOAD, what="importing the problem", payload=job)
 
-    def construct(self) -> None:
-        """Construct the model on the device, under the same seed as the candidate."""
-        assert self._scalar_page is not None, "a reference is constructed once"
+    def construct(self, seed: int) -> None:
+        """Construct the model on the device, in the place of an earlier one. The candidate's has the same seed."""
+        self.seed, fds = seed, () if self._scalar_page is None else (self._scalar_page,)
         try:
-            self.order(Order.INITIAL, what="get_init_inputs()", fds=(self._scalar_page,))
+            self.order(Order.INITIAL, what="get_init_inputs()", fds=fds, seed=seed)
         finally:
-            os.close(self._scalar_page)
             self._scalar_page = None
+            for descriptor in fds:
+                os.close(descriptor)
         self.init_inputs = self.read("get_init_inputs()", (list, dict))
         self.order(Order.CONSTRUCT, what="Model(*get_init_inputs())", payload=self.init_inputs)
 

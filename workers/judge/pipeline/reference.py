@@ -6,11 +6,12 @@ Its parts are the proxy of its process, the cache of its cases, and the float64 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import math
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -23,16 +24,18 @@ from workers.judge.channel.randomness import ANY_SIZE, KINDS
 from workers.judge.channel.tensors import MAX_DIMS, MAX_STRUCTURE_BYTES, MAX_TENSORS
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.process import SealedProcess
-from workers.judge.pipeline import answers, compare
+from workers.judge.pipeline import answers, compare, rounding
 from workers.judge.pipeline.blame import invalid_problem
 from workers.judge.pipeline.case_cache import CaseCache
-from workers.judge.pipeline.cases import GIVEN, Case
+from workers.judge.pipeline.cases import DTYPES, GIVEN, Case
 from workers.judge.pipeline.exchange import Exchange
 from workers.judge.pipeline.oracle import COLD_S, Oracle
 from workers.judge.pipeline.proxy import Question, ReferenceProxy, bytes_of
 
 #: Number of forwards that the remaining time must allow before an optional forward is made.
 _UNHURRIED: Final = 16
+#: Number of values of an output that show whether it is the same for all inputs.
+_SAMPLE: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +96,10 @@ class Reference:
         self.forward_s = math.inf
         self.case: Case | None = None
         self.timed_bytes = 0
-        self._same_answers: bool | None = None
-        self._first_sums: list[int] = []
+        #: Random positions in each output, the first case's values there, and whether other given cases have the same.
+        self._some: list[torch.Tensor] = []
+        self._first: list[torch.Tensor] = []
+        self._same: list[bool] = []
 
     @property
     def is_hurried(self) -> bool:
@@ -102,9 +107,9 @@ class Reference:
         return self.proxy.left_s < _UNHURRIED * self.forward_s or self.cache.is_slow
 
     @property
-    def is_constant(self) -> bool:
-        """True if the outputs for at least two given cases were all the same within the tolerance."""
-        return self._same_answers is True
+    def constant_outputs(self) -> list[int]:
+        """Numbers of the outputs whose values for one given case would be right for every other given case."""
+        return [number for number, is_same in enumerate(self._same) if is_same]
 
     @property
     def _is_quick(self) -> bool:
@@ -268,13 +273,11 @@ class Reference:
             case = answer.case
             case.outputs = self._outputs(answer.reply)
             case.exact = self.oracle.tensors(answer.exact)
-            # The first case can be among these, and then comes first.
-            first = self.case if case.kind == GIVEN and self._same_answers is not False else None
+            case.again = functools.cache(functools.partial(self._again, case))
             answer.look = answers.Look(
                 case.outputs,
                 case.exact if case.kind == GIVEN or case.kind in KINDS else None,
                 self.oracle.tensors(answer.nudged),
-                first.outputs if first is not None and first is not case and first.outputs else None,
                 varied=case.kind != GIVEN,
                 precision=self.settings.precision,
             )
@@ -293,20 +296,30 @@ class Reference:
                 raise invalid_problem("the reference's output holds NaN, so nothing can agree with it")
             if case.exact is not None:
                 self.oracle.relate(case, look)
-            self._note(case, look)
+            self._note(case)
             return True
         if case.kind not in KINDS:
             return look.is_tame  # Such inputs are like the problem's own.
         return case.exact is not None and look.is_precise and look.is_steady
 
-    def _note(self, case: Case, look: answers.Look) -> None:
-        """Compare the outputs of a given case with the first case's outputs."""
+    def _note(self, case: Case) -> None:
+        """Compare the outputs of a given case with the first case's outputs, by a sample of their values."""
         if case is self.case or self.case is None:
-            self._first_sums = [checksum(tensor) for tensor in case.outputs]
-        elif self._same_answers is not False and look.first is not None:
-            self._same_answers = look.is_as_first
-        elif self._same_answers is not False:
-            self._same_answers = [checksum(tensor) for tensor in case.outputs] == self._first_sums
+            self._some = [rounding.positions(tensor, _SAMPLE) for tensor in case.outputs]
+            self._first = self._sampled(case.outputs)
+        elif not self._same or any(self._same):
+            again, exact = case.again, None if case.exact is None else self._sampled(case.exact)
+            some = replace(
+                case,
+                outputs=self._sampled(case.outputs),
+                exact=exact,
+                again=lambda: None if again is None or (found := again()) is None else self._sampled(found),
+            )
+            same = compare.same_outputs(self._first, some, self.settings)
+            self._same = [all(both) for both in zip(same, self._same or same, strict=True)]
+
+    def _sampled(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [tensor.reshape(-1)[some] for tensor, some in zip(outputs, self._some, strict=True)]
 
     def confirm(self, case: Case) -> None:
         """Draw and answer a case again before a kernel is called wrong on it.
@@ -348,9 +361,23 @@ class Reference:
             return None
         return self.proxy.tensors(expected, reply.locations, "Model.forward")
 
-    def _call(self, case: Case, *, afresh: bool = False, wide: bool = False) -> Reply:
+    def _again(self, case: Case) -> list[torch.Tensor] | None:
+        """Return the outputs to a held case's inputs changed by about a rounding error, or None if that fails."""
+        if case.slot is None or self.is_hurried:
+            return None
+        nudge = 2.0**-10 if self.settings.tf32 else torch.finfo(DTYPES[self.settings.precision]).eps
+        try:
+            reply = self._call(case, nudge=nudge)
+            is_alike = (reply.structure, reply.tensors) == (self.form.structure, self.form.output_specs)
+            return self._outputs(reply) if is_alike else None
+        except EvaluationEnded:
+            if self.process.ended is not None:
+                raise
+            return None
+
+    def _call(self, case: Case, *, afresh: bool = False, wide: bool = False, nudge: float = 0.0) -> Reply:
         begun = time.perf_counter()
-        [reply] = self.proxy.ask([Question(case, wide=wide, afresh=afresh)])
+        [reply] = self.proxy.ask([Question(case, nudge, wide=wide, afresh=afresh)])
         if isinstance(reply, EvaluationEnded):
             raise reply
         self.forward_s = min(self.forward_s, time.perf_counter() - begun)

@@ -21,7 +21,7 @@ from workers.judge.channel.bits import checksum, count_changed
 from workers.judge.channel.randomness import AROUND, NUDGED, POKED, REGIONS
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import compare
-from workers.judge.pipeline.cases import Case
+from workers.judge.pipeline.cases import Case, comparable
 from workers.judge.pipeline.reference import Reference
 
 #: Multiple of the tolerance by which some value must change for a region to count.
@@ -221,4 +221,4 @@ def _has_moved(moved: Sequence[torch.Tensor], unmoved: Sequence[torch.Tensor], c
 def _pieces(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield the values of two tensors in pairs of pieces, converted for differences."""
     for x, y in zip(compare.flat(a).split(_CHUNK), compare.flat(b).split(_CHUNK), strict=True):
-        yield compare.comparable(x), compare.comparable(y)
+        yield comparable(x), comparable(y)

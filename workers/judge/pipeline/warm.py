@@ -1,8 +1,8 @@
 """Policy for keeping references for the next evaluation.
 
 A kept reference saves the next evaluation of the same problem and settings a fork, a CUDA context and the loading of
-its kernels. It must not change a verdict: its model is constructed again, seeds and inputs are new, and its answer to
-an input of the evaluation before must have the same bits as then. On any fault it is replaced.
+its kernels. It must not change a verdict: its model is constructed again, with the weights of the evaluation before,
+whose answer must have the same bits as then, and with its own. Seeds and inputs are new. On any fault it is replaced.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Memo(BaseModel):
 
     Attributes:
         uses: number of evaluations that it has served.
+        weights: seed of the weights.
         drawn, seed: seeds of an answered case, of its inputs and of its forward.
         on_device: whether these inputs were made on the device.
         digest: hash of the answer.
@@ -37,6 +38,7 @@ class Memo(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     uses: int
+    weights: int
     drawn: int
     seed: int
     on_device: bool
@@ -68,6 +70,7 @@ def memo_of(reference: Reference, outcome: Outcome, uses: int) -> Memo | None:
         return None
     return Memo(
         uses=uses,
+        weights=reference.proxy.seed,
         drawn=case.drawn,
         seed=case.seed,
         on_device=case.on_device,

@@ -187,7 +187,8 @@ class _Checks:
             except EvaluationEnded as ended:
                 raise _unless_repeated(ended, "right at first, wrong when the same input was run again") from None
         self._evidence.checks, self._evidence.checks_asked = checked, self._context.settings.checks
-        self._evidence.reference_is_constant = reference.is_constant
+        self._evidence.constant_outputs = constant = reference.constant_outputs
+        self._evidence.reference_is_constant = bool(constant)
         return checked
 
     def run_again(self) -> None:
