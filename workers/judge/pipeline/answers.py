@@ -34,7 +34,8 @@ class Look:
     Attributes:
         outputs: the answer.
         exact: the float64 answer, or None if there is none or it does not matter.
-        nudged: the float64 answer to inputs changed by less than a rounding error, or None.
+        nudged: the float64 answer to inputs changed by less than a rounding error, or None. Without a float64 answer,
+            the reference's own answer to inputs changed by about a rounding error.
         first: an earlier answer to compare with, or None.
         varied: whether the inputs are unlike the problem's own.
         precision: the evaluation's precision.
@@ -56,7 +57,13 @@ class Look:
             if self.first is not None:
                 values[f"since {number}"] = distance(own, self.first[number])
                 values[f"first {number}"] = size(self.first[number])
+            truth = own if self.exact is None else self.exact[number]
             if not (own.is_floating_point() or own.is_complex()):
+                if self.varied and self.exact is not None:
+                    values[f"apart {number}"] = (own != truth).any()
+                    values[f"size {number}"] = torch.zeros((), device=own.device)
+                if self.nudged is not None:
+                    values[f"moves {number}"] = (truth != self.nudged[number]).any()
                 continue
             if own.numel():
                 low, high = extremes(own)
@@ -65,10 +72,10 @@ class Look:
                 if self.varied:
                     values[f"wild {number}"] = torch.maximum(-low, high) >= torch.finfo(own.dtype).max / 64
             if self.exact is not None:
-                values[f"apart {number}"] = distance(own, self.exact[number])
-                values[f"size {number}"] = size(self.exact[number])
-                if self.nudged is not None and own.numel():
-                    values[f"moves {number}"] = ~_is_steady(self.exact[number], self.nudged[number], self.precision)
+                values[f"apart {number}"] = distance(own, truth)
+                values[f"size {number}"] = size(truth)
+            if self.nudged is not None and own.numel():
+                values[f"moves {number}"] = ~_is_steady(truth, self.nudged[number], self.precision)
         return values
 
     @property
@@ -86,7 +93,7 @@ class Look:
         """True if an answer to varied inputs is near the float64 answer, and far from overflowing."""
         share = _PRECISE[self.precision]
         return self.is_tame and all(
-            # Outputs without distances, such as indices, fail this: equal values make them ambiguous.
+            # Indices must be equal: otherwise equal values make them ambiguous.
             (apart := self.numbers.get(f"apart {number}")) is not None
             and apart <= share * self.numbers[f"size {number}"]
             for number in range(len(self.outputs))
