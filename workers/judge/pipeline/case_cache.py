@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 import secrets
+import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -161,7 +162,7 @@ class CaseCache:
         self._draw_together(cases)
         return cases
 
-    def vary(self, given: Case, kinds: Sequence[str], most: int) -> list[Case]:
+    def vary(self, given: Case, kinds: Sequence[str], most: int = sys.maxsize) -> list[Case]:
         """Draw and return the first variants of a given case that exist, at most ``most``."""
         made: list[Case] = []
         on_device = self.is_large and self._may_draw_on_device()

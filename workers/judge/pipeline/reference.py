@@ -37,7 +37,7 @@ from workers.judge.pipeline.proxy import Question, ReferenceProxy, bytes_of
 _UNHURRIED: Final = 16
 #: CPU time in seconds up to which a first forward is repeated, because it also loads and chooses kernels.
 _COLD_S: Final = 2.0
-#: Estimated time of a float64 forward, as a multiple of the reference's own.
+#: Ratio of the estimated time of a float64 forward to the time of a plain one.
 _WIDE: Final = 2.0
 #: Approximate relative change of fp32 inputs that shows whether an answer is stable.
 _NUDGE: Final = 2.0**-24
