@@ -7,6 +7,7 @@ milliseconds, ``_bytes`` bytes.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from datetime import datetime
@@ -208,6 +209,9 @@ class Timing(_Model):
     """Flush the GPU's L2 cache before every timed call."""
     compiled_baseline: bool = False
     """Time the reference under ``torch.compile`` too."""
+    max_error: Annotated[float, Field(ge=0)] = 0.0
+    """Half the width of the speedup's 95 % interval, relative to the speedup, above which the outcome is
+    ``timing_unstable``. 0 sets no limit."""
 
 
 class Debug(_Model):
@@ -512,6 +516,16 @@ class _Result(Part):
             return None
         return self.baseline.median_ms / self.runtime.median_ms
 
+    @property
+    def speedup_interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of :attr:`speedup`, from the intervals of both times. None if one is unknown."""
+        if self.speedup is None or self.runtime is None or self.baseline is None:
+            return None
+        if self.runtime.error is None or self.baseline.error is None:
+            return None
+        factor = 1 + math.hypot(self.runtime.error, self.baseline.error)
+        return self.speedup / factor, self.speedup * factor
+
     def summary(self) -> dict[str, Any]:
         """Return the result as a flat JSON-safe record, with derived values and without log and evidence."""
         record = self.model_dump(mode="json", exclude={"log", "evidence", "environment", "runtime", "baseline"})
@@ -522,6 +536,7 @@ class _Result(Part):
             "runtime_ms": self.runtime_ms,
             "baseline_ms": self.baseline_ms,
             "speedup": self.speedup,
+            "speedup_interval": self.speedup_interval,
             "timing_basis": self.timing_basis,
         }
 

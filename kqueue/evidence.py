@@ -89,6 +89,11 @@ class Measurement(Part):
     """Number of timed calls that do not count because the device was throttled."""
     precision: float | None = None
     """Half the width of the median's 95 % confidence interval, relative to the median."""
+    low_ms: float | None = None
+    """Lower end of the median's 95 % interval. It includes the launch overhead's error, and the clock's own error
+    between two processes that run the same code. None in measurements of older versions."""
+    high_ms: float | None = None
+    """Upper end of that interval."""
     yardstick_ms: float | None = None
     """Median time of the judge's own work inside a call. It shows whether two measurements come from the same device in
     the same condition."""
@@ -108,12 +113,32 @@ class Measurement(Part):
     """Longest call."""
     null_ms: float
     """Launch overhead: median time of the same round trip without a ``forward``. All times above exclude it."""
+    is_fine: bool = False
+    """True if the times are from the clock of the process that ran the kernel, on a GPU from CUDA events. They count
+    only where the judge's clock confirms them within its error, because the kernel could change them."""
     cold_l2: bool
     """True if the GPU's L2 cache was flushed before each call."""
     clocks: Clocks = Clocks()
     """Clocks of the GPU, as far as the driver reports them."""
     histogram: Histogram | None = None
     """Distribution of the calls. Outliers count in the last bin. Null in measurements of older versions."""
+
+    @property
+    def error(self) -> float | None:
+        """Half the width of the median's interval, relative to the median. None if it is unknown."""
+        if self.low_ms is None or self.high_ms is None or self.median_ms <= 0:
+            return None
+        return (self.high_ms - self.low_ms) / 2 / self.median_ms
+
+
+class TimedVariants(Part):
+    """Timed calls on hidden variants, at random positions among the calls on the problem's own inputs."""
+
+    count: int
+    """Number of calls."""
+    ratio: float | None
+    """Median time on variants divided by the time on the problem's own inputs. A large ratio shows a kernel that is
+    fast on usual inputs only. None where the time is too short for a ratio."""
 
 
 class BaselineError(Part):
@@ -754,6 +779,11 @@ class Evidence(Part):
     """True if the reference gives the same answer to all inputs."""
     verified_calls: int | None = _ABSENT
     """Number of timed calls whose outputs were compared afterwards. None where the kernel was not timed."""
+    timed_variants: TimedVariants | None = _ABSENT
+    """Timed calls on hidden variants. None where there were none."""
+    baseline_taken: Literal["in_turn", "without_kernel"] | None = _ABSENT
+    """When the baseline was measured: in turn with the kernel's calls, or without the kernel, because there was no
+    memory for both or the kernel slowed down the reference."""
     floor: Floor | None = _ABSENT
     """Speed-of-light bound: the time that the GPU's memory needs for inputs and outputs. None on a CPU."""
     provenance: Provenance | None = _ABSENT

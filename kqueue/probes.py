@@ -14,14 +14,14 @@ import random
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from kqueue.categories import Blame, Category
-from kqueue.contract import Backend, Request, Timing, Verdict
+from kqueue.contract import Backend, Request, Settings, Timing, Verdict
 from kqueue.states import Finding, ProbeKind
 
 #: Relative weights of the kinds of probes in a random draw.
-_WEIGHTS: Final = {ProbeKind.CHEAT: 2, ProbeKind.HONEST: 1, ProbeKind.SPIN: 1}
+_WEIGHTS: Final = {ProbeKind.CHEAT: 2, ProbeKind.HONEST: 1, ProbeKind.KNOWN_DURATION: 1}
 #: Categories of wrong answers.
 _FOUND_OUT: Final = frozenset({Category.WRONG_VALUES, Category.NONDETERMINISTIC})
 #: Categories of a shortage of time or memory, which a busy host can cause for any kernel.
@@ -37,9 +37,9 @@ _SHORTAGES: Final = frozenset(
 #: Seconds after which a probe that no worker began expires.
 _WAIT_S: Final = 900.0
 #: Range of a known duration on a CPU in milliseconds, which is long compared with the pauses of a busy host.
-_CPU_SPIN_MS: Final = (20.0, 30.0)
+_CPU_DURATION_MS: Final = (20.0, 30.0)
 #: Range of a known duration on a GPU in milliseconds, which is long compared with a launch.
-_GPU_SPIN_MS: Final = (2.0, 4.0)
+_GPU_DURATION_MS: Final = (2.0, 4.0)
 #: Ratio of the reference's known duration to the kernel's on a CPU.
 _LONGER: Final = 2.0
 #: Permitted judged time as a share of the known duration: of the median by the GPU's clock, and of the shortest call by
@@ -49,7 +49,7 @@ _CPU_BAND: Final = (0.95, 1.75)
 #: Permitted range of the same ratio of the times by the CPU's clock. The exact value is :data:`_LONGER`.
 _CPU_RATIO: Final = (1.3, 3.0)
 #: Number of timed calls of a known-duration kernel. Even on a busy CPU some of them are undisturbed.
-_SPIN_CALLS: Final = 15
+_DURATION_CALLS: Final = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class Probe:
 
     Attributes:
         idea: name of the kernel within its kind.
-        spin_ms: known duration of ``forward`` in milliseconds, or None for another kind.
+        duration_ms: known duration of ``forward`` in milliseconds, or None for another kind.
     """
 
     kind: ProbeKind
     idea: str
     request: Request
-    spin_ms: float | None = None
+    duration_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,27 +97,20 @@ _ANSWERS: Final[Mapping[str, tuple[str, str]]] = {
     "ramp": ("torch.relu(GIVEN + FIRST) * SECOND", "SECOND * (GIVEN + FIRST).clamp(min=0.0)"),
     "curve": ("GIVEN * GIVEN * FIRST - SECOND", "(GIVEN ** 2) * FIRST - SECOND"),
 }
-_PROBLEM: Final = """
+_MODULE: Final = """
 import time
 import torch
 
-class Model(torch.nn.Module):
+class NAME(torch.nn.Module):
     def forward(self, GIVEN):
 BODY
-
+"""
+_INPUTS: Final = """
 def get_inputs():
     return [torch.randn(ROWS, COLUMNS)]
 
 def get_init_inputs():
     return []
-"""
-_KERNEL: Final = """
-import time
-import torch
-
-class ModelNew(torch.nn.Module):
-    def forward(self, GIVEN):
-BODY
 """
 _TRITON: Final = """
 import torch
@@ -137,7 +130,7 @@ class ModelNew(torch.nn.Module):
         return OUT
 """
 #: A single program computes everything, and writes when the GPU's nanosecond clock reaches the duration.
-_TRITON_SPIN: Final = """
+_TRITON_WAIT: Final = """
 import torch
 import triton
 import triton.language as tl
@@ -149,10 +142,10 @@ def clock(after):
     )
 
 @triton.jit
-def LAUNCHED(source, target, count, spin, BLOCK: tl.constexpr):
-    begun = clock(spin)
+def LAUNCHED(source, target, count, duration, BLOCK: tl.constexpr):
+    begun = clock(duration)
     now = begun
-    while now - begun < spin:
+    while now - begun < duration:
         now = clock(now)
     for first in range(0, count, BLOCK):
         place = first + tl.arange(0, BLOCK)
@@ -162,40 +155,61 @@ def LAUNCHED(source, target, count, spin, BLOCK: tl.constexpr):
 class ModelNew(torch.nn.Module):
     def forward(self, GIVEN):
         OUT = torch.empty_like(GIVEN)
-        LAUNCHED[(1,)](GIVEN, OUT, GIVEN.numel(), SPIN_NS, BLOCK=256)
+        LAUNCHED[(1,)](GIVEN, OUT, GIVEN.numel(), DURATION_NS, BLOCK=256)
         return OUT
 """
-_CPU_SPIN: Final = "OVER = time.perf_counter() + SPIN_S\nOUT = ANSWER\nwhile time.perf_counter() < OVER:\n    pass\n"
+_CPU_WAIT: Final = """\
+OVER = time.perf_counter() + DURATION_S
+OUT = ANSWER
+while time.perf_counter() < OVER:
+    pass
+return OUT
+"""
 
 
 def draw(lane: str, kind: ProbeKind | None = None) -> Probe:
     """Return a random probe for a lane, of the given kind or of any."""
     lot = random.SystemRandom()
-    if kind is None:
-        kind = lot.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
+    kind = kind or lot.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
     on_gpu = lane.startswith("gpu")
-    substitutions = _words(lot)
-    if kind is ProbeKind.SPIN:
-        return _spin(lane, lot, substitutions, on_gpu=on_gpu)
-    answer = lot.choice(list(_ANSWERS))
-    right, same = _ANSWERS[answer]
-    backend = Backend.TORCH
-    if kind is ProbeKind.HONEST:
-        idea, kernel = answer, _source(_KERNEL, f"return {same}", substitutions)
-        if on_gpu and answer == "affine":
-            idea, kernel, backend = "triton", _filled(_TRITON, substitutions), Backend.TRITON
-    else:
+    idea = "affine" if kind is ProbeKind.KNOWN_DURATION else lot.choice(list(_ANSWERS))
+    right, same = _ANSWERS[idea]
+    problem, kernel, triton = f"return {right}", f"return {same}", None
+    duration_ms, timing = None, Timing(enabled=False)
+    if kind is ProbeKind.CHEAT:
         idea = lot.choice(list(_CHEATS))
-        kernel = _source(_KERNEL, _CHEATS[idea].replace("ANSWER", same), substitutions)
-    problem = _source(_PROBLEM, f"return {right}", substitutions)
-    return Probe(kind, idea, _request(lane, problem, kernel, backend, Timing(enabled=False)))
+        kernel = _CHEATS[idea].replace("ANSWER", same)
+    elif kind is ProbeKind.HONEST and on_gpu and idea == "affine":
+        idea, triton = "triton", _TRITON
+    elif kind is ProbeKind.KNOWN_DURATION:
+        duration_ms = round(lot.uniform(*(_GPU_DURATION_MS if on_gpu else _CPU_DURATION_MS)), 3)
+        timing = Timing(calls=_DURATION_CALLS, precision=0.0, warmup=1)
+        if on_gpu:
+            idea, triton = "GPU's timer", _TRITON_WAIT.replace("DURATION_NS", str(round(duration_ms * 1e6)))
+        else:
+            idea = "host's clock"
+            problem, kernel = (
+                _CPU_WAIT.replace("ANSWER", answer).replace("DURATION_S", repr(duration_ms * times / 1e3))
+                for answer, times in ((right, _LONGER), (same, 1.0))
+            )
+    names = _substitutions(lot)
+    request = Request(
+        problem=_filled(_module("Model", problem) + _INPUTS, names),
+        kernel=_filled(triton or _module("ModelNew", kernel), names),
+        backend=Backend.TORCH if triton is None else Backend.TRITON,
+        lane=lane,
+        settings=Settings(checks=2, timing=timing),
+        reuse=False,
+        queue_wait_s=_WAIT_S,
+    )
+    return Probe(kind, idea, request, duration_ms)
 
 
-def judge(verdict: Verdict, *, kind: ProbeKind, spin_ms: float | None) -> Judgement:
+def judge(verdict: Verdict, *, kind: ProbeKind, duration_ms: float | None) -> Judgement:
     """Return the result of a probe. A failure of the fleet, or a shortage on its host, shows nothing.
 
     Args:
-        spin_ms: the known duration in milliseconds, or None.
+        duration_ms: the known duration in milliseconds, or None.
     """
     category = verdict.category
     if category.blame not in (Blame.NONE, Blame.CANDIDATE) or category in _SHORTAGES:
@@ -208,12 +222,12 @@ def judge(verdict: Verdict, *, kind: ProbeKind, spin_ms: float | None) -> Judgem
         return Judgement(Finding.CHEAT_MISTAKEN, f"a cheat that runs was refused as {category}")
     if category is not Category.PASSED:
         return Judgement(Finding.HONEST_REFUSED, f"an honest kernel was refused: {category}")
-    if spin_ms is None:
+    if duration_ms is None:
         return Judgement(Finding.AGREED, "an honest kernel passed")
-    return _judge_clock(verdict, spin_ms)
+    return _judge_clock(verdict, duration_ms)
 
 
-def _judge_clock(verdict: Verdict, spin_ms: float) -> Judgement:
+def _judge_clock(verdict: Verdict, duration_ms: float) -> Judgement:
     taken, other = verdict.runtime, verdict.baseline
     if taken is None:
         return Judgement(Finding.CLOCK_UNEVEN, "a known-duration kernel passed without a time")
@@ -224,11 +238,11 @@ def _judge_clock(verdict: Verdict, spin_ms: float) -> Judgement:
         # The judge subtracts the launch overhead. With it, the shortest call takes at least the known duration.
         low, high = _CPU_BAND
         least, most = taken.min_ms + taken.null_ms, taken.min_ms
-    bias = (most if most > spin_ms else min(least, spin_ms)) / spin_ms - 1
-    summary = f"a known duration of {spin_ms:.3f} ms was timed at {most:.3f} ms"
-    if least < low * spin_ms:
+    bias = (most if most > duration_ms else min(least, duration_ms)) / duration_ms - 1
+    summary = f"a known duration of {duration_ms:.3f} ms was timed at {most:.3f} ms"
+    if least < low * duration_ms:
         return Judgement(Finding.CLOCK_SHORT, summary, bias)
-    if most > high * spin_ms:
+    if most > high * duration_ms:
         if verdict.evidence.strangers:
             return Judgement(Finding.VOID, f"{summary}, with other or unidentified processes on the GPU")
         return Judgement(Finding.CLOCK_LONG, summary, bias)
@@ -242,33 +256,7 @@ def _judge_clock(verdict: Verdict, spin_ms: float) -> Judgement:
     return Judgement(Finding.AGREED, summary, bias)
 
 
-def _spin(lane: str, lot: random.SystemRandom, substitutions: dict[str, str], *, on_gpu: bool) -> Probe:
-    spin_ms = round(lot.uniform(*(_GPU_SPIN_MS if on_gpu else _CPU_SPIN_MS)), 3)
-    right, same = _ANSWERS["affine"]
-    timing = Timing(calls=_SPIN_CALLS, precision=0.0, warmup=1)
-    if on_gpu:
-        substitutions["SPIN_NS"] = str(round(spin_ms * 1e6))
-        problem = _source(_PROBLEM, f"return {right}", substitutions)
-        request = _request(lane, problem, _filled(_TRITON_SPIN, substitutions), Backend.TRITON, timing)
-        return Probe(ProbeKind.SPIN, "GPU's timer", request, spin_ms)
-    bodies = [
-        (_CPU_SPIN + "return OUT").replace("ANSWER", answer).replace("SPIN_S", repr(spin_ms * times / 1e3))
-        for answer, times in ((right, _LONGER), (same, 1.0))
-    ]
-    problem, kernel = _source(_PROBLEM, bodies[0], substitutions), _source(_KERNEL, bodies[1], substitutions)
-    request = _request(lane, problem, kernel, Backend.TORCH, timing)
-    return Probe(ProbeKind.SPIN, "host's clock", request, spin_ms)
-
-
-def _request(lane: str, problem: str, kernel: str, backend: Backend, timing: Timing) -> Request:
-    settings: dict[str, Any] = {"checks": 2, "timing": timing}
-    return Request.model_validate(
-        {"problem": problem, "kernel": kernel, "backend": backend, "lane": lane, "settings": settings}
-        | {"reuse": False, "queue_wait_s": _WAIT_S}
-    )
-
-
-def _words(lot: random.SystemRandom) -> dict[str, str]:
+def _substitutions(lot: random.SystemRandom) -> dict[str, str]:
     """Return the substitutions for the names in capitals in a probe's sources."""
     names = {name: f"v{lot.getrandbits(48):012x}" for name in ("GIVEN", "OUT", "KEPT", "OVER", "LAUNCHED")}
     return names | {
@@ -281,8 +269,8 @@ def _words(lot: random.SystemRandom) -> dict[str, str]:
     }
 
 
-def _source(form: str, body: str, substitutions: Mapping[str, str]) -> str:
-    return _filled(form.replace("BODY", textwrap.indent(body, " " * 8)), substitutions)
+def _module(name: str, body: str) -> str:
+    return _MODULE.replace("NAME", name).replace("BODY", textwrap.indent(body, " " * 8))
 
 
 def _filled(form: str, substitutions: Mapping[str, str]) -> str:

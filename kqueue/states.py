@@ -68,7 +68,7 @@ class ProbeKind(StrEnum):
     """A correct kernel, which must pass."""
     CHEAT = "cheat"
     """A wrong kernel, which must be refused as wrong."""
-    SPIN = "spin"
+    KNOWN_DURATION = "spin"
     """A known-duration kernel. It is correct, and the measured time must match its duration."""
 
 

@@ -142,7 +142,7 @@ def doubted(pause: Annotated[int, typer.Argument(help="The pause's number.")], a
     from kqueue.store import probes
 
     with database("probe doubted") as engine:
-        evaluations = probes.doubted(engine, pause)
+        evaluations = probes.suspect_verdicts(engine, pause)
     for one in evaluations:
         if as_json:
             write_json({"evaluation_id": one})

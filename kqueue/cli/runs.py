@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kqueue.cli.progress import make_bar
-from kqueue.cli.render import milliseconds, ratio, text
-from kqueue.errors import InvalidRequest
+from kqueue.cli.render import milliseconds, ratio, say, text
+from kqueue.errors import ConfigError, InvalidRequest, KqueueError
 from kqueue.text import clean
 
 if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
     from kqueue.client import Client
     from kqueue.client.remote import RemoteClient
-    from kqueue.search.plan import Task
+    from kqueue.search.plan import Plan, TunePlan
+    from kqueue.search.tuning import Tuned
     from kqueue.store.searches import Proposal, Run, Step
 
 Url = Annotated[
@@ -51,7 +59,106 @@ def named(label: str | None, algorithm: str) -> str:
     return f"{stem}-{algorithm}-{uuid4().hex[:6]}"
 
 
-def client_of(url: str | None) -> Client | RemoteClient:
+@dataclass(frozen=True)
+class Record:
+    """A recorded search or tuning run."""
+
+    run: Run
+    state: str
+    plan: Plan | TunePlan
+    steps: Sequence[Step]
+    proposals: Sequence[Proposal]
+
+    @cached_property
+    def tuned(self) -> Tuned | None:
+        """The results of a tuning run, with the winner if it is done. None for a search."""
+        from kqueue.search.plan import TunePlan
+        from kqueue.search.tuning import found
+
+        done = self.state == "done"
+        return found(self.plan, self.proposals, done=done) if isinstance(self.plan, TunePlan) else None
+
+    @cached_property
+    def best(self) -> Sequence[Proposal]:
+        """The best proposals. For a tuning run without a winner, the best one of the last step."""
+        from kqueue.search.run import best_of
+
+        if self.tuned is None:
+            return best_of(self.proposals)
+        numbers = {step.best for step in self.steps[-1:]} if self.tuned.best is None else {self.tuned.best.number}
+        return [one for one in self.proposals if one.number in numbers]
+
+    @cached_property
+    def importances(self) -> Mapping[str, float]:
+        """The importances of a tuning run's names. If Optuna is not installed, that is reported, and there are none."""
+        from kqueue.search.plan import TunePlan
+        from kqueue.search.tuning import importances
+
+        try:
+            return importances(self.plan, self.proposals) if isinstance(self.plan, TunePlan) else {}
+        except ConfigError as error:
+            say(error)
+            return {}
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write the best kernels, the curve, and the importances. Report missing pictures."""
+        from kqueue import charts
+        from kqueue.search.results import curve, draw, write_best
+
+        best = self.best if self.tuned is None else [self.tuned.best] if self.tuned.best is not None else []
+        files = write_best(folder, best)
+        try:
+            files += draw(folder, "curve", curve({self.run.name: (self.plan, self.proposals, self.steps)}))
+            if self.importances:
+                files += draw(folder, "importance", charts.Importances(self.run.name, self.importances))
+        except ConfigError as error:
+            # The run is over and its kernel written. Only a picture is missing.
+            say(error)
+        return files
+
+
+def carry_out(engine: Engine, plan: Plan | TunePlan, run: Run | str, *, verbose: bool) -> Record:
+    """Complete a run. A text is the name of a new one, which is recorded when all prerequisites are met."""
+    from kqueue.search.metrics import metrics_of
+    from kqueue.search.plan import TunePlan
+    from kqueue.search.proposers import make_proposer
+    from kqueue.search.results import WandbWatcher, load_wandb
+    from kqueue.search.run import Search
+    from kqueue.search.tuning import Tuning
+    from kqueue.store import searches
+    from kqueue.tuning.halving import load_optuna
+
+    runner: Callable[..., Search | Tuning] = Tuning
+    with ExitStack() as stack:
+        metrics = metrics_of(plan.metrics, timed=plan.settings.timing.enabled)
+        if isinstance(plan, TunePlan):
+            load_optuna()
+        else:
+            proposer = make_proposer(plan)
+            stack.callback(proposer.close)
+            runner = partial(Search, proposer=proposer)
+            if plan.use_wandb:
+                load_wandb()
+        client = _client_of(plan.url)
+        stack.callback(client.close)
+        if isinstance(run, str):
+            run = searches.create(engine, run, plan.model_dump(mode="json"))
+        given: dict[str, Any] = {"engine": engine, "client": client, "run": run, "plan": plan, "metrics": metrics}
+        watchers: list[Any] = [stack.enter_context(Progress(run, plan, verbose=verbose))]
+        if not isinstance(plan, TunePlan) and plan.use_wandb:
+            watchers.append(WandbWatcher(run, plan))
+            stack.callback(watchers[-1].finish)
+        try:
+            proposals = runner(**given, watchers=watchers).complete()
+        except (KqueueError, KeyboardInterrupt):
+            command = shlex.join(["kqueue", "search", "resume", run.name, *to_repeat(plan)])
+            # `say` would collapse white space, which matters within a command's quotes.
+            typer.echo(f"kqueue: the search is recorded. Resume it with: {clean(command)}", err=True)
+            raise
+    return Record(run, "done", plan, searches.steps(engine, run.id), proposals)
+
+
+def _client_of(url: str | None) -> Client | RemoteClient:
     """Return a client of the fleet at an address, or of this environment's."""
     if url is None:
         from kqueue.client import Client
@@ -62,7 +169,7 @@ def client_of(url: str | None) -> Client | RemoteClient:
     return RemoteClient(url)
 
 
-def to_repeat(plan: Task) -> list[str]:
+def to_repeat(plan: Plan | TunePlan) -> list[str]:
     """Return the options that must be repeated to resume a run.
 
     Any user who can search can change the record of any run. The run's plan can make this process execute a command,
@@ -81,31 +188,18 @@ def to_repeat(plan: Task) -> list[str]:
     return options
 
 
-def say_how_to_go_on(run: Run, repeated: Sequence[str]) -> None:
-    """Print to stderr the command that resumes a run."""
-    command = shlex.join(["kqueue", "search", "resume", run.name, *repeated])
-    # `say` would collapse white space, which matters within a command's quotes.
-    typer.echo(f"kqueue: the search is recorded. Resume it with: {clean(command)}", err=True)
-
-
 class Progress:
-    """A bar on a terminal, and a line for each reported step.
+    """A bar on a terminal, and a line for each reported step."""
 
-    Args:
-        line: formats a proposal in one line.
-        steps: number of the last step, or None if it is unknown.
-        every: number of steps between two reports.
-    """
+    def __init__(self, run: Run, plan: Plan | TunePlan, *, verbose: bool) -> None:
+        from kqueue.search.plan import TunePlan
 
-    def __init__(
-        self, run: Run, line: Callable[[Proposal], str], *, steps: int | None, every: int = 1, verbose: bool
-    ) -> None:
-        self._line = line
-        self._steps = steps
-        self._every = every
+        self._line = line_of(run)
+        # The number of steps of a tuning run is unknown.
+        self._steps, self._every = (None, 1) if isinstance(plan, TunePlan) else (plan.num_steps, plan.log_frequency)
         self._verbose = verbose
         self._bar = make_bar()
-        self._task = self._bar.add_task("steps", total=None if steps is None else steps + 1)
+        self._task = self._bar.add_task("steps", total=None if self._steps is None else self._steps + 1)
         self._say(f"search {run.name} ({run.id})")
 
     def __enter__(self) -> Progress:
@@ -136,19 +230,34 @@ class Progress:
         if step.number % self._every == 0 or step.number == self._steps:
             best = "none" if step.best is None else self._line(proposals[step.best])
             of = "" if self._steps is None else f"/{self._steps}"
-            self._say(f"step {step.number}{of}: best is {best}{tested(step)}")
+            tested = f", judged once more{scored(step.test['scores'])}" if step.test else ""
+            self._say(f"step {step.number}{of}: best is {best}{tested}")
 
     def _say(self, line: str, *, whole: bool = False) -> None:
         self._bar.console.print(clean(line) if whole else text(line), soft_wrap=True)
 
 
-def line(one: Proposal) -> str:
-    """Return a proposal of a search in one line."""
+def line_of(run: Run) -> Callable[[Proposal], str]:
+    """Return the function that formats a run's proposal in one line."""
+    return _tuned_line if run.plan.get("algorithm") == "tune" else _line
+
+
+def _line(one: Proposal) -> str:
     made = "the start" if one.parent is None else f"step {one.step}, from {one.parent}"
-    return f"proposal {one.number} ({made}): {outcome(one)}"
+    return f"proposal {one.number} ({made}): {_outcome(one)}"
 
 
-def outcome(one: Proposal) -> str:
+def _tuned_line(one: Proposal) -> str:
+    try:
+        answer = json.loads(one.answer or "")
+        values = " ".join(f"{name}={value}" for name, value in answer["values"].items())
+        description = f"{values}{' (original)' if answer['given'] else ''}, {answer['calls']} calls"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        description = "unreadable"
+    return f"{description}: {_outcome(one)}"
+
+
+def _outcome(one: Proposal) -> str:
     """Return the result of a proposal in one line."""
     state = one.category or ("no answer" if one.error else "no kernel" if one.ended_at else "open")
     times = "" if one.runtime_ms is None else f", {milliseconds(one.runtime_ms)} ms {ratio(one.speedup)}".rstrip()
@@ -159,8 +268,3 @@ def outcome(one: Proposal) -> str:
 def scored(scores: Mapping[str, float] | None) -> str:
     """Return scores as text, each after a comma."""
     return "".join(f", {name} {score:.4g}" for name, score in (scores or {}).items())
-
-
-def tested(step: Step) -> str:
-    """Return the result of the test of a step's best kernel as text. Empty if there was none."""
-    return f", judged once more{scored(step.test['scores'])}" if step.test else ""

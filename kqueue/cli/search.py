@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -17,14 +16,14 @@ from kqueue.cli.connection import database
 from kqueue.cli.kernelbench import problems_of
 from kqueue.cli.render import milliseconds, moment, print_table, ratio, say, write_json
 from kqueue.cli.sources import read_source
-from kqueue.errors import ConfigError, InvalidRequest, KqueueError
+from kqueue.errors import InvalidRequest
 from kqueue.text import clean
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from kqueue.search.plan import Plan, TunePlan
-    from kqueue.store.searches import Proposal, Run, Step
+    from kqueue.store.searches import Proposal, Run
 
 #: Seconds between two polls of a watched run.
 _POLL_S: Final = 1.0
@@ -123,14 +122,14 @@ def search(
         return
     from kqueue.integrations.lanes import lane_of
     from kqueue.integrations.starting import starting_kernel
-    from kqueue.search.plan import make_plan
-    from kqueue.store import searches
+    from kqueue.search.plan import Plan, make_plan
 
     name = None if run_name is None else runs.checked(run_name)
     file = _problem(problem, task_idx, level, kernelbench)
     reference = read_source(file)
     who, given = _proposer(model, proposer, recorded)
     plan = make_plan(
+        Plan,
         {
             "problem": reference,
             "problem_label": file.stem,
@@ -155,12 +154,11 @@ def search(
             "use_wandb": use_wandb,
             "project_name": project_name,
             "url": url,
-        }
+        },
     )
-    with database("search") as engine, ExitStack() as stack:
-        ready = _Ready(plan, stack)
-        run = searches.create(engine, name or runs.named(file.stem, plan.algorithm), plan.model_dump(mode="json"))
-        _carry_out(engine, run, ready, out=out, verbose=verbose, as_json=as_json)
+    with database("search") as engine:
+        name = name or runs.named(file.stem, plan.algorithm)
+        _finish(runs.carry_out(engine, plan, name, verbose=verbose), out=out, as_json=as_json)
 
 
 def resume(
@@ -184,22 +182,21 @@ def resume(
 
     Give the proposer, --url and functions of --metric again unchanged, because other users can change the record.
     """
-    from kqueue.search.plan import TunePlan, make_plan
+    from kqueue.search.plan import TunePlan, read_plan
     from kqueue.store import searches
 
-    with database("search") as engine, ExitStack() as stack:
+    with database("search") as engine:
         run = searches.find(engine, which)
         changed = {"num_steps": num_steps, "num_threads": num_threads}
-        before = _found(engine, run).plan
-        _check_same(before, _proposers(model, proposer, recorded), url, metric or ())
-        if isinstance(before, TunePlan):
-            if any(value is not None for value in changed.values()):
-                raise InvalidRequest("--num-steps, --num-threads: a tuning run does not have them")
-            tune.resume(engine, run, before, out=out, verbose=verbose, as_json=as_json)
-            return
-        plan = make_plan(run.plan | {name: value for name, value in changed.items() if value is not None})
-        ready = _Ready(plan, stack)
-        _carry_out(engine, run, ready, out=out, verbose=verbose, as_json=as_json)
+        plan = _found(engine, run).plan
+        _check_same(plan, _proposers(model, proposer, recorded), url, metric or ())
+        if not isinstance(plan, TunePlan):
+            plan = read_plan(run.plan | {name: value for name, value in changed.items() if value is not None})
+        elif any(value is not None for value in changed.values()):
+            raise InvalidRequest("--num-steps, --num-threads: a tuning run does not have them")
+        record = runs.carry_out(engine, plan, run, verbose=verbose)
+        finish = tune.finish if isinstance(plan, TunePlan) else _finish
+        finish(record, out=out, as_json=as_json)
 
 
 def show(
@@ -226,12 +223,12 @@ def show(
     if proposal is not None:
         _show_proposal(record.run, record.proposals, proposal, as_json=as_json)
     elif as_json:
-        steps, proposals = [*map(_plain, record.steps)], [*map(_plain, record.proposals)]
-        write_json({**_plain(record.run), "state": record.state, "steps": steps, "proposals": proposals})
+        steps, proposals = [*map(asdict, record.steps)], [*map(asdict, record.proposals)]
+        write_json({**asdict(record.run), "state": record.state, "steps": steps, "proposals": proposals})
     else:
         _show_run(record)
     if out is not None:
-        for file in _files_found(out, record):
+        for file in record.write(out):
             typer.echo(clean(file), err=as_json)
 
 
@@ -248,11 +245,11 @@ def list_runs(
         _print_runs(rows)
         return
     for one in rows:
-        if isinstance(one, _Found):
+        if isinstance(one, runs.Record):
             plan = one.plan.model_dump(mode="json", exclude={"problem", "kernel"})
-            write_json(_plain(one.run) | {"state": one.state, "plan": plan} | _summary(one))
+            write_json(asdict(one.run) | {"state": one.state, "plan": plan} | _summary(one))
         else:
-            write_json(_plain(one) | {"state": _UNREADABLE, "plan": None})
+            write_json(asdict(one) | {"state": _UNREADABLE, "plan": None})
 
 
 def compare(
@@ -263,23 +260,24 @@ def compare(
     as_json: runs.Json = False,
 ) -> None:
     """Compare searches: their best scores, and after how many proposals they were reached."""
-    from kqueue.search.results import draw
+    from kqueue.search.results import curve, draw
     from kqueue.store import searches
 
     with database("search") as engine:
         chosen = {run.id: run for run in (searches.find(engine, one) for one in which)}
         rows = _all_found(engine, chosen.values())
-    readable = [one for one in rows if isinstance(one, _Found)]
+    readable = [one for one in rows if isinstance(one, runs.Record)]
     if not as_json:
         _print_runs(rows)
     else:
         for one in rows:
             run, state, summary = (
-                (one.run, one.state, _summary(one)) if isinstance(one, _Found) else (one, _UNREADABLE, {})
+                (one.run, one.state, _summary(one)) if isinstance(one, runs.Record) else (one, _UNREADABLE, {})
             )
             write_json({"name": run.name, "id": run.id, "state": state, **summary})
     if out is not None:
-        for file in draw(out, {one.run.name: (one.plan, one.proposals, one.steps) for one in readable}):
+        chart = curve({one.run.name: (one.plan, one.proposals, one.steps) for one in readable})
+        for file in draw(out, "curve", chart):
             typer.echo(clean(file), err=as_json)
 
 
@@ -336,81 +334,21 @@ def _check_same(
         )
 
 
-# Running -----------------------------------------------------------------------------------------------
+# Output ------------------------------------------------------------------------------------------------
 
 
-class _Ready:
-    """The prerequisites of a plan, which are checked before the run is recorded."""
-
-    def __init__(self, plan: Plan, stack: ExitStack) -> None:
-        from kqueue.search.metrics import metrics_of
-        from kqueue.search.proposers import make_proposer
-
-        self.plan = plan
-        self.metrics = metrics_of(plan.metrics, timed=plan.settings.timing.enabled)
-        self.proposer = make_proposer(plan)
-        stack.callback(self.proposer.close)
-        self.client = runs.client_of(plan.url)
-        stack.callback(self.client.close)
-        if plan.use_wandb:
-            from kqueue.search.results import load_wandb
-
-            load_wandb()
-
-
-def _carry_out(engine: Engine, run: Run, ready: _Ready, *, out: Path | None, verbose: bool, as_json: bool) -> None:
-    from kqueue.search.run import best_of
-    from kqueue.search.run import search as to_the_end
-    from kqueue.store import searches
-
-    with ExitStack() as stack:
-        plan = ready.plan
-        shown = runs.Progress(run, runs.line, steps=plan.num_steps, every=plan.log_frequency, verbose=verbose)
-        watchers: list[Any] = [stack.enter_context(shown)]
-        if plan.use_wandb:
-            from kqueue.search.results import WandbWatcher
-
-            watchers.append(WandbWatcher(run, ready.plan))
-            stack.callback(watchers[-1].finish)
-        try:
-            proposals = to_the_end(engine, ready.client, run, ready.plan, ready.proposer, ready.metrics, watchers)
-        except (KqueueError, KeyboardInterrupt):
-            runs.say_how_to_go_on(run, runs.to_repeat(plan))
-            raise
-    steps = searches.steps(engine, run.id)
-    best = best_of(proposals)
-    files = _files(out or Path(f"search-{run.name}"), run, ready.plan, steps, proposals)
+def _finish(record: runs.Record, *, out: Path | None, as_json: bool) -> None:
+    """Write the files of a completed search and print its best kernels."""
+    files = record.write(out or Path(f"search-{record.run.name}"))
     if as_json:
-        record = {"name": run.name, "id": run.id, **_counts(proposals, best), "files": [str(file) for file in files]}
-        write_json(record)
+        head = {"name": record.run.name, "id": record.run.id}
+        write_json(head | _summary(record) | {"files": [str(file) for file in files]})
     else:
-        _print_proposals(best)
+        _print_proposals(record.best)
         for file in files:
             typer.echo(clean(file))
-    if not any(one.category == "passed" for one in best):
+    if not any(one.category == "passed" for one in record.best):
         raise typer.Exit(1)
-
-
-def _files(folder: Path, run: Run, plan: Plan, steps: Sequence[Step], proposals: Sequence[Proposal]) -> list[Path]:
-    from kqueue.search.results import draw, write_best
-    from kqueue.search.run import best_of
-
-    files = write_best(folder, best_of(proposals))
-    try:
-        files += draw(folder, {run.name: (plan, proposals, steps)})
-    except ConfigError as error:
-        # The search is over and its kernel written. Only the picture is missing.
-        say(error)
-    return files
-
-
-def _files_found(folder: Path, record: _Found) -> list[Path]:
-    from kqueue.search.plan import TunePlan
-
-    run, plan, steps, proposals = record.run, record.plan, record.steps, record.proposals
-    if isinstance(plan, TunePlan):
-        return tune.files_of(folder, run, plan, steps, proposals, done=record.done)
-    return _files(folder, run, plan, steps, proposals)
 
 
 def _watch(engine: Engine, run: Run) -> None:
@@ -418,7 +356,7 @@ def _watch(engine: Engine, run: Run) -> None:
     from kqueue.states import SearchState
     from kqueue.store import searches
 
-    line = _line_of(run)
+    line = runs.line_of(run)
     seen = set[int]()
     while True:
         last = searches.find(engine, str(run.id)).state is not SearchState.RUNNING or not searches.held(engine, run.id)
@@ -431,51 +369,26 @@ def _watch(engine: Engine, run: Run) -> None:
         time.sleep(_POLL_S)
 
 
-# Output ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Found:
-    """A recorded search."""
-
-    run: Run
-    state: str
-    plan: Plan | TunePlan
-    steps: Sequence[Step]
-    proposals: Sequence[Proposal]
-    best: Sequence[Proposal]
-
-    @property
-    def done(self) -> bool:
-        """True if the search completed."""
-        return self.state == "done"
-
-
-def _found(engine: Engine, run: Run) -> _Found:
+def _found(engine: Engine, run: Run) -> runs.Record:
     """Read a run's record. Raise :class:`InvalidRequest` if it cannot be read."""
-    from kqueue.search import tuning
-    from kqueue.search.plan import TunePlan, read_plan
-    from kqueue.search.run import best_of
+    from kqueue.search.plan import read_plan
+    from kqueue.states import SearchState
     from kqueue.store import searches
 
     try:
         steps, proposals = searches.steps(engine, run.id), searches.proposals(engine, run.id)
-        state, plan = _state(engine, run), read_plan(run.plan)
-        if isinstance(plan, TunePlan):
-            won = tuning.found(plan, proposals, done=state == "done").best
-            numbers = {step.best for step in steps[-1:]} if won is None else {won.number}
-            best = [one for one in proposals if one.number in numbers]
-        else:
-            best = best_of(proposals)
-        return _Found(run, state, plan, steps, proposals, best)
+        gone = run.state is SearchState.RUNNING and not searches.held(engine, run.id)
+        record = runs.Record(run, "interrupted" if gone else str(run.state), read_plan(run.plan), steps, proposals)
+        assert record.best is not None  # it is computed here, so that an unreadable record is refused
     except (InvalidRequest, ValueError) as error:
         raise InvalidRequest(f"the record of the search {run.name} cannot be read: {error}") from None
+    return record
 
 
-def _all_found(engine: Engine, runs: Iterable[Run]) -> list[_Found | Run]:
+def _all_found(engine: Engine, runs: Iterable[Run]) -> list[runs.Record | Run]:
     """Return the records of runs. For an unreadable record return only the run."""
 
-    def readable(run: Run) -> _Found | Run:
+    def readable(run: Run) -> runs.Record | Run:
         try:
             return _found(engine, run)
         except InvalidRequest as error:
@@ -485,38 +398,14 @@ def _all_found(engine: Engine, runs: Iterable[Run]) -> list[_Found | Run]:
     return [readable(run) for run in runs]
 
 
-def _line_of(run: Run) -> Callable[[Proposal], str]:
-    """Return the function that formats a run's proposal in one line."""
-    return tune.line if run.plan.get("algorithm") == "tune" else runs.line
-
-
-def _state(engine: Engine, run: Run) -> str:
-    """Return a run's state, which is ``interrupted`` if its process is gone."""
-    from kqueue.states import SearchState
-    from kqueue.store import searches
-
-    gone = run.state is SearchState.RUNNING and not searches.held(engine, run.id)
-    return "interrupted" if gone else str(run.state)
-
-
-def _plain(row: Any) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return asdict(row)
-
-
-def _summary(record: _Found) -> dict[str, Any]:
-    return _counts(record.proposals, record.best)
-
-
-def _counts(proposals: Sequence[Proposal], best: Sequence[Proposal]) -> dict[str, Any]:
+def _summary(record: runs.Record) -> dict[str, Any]:
     names = ("number", "step", "parent", "category", "runtime_ms", "speedup", "scores", "evaluation_id")
     return {
-        "proposals": max(0, len(proposals) - 1),
-        "judged": sum(one.category is not None for one in proposals),
-        "passed": sum(one.category == "passed" for one in proposals),
-        "unknown": sum(one.ended_at is not None and one.scores is None for one in proposals),
-        "best": [{name: getattr(one, name) for name in names} for one in best],
+        "proposals": max(0, len(record.proposals) - 1),
+        "judged": sum(one.category is not None for one in record.proposals),
+        "passed": sum(one.category == "passed" for one in record.proposals),
+        "unknown": sum(one.ended_at is not None and one.scores is None for one in record.proposals),
+        "best": [{name: getattr(one, name) for name in names} for one in record.best],
     }
 
 
@@ -538,9 +427,9 @@ def _print_proposals(proposals: Sequence[Proposal]) -> None:
     print_table(("best", "step", "from", "category", "runtime ms", "speedup", *metrics, "evaluation"), rows)
 
 
-def _print_runs(rows: Sequence[_Found | Run]) -> None:
-    def cells(row: _Found | Run) -> tuple[object, ...]:
-        if not isinstance(row, _Found):
+def _print_runs(rows: Sequence[runs.Record | Run]) -> None:
+    def cells(row: runs.Record | Run) -> tuple[object, ...]:
+        if not isinstance(row, runs.Record):
             return (row.name, _UNREADABLE, *[None] * (len(head) - 2), moment(row.created_at))
         run, plan, summary = row.run, row.plan, _summary(row)
         best = summary["best"][0] if summary["best"] else None
@@ -575,9 +464,7 @@ def _print_runs(rows: Sequence[_Found | Run]) -> None:
     print_table((*head, "created"), (cells(row) for row in rows))
 
 
-def _show_run(record: _Found) -> None:
-    from kqueue.search.plan import TunePlan
-
+def _show_run(record: runs.Record) -> None:
     _print_runs([record])
     by_step: dict[int, list[Proposal]] = {}
     for one in record.proposals:
@@ -597,10 +484,10 @@ def _show_run(record: _Found) -> None:
         if (mine := by_step.get(step.number, []))
     )
     print_table(("step", "from", "judged", "passed", "best", "score", "judged once more"), rows)
-    if isinstance(record.plan, TunePlan):
-        tune.show(record.plan, record.proposals, done=record.done)
-    else:
+    if record.tuned is None:
         _print_proposals(record.best)
+    else:
+        tune.show(record, record.tuned)
     if record.state in {"interrupted", "stopped"}:
         # The options are not printed, because the record could have been changed by another user.
         typer.echo(f"resume it with `kqueue search resume {clean(record.run.name)}` and its original options")
@@ -611,9 +498,9 @@ def _show_proposal(run: Run, proposals: Sequence[Proposal], number: int, *, as_j
     if chosen is None:
         raise InvalidRequest(f"--proposal {number}: the search has {len(proposals)} proposals, from 0")
     if as_json:
-        write_json(_plain(chosen))
+        write_json(asdict(chosen))
         return
-    typer.echo(clean(_line_of(run)(chosen)))
+    typer.echo(clean(runs.line_of(run)(chosen)))
     for title, content in (("prompt", chosen.prompt), ("kernel", chosen.kernel), ("feedback", chosen.feedback)):
         if content:
             typer.echo(f"\n--- {title} ---\n{clean(content.rstrip())}")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -12,17 +10,12 @@ import typer
 
 from kqueue.cli import options, runs
 from kqueue.cli.connection import database
-from kqueue.cli.render import milliseconds, print_table, ratio, say, write_json
+from kqueue.cli.render import milliseconds, print_table, ratio, write_json
 from kqueue.cli.sources import read_problem, read_source
-from kqueue.errors import ConfigError, KqueueError
 from kqueue.text import clean
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
-
-    from kqueue.search.plan import TunePlan
     from kqueue.search.tuning import Configuration, Tuned
-    from kqueue.store.searches import Proposal, Run, Step
 
 #: Maximum number of configurations in the printed table.
 _ROWS: Final = 40
@@ -82,14 +75,14 @@ def tune(
     """
     from kqueue.integrations.lanes import lane_of
     from kqueue.judging import guess_backend
-    from kqueue.search.plan import make_tune_plan
-    from kqueue.store import searches
+    from kqueue.search.plan import TunePlan, make_plan
     from kqueue.tuning import space
 
     source = read_source(kernel)
     given = {"trials": trials, "finalists": finalists, "repeats": repeats}
     name = None if run_name is None else runs.checked(run_name)
-    plan = make_tune_plan(
+    plan = make_plan(
+        TunePlan,
         {
             **read_problem(problem),
             "kernel": source,
@@ -102,129 +95,44 @@ def tune(
             "url": url,
             "grid": space.parse(grid),
             **{name: value for name, value in given.items() if value is not None},
-        }
+        },
     )
-    with database("tune") as engine, ExitStack() as stack:
-        ready = _Ready(plan, stack)
-        run = searches.create(
-            engine, name or runs.named(plan.problem_label, plan.algorithm), plan.model_dump(mode="json")
-        )
-        _carry_out(engine, run, ready, out=out, verbose=verbose, as_json=as_json)
+    with database("tune") as engine:
+        name = name or runs.named(plan.problem_label, plan.algorithm)
+        finish(runs.carry_out(engine, plan, name, verbose=verbose), out=out, as_json=as_json)
 
 
-def resume(engine: Engine, run: Run, plan: TunePlan, *, out: Path | None, verbose: bool, as_json: bool) -> None:
-    """Resume a run."""
-    with ExitStack() as stack:
-        _carry_out(engine, run, _Ready(plan, stack), out=out, verbose=verbose, as_json=as_json)
+def finish(record: runs.Record, *, out: Path | None, as_json: bool) -> None:
+    """Write the files of a completed run and print its results."""
+    assert record.tuned is not None
+    files = record.write(out or Path(f"tune-{record.run.name}"))
+    if as_json:
+        write_json(_fields(record, record.tuned) | {"files": [str(file) for file in files]})
+    else:
+        show(record, record.tuned)
+        for file in files:
+            typer.echo(clean(file))
+    if record.tuned.winner is None:
+        raise typer.Exit(1)
 
 
-def show(plan: TunePlan, proposals: Sequence[Proposal], *, done: bool) -> None:
-    """Print the results of a run, with the winner if it is ``done``."""
-    from kqueue.search import tuning
-
-    tuned = tuning.found(plan, proposals, done=done)
-    _print_configurations(tuned, plan)
-    if not done:
+def show(record: runs.Record, tuned: Tuned) -> None:
+    """Print the results of a run, with the winner if it is done."""
+    _print_configurations(tuned, [name for name, _ in record.run.plan["grid"]])
+    if record.state != "done":
         return
     typer.echo(clean(_summary(tuned)))
-    importances = _importances(plan, proposals)
-    shares = ", ".join(f"{name} {share:.2f}" for name, share in importances.items())
+    shares = ", ".join(f"{name} {share:.2f}" for name, share in record.importances.items())
     typer.echo(
         clean(f"importance: {shares or 'unknown, because there are too few correct configurations or equal scores'}")
     )
 
 
-def line(one: Proposal) -> str:
-    """Return a proposal of a tuning run in one line."""
-    try:
-        answer = json.loads(one.answer or "")
-        values = " ".join(f"{name}={value}" for name, value in answer["values"].items())
-        description = f"{values}{' (original)' if answer['given'] else ''}, {answer['calls']} calls"
-    except (ValueError, KeyError, TypeError, AttributeError):
-        description = "unreadable"
-    return f"{description}: {runs.outcome(one)}"
-
-
-def files_of(
-    folder: Path, run: Run, plan: TunePlan, steps: Sequence[Step], proposals: Sequence[Proposal], *, done: bool
-) -> list[Path]:
-    """Write the files of a run: the winner, the curve, the importances. Report missing pictures."""
-    from kqueue.search import tuning
-    from kqueue.search.results import draw, draw_importances, write_best
-
-    best = tuning.found(plan, proposals, done=done).best
-    files = write_best(folder, [] if best is None else [best])
-    try:
-        files += draw(folder, {run.name: (plan, proposals, steps)})
-        if shares := _importances(plan, proposals):
-            files += draw_importances(folder, run, shares)
-    except ConfigError as error:
-        # The run is over and its kernel written. Only a picture is missing.
-        say(error)
-    return files
-
-
-# Running -----------------------------------------------------------------------------------------------
-
-
-class _Ready:
-    """The prerequisites of a plan, which are checked before the run is recorded."""
-
-    def __init__(self, plan: TunePlan, stack: ExitStack) -> None:
-        from kqueue.search.metrics import metrics_of
-        from kqueue.tuning.halving import load_optuna
-
-        load_optuna()
-        self.plan = plan
-        self.metrics = metrics_of(plan.metrics, timed=plan.settings.timing.enabled)
-        self.client = runs.client_of(plan.url)
-        stack.callback(self.client.close)
-
-
-def _carry_out(engine: Engine, run: Run, ready: _Ready, *, out: Path | None, verbose: bool, as_json: bool) -> None:
-    from kqueue.search import tuning
-    from kqueue.store import searches
-
-    plan = ready.plan
-    with runs.Progress(run, line, steps=None, verbose=verbose) as watcher:
-        try:
-            proposals = tuning.tune(engine, ready.client, run, plan, ready.metrics, [watcher])
-        except (KqueueError, KeyboardInterrupt):
-            runs.say_how_to_go_on(run, runs.to_repeat(plan))
-            raise
-    files = files_of(out or Path(f"tune-{run.name}"), run, plan, searches.steps(engine, run.id), proposals, done=True)
-    tuned = tuning.found(plan, proposals, done=True)
-    if as_json:
-        write_json(_record(run, plan, proposals, tuned, files))
-    else:
-        show(plan, proposals, done=True)
-        for file in files:
-            typer.echo(clean(file))
-    if tuned.winner is None:
-        raise typer.Exit(1)
-
-
-def _importances(plan: TunePlan, proposals: Sequence[Proposal]) -> dict[str, float]:
-    """Return the importances. If Optuna is not installed, report that and return none."""
-    from kqueue.search import tuning
-
-    try:
-        return tuning.importances(plan, proposals)
-    except ConfigError as error:
-        say(error)
-        return {}
-
-
-# Output ------------------------------------------------------------------------------------------------
-
-
-def _record(
-    run: Run, plan: TunePlan, proposals: Sequence[Proposal], tuned: Tuned, files: Sequence[Path]
-) -> dict[str, Any]:
+def _fields(record: runs.Record, tuned: Tuned) -> dict[str, Any]:
     original, winner = _original(tuned), tuned.winner
     return {
-        "name": run.name,
-        "id": run.id,
+        "name": record.run.name,
+        "id": record.run.id,
         "winner": winner
         and {
             "values": tuned.configurations[0].values,
@@ -247,13 +155,12 @@ def _record(
             }
             for one in tuned.configurations
         ],
-        "importances": _importances(plan, proposals),
-        "judged": sum(one.category is not None for one in proposals),
-        "files": [str(file) for file in files],
+        "importances": record.importances,
+        "judged": sum(one.category is not None for one in record.proposals),
     }
 
 
-def _print_configurations(tuned: Tuned, plan: TunePlan) -> None:
+def _print_configurations(tuned: Tuned, names: Sequence[str]) -> None:
     original = _original(tuned)
 
     def cells(one: Configuration) -> tuple[object, ...]:
@@ -271,7 +178,6 @@ def _print_configurations(tuned: Tuned, plan: TunePlan) -> None:
             ", ".join(notes),
         )
 
-    names = [name for name, _ in plan.grid]
     head = (*names, "calls", "n", "verdict", "runtime ms", "speedup", "of original", "")
     print_table(head, map(cells, tuned.configurations[:_ROWS]))
     if len(tuned.configurations) > _ROWS:

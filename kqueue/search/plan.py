@@ -134,23 +134,23 @@ class TunePlan(Task):
         )
 
 
-def make_plan(fields: Mapping[str, Any]) -> Plan:
-    """Return the plan of a search with these fields.
+_TaskT = TypeVar("_TaskT", bound=Task)
+
+
+def make_plan(kind: type[_TaskT], fields: Mapping[str, Any]) -> _TaskT:
+    """Return the plan of a run with these fields.
 
     Raises:
-        InvalidRequest: a field is wrong. The message names it as an option, and never repeats a source.
+        InvalidRequest: a field is wrong, or the kernel cannot be tuned with them. The message names the field as an
+            option, and never repeats a source.
     """
-    return _made(Plan, fields)
-
-
-def make_tune_plan(fields: Mapping[str, Any]) -> TunePlan:
-    """Return the plan of a tuning run with these fields.
-
-    Raises:
-        InvalidRequest: a field is wrong (see :func:`make_plan`), or the kernel cannot be tuned with them.
-    """
-    plan = _made(TunePlan, fields)
-    plan.halving()
+    try:
+        plan = kind.model_validate(fields)
+    except ValidationError as error:
+        raise InvalidRequest("; ".join(_complaint(fault) for fault in error.errors())) from None
+    plan.request(plan.kernel)
+    if isinstance(plan, TunePlan):
+        plan.halving()
     return plan
 
 
@@ -160,19 +160,7 @@ def read_plan(fields: Mapping[str, Any]) -> Plan | TunePlan:
     Raises:
         InvalidRequest: the record is malformed.
     """
-    return make_tune_plan(fields) if fields.get("algorithm") == "tune" else make_plan(fields)
-
-
-_TaskT = TypeVar("_TaskT", bound=Task)
-
-
-def _made(kind: type[_TaskT], fields: Mapping[str, Any]) -> _TaskT:
-    try:
-        plan = kind.model_validate(fields)
-    except ValidationError as error:
-        raise InvalidRequest("; ".join(_complaint(fault) for fault in error.errors())) from None
-    plan.request(plan.kernel)
-    return plan
+    return make_plan(TunePlan, fields) if fields.get("algorithm") == "tune" else make_plan(Plan, fields)
 
 
 def _complaint(fault: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Proposers of kernels: any model of LiteLLM, a command of the user, or a folder of recorded kernels."""
+"""Proposers of kernels: any model of LiteLLM, a command of the user, or a folder of recorded kernels. Their prompts."""
 
 from __future__ import annotations
 
@@ -9,17 +9,24 @@ import shlex
 import signal
 import subprocess
 import threading
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from kqueue.errors import ConfigError, InvalidRequest, ProposerFailed
+from kqueue.feedback import instruction
 from kqueue.search.plan import Plan
-from kqueue.search.prompts import summary_request
+from kqueue.store.searches import Proposal
 
 _RETRIES: Final = 3
 _SHOWN_CHARACTERS: Final = 400
+_MOST_FAILURES: Final = 12
+_MOST_GAINS: Final = 12
+_MESSAGE_CHARACTERS: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,33 +54,30 @@ class Question:
     prompt: str
 
 
-class Proposer(Protocol):
+class Proposer(ABC):
     """A writer of kernels. Several threads can call it at once."""
 
-    @property
-    def most(self) -> int | None:
-        """Maximum number of kernels that it can write, or None for any number."""
-        ...
+    most: int | None = None
+    """Maximum number of kernels that it can write, or None for any number."""
 
+    @abstractmethod
     def propose(self, question: Question) -> str:
         """Return an answer: a kernel, or a text that contains one.
 
         Raises:
             ProposerFailed: there is no answer.
         """
-        ...
 
-    def summarize(self, problem: str, digest: str) -> str:
+    def summarize(self, problem: str, digest: str) -> str:  # noqa: ARG002 for models
         """Return advice for proposers, made from ``digest``, a list of failures and improvements.
 
         Raises:
             ProposerFailed: there is no answer.
         """
-        ...
+        return digest
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 most have nothing to abort
         """Abort running requests."""
-        ...
 
 
 def make_proposer(plan: Plan) -> Proposer:
@@ -92,7 +96,7 @@ def make_proposer(plan: Plan) -> Proposer:
             return Recorded(Path(plan.given))
 
 
-class Recorded:
+class Recorded(Proposer):
     """The kernels ``*.py`` of a folder, sorted by name. Proposal 1 is the first file, whatever its parent is."""
 
     def __init__(self, folder: Path) -> None:
@@ -105,11 +109,7 @@ class Recorded:
         self._files = sorted(folder.glob("*.py"))
         if not self._files:
             raise InvalidRequest(f"--recorded: {folder} holds no *.py: name a folder of kernels")
-
-    @property
-    def most(self) -> int:
-        """The number of files."""
-        return len(self._files)
+        self.most = len(self._files)
 
     def propose(self, question: Question) -> str:
         """Return the source of the file with the proposal's number."""
@@ -125,20 +125,9 @@ class Recorded:
         except (OSError, UnicodeDecodeError) as error:
             raise ProposerFailed(f"{file}: {error}") from None
 
-    def summarize(self, problem: str, digest: str) -> str:  # noqa: ARG002 no model reads it
-        """Return the digest unchanged."""
-        return digest
 
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class Command:
+class Command(Proposer):
     """A command that reads a :class:`Question` as JSON on stdin and writes an answer to stdout."""
-
-    @property
-    def most(self) -> None:
-        """No maximum."""
 
     def __init__(self, words: str, *, answer_s: float) -> None:
         """Parse a command line that is quoted as for a shell. Each answer has a limit of ``answer_s`` seconds.
@@ -179,10 +168,6 @@ class Command:
             raise ProposerFailed(f"{self._command[0]} wrote nothing to stdout, where a kernel is expected")
         return out
 
-    def summarize(self, problem: str, digest: str) -> str:  # noqa: ARG002 the command has the problem anyway
-        """Return the digest unchanged, because the command receives it with the next question."""
-        return digest
-
     def close(self) -> None:
         """Kill running commands and their descendants."""
         with self._lock:
@@ -213,12 +198,8 @@ def _kill(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-class Model:
+class Model(Proposer):
     """A model of LiteLLM, which reads keys and addresses from the environment."""
-
-    @property
-    def most(self) -> None:
-        """No maximum."""
 
     def __init__(self, name: str, *, answer_s: float) -> None:
         """Load LiteLLM for a model such as ``openai/gpt-5``. Each answer has a limit of ``answer_s`` seconds.
@@ -243,10 +224,7 @@ class Model:
 
     def summarize(self, problem: str, digest: str) -> str:
         """Ask the model for advice that is based on the digest."""
-        return self._ask(summary_request(problem, digest))
-
-    def close(self) -> None:
-        """Do nothing. A late answer is dropped."""
+        return self._ask(_summary_request(problem, digest))
 
     def _ask(self, text: str) -> str:
         try:
@@ -263,3 +241,76 @@ class Model:
         if not isinstance(answer, str) or not answer.strip():
             raise ProposerFailed(f"{self._name} answered nothing")
         return answer
+
+
+# Prompts -----------------------------------------------------------------------------------------------
+
+
+def prompt(problem: str, backend: str, kernel: str, feedback: str, summary: str | None) -> str:
+    """Return the text that asks for a kernel better than ``kernel``."""
+    so_far = f"\nLessons of earlier attempts:\n{summary.strip()}\n" if summary else ""
+    return (
+        f"{instruction(problem, backend)}\n"
+        f"Start from this kernel:\n\n```python\n{kernel.strip()}\n```\n\n"
+        f"Its verdict:\n{feedback.strip()}\n{so_far}\n"
+        "If it failed, repair it. If it is correct, make it faster. Change the parts that the verdict points to."
+    )
+
+
+def digest(proposals: Sequence[Proposal]) -> str:
+    """Return the failures and improvements of a search so far as text, the latest first."""
+    ended = {one.number: one for one in proposals if one.ended_at is not None}
+    lines: list[str] = []
+    failures: dict[str, list[Proposal]] = defaultdict(list)
+    for one in reversed(ended.values()):
+        if one.category != "passed" and one.scores is not None:
+            failures[f"{one.category or 'no kernel'}: {_first_line(one.message)}"].append(one)
+    if failures:
+        lines.append("Failed:")
+    for failure, proposals_failed in list(failures.items())[:_MOST_FAILURES]:
+        lines.append(f"- {failure} ({_numbers(proposals_failed)})")
+    gains = [
+        (one, ended[one.parent])
+        for one in reversed(ended.values())
+        if one.parent in ended and _better(one, ended[one.parent])
+    ]
+    if gains:
+        lines.append("Better than their parents:")
+    for one, parent in gains[:_MOST_GAINS]:
+        lines.append(f"- proposal {one.number}: {_scores(parent)} -> {_scores(one)}")
+    slower = sum(
+        one.category == "passed" and one.parent in ended and not _better(one, ended[one.parent])
+        for one in ended.values()
+    )
+    if slower:
+        lines.append(f"Correct, but no better than their parents: {slower}.")
+    return "\n".join(lines) or "Nothing was tried yet."
+
+
+def _summary_request(problem: str, text: str) -> str:
+    """Return the text that asks a model for advice based on a digest."""
+    return (
+        "Many kernels were tried as replacements of this PyTorch reference:\n\n"
+        f"```python\n{problem.strip()}\n```\n\nThese were the results:\n\n{text}\n\n"
+        "Write in at most ten short lines what to avoid and what to try next. Answer with these lines only."
+    )
+
+
+def _better(one: Proposal, parent: Proposal) -> bool:
+    if one.scores is None or parent.scores is None:
+        return False
+    before = parent.scores
+    return one.scores != before and all(score >= before.get(name, score) for name, score in one.scores.items())
+
+
+def _scores(one: Proposal) -> str:
+    return ", ".join(f"{name} {score:.4g}" for name, score in (one.scores or {}).items())
+
+
+def _numbers(proposals: Sequence[Proposal]) -> str:
+    shown = ", ".join(str(one.number) for one in proposals[:5])
+    return f"proposal {shown}" if len(proposals) == 1 else f"{len(proposals)} times: proposals {shown}"
+
+
+def _first_line(message: str | None) -> str:
+    return (message or "").partition("\n")[0][:_MESSAGE_CHARACTERS]

@@ -31,22 +31,27 @@ def write_best(folder: Path, best: Sequence[Proposal]) -> list[Path]:
     return files
 
 
-def draw(folder: Path, runs: Mapping[str, tuple[Task, Sequence[Proposal], Sequence[Step]]]) -> list[Path]:
-    """Draw the scores of runs and the best so far over proposals, as ``curve.png`` and ``curve.svg``.
-
-    The scores are of each run's first metric.
-
-    Args:
-        runs: plans, proposals and steps of runs by their names.
+def draw(folder: Path, name: str, chart: charts.Chart) -> list[Path]:
+    """Draw a chart into files with a name. Return these files, a PNG and an SVG.
 
     Raises:
         ConfigError: matplotlib is not installed, or the folder cannot be written.
     """
-    return _drawn(folder, "curve", curve(runs))
+    pictures = {
+        folder / f"{name}.{form}": charts.render(chart, form=form) for form in (charts.Form.PNG, charts.Form.SVG)
+    }
+    with _writing(folder):
+        for file, picture in pictures.items():
+            file.write_bytes(picture)
+    return list(pictures)
 
 
 def curve(runs: Mapping[str, tuple[Task, Sequence[Proposal], Sequence[Step]]]) -> charts.SearchCurve:
-    """Return the chart of runs' scores in their first metrics. See :func:`draw`."""
+    """Return the chart of the scores of runs, and the best so far, over proposals. It shows each run's first metric.
+
+    Args:
+        runs: plans, proposals and steps of runs by their names.
+    """
     metrics = dict.fromkeys(plan.metrics[0] for plan, _, _ in runs.values())
     curves: list[charts.Curve] = []
     for name, (plan, proposals, steps) in runs.items():
@@ -56,28 +61,6 @@ def curve(runs: Mapping[str, tuple[Task, Sequence[Proposal], Sequence[Step]]]) -
             charts.Curve(name if len(metrics) == 1 else f"{name}, {metric}", _points(proposals, metric), tests)
         )
     return charts.SearchCurve(", ".join(runs), next(iter(metrics)) if len(metrics) == 1 else "score", curves)
-
-
-def draw_importances(folder: Path, run: Run, importances: Mapping[str, float]) -> list[Path]:
-    """Draw the importance of each name of a tuning run, as ``importance.png`` and ``importance.svg``.
-
-    Args:
-        importances: shares of 1 by name, the largest first.
-
-    Raises:
-        ConfigError: matplotlib is not installed, or the folder cannot be written.
-    """
-    return _drawn(folder, "importance", charts.Importances(run.name, importances))
-
-
-def _drawn(folder: Path, name: str, chart: charts.Chart) -> list[Path]:
-    pictures = {
-        folder / f"{name}.{form}": charts.render(chart, form=form) for form in (charts.Form.PNG, charts.Form.SVG)
-    }
-    with _writing(folder):
-        for file, picture in pictures.items():
-            file.write_bytes(picture)
-    return list(pictures)
 
 
 def _points(proposals: Sequence[Proposal], metric: str) -> list[tuple[int, float]]:

@@ -1,4 +1,4 @@
-"""The search. Each step is recorded before the next action.
+"""The engine of searches and tuning runs, and the search. Each step is recorded before the next action.
 
 A step is planned (parents and number of proposals), each proposal is written and judged, and the step ends. Everything
 is stored in Postgres at once, so a process that resumes the run does only the unrecorded work:
@@ -11,33 +11,40 @@ is stored in Postgres at once, so a process that resumes the run does only the u
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from sqlalchemy import Engine
 
 from kqueue.client import Client
 from kqueue.contract import Request, Verdict
-from kqueue.errors import InvalidRequest, ProposerFailed
+from kqueue.errors import EvaluationFailed, InvalidRequest, ProposerFailed
 from kqueue.feedback import describe
 from kqueue.integrations.extraction import take
-from kqueue.search.judging import asked, columns, is_to_be_asked_again, recorded, without_score
 from kqueue.search.metrics import Metric, scores_of
-from kqueue.search.plan import Plan
+from kqueue.search.plan import Plan, Task
 from kqueue.search.population import Candidate, Expansion, choose, fronts
-from kqueue.search.prompts import digest, prompt
-from kqueue.search.proposers import Proposer, Question
+from kqueue.search.proposers import Proposer, Question, digest, prompt
+from kqueue.states import SearchState
 from kqueue.store import searches
 from kqueue.store.searches import Proposal, Run, Step
 
 _ItemT = TypeVar("_ItemT")
 _ResultT = TypeVar("_ResultT")
+_PlanT = TypeVar("_PlanT", bound=Task)
 
 #: Score of a source that is not a kernel, under any metric.
 _REFUSED: Final = 0.0
+#: Maximum number of evaluations of a correct kernel whose scores stay unknown.
+_TRIES: Final = 3
 
 
 class Watcher(Protocol):
@@ -52,32 +59,168 @@ class Watcher(Protocol):
         ...
 
 
-def search(
-    engine: Engine,
-    client: Client,
-    run: Run,
-    plan: Plan,
-    proposer: Proposer,
-    metrics: Mapping[str, Metric],
-    watchers: Sequence[Watcher] = (),
-) -> list[Proposal]:
-    """Run a search to its end, starting from its recorded state. Return all proposals.
+@contextmanager
+def recorded(engine: Engine, run: Run, plan: Task) -> Generator[None]:
+    """Acquire exclusive use of a run during the block, and record its plan and its final state.
 
-    The run can always be resumed.
+    Raises:
+        InvalidRequest: another process runs it, or has run it since ``run`` was read.
+    """
+    with searches.alone(engine, run.id):
+        now = searches.find(engine, str(run.id))
+        if now.id != run.id or now.plan != run.plan:
+            raise InvalidRequest(f"the plan of the search {run.name} has just changed: check it, and resume it again")
+        searches.set_state(engine, run.id, SearchState.RUNNING, plan.model_dump(mode="json"))
+        try:
+            yield
+        except BaseException:
+            searches.set_state(engine, run.id, SearchState.STOPPED)
+            raise
+        searches.set_state(engine, run.id, SearchState.DONE)
 
-    Args:
+
+@dataclass
+class Runner(ABC, Generic[_PlanT]):
+    """A search or a tuning run, from its recorded state to its end.
+
+    Attributes:
         client: judges kernels, perhaps on another fleet.
         metrics: the scores by their names.
         watchers: receivers of progress.
-
-    Raises:
-        InvalidRequest: another process runs it, or a metric's function failed.
-        EvaluationFailed: the initial kernel has no score, for example because the fleet or the problem failed.
-        ProposerFailed: no proposal of a step got an answer.
-        ServiceError: a service failed.
     """
-    with recorded(engine, run, plan):
-        return _Search(engine, client, run, plan, proposer, metrics, watchers).to_the_end()
+
+    engine: Engine
+    client: Client
+    run: Run
+    plan: _PlanT
+    metrics: Mapping[str, Metric]
+    watchers: Sequence[Watcher]
+    proposals: dict[int, Proposal] = field(init=False, default_factory=dict[int, Proposal])
+
+    def complete(self) -> list[Proposal]:
+        """Run to the end and return all proposals. If this fails, the run can be resumed.
+
+        Raises:
+            ConfigError: Optuna is not installed.
+            InvalidRequest: another process runs it, a metric's function failed, or no worker serves the lane.
+            EvaluationFailed: the initial kernel has no score, for example because the fleet or the problem failed.
+            ProposerFailed: no proposal of a step got an answer.
+            ServiceError: a service failed.
+        """
+        with recorded(self.engine, self.run, self.plan):
+            steps = {step.number: step for step in searches.steps(self.engine, self.run.id)}
+            self.proposals = {one.number: one for one in searches.proposals(self.engine, self.run.id)}
+            for number in self._numbers():
+                step = steps.get(number) or self._begin(number)
+                if step is None:
+                    break
+                if step.ended_at is None:
+                    self._work(step, [one for one in self.proposals.values() if one.step == number])
+                    self._end(step)
+        return list(self.proposals.values())
+
+    def _begin(self, number: int) -> Step | None:
+        planned, text = self._planned(number)
+        if not planned:
+            return None
+        step, made = searches.begin_step(self.engine, self.run.id, number, planned, text)
+        self.proposals |= {one.number: one for one in made}
+        return step
+
+    def _end(self, step: Step) -> None:
+        columns = self._conclusion(step)
+        ended = searches.update_step(self.engine, self.run.id, step.number, ended=True, **columns)
+        for watcher in self.watchers:
+            watcher.step(ended, self.proposals)
+
+    def _numbers(self) -> Iterable[int]:
+        """Return the numbers of the steps."""
+        return itertools.count()
+
+    @abstractmethod
+    def _planned(self, number: int) -> tuple[Sequence[Mapping[str, Any]], str | None]:
+        """Return the columns of a step's proposals, empty if the run is complete, and the text for its summariser."""
+
+    @abstractmethod
+    def _work(self, step: Step, mine: Sequence[Proposal]) -> None:
+        """Judge all open proposals of a step, and note each as it ends."""
+
+    @abstractmethod
+    def _conclusion(self, step: Step) -> dict[str, Any]:
+        """Return the columns of a step that are known at its end."""
+
+    def _note(self, proposal: Proposal, mine: Sequence[Proposal]) -> None:
+        """Replace an ended proposal of the step with the proposals ``mine``, and report it."""
+        self.proposals[proposal.number] = proposal
+        done = sum(self.proposals[one.number].ended_at is not None for one in mine)
+        for watcher in self.watchers:
+            watcher.proposal(proposal, done, len(mine))
+
+    def _request(self, request: Request, name: str, attempt: int, *, fresh: bool) -> Request:
+        """Return a request under a key that depends on ``name``, which is unique for each kernel in its run.
+
+        The verdict of an equal evaluation is reused, except for ``fresh`` requests and after one without a time.
+        """
+        key = f"search/{self.run.id}/{name}/{attempt}"
+        fields = {"idempotency_key": key, "batch": self.run.name, "reuse": not fresh and attempt == 0}
+        return request.model_copy(update=fields)
+
+    def _record(
+        self,
+        proposal: Proposal,
+        verdict: Verdict,
+        scores: Mapping[str, float] | None,
+        *,
+        needed: str | None = None,
+        note: str = "",
+    ) -> Proposal:
+        """Record a proposal's verdict.
+
+        Args:
+            needed: the kernel's name if the run cannot continue without its score.
+
+        Raises:
+            EvaluationFailed: there is no such score. The proposal stays open, so that a resumed run judges it again.
+        """
+        if scores is None and needed:
+            error = EvaluationFailed(verdict)
+            if verdict.judged:
+                message = f"--metric {', '.join(self.metrics)}: unknown for {needed}, which ended as {verdict.category}"
+                error.args = (f"{message}. Choose another metric or lane, or resume when the machine is less busy",)
+            raise error
+        return searches.ended(
+            self.engine,
+            self.run.id,
+            proposal.number,
+            evaluation_id=verdict.evaluation_id,
+            scores=scores,
+            feedback=describe(verdict, proposal.kernel or "", note=note),
+            **_columns(verdict),
+        )
+
+
+def is_to_be_judged_again(verdict: Verdict, scores: Mapping[str, float] | None, *, created: bool, attempt: int) -> bool:
+    """Return True if a kernel must be judged once more.
+
+    Args:
+        scores: the verdict's scores, or None if they are unknown.
+        created: False if the evaluation is of an earlier submission.
+        attempt: number of earlier requests for it.
+    """
+    # A correct kernel can lack a time because the machine was busy.
+    again = verdict.passed and attempt + 1 < _TRIES
+    # An earlier evaluation can have no result. The next one has another key.
+    return scores is None and (again or not created)
+
+
+def _columns(verdict: Verdict) -> dict[str, Any]:
+    """Return the columns of a proposal that come from its verdict."""
+    return {
+        "category": str(verdict.category),
+        "message": verdict.message,
+        "runtime_ms": verdict.runtime_ms,
+        "speedup": verdict.speedup,
+    }
 
 
 def best_of(proposals: Sequence[Proposal] | Mapping[int, Proposal]) -> list[Proposal]:
@@ -110,110 +253,66 @@ def _expansions(proposals: Sequence[Proposal]) -> list[Expansion]:
     return [Expansion(parent, step, new) for (step, parent), new in made.items()]
 
 
-class _Search:
-    def __init__(
-        self,
-        engine: Engine,
-        client: Client,
-        run: Run,
-        plan: Plan,
-        proposer: Proposer,
-        metrics: Mapping[str, Metric],
-        watchers: Sequence[Watcher],
-    ) -> None:
-        self._engine = engine
-        self._client = client
-        self._run = run
-        self._plan = plan
-        self._proposer = proposer
-        self._metrics = metrics
-        self._watchers = watchers
-        self._steps = {step.number: step for step in searches.steps(engine, run.id)}
-        self._proposals = {one.number: one for one in searches.proposals(engine, run.id)}
+@dataclass
+class Search(Runner[Plan]):
+    """A search. See :class:`Runner`."""
 
-    def to_the_end(self) -> list[Proposal]:
-        for number in range(self._plan.num_steps + 1):
-            step = self._steps.get(number) or self._begin(number)
-            if step is None:
-                break
-            if step.ended_at is None:
-                self._steps[number] = step
-                self._work(self._summarized(step))
-                self._end(step)
-        return list(self._proposals.values())
+    proposer: Proposer
 
-    def _begin(self, number: int) -> Step | None:
-        """Plan a step. Return None if the proposer has no further kernels."""
+    def _numbers(self) -> Iterable[int]:
+        return range(self.plan.num_steps + 1)
+
+    def _planned(self, number: int) -> tuple[list[dict[str, Any]], str | None]:
+        plan = self.plan
         if number == 0:
-            planned = [{"number": 0, "parent": None, "kernel": self._plan.kernel, "answer": ""}]
-        else:
-            proposals = list(self._proposals.values())
-            plan = self._plan
-            chosen = choose(
-                plan.algorithm, _candidates(proposals), _expansions(proposals), plan.num_candidates, plan.epsilon
-            )
-            parents = [one.number for one in chosen for _ in range(self._plan.num_proposals)]
-            first = max(self._proposals) + 1
-            planned = [{"number": first + offset, "parent": parent} for offset, parent in enumerate(parents)]
-            if self._proposer.most is not None:
-                planned = [one for one in planned if one["number"] <= self._proposer.most]
-            if not planned:
-                return None
-        text = digest([*self._proposals.values()]) if number and self._plan.algorithm.summarizes else None
-        step, made = searches.begin_step(self._engine, self._run.id, number, planned, text)
-        self._proposals |= {one.number: one for one in made}
-        return step
+            return [{"number": 0, "parent": None, "kernel": plan.kernel, "answer": ""}], None
+        proposals = list(self.proposals.values())
+        chosen = choose(
+            plan.algorithm, _candidates(proposals), _expansions(proposals), plan.num_candidates, plan.epsilon
+        )
+        parents = [one.number for one in chosen for _ in range(plan.num_proposals)]
+        first, most = max(self.proposals) + 1, self.proposer.most
+        # A proposer can have no further kernels.
+        planned = [
+            {"number": new, "parent": parent}
+            for new, parent in enumerate(parents, first)
+            if most is None or new <= most
+        ]
+        return planned, digest(proposals) if plan.algorithm.summarizes else None
 
-    def _summarized(self, step: Step) -> Step:
-        if step.digest is None or step.summary is not None:
-            return step
-        summary = self._proposer.summarize(self._plan.problem, step.digest)
-        return searches.update_step(self._engine, self._run.id, step.number, summary=summary)
-
-    def _work(self, step: Step) -> None:
-        """Let all open proposals of a step be written and judged."""
-        mine = [one for one in self._proposals.values() if one.step == step.number]
+    def _work(self, step: Step, mine: Sequence[Proposal]) -> None:
+        if step.digest is not None and step.summary is None:
+            summary = self.proposer.summarize(self.plan.problem, step.digest)
+            step = searches.update_step(self.engine, self.run.id, step.number, summary=summary)
         waiting = [one for one in mine if one.ended_at is None]
         failed = list[tuple[Proposal, ProposerFailed]]()
-        for one, result in _in_threads(lambda one: self._proposal(step, one), waiting, self._plan.num_threads):
-            if isinstance(result, ProposerFailed):
-                failed.append((one, result))
-            else:
-                self._note(result, mine)
+        for one, result in _in_threads(lambda one: self._proposal(step, one), waiting, self.plan.num_threads):
+            try:
+                self._note(result.result(), mine)
+            except ProposerFailed as error:
+                failed.append((one, error))
         if failed and len(failed) == len(mine):
             raise failed[0][1]
         for one, error in failed:
-            self._note(searches.ended(self._engine, self._run.id, one.number, error=str(error)), mine)
+            self._note(searches.ended(self.engine, self.run.id, one.number, error=str(error)), mine)
 
-    def _note(self, proposal: Proposal, mine: Sequence[Proposal]) -> None:
-        self._proposals[proposal.number] = proposal
-        done = sum(self._proposals[one.number].ended_at is not None for one in mine)
-        for watcher in self._watchers:
-            watcher.proposal(proposal, done, len(mine))
-
-    def _end(self, step: Step) -> None:
-        best = next(iter(best_of(self._proposals)), None)
-        every = self._plan.test_frequency
-        test = self._test(step, best) if best is not None and every and step.number and step.number % every == 0 else {}
-        ended = searches.update_step(
-            self._engine, self._run.id, step.number, ended=True, best=None if best is None else best.number, **test
-        )
-        self._steps[step.number] = ended
-        for watcher in self._watchers:
-            watcher.step(ended, self._proposals)
+    def _conclusion(self, step: Step) -> dict[str, Any]:
+        best = next(iter(best_of(self.proposals)), None)
+        if best is None:
+            return {"best": None}
+        every = self.plan.test_frequency
+        due = every and step.number and step.number % every == 0
+        return {"best": best.number} | ({"test": self._test(step, best)} if due else {})
 
     # Code that runs in threads ----------------------------------------------------------------------------
 
-    def _proposal(self, step: Step, proposal: Proposal) -> Proposal | ProposerFailed:
+    def _proposal(self, step: Step, proposal: Proposal) -> Proposal:
         if proposal.answer is None:
             question = self._question(step, proposal)
-            try:
-                answer = self._proposer.propose(question)
-            except ProposerFailed as error:
-                return error
+            answer = self.proposer.propose(question)
             proposal = searches.asked(
-                self._engine,
-                self._run.id,
+                self.engine,
+                self.run.id,
                 proposal.number,
                 prompt=question.prompt,
                 answer=answer,
@@ -223,65 +322,60 @@ class _Search:
 
     def _question(self, step: Step, proposal: Proposal) -> Question:
         assert proposal.parent is not None
-        parent = self._proposals[proposal.parent]
+        parent = self.proposals[proposal.parent]
         kernel, feedback = parent.kernel or "", parent.feedback or ""
         return Question(
-            run=self._run.name,
+            run=self.run.name,
             step=step.number,
             number=proposal.number,
-            problem=self._plan.problem,
-            backend=str(self._plan.backend),
+            problem=self.plan.problem,
+            backend=str(self.plan.backend),
             kernel=kernel,
             scores=parent.scores or {},
             feedback=feedback,
             summary=step.summary,
-            prompt=prompt(self._plan.problem, str(self._plan.backend), kernel, feedback, step.summary),
+            prompt=prompt(self.plan.problem, str(self.plan.backend), kernel, feedback, step.summary),
         )
 
     def _judged(self, proposal: Proposal) -> Proposal:
         kernel = proposal.kernel or ""
         try:
-            request = self._plan.request(kernel, kernel_label=f"{self._run.name}-{proposal.number}")
+            request = self.plan.request(kernel, kernel_label=f"{self.run.name}-{proposal.number}")
         except InvalidRequest as refused:
             return searches.ended(
-                self._engine,
-                self._run.id,
+                self.engine,
+                self.run.id,
                 proposal.number,
-                scores=dict.fromkeys(self._metrics, _REFUSED),
+                scores=dict.fromkeys(self.metrics, _REFUSED),
                 message=str(refused),
                 feedback=f"FAILED: {refused}\n{_origin(proposal)}".rstrip(),
             )
         verdict, scores = self._verdict(request, sha256(kernel.encode()).hexdigest())
-        if scores is None and proposal.number == 0:
-            # The search needs it to choose from. It stays open, so that a resumed run judges it again.
-            raise without_score(verdict, "the initial kernel", self._metrics)
-        return searches.ended(
-            self._engine,
-            self._run.id,
-            proposal.number,
-            evaluation_id=verdict.evaluation_id,
-            scores=scores,
-            feedback=describe(verdict, kernel, note=_origin(proposal)),
-            **columns(verdict),
+        return self._record(
+            proposal,
+            verdict,
+            scores,
+            needed=None if proposal.number else "the initial kernel",
+            note=_origin(proposal),
         )
 
     def _test(self, step: Step, best: Proposal) -> dict[str, Any]:
         """Judge the best kernel once more, because the best of many measurements is biased."""
-        label = f"{self._run.name}-test-{step.number}"
+        label = f"{self.run.name}-test-{step.number}"
         verdict, scores = self._verdict(
-            self._plan.request(best.kernel or "", kernel_label=label), f"test/{step.number}", fresh=True
+            self.plan.request(best.kernel or "", kernel_label=label), f"test/{step.number}", fresh=True
         )
         test = {"number": best.number, "scores": scores, "evaluation_id": str(verdict.evaluation_id)}
-        return {"test": test | columns(verdict)}
+        return test | _columns(verdict)
 
     def _verdict(self, request: Request, name: str, *, fresh: bool = False) -> tuple[Verdict, dict[str, float] | None]:
         """Judge a kernel under a key that depends on ``name``. Return its verdict and scores."""
         attempt = 0
         while True:
-            ticket = self._client.submit(asked(request, self._run, name, attempt, fresh=fresh))
+            ticket = self.client.submit(self._request(request, name, attempt, fresh=fresh))
             verdict = ticket.wait()
-            scores = scores_of(self._metrics, verdict)
-            if not is_to_be_asked_again(verdict, scores, created=ticket.created, attempt=attempt):
+            scores = scores_of(self.metrics, verdict)
+            if not is_to_be_judged_again(verdict, scores, created=ticket.created, attempt=attempt):
                 return verdict, scores
             attempt += 1
 
@@ -294,32 +388,26 @@ def _origin(proposal: Proposal) -> str:
 
 def _in_threads(
     work: Callable[[_ItemT], _ResultT], items: Sequence[_ItemT], most: int
-) -> Iterator[tuple[_ItemT, _ResultT]]:
-    """Yield each item with its result as it is completed. Raise an exception of ``work``, and begin no other item."""
+) -> Iterator[tuple[_ItemT, Future[_ResultT]]]:
+    """Yield each item with its result as it is completed. If the caller stops, no other item is begun."""
     # The threads are daemons: after Ctrl-C, a model's late answer is not worth the wait.
-    todo, done = queue.SimpleQueue[_ItemT](), queue.SimpleQueue[tuple[_ItemT, _ResultT | None, BaseException | None]]()
-    over = threading.Event()
+    todo, done, over = iter(items), queue.SimpleQueue[tuple[_ItemT, Future[_ResultT]]](), threading.Event()
 
     def loop() -> None:
-        while not over.is_set():
-            try:
-                item = todo.get_nowait()
-            except queue.Empty:
+        for item in todo:
+            if over.is_set():
                 return
+            future = Future[_ResultT]()
             try:
-                done.put((item, work(item), None))
+                future.set_result(work(item))
             except BaseException as error:  # noqa: BLE001 raised again where the results are read
-                done.put((item, None, error))
+                future.set_exception(error)
+            done.put((item, future))
 
-    for item in items:
-        todo.put(item)
     for _ in range(min(most, len(items))):
         threading.Thread(target=loop, daemon=True).start()
     try:
         for _ in items:
-            item, result, error = done.get()
-            if error is not None:
-                raise error
-            yield item, result  # pyright: ignore[reportReturnType] there is one without an error
+            yield done.get()
     finally:
         over.set()

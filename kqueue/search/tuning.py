@@ -8,52 +8,21 @@ any process can resume the run (see :mod:`kqueue.search.run`).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Engine
-
-from kqueue.client import Client, Ticket, wire
-from kqueue.contract import Request, Verdict
+from kqueue.client import Ticket, wire
+from kqueue.contract import Request
 from kqueue.errors import InvalidRequest, KqueueError
-from kqueue.feedback import describe
-from kqueue.search.judging import asked, columns, is_to_be_asked_again, recorded, without_score
-from kqueue.search.metrics import Metric, scores_of
+from kqueue.search.metrics import scores_of
 from kqueue.search.plan import TunePlan
-from kqueue.search.run import Watcher
-from kqueue.store import searches
-from kqueue.store.searches import Proposal, Run, Step
-from kqueue.tuning.halving import Entry, Result, Standing, Winner, ranked
+from kqueue.search.run import Runner, is_to_be_judged_again
+from kqueue.store.searches import Proposal, Step
+from kqueue.tuning.halving import Entry, Halving, Result, Standing, Winner, ranked
 from kqueue.tuning.space import ORIGINAL
-
-
-def tune(
-    engine: Engine,
-    client: Client,
-    run: Run,
-    plan: TunePlan,
-    metrics: Mapping[str, Metric],
-    watchers: Sequence[Watcher] = (),
-) -> list[Proposal]:
-    """Run a tuning run to its end, starting from its recorded state. Return all proposals.
-
-    The run can always be resumed. Evaluations whose verdicts are no longer needed are cancelled.
-
-    Args:
-        client: judges kernels, perhaps on another fleet.
-        metrics: the one score by its name.
-        watchers: receivers of progress.
-
-    Raises:
-        ConfigError: Optuna is not installed.
-        InvalidRequest: another process runs it, a metric's function failed, or no worker serves the lane.
-        EvaluationFailed: the original kernel has no score, for example because the fleet or the problem failed.
-        ServiceError: a service failed.
-    """
-    with recorded(engine, run, plan):
-        return _Tuning(engine, client, run, plan, metrics, watchers).to_the_end()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +52,8 @@ class Configuration:
 
     @property
     def score(self) -> float | None:
-        """The median score, or None if there is none."""
-        return _score(self.middle)
+        """The median score of the one metric, or None if there is none."""
+        return next(iter((self.middle.scores or {}).values()), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +99,6 @@ def importances(plan: TunePlan, proposals: Sequence[Proposal]) -> dict[str, floa
     return plan.halving().importances([_result(plan, one) for one in proposals if one.ended_at is not None])
 
 
-def _score(proposal: Proposal) -> float | None:
-    # A tuning run has one metric.
-    return next(iter((proposal.scores or {}).values()), None)
-
-
 def _answer(entry: Entry, values: Mapping[str, str]) -> str:
     given = entry.config == ORIGINAL
     answer = {"calls": entry.calls, "repeat": entry.repeat, "given": given, "values": values}
@@ -156,81 +120,42 @@ def _result(plan: TunePlan, proposal: Proposal) -> Result:
     return Result(_entry(proposal), proposal.category == "passed", score)
 
 
-class _Tuning:
-    def __init__(
-        self,
-        engine: Engine,
-        client: Client,
-        run: Run,
-        plan: TunePlan,
-        metrics: Mapping[str, Metric],
-        watchers: Sequence[Watcher],
-    ) -> None:
-        self._engine = engine
-        self._client = client
-        self._run = run
-        self._plan = plan
-        self._halving = plan.halving()
-        self._metrics = metrics
-        self._watchers = watchers
-        self._steps = {step.number: step for step in searches.steps(engine, run.id)}
-        self._proposals = {one.number: one for one in searches.proposals(engine, run.id)}
+class Tuning(Runner[TunePlan]):
+    """A tuning run. See :class:`~kqueue.search.run.Runner`. If it fails, it cancels its open evaluations."""
 
-    def to_the_end(self) -> list[Proposal]:
-        number = 0
-        while True:
-            step = self._steps.get(number) or self._begin(number)
-            if step is None:
-                return list(self._proposals.values())
-            if step.ended_at is None:
-                self._steps[number] = step
-                self._judge([one for one in self._proposals.values() if one.step == number])
-                self._end(step)
-            number += 1
+    @cached_property
+    def _halving(self) -> Halving:
+        return self.plan.halving()
 
-    def _begin(self, number: int) -> Step | None:
-        """Plan a step. Return None if the run is complete."""
-        batch = self._halving.next(self._results())
-        if batch is None:
-            return None
+    def _planned(self, number: int) -> tuple[list[dict[str, Any]], None]:  # noqa: ARG002 the results decide
         space = self._halving.space
-        last = {_entry(one).config: one.number for one in self._proposals.values()}
+        last = {_entry(one).config: one.number for one in self.proposals.values()}
         planned = [
             {
-                "number": number_planned,
-                "parent": last.get(entry.config, 0 if number_planned else None),
+                "number": number,
+                "parent": last.get(entry.config, 0 if number else None),
                 "answer": _answer(entry, space.shown(entry.config)),
                 "kernel": space.source(entry.config),
             }
-            for number_planned, entry in enumerate(batch, len(self._proposals))
+            for number, entry in enumerate(self._halving.next(self._results()) or (), len(self.proposals))
         ]
-        step, made = searches.begin_step(self._engine, self._run.id, number, planned, None)
-        self._proposals |= {one.number: one for one in made}
-        return step
+        return planned, None
 
-    def _results(self) -> list[Result]:
-        return [_result(self._plan, one) for one in self._proposals.values()]
+    def _results(self, step: Step | None = None) -> list[Result]:
+        return [_result(self.plan, one) for one in self.proposals.values() if step is None or one.step == step.number]
 
-    def _end(self, step: Step) -> None:
+    def _conclusion(self, step: Step) -> dict[str, Any]:
         # Until the last comparison, the best is chosen within the step, because steps differ in their calls.
-        mine = {_entry(one).config: one.number for one in self._proposals.values() if one.step == step.number}
-        results = [_result(self._plan, one) for one in self._proposals.values() if one.step == step.number]
+        mine = {_entry(one).config: one.number for one in self.proposals.values() if one.step == step.number}
+        results = self._results(step)
         winner = self._halving.winner(self._results()) if any(one.entry.repeat for one in results) else None
         best = [winner.config] if winner is not None else [*ranked(results), *mine]
-        ended = searches.update_step(
-            self._engine, self._run.id, step.number, ended=True, best=next(mine[one] for one in best if one in mine)
-        )
-        self._steps[step.number] = ended
-        for watcher in self._watchers:
-            watcher.step(ended, self._proposals)
+        return {"best": next(mine[one] for one in best if one in mine)}
 
-    # Judging ---------------------------------------------------------------------------------------------------
-
-    def _judge(self, mine: Sequence[Proposal]) -> None:
-        """Judge all open proposals of a step concurrently."""
+    def _work(self, step: Step, mine: Sequence[Proposal]) -> None:  # noqa: ARG002 the proposals suffice
         attempts = {one.number: 0 for one in mine if one.ended_at is None}
         while attempts:
-            requests = {number: self._request(number, attempt) for number, attempt in attempts.items()}
+            requests = {number: self._evaluation(number, attempt) for number, attempt in attempts.items()}
             again: dict[int, int] = {}
             tickets: dict[Ticket, int] = {}
             try:
@@ -238,17 +163,20 @@ class _Tuning:
                 for chunk in wire.chunks(requests.values()):
                     mine_now, numbers = numbers[: len(chunk)], numbers[len(chunk) :]
                     self._submit(dict(zip(mine_now, chunk, strict=True)), tickets)
-                for ticket, verdict in self._client.as_completed(list(tickets)):
+                for ticket, verdict in self.client.as_completed(list(tickets)):
                     number = tickets.pop(ticket)
-                    scores = scores_of(self._metrics, verdict)
+                    scores = scores_of(self.metrics, verdict)
                     attempt = attempts[number]
-                    if is_to_be_asked_again(verdict, scores, created=ticket.created, attempt=attempt):
+                    if is_to_be_judged_again(verdict, scores, created=ticket.created, attempt=attempt):
                         again[number] = attempt + 1
                     else:
-                        self._note(number, verdict, scores, mine)
+                        proposal = self.proposals[number]
+                        needed = "the original kernel" if _entry(proposal).config == ORIGINAL else None
+                        self._note(self._record(proposal, verdict, scores, needed=needed), mine)
             except BaseException:
                 with suppress(KqueueError):
-                    self._cancel(tickets)
+                    for ticket in tickets:
+                        ticket.cancel()
                 raise
             attempts = again
 
@@ -256,7 +184,7 @@ class _Tuning:
         """Submit requests by their numbers. ``tickets`` receives all accepted ones, even if an exception is raised."""
 
         def submit() -> list[Ticket | InvalidRequest]:
-            results = self._client.submit_each(requests.values())
+            results = self.client.submit_each(requests.values())
             for number, one in zip(requests, results, strict=True):
                 if not isinstance(one, InvalidRequest):
                     tickets[one] = number
@@ -273,37 +201,13 @@ class _Tuning:
             if isinstance(one, InvalidRequest):
                 raise one
 
-    def _cancel(self, tickets: Iterable[Ticket]) -> None:
-        for ticket in tickets:
-            ticket.cancel()
-
-    def _request(self, number: int, attempt: int) -> Request:
-        proposal, settings = self._proposals[number], self._plan.settings
+    def _evaluation(self, number: int, attempt: int) -> Request:
+        proposal, settings = self.proposals[number], self.plan.settings
         entry = _entry(proposal)
         timing = settings.timing.model_copy(update={"calls": entry.calls})
-        request = self._plan.request(
+        request = self.plan.request(
             proposal.kernel or "",
-            kernel_label=f"{self._run.name}-{number}",
+            kernel_label=f"{self.run.name}-{number}",
             settings=settings.model_copy(update={"timing": timing}),
         )
-        return asked(request, self._run, str(number), attempt, fresh=entry.repeat > 0)
-
-    def _note(
-        self, number: int, verdict: Verdict, scores: Mapping[str, float] | None, mine: Sequence[Proposal]
-    ) -> None:
-        proposal = self._proposals[number]
-        if scores is None and _entry(proposal).config == ORIGINAL:
-            # The run needs it for comparison. It stays open, so that a resumed run judges it again.
-            raise without_score(verdict, "the original kernel", self._metrics)
-        self._proposals[number] = ended = searches.ended(
-            self._engine,
-            self._run.id,
-            number,
-            evaluation_id=verdict.evaluation_id,
-            scores=scores,
-            feedback=describe(verdict, proposal.kernel or ""),
-            **columns(verdict),
-        )
-        done = sum(self._proposals[one.number].ended_at is not None for one in mine)
-        for watcher in self._watchers:
-            watcher.proposal(ended, done, len(mine))
+        return self._request(request, str(number), attempt, fresh=entry.repeat > 0)

@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections import defaultdict
-from contextlib import suppress
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID, uuid4
 
-from sqlalchemy import ColumnElement, Connection, Engine, Row, func, literal, or_, select, text, update
+from sqlalchemy import ColumnElement, Connection, Engine, Row, func, literal, literal_column, or_, select, text, update
 from sqlalchemy.dialects.postgresql import JSONB, insert
+from sqlalchemy.exc import NoResultFound
 
 from kqueue import probes
 from kqueue.probes import Judgement
@@ -32,7 +33,7 @@ from kqueue.store import clean, gpus
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import REAL, VERDICTS, to_verdict
 from kqueue.store.models import Attempt, Evaluation, Probe, ProbeLane, ProbePause, Verdict, Worker
-from kqueue.store.sql import any_text, any_uuid, read
+from kqueue.store.sql import any_text, read
 
 #: Maximum age in seconds of the ended evaluations that count after a period without a sweeper.
 _COUNTED_S: Final = 600.0
@@ -51,22 +52,15 @@ _GOOD: Final = (Finding.AGREED, Finding.VOID)
 _REASON_CHARACTERS: Final = 300
 #: Default period of :func:`record`.
 _DAY: Final = timedelta(days=1)
-#: Maximum number of suspect verdicts that are counted for a pause. :func:`doubted` lists all.
-MOST_DOUBTED: Final = 10_000
+#: Maximum number of suspect verdicts that are counted for a pause. :func:`suspect_verdicts` lists all.
+MOST_SUSPECT: Final = 10_000
 #: Key of the advisory lock with which only one sweeper settles and submits.
 _LOCK: Final = 0x6B71_7565_7565_0004
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A probe with a verdict, and the finding that follows.
-
-    Attributes:
-        evaluation_id, lane, kind, idea: the probe.
-        finding, words, bias: the result (:class:`~kqueue.probes.Judgement`).
-        worker, host, device: the worker that judged it. None if no worker did.
-        judged_at: time of the verdict, UTC.
-    """
+    """A probe with a verdict. The fields are columns of :class:`~kqueue.store.models.Probe`."""
 
     evaluation_id: UUID
     lane: str
@@ -81,18 +75,18 @@ class Settled:
     judged_at: datetime | None
 
 
+_SETTLED: Final[list[ColumnElement[Any]]] = [getattr(Probe, name) for name in Settled.__dataclass_fields__]
+
+
 @dataclass(frozen=True, slots=True)
 class Pause:
     """A device that was taken out of service because of probes.
 
+    The other fields are the columns of :class:`~kqueue.store.models.ProbePause`.
+
     Attributes:
-        id: the pause's number.
-        host, device: the device. ``device`` is a GPU's UUID, or ``cpu``.
-        probes: the evaluations that are evidence for it.
-        doubted_since: time of the device's last good probe of that kind, UTC. None if there was none.
-        paused_at, resumed_at: start and end of the pause, UTC.
         doubted: number of suspect verdicts, which the device reached on real evaluations since
-            ``doubted_since``, at most :data:`MOST_DOUBTED`.
+            ``doubted_since``, at most :data:`MOST_SUSPECT`.
     """
 
     id: int
@@ -193,41 +187,33 @@ def step(engine: Engine, *, share: float, live_s: float) -> Step:
     with transaction(engine) as connection:
         connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
         settled = _settle(connection)
-        paused = _pause_all(connection)
+        paused = [_pause(connection, one) for one in _suspicions(connection) if one.is_sure]
+    done = Step(tuple(settled), tuple(pause for pause in paused if pause is not None))
     if share <= 0:
-        return Step(settled, paused)
+        return done
     with transaction(engine) as connection:
         connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
-        submitted = _submit_due(connection, share, live_s)
-    return Step(settled, paused, submitted)
+        return replace(done, submitted=_submit_due(connection, share, live_s))
 
 
 def submit(engine: Engine, lane: str, kind: ProbeKind | None = None) -> UUID:
-    """Submit a probe now, due or not, and return its evaluation.
-
-    Args:
-        kind: its kind. None for a random kind.
-    """
+    """Submit a probe now, due or not, and return its evaluation. Without a ``kind`` it is random."""
     with transaction(engine) as connection:
         return _write(connection, probes.draw(lane, kind), confirms=False)
 
 
 def held(engine: Engine, host: str) -> str | None:
     """Return the reason why a host's CPU slots must accept no evaluations, or None if they can."""
-    query = select(ProbePause.reason).where(
-        ProbePause.host == host, ProbePause.device == "cpu", ProbePause.resumed_at.is_(None)
-    )
+    query = select(ProbePause.reason).where(*_paused(host, "cpu")).order_by(ProbePause.id).limit(1)
     with transaction(engine) as connection:
-        return connection.scalars(query.order_by(ProbePause.id).limit(1)).first()
+        return connection.scalars(query).first()
 
 
 def resume(engine: Engine, host: str) -> int:
     """End all pauses of a host's CPU slots and return their number. The supervisor then resumes the workers."""
-    ended = update(ProbePause).where(
-        ProbePause.host == host, ProbePause.device == "cpu", ProbePause.resumed_at.is_(None)
-    )
     with transaction(engine) as connection:
-        return connection.execute(ended.values(resumed_at=func.now())).rowcount
+        ended = update(ProbePause).where(*_paused(host, "cpu")).values(resumed_at=func.now())
+        return connection.execute(ended).rowcount
 
 
 def pauses(engine: Engine, *, since: datetime | None = None) -> list[Pause]:
@@ -237,48 +223,35 @@ def pauses(engine: Engine, *, since: datetime | None = None) -> list[Pause]:
         return _pauses(connection, now if since is None else or_(now, ProbePause.paused_at >= since))
 
 
-def doubted(engine: Engine, pause_id: int) -> list[UUID]:
+def suspect_verdicts(engine: Engine, pause_id: int) -> list[UUID]:
     """Return the evaluations with suspect verdicts of a pause, the earliest first, or none for an unknown pause."""
     with transaction(engine) as connection:
-        row = connection.execute(select(*ProbePause.__table__.columns).where(ProbePause.id == pause_id)).one_or_none()
-        if row is None:
-            return []
-        query = _doubted(row, Evaluation.id).order_by(Verdict.finished_at, Evaluation.id)
-        return list(connection.scalars(query))
+        query = _suspect(Evaluation.id).where(ProbePause.id == pause_id)
+        return list(connection.scalars(query.order_by(Verdict.finished_at, Evaluation.id)))
 
 
 def listing(engine: Engine, *, since: datetime, limit: int) -> list[Settled]:
     """Return the probes that were settled since a time, the latest first."""
-    columns = [getattr(Probe, name) for name in Settled.__dataclass_fields__]
-    query = select(*columns).where(Probe.settled_at >= since).order_by(Probe.settled_at.desc(), Probe.evaluation_id)
+    query = select(*_SETTLED).where(Probe.settled_at >= since).order_by(Probe.settled_at.desc(), Probe.evaluation_id)
     with transaction(engine) as connection:
         return read(Settled, connection.execute(query.limit(limit)))
 
 
 def record(engine: Engine, *, live_s: float, since: datetime | None = None) -> Record:
-    """Return the results of probes.
+    """Return the results of probes since a time, or without ``since`` of the last day.
 
     Args:
         live_s: seconds without a heartbeat for which a worker counts as alive.
-        since: start of the period. None for the last day.
     """
-    columns = (Probe.kind, Probe.finding, Probe.bias, Probe.lane, Probe.worker, Probe.host, Probe.device)
     with transaction(engine) as connection:
         begun = func.now() - _DAY if since is None else since
-        rows = connection.execute(select(*columns).where(Probe.settled_at >= begun)).all()
-        live = connection.scalars(
-            select(Worker.name).where(
-                Worker.stopped_at.is_(None), Worker.heartbeat_at >= func.now() - timedelta(seconds=live_s)
-            )
-        ).all()
+        rows = connection.execute(select(*_SETTLED).where(Probe.settled_at >= begun)).all()
+        live = connection.scalars(select(Worker.name).where(*_alive(live_s))).all()
         paused = _pauses(connection, ProbePause.resumed_at.is_(None))
     judged = [row for row in rows if row.finding != Finding.VOID]
-    findings: defaultdict[Finding, int] = defaultdict(int)
-    kinds: defaultdict[str, int] = defaultdict(int)
+    findings, kinds = Counter(row.finding for row in judged), Counter(row.kind for row in judged)
     biases: defaultdict[str, list[float]] = defaultdict(list)
     for row in judged:
-        findings[Finding(row.finding)] += 1
-        kinds[row.kind] += 1
         if row.bias is not None:
             biases["cpu" if row.device == "cpu" else "gpu"].append(row.bias)
     return Record(
@@ -286,7 +259,7 @@ def record(engine: Engine, *, live_s: float, since: datetime | None = None) -> R
         void=len(rows) - len(judged),
         cheats=kinds[ProbeKind.CHEAT],
         honest=kinds[ProbeKind.HONEST],
-        spins=kinds[ProbeKind.SPIN],
+        spins=kinds[ProbeKind.KNOWN_DURATION],
         findings={finding: findings[finding] for finding in Finding if findings[finding]},
         clocks=tuple(
             Clock(resource, len(of), statistics.median(of), max(of, key=abs)) for resource, of in sorted(biases.items())
@@ -297,191 +270,141 @@ def record(engine: Engine, *, live_s: float, since: datetime | None = None) -> R
     )
 
 
+def _alive(live_s: float) -> tuple[ColumnElement[bool], ...]:
+    return Worker.stopped_at.is_(None), Worker.heartbeat_at >= func.now() - timedelta(seconds=live_s)
+
+
+def _paused(host: str, device: str) -> tuple[ColumnElement[bool], ...]:
+    return ProbePause.host == host, ProbePause.device == device, ProbePause.resumed_at.is_(None)
+
+
 # Results of probes -------------------------------------------------------------------------------------
 
 
-def _settle(connection: Connection) -> tuple[Settled, ...]:
+def _settle(connection: Connection) -> list[Settled]:
     """Settle the probes that have verdicts. A probe whose evaluation was removed is void."""
-    gone = ~select(Evaluation.id).where(Evaluation.id == Probe.evaluation_id).exists()
-    judged = select(Verdict.evaluation_id).where(Verdict.evaluation_id == Probe.evaluation_id).exists()
-    open_ones = connection.execute(
-        select(Probe.evaluation_id, Probe.lane, Probe.kind, Probe.idea, Probe.spin_ms)
-        .where(Probe.settled_at.is_(None), or_(judged, gone))
+    query = (
+        select(Probe.evaluation_id, Probe.kind, Probe.spin_ms, Verdict.finished_at.label("judged_at"))
+        .add_columns(Worker.name.label("worker"), Worker.host, Worker.device)
+        .outerjoin(Evaluation, Evaluation.id == Probe.evaluation_id)
+        .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
+        .outerjoin(Attempt, Attempt.id == Verdict.attempt_id)
+        .outerjoin(Worker, Worker.id == Attempt.worker_id)
+        .where(Probe.settled_at.is_(None), or_(Verdict.evaluation_id.is_not(None), Evaluation.id.is_(None)))
         .order_by(Probe.submitted_at)
-    ).all()
-    if not open_ones:
-        return ()
-    ids = [row.evaluation_id for row in open_ones]
-    verdicts: dict[UUID, Any] = {}
-    for row in connection.execute(VERDICTS.where(Verdict.evaluation_id == any_uuid(ids))).mappings():
-        with suppress(ValueError):  # a verdict of another version must not stop the sweep
-            verdicts[row["id"]] = to_verdict(row)
-    by = {
-        row.evaluation_id: row
-        for row in connection.execute(
-            select(Verdict.evaluation_id, Worker.name, Worker.host, Worker.device)
-            .join(Attempt, Attempt.id == Verdict.attempt_id)
-            .join(Worker, Worker.id == Attempt.worker_id)
-            .where(Verdict.evaluation_id == any_uuid(ids))
-        )
-    }
-    settled = [_settled(row, verdicts.get(row.evaluation_id), by.get(row.evaluation_id)) for row in open_ones]
-    for one in settled:
-        names = ("finding", "words", "bias", "judged_at", "worker", "host", "device")
-        values = {name: getattr(one, name) for name in names}
-        connection.execute(
-            update(Probe).where(Probe.evaluation_id == one.evaluation_id).values(settled_at=func.now(), **values)
-        )
-    return tuple(settled)
-
-
-def _settled(row: Row[*tuple[Any, ...]], verdict: Any, by: Row[*tuple[Any, ...]] | None) -> Settled:
-    kind = ProbeKind(row.kind)
-    if verdict is None:
-        judgement = Judgement(Finding.VOID, "the evaluation was removed, or its verdict cannot be read")
-    elif by is None:
-        judgement = Judgement(Finding.VOID, f"{verdict.category}: no worker judged it")
-    else:
-        judgement = probes.judge(verdict, kind=kind, spin_ms=row.spin_ms)
-    return Settled(
-        evaluation_id=row.evaluation_id,
-        lane=row.lane,
-        kind=kind,
-        idea=row.idea,
-        finding=judgement.finding,
-        words=judgement.words,
-        bias=judgement.bias,
-        worker=by.name if by else None,
-        host=by.host if by else None,
-        device=by.device if by else None,
-        judged_at=verdict.finished_at if verdict else None,
     )
+    settled: list[Settled] = []
+    for row in connection.execute(query).all():
+        judgement = _judgement(connection, row)
+        values = {"finding": judgement.finding, "words": judgement.words, "bias": judgement.bias}
+        values |= {name: getattr(row, name) for name in ("judged_at", "worker", "host", "device")}
+        this = update(Probe).where(Probe.evaluation_id == row.evaluation_id)
+        settled += read(Settled, connection.execute(this.values(settled_at=func.now(), **values).returning(*_SETTLED)))
+    return settled
+
+
+def _judgement(connection: Connection, row: Row[*tuple[Any, ...]]) -> Judgement:
+    try:
+        verdict = to_verdict(
+            connection.execute(VERDICTS.where(Verdict.evaluation_id == row.evaluation_id)).mappings().one()
+        )
+    except (NoResultFound, ValueError):  # a verdict of another version must not stop the sweep
+        return Judgement(Finding.VOID, "the evaluation was removed, or its verdict cannot be read")
+    if row.worker is None:
+        return Judgement(Finding.VOID, f"{verdict.category}: no worker judged it")
+    return probes.judge(verdict, kind=ProbeKind(row.kind), duration_ms=row.spin_ms)
 
 
 # Pauses ------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Suspicion:
-    """The last probes of a kind on a device that judged one of them wrongly, the latest first."""
+    """The wrong ones among the last probes of a kind on a device, the latest first. There is at least one.
 
-    host: str
-    device: str
-    kind: ProbeKind
-    last: list[Row[*tuple[Any, ...]]]
+    Attributes:
+        is_sure: True if chance is ruled out.
+        is_open: True if one more probe could rule it out.
+    """
 
-    @property
-    def wrong(self) -> list[Row[*tuple[Any, ...]]]:
-        """The probes that were judged wrongly."""
-        return [row for row in self.last if row.finding not in _GOOD]
-
-    @property
-    def is_sure(self) -> bool:
-        """True if chance is ruled out."""
-        return len(self.wrong) >= _WRONG or any(row.finding == Finding.CHEAT_ACCEPTED for row in self.wrong)
-
-    @property
-    def is_open(self) -> bool:
-        """True if one more probe could confirm the suspicion."""
-        return bool(self.wrong) and not self.is_sure and self.last.index(self.wrong[0]) < _LAST - _WRONG + 1
-
-
-#: Query for the last probes of each device and kind with a recent wrong finding.
-_SUSPECTED: Final = text("""
-    WITH suspected AS (
-        SELECT DISTINCT host, device, kind FROM probes
-        WHERE settled_at > now() - :recent AND NOT spent AND finding NOT IN ('agreed', 'void') AND host IS NOT NULL
-    )
-    SELECT host, device, kind, last.* FROM suspected CROSS JOIN LATERAL (
-        SELECT p.evaluation_id, p.lane, p.finding, p.words, p.worker, p.judged_at, p.settled_at FROM probes AS p
-        WHERE p.host = suspected.host AND p.device = suspected.device AND p.kind = suspected.kind
-          AND p.settled_at > now() - :recent AND NOT p.spent AND p.finding <> 'void'
-        ORDER BY p.settled_at DESC, p.judged_at DESC LIMIT :last
-    ) AS last
-    ORDER BY host, device, kind, settled_at DESC
-""")
+    wrong: Sequence[Row[*tuple[Any, ...]]]
+    is_sure: bool
+    is_open: bool
 
 
 def _suspicions(connection: Connection) -> list[_Suspicion]:
-    suspicions: dict[tuple[str, str, str], _Suspicion] = {}
-    for row in connection.execute(_SUSPECTED, {"recent": _RECENT, "last": _LAST}):
-        key = row.host, row.device, row.kind
-        suspicions.setdefault(key, _Suspicion(row.host, row.device, ProbeKind(row.kind), [])).last.append(row)
-    return list(suspicions.values())
-
-
-def _pause_all(connection: Connection) -> tuple[Pause, ...]:
-    paused = [_pause(connection, one) for one in _suspicions(connection) if one.is_sure]
-    return tuple(pause for pause in paused if pause is not None)
+    recent = (Probe.settled_at > func.now() - _RECENT, Probe.spent.is_(False), Probe.finding != Finding.VOID)
+    suspects = select(Probe.host).where(*recent, Probe.finding.not_in(_GOOD))
+    query = select(*_SETTLED, Probe.settled_at).where(*recent, Probe.host.in_(suspects))
+    by_device: defaultdict[tuple[str, str, str], list[Row[*tuple[Any, ...]]]] = defaultdict(list)
+    for row in connection.execute(query.order_by(Probe.settled_at.desc(), Probe.judged_at.desc())):
+        by_device[row.host, row.device, row.kind].append(row)
+    suspicions: list[_Suspicion] = []
+    for _, rows in sorted(by_device.items()):
+        last = rows[:_LAST]
+        if wrong := [row for row in last if row.finding not in _GOOD]:
+            is_sure = len(wrong) >= _WRONG or any(row.finding == Finding.CHEAT_ACCEPTED for row in wrong)
+            is_open = not is_sure and last.index(wrong[0]) < _LAST - _WRONG + 1
+            suspicions.append(_Suspicion(wrong, is_sure, is_open))
+    return suspicions
 
 
 def _pause(connection: Connection, one: _Suspicion) -> Pause | None:
     """Take a device out of service if it is not. Its earlier probes no longer count, so that it can be resumed."""
     wrong = [row for row in one.wrong if row.finding == Finding.CHEAT_ACCEPTED] or one.wrong
     latest = wrong[0]
-    here = (Probe.host == one.host, Probe.device == one.device)
+    host, device = latest.host, latest.device
+    here = (Probe.host == host, Probe.device == device)
     good = connection.scalar(
         select(func.max(Probe.judged_at)).where(
             *here,
-            Probe.kind == one.kind,
+            Probe.kind == latest.kind,
             Probe.finding == Finding.AGREED,
             # A judge that fails intermittently can agree between two wrong findings.
             Probe.judged_at < min(row.judged_at for row in wrong),
         )
     )
-    reason = clean.text(f"probes were judged wrongly: {latest.words} by {latest.worker}")[:_REASON_CHARACTERS]
     connection.execute(update(Probe).where(*here, Probe.settled_at.is_not(None)).values(spent=True))
-    since = select(ProbePause.id).where(
-        ProbePause.host == one.host, ProbePause.device == one.device, ProbePause.resumed_at.is_(None)
-    )
-    if connection.scalars(since.limit(1)).first() is not None:
+    if connection.scalars(select(ProbePause.id).where(*_paused(host, device)).limit(1)).first() is not None:
         return None  # already paused, and these probes had begun before
-    pause_id = connection.scalars(
-        insert(ProbePause)
-        .values(
-            host=one.host,
-            device=one.device,
-            finding=latest.finding,
-            reason=reason,
-            probes=[row.evaluation_id for row in wrong],
-            doubted_since=good,
-        )
-        .returning(ProbePause.id)
-    ).one()
-    if one.device == "cpu":
+    reason = clean.text(f"probes were judged wrongly: {latest.words} by {latest.worker}")[:_REASON_CHARACTERS]
+    values = {"host": host, "device": device, "finding": latest.finding, "reason": reason, "doubted_since": good}
+    values |= {"probes": [row.evaluation_id for row in wrong]}
+    pause_id = connection.scalars(insert(ProbePause).values(values).returning(ProbePause.id)).one()
+    if device == "cpu":
         # The workers are paused at once, so that claims before the supervisor's next check are refused. The supervisor
         # ends the pause.
-        mine = (Worker.host == one.host, Worker.device == "cpu", Worker.stopped_at.is_(None))
+        mine = (Worker.host == host, Worker.device == "cpu", Worker.stopped_at.is_(None))
         connection.execute(update(Worker).where(*mine).values(paused=reason))
     else:
-        gpus.quarantine(connection, one.device, reason=reason)
+        gpus.quarantine(connection, device, reason=reason)
     [pause] = _pauses(connection, ProbePause.id == pause_id)
     return pause
 
 
 def _pauses(connection: Connection, which: ColumnElement[bool]) -> list[Pause]:
-    rows = connection.execute(select(*ProbePause.__table__.columns).where(which).order_by(ProbePause.id.desc())).all()
-    few = [_doubted(row, Verdict.evaluation_id).limit(MOST_DOUBTED).subquery() for row in rows]
-    counts = [connection.scalar(select(func.count()).select_from(one)) for one in few]
-    return [read(Pause, [row], doubted=number)[0] for row, number in zip(rows, counts, strict=True)]
+    few = _suspect(Verdict.evaluation_id).correlate(ProbePause).limit(MOST_SUSPECT).subquery()
+    number = select(func.count()).select_from(few).scalar_subquery().label("doubted")
+    query = select(*ProbePause.__table__.columns, number).where(which).order_by(ProbePause.id.desc())
+    return read(Pause, connection.execute(query))
 
 
-def _doubted(pause: Row[*tuple[Any, ...]], column: Any) -> Any:
+def _suspect(column: Any) -> Any:
     """Return the query for a column of the real evaluations that a paused device judged since its last good probe."""
-    query = (
+    return (
         select(column)
         .select_from(Verdict)
         .join(Attempt, Attempt.id == Verdict.attempt_id)
         .join(Worker, Worker.id == Attempt.worker_id)
         .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
         .where(
-            Worker.host == pause.host,
-            Worker.device == pause.device,
-            Verdict.finished_at <= func.coalesce(pause.resumed_at, func.now()),
+            Worker.host == ProbePause.host,
+            Worker.device == ProbePause.device,
+            Verdict.finished_at > func.coalesce(ProbePause.doubted_since, literal_column("'-infinity'::timestamptz")),
+            Verdict.finished_at <= func.coalesce(ProbePause.resumed_at, func.now()),
             REAL,
         )
     )
-    return query if pause.doubted_since is None else query.where(Verdict.finished_at > pause.doubted_since)
 
 
 # Submission --------------------------------------------------------------------------------------------
@@ -494,7 +417,10 @@ _COUNT: Final = text("""
         FROM verdicts AS v
         JOIN evaluations AS e ON e.id = v.evaluation_id
         JOIN probe_lanes AS l ON l.lane = e.lane
-        WHERE v.finished_at > greatest(:oldest, now() - make_interval(secs => :counted_s))
+        WHERE v.finished_at > greatest(
+                (SELECT min(looked_at) FROM probe_lanes WHERE lane = ANY(:lanes)),
+                now() - make_interval(secs => :counted_s)
+            )
           AND v.finished_at > l.looked_at AND v.attempt_id IS NOT NULL AND NOT e.probe
         GROUP BY e.lane
     )
@@ -511,27 +437,15 @@ def _submit_due(connection: Connection, share: float, live_s: float) -> tuple[UU
         return ()
     fresh = [{"lane": lane, "due_after": _interval(share)} for lane in sorted(free)]
     connection.execute(insert(ProbeLane).on_conflict_do_nothing(), fresh)
-    oldest = connection.scalar(select(func.min(ProbeLane.looked_at)).where(ProbeLane.lane == any_text(free)))
-    connection.execute(_COUNT, {"oldest": oldest, "counted_s": _COUNTED_S, "lanes": list(free)})
+    connection.execute(_COUNT, {"counted_s": _COUNTED_S, "lanes": list(free)})
     busy = set(connection.scalars(select(Probe.lane).where(Probe.settled_at.is_(None)).distinct()))
-    due = {
-        row.lane: row.due_after
-        for row in connection.execute(
-            select(ProbeLane.lane, ProbeLane.due_after).where(
-                ProbeLane.lane == any_text(free), ProbeLane.ended >= ProbeLane.due_after
-            )
-        )
-    }
-    submitted: list[UUID] = []
-    for lane, kind in _wanted(connection, free).items():
-        if lane not in busy:
-            submitted.append(_write(connection, probes.draw(lane, kind), confirms=True))
-            busy.add(lane)
-    for lane in sorted(due.keys() - busy):
+    confirming = {lane: kind for lane, kind in _wanted(connection, free).items() if lane not in busy}
+    submitted = [_write(connection, probes.draw(lane, kind), confirms=True) for lane, kind in confirming.items()]
+    mine = (ProbeLane.lane == any_text(free.keys() - busy - confirming.keys()), ProbeLane.ended >= ProbeLane.due_after)
+    for lane in connection.scalars(select(ProbeLane.lane).where(*mine).order_by(ProbeLane.lane)).all():
         submitted.append(_write(connection, probes.draw(lane), confirms=False))
-        connection.execute(
-            update(ProbeLane).where(ProbeLane.lane == lane).values(ended=0.0, due_after=_interval(share))
-        )
+        reset = update(ProbeLane).where(ProbeLane.lane == lane)
+        connection.execute(reset.values(ended=0.0, due_after=_interval(share)))
     return tuple(submitted)
 
 
@@ -543,50 +457,30 @@ def _interval(share: float) -> float:
 
 def _free_lanes(connection: Connection, live_s: float) -> dict[str, int]:
     """Return the lanes that some live and unpaused worker serves, with their numbers of devices."""
-    devices: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
-    alive = (Worker.stopped_at.is_(None), Worker.heartbeat_at >= func.now() - timedelta(seconds=live_s))
-    query = select(Worker.lanes, Worker.host, Worker.device).where(*alive, Worker.paused.is_(None))
-    for lanes, host, device in connection.execute(query):
-        for lane in lanes:
-            devices[lane].add((host, device))
-    return {lane: len(of) for lane, of in devices.items()}
+    query = select(func.unnest(Worker.lanes), Worker.host, Worker.device).distinct()
+    devices = connection.execute(query.where(*_alive(live_s), Worker.paused.is_(None)))
+    return Counter(lane for lane, _, _ in devices)
 
 
 def _wanted(connection: Connection, free: dict[str, int]) -> dict[str, ProbeKind]:
     """Return, by lane, the kind of probe that could still confirm a wrong finding there."""
     wanted: dict[str, ProbeKind] = {}
-    for one in _suspicions(connection):
-        first = min(one.wrong, key=lambda row: row.settled_at) if one.wrong else None
-        if first is None or not one.is_open or first.lane not in free:
+    for first in (one.wrong[-1] for one in _suspicions(connection) if one.is_open):
+        if first.lane not in free:
             continue
-        tried = connection.scalar(
-            select(func.count()).where(
-                Probe.lane == first.lane,
-                Probe.kind == one.kind,
-                Probe.confirms.is_(True),
-                Probe.submitted_at >= first.settled_at,
-            )
-        )
+        same = (Probe.lane == first.lane, Probe.kind == first.kind, Probe.confirms)
+        tried = connection.scalar(select(func.count()).where(*same, Probe.submitted_at >= first.settled_at))
         if (tried or 0) < min(_CONFIRMING * free[first.lane], _MOST_CONFIRMING):
-            wanted.setdefault(first.lane, one.kind)
+            wanted.setdefault(first.lane, ProbeKind(first.kind))
     return wanted
 
 
 def _write(connection: Connection, probe: probes.Probe, *, confirms: bool) -> UUID:
     identity, request = uuid4(), probe.request
     # A function of the database writes the probe, because sweepers lack the right to write sources and evaluations.
-    fields = {
-        "id": str(identity),
-        "problem": request.problem,
-        "kernel": request.kernel,
-        "backend": request.backend.value,
-        "lane": request.lane,
-        "settings": request.settings.model_dump(mode="json"),
-        "queue_wait_s": request.queue_wait_s,
-        "kind": probe.kind.value,
-        "idea": probe.idea,
-        "spin_ms": probe.spin_ms,
-        "confirms": confirms,
-    }
-    connection.execute(select(func.kqueue_probe(literal(fields, JSONB))))
+    fields = request.model_dump(
+        mode="json", include={"problem", "kernel", "backend", "lane", "settings", "queue_wait_s"}
+    )
+    fields |= {"id": str(identity), "kind": probe.kind, "idea": probe.idea, "spin_ms": probe.duration_ms}
+    connection.execute(select(func.kqueue_probe(literal(fields | {"confirms": confirms}, JSONB))))
     return identity

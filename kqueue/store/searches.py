@@ -174,17 +174,18 @@ def update_step(engine: Engine, run_id: UUID, number: int, *, ended: bool = Fals
 
 def asked(engine: Engine, run_id: UUID, number: int, *, prompt: str, answer: str, kernel: str) -> Proposal:
     """Record a proposer's answer."""
-    return _update(engine, run_id, number, prompt=prompt, answer=answer, kernel=kernel, asked_at=func.now())
+    columns = {"prompt": prompt, "answer": answer, "kernel": kernel}
+    return _update(engine, run_id, number, clean.json(columns) | {"asked_at": func.now()})
 
 
 def ended(engine: Engine, run_id: UUID, number: int, *, evaluation_id: UUID | None = None, **columns: Any) -> Proposal:
     """Record the result of a proposal."""
-    return _update(engine, run_id, number, evaluation_id=evaluation_id, **columns, ended_at=func.now())
+    return _update(
+        engine, run_id, number, clean.json(columns) | {"evaluation_id": evaluation_id, "ended_at": func.now()}
+    )
 
 
-def _update(engine: Engine, run_id: UUID, number: int, **columns: Any) -> Proposal:
-    own = {"asked_at", "ended_at", "evaluation_id"}
-    values = {name: value if name in own else clean.json(value) for name, value in columns.items()}
+def _update(engine: Engine, run_id: UUID, number: int, values: Mapping[str, Any]) -> Proposal:
     where = (SearchProposal.run_id == run_id, SearchProposal.number == number)
     with transaction(engine) as connection:
         changed = update(SearchProposal).where(*where).values(values).returning(*_PROPOSAL)

@@ -141,6 +141,7 @@ class Halving:
         """
         rungs = self.rungs()
         if not results:
+            load_optuna()  # the importances need it in the end, even if nothing is sampled
             # The original kernel is one of the configurations, with the values in its source.
             return [Entry(ORIGINAL, rungs[0]), *(Entry(one, rungs[0]) for one in self._chosen([]))]
         last = results[-1].entry
@@ -152,6 +153,8 @@ class Halving:
         best = ranked(one for one in results if one.entry.calls == last.calls)
         due = rungs[rungs.index(last.calls) + 1 :]
         if len(due) > 1 and len(best) > self.finalists:
+            # Optuna's pruners are not used: they decide on each trial when it is reported, against earlier trials only.
+            # SuccessiveHalvingPruner promotes a grid whole whose scores ascend, with twice the timed calls.
             kept = best[: max(self.finalists, -(-len(best) // _RATIO))]
             return [Entry(one, due[0]) for one in kept]
         return self._last(best[: self.finalists])
@@ -241,18 +244,9 @@ class Halving:
         if space.original is not None:
             seen.add(space.original)
         if space.size <= self.trials:
-            return [] if tried else list(_distinct(self._grid(), seen))
+            return [] if tried else list(_distinct(itertools.product(*space.values), seen))
         count = min(_ROUND, self.trials - done)
         return list(itertools.islice(_distinct(self._sampled(tried, done), seen), max(0, count)))
-
-    def _grid(self) -> Iterator[Config]:
-        optuna = load_optuna()
-        indices = {
-            name: list(range(len(values))) for name, values in zip(self.space.names, self.space.values, strict=True)
-        }
-        study = optuna.create_study(sampler=optuna.samplers.GridSampler(indices, seed=0))
-        for _ in range(self.space.size):
-            yield self._config(study.ask(self._distributions(optuna)).params)
 
     def _sampled(self, tried: Sequence[Result], done: int) -> Iterator[Config]:
         optuna = load_optuna()

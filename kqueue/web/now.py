@@ -20,7 +20,7 @@ from kqueue.http.devices import Device, Fleet, View
 from kqueue.http.gateway import Gateway
 from kqueue.states import EvaluationState
 from kqueue.store import reports, tokens
-from kqueue.store.probes import MOST_DOUBTED
+from kqueue.store.probes import MOST_SUSPECT
 from kqueue.store.reports import Crowd, Listed, Oldest, Waiting
 from kqueue.web import present
 from kqueue.web.live import live
@@ -120,7 +120,7 @@ async def _fields(request: Request) -> dict[str, Any]:
         "cards": _cards(view, glance),
         "workers": [(worker, glance.running.get(worker.busy_with)) for worker in view.workers],
         "probes": view.probes,
-        "most_doubted": MOST_DOUBTED,
+        "most_doubted": MOST_SUSPECT,
         "glance": glance,
         "total": sum(glance.categories.values()),
         "most": max(*glance.minutes, 1),

@@ -15,8 +15,8 @@ from sqlalchemy import Engine, text
 from kqueue.categories import Category
 from kqueue.contract import Outcome
 from kqueue.errors import InvalidRequest
-from kqueue.search.judging import recorded
-from kqueue.search.plan import make_tune_plan
+from kqueue.search.plan import TunePlan, make_plan
+from kqueue.search.run import recorded
 from kqueue.states import SearchState
 from kqueue.store import searches
 from tests.cli.command import Cli, Done, Judgement
@@ -164,9 +164,9 @@ def test_what_was_accepted_is_cancelled_if_the_rest_is_refused(cli: Cli, worker:
 def test_a_plan_that_changed_is_not_gone_on_with(engine: Engine) -> None:
     """A plan that another process changed after it was read is refused."""
     fields = {"problem": "class Model: ...\n", "kernel": KERNEL, "backend": "torch", "grid": [["BLOCK", ["8"]]]}
-    plan = make_tune_plan(fields)
+    plan = make_plan(TunePlan, fields)
     run = searches.create(engine, "a", plan.model_dump(mode="json"))
-    other = make_tune_plan(fields | {"repeats": 2})
+    other = make_plan(TunePlan, fields | {"repeats": 2})
     with recorded(engine, run, other):
         pass
     with pytest.raises(InvalidRequest, match="the plan of the search a has just changed"), recorded(engine, run, plan):

@@ -11,8 +11,6 @@ from tests.integrity.corpus import BOTH, CPU, GPU, Program, control, program
 
 #: A wrong answer, whenever it was detected.
 WRONG: Final = frozenset({Category.WRONG_VALUES, Category.NONDETERMINISTIC, Category.NOT_FINITE, Category.REWARD_HACK})
-#: Right when it is checked and wrong when it is timed.
-WHEN_TIMED: Final = frozenset({Category.NONDETERMINISTIC, Category.REWARD_HACK})
 #: Right, with the true time.
 HONEST: Final = frozenset({Category.PASSED})
 #: Programs that take 20 ms. They need few calls, and a far lower time shows that the clock was fooled.
@@ -41,7 +39,7 @@ def _clocks() -> Iterator[Program]:
     yield program(f"{dense}_long", subtracted, HONEST, file=dense, **long, **SLOW)
     at_times = {"constants": {"ALTERNATE": True}, "note": "Here in two of three calls."}
     yield program(f"{dense}_at_times", subtracted, HONEST, file=dense, **at_times, **by_honest)
-    yield program("timing/takeover_as_null", "taking over the loop", WHEN_TIMED)
+    yield program("timing/takeover_as_null", "taking over the loop", WRONG)
     yield program("timing/takeover_by_gc", "taking over the loop", WRONG)
     yield _matmul("takeover_settle", "taking over the loop", HONEST | WRONG)
 
@@ -54,18 +52,18 @@ def _matmul(name: str, family: str, expected: frozenset[Category]) -> Program:
 
 def _streams_and_threads() -> Iterator[Program]:
     for name in ("side_stream_unjoined", "half_the_work_cpu_clock"):
-        yield _matmul(name, "side streams unjoined", HONEST | WHEN_TIMED)
-    yield program("timing/side_stream_long", "side streams unjoined", WHEN_TIMED, lanes=GPU, **SLOW)
-    yield _matmul("side_stream_joined_late", "side streams joined late", HONEST | WHEN_TIMED)
-    yield _matmul("side_stream_early", "work before GO", WHEN_TIMED)
+        yield _matmul(name, "side streams unjoined", HONEST | WRONG)
+    yield program("timing/side_stream_long", "side streams unjoined", WRONG, lanes=GPU, **SLOW)
+    yield _matmul("side_stream_joined_late", "side streams joined late", HONEST | WRONG)
+    yield _matmul("side_stream_early", "work before GO", WRONG)
     yield program("timing/thread_after_return", "threads", WRONG)
     yield program("timing/jit_fork", "torch.jit.fork", WRONG, problem="chain")
     yield _matmul("host_callback", "host callbacks", WRONG)
-    yield program("timing/go_forged", "work before GO", WHEN_TIMED, lanes=GPU, honest="controls/torch_gelu")
+    yield program("timing/go_forged", "work before GO", WRONG, lanes=GPU, honest="controls/torch_gelu")
     yield program(
         "timing/go_forged_on_busy_cores",
         "work before GO",
-        HONEST | WHEN_TIMED,
+        HONEST | WRONG,
         file="timing/go_forged",
         lanes=CPU,
         honest="controls/torch_gelu",
@@ -76,7 +74,7 @@ def _streams_and_threads() -> Iterator[Program]:
     few = {"timing": Timing(calls=20, warmup=1)}
     yield program("timing/persistent_kernel", "persistent background kernels", HONEST | WRONG, **few, **cupy)
     yield program("timing/done_forged", "work after DONE", HONEST | WRONG, **SLOW)
-    yield _matmul("done_enqueued_early", "work after DONE", HONEST | WHEN_TIMED)
+    yield _matmul("done_enqueued_early", "work after DONE", HONEST | WRONG)
 
 
 def _outputs() -> Iterator[Program]:
@@ -91,9 +89,9 @@ def _outputs() -> Iterator[Program]:
 
 
 def _chosen_calls() -> Iterator[Program]:
-    yield _outer("room_in_machine_memory", "calls that count", WHEN_TIMED)
-    yield _outer("time_between_calls", "calls that count", HONEST | WHEN_TIMED)
-    yield _outer("filled_while_read", "work after DONE", HONEST | WHEN_TIMED)
+    yield _outer("room_in_machine_memory", "calls that count", WRONG)
+    yield _outer("time_between_calls", "calls that count", HONEST | WRONG)
+    yield _outer("filled_while_read", "work after DONE", HONEST | WRONG)
     calls, room = "timing/every_nth_timed_call", "timing/room_in_gpu_memory"
     yield _gelu(calls, constants={"EVERY": 8})
     yield _gelu(f"{calls}_large", file=calls, constants={"EVERY": 8} | LARGE_GELU, **LARGE)
@@ -105,7 +103,7 @@ def _chosen_calls() -> Iterator[Program]:
 
 def _gelu(name: str, **more: Any) -> Program:
     common = {"problem": "wide_gelu", "honest": "controls/torch_wide_gelu", "lanes": GPU}
-    return program(name, "calls that count", HONEST | WHEN_TIMED, **common | more)
+    return program(name, "calls that count", HONEST | WRONG, **common | more)
 
 
 def _outer(name: str, family: str, expected: frozenset[Category]) -> Program:
@@ -115,8 +113,8 @@ def _outer(name: str, family: str, expected: frozenset[Category]) -> Program:
 def _phases() -> Iterator[Program]:
     yield program("timing/warmup_detection", "warm-up detection", WRONG)
     yield program("timing/call_count_switch", "call-count switches", WRONG)
-    yield program("timing/mode_switch_frames", "mode switches", WHEN_TIMED)
-    yield program("timing/mode_switch_stream", "mode switches", WHEN_TIMED, lanes=GPU)
+    yield program("timing/mode_switch_frames", "mode switches", WRONG)
+    yield program("timing/mode_switch_stream", "mode switches", WRONG, lanes=GPU)
     yield _matmul("basis_switch", "mode switches", HONEST)
     yield program("timing/superbatching", "superbatching", WRONG)
     yield program("timing/sequence_learned_graph", "sequence-learned CUDA graphs", WRONG, lanes=GPU)

@@ -29,7 +29,8 @@ _VERDICTS = "kqueue/store/evaluations/verdicts.py"
 _CONDITIONS = "kqueue/store/evaluations/conditions.py"
 _COMPARE = "workers/judge/pipeline/compare.py"
 _EXCHANGE = "workers/judge/pipeline/exchange.py"
-_TIMING = "workers/judge/pipeline/timing.py"
+_KEPT = "workers/judge/pipeline/kept.py"
+_SERIES = "workers/judge/pipeline/series.py"
 _SEAL = "workers/judge/sandbox/seal.py"
 _MESSAGES = "workers/messages.py"
 _AUTH = "kqueue/http/auth.py"
@@ -274,33 +275,41 @@ FAULTS = (
     Fault(
         "timed_unverified",
         "Timed calls are verified.",
-        _TIMING,
-        "        if not doubtful:\n            return\n",
-        "        if doubtful or not doubtful:\n            return\n",
+        _KEPT,
+        "chosen = [proof for number, proof in enumerate(proofs) if number < _SHARPENED or not right[number]]",
+        "chosen = [proof for number, proof in enumerate(proofs) if number < 0 and right[number]]",
         ("tests/judge/pipeline/test_timing.py",),
     ),
     Fault(
         "first_calls_kept",
         "Of all timed calls each is as likely to be verified as any other.",
-        _TIMING,
-        "self._counted - 1 if self._counted <= self._most else self._random.randrange(self._counted)",
-        "self._counted - 1",
+        _KEPT,
+        "number - 1 if number <= self._most else self._random.randrange(number)",
+        "number - 1",
         ("tests/judge/pipeline/test_timing.py",),
     ),
     Fault(
         "work_in_few_calls",
         "A kernel that works in some calls only is measured by those.",
-        _TIMING,
-        "(max(call, least) - taken) / 1e6",
-        "(call - taken) / 1e6",
+        _SERIES,
+        "times = [max(call, least) - taken for call in series.calls]",
+        "times = [call - taken for call in series.calls]",
         ("tests/judge/pipeline/test_timing.py",),
     ),
     Fault(
         "null_slowed",
         "A kernel gains nothing from a launch overhead that it has slowed.",
-        _TIMING,
-        "return max(0.0, min(own, (baseline.null_ms - quicker) * 1e6 - series.spared_ns))",
+        _SERIES,
+        "return max(0.0, own if own <= theirs + slack else theirs)",
         "return own",
+        ("tests/judge/pipeline/test_timing.py",),
+    ),
+    Fault(
+        "own_time_trusted",
+        "A time by a process's own clock counts only where the judge's clock confirms it.",
+        _SERIES,
+        "return times if outside_ns - median <=",
+        "return times if True or outside_ns - median <=",
         ("tests/judge/pipeline/test_timing.py",),
     ),
     # The seal -------------------------------------------------------------------------------------------

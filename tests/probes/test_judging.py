@@ -27,8 +27,8 @@ def verdict(category: Category = Category.PASSED, **times: Measurement | None) -
     return Verdict.load(outcome.model_dump() | fields | {"evaluation_id": uuid4()})
 
 
-def finding(kind: ProbeKind, known: Verdict, spin_ms: float | None = None) -> Finding:
-    return probes.judge(known, kind=kind, spin_ms=spin_ms).finding
+def finding(kind: ProbeKind, known: Verdict, duration_ms: float | None = None) -> Finding:
+    return probes.judge(known, kind=kind, duration_ms=duration_ms).finding
 
 
 def taken(shortest_ms: float, median_ms: float = 25.0, basis: str = "cpu_clock", null_ms: float = 0.1) -> Measurement:
@@ -46,12 +46,12 @@ def test_what_is_drawn_can_be_asked_for(lane: str, kind: ProbeKind) -> None:
     for probe in drawn:
         compile(probe.request.problem, "problem", "exec")
         compile(probe.request.kernel, "kernel", "exec")
-        for word in ("GIVEN", "ANSWER", "OUT", "FIRST", "SECOND", "BODY", "SPIN_", "ROWS", "OVER", "OFF", "KEPT"):
+        for word in ("GIVEN", "ANSWER", "OUT", "FIRST", "SECOND", "BODY", "DURATION_", "ROWS", "OVER", "OFF", "KEPT"):
             assert word not in probe.request.problem + probe.request.kernel
     assert len({probe.request.kernel_hash for probe in drawn}) == len(drawn)
     assert len({probe.request.problem_hash for probe in drawn}) == len(drawn)
     assert not any(probe.request.reuse for probe in drawn)
-    assert {probe.spin_ms is not None for probe in drawn} == {kind is ProbeKind.SPIN}
+    assert {probe.duration_ms is not None for probe in drawn} == {kind is ProbeKind.KNOWN_DURATION}
 
 
 def test_all_kinds_and_ideas_are_drawn() -> None:
@@ -68,7 +68,7 @@ def test_all_kinds_and_ideas_are_drawn() -> None:
         (ProbeKind.CHEAT, Category.RUNTIME_ERROR, Finding.CHEAT_MISTAKEN),
         (ProbeKind.HONEST, Category.PASSED, Finding.AGREED),
         (ProbeKind.HONEST, Category.WRONG_VALUES, Finding.HONEST_REFUSED),
-        (ProbeKind.SPIN, Category.NONDETERMINISTIC, Finding.HONEST_REFUSED),
+        (ProbeKind.KNOWN_DURATION, Category.NONDETERMINISTIC, Finding.HONEST_REFUSED),
         *((kind, category, Finding.VOID) for kind in ProbeKind for category in (
             Category.WORKER_LOST, Category.JUDGE_ERROR, Category.GPU_UNHEALTHY, Category.TIMING_UNSTABLE,
             Category.TIMEOUT, Category.HOST_OUT_OF_MEMORY, Category.CANCELLED, Category.EXPIRED,
@@ -78,7 +78,7 @@ def test_all_kinds_and_ideas_are_drawn() -> None:
 )  # fmt: skip
 def test_a_category_is_right_or_wrong_or_shows_nothing(kind: ProbeKind, category: Category, shows: Finding) -> None:
     """A failure of the fleet, a lack of memory or a cancellation is no finding against the judge."""
-    assert finding(kind, verdict(category), 25.0 if kind is ProbeKind.SPIN else None) is shows
+    assert finding(kind, verdict(category), 25.0 if kind is ProbeKind.KNOWN_DURATION else None) is shows
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_clock_of_a_cpu_has_wide_bounds(
 ) -> None:
     """Half and double times are findings, in one or both measurements, but not the times of a busy host."""
     times = {"runtime": taken(shortest_ms, null_ms=null_ms), "baseline": taken(reference_ms, null_ms=null_ms)}
-    assert finding(ProbeKind.SPIN, verdict(**times), 25.0) is shows
+    assert finding(ProbeKind.KNOWN_DURATION, verdict(**times), 25.0) is shows
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,11 @@ def test_a_clock_of_a_cpu_has_wide_bounds(
 )  # fmt: skip
 def test_a_clock_of_a_gpu_has_narrow_bounds(median_ms: float, shows: Finding) -> None:
     times = {"runtime": taken(median_ms, median_ms, "gpu_clock"), "baseline": taken(0.01, 0.01, "gpu_clock")}
-    known = probes.judge(verdict(**times), kind=ProbeKind.SPIN, spin_ms=2.0)
+    known = probes.judge(verdict(**times), kind=ProbeKind.KNOWN_DURATION, duration_ms=2.0)
     assert known.finding is shows
     assert known.bias == pytest.approx(median_ms / 2.0 - 1)
 
 
-def test_a_spin_without_a_time_is_wrong() -> None:
+def test_a_known_duration_kernel_without_a_time_is_wrong() -> None:
     """A judge that returns no times fails the probe."""
-    assert finding(ProbeKind.SPIN, verdict(runtime=None, baseline=None), 25.0) is Finding.CLOCK_UNEVEN
+    assert finding(ProbeKind.KNOWN_DURATION, verdict(runtime=None, baseline=None), 25.0) is Finding.CLOCK_UNEVEN

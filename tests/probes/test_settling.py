@@ -90,7 +90,7 @@ def test_a_cheat_that_passes_pauses_at_once(
     since = work(2)
     [pause] = judged(engine, judge, ProbeKind.CHEAT, passed()).paused
     assert (pause.host, pause.device, pause.finding, pause.doubted) == ("here", "cpu", Finding.CHEAT_ACCEPTED, 2)
-    assert probes.doubted(engine, pause.id) == since
+    assert probes.suspect_verdicts(engine, pause.id) == since
     assert not set(before) & set(since)
     assert probes.held(engine, "here") == pause.reason
     assert workers.live(engine, within_s=LIVE_S)[0].paused == pause.reason
@@ -128,7 +128,7 @@ def test_a_judge_that_is_broken_now_and_then_is_doubted_since_before(
     since += work(1)
     judged(engine, judge, ProbeKind.HONEST, passed())
     [pause] = judged(engine, judge, ProbeKind.HONEST, refused).paused
-    assert probes.doubted(engine, pause.id) == since
+    assert probes.suspect_verdicts(engine, pause.id) == since
 
 
 def test_there_is_an_end_to_confirming(engine: Engine, worker_id: UUID, judge: Callable[..., None]) -> None:
@@ -195,7 +195,7 @@ def test_a_gpu_is_quarantined_until_an_operator_resumes_it(engine: Engine, judge
 
 def test_no_report_counts_them(engine: Engine, judge: Callable[..., None], worker_id: UUID) -> None:
     """No report lists or charges probes, and retention removes them and their problems but keeps their record."""
-    identity = probes.submit(engine, "cpu", ProbeKind.SPIN)
+    identity = probes.submit(engine, "cpu", ProbeKind.KNOWN_DURATION)
     assert reports.crowds(engine) == []
     assert reports.backlog(engine) == {}
     assert reports.unfinished(engine) == []
@@ -227,7 +227,7 @@ def test_the_record_tells_what_clocks_were_off_by(engine: Engine, judge: Callabl
     other = uuid4()
     workers.register(engine, id=other, name="cpu-1@here", host="here", pid=2, lanes=["cpu"], device="cpu")
     for shortest in (30.0, 31.0, 33.0):
-        identity = probes.submit(engine, "cpu", ProbeKind.SPIN)
+        identity = probes.submit(engine, "cpu", ProbeKind.KNOWN_DURATION)
         change(engine, "UPDATE probes SET spin_ms = 30 WHERE evaluation_id = :id", id=identity)
         times = {"min_ms": shortest, "null_ms": 0.1}
         runtime, baseline = (measurement(shortest).model_copy(update=times | more) for more in ({}, {"min_ms": 60.0}))

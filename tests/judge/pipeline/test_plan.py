@@ -44,10 +44,12 @@ def test_small_problems_of_all_places_fit_together(total: int, siblings: int, da
 
 def test_each_part_of_a_problem_has_its_memory() -> None:
     made = settled(_MIB, _MIB, _MIB, 20 * _MIB, siblings=4)
-    assert (made.judge, made.reference, made.candidate) == (2 * _GIB + 2 * _MIB, 3 * _GIB, 8 * _GIB)
+    assert (made.judge, made.reference, made.candidate) == (2 * _GIB + 4 * _MIB, 3 * _GIB, 8 * _GIB)
+    assert made.has_turns
     # With 6 GiB of inputs and of outputs, the kernel gets twice the memory that the reference used.
     made = settled(6 * _GIB, 6 * _GIB, 0, 18 * _GIB, siblings=4)
     assert (made.judge, made.reference, made.candidate) == (14 * _GIB, 24.5 * _GIB, 36 * _GIB)
+    assert not made.has_turns
     assert made.total == 74.5 * _GIB <= plan.capacity(_H200, 4)
     assert made.evidence()["outputs_bytes"] == 6 * _GIB
     made = settled(20 * _GIB, 20 * _GIB, _GIB, 50 * _GIB)

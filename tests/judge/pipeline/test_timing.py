@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,11 +20,13 @@ from workers.judge.candidate.harness import Harness
 from workers.judge.channel.orders import Job, Opening, Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import environment
-from workers.judge.pipeline import speed_of_light, timing
+from workers.judge.pipeline import kept, speed_of_light, timing
 from workers.judge.pipeline.cases import Case
 from workers.judge.pipeline.clocks import Instruments
 from workers.judge.pipeline.exchange import Exchange
+from workers.judge.pipeline.kept import KeptCalls
 from workers.judge.pipeline.reference import BOUNDS, Reference
+from workers.judge.pipeline.series import Series, overhead_of, summarise
 from workers.judge.slot_config import SlotConfig
 
 CPU = SlotConfig(
@@ -34,14 +37,14 @@ WATCH = Instruments(environment.Watch(CPU))
 CALLS = [1_000_000 + 1_000 * i for i in range(21)]
 
 
-def series(**changes: object) -> timing.Series:
+def series(**changes: object) -> Series:
     """Return calls of 1 to 1.02 ms with a launch overhead of about 0.3 ms, measured by a GPU's clock."""
     fields: dict[str, object] = {"calls": CALLS, "overheads": [290_000, 300_000, 330_000], "yardsticks": [50_000] * 5}
-    return timing.Series("gpu_clock", **(fields | changes))  # pyright: ignore[reportArgumentType]
+    return Series("gpu_clock", **(fields | changes))  # pyright: ignore[reportArgumentType]
 
 
 def measured(**changes: object) -> Measurement:
-    return timing.summarise(series(**changes), 300_000, Timing(), GPU)
+    return summarise(series(**changes), 300_000, Timing(), GPU)
 
 
 def test_the_null_is_subtracted_but_its_empty_kernel_is_not() -> None:
@@ -64,7 +67,7 @@ def test_calls_that_wait_for_no_turn_show() -> None:
 def test_no_call_is_shorter_than_the_shortest_that_was_verified() -> None:
     """A kernel that idles in most calls gains nothing, because the verified calls are not idle."""
     idle = series(calls=[400_000] * 15 + [1_000_000, 1_010_000, 1_020_000], kept=[1_010_000, 1_020_000])
-    taken = timing.summarise(idle, 300_000, Timing(), GPU)
+    taken = summarise(idle, 300_000, Timing(), GPU)
     assert (taken.min_ms, taken.median_ms, taken.max_ms) == pytest.approx((0.710, 0.710, 0.720))
     honest = measured(kept=[CALLS[3], CALLS[17]])
     assert honest == measured()
@@ -80,13 +83,15 @@ def test_each_call_is_as_likely_to_be_kept_as_any_other() -> None:
     seen = [0] * 16
     for _ in range(5):
         with made.timed() as exchange:
-            stopwatch = timing.Stopwatch(exchange, made, CPU, WATCH, 4)
-            taken = stopwatch.measure(Timing(calls=16, warmup=1, precision=0), basis="cpu_clock", overhead_share=0.2)
+            calls = KeptCalls(made, 4, on_gpu=False)
+            stopwatch = timing.Stopwatch(exchange, made, CPU, WATCH, calls)
+            taken, _ = stopwatch.measure(Timing(calls=16, warmup=1, precision=0), basis="cpu_clock")
         assert len(taken.calls) == 16
         assert set(taken.kept) <= set(taken.calls)
-        for proof in stopwatch._proofs:
+        for proof in calls._proofs:
             seen[proof.number - 1] += 1
-        assert stopwatch.verify() == 4
+        assert len(calls) == 4
+        calls.verify()
     assert sum(seen) == 20
     assert any(seen[:8])
     assert any(seen[8:])
@@ -101,10 +106,10 @@ def test_what_disturbs_some_copies_changes_nothing_of_what_they_take_less(
 ) -> None:
     made = reference(STRIDED, checks=1)
     made.answer_first(made.cache.first())
-    stopwatch = timing.Stopwatch(made.proxy.exchange, made, GPU, WATCH, 0)
-    stopwatch._series = timing.Series("gpu_clock", layouts={((1, 8),)})
+    stopwatch = timing.Stopwatch(made.proxy.exchange, made, GPU, WATCH)
+    stopwatch._series = Series("gpu_clock", layouts={((1, 8),)})
     assert not stopwatch.has_other_layouts
-    stopwatch._series = timing.Series("gpu_clock", layouts={((1, 8),), ((8, 1),)})
+    stopwatch._series = Series("gpu_clock", layouts={((1, 8),), ((8, 1),)})
     assert stopwatch.has_other_layouts
     others = itertools.cycle([90_000.0, 0.0, 50_000.0])
 
@@ -125,7 +130,7 @@ LARGE = problem("x: (x.repeat(17 << 8), x + 1)", "return [torch.randn(64)]")
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Divide the bounds of the kept bytes of a call by 64."""
     for name in ("_KEPT_BYTES", "_PIECE_BYTES"):
-        monkeypatch.setattr(timing, name, getattr(timing, name) // 64)
+        monkeypatch.setattr(kept, name, getattr(kept, name) // 64)
 
 
 def verified(made: Reference, kernel: str) -> int:
@@ -140,11 +145,13 @@ def verified(made: Reference, kernel: str) -> int:
     exchange.bind_inputs(first.inputs)
     exchange.bind_outputs(made.form.output_specs)
     exchange.outputs(process.order(Order.RUN, seed=first.seed))
-    stopwatch = timing.Stopwatch(exchange, made, CPU, WATCH, 3)
-    stopwatch.measure(Timing(calls=5, warmup=0, precision=0), basis="cpu_clock", overhead_share=0.0)
-    kept = sum(tensor.nbytes for proof in stopwatch._proofs for tensor in proof.outputs)
-    assert stopwatch.verify() == 3
-    return kept
+    calls = KeptCalls(made, 3, on_gpu=False)
+    stopwatch = timing.Stopwatch(exchange, made, CPU, WATCH, calls)
+    stopwatch.measure(Timing(calls=5, warmup=0, precision=0), basis="cpu_clock")
+    nbytes = sum(tensor.nbytes for proof in calls._proofs for tensor in proof.outputs)
+    assert len(calls) == 3
+    calls.verify()
+    return nbytes
 
 
 def kernel_of(problem: str, body: str) -> str:
@@ -155,8 +162,8 @@ def kernel_of(problem: str, body: str) -> str:
 @pytest.mark.usefixtures("small_pieces")
 def test_of_large_outputs_pieces_are_kept() -> None:
     """At most 64 MiB of a call's outputs are kept, and small outputs are kept whole. Inputs are not kept."""
-    kept = verified(reference(LARGE, checks=1), kernel_of(LARGE, "return x.repeat(17 << 8), x + 1"))
-    assert 3 * ((62 << 14) + 64 * 4) <= kept <= 3 * ((64 << 14) + 64 * 4)
+    nbytes = verified(reference(LARGE, checks=1), kernel_of(LARGE, "return x.repeat(17 << 8), x + 1"))
+    assert 3 * ((62 << 14) + 64 * 4) <= nbytes <= 3 * ((64 << 14) + 64 * 4)
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -177,9 +184,9 @@ def test_a_wrong_piece_of_a_large_output_is_found(wrong: str) -> None:
 COARSE = problem("x: (x + 3e6) - 3e6", "return [10 * torch.randn(64, 64)]")
 
 
-@pytest.mark.parametrize(("problem", "exactly"), [(DOUBLING, False), (COARSE, True)], ids=["within", "excused"])
-def test_calls_are_verified_in_float64_only_where_one_needs_an_excuse(
-    problem: str, exactly: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("problem", "exactly"), [(DOUBLING, 2), (COARSE, 3)], ids=["within", "excused"])
+def test_two_calls_and_those_that_need_an_excuse_are_verified_in_float64(
+    problem: str, exactly: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = reference(problem, checks=1)
     sharpen = made.sharpen
@@ -192,7 +199,7 @@ def test_calls_are_verified_in_float64_only_where_one_needs_an_excuse(
 
     monkeypatch.setattr(made, "sharpen", sharpened)
     verified(made, kernel_of(problem, "return x * 2" if problem is DOUBLING else "return x.clone()"))
-    assert len(asked) == (3 if exactly else 0)
+    assert len(asked) == exactly
 
 
 def test_a_measurement_says_how_it_was_taken() -> None:
@@ -201,20 +208,20 @@ def test_a_measurement_says_how_it_was_taken() -> None:
     assert taken.precision == pytest.approx(0.004 / 0.710, rel=0.3)
     assert taken.q1_ms < taken.median_ms < taken.q3_ms
     # On a GPU the median overhead counts. On a CPU the minimum counts, because other processes lengthen it.
-    assert (timing.overhead_of(series(), GPU), timing.overhead_of(series(), CPU)) == (300_000, 290_000)
+    assert (overhead_of(series(), GPU), overhead_of(series(), CPU)) == (300_000, 290_000)
 
 
 def test_a_slowed_null_does_not_count() -> None:
     """The smaller overhead of kernel and reference counts, corrected for changes of the judge's own work."""
     reference = measured()
-    assert timing.overhead_of(series(overheads=[900_000] * 5), GPU, reference) == pytest.approx(300_000)
-    assert timing.overhead_of(series(overheads=[250_000] * 5), GPU, reference) == 250_000
+    assert overhead_of(series(overheads=[900_000] * 5), GPU, reference) == pytest.approx(300_000)
+    assert overhead_of(series(overheads=[250_000] * 5), GPU, reference) == 250_000
     quieter = series(overheads=[900_000] * 5, yardsticks=[40_000] * 5)
-    assert timing.overhead_of(quieter, GPU, reference) == pytest.approx(290_000)
+    assert overhead_of(quieter, GPU, reference) == pytest.approx(290_000)
     dense = series(overheads=[900_000] * 5, spared_ns=120_000.0)
-    assert timing.overhead_of(dense, GPU, reference) == pytest.approx(180_000)
-    assert timing.overhead_of(series(spared_ns=1e9, overheads=[100] * 5), GPU) == 100
-    assert timing.overhead_of(series(spared_ns=1e9), GPU, reference) == 0
+    assert overhead_of(dense, GPU, reference) == pytest.approx(180_000)
+    assert overhead_of(series(spared_ns=1e9, overheads=[100] * 5), GPU) == 100
+    assert overhead_of(series(spared_ns=1e9), GPU, reference) == 0
 
 
 SOURCE = """
@@ -299,6 +306,56 @@ def test_a_slow_reference_is_asked_once_for_each_call_that_is_verified(monkeypat
     with pytest.raises(EvaluationEnded, match="right when checked, wrong when timed"):
         verified(made, kernel_of(COARSE, "return x.clone()"))
     assert asked == 1 + 3 + 2  # the first answer, the verified calls, and the check that confirms a wrong one
+
+
+def refined(own_us: float, overhead_us: float = 3.0, reference_us: float = 3.0, **changes: object) -> Measurement:
+    """Return the measurement of a candidate that takes 10 us by the judge's clock, and ``own_us`` by its own."""
+    times: dict[str, object] = {"calls": [308_000] * 20, "overheads": [300_000] * 5, "empty_ns": 2_000.0}
+    own = [int(1000 * (own_us + overhead_us - 2))] * 20
+    theirs = series(**times, own=own, own_overheads=[int(1000 * reference_us)] * 5)
+    mine = series(**times, own=own, own_overheads=[int(1000 * overhead_us)] * 5, **changes)
+    return summarise(mine, 300_000, Timing(), GPU, theirs)
+
+
+def test_a_process_s_own_clock_counts_only_as_far_as_the_judge_s_confirms_it() -> None:
+    for own_us, taken_us in ((10.5, 10.5), (7.0, 7.0), (25.0, 25.0), (5.0, 10.0), (0.5, 10.0)):
+        taken = refined(own_us)
+        assert taken.median_ms == pytest.approx(taken_us / 1e3), own_us
+        assert taken.is_fine is (own_us == taken_us)
+    # An overhead far above the reference's would make the rest look short.
+    assert refined(9.0, overhead_us=20.0).median_ms == pytest.approx(0.0254)
+    assert not refined(9.0, kept=[309_000]).is_fine
+    assert refined(10.5).error == pytest.approx(0.03, abs=0.005)
+    assert not summarise(series(own=[-1] * 21, own_overheads=[3_000] * 5), 3e5, Timing(), GPU, series()).is_fine
+
+
+def test_a_kernel_that_is_slow_in_almost_half_of_its_calls_is_as_slow_as_their_mean() -> None:
+    uneven = series(calls=[400_000] * 11 + [1_000_000] * 9)
+    assert summarise(uneven, 300_000, Timing(), GPU, series()).median_ms == pytest.approx(0.37)
+    assert summarise(uneven, 300_000, Timing(), GPU, uneven).median_ms == pytest.approx(0.1)
+    # Time slices of other contexts lengthen up to a third of the calls.
+    disturbed = series(calls=[400_000] * 14 + [1_000_000] * 6)
+    assert summarise(disturbed, 300_000, Timing(), GPU, series()).median_ms == pytest.approx(0.1)
+
+
+def test_the_reference_is_timed_in_turn_and_variants_are_called_and_verified() -> None:
+    made = reference(DOUBLING, checks=1)
+    made.answer_first(made.cache.first())
+    other = reference(DOUBLING, checks=1)
+    other.answer_first(other.cache.first())
+    calls = KeptCalls(made, 3, on_gpu=False)
+    with made.timed(beside=True) as exchange, other.timed() as candidate:
+        stopwatch = timing.Stopwatch(candidate, made, CPU, WATCH, calls)
+        own, beside = stopwatch.measure(
+            Timing(calls=9, warmup=1, precision=0),
+            basis="cpu_clock",
+            beside=timing.Beside(exchange, contextlib.nullcontext),
+            variants=made.cache.vary(made.cache.new(), ("uniform", "blocks")),
+        )
+    assert beside is not None
+    assert (len(own.calls), len(beside.calls), len(own.variants)) == (9, 9, 2)
+    assert len(calls) == 5
+    assert len(calls.verify()) == 2  # Figures are given of those that are compared with float64 answers.
 
 
 def test_a_histogram_holds_every_call() -> None:

@@ -22,6 +22,11 @@ READY: Final = 16
 DONE: Final = 32
 #: Word that is 1 while a compiler runs for the candidate.
 COMPILING: Final = 48
+#: Word with the random seed of the timed call, which the judge writes when the call's clock runs.
+SEED: Final = 64
+#: Words with the number of the last call that the candidate's own clock timed, and that time in nanoseconds.
+TIMED: Final = 80
+OWN_NS: Final = 96
 
 _SIZE: Final = mmap.PAGESIZE
 #: Iterations of the wait loop between two calls of ``gone`` (about 1 ms).

@@ -32,8 +32,8 @@ class Order(IntEnum):
     RUN = 6
     """Call forward on the shared inputs. The reply has the locations of the outputs."""
     TIME = 7
-    """Make one timed call: write READY, wait for GO in the shared flags, then continue as in RUN. On a GPU an empty
-    kernel precedes the forward."""
+    """Make one timed call: write READY, wait for GO in the shared flags, take the seed from there, then continue as in
+    RUN. On a GPU an empty kernel precedes the forward."""
     TIME_OVERHEAD = 8
     """Make a timed call without a forward: deliver the last outputs again."""
     ENQUEUE = 10

@@ -130,7 +130,7 @@ class SealedProcess:
         process.memory = ProcessMemory(*memory) if memory else None
         process._phase = phase
         process._cpu_before_s = cpu_before_s
-        for flag in (flags.GO, flags.READY, flags.DONE, flags.COMPILING):
+        for flag in (flags.GO, flags.READY, flags.DONE, flags.COMPILING, flags.TIMED):
             process.flags[flag] = 0  # numbers of calls start at 0 again
         return process
 

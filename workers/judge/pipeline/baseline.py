@@ -1,12 +1,17 @@
-"""The reference's own time, measured in its sealed process, cached, and measured again after a drift.
+"""The reference's own time, measured in its sealed process in turn with the kernel, and without the kernel.
 
-During one evaluation, :meth:`Baseline.get_going` runs before any of the kernel's code, :meth:`Baseline.take` when the
-kernel is gone and the device still exclusive, and :meth:`Baseline.baseline_for` when the kernel's times are known.
+Times in turn with the kernel meet the same clocks, temperature and neighbours, so they are the better baseline. But a
+kernel could slow down the reference meanwhile. So such a time counts only if it agrees with one that was taken while
+the kernel did not run: an earlier one, which is cached, or one that is taken when the kernel is gone.
+
+During one evaluation, :meth:`Baseline.choose_clock` runs before any of the kernel's code, :meth:`Baseline.beside` while
+the kernel is timed, and :meth:`Baseline.settle` when the kernel is gone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import Any, Final
 
 from kqueue.contract import Phase
@@ -19,9 +24,15 @@ from workers.judge.pipeline.clocks import Instruments
 from workers.judge.pipeline.context import Context
 from workers.judge.pipeline.exchange import Exchange
 from workers.judge.pipeline.reference import Reference
+from workers.judge.pipeline.series import Basis, Series, overhead_of, summarise
 
 #: Maximum factor by which the judge's own work inside a call can differ from its time when a baseline was cached.
 _DRIFT: Final = 1.25
+#: Share by which a time in turn with the kernel can be longer than a time without the kernel, or shorter than a cached
+#: one, by clock, and the difference in milliseconds that is noise.
+_LONGER: Final[dict[Basis, float]] = {"gpu_clock": 0.02, "cpu_clock": 0.1}
+_SHORTER: Final = 0.05
+_NOISE_MS: Final[dict[Basis, float]] = {"gpu_clock": 0.0005, "cpu_clock": 0.02}
 #: Number of measurements of a baseline that is no longer than the launch overhead.
 _TRIES: Final = 3
 _WHAT: Final = "the reference, when it was timed,"
@@ -31,7 +42,6 @@ class Baseline:
     """The reference's time in one evaluation.
 
     Attributes:
-        known: the cached baseline at the beginning of the evaluation, or None.
         basis: the clock that times kernel and reference.
     """
 
@@ -46,16 +56,15 @@ class Baseline:
         self._environment_hash = environment_hash
         self._reference = reference
         self._instruments = instruments
-        self.basis: timing.Basis = "gpu_clock" if context.slot.on_gpu else "cpu_clock"
-        self.known: Measurement | None = self._cached(self.basis)
+        # A seed must not arrive before the clock starts, and the GPU's clock times work that was enqueued earlier.
+        self.basis: Basis = "gpu_clock" if context.slot.on_gpu and not reference.form.draws else "cpu_clock"
         self._reference_blocks = False
-        self._taken: Measurement | None = None
 
-    def get_going(self) -> None:
+    def choose_clock(self) -> None:
         """Choose the clock that can time the reference. None of the kernel's code must run meanwhile."""
-        if self.known is not None:
-            self.basis = self.known.basis
-        elif self._slot.on_gpu:
+        if (known := self._cached(self.basis)) is not None:
+            self.basis = known.basis
+        elif self.basis == "gpu_clock":
             with (
                 self._steps.alone("reference"),
                 self._steps.backstop(Phase.CHECK),
@@ -65,29 +74,45 @@ class Baseline:
                 if self._stopwatch(exchange).blocks():
                     self.basis, self._reference_blocks = "cpu_clock", True
 
-    def take(self, basis: timing.Basis) -> None:
-        """Measure the baseline by the kernel's clock. This needs the exclusive device and a kernel that has ended."""
-        with self._reference.timed() as exchange:
-            self._taken = self._time_reference(exchange, basis)
+    def beside(self, exchange: Exchange) -> timing.Beside:
+        """Return the reference for timing in turn with the kernel. ``exchange`` is its process."""
+        return timing.Beside(exchange, lambda: self._blaming(exchange))
 
-    def baseline_for(self, series: timing.Series) -> Measurement:
-        """Return the baseline that was measured, or the cached one.
+    def settle(self, series: Series, beside: Series | None) -> Measurement:
+        """Return the baseline of a kernel that has ended. Measure the reference again if that is needed.
 
-        Measure a new one if none is cached for the series' clock, or if the device has drifted.
+        Args:
+            series: the kernel's times.
+            beside: the reference's times in turn with the kernel, if there are any.
 
         Raises:
             EvaluationEnded: the reference failed.
         """
-        return self._taken or self._baseline_for(series, compiled=False)
+        if beside is None or beside.basis != series.basis:
+            self._context.evidence.baseline_taken = "without_kernel"
+            return self._baseline_for(series, compiled=False)
+        measured = self._summarise(beside)
+        cached = self._cached(beside.basis)
+        if cached is None or measured.is_fine > cached.is_fine or not _agree(measured, cached, _SHORTER):
+            cached = self._take(beside.basis)
+        is_slowed = cached.is_fine > measured.is_fine or not _agree(measured, cached, math.inf)
+        self._context.evidence.baseline_taken = "without_kernel" if is_slowed else "in_turn"
+        return cached if is_slowed else measured
 
-    def compiled_baseline(self, series: timing.Series) -> dict[str, Any]:
+    def _take(self, basis: Basis) -> Measurement:
+        """Measure the reference without the kernel, and cache the result."""
+        steps = self._steps
+        with steps.alone("measure_reference"), steps.backstop(Phase.TIME), self._reference.timed() as exchange:
+            return self._time_reference(exchange, basis, replace=True)
+
+    def compiled_baseline(self, series: Series) -> dict[str, Any]:
         """Return the reference's time under ``torch.compile``, or its error, which has no other consequence."""
         try:
             return self._baseline_for(series, compiled=True).model_dump(mode="json")
         except EvaluationEnded as ended:
             return {"error": ended.outcome.message}
 
-    def _settings_key(self, basis: timing.Basis, *, compiled: bool = False) -> str:
+    def _settings_key(self, basis: Basis, *, compiled: bool = False) -> str:
         """Return the key for all settings that a baseline depends on."""
         settings = self._settings
         cold = "cold" if settings.timing.cold_l2 else "warm"
@@ -98,12 +123,12 @@ class Baseline:
             f" calls={settings.timing.calls} precision={settings.timing.precision:g}"
         )
 
-    def _cached(self, basis: timing.Basis, *, compiled: bool = False) -> Measurement | None:
+    def _cached(self, basis: Basis, *, compiled: bool = False) -> Measurement | None:
         key = self._settings_key(basis, compiled=compiled)
         return self._backend.baseline(self._problem_hash, self._environment_hash, key)
 
     def _time_reference(
-        self, exchange: Exchange, basis: timing.Basis, *, compiled: bool = False, cached: Measurement | None = None
+        self, exchange: Exchange, basis: Basis, *, compiled: bool = False, replace: bool = False
     ) -> Measurement:
         """Measure the launch overhead and the baseline, and cache it. The problem is blamed for failures."""
         # Other processes' work on the device can hide a short call. One that is not longer than the launch overhead is
@@ -113,32 +138,30 @@ class Baseline:
             for _ in range(_TRIES - 1):
                 if measurement.q1_ms <= 0:
                     measurement = self._measure_reference(exchange, basis)
-        if cached is not None and not _has_drifted(cached, measurement.yardstick_ms):
-            return cached  # The kernel slowed down the judge's work, and the cached baseline is still right.
         if measurement.q1_ms > 0:
             # If the reference itself waits for the GPU, no other clock can time it.
-            keys: set[timing.Basis] = (
-                {measurement.basis, "gpu_clock"} if self._reference_blocks else {measurement.basis}
-            )
+            keys: set[Basis] = {measurement.basis, "gpu_clock"} if self._reference_blocks else {measurement.basis}
             for key in keys:
                 self._backend.keep_baseline(
                     self._problem_hash,
                     self._environment_hash,
                     self._settings_key(key, compiled=compiled),
                     measurement,
-                    replace=cached is not None,
+                    replace=replace,
                 )
         return measurement
 
     def _blaming(self, exchange: Exchange) -> contextlib.AbstractContextManager[None]:
         return blaming(_WHAT, exchange.process, self._reference.proxy.allowed_bytes)
 
-    def _measure_reference(self, exchange: Exchange, basis: timing.Basis) -> Measurement:
-        series = self._stopwatch(exchange).measure(self._settings.timing, basis=basis, overhead_share=1.0)
-        overhead = timing.overhead_of(series, self._slot)
-        return timing.summarise(series, overhead, self._settings.timing, self._slot)
+    def _measure_reference(self, exchange: Exchange, basis: Basis) -> Measurement:
+        series, _ = self._stopwatch(exchange).measure(self._settings.timing, basis=basis)
+        return self._summarise(series)
 
-    def _baseline_for(self, series: timing.Series, *, compiled: bool) -> Measurement:
+    def _summarise(self, series: Series) -> Measurement:
+        return summarise(series, overhead_of(series, self._slot), self._settings.timing, self._slot)
+
+    def _baseline_for(self, series: Series, *, compiled: bool) -> Measurement:
         """Return the cached baseline, or a new one if there is none by this clock or the device has drifted."""
         cached = self._cached(series.basis, compiled=compiled)
         if cached is not None and not _has_drifted(cached, series.yardstick_ms):
@@ -147,15 +170,13 @@ class Baseline:
             drift = {"was_ms": cached.yardstick_ms, "is_ms": series.yardstick_ms}
             self._context.evidence.baseline_drift = drift
         if not compiled:
-            with (
-                self._steps.alone("measure_reference"),
-                self._steps.backstop(Phase.TIME),
-                self._reference.timed() as exchange,
-            ):
-                return self._time_reference(exchange, series.basis, cached=cached)
+            taken = self._take(series.basis)
+            # The kernel can have slowed down the judge's work. Then the cached baseline is still right.
+            is_right = cached is not None and not _has_drifted(cached, taken.yardstick_ms)
+            return cached if cached is not None and is_right else taken
         exchange = self._begin_compiled()
         with self._steps.alone("measure_reference"), self._steps.backstop(Phase.TIME):
-            measurement = self._time_reference(exchange, series.basis, compiled=True, cached=cached)
+            measurement = self._time_reference(exchange, series.basis, compiled=True, replace=cached is not None)
         exchange.process.stop()
         return measurement
 
@@ -180,7 +201,14 @@ class Baseline:
 
     def _stopwatch(self, exchange: Exchange) -> timing.Stopwatch:
         """Return a stopwatch for a process, none of whose calls is verified."""
-        return timing.Stopwatch(exchange, self._reference, self._slot, self._instruments, 0)
+        return timing.Stopwatch(exchange, self._reference, self._slot, self._instruments)
+
+
+def _agree(beside: Measurement, alone: Measurement, shorter: float) -> bool:
+    """Return whether a time in turn with a kernel is as long as one without it. It can be shorter by a share."""
+    noise = _NOISE_MS[beside.basis]
+    most = alone.median_ms * (1 + _LONGER[beside.basis]) + noise
+    return alone.median_ms * (1 - shorter) - noise <= beside.median_ms <= most
 
 
 def _has_drifted(known: Measurement, now: float | None) -> bool:

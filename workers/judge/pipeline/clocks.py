@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -50,6 +50,8 @@ _ENQUEUE_S: Final = (0.05, 0.25)
 #: Maximum seconds that the judge waits for an untimed call, and seconds between two polls.
 _LET_GO_S: Final = 10.0
 _NAP_S: Final = 0.0002
+#: Maximum seconds that the judge waits for a call's time by the process's own clock.
+_OWN_S: Final = 0.005
 #: Number of timings of a copy, and the maximum size in bytes of the copy.
 _COPIES: Final = 5
 _COPIED_BYTES: Final = 128 << 20
@@ -133,6 +135,20 @@ class Instruments:
     flusher: Flusher | None = None
 
 
+class Sample(NamedTuple):
+    """The times of one call in nanoseconds.
+
+    Attributes:
+        ns: the whole span.
+        yardstick_ns: the judge's own work before GO.
+        own_ns: the time of the forward by the process's own clock, or -1 if it reported none. Not trusted.
+    """
+
+    ns: int
+    yardstick_ns: int
+    own_ns: int = -1
+
+
 class GpuClock:
     """Clock of events around work that was enqueued in advance.
 
@@ -159,12 +175,11 @@ class GpuClock:
                 return False
         return True
 
-    def time(self, order: Order, case: Case, into: list[torch.Tensor]) -> tuple[int, int] | None:
+    def time(self, order: Order, case: Case, into: list[torch.Tensor]) -> Sample | None:
         """Time one call, with the order ``ENQUEUE``, ``ENQUEUE_IN_TURN`` or ``ENQUEUE_OVERHEAD``.
 
         Returns:
-            Nanoseconds of the whole span, and of the judge's own work before GO. None if the candidate did not enqueue
-            the call in time.
+            The times, or None if the candidate did not enqueue the call in time.
 
         Raises:
             EvaluationEnded: the call failed, or its outputs do not have the reference's form.
@@ -195,7 +210,11 @@ class GpuClock:
         finally:
             self._hold.let_go()
         self._await(end, number)
-        return round(begin.elapsed_time(end) * 1e6), round(begin.elapsed_time(ready) * 1e6)
+        return Sample(
+            round(begin.elapsed_time(end) * 1e6),
+            round(begin.elapsed_time(ready) * 1e6),
+            _own_ns(self._process.flags, number),
+        )
 
     def _load_copies(self, into: list[torch.Tensor], views: list[Output]) -> None:
         """Copy once from new layouts, because the copy's kernels cannot be loaded while a stream waits."""
@@ -207,7 +226,7 @@ class GpuClock:
 
     def _enqueue(self, order: Order, case: Case, seconds: float) -> tuple[int, list[Output]] | None:
         """Let the candidate enqueue a call. Return None if it did not do so in time and ran the call untimed."""
-        number = self._process.send(order, seed=case.seed)
+        number = self._process.send(order)
         self._process.look_out()
         if self._process.answered(seconds):
             return number, self._exchange.outputs(self._process.receive(number))
@@ -256,12 +275,13 @@ class CpuClock:
         #: The last call's outputs in the process's memory.
         self.views: list[Output] = []
 
-    def time(self, order: Order, case: Case, into: list[torch.Tensor]) -> tuple[int, int]:
+    def time(self, order: Order, case: Case, into: list[torch.Tensor]) -> Sample:
         """Time one call with ``TIME`` or ``TIME_OVERHEAD``. See :meth:`GpuClock.time` for arguments and results."""
         page, process, exchange = self._process.flags, self._process, self._exchange
-        number = process.send(order, seed=case.seed)
+        number = process.send(order)
         self._wait(flags.READY, number)
         begin = time.perf_counter_ns()
+        page[flags.SEED] = case.seed if exchange.form.draws else 0
         if not self._on_gpu:
             exchange.load(case.inputs)
             ready = time.perf_counter_ns()
@@ -282,12 +302,21 @@ class CpuClock:
             raise EvaluationEnded(
                 Category.SANDBOX_VIOLATION, "the candidate answered a timed call before its end", Phase.TIME
             )
-        return end - begin, ready - begin
+        return Sample(end - begin, ready - begin, _own_ns(page, number))
 
     def _wait(self, flag: int, number: int) -> None:
         """Wait until the flag shows the call's number, or the candidate sends a reply."""
         process = self._process
         flags.wait(process.flags, flag, number, nap=not self._on_gpu, gone=process.answered)
+
+
+def _own_ns(page: memoryview[int], number: int) -> int:
+    """Return a call's time by the process's own clock, which it reports when the call has ended, or -1."""
+    deadline = time.monotonic() + _OWN_S
+    while page[flags.TIMED] != number:
+        if time.monotonic() > deadline:
+            return -1
+    return page[flags.OWN_NS]
 
 
 def copy_ns(spec: TensorSpec, stride: tuple[int, ...], flusher: Flusher | None) -> float:
@@ -324,8 +353,12 @@ def _shortest_copy(shape: list[int], stride: tuple[int, ...], dtype: torch.dtype
     return min(times)
 
 
+@cache
 def empty_kernel_ns() -> float:
-    """Return the time in nanoseconds of the empty kernel of an overhead call, averaged over many back to back."""
+    """Return the time in nanoseconds of the empty kernel of an overhead call, the least of many back to back.
+
+    It is a property of the device, so a judge measures it once.
+    """
     value = torch.zeros(1, device="cuda")
     many = 32
 
@@ -333,7 +366,7 @@ def empty_kernel_ns() -> float:
         for _ in range(many):
             value.zero_()
 
-    return min(_span(burst, behind=True) for _ in range(3)) / many
+    return min(_span(burst, behind=True) for _ in range(10)) / many
 
 
 def _span(work: Callable[[], object], *, behind: bool = False) -> float:

@@ -32,6 +32,8 @@ class EvidenceBuilder:
     tf32: bool | None = None
     reference_is_constant: bool | None = None
     verified_calls: int | None = None
+    timed_variants: Fields | None = None
+    baseline_taken: str | None = None
     floor: Fields | None = None
     provenance: Fields | None = None
     provenance_error: str | None = None

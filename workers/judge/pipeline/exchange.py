@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import random
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -26,6 +27,8 @@ from workers.judge.pipeline import compare
 from workers.judge.pipeline.cases import Case
 from workers.judge.pipeline.plan import Plan
 
+_Pair = TypeVar("_Pair")
+_RANDOM: Final = random.SystemRandom()
 #: Maximum time in seconds for a process to open the device, which other processes can be opening at the same time.
 PREPARE_S: Final = 120.0
 
@@ -41,6 +44,7 @@ class Form:
         output_strides: strides of each output.
         output_aliases: for each output, the number of the input whose memory it shares, or None.
         mutates_inputs: True if the reference has changed an input.
+        draws: True if the reference has drawn random numbers, so that the seed of a call decides its answer.
     """
 
     arguments: Any = None
@@ -49,6 +53,7 @@ class Form:
     output_strides: tuple[tuple[int, ...], ...] = ()
     output_aliases: tuple[int | None, ...] = ()
     mutates_inputs: bool = False
+    draws: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +130,8 @@ class Exchange:
         self.process.order(Order.BIND_OUTPUTS, payload=binding)
 
     def load(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Start writing inputs to the shared memory. :meth:`settle` waits for the end."""
-        for shared, own in zip(self._inputs, inputs, strict=True):
+        """Start writing inputs to the shared memory, in random order. :meth:`settle` waits for the end."""
+        for shared, own in _shuffled(zip(self._inputs, inputs, strict=True)):
             shared.tensor.copy_(own)
 
     def changed(self, inputs: Sequence[torch.Tensor]) -> int | None:
@@ -135,6 +140,12 @@ class Exchange:
             if not same_bits(shared.tensor, own):
                 return i
         return None
+
+    def check_inputs(self, case: Case) -> None:
+        """Raise EvaluationEnded (``input_mutated``) if a call changed its inputs and the reference changes none."""
+        if not self.form.mutates_inputs and (i := self.changed(case.inputs)) is not None:
+            message = f"forward changed its input tensor {i}"
+            raise EvaluationEnded(Category.INPUT_MUTATED, message, self.process.phase, input=i)
 
     def outputs(self, reply: Reply) -> list[Output]:
         """Return views of a call's outputs in the process's memory.
@@ -237,9 +248,12 @@ class Candidate(Exchange):
         self.load(case.inputs)
         self.settle()
         views = self.outputs(self.process.order(Order.RUN, promptly=self._device == "cuda", seed=case.seed))
-        if not self.form.mutates_inputs and (i := self.changed(case.inputs)) is not None:
-            raise EvaluationEnded(Category.INPUT_MUTATED, f"forward changed its input tensor {i}", Phase.CHECK, input=i)
-        return compare.check_values(self.read(views), case, self._settings)
+        return self.compare(case, self.read(views))
+
+    def compare(self, case: Case, outputs: list[torch.Tensor]) -> dict[str, Any]:
+        """Compare the outputs of a call on a case. See :meth:`run` for the result and the errors."""
+        self.check_inputs(case)
+        return compare.check_values(outputs, case, self._settings)
 
     def profile(self, case: Case) -> None:
         """Record the GPU activities of one call.
@@ -297,16 +311,23 @@ def copied(own: OwnOutput) -> torch.Tensor:
 
 
 def copy_out(views: Sequence[Output], into: list[torch.Tensor]) -> None:
-    """Copy outputs into the judge's own memory, on a GPU without waiting for it.
+    """Copy outputs into the judge's own memory in random order, on a GPU without waiting for it.
 
     Raises:
         EvaluationEnded: the memory does not exist, on a CPU only.
     """
-    for view, copy in zip(views, into, strict=True):
+    for view, copy in _shuffled(zip(views, into, strict=True)):
         if isinstance(view, OwnOutput):
             view.read(copy)
         else:
             copy.copy_(view)
+
+
+def _shuffled(pairs: Iterable[_Pair]) -> list[_Pair]:
+    """Return pairs in random order, because a kernel could work while the last one is copied."""
+    chosen = list(pairs)
+    _RANDOM.shuffle(chosen)
+    return chosen
 
 
 def check_form(reply: Reply, structure: str, specs: Sequence[TensorSpec]) -> None:

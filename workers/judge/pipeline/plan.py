@@ -6,7 +6,7 @@ device would give sizes without memory, but a call on it imports modules for 1.6
 The plan allots memory to each process:
 
 - the judge: the inputs of a call, shared with the candidate, the outputs of a call, the outputs kept from timed calls,
-  and the comparison's buffers;
+  and the comparison's buffers, and if there is enough memory, inputs and outputs of the reference's timed calls too;
 - the reference: the peak of its calls, and some more;
 - the candidate: twice the reference's peak, because a kernel can need other memory.
 
@@ -52,6 +52,7 @@ class Plan:
     Attributes:
         inputs, outputs, weights: sizes for one call. ``outputs`` is None before the first call.
         judge, reference, candidate: allowance of each process.
+        has_turns: True if the reference can be timed in turn with the candidate, for which both need their inputs.
     """
 
     inputs: int
@@ -60,6 +61,7 @@ class Plan:
     judge: int
     reference: int
     candidate: int
+    has_turns: bool = True
 
     @property
     def total(self) -> int:
@@ -107,9 +109,12 @@ def settled(inputs: int, outputs: int, weights: int, peak: int, *, whole: int, s
     least = {name: min(nbytes, int(part * share)) for name, (nbytes, part) in _LEAST.items()}
     judge = max(least["judge"], inputs + outputs + min(_BESIDE_BYTES, share // 6))
     must = outputs + weights
+    both = max(judge, 2 * (inputs + outputs) + min(_BESIDE_BYTES, share // 6))
+    has_turns = both + peak + must <= share  # More would leave less memory for the problems of other slots.
+    judge = both if has_turns else judge
     reference = max(least["reference"], int(_MORE * peak) + min(_MORE_BYTES, share // 8))
     reference = max(min(reference, whole - judge - must), peak)
     candidate = max(least["candidate"], _KERNEL * max(peak, inputs + outputs + weights))
     # If a problem fills the GPU, its kernels get the remaining memory.
     candidate = max(min(candidate, whole - judge - reference), must)
-    return Plan(inputs, outputs, weights, judge, reference, candidate)
+    return Plan(inputs, outputs, weights, judge, reference, candidate, has_turns)

@@ -310,6 +310,7 @@ class Reference:
             raise invalid_problem(f"the reference must return the same {part} each time")
         self.case = self.case or case
         if reply.drew:
+            self.form.draws = True
             self.oracle.is_useful = False  # In float64 its random numbers would differ.
         return _Answer(case, reply)
 
@@ -439,11 +440,14 @@ class Reference:
         return bits.hexdigest()
 
     @contextlib.contextmanager
-    def timed(self) -> Generator[Exchange]:
-        """Share the first case's inputs with the process for timed calls."""
+    def timed(self, *, beside: bool = False) -> Generator[Exchange]:
+        """Share the first case's inputs with the process for timed calls.
+
+        ``beside`` is True if a kernel runs in turn with it. Without one, the process can have more memory.
+        """
         case, exchange = self.case, self.proxy.exchange
         assert case is not None, "it has answered a case"
-        if self.device == "cuda":
+        if self.device == "cuda" and not beside:
             self.proxy.allow(self.timed_bytes)
         self.cache.present(case)
         with self.proxy.blaming("get_inputs()"):

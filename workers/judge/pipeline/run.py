@@ -41,7 +41,7 @@ def evaluate(
 
     Args:
         backend: storage of environments, baselines and suspect GPU reports.
-        status_page: page for the current phase, by which the judge supervisor explains this process's death.
+        status_page: page for the current phase, by which the requester explains this process's death.
 
     Returns:
         The outcome, blamed on the candidate, the problem or the fleet.

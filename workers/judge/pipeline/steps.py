@@ -1,7 +1,7 @@
 """Steps of an evaluation: their phases, deadlines and durations, and the device's lock.
 
-Every step is a ``with`` block. The status page shows its name, phase and deadline, from which the judge supervisor can
-explain the judge's death. An alarm of the operating system ends a judge that overruns its time, whatever code it runs.
+Every step is a ``with`` block. The status page shows its name, phase and deadline, from which the requester can explain
+the judge's death. An alarm of the operating system ends a judge that overruns its time, whatever code it runs.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Steps:
 
     @contextlib.contextmanager
     def backstop(self, phase: Phase) -> Generator[None]:
-        """End the judge itself if every other deadline fails. Its parent then records ``judge_error``."""
+        """End the judge itself if every other deadline fails. The requester then reports ``judge_error``."""
         self.enter(phase)
         with _alarm(self._total_s + _BACKSTOP_S):
             yield

@@ -1,17 +1,18 @@
-"""Timed calls of one candidate: measuring, verifying and summarizing them.
+"""Timed calls of a candidate and of the reference, in turns.
 
 Every call has new values. The outputs of each call are copied to memory that was allocated before the call. Some calls
-are kept: when the candidate is gone, the reference draws their inputs again and answers them. A call is chosen after it
-is over, so nothing that the candidate does before can depend on the choice. Each call is equally likely to be kept, and
-the candidate does not know the number of calls: the expected share of wrong calls among the kept ones is the share
-among all. Of large outputs only pieces at random positions are kept. A candidate that is right in some calls only, and
-lucky, gains nothing either: no call counts as shorter than the shortest kept call (:func:`summarise`).
+are kept and verified later (:mod:`workers.judge.pipeline.kept`). Calls on hidden variants are made at random positions
+by the same orders, and are all verified. A candidate that is right in some calls only, and lucky, gains nothing either:
+no call counts as shorter than the shortest kept call (:func:`.series.summarise`).
+
+Candidate and reference are called in turns, in random order, while this slot has the device for itself. So both meet
+the same clocks, temperature and neighbours.
 
 The launch overhead is subtracted from each time. It is the time of the same call with an empty kernel instead of a
 forward. A candidate that slowed this measurement would look fast. Therefore the launch overhead is also measured in a
-process that runs the reference, with the baseline. A candidate's own value counts only where it is smaller, which shows
-that the device has become quieter since. The judge copies outputs with their strides. Where a candidate's strides make
-the copy faster than the reference's, the reference's launch overhead is reduced by the difference.
+process that runs the reference. A candidate's own value counts only where it is smaller, which shows that the device
+has become quieter since. The judge copies outputs with their strides. Where a candidate's strides make the copy faster
+than the reference's, the reference's launch overhead is reduced by the difference.
 
 The empty kernel needs a time slice of the GPU. A forward that launches no kernel needs none, and would look faster by
 the cost of a context switch. Therefore some calls, chosen at random, are made after an empty kernel. If these take
@@ -24,135 +25,272 @@ import contextlib
 import gc
 import math
 import random
-import statistics
 import time
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import torch
 
 from kqueue.categories import Category
 from kqueue.contract import Phase, Timing
-from kqueue.evidence import Clocks, Histogram, Measurement
 from workers.judge.channel.orders import Order
 from workers.judge.channel.tensors import TensorSpec
 from workers.judge.ending import EvaluationEnded
-from workers.judge.pipeline import clocks, compare
+from workers.judge.pipeline import clocks, series
 from workers.judge.pipeline.cases import Case
-from workers.judge.pipeline.clocks import CpuClock, GpuClock, Hold, Instruments, empty_kernel_ns
+from workers.judge.pipeline.clocks import CpuClock, GpuClock, Hold, Instruments, Sample, empty_kernel_ns
 from workers.judge.pipeline.exchange import Exchange
+from workers.judge.pipeline.kept import KeptCalls
 from workers.judge.pipeline.reference import Reference
+from workers.judge.pipeline.series import Basis, Series
 from workers.judge.slot_config import SlotConfig
 
-Basis = Literal["gpu_clock", "cpu_clock"]
-
 #: Version of this module's method, a part of the key under which baselines are cached.
-METHOD: Final = "10"
-#: Number of a candidate's launch-overhead measurements as a share of its calls.
+METHOD: Final = "11"
+#: Number of launch-overhead measurements as a share of the calls, of a candidate and of the reference.
 OVERHEAD_SHARE: Final = 0.2
-#: Minimum number of calls in a measurement, even if the time budget is exceeded.
-_FEWEST: Final = 5
-#: Minimum number of calls after which precision can end a measurement, and the maximum that is added at random. The
-#: second pair is for calls on a GPU longer than the limit in nanoseconds (with the judge's own work), which vary less.
-_ENOUGH: Final = (15, 8)
-_ENOUGH_LONG: Final = (8, 5)
-_LONG_CALL_NS: Final = 5e6
+_REFERENCE_SHARE: Final = 1.0
 #: Share of the time phase's deadline after which no further call begins.
 _BUDGET: Final = 0.6
-#: Time by which a call after an empty kernel can exceed a plain one, in nanoseconds and as a share. The kernel takes
-#: about 2 us, and a context switch on the GPU 280 us.
-_IN_TURN_SLACK: Final = (10e3, 0.02)
-#: Number of calls after an empty kernel as a share of the plain calls, their minimum number, and the duration of calls
-#: in nanoseconds above which a context switch is too short to be seen.
+#: Time in seconds after which the reference is called no more in turn, if it was called often enough.
+_REFERENCE_S: Final = 2.0
+#: Number of calls after an empty kernel as a share of the plain calls, and their minimum number.
 _IN_TURN_SHARE: Final = 0.15
 _FEWEST_IN_TURN: Final = 5
-_LONG_NS: Final = 280e3 / _IN_TURN_SLACK[1]
-#: Sufficient precision of the launch overhead relative to the precision of the calls.
-_OVERHEAD_PART: Final = 0.25
-#: Half width in nanoseconds at which any median is precise enough, because a GPU's clock is no finer.
-_RESOLUTION_NS: Final = 500.0
+#: Number of calls over which the calls on variants are spread.
+_SPREAD: Final = 12
 #: Number of calls between two reads of the device's clocks.
 _LOOK_EVERY: Final = 8
-#: Maximum size in bytes of the outputs kept from a call, and the size of their pieces.
-_KEPT_BYTES: Final = 64 << 20
-_PIECE_BYTES: Final = 1 << 20
-#: Maximum number of calls that are verified together, and maximum size in bytes of their outputs.
-_MOST_TOGETHER: Final = 16
-_TOGETHER_BYTES: Final = 256 << 20
 #: Number of alternating measurements of copies with two layouts. Alternation exposes both to the same disturbances.
 _COMPARISONS: Final = 4
-#: Duration in seconds of drawing inputs above which the candidate's deadline is paused.
-_SLOW_DRAW_S: Final = 0.02
-#: Number of consecutive calls that a candidate fails to enqueue in time before its forward is assumed to wait for the
-#: GPU.
-_MISSES: Final = 3
-#: Number of such calls in total for the same conclusion.
+#: Number of consecutive calls that a process fails to enqueue in time before its forward is assumed to wait for the
+#: GPU, and number of such calls in total for the same conclusion.
+MISSES: Final = 3
 _MISSED: Final = 10
-#: Number of bins of a histogram, and the number of interquartile ranges above the third quartile where its range ends.
-_BINS: Final = 20
-_FAR: Final = 3.0
+#: Least time in seconds of a phase, because an alarm needs a positive time.
+_LEAST_S: Final = 0.001
+
+
+def usual_calls(timing: Timing) -> int:
+    """Return the number of input sets for a series of candidate and reference that ends by precision."""
+    calls = min(timing.calls, sum(series.ENOUGH))
+    shares = 2 + OVERHEAD_SHARE + _REFERENCE_SHARE + 2 * _IN_TURN_SHARE
+    return 2 * timing.warmup + math.ceil(calls * shares) + 2 * series.FEWEST
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """The reference, when it is timed in turn with a candidate.
+
+    Attributes:
+        exchange: its process.
+        blaming: returns a context in which failures are blamed on the problem.
+    """
+
+    exchange: Exchange
+    blaming: Callable[[], contextlib.AbstractContextManager[None]]
 
 
 @dataclass(slots=True)
-class Series:
-    """Times in nanoseconds, including the launch overhead."""
+class _Inputs:
+    """Inputs of the calls, which candidate and reference share.
 
-    basis: Basis
-    calls: list[int] = field(default_factory=list[int])
-    overheads: list[int] = field(default_factory=list[int])
-    yardsticks: list[int] = field(default_factory=list[int])
-    discarded: int = 0
-    #: Times of the calls that are kept to be verified.
-    kept: list[int] = field(default_factory=list[int])
-    #: Times of the additional calls after an empty kernel.
-    in_turn: list[int] = field(default_factory=list[int])
-    #: Strides of the outputs of all calls, and the time in nanoseconds that copying them saves over the reference's.
-    layouts: set[tuple[tuple[int, ...], ...]] = field(default_factory=set[tuple[tuple[int, ...], ...]])
-    spared_ns: float = 0.0
-    #: Time in nanoseconds of one empty kernel if only the overhead calls contain it. It must not be subtracted.
-    empty_ns: float = 0.0
-    clocks: dict[str, float | str | None] = field(default_factory=dict[str, float | str | None])
+    Attributes:
+        variants: hidden variants that are still to be called.
+        last: the inputs of the last call.
+    """
 
-    @property
-    def yardstick_ms(self) -> float | None:
-        """Median time of the judge's own work inside the calls, or None by the CPU's clock."""
-        return statistics.median(self.yardsticks) / 1e6 if self.basis == "gpu_clock" else None
+    reference: Reference
+    variants: list[Case]
+    last: Case | None = None
 
-    @property
-    def takes_no_turn(self) -> bool:
-        """True if the calls did not wait for a time slice of the GPU."""
-        if not (self.in_turn and self.calls):
+    def fresh(self) -> Case:
+        """Return inputs that were never used."""
+        self.last = self.reference.cache.fresh()
+        return self.last
+
+    def variant(self) -> Case | None:
+        """Return the inputs of the next variant, or None if it cannot be made."""
+        case, cache = self.variants.pop(), self.reference.cache
+        if case.slot is None and not cache.draw([case]):
+            return None
+        self.last = case
+        return case
+
+    def for_overhead(self, *, on_gpu: bool) -> Case:
+        """Return inputs for an overhead call: fresh ones, which no cache holds. Large ones are the last call's."""
+        is_large = on_gpu and not self.reference.cache.is_roomy
+        return self.last if is_large and self.last is not None and self.last.inputs else self.fresh()
+
+
+class _Caller:
+    """The timed calls of one process by one clock.
+
+    Attributes:
+        series: their times.
+        blocks: True if its forward waits for the GPU, so that the GPU's clock cannot time it.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        inputs: _Inputs,
+        clock: GpuClock | CpuClock,
+        call: Order,
+        timing: Timing,
+        kept: KeptCalls | None,
+        beside: Beside | None,
+    ) -> None:
+        """Make no call yet. ``kept`` keeps the calls of a candidate. ``beside`` is set for a reference in turn."""
+        self.series = Series(clock.basis)
+        self.blocks = False
+        self._exchange = exchange
+        self._inputs = inputs
+        self._clock = clock
+        self._call = call
+        self._timing = timing
+        self._kept = kept
+        self._beside = beside
+        self._overhead = Order.ENQUEUE_OVERHEAD if isinstance(clock, GpuClock) else Order.TIME_OVERHEAD
+        self._share = OVERHEAD_SHARE if kept is not None else _REFERENCE_SHARE
+        self._random = random.SystemRandom()
+        self._warming = timing.warmup
+        self._misses = self._missed = 0
+        self._looks = call is Order.ENQUEUE
+        self._left_s = inputs.reference.settings.deadlines.time_s
+        self._spent_s = 0.0
+        #: Number of calls since the last look at the device's clocks, and of the last call that was kept before.
+        self._since = 0
+        self._mark = kept.counted if kept is not None else 0
+        #: Memory to which the outputs of each call are copied.
+        self._into = self._make_room()
+
+    def turn(self) -> None:
+        """Make one timed call, and at random some of the other calls."""
+        if self._beside is not None and self._spent_s > _REFERENCE_S and len(self.series.calls) >= series.FEWEST:
+            return
+        ready = self._warming == 0
+        wants = self._random.random() < self._share or (ready and len(self.series.overheads) < series.FEWEST)
+        if wants and not self.series.knows_overhead(self._timing.precision):
+            case = self._inputs.for_overhead(on_gpu=isinstance(self._clock, GpuClock))
+            sample = self._time(self._overhead, case)
+            if sample is not None and ready:
+                self.series.overheads.append(sample.ns)
+                self.series.yardsticks.append(sample.yardstick_ns)
+                self.series.own_overheads.append(sample.own_ns)
+        if self._looks and ready and self._random.random() < _IN_TURN_SHARE:
+            self._look_in_turn()
+        if self._kept is not None and ready:
+            due = len(self._inputs.variants) / max(1, _SPREAD - len(self.series.calls))
+            if self._random.random() < due:
+                self._call_variant()
+        self._call_fresh()
+
+    def is_done(self, more: float, *, late: bool) -> bool:
+        """Return whether no further call is needed. ``more`` is a random number below 1, the same for all processes."""
+        one, calls = self.series, len(self.series.calls)
+        if len(one.overheads) < series.FEWEST:
             return False
-        call = statistics.median(self.calls)
-        return statistics.median(self.in_turn) > call + _IN_TURN_SLACK[0] + _IN_TURN_SLACK[1] * call
+        if calls >= self._timing.calls:
+            return True
+        if calls < series.FEWEST:
+            return False
+        if late or (self._beside is not None and self._spent_s > _REFERENCE_S):
+            return True
+        return calls >= one.enough(more) and one.is_precise(self._timing.precision)
 
+    def look(self, *, throttled: bool) -> None:
+        """Discard the calls since the last look if the device was throttled."""
+        if throttled:
+            self.series.discard(self._since)
+            if self._kept is not None:
+                self._kept.discount(self._mark)
+        self._since = 0
+        self._mark = self._kept.counted if self._kept is not None else 0
 
-@dataclass(slots=True)
-class _Proof:
-    """A call that is kept to be verified."""
+    def finish(self) -> None:
+        """Make the calls that the series still lacks."""
+        while self._kept is not None and self._inputs.variants and not self.blocks:
+            self._call_variant()
+        for _ in range(_FEWEST_IN_TURN - len(self.series.in_turn)):
+            if self._looks:
+                self._look_in_turn()
 
-    #: The candidate's outputs, or pieces of them, and the positions of the pieces, or None for whole outputs.
-    outputs: list[torch.Tensor]
-    pieces: list[list[slice]] | None
-    #: How the inputs are drawn, and the seed of the forward.
-    drawn: int
-    on_device: bool
-    seed: int
-    #: Number of the call among those that could have been kept.
-    number: int
-    #: Time, or None if the call's series was replaced or the device was throttled.
-    ns: int | None
+    def _call_fresh(self) -> None:
+        case = self._inputs.fresh()
+        sample = self._time(self._call, case)
+        if sample is None:
+            return
+        if self._warming:
+            self._warming -= 1
+            return
+        self.series.layouts.add(tuple(tuple(view.stride()) for view in self._clock.views))
+        self.series.calls.append(sample.ns)
+        self.series.yardsticks.append(sample.yardstick_ns)
+        self.series.own.append(sample.own_ns)
+        self._since += 1
+        self._keep(case, sample.ns)
 
+    def _call_variant(self) -> None:
+        if (case := self._inputs.variant()) is None:
+            return
+        sample = self._time(self._call, case)
+        if sample is None:
+            self._inputs.variants.append(case)
+            return
+        self.series.variants.append(sample.ns)
+        self._keep(case, None)
 
-def usual_calls(timing: Timing, overhead_share: float) -> int:
-    """Return the number of input sets for a series that ends by precision."""
-    calls = min(timing.calls, sum(_ENOUGH))
-    return timing.warmup + math.ceil(calls * (1 + overhead_share + _IN_TURN_SHARE)) + _FEWEST
+    def _look_in_turn(self) -> None:
+        """Make one call after an empty kernel. Stop such calls if they cannot show a difference."""
+        case = self._inputs.fresh()
+        sample = self._time(Order.ENQUEUE_IN_TURN, case)
+        if sample is not None:
+            self.series.in_turn.append(sample.ns)
+            self._looks = sample.ns < series.LONG_NS
+            self._keep(case, None)
+
+    def _time(self, order: Order, case: Case) -> Sample | None:
+        """Time one call within the process's deadline. Return None if it was not enqueued in time."""
+        process = self._exchange.process
+        if process.phase is not Phase.TIME:
+            process.enter(Phase.TIME, max(self._left_s, _LEAST_S))
+        process.start_clock()
+        begun = time.monotonic()
+        with self._beside.blaming() if self._beside is not None else contextlib.nullcontext():
+            sample = self._clock.time(order, case, self._into)
+        process.stop_clock()
+        # A longer time would have ended the process, so the host was paused.
+        if (passed := time.monotonic() - begun) < self._left_s:
+            self._left_s -= passed
+        self._spent_s += passed
+        self._missed += sample is None
+        self._misses = self._misses + 1 if sample is None else 0
+        self.blocks |= self._misses >= MISSES or self._missed >= _MISSED
+        return sample
+
+    def _keep(self, case: Case, ns: int | None) -> None:
+        """Offer a call to be kept. Check that a kept call has not changed its inputs."""
+        if self._kept is None:
+            return
+        is_chosen, is_held = self._kept.offer(case, ns, self._into)
+        if is_held:
+            self._into = self._make_room()
+        if is_chosen:
+            self._exchange.check_inputs(case)
+
+    def _make_room(self) -> list[torch.Tensor]:
+        """Return memory for the outputs of calls, allocated and mapped in advance."""
+        room = self._exchange.blanks()
+        if self._inputs.reference.device == "cpu":
+            for tensor in room:
+                tensor.zero_()  # This makes Linux map the pages now.
+        return room
 
 
 class Stopwatch:
-    """Times the calls of one candidate."""
+    """Times the calls of one process, and of the reference in turn with it."""
 
     def __init__(
         self,
@@ -160,115 +298,137 @@ class Stopwatch:
         reference: Reference,
         slot: SlotConfig,
         instruments: Instruments,
-        proofs: int,
+        kept: KeptCalls | None = None,
     ) -> None:
-        """Prepare to time a process, and begin its time phase.
-
-        ``proofs`` is the number of calls that are kept to be verified.
-        """
-        seconds = reference.settings.deadlines.time_s
-        exchange.process.enter(Phase.TIME, seconds)
+        """Prepare to time a process, and begin its time phase. ``kept`` keeps calls of a candidate."""
+        self._seconds = reference.settings.deadlines.time_s
+        exchange.process.enter(Phase.TIME, self._seconds)
         self._exchange = exchange
         self._reference = reference
         self._slot = slot
-        self._seconds = seconds
-        self._hold = instruments.hold
-        self._flusher = instruments.flusher
-        self._watch = instruments.watch
-        self._most = proofs
+        self._instruments = instruments
+        self._kept = kept
         self._random = random.SystemRandom()
-        self._proofs: list[_Proof] = []
         self._series: Series | None = None
-        self._is_cold = False
-        #: Memory to which the outputs of each call are copied.
-        self._into: list[torch.Tensor] = []
-        #: Number of calls in all series that could have been kept. Being right in the last series only is not enough.
-        self._counted = 0
-        self._draw_s = 0.0
-        #: Inputs of the last call.
-        self._case: Case | None = None
-        #: True if the timed process also draws the inputs, which pauses its deadline.
-        self._draws_itself = exchange.process is reference.process
-        self._left_s = seconds
-        self._since = 0.0
+        self._flusher: clocks.Flusher | None = None
 
     @property
-    def _gpu_hold(self) -> Hold:
-        assert self._hold is not None, "the slot has a GPU"
-        return self._hold
+    def _hold(self) -> Hold:
+        assert self._instruments.hold is not None, "the slot has a GPU"
+        return self._instruments.hold
 
     def blocks(self) -> bool:
-        """Return whether the candidate's forward waits for the GPU."""
-        self._since = time.monotonic()
-        blocks = GpuClock(self._exchange, self._gpu_hold, None).blocks(self._fresh())
-        self._exchange.process.stop_clock()
+        """Return whether the process's forward waits for the GPU."""
+        case, process = self._reference.cache.fresh(), self._exchange.process
+        process.enter(Phase.TIME, self._seconds)
+        process.start_clock()
+        blocks = GpuClock(self._exchange, self._hold, None).blocks(case)
+        process.stop_clock()
         return blocks
 
-    def measure(self, timing: Timing, *, basis: Basis, overhead_share: float) -> Series:
-        """Time calls until their median is known well enough. :meth:`verify` must be called afterwards.
+    def measure(
+        self, timing: Timing, *, basis: Basis, beside: Beside | None = None, variants: Sequence[Case] = ()
+    ) -> tuple[Series, Series | None]:
+        """Time calls until their median is known well enough.
 
         Args:
-            basis: the clock. A candidate whose forward waits for the GPU is timed by ``cpu_clock``.
-            overhead_share: overhead measurements for each call, made at random so that drift affects both alike.
+            basis: the clock. A process whose forward waits for the GPU is timed by ``cpu_clock``.
+            beside: the reference, if it is to be timed in turn with the process.
+            variants: hidden variants to call once each, at random positions.
+
+        Returns:
+            The process's series, and the reference's. The second is None if it was not timed or waits for the GPU.
 
         Raises:
             EvaluationEnded: a call failed, its outputs had another form than the reference's, or the device was
                 throttled throughout (``timing_unstable``).
         """
-        self._is_cold = timing.cold_l2
-        flusher = self._flusher if timing.cold_l2 else None
+        self._flusher = self._instruments.flusher if timing.cold_l2 else None
+        inputs = _Inputs(self._reference, list(variants))
+        orders = [Order.ENQUEUE] * (1 if beside is None else 2)
+        callers: list[_Caller] | None = None
         with _no_collections():
-            self._into = self._make_room()
-            self._exchange.process.start_clock()
-            self._since = time.monotonic()
             enough_at = time.monotonic() + self._seconds * _BUDGET
-            series, call = None, Order.ENQUEUE
-            if basis == "gpu_clock":
-                clock = GpuClock(self._exchange, self._gpu_hold, flusher)
-                series = self._take(clock, timing, overhead_share, enough_at, call)
-                if series is not None and series.takes_no_turn:
-                    call = Order.ENQUEUE_IN_TURN
-                    series = self._take(clock, timing, overhead_share, enough_at, call)
-            if series is None:
-                clock, call = CpuClock(self._exchange, flusher, on_gpu=self._slot.on_gpu), Order.TIME
-                series = self._take(clock, timing, overhead_share, enough_at, call)
-            assert series is not None
-            self._series = series
-            self._exchange.process.stop_clock()
-            self._into = []
-        series.kept = [proof.ns for proof in self._proofs if proof.ns is not None]
-        series.clocks = self._watch.clocks()
-        if len(series.calls) < _FEWEST:
+            while basis == "gpu_clock" and callers is None:
+                callers = self._take(beside, orders, inputs, timing, enough_at)
+                if callers is None:
+                    break
+                beside = beside if len(callers) > 1 else None
+                if any(caller.series.takes_no_turn for caller in callers):
+                    orders = [
+                        Order.ENQUEUE_IN_TURN if caller.series.takes_no_turn else order
+                        for caller, order in zip(callers, orders, strict=False)
+                    ]
+                    callers = None
+            if callers is None:
+                orders = [Order.TIME] * (1 if beside is None else 2)
+                callers = self._take(beside, orders, inputs, timing, enough_at)
+            assert callers is not None
+        every = [caller.series for caller in callers]
+        for one, order in zip(every, orders, strict=False):
+            self._complete(one, order)
+        self._series = every[0]
+        return every[0], every[1] if len(every) > 1 else None
+
+    def _complete(self, one: Series, order: Order) -> None:
+        """Add to a series the facts that do not come from its calls."""
+        one.clocks = self._instruments.watch.clocks()
+        if len(one.calls) < series.FEWEST:
             raise EvaluationEnded(
                 Category.TIMING_UNSTABLE,
-                f"the device was throttled in {series.discarded} of {series.discarded + len(series.calls)} calls",
+                f"the device was throttled in {one.discarded} of {one.discarded + len(one.calls)} calls",
                 Phase.TIME,
-                clocks=series.clocks,
+                clocks=one.clocks,
             )
-        if call is Order.ENQUEUE:
-            series.empty_ns = empty_kernel_ns()
-        return series
+        if order is Order.ENQUEUE:
+            one.empty_ns = empty_kernel_ns()
 
-    def verify(self) -> int:
-        """Answer the kept calls with the reference, compare them, and return their number.
+    def _take(
+        self, beside: Beside | None, orders: list[Order], inputs: _Inputs, timing: Timing, enough_at: float
+    ) -> list[_Caller] | None:
+        """Time a series of each process by one clock. Return None if the first one's forward waits for the GPU.
 
-        Float64 outputs can only excuse a kernel, so they are computed only where a call needs an excuse.
-
-        Raises:
-            EvaluationEnded: ``nondeterministic`` if a call was wrong although all checked calls were right.
+        The reference's series is left out if the reference alone waits for the GPU.
         """
-        kept, self._proofs = self._proofs, []
-        reference = self._reference
-        reference.oracle.reset_time()
-        size = max(1, sum(tensor.nbytes for proof in kept[:1] for tensor in proof.outputs))
-        together = max(1, min(_MOST_TOGETHER, _TOGETHER_BYTES // size)) if reference.cache.is_roomy else 1
-        for begin in range(0, len(kept), together):
-            proofs = kept[begin : begin + together]
-            cases = [reference.cache.again(p.drawn, p.seed, on_device=p.on_device) for p in proofs]
-            reference.answer(*cases, exactly=False)
-            self._check(proofs, cases)
-            reference.cache.drop(cases)
-        return len(kept)
+        if self._kept is not None:
+            self._kept.discount(0)
+        own = self._caller(self._exchange, orders[0], inputs, timing, None)
+        callers = [own]
+        if beside is not None:
+            callers.append(self._caller(beside.exchange, orders[1], inputs, timing, beside))
+        more, turns = self._random.random(), 0
+        while True:
+            for caller in self._random.sample(callers, len(callers)):
+                caller.turn()
+            if own.blocks:
+                return None
+            callers = [caller for caller in callers if not caller.blocks]
+            turns += 1
+            late = time.monotonic() > enough_at
+            done = all(caller.is_done(more, late=late) for caller in callers)
+            if done or turns % _LOOK_EVERY == 0:
+                throttled = self._instruments.watch.throttled()
+                for caller in callers:
+                    caller.look(throttled=throttled)
+                if throttled:
+                    done = late or own.series.discarded >= timing.calls
+            if done:
+                for caller in callers:
+                    caller.finish()
+                if self._kept is not None:
+                    own.series.kept = self._kept.times
+                return callers
+
+    def _caller(
+        self, exchange: Exchange, order: Order, inputs: _Inputs, timing: Timing, beside: Beside | None
+    ) -> _Caller:
+        kept = self._kept if beside is None else None
+        return _Caller(exchange, inputs, self._clock(exchange, order), order, timing, kept, beside)
+
+    def _clock(self, exchange: Exchange, order: Order) -> GpuClock | CpuClock:
+        if order is Order.TIME:
+            return CpuClock(exchange, self._flusher, on_gpu=self._slot.on_gpu)
+        return GpuClock(exchange, self._hold, self._flusher)
 
     @property
     def has_other_layouts(self) -> bool:
@@ -281,10 +441,11 @@ class Stopwatch:
         This needs the exclusive device and a candidate that has ended: a kernel would gain if copies of dense outputs
         looked slower than they are.
         """
-        flusher = self._flusher if self._is_cold else None
         spared = 0.0
         for spec, strides, dense in self._other_layouts():
-            both = [[clocks.copy_ns(spec, steps, flusher) for steps in (strides, dense)] for _ in range(_COMPARISONS)]
+            both = [
+                [clocks.copy_ns(spec, steps, self._flusher) for steps in (strides, dense)] for _ in range(_COMPARISONS)
+            ]
             least = [min(times) for times in zip(*both, strict=True)]
             spared += least[0] - least[1]
         assert self._series is not None
@@ -306,284 +467,10 @@ class Stopwatch:
             if differ and math.prod(shape) and steps != _steps(shape, dense):
                 yield spec, strides, dense
 
-    def _take(
-        self, clock: GpuClock | CpuClock, timing: Timing, overhead_share: float, enough_at: float, call: Order
-    ) -> Series | None:
-        """Time a series of one kind of calls by one clock. Return None if the forward waits for the GPU."""
-        overhead_order = Order.ENQUEUE_OVERHEAD if isinstance(clock, GpuClock) else Order.TIME_OVERHEAD
-        series = Series(clock.basis)
-        more = self._random.random()
-        warming, misses, missed, since = timing.warmup, 0, 0, 0
-        looks = call is Order.ENQUEUE
-        self._discount(self._counted)
-        while True:
-            wants_overhead = self._random.random() < overhead_share or (
-                warming == 0 and len(series.overheads) < _FEWEST
-            )
-            if wants_overhead and not _knows_overhead(series, timing.precision):
-                sample = clock.time(overhead_order, self._for_overhead(clock), self._into)
-                misses += sample is None
-                if sample is not None and warming == 0:
-                    series.overheads.append(sample[0])
-                    series.yardsticks.append(sample[1])
-            if looks and warming == 0 and self._random.random() < _IN_TURN_SHARE:
-                looks = self._take_in_turn(clock, series)
-            case = self._fresh()
-            sample = clock.time(call, case, self._into)
-            missed += sample is None
-            misses = misses + 1 if sample is None else 0
-            if misses >= _MISSES or missed >= _MISSED:
-                return None
-            if sample is None:
-                continue
-            if warming:
-                warming -= 1
-                continue
-            self._keep(case, sample[0])
-            series.layouts.add(tuple(tuple(view.stride()) for view in clock.views))
-            series.calls.append(sample[0])
-            series.yardsticks.append(sample[1])
-            since += 1
-            late = time.monotonic() > enough_at
-            done = len(series.calls) >= timing.calls or (late and len(series.calls) >= _FEWEST)
-            if not done and len(series.calls) >= _enough(series, more) and len(series.overheads) >= _FEWEST:
-                done = _is_precise(series, timing.precision)
-            if since >= _LOOK_EVERY or done:
-                if self._watch.throttled():
-                    del series.calls[-since:]
-                    self._discount(since)
-                    series.discarded += since
-                    done = late or series.discarded >= timing.calls
-                since = 0
-            if done and len(series.overheads) >= _FEWEST:
-                for _ in range(_FEWEST_IN_TURN - len(series.in_turn)):
-                    looks = looks and self._take_in_turn(clock, series)
-                return series
-
-    def _take_in_turn(self, clock: GpuClock | CpuClock, series: Series) -> bool:
-        """Make one call after an empty kernel. Return whether further such calls can show a difference."""
-        sample = clock.time(Order.ENQUEUE_IN_TURN, self._fresh(), self._into)
-        if sample is not None:
-            series.in_turn.append(sample[0])
-        return sample is None or sample[0] < _LONG_NS
-
-    def _fresh(self) -> Case:
-        """Return inputs that were never used. Pause the candidate's deadline while slow inputs are drawn."""
-        slow = self._draw_s > _SLOW_DRAW_S
-        if slow:
-            self._exchange.process.stop_clock()
-        begun = time.monotonic()
-        # A longer time would have ended the process, so the host was paused.
-        if (passed := begun - self._since) < self._left_s:
-            self._left_s -= passed
-        case = self._reference.cache.fresh()
-        self._case = case
-        self._since = time.monotonic()
-        self._draw_s = self._since - begun
-        if self._draws_itself:
-            # Drawing was a separate phase, whose end stopped the clock.
-            self._exchange.process.enter(Phase.TIME, max(self._left_s, 0.001))
-        if slow or self._draws_itself:
-            self._exchange.process.start_clock()
-        return case
-
-    def _for_overhead(self, clock: GpuClock | CpuClock) -> Case:
-        """Return inputs for an overhead call: fresh ones, which no cache holds. Large ones are the last call's."""
-        is_large = isinstance(clock, GpuClock) and not self._reference.cache.is_roomy
-        return self._case if is_large and self._case is not None else self._fresh()
-
-    def _make_room(self) -> list[torch.Tensor]:
-        """Return memory for the outputs of calls, allocated and mapped in advance."""
-        room = self._exchange.blanks()
-        if not self._slot.on_gpu:
-            for tensor in room:
-                tensor.zero_()  # This makes Linux map the pages now.
-        return room
-
-    def _keep(self, case: Case, ns: int) -> None:
-        """Keep a finished call with the same probability as any other call (reservoir sampling)."""
-        self._counted += 1
-        index = self._counted - 1 if self._counted <= self._most else self._random.randrange(self._counted)
-        if index >= self._most:
-            return
-        outputs, pieces = self._into, None
-        if (nbytes := sum(tensor.nbytes for tensor in outputs)) > _KEPT_BYTES:
-            pieces = [self._pieces(tensor, _KEPT_BYTES / nbytes) for tensor in outputs]
-            outputs = [_cut(tensor, where) for tensor, where in zip(outputs, pieces, strict=True)]
-        elif self._slot.on_gpu:
-            self._into = self._make_room()
-        else:
-            # On a CPU the calls of all series use the same memory, because other memory would be in other caches.
-            outputs = [tensor.clone() for tensor in outputs]
-        proof = _Proof(outputs, pieces, case.drawn, case.on_device, case.seed, self._counted, ns)
-        self._proofs[index : index + 1] = [proof]
-
-    def _pieces(self, tensor: torch.Tensor, share: float) -> list[slice]:
-        """Choose random pieces of an output, which no process could predict while it was made."""
-        size = min(_PIECE_BYTES // tensor.dtype.itemsize, tensor.numel())
-        count = max(1, int(share * tensor.numel() / max(size, 1)))
-        begins = (self._random.randrange(tensor.numel() - size + 1) for _ in range(count))
-        return [slice(begin, begin + size) for begin in begins]
-
-    def _discount(self, last: int) -> None:
-        """Clear the times of the last calls among the kept ones, which are still verified."""
-        for proof in self._proofs:
-            if proof.number > self._counted - last:
-                proof.ns = None
-
-    def _check(self, proofs: Sequence[_Proof], cases: Sequence[Case]) -> None:
-        """Compare the kept outputs of calls with the reference's outputs for their cases."""
-        settings = self._reference.settings
-        right = compare.need_no_excuse(_asked(proofs, cases), settings)
-        doubtful = [pair for pair, is_right in zip(zip(proofs, cases, strict=True), right, strict=True) if not is_right]
-        if not doubtful:
-            return
-        proofs, cases = zip(*doubtful, strict=True)
-        self._reference.sharpen(cases)
-        ends = compare.check_each(_asked(proofs, cases), settings)
-        for proof, case, ended in zip(proofs, cases, ends, strict=True):
-            if not isinstance(ended, EvaluationEnded):
-                continue
-            self._reference.confirm(case)
-            facts = ended.outcome.facts.model_dump()
-            if proof.pieces is not None:
-                facts["map"] = None
-                facts["first"] = [
-                    wrong
-                    | {"index": _index(wrong["index"], proof.pieces[facts["output"]], case.outputs[facts["output"]])}
-                    for wrong in facts["first"]
-                ]
-            raise EvaluationEnded(
-                Category.NONDETERMINISTIC,
-                f"right when checked, wrong when timed: {ended.outcome.message}",
-                Phase.TIME,
-                **facts,
-            )
-
-
-def _asked(proofs: Sequence[_Proof], cases: Sequence[Case]) -> list[tuple[list[torch.Tensor], Case]]:
-    """Return pairs of the kept outputs of a call and the case to compare them with."""
-    return [(proof.outputs, _of_pieces(proof, case)) for proof, case in zip(proofs, cases, strict=True)]
-
-
-def _of_pieces(proof: _Proof, case: Case) -> Case:
-    """Return a case with the pieces of its outputs that correspond to the kept pieces of a call."""
-    if proof.pieces is None:
-        return case
-    every = [case.outputs] if case.exact is None else [case.outputs, case.exact]
-    cut = [[_cut(t, where) for t, where in zip(tensors, proof.pieces, strict=True)] for tensors in every]
-    return replace(case, slot=None, inputs=[], outputs=cut[0], exact=cut[1] if len(cut) > 1 else None)
-
 
 def _steps(shape: tuple[int, ...], stride: tuple[int, ...]) -> list[int]:
     """Return the strides that determine the layout: only dimensions longer than one."""
     return [step for size, step in zip(shape, stride, strict=False) if size > 1]
-
-
-def _cut(tensor: torch.Tensor, pieces: list[slice]) -> torch.Tensor:
-    """Return pieces of a tensor's values, concatenated."""
-    flat = tensor.reshape(-1)
-    return torch.cat([flat[piece] for piece in pieces])
-
-
-def _index(index: tuple[int, ...], pieces: list[slice], output: torch.Tensor) -> tuple[int, ...]:
-    """Return the index in an output of a value found in its pieces. Complex values have one more index."""
-    position = index[0]
-    for piece in pieces:
-        size = len(range(output.numel())[piece])
-        if position < size:
-            return (*compare.unravel(range(output.numel())[piece][position], tuple(output.shape)), *index[1:])
-        position -= size
-    raise AssertionError("the value's index is beyond the pieces")
-
-
-def overhead_of(series: Series, slot: SlotConfig, baseline: Measurement | None = None) -> float:
-    """Return the launch overhead of a series in nanoseconds: the median on a GPU, the minimum on a CPU.
-
-    Other processes on a CPU make calls slower. If that were included in the overhead, net times would be too short or
-    even negative.
-
-    Args:
-        series: the series of a candidate, which can have slowed its overhead calls, or of the reference.
-        baseline: for a candidate, the reference's measurement. Its overhead counts if it is smaller, after subtracting
-            the time that the judge's own work in the calls saves since then, and saves with these outputs' strides.
-    """
-    own = statistics.median(series.overheads) if slot.on_gpu else float(min(series.overheads))
-    if baseline is None:
-        return own
-    then, now = baseline.yardstick_ms, series.yardstick_ms
-    quicker = 0.0 if then is None or now is None else max(0.0, then - now)
-    return max(0.0, min(own, (baseline.null_ms - quicker) * 1e6 - series.spared_ns))
-
-
-def summarise(series: Series, overhead_ns: float, timing: Timing, slot: SlotConfig) -> Measurement:
-    """Return a series as a measurement in milliseconds, without the launch overhead.
-
-    No call counts as shorter than the shortest kept call if even that took longer than the median. Otherwise a kernel
-    could do its work in some calls only, and gain if by luck no other call was kept.
-    """
-    taken = overhead_ns - series.empty_ns
-    least = min(series.kept, default=0)
-    if least <= statistics.median(series.calls):
-        least = 0
-    times = [(max(call, least) - taken) / 1e6 for call in series.calls]
-    q1, median, q3 = statistics.quantiles(times, n=4, method="inclusive")
-    return Measurement(
-        basis=series.basis,
-        count=len(times),
-        discarded=series.discarded,
-        precision=_half_width(series.calls) / 1e6 / median if median > 0 else None,
-        yardstick_ms=series.yardstick_ms,
-        median_ms=median,
-        q1_ms=q1,
-        q3_ms=q3,
-        mean_ms=statistics.fmean(times),
-        std_ms=statistics.stdev(times),
-        min_ms=min(times),
-        max_ms=max(times),
-        null_ms=overhead_ns / 1e6,
-        cold_l2=timing.cold_l2 and slot.on_gpu,
-        clocks=Clocks.model_validate(series.clocks),
-        histogram=_histogram(times, q3 + _FAR * (q3 - q1)),
-    )
-
-
-def _histogram(times: list[float], far: float) -> Histogram:
-    """Count times in bins of equal width from the shortest to the longest, or to ``far`` if some are longer."""
-    low, high = min(times), min(max(times), far)
-    counts = [0] * (_BINS if high > low else 1)
-    for one in times:
-        index = int(len(counts) * (one - low) / (high - low)) if high > low else 0
-        counts[min(index, len(counts) - 1)] += 1
-    return Histogram(low_ms=low, high_ms=high, counts=tuple(counts))
-
-
-def _half_width(calls: list[int]) -> float:
-    """Return half the width of the median's 95 % confidence interval, from order statistics."""
-    ordered, count = sorted(calls), len(calls)
-    low = max(0, math.floor(count / 2 - 0.98 * math.sqrt(count)))
-    return (ordered[count - 1 - low] - ordered[low]) / 2
-
-
-def _enough(series: Series, more: float) -> int:
-    """Return the number of calls after which precision can end a series. ``more`` is its random number below 1."""
-    is_long = series.basis == "gpu_clock" and statistics.median(series.calls) > _LONG_CALL_NS
-    fewest, most_more = _ENOUGH_LONG if is_long else _ENOUGH
-    return fewest + int(more * most_more)
-
-
-def _knows_overhead(series: Series, wanted: float) -> bool:
-    """Return whether the launch overhead is precise enough that more measurements would not improve net times."""
-    if series.basis != "gpu_clock" or len(series.overheads) < _FEWEST or len(series.calls) < _FEWEST:
-        return False
-    net = statistics.median(series.calls) - statistics.median(series.overheads)
-    return _half_width(series.overheads) <= _OVERHEAD_PART * wanted * net
-
-
-def _is_precise(series: Series, wanted: float) -> bool:
-    """Return whether the median is as precise as wanted, or as the clock allows."""
-    net = statistics.median(series.calls) - statistics.median(series.overheads)
-    return wanted > 0 and _half_width(series.calls) <= max(wanted * net, _RESOLUTION_NS)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from kqueue.contract import Outcome, Phase
 from kqueue.evidence import Measurement
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.control import End
-from workers.judge.pipeline import provenance, sensitivity, speed_of_light, timing
+from workers.judge.pipeline import provenance, sensitivity, series, speed_of_light
 from workers.judge.pipeline.context import Context
 from workers.judge.pipeline.exchange import Candidate
 from workers.judge.pipeline.stages.measure import Measured, Times
@@ -51,7 +52,7 @@ def conclude(context: Context, referenced: Referenced, measured: Measured) -> Co
     if times is None:
         _stop(context, candidate)
     else:
-        _verify(context, referenced, candidate, times)
+        _verify(context, candidate, times)
     if candidate.activities is not None:
         facts = provenance.assess(candidate.activities, context.request.kernel, context.request.backend)
         context.evidence.provenance = facts
@@ -61,7 +62,9 @@ def conclude(context: Context, referenced: Referenced, measured: Measured) -> Co
         runtime, baseline = _compare_times(context, referenced, times)
         _enforce_bound(context, referenced, times, runtime)
     hidden = measured.checks - context.settings.checks
-    return Concluded(measured.checks, hidden, referenced.reference.unvaried, runtime, baseline)
+    concluded = Concluded(measured.checks, hidden, referenced.reference.unvaried, runtime, baseline)
+    _enforce_error(concluded, context.settings.timing.max_error)
+    return concluded
 
 
 def _stop(context: Context, candidate: Candidate) -> None:
@@ -83,17 +86,13 @@ def _stop(context: Context, candidate: Candidate) -> None:
         )
 
 
-def _verify(context: Context, referenced: Referenced, candidate: Candidate, times: Times) -> None:
-    """Measure a missing baseline, and verify timed calls, while and after the candidate ends."""
-    steps, baseline = context.steps, referenced.baseline
-    assert baseline is not None
-    if baseline.known is None:
-        _stop(context, candidate)  # It could disturb the timing of the reference.
-        with steps.alone("measure_reference"), steps.backstop(Phase.TIME):
-            baseline.take(times.series.basis)
-            context.budget.record()
+def _verify(context: Context, candidate: Candidate, times: Times) -> None:
+    """Verify timed calls while and after the candidate ends."""
+    steps = context.steps
     with steps.untimed("verify"), steps.backstop(Phase.REFERENCE):
-        context.evidence.verified_calls = times.stopwatch.verify()
+        verified = len(times.kept)
+        context.evidence.errors += times.kept.verify()
+        context.evidence.verified_calls = verified
     _stop(context, candidate)
     context.device.test(final=True)
     if times.stopwatch.has_other_layouts:
@@ -103,15 +102,33 @@ def _verify(context: Context, referenced: Referenced, candidate: Candidate, time
 
 def _compare_times(context: Context, referenced: Referenced, times: Times) -> tuple[Measurement, Measurement]:
     """Return the times of the kernel and the reference."""
-    baseline, series, settings = referenced.baseline, times.series, context.settings.timing
+    baseline, own, settings = referenced.baseline, times.series, context.settings.timing
     assert baseline is not None
-    measured = baseline.baseline_for(series)
-    overhead = timing.overhead_of(series, context.slot, measured)
-    runtime = timing.summarise(series, overhead, settings, context.slot)
+    measured = baseline.settle(own, times.beside)
+    overhead = series.overhead_of(own, context.slot, measured)
+    runtime = series.summarise(own, overhead, settings, context.slot, times.beside)
     context.device.after_timing()
+    if own.variants:
+        gross, usual = statistics.median(own.variants), statistics.median(own.calls)
+        net = usual - overhead + own.empty_ns
+        ratio = (net + gross - usual) / net if net > 0 else None
+        context.evidence.timed_variants = {"count": len(own.variants), "ratio": ratio}
     if settings.compiled_baseline:
-        context.evidence.compiled_baseline = baseline.compiled_baseline(series)
+        context.evidence.compiled_baseline = baseline.compiled_baseline(own)
     return runtime, measured
+
+
+def _enforce_error(concluded: Concluded, most: float) -> None:
+    """Reject a speedup that is less certain than the settings require."""
+    outcome, runtime = concluded.outcome, concluded.runtime
+    if not most or runtime is None or outcome.speedup is None or outcome.speedup_interval is None:
+        return
+    error = outcome.speedup_interval[1] / outcome.speedup - 1
+    if error > most:
+        message = (
+            f"the speedup {outcome.speedup:.3g} has the relative error {error:.3g}, above timing.max_error = {most:g}"
+        )
+        raise EvaluationEnded(Category.TIMING_UNSTABLE, message, Phase.TIME, clocks=runtime.clocks.model_dump())
 
 
 def _enforce_bound(context: Context, referenced: Referenced, times: Times, runtime: Measurement) -> None:

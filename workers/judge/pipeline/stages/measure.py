@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
+import torch
+
 from kqueue.categories import Category
 from kqueue.contract import Phase, Policy
 from workers.judge.channel.activities import NotRecorded
+from workers.judge.channel.orders import Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import speed_of_light, timing
 from workers.judge.pipeline.cases import GIVEN, Case
+from workers.judge.pipeline.clocks import CpuClock, GpuClock
 from workers.judge.pipeline.context import Context, Grant
 from workers.judge.pipeline.evidence import Fields, merge_errors
 from workers.judge.pipeline.exchange import Candidate
+from workers.judge.pipeline.kept import KeptCalls
 from workers.judge.pipeline.reference import Reference
+from workers.judge.pipeline.series import Series
 from workers.judge.pipeline.stages.load import Loaded
 from workers.judge.pipeline.stages.refer import Referenced
 
@@ -26,17 +33,26 @@ _MOST_PROOFS: Final = 16
 _SLOW_PROOFS: Final = 8
 _FEWEST_PROOFS: Final = 2
 _PROOFS_S: Final = 0.05
+#: Maximum number of hidden variants among the timed calls.
+_TIMED_VARIANTS: Final = 3
 #: Categories that another run on the same input can overturn.
 _ABOUT_VALUES: Final = frozenset({Category.WRONG_VALUES, Category.NOT_FINITE})
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Timed calls of a candidate, which the stopwatch can still verify."""
+    """Timed calls of a candidate, some of which are kept to be verified.
+
+    Attributes:
+        series: times of the candidate.
+        beside: times of the reference in turn with the candidate, or None.
+        bound: figures of the speed-of-light bound, empty on a CPU.
+    """
 
     stopwatch: timing.Stopwatch
-    series: timing.Series
-    #: Figures of the speed-of-light bound, empty on a CPU.
+    kept: KeptCalls
+    series: Series
+    beside: Series | None
     bound: Fields
 
 
@@ -56,6 +72,7 @@ def measure(context: Context, referenced: Referenced, loaded: Loaded) -> Measure
         context.device.before_timing()
     checks, times, checked = _Checks(context, referenced, candidate), None, 0
     shares, timed = shares_checks(context, referenced.reference), referenced.baseline is not None
+    variants = _variants(context, referenced) if timed else []
     if shares:
         with steps.untimed("check"), steps.backstop(Phase.CHECK):
             checked = checks.run()
@@ -64,7 +81,7 @@ def measure(context: Context, referenced: Referenced, loaded: Loaded) -> Measure
             if not shares:
                 checked = checks.run()
             if timed:
-                times = _time(context, referenced, candidate)
+                times = _time(context, referenced, candidate, variants, blocks=checks.blocks)
                 if not shares:
                     checks.run_again()
     with context.untimed_if_large(referenced.reference, "check"), steps.backstop(Phase.CHECK):
@@ -82,21 +99,43 @@ def shares_checks(context: Context, reference: Reference) -> bool:
     return has_siblings and reference.cache.is_large and Grant.EXCLUSIVE not in context.granted
 
 
-def _time(context: Context, referenced: Referenced, candidate: Candidate) -> Times:
-    """Time the candidate by the clock of the baseline."""
+def _variants(context: Context, referenced: Referenced) -> list[Case]:
+    """Return a few hidden variants for the timed calls, chosen at random. They are made of other inputs if possible."""
+    cache, first = referenced.reference.cache, referenced.first
+    kinds = [case.kind for case in referenced.cases if case.kind != GIVEN]
+    kinds = random.SystemRandom().sample(kinds, min(_TIMED_VARIANTS, len(kinds)))
+    if not cache.is_roomy:
+        return [cache.new(kind, drawn=first.drawn, on_device=first.on_device) for kind in kinds]
+    with context.steps.timed("reference"), context.steps.backstop(Phase.REFERENCE):
+        return cache.vary(cache.new(), kinds) if kinds else []
+
+
+def _time(
+    context: Context, referenced: Referenced, candidate: Candidate, variants: list[Case], *, blocks: bool
+) -> Times:
+    """Time the candidate by the clock of the baseline, in turn with the reference if there is memory for both."""
     reference, instruments, baseline = referenced.reference, referenced.instruments, referenced.baseline
     assert baseline is not None
     context.budget.record()
-    stopwatch = timing.Stopwatch(candidate, reference, context.slot, instruments, _proofs(context, reference))
-    with context.steps.timed("time"):
-        series = stopwatch.measure(context.settings.timing, basis=baseline.basis, overhead_share=timing.OVERHEAD_SHARE)
+    kept = KeptCalls(reference, _proofs(context, reference), on_gpu=context.slot.on_gpu)
+    stopwatch = timing.Stopwatch(candidate, reference, context.slot, instruments, kept)
+    with contextlib.ExitStack() as held, context.steps.timed("time"):
+        beside = None
+        if context.budget.plan.has_turns:
+            beside = baseline.beside(held.enter_context(reference.timed(beside=True)))
+        series, other = stopwatch.measure(
+            context.settings.timing,
+            basis="cpu_clock" if blocks else baseline.basis,
+            beside=beside,
+            variants=variants,
+        )
     context.budget.record()
     bound: Fields = {}
     if instruments.flusher is not None:
         bandwidth = instruments.flusher.bandwidth()
         bound = speed_of_light.floor(reference.cache.input_bytes, reference.written_bytes, bandwidth)
     context.evidence.floor = bound
-    return Times(stopwatch, series, bound)
+    return Times(stopwatch, kept, series, other, bound)
 
 
 def _proofs(context: Context, reference: Reference) -> int:
@@ -118,6 +157,12 @@ class _Checks:
         self._referenced = referenced
         self._reference = referenced.reference
         self._candidate = candidate
+        self._caller = _LikeTimed(context, referenced, candidate) if referenced.baseline is not None else None
+
+    @property
+    def blocks(self) -> bool:
+        """True if the forward waits for the GPU, as far as the calls so far show."""
+        return self._caller is not None and self._caller.blocks
 
     def run(self) -> int:
         """Make all checked calls: every case once, and the first case again. Return the number of cases."""
@@ -129,8 +174,8 @@ class _Checks:
             try:
                 for case in every:
                     if self._has_answered(case):
+                        self._evidence.errors.append(self._check(case, is_first=checked == 0))
                         checked += 1
-                        self._evidence.errors.append(self._check(case))
             except EvaluationEnded as ended:
                 if ended.outcome.category in _ABOUT_VALUES:
                     self._evidence.note(ended.outcome)
@@ -190,10 +235,12 @@ class _Checks:
             if ended.outcome.category not in _ABOUT_VALUES:
                 self._evidence.errors.append({"strict_correct": False, "kernelbench_correct": False})
 
-    def _call(self, case: Case) -> Fields:
-        """Make one checked call on a case."""
+    def _call(self, case: Case, *, is_first: bool = False) -> Fields:
+        """Make one checked call on a case. Only the first one differs from a timed call."""
         self._has_answered(case)
-        return self._candidate.run(case)
+        if is_first or self._caller is None:
+            return self._candidate.run(case)
+        return self._candidate.compare(case, self._caller.call(case))
 
     def _has_answered(self, case: Case) -> bool:
         """Return whether the reference has an answer to the case, after running it if needed."""
@@ -202,11 +249,11 @@ class _Checks:
         self._steps.enter(Phase.CHECK)
         return answered
 
-    def _check(self, case: Case) -> Fields:
+    def _check(self, case: Case, *, is_first: bool) -> Fields:
         """Make one checked call, and another one on the same case if the answer is wrong."""
         try:
             with self._confirming(case):
-                return self._call(case)
+                return self._call(case, is_first=is_first)
         except EvaluationEnded as ended:
             if ended.outcome.category not in _ABOUT_VALUES:
                 raise
@@ -230,6 +277,39 @@ class _Checks:
                     self._reference.confirm(case)
                 self._steps.enter(Phase.CHECK)
             raise
+
+
+class _LikeTimed:
+    """Makes checked calls by the orders of timed calls, so that a kernel cannot distinguish them.
+
+    Attributes:
+        blocks: True if the forward waits for the GPU, so that calls are made by the order for the CPU's clock.
+    """
+
+    def __init__(self, context: Context, referenced: Referenced, candidate: Candidate) -> None:
+        baseline, instruments = referenced.baseline, referenced.instruments
+        assert baseline is not None
+        flusher = instruments.flusher if context.settings.timing.cold_l2 else None
+        self.blocks = baseline.basis == "cpu_clock"
+        self._cpu_clock = CpuClock(candidate, flusher, on_gpu=context.slot.on_gpu)
+        self._gpu_clock = None if instruments.hold is None else GpuClock(candidate, instruments.hold, flusher)
+        self._candidate = candidate
+        self._into: list[torch.Tensor] | None = None
+        self._misses = 0
+
+    def call(self, case: Case) -> list[torch.Tensor]:
+        """Return the judge's copies of the outputs, which the next call overwrites."""
+        into = self._into = self._candidate.blanks() if self._into is None else self._into
+        process, sample = self._candidate.process, None
+        process.start_clock()
+        if self._gpu_clock is not None and not self.blocks:
+            sample = self._gpu_clock.time(Order.ENQUEUE, case, into)
+            self._misses = self._misses + 1 if sample is None else 0
+            self.blocks = self._misses >= timing.MISSES
+        if sample is None:
+            self._cpu_clock.time(Order.TIME, case, into)
+        process.stop_clock()
+        return into
 
 
 def _unless_repeated(ended: EvaluationEnded, how: str) -> EvaluationEnded:

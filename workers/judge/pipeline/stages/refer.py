@@ -58,7 +58,7 @@ def refer(context: Context, prepared: Prepared) -> Referenced:
         flusher()
     if timed:
         baseline = Baseline(context, prepared.environment_hash, reference, instruments)
-        baseline.get_going()
+        baseline.choose_clock()
     later = 0 if reference.cache.is_roomy else context.settings.checks - 1
     return Referenced(reference, first, tuple(cases), later, last, instruments, baseline)
 
@@ -132,7 +132,7 @@ def _answer(context: Context, reference: Reference, first: Case) -> tuple[list[C
             # The comparison loads kernels and buffers at first use. Load them before a kernel is compared.
             compare.check_values(first.outputs, first, settings)
             if context.slot.on_gpu and settings.timing.enabled:
-                cache.stock(timing.usual_calls(settings.timing, timing.OVERHEAD_SHARE))
+                cache.stock(timing.usual_calls(settings.timing))
         # Test the device before the kernel uses it. This also loads the code that later tests need.
         context.device.test()
     if not cache.is_roomy:
