@@ -327,35 +327,35 @@ def _blocks(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> to
 def _clustered(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:  # noqa: ARG001
     """Move the largest and the smallest values of each line to neighboring positions, in place.
 
-    Lines along one dimension have the same positions. The values are as likely as in any other order.
+    The values are as likely as in any other order. Lines along the last dimension have the same positions. Along other
+    dimensions they have their own, so that no row consists of nearly equal values.
     """
-
-    def below(end: int) -> int:
-        return int(torch.randint(end, (1,), device=tensor.device, generator=generator))
-
     dims = [dim for dim, size in enumerate(tensor.shape) if size >= _LINE]
     for dim in dims:
         lines = tensor.view(math.prod(tensor.shape[:dim]), tensor.shape[dim], -1)
         length = min(lines.shape[1], _GATHERED)
         inner = min(lines.shape[2], _GATHERED // length)
         for axis, extent in ((1, length), (2, inner), (0, min(lines.shape[0], _GATHERED // (length * inner)))):
-            lines = lines.narrow(axis, below(lines.shape[axis] - extent + 1), extent)
+            begin = torch.randint(lines.shape[axis] - extent + 1, (1,), device=tensor.device, generator=generator)
+            lines = lines.narrow(axis, int(begin), extent)
         count, half = min(_CLUSTER, length // 4), length // 2
-        _gather(lines, below(half - count + 1), count, largest=True)
-        _gather(lines, half + below(half - count + 1), count, largest=False)
+        groups = (1, 1, 1) if dim == tensor.dim() - 1 else (lines.shape[0], 1, lines.shape[2])
+        for least, largest in ((0, True), (half, False)):
+            begin = torch.randint(half - count + 1, groups, device=tensor.device, generator=generator)
+            _gather(lines, least + begin, count, largest=largest)
     return tensor if dims else None
 
 
-def _gather(lines: torch.Tensor, begin: int, count: int, *, largest: bool) -> None:
-    """Move the largest or the smallest values of each line to ``count`` positions, in place."""
+def _gather(lines: torch.Tensor, begin: torch.Tensor, count: int, *, largest: bool) -> None:
+    """Move the largest or the smallest values of each line to ``count`` positions from ``begin`` on, in place."""
     values, at = lines.topk(count, dim=1, largest=largest)
-    window = lines[:, begin : begin + count]
+    window = (begin + torch.arange(count, device=lines.device).view(1, -1, 1)).expand_as(at)
     # Values leave the window for the positions that become free. Both are counted in the same order.
     stays = (at >= begin) & (at < begin + count)
-    kept = torch.zeros_like(lines, dtype=torch.bool).scatter_(1, at, True)[:, begin : begin + count]
-    leaving = window.gather(1, kept.int().argsort(dim=1, stable=True))
+    kept = torch.zeros_like(lines, dtype=torch.bool).scatter_(1, at, True).gather(1, window)
+    leaving = lines.gather(1, window.gather(1, kept.int().argsort(dim=1, stable=True)))
     lines.scatter_(1, at.gather(1, stays.int().argsort(dim=1, stable=True)), leaving)
-    window.copy_(values)
+    lines.scatter_(1, window, values)
 
 
 def _skewed(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:

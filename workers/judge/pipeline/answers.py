@@ -39,6 +39,7 @@ class Look:
         first: an earlier answer to compare with, or None.
         varied: whether the inputs are unlike the problem's own.
         precision: the evaluation's precision.
+        steady: multiple of the usual bound by which the answer can change with the nudged inputs.
         numbers: the numbers by name.
     """
 
@@ -48,6 +49,7 @@ class Look:
     first: Sequence[torch.Tensor] | None
     varied: bool
     precision: Precision
+    steady: float = 1.0
     numbers: dict[str, float] = field(default_factory=dict[str, float])
 
     def measure(self) -> dict[str, torch.Tensor]:
@@ -75,7 +77,9 @@ class Look:
                 values[f"apart {number}"] = distance(own, truth)
                 values[f"size {number}"] = size(truth)
             if self.nudged is not None and own.numel():
-                values[f"moves {number}"] = ~_is_steady(truth, self.nudged[number], self.precision)
+                values[f"moves {number}"] = ~_is_steady(
+                    truth, self.nudged[number], self.steady * _STEADY[self.precision]
+                )
         return values
 
     @property
@@ -167,9 +171,9 @@ def look_at(looks: Sequence[Look]) -> None:
         look.numbers = {name: next(numbers) for name in found}
 
 
-def _is_steady(exact: torch.Tensor, nudged: torch.Tensor, precision: Precision) -> torch.Tensor:
+def _is_steady(exact: torch.Tensor, nudged: torch.Tensor, share: float) -> torch.Tensor:
     sizes = exact.abs()
-    return ((nudged - exact).abs() <= _STEADY[precision] * (sizes + sizes.square().mean().sqrt())).all()
+    return ((nudged - exact).abs() <= share * (sizes + sizes.square().mean().sqrt())).all()
 
 
 def warm_up(settings: Settings) -> None:

@@ -41,6 +41,10 @@ _COLD_S: Final = 2.0
 _WIDE: Final = 2.0
 #: Approximate relative change of fp32 inputs that shows whether an answer is stable.
 _NUDGE: Final = 2.0**-24
+#: Multiple of the usual bound by which answers in fp32 can change with nudged inputs, for kinds that bring values close
+#: together. A variance from sums of squares loses twice as many digits as the inputs of a normalization have in common.
+#: The second value is for the larger changes of ``_NUDGE``.
+_CLOSE_TOGETHER: Final = (1 / 16, 1 / 8)
 #: Maximum number of variants from a CPU time in seconds on, of a draw and a forward together.
 _FEWER: Final = ((1.0, 3), (0.25, 6))
 #: Maximum share of the reference's deadline for variants, and the number of draws and forwards that each can take.
@@ -134,6 +138,10 @@ class Reference:
         may_take_long = self.device == "cuda" and not self.cache.is_roomy
         return max(self.call_s, self.forward_s if may_take_long else 0.0) <= self._bounds.quick_s
 
+    @property
+    def _is_fp32(self) -> bool:
+        return self.settings.precision is Precision.FP32
+
     def answer_first(self, first: Case) -> int:
         """Answer the first case, which determines the form of a call's outputs. Return the GPU memory that it took."""
         self.answer(first, exactly=False)
@@ -171,9 +179,9 @@ class Reference:
             return
         kinds = [*(STEADY if cache.is_bound else ANY_SIZE), REGION]
         is_small = cache.is_roomy and cache.input_bytes <= self._bounds.varied_bytes and not cache.is_bound
-        if not (self._is_quick or self.settings.precision is Precision.FP32):
+        if not (cache.is_roomy or self._is_fp32):
             kinds.remove("skewed")  # Many values in one sum need an exact answer.
-        elif is_small:
+        if is_small:
             kinds += ENDS
         most = next((most for least, most in _FEWER if seconds >= least), sys.maxsize)
         if is_small and self.oracle.is_useful and seconds < _FEWER[0][0]:
@@ -288,12 +296,11 @@ class Reference:
 
     def _beside(self, case: Case, wide: int) -> list[Question]:
         """Return the questions whose answers show whether an answer to the case is reliable."""
-        exact = self.oracle.questions(case, wide) if self._is_quick or case.kind in KINDS else []
         # In 16 bits a change by one rounding error is larger than a kernel's tolerance.
-        is_fine = self.settings.precision is Precision.FP32
-        if exact or case.kind in (GIVEN, *KINDS) or not (is_fine and self.cache.is_roomy):
-            return exact
-        return [Question(case, _NUDGE)]
+        can_nudge = self._is_fp32 and self.cache.is_roomy and case.kind not in (GIVEN, *KINDS)
+        needs_exact = case.kind in KINDS or (case.kind != GIVEN and not self._is_fp32)
+        exact = self.oracle.questions(case, wide) if self._is_quick or needs_exact else []
+        return exact or ([Question(case, _NUDGE)] if can_nudge else [])
 
     def _of_same_form(self, reply: Reply | EvaluationEnded) -> Reply | None:
         """Return a reply if its form is the first outputs' form."""
@@ -347,8 +354,15 @@ class Reference:
                 first.outputs if first is not None and first is not case and first.outputs else None,
                 varied=case.kind != GIVEN,
                 precision=self.settings.precision,
+                steady=self._steady(case),
             )
         answers.look_at([answer.look for answer in results if answer.look is not None])
+
+    def _steady(self, case: Case) -> float:
+        """Return the multiple of the usual bound by which an answer can change with nudged inputs."""
+        if case.kind in (*KINDS, *ENDS) or not self._is_fp32:
+            return 1.0
+        return _CLOSE_TOGETHER[case.exact is None]
 
     def _accept(self, answer: _Answer) -> bool:
         """Return whether an inspected answer is valid."""
@@ -367,7 +381,9 @@ class Reference:
             return True
         if case.kind in KINDS:
             return case.exact is not None and look.is_precise and look.is_steady
-        # The values of such inputs are like the problem's own, so no float64 answer is needed.
+        # The values of such inputs are like the problem's own, so no float64 answer is needed if one cannot be had.
+        if case.exact is None and case.kind in (*STEADY, *ENDS) and self.cache.is_roomy and not self._is_fp32:
+            return False
         is_reliable = (case.exact is None or look.is_precise) and (look.nudged is None or look.is_steady)
         return look.is_tame and (is_reliable or (look.exact is not None and case.exact is None))
 
