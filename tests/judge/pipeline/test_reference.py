@@ -170,7 +170,7 @@ def test_largest_values_become_neighbors_and_whole_numbers_skewed() -> None:
     made = {case.kind: case.inputs for case in others}
     x, routes, order = made["clustered"]
     assert torch.equal(x.flatten().sort().values, given.inputs[0].flatten().sort().values)
-    assert all(len(x.topk(8, dim).indices.amax(dim).unique()) <= 12 for dim in (0, 1))
+    assert len(x.topk(8).indices.unique()) == 8
     assert routes.unique(return_counts=True)[1].max() > 48
     assert torch.equal(order.sort().values, torch.arange(64))
     assert not torch.equal(order, given.inputs[2])
@@ -307,9 +307,7 @@ def test_an_unstable_answer_without_float64_does_not_count() -> None:
     """The reference's own answer to nudged inputs drops variants on which a right kernel could answer otherwise."""
     exact_s = {"bounds": replace(PATIENT, exact_s=0.0)}
     forward = "return (x - x.mean(1, True)) / (x.std(1, keepdim=True) + 1e-12)"
-    found = kinds(loaded(forward, "return [2 + torch.rand(64, 8)]", **exact_s))
-    assert "blocks" in found
-    assert "sparse" not in found
+    assert not kinds(loaded(forward, "return [2 + torch.rand(64, 8)]", **exact_s)) & {"sparse", "blocks"}
 
 
 @pytest.mark.parametrize("inputs", ["torch.rand(512, 1024)", "torch.randn(512, 1024)", "torch.rand(512, 1024) * 4 - 3"])
