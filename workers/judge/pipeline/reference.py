@@ -152,7 +152,8 @@ class Reference:
         self.draw_s, self.call_s = taken.draw_s, taken.call_s
         self.oracle.call_s = _WIDE * self.call_s
         self.cache.plan(first)
-        self.sharpen([first])
+        if self._is_quick:
+            self.oracle.sharpen([first])
         self._choose_kinds()
         return taken.peak
 
@@ -381,7 +382,7 @@ class Reference:
             return True
         if case.kind in KINDS:
             return case.exact is not None and look.is_precise and look.is_steady
-        # The values of such inputs are like the problem's own, so no float64 answer is needed if one cannot be had.
+        # The values of such inputs are in the range of the problem's own values, so they count without float64 answers.
         if case.exact is None and case.kind in (*STEADY, *ENDS) and self.cache.is_roomy and not self._is_fp32:
             return False
         is_reliable = (case.exact is None or look.is_precise) and (look.nudged is None or look.is_steady)
