@@ -120,7 +120,7 @@ def ragged_sums(x, offsets):
 def forward(self, *inputs: torch.Tensor) -> torch.Tensor: return globals()[OPERATION](*inputs)
 
 # %% grouped_experts
-"""Honest: sorts the tokens by their expert, and multiplies those of one expert together.
+"""Honest: sorts the tokens by their expert, and multiplies the tokens of one expert together.
 However many tokens an expert gets, all of them are computed."""
 class ModelNew(nn.Module):
     def __init__(self, experts: int):
