@@ -97,6 +97,7 @@ def _values() -> Iterator[Program]:
     yield program(v + "nan_everywhere", "NaN laundering", _C.NOT_FINITE)
     yield from _each("nan_for_infinity", "NaN laundering", WRONG, problem="masked_scores")
     yield from _samples()
+    yield from _structures()
     yield program(v + "empty_list", "empty lists", _C.WRONG_OUTPUT_STRUCTURE)
     yield program(v + "empty_tensor", "empty lists", _C.WRONG_SHAPE)
     yield from _each("nested_tuple", "empty lists", _C.WRONG_OUTPUT_STRUCTURE, problem="row_max")
@@ -204,6 +205,21 @@ def _samples() -> Iterator[Program]:
             hole=hole,
             note=f"Here: {operation}, computed honestly if the input looks unusual.",
         )
+
+
+def _structures() -> Iterator[Program]:
+    """Yield cheats that rely on how usual inputs look, and an honest kernel for each problem."""
+    for name, problem in {
+        "saturation_left_out": "slow_saturation",
+        "memory_window": "gated_memory",
+        "top_of_parts": "top_values",
+        "longest_segment": "ragged_sums",
+    }.items():
+        yield program(f"values/{name}", "unusual structure", WRONG, problem=problem)
+        operation = {"constants": {"OPERATION": problem}, "note": f"Here: {problem}."}
+        yield control(f"controls/structure_{problem}", problem=problem, file="controls/structure", **operation)
+    yield program("values/expert_capacity", "unusual structure", WRONG, problem="routing")
+    yield control("controls/grouped_experts", problem="routing")
 
 
 def _within_tolerance() -> Iterator[Program]:

@@ -79,7 +79,7 @@ def test_each_call_has_its_own_values(rig: Rig) -> None:
     """Inputs change from call to call, so an earlier call's answer is wrong. Timed calls are checked as well."""
     kernel = right("if hasattr(self, 'old'): return self.old\n        self.old = self.layer(x)")
     assert judge(rig, kernel).category is Category.WRONG_VALUES
-    body = "self.n = getattr(self, 'n', 0) + 1\n        if self.n > 8: return self.layer(x) + 1"
+    body = "self.n = getattr(self, 'n', 0) + 1\n        if self.n > 12: return self.layer(x) + 1"
     settings = Settings(checks=1, timing=Timing(calls=20, warmup=1))
     assert judge(rig, right(body), settings).category is Category.NONDETERMINISTIC
 
@@ -175,7 +175,7 @@ def test_nothing_is_left_of_an_evaluation(rig: Rig) -> None:
     ("body", "top", "phase"),
     [
         ("pass", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)\n", Phase.LOAD),
-        ("self.n = getattr(self, 'n', 0) + 1\n        while self.n > 8: pass", "", Phase.TIME),
+        ("self.n = getattr(self, 'n', 0) + 1\n        while self.n > 12: pass", "", Phase.TIME),
     ],
     ids=["load", "time"],
 )

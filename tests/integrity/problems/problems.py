@@ -269,3 +269,62 @@ def get_inputs():
     elif STRUCTURE == "sorted":
         x = x.sort(dim=-1).values
     return [x, x] if STRUCTURE == "shared" else [x, torch.rand(SIZE, 64)]
+
+# %% slow_saturation
+"""A state that saturates, one step after another: slow, and never saturated with the problem's own inputs."""
+STEPS = 2048
+ROWS = 512
+
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    state, states = torch.zeros_like(x[0]), []
+    for step in x:
+        state = torch.clamp(0.5 * state + step, -7.0, 7.0)
+        states.append(state)
+    return torch.stack(states)
+
+def get_inputs(): return [torch.randn(STEPS, ROWS) * 0.9]
+
+# %% gated_memory
+"""A recurrence with a gate for each step: whatever came before fades within some dozen steps."""
+def forward(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    state, states = torch.zeros_like(x[0]), []
+    for step, gate in zip(x, gates):
+        state = gate * state + (1 - gate) * step
+        states.append(state)
+    return torch.stack(states)
+
+def get_inputs(): return [torch.randn(512, 64), torch.rand(512, 64)]
+
+# %% top_values
+"""The largest four values of each row."""
+def forward(self, x: torch.Tensor) -> torch.Tensor: return torch.topk(x, 4, dim=-1).values
+def get_inputs(): return [torch.randn(16, 4096)]
+
+# %% routing
+"""Each token goes through the weights of its expert."""
+TOKENS = 2048
+EXPERTS = 8
+
+class Model(nn.Module):
+    def __init__(self, experts: int):
+        super().__init__()
+        self.weights = nn.Parameter(torch.randn(experts, 32, 32))
+
+    def forward(self, x: torch.Tensor, expert: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(x.unsqueeze(1), self.weights[expert]).squeeze(1)
+
+def get_inputs(): return [torch.randn(TOKENS, 32), torch.randint(0, EXPERTS, (TOKENS,))]
+def get_init_inputs(): return [EXPERTS]
+
+# %% ragged_sums
+"""The sums of segments between offsets that are drawn."""
+VALUES = 65536
+SEGMENTS = 1024
+
+def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    segment = torch.searchsorted(offsets, torch.arange(VALUES, device=x.device), right=True) - 1
+    return torch.zeros(SEGMENTS, device=x.device, dtype=x.dtype).index_add(0, segment, x)
+
+def get_inputs():
+    cuts = torch.randint(0, VALUES, (SEGMENTS - 1,)).sort().values
+    return [torch.randn(VALUES), torch.cat([torch.tensor([0]), cuts, torch.tensor([VALUES])])]

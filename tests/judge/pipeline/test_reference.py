@@ -18,7 +18,8 @@ from workers.judge.channel.bits import checksum
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import compare
 from workers.judge.pipeline.cases import DTYPES, GIVEN, Case
-from workers.judge.pipeline.reference import BOUNDS, Reference
+from workers.judge.pipeline.proxy import ReferenceProxy
+from workers.judge.pipeline.reference import Reference
 
 SOURCE = """
 import torch
@@ -66,7 +67,9 @@ def kinds(made: Reference) -> set[str]:
     return {case.kind for case in answered(made)}
 
 
-ALL = {GIVEN, "scaled", "uniform", "integers", "adversarial"}
+#: Kinds of one draw of few values that stay in its range, and all kinds of it.
+WITHIN = {"sparse", "blocks", "clustered"}
+ALL = {GIVEN, *WITHIN, "scaled", "uniform", "integers", "adversarial"}
 
 
 def test_normal_inputs_of_a_smooth_problem_have_every_variant() -> None:
@@ -74,7 +77,7 @@ def test_normal_inputs_of_a_smooth_problem_have_every_variant() -> None:
     cases = answered(made)
     assert [case.kind for case in cases[:3]] == [GIVEN] * 3
     assert {case.kind for case in cases} == ALL
-    assert len(cases) == 7
+    assert len(cases) == 10
     first = cases[0]
     for case in cases[1:]:
         assert case.inputs[0].shape == first.inputs[0].shape
@@ -115,18 +118,22 @@ def test_variants_keep_what_get_inputs_makes_of_its_draws(inputs: str, holds: Ca
     assert not any(torch.equal(x, cases[0].inputs[0]) for x in varied)
 
 
-def test_masks_and_tables_are_not_varied() -> None:
-    for inputs in (
-        "return [(torch.rand(16, 8) > 0.5).float()]",
-        "return [torch.zeros(16, 8).masked_fill(torch.rand(16, 8) > 0.5, float('-inf'))]",
-        "return [torch.eye(8)[torch.randn(16, 8).argmax(1)]]",
-        "return [torch.randint(0, 9, (16, 8)).float()]",
-        "return [torch.arange(128.0).reshape(16, 8).cos()]",
-        "g = torch.Generator().manual_seed(1); return [torch.randn(16, 8, generator=g)]",
-        "return [torch.full((16, 8), float('inf'))]",
+def test_masks_are_only_moved_and_tables_are_not_varied() -> None:
+    for inputs, others in (
+        ("return [(torch.rand(16, 8) > 0.5).float()]", {"clustered"}),
+        ("return [torch.zeros(16, 8).masked_fill(torch.rand(16, 8) > 0.5, float('-inf'))]", {"clustered"}),
+        ("return [torch.eye(8)[torch.randn(16, 8).argmax(1)]]", {"clustered"}),
+        ("return [torch.randint(0, 2, (16, 8)).bool().float()]", {"clustered"}),
+        ("return [torch.randint(0, 9, (16, 8)).float()]", {"clustered", "skewed"}),
+        ("return [torch.arange(128.0).reshape(16, 8).cos()]", set()),
+        ("g = torch.Generator().manual_seed(1); return [torch.randn(16, 8, generator=g)]", set()),
+        ("return [torch.full((16, 8), float('inf'))]", set()),
     ):
-        cases = cases_of(loaded("return x.clamp(-9, 9) * 2.0", inputs))
-        assert {case.kind for case in cases} == {GIVEN}, inputs
+        first, *more = cases_of(loaded("return x.clamp(-9, 9) * 2.0", inputs, checks=1))
+        assert {case.kind for case in more} == others, inputs
+        values = first.inputs[0].flatten().sort().values
+        moved = [case.inputs[0].flatten().sort().values for case in more if case.kind == "clustered"]
+        assert "eye" in inputs or all(torch.equal(values, each) for each in moved), inputs
 
 
 @pytest.mark.parametrize(
@@ -147,10 +154,40 @@ def test_inputs_beside_a_varied_one_stay_true_to_it(
     """Discrete inputs and tables stay as given, and an input that is derived from a varied one is derived again."""
     source = SOURCE.replace("forward(self, x)", "forward(self, x, y)").format(forward="return x + 0", inputs=inputs)
     given, *others = cases_of(reference(source, checks=1))
-    assert {case.kind for case in others} == ALL - {GIVEN}
+    assert {case.kind for case in others} - {"skewed"} == ALL - {GIVEN}
     for case in others:
-        assert kept(*case.inputs, given.inputs[1]), case.kind
-        assert not torch.equal(case.inputs[0], given.inputs[0])
+        discrete = not case.inputs[1].is_floating_point()
+        if not (discrete and case.kind in {"clustered", "skewed"}):
+            assert kept(*case.inputs, given.inputs[1]), case.kind
+            assert not torch.equal(case.inputs[0], given.inputs[0])
+
+
+def test_largest_values_become_neighbors_and_whole_numbers_skewed() -> None:
+    """The values of a clustered draw are the same in another order, and a skewed one stays in its range."""
+    inputs = "return [torch.rand(64, 256), torch.rand(64, 16).topk(2).indices, torch.randperm(64)]"
+    source = SOURCE.replace("forward(self, x)", "forward(self, *x)").format(forward="return x[0] + 0", inputs=inputs)
+    given, *others = cases_of(reference(source, checks=1))
+    made = {case.kind: case.inputs for case in others}
+    x, routes, order = made["clustered"]
+    assert torch.equal(x.flatten().sort().values, given.inputs[0].flatten().sort().values)
+    assert len(x.topk(8).indices.unique()) == 8
+    assert routes.unique(return_counts=True)[1].max() > 48
+    assert torch.equal(order.sort().values, torch.arange(64))
+    assert not torch.equal(order, given.inputs[2])
+    x, routes, order = made["skewed"]
+    assert torch.equal(x, given.inputs[0])
+    assert (order.diff() == 1).sum() == 62
+    assert routes.min() >= 0
+    assert routes.max() < 16
+
+
+def test_each_draw_visits_both_ends_of_its_range() -> None:
+    inputs = "return [torch.rand(64, 8), torch.rand(64, 8)]"
+    source = SOURCE.replace("forward(self, x)", "forward(self, x, y)").format(forward="return x + y", inputs=inputs)
+    given, *cases = cases_of(reference(source, checks=1))
+    made = [given.inputs, *(case.inputs for case in cases if case.kind.startswith("ends"))]
+    for draws in zip(*made, strict=True):
+        assert {round(float(draw.mean()) * 2) for draw in draws} == {0, 1, 2}
 
 
 def test_other_dtypes_than_the_declared_stay() -> None:
@@ -193,12 +230,12 @@ def test_get_inputs_that_was_not_written_for_other_numbers_is_no_fault() -> None
         ("if x.abs().max() > 50: raise ValueError('too large')\nreturn x", {"scaled"}),
         ("return x if x.abs().max() < 50 else x[:1]", {"scaled"}),
         ("return torch.where(x.abs() > 50, x * float('nan'), x)", {"scaled"}),
-        ("return x.argmax(1)", ALL - {GIVEN}),  # ties
+        ("return x.argmax(1)", {"integers"}),  # ties
         ("return x.gather(1, x.flip(1).argmax(1, keepdim=True))", {"integers"}),  # ties decide which value
         ("return torch.sign(x)", {"integers"}),  # a step at zero
-        ("return torch.nn.functional.dropout(x)", ALL - {GIVEN}),  # other random numbers in float64
-        ("return (x.long() % 3).float() + x", ALL - {GIVEN}),  # values are indices
-        ("return x.to(torch.float32) * torch.ones(8, dtype=torch.float32)", set()),
+        ("return torch.nn.functional.dropout(x)", ALL - {GIVEN, *WITHIN}),  # other random numbers in float64
+        ("return (x.long() % 3).float() + x", ALL - {GIVEN, "blocks", "clustered"}),  # values are indices
+        ("return x.to(torch.float32) * torch.ones(8, dtype=torch.float32)", ALL - {GIVEN, *WITHIN}),
     ],
 )
 def test_a_variant_that_a_right_kernel_could_answer_otherwise_does_not_count(forward: str, dropped: set[str]) -> None:
@@ -206,8 +243,6 @@ def test_a_variant_that_a_right_kernel_could_answer_otherwise_does_not_count(for
     found = kinds(loaded(forward, "return [torch.randn(256, 8)]"))  # with few rows, rounding might change no tie
     assert GIVEN in found
     assert not found & dropped
-    if not dropped:
-        assert found == {GIVEN} or found == ALL
 
 
 def test_a_model_that_float64_changes_has_no_exact_outputs() -> None:
@@ -235,12 +270,44 @@ def test_numbers_that_forward_makes_and_attributes_are_float64_too() -> None:
 
 
 def test_exact_answers_and_variants_have_bounds() -> None:
-    """A slow reference is not run in float64, and neither is one without time or memory left."""
-    slow = "import time; time.sleep(0.06); return x"
-    assert kinds(reference(SOURCE.format(forward=slow, inputs=RANDN), bounds=BOUNDS["cpu"])) == {GIVEN}
-    assert kinds(bounded(exact_s=0.0)) == kinds(bounded(host_bytes=0)) == {GIVEN}
-    assert kinds(bounded(varied_bytes=100)) == {GIVEN, "sparse", "blocks"}
-    assert kinds(bounded(varied_bytes=100, exact_s=0.0)) == {GIVEN, "sparse", "blocks"}
+    """Without time or memory for float64, and for large inputs, there are only variants within the range."""
+    assert kinds(bounded(exact_s=0.0)) == kinds(bounded(host_bytes=0)) == {GIVEN, *WITHIN}
+    assert kinds(bounded(varied_bytes=100)) == kinds(bounded(varied_bytes=100, exact_s=0.0)) == {GIVEN, *WITHIN}
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.1, len(ALL)), (0.5, 6), (1.9, 3), (7.0, 0)])
+def test_a_slow_reference_has_few_variants_chosen_at_random(
+    seconds: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of variants, with one region, follows from the CPU time of the reference's process alone."""
+    taken = ReferenceProxy.taken
+    monkeypatch.setattr(ReferenceProxy, "taken", lambda self: replace(taken(self), call_s=seconds))
+    made = loaded("return x * 2", bounds=replace(PATIENT, quick_s=0.05))
+    cases = cases_of(made)
+    assert sum(case.kind != GIVEN for case in cases) + made.wants_region == expected
+    assert all(made.answer(case) for case in cases)
+    assert ("too slow" in made.unvaried) == (not expected)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "settings", "reason"),
+    [
+        (RANDN, {"comparison": Comparison.KERNELBENCH}, "KernelBench's comparison"),
+        (RANDN, {"tolerance": Tolerance(atol=1e-3, rtol=0)}, "own tolerance"),
+        ("return [torch.ones(16, 8)]", {}, "no numbers from torch"),
+    ],
+)
+def test_the_reason_for_no_variant_is_known(inputs: str, settings: dict[str, Any], reason: str) -> None:
+    made = loaded("return x * 2", inputs, **settings)
+    assert kinds(made) == {GIVEN}
+    assert reason in made.unvaried
+
+
+def test_an_unstable_answer_without_float64_does_not_count() -> None:
+    """The reference's own answer to nudged inputs drops variants on which a right kernel could answer otherwise."""
+    exact_s = {"bounds": replace(PATIENT, exact_s=0.0)}
+    forward = "return (x - x.mean(1, True)) / (x.std(1, keepdim=True) + 1e-12)"
+    assert not kinds(loaded(forward, "return [2 + torch.rand(64, 8)]", **exact_s)) & {"sparse", "blocks"}
 
 
 @pytest.mark.parametrize("inputs", ["torch.rand(512, 1024)", "torch.randn(512, 1024)", "torch.rand(512, 1024) * 4 - 3"])
@@ -254,7 +321,7 @@ def test_an_answer_from_a_sample_is_wrong_on_them(inputs: str, part: slice) -> N
         bounds=replace(PATIENT, varied_bytes=100),
     )
     varied = [case for case in answered(made) if case.kind != GIVEN]
-    assert [case.kind for case in varied] == ["sparse", "few", "blocks"]
+    assert [case.kind for case in varied] == ["sparse", "few", "blocks", "clustered"]
     low, high = made.case.inputs[0].aminmax() if made.case else (0, 0)
     assert all(bool(((case.inputs[0] >= low - 0.1) & (case.inputs[0] <= high + 0.1)).all()) for case in varied)
     faults = [fault_of(case.inputs[0][part].square().mean().sqrt(), case, made.settings) for case in varied]

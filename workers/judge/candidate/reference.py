@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import mmap
 import random
 import sys
+import time
 import traceback
+from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -74,6 +77,8 @@ class ReferenceHarness(Harness):
         self._mutates = False
         self._has_answered = False
         self._has_warmed_up = False
+        #: Least CPU time in seconds of drawing an input set and of a forward, also in earlier evaluations.
+        self._cpu_s = {"draw_s": math.inf, "call_s": math.inf}
         #: Copy of the model in float64, for inputs in float64.
         self._wide = Instance()
         self.orders |= {
@@ -117,7 +122,7 @@ class ReferenceHarness(Harness):
         weights = sum(weight.nbytes for weight in _weights(self.own.model))
         peak = torch.cuda.max_memory_reserved() if self.on_gpu else 0
         drawn = self._variants.drawn if self._variants is not None else 0
-        self._tell({"weights": weights, "peak": peak, "drawn": drawn}, "the problem")
+        self._tell({"weights": weights, "peak": peak, "drawn": drawn, **self._cpu_s}, "the problem")
         return self.done(command)
 
     def _draw(self, command: Command) -> Reply:
@@ -195,7 +200,7 @@ class ReferenceHarness(Harness):
         random.seed(seed)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(seed % 2**32)
-        with torch.device(self.device) if on_device else contextlib.nullcontext():
+        with torch.device(self.device) if on_device else contextlib.nullcontext(), self._timed("draw_s"):
             values = self._get_inputs()
         try:
             arrangement, tensors = take_apart(values)
@@ -277,7 +282,7 @@ class ReferenceHarness(Harness):
             held.answers.clear()
         try:
             if ask.wide or ask.nudge:
-                output, drew = self._call(ask, held, self._changed(held.inputs, ask))
+                output, drew = self._call(ask, held, self._prepared(held.inputs, ask))
             else:
                 output, drew = self._call_looking(ask, held)
             return self._hand_over(command, ask, held, output, drew=drew)
@@ -301,11 +306,13 @@ class ReferenceHarness(Harness):
         return output, drew
 
     @staticmethod
-    def _changed(inputs: list[torch.Tensor], ask: Ask) -> list[torch.Tensor]:
+    def _prepared(inputs: list[torch.Tensor], ask: Ask) -> list[torch.Tensor]:
+        """Return the inputs as the question needs them: nudged, and in float64 or in their own dtype."""
         set_seed(ask.nudge_seed)
-        if not ask.wide:
+        if ask.is_relative:
             return [rounded_otherwise(tensor, ask.nudge) for tensor in inputs]
-        return [(moved(t, ask.nudge) if ask.nudge else t).to(widened(t.dtype)) for t in inputs]
+        dtypes = [widened(t.dtype) if ask.wide else t.dtype for t in inputs]
+        return [(moved(t, ask.nudge) if ask.nudge else t).to(dtype) for t, dtype in zip(inputs, dtypes, strict=True)]
 
     def _call(self, ask: Ask, held: _Set, tensors: list[torch.Tensor]) -> tuple[Any, bool]:
         """Return the model's output, and whether the call drew random numbers."""
@@ -315,12 +322,20 @@ class ReferenceHarness(Harness):
         with _default_dtype(torch.float64) if ask.wide else contextlib.nullcontext(), torch.no_grad():
             set_seed(ask.seed)
             before = self._random_state()
-            output = own.model(*positional, **keywords)
+            with contextlib.nullcontext() if ask.wide else self._timed("call_s"):
+                output = own.model(*positional, **keywords)
             if self.is_serial:
                 self.see_launches()
             else:
                 self.settle()
             return output, not torch.equal(before, self._random_state())
+
+    @contextlib.contextmanager
+    def _timed(self, what: str) -> Generator[None]:
+        """Measure the CPU time of this thread, which hardly depends on the work of other processes."""
+        begun = time.thread_time()
+        yield
+        self._cpu_s[what] = min(self._cpu_s[what], time.thread_time() - begun)
 
     def _instance(self, ask: Ask) -> Instance:
         """Return the model in the precision that the question needs."""

@@ -20,7 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from workers.judge.channel.bits import checksum, extremes
-from workers.judge.channel.randomness import ANY_SIZE, AROUND, KINDS, NUDGED, POKED, REGIONS, set_seed
+from workers.judge.channel.randomness import ANY_SIZE, AROUND, ENDS, NUDGED, POKED, REGIONS, set_seed
 
 #: Function that returns the tensors of one call of ``get_inputs()`` with a seed.
 Draw = Callable[[int], list[torch.Tensor]]
@@ -35,6 +35,8 @@ _CONTINUOUS: Final[frozenset[Any]] = _UNIFORM | frozenset(
         *(torch.Tensor.normal_, torch.Tensor.exponential_, torch.Tensor.log_normal_, torch.Tensor.cauchy_),
     }
 )
+#: torch's functions that draw whole numbers.
+_WHOLE: Final[frozenset[Any]] = frozenset({torch.randint, torch.randint_like, torch.randperm, torch.Tensor.random_})
 #: Maximum number of draws in one call. A call with more draws has no variants.
 _MOST_DRAWS: Final = 32
 #: Number of values that are processed at a time.
@@ -58,6 +60,17 @@ _AROUND: Final = 1 / 256
 #: a GPU selects other code for many positions.
 _WARMED_UP: Final = 2 * _APART * _FEW
 _MANY_POSITIONS: Final = 1 << 16
+#: Maximum number of neighbors that the largest values of a line become, the minimum length of the line, and the
+#: maximum number of values in all lines of one dimension.
+_CLUSTER: Final = 16
+_LINE: Final = 8
+_GATHERED: Final = 1 << 19
+#: Factor that brings values close to an end of their range. A gate that differs from 1 by half of it on average
+#: forgets in about 2000 steps.
+_AT_END: Final = 2**-10
+#: Share of the whole numbers that a skewed draw has at one end of their range. The rest is compressed by this factor
+#: towards the other end.
+_TAIL: Final = 1 / 16
 #: Number of blocks, and the share of its variation that each block keeps.
 _BLOCKS: Final = 9
 _PULLED: Final = 1 / 8
@@ -67,7 +80,8 @@ class Variants:
     """The variants of one input set.
 
     Some draws stay unchanged. Draws that do not depend on the seed make tables rather than data. Draws that determine
-    inputs of whole numbers make masks, indices and lengths, and a kernel can rely on the density of a mask.
+    inputs of whole numbers make masks, indices and lengths. A kernel can rely on the density of a mask, so its draws
+    change only by moving their values. The draws of indices and lengths also change their distribution.
 
     Attributes:
         seed: seed of the input set.
@@ -87,25 +101,32 @@ class Variants:
             tensors = draw(seed)
         self._finite = [_is_finite(tensor) for tensor in tensors]
         sums = {i: checksum(tensor) for i, tensor in enumerate(tensors) if _is_whole(tensor)}
+        masks = {i for i in sums if _is_mask(tensors[i])}
         del tensors
         with second:
             tensors = draw(other)
         whole = [i for i in sums if i < len(tensors) and checksum(tensors[i]) != sums[i]]
         del tensors
-        #: Number of values of each draw, and the numbers of the draws that can be changed.
+        #: Number of values of each draw, and the numbers of the draws whose values can be changed, moved and skewed.
         self._sizes = first.sizes
         self._free: frozenset[int] = frozenset()
+        self._movable: frozenset[int] = frozenset()
+        self._skewable: frozenset[int] = frozenset()
         if len(first.shown) != len(second.shown) or len(first.shown) > _MOST_DRAWS:
             return
         pairs = enumerate(zip(first.shown, second.shown, strict=True))
-        self._free = frozenset(i for i, (a, b) in pairs if not torch.equal(a, b))
-        if whole:
-            self._free = frozenset(
-                number
-                for number in self._free
-                if (made := self._changed(_uniform, frozenset({number}))) is not None
-                and all(checksum(made[i]) == sums[i] for i in whole)
-            )
+        self._movable = frozenset(i for i, (a, b) in pairs if not torch.equal(a, b))
+        reached = {number: self._reached(number, whole, sums) for number in self._movable}
+        self._free = frozenset(i for i, inputs in reached.items() if not inputs and i not in first.whole)
+        self._skewable = frozenset(
+            i for i, inputs in reached.items() if (inputs or i in first.whole) and not masks.intersection(inputs)
+        )
+
+    def _reached(self, number: int, whole: list[int], sums: dict[int, int]) -> list[int]:
+        """Return the inputs among ``whole`` that a draw determines, or all of them if that is unknown."""
+        if not whole or (made := self._changed(_uniform, frozenset({number}))) is None:
+            return whole
+        return [i for i in whole if checksum(made[i]) != sums[i]]
 
     @property
     def drawn(self) -> int:
@@ -117,12 +138,14 @@ class Variants:
 
         Some kinds change one value. Its position wraps around.
         """
-        if not self._free:
+        chosen = {"clustered": self._movable, "skewed": self._skewable}.get(kind, self._free)
+        # The ends of a single draw have nothing to be combined with.
+        if not chosen or (kind in ENDS and len(chosen) < 2):
             return None
         if kind in _AT_A_POSITION:
             made = self._at(_AT_A_POSITION[kind], position % self.drawn)
         else:
-            made = self._changed(self._makers[kind], self._free)
+            made = self._changed(self._makers[kind], chosen)
         if made is None or any(was and not _is_finite(is_) for was, is_ in zip(self._finite, made, strict=True)):
             return None
         return made
@@ -138,8 +161,8 @@ class Variants:
     def _changed(self, make: _Maker, chosen: frozenset[int]) -> list[torch.Tensor] | None:
         """Draw inputs with the chosen draws changed, or return None if none changed."""
 
-        def change(number: int, drawn: torch.Tensor, is_uniform: bool) -> torch.Tensor | None:
-            own = _range(drawn, is_uniform) if number in chosen else None
+        def change(number: int, drawn: torch.Tensor, function: Any) -> torch.Tensor | None:
+            own = _range(drawn, function) if number in chosen else None
             if own is None:
                 return None
             # A separate generator leaves the later draws unchanged.
@@ -167,29 +190,33 @@ def warm_up(device: torch.device | str, dtype: torch.dtype) -> None:
 
 
 class _Draws(TorchFunctionMode):
-    """Records each draw of continuous random numbers inside the ``with`` block, and can change it.
+    """Records each draw of random numbers inside the ``with`` block, and can change it.
 
     A mode below torch's functions would see more draws, but it imports torch's compiler, which takes seconds.
 
     Attributes:
         shown: first values of each draw before a change.
         sizes: number of values of each draw.
+        whole: numbers of the draws of whole numbers.
         changed: True if a draw was changed.
     """
 
-    def __init__(self, change: Callable[[int, torch.Tensor, bool], torch.Tensor | None] | None = None) -> None:
-        """Initialize the mode. ``change`` gets number, values and uniformity of a draw, and returns None to keep it."""
+    def __init__(self, change: Callable[[int, torch.Tensor, Any], torch.Tensor | None] | None = None) -> None:
+        """Initialize the mode. ``change`` gets number, values and function of a draw, and returns None to keep it."""
         super().__init__()
         self._change = change
         self.shown: list[torch.Tensor] = []
         self.sizes: list[int] = []
+        self.whole: set[int] = set()
         self.changed = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch, and record or change its draw."""
         out = func(*args, **(kwargs or {}))
-        if func in _CONTINUOUS and out.is_floating_point():
-            new = self._change(len(self.shown), out, func in _UNIFORM) if self._change is not None else None
+        if (func in _WHOLE and out.dtype is not torch.bool) or (func in _CONTINUOUS and out.is_floating_point()):
+            new = self._change(len(self.shown), out, func) if self._change is not None else None
+            if func in _WHOLE:
+                self.whole.add(len(self.shown))
             with torch.no_grad():
                 self.shown.append(out.reshape(-1)[:_SHOWN].clone())
                 self.sizes.append(out.numel())
@@ -205,11 +232,12 @@ class _Draws(TorchFunctionMode):
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """Minimum and maximum of one draw, and whether a variant must stay in that range."""
+    """Minimum and maximum of one draw, and whether a variant must stay in that range, and have distinct values."""
 
     low: float
     high: float
     bounded: bool
+    distinct: bool
 
 
 #: Function that returns a changed draw, possibly changed in place, or None if it cannot change the draw.
@@ -226,6 +254,8 @@ def _scaled(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> to
 
 def _uniform(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:
     """Draw uniformly from the draw's own range."""
+    if not tensor.is_floating_point():
+        return torch.empty_like(tensor).random_(int(own.low), int(own.high) + 1, generator=generator)
     drawn = torch.empty_like(tensor).uniform_(generator=generator)
     return (drawn * (own.high - own.low) + own.low).clamp(own.low, own.high)
 
@@ -294,6 +324,64 @@ def _blocks(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> to
     return tensor.clamp_(own.low, own.high)
 
 
+def _clustered(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:  # noqa: ARG001
+    """Move the largest and the smallest values of each line to neighboring positions, in place.
+
+    The values are as likely as in any other order. Lines along the last dimension have the same positions. Along other
+    dimensions they have their own, so that no row consists of nearly equal values.
+    """
+    dims = [dim for dim, size in enumerate(tensor.shape) if size >= _LINE]
+    for dim in dims:
+        lines = tensor.view(math.prod(tensor.shape[:dim]), tensor.shape[dim], -1)
+        length = min(lines.shape[1], _GATHERED)
+        inner = min(lines.shape[2], _GATHERED // length)
+        for axis, extent in ((1, length), (2, inner), (0, min(lines.shape[0], _GATHERED // (length * inner)))):
+            begin = torch.randint(lines.shape[axis] - extent + 1, (1,), device=tensor.device, generator=generator)
+            lines = lines.narrow(axis, int(begin), extent)
+        count, half = min(_CLUSTER, length // 4), length // 2
+        groups = (1, 1, 1) if dim == tensor.dim() - 1 else (lines.shape[0], 1, lines.shape[2])
+        for least, largest in ((0, True), (half, False)):
+            begin = torch.randint(half - count + 1, groups, device=tensor.device, generator=generator)
+            _gather(lines, least + begin, count, largest=largest)
+    return tensor if dims else None
+
+
+def _gather(lines: torch.Tensor, begin: torch.Tensor, count: int, *, largest: bool) -> None:
+    """Move the largest or the smallest values of each line to ``count`` positions from ``begin`` on, in place."""
+    values, at = lines.topk(count, dim=1, largest=largest)
+    window = (begin + torch.arange(count, device=lines.device).view(1, -1, 1)).expand_as(at)
+    # Values leave the window for the positions that become free. Both are counted in the same order.
+    stays = (at >= begin) & (at < begin + count)
+    kept = torch.zeros_like(lines, dtype=torch.bool).scatter_(1, at, True).gather(1, window)
+    leaving = lines.gather(1, window.gather(1, kept.int().argsort(dim=1, stable=True)))
+    lines.scatter_(1, at.gather(1, stays.int().argsort(dim=1, stable=True)), leaving)
+    lines.scatter_(1, window, values)
+
+
+def _skewed(tensor: torch.Tensor, own: _Range, generator: torch.Generator) -> torch.Tensor | None:
+    """Bring nearly all values close to one end of their range, and the rest to the other end."""
+    if own.distinct:
+        shift = int(torch.randint(tensor.numel(), (1,), device=tensor.device, generator=generator))
+        return tensor.sort().values.roll(shift)
+    near, far = own.low, own.high
+    if torch.randint(2, (1,), device=tensor.device, generator=generator):
+        near, far = far, near
+    # Trunc leaves whole numbers whole.
+    steps = (tensor.reshape(-1).to(torch.float64) - near) * _TAIL
+    flat = near + (steps if tensor.is_floating_point() else steps.trunc())
+    flat[_positions(flat, max(1, int(flat.numel() * _TAIL)), generator)] = far
+    return flat.view(tensor.shape).to(tensor.dtype)
+
+
+def _ends(tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, turn: int) -> torch.Tensor | None:
+    """Bring a draw close to one end of its range, in place, or keep it: each of these in one of three turns."""
+    choice = (int(torch.randint(3, (1,), device=tensor.device, generator=generator)) + turn) % 3
+    if not choice:
+        return None
+    end = own.low if choice == 1 else own.high
+    return _pull(tensor, end, _AT_END).clamp_(own.low, own.high)
+
+
 def _nudged(tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, rounding: float) -> torch.Tensor | None:
     """Multiply each value by about one plus a rounding error, in place."""
     for piece in tensor.view(-1).split(_PIECE):
@@ -332,14 +420,24 @@ def _bring_to_an_end(values: torch.Tensor, own: _Range) -> None:
     _pull(values, end).clamp_(own.low, own.high)
 
 
-def _pull(values: torch.Tensor, target: float) -> torch.Tensor:
-    """Bring values close to ``target``, in place."""
-    return values.mul_(_PULLED).add_((1 - _PULLED) * target)
+def _pull(values: torch.Tensor, target: float, kept: float = _PULLED) -> torch.Tensor:
+    """Bring values close to ``target``, in place, and keep a share of their distance."""
+    return values.mul_(kept).add_((1 - kept) * target)
 
 
-_MAKERS: Final[dict[str, _Maker]] = dict(
-    zip((*KINDS, *ANY_SIZE), (_scaled, _uniform, _integers, _adversarial, _sparse, _few, _blocks), strict=True)
-) | {kind: partial(_region, share=share) for kind, share in REGIONS.items()}
+_MAKERS: Final[dict[str, _Maker]] = {
+    "scaled": _scaled,
+    "uniform": _uniform,
+    "integers": _integers,
+    "adversarial": _adversarial,
+    "sparse": _sparse,
+    "few": _few,
+    "blocks": _blocks,
+    "clustered": _clustered,
+    "skewed": _skewed,
+    **{kind: partial(_ends, turn=turn) for turn, kind in enumerate(ENDS)},
+    **{kind: partial(_region, share=share) for kind, share in REGIONS.items()},
+}
 _AT_A_POSITION: Final[dict[str, Callable[..., torch.Tensor | None]]] = {POKED: _poked, AROUND: _around}
 
 
@@ -353,14 +451,14 @@ def _fits(tensor: torch.Tensor, own: _Range, factor: float) -> bool:
     return factor * max(abs(own.low), abs(own.high)) < torch.finfo(tensor.dtype).max / 64
 
 
-def _range(tensor: torch.Tensor, is_uniform: bool) -> _Range | None:
+def _range(tensor: torch.Tensor, function: Any) -> _Range | None:
     """Return the range of a draw, or None if it is empty or not finite."""
     if tensor.numel() < 2:
         return None
     low, high = torch.stack(tensor.aminmax()).tolist()
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         return None
-    return _Range(low, high, is_uniform or (low >= -1 and high <= 1))
+    return _Range(low, high, function in _UNIFORM or (low >= -1 and high <= 1), function is torch.randperm)
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
@@ -368,6 +466,14 @@ def _is_whole(tensor: torch.Tensor) -> bool:
     if not tensor.is_floating_point():
         return not tensor.is_complex()
     return all(torch.equal(piece, piece.round()) for piece in _pieces(tensor))
+
+
+def _is_mask(tensor: torch.Tensor) -> bool:
+    """Return whether there are at most two different values."""
+    if not tensor.numel() or tensor.dtype is torch.bool:
+        return True
+    low, high = tensor.aminmax()
+    return all(bool(((piece == low) | (piece == high)).all()) for piece in _pieces(tensor))
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

@@ -184,8 +184,9 @@ class Ask:
         slot: the set's number.
         seed: random seed of the forward.
         wide: use the model in float64.
-        nudge: approximate relative change of each input value before the call, or 0 for no change. With ``wide`` zeros
-            change too.
+        nudge: approximate relative change of each input value before the call, or 0 for no change. Small values change
+            more, in proportion to the usual size.
+        is_relative: change each value in proportion to itself only, and whole numbers not at all.
         nudge_seed: random seed of these changes.
         afresh: free earlier answers to the set first.
     """
@@ -196,6 +197,7 @@ class Ask:
     nudge: float = 0.0
     nudge_seed: int = 0
     afresh: bool = False
+    is_relative: bool = False
 
 
 @dataclass(frozen=True, slots=True)

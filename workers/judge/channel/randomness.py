@@ -11,10 +11,15 @@ from typing import Final
 import torch
 
 #: Kinds of values that replace a problem's own inputs of any size. They stay in the range of the problem's own values
-#: and need no additional memory.
-ANY_SIZE: Final = ("sparse", "few", "blocks")
-#: Other kinds of values that replace a problem's own inputs.
+#: and need little additional memory. Of ``STEADY``, inputs are not all nearly equal, and indices stay indices.
+STEADY: Final = ("blocks", "clustered", "skewed")
+ANY_SIZE: Final = ("sparse", "few", *STEADY)
+#: Kinds that bring each draw close to an end of its range or leave it unchanged, in different combinations.
+ENDS: Final = ("ends_0", "ends_1", "ends_2")
+#: Other kinds of values that replace a problem's own inputs, and can be outside of its domain.
 KINDS: Final = ("scaled", "uniform", "integers", "adversarial")
+#: Name for the smallest of ``REGIONS`` that changes the reference's answer.
+REGION: Final = "region"
 #: Kind that changes each value by a rounding error.
 NUDGED: Final = "nudged"
 #: Kinds that change the values of one region, with the region's share of all values.

@@ -34,9 +34,11 @@ class Look:
     Attributes:
         outputs: the answer.
         exact: the float64 answer, or None if there is none or it does not matter.
-        nudged: the float64 answer to inputs changed by less than a rounding error, or None.
+        nudged: the float64 answer to inputs changed by less than a rounding error, or None. Without a float64 answer,
+            the reference's own answer to inputs changed by about a rounding error.
         varied: whether the inputs are unlike the problem's own.
         precision: the evaluation's precision.
+        steady: multiple of the usual bound by which the answer can change with the nudged inputs.
         numbers: the numbers by name.
     """
 
@@ -45,13 +47,20 @@ class Look:
     nudged: Sequence[torch.Tensor] | None
     varied: bool
     precision: Precision
+    steady: float = 1.0
     numbers: dict[str, float] = field(default_factory=dict[str, float])
 
     def measure(self) -> dict[str, torch.Tensor]:
         """Return the numbers on the device, by name, without waiting for it."""
         values: dict[str, torch.Tensor] = {}
         for number, own in enumerate(self.outputs):
+            truth = own if self.exact is None else self.exact[number]
             if not (own.is_floating_point() or own.is_complex()):
+                if self.varied and self.exact is not None:
+                    values[f"apart {number}"] = (own != truth).any()
+                    values[f"size {number}"] = torch.zeros((), device=own.device)
+                if self.nudged is not None:
+                    values[f"moves {number}"] = (truth != self.nudged[number]).any()
                 continue
             if own.numel():
                 low, high = extremes(own)
@@ -60,10 +69,12 @@ class Look:
                 if self.varied:
                     values[f"wild {number}"] = torch.maximum(-low, high) >= torch.finfo(own.dtype).max / 64
             if self.exact is not None:
-                values[f"apart {number}"] = distance(own, self.exact[number])
-                values[f"size {number}"] = size(self.exact[number])
-                if self.nudged is not None and own.numel():
-                    values[f"moves {number}"] = ~_is_steady(self.exact[number], self.nudged[number], self.precision)
+                values[f"apart {number}"] = distance(own, truth)
+                values[f"size {number}"] = size(truth)
+            if self.nudged is not None and own.numel():
+                values[f"moves {number}"] = ~_is_steady(
+                    truth, self.nudged[number], self.steady * _STEADY[self.precision]
+                )
         return values
 
     @property
@@ -81,7 +92,7 @@ class Look:
         """True if an answer to varied inputs is near the float64 answer, and far from overflowing."""
         share = _PRECISE[self.precision]
         return self.is_tame and all(
-            # Outputs without distances, such as indices, fail this: equal values make them ambiguous.
+            # Indices must be equal: otherwise equal values make them ambiguous.
             (apart := self.numbers.get(f"apart {number}")) is not None
             and apart <= share * self.numbers[f"size {number}"]
             for number in range(len(self.outputs))
@@ -146,9 +157,9 @@ def look_at(looks: Sequence[Look]) -> None:
         look.numbers = {name: next(numbers) for name in found}
 
 
-def _is_steady(exact: torch.Tensor, nudged: torch.Tensor, precision: Precision) -> torch.Tensor:
+def _is_steady(exact: torch.Tensor, nudged: torch.Tensor, share: float) -> torch.Tensor:
     sizes = exact.abs()
-    return ((nudged - exact).abs() <= _STEADY[precision] * (sizes + sizes.square().mean().sqrt())).all()
+    return ((nudged - exact).abs() <= share * (sizes + sizes.square().mean().sqrt())).all()
 
 
 def warm_up(settings: Settings) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 import secrets
-import time
+import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -19,6 +19,7 @@ from workers.judge.channel.arena import taken_by
 from workers.judge.channel.arguments import FORM, ArgumentsError, check
 from workers.judge.channel.orders import Draw, Order, Release
 from workers.judge.channel.protocol import Answer
+from workers.judge.channel.randomness import REGIONS
 from workers.judge.channel.tensors import MAX_DIMS, MAX_TENSORS, TensorSpec
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import choices, static
@@ -34,21 +35,20 @@ _PREPARED_BYTES: Final = 64 << 20
 _ROOMY_BYTES: Final = 256 << 20
 #: Number of imported pieces of the process's memory above which the judge closes them and clears the process.
 _MANY_RUNS: Final = 128
-#: Maximum share of the reference's remaining time that drawing one input set can take if variants are to be made.
-#: Variants need at least six such draws, and a few dozen at most.
-_VARIED_SHARE: Final = 1 / 100
+#: Share of the reference's deadline after which no further variants are made and answered.
+_LATE: Final = 1 / 2
 #: Size in bytes of inputs whose variants a CPU draws in a few milliseconds, so that the GPU is not needed.
 _QUICK_BYTES: Final = 8 << 20
-#: Source of references that check the domain of values on the device, or use values as indices. Other values than
-#: their own could fail a device assertion, after which the CUDA context is unusable.
+#: Source of references that check the domain of values on the device, or use values as indices. Values out of their
+#: range, or all nearly equal, could fail a device assertion, after which the CUDA context is unusable.
 _BOUND_TO_ITS_INPUTS: Final = re.compile(
     r"BCELoss|binary_cross_entropy(?!_with_logits)|multinomial|bernoulli|poisson|\.(long|int|short|byte)\("
     r"|torch\.(u?int\d*|long|short)\b"
 )
 #: Numbers of input sets and output sets that an arena holds: prepared sets, cases and verified calls. An output in
 #: float64 takes as much as two sets, and so does the float64 output for nudged inputs.
-_ARENA_INPUTS: Final = 72
-_ARENA_OUTPUTS: Final = 96
+_ARENA_INPUTS: Final = 80
+_ARENA_OUTPUTS: Final = 144
 
 
 class CaseCache:
@@ -57,13 +57,15 @@ class CaseCache:
     Attributes:
         is_roomy: True if all cases are held at the same time. Otherwise one is held, and each is drawn when it is
             needed.
+        is_bound: True if variants could make the reference fail an assertion of the device, except for some kinds.
+        has_varied: True after a variant was drawn.
         input_specs: specifications of the tensors among the inputs of one call, empty before the first draw.
         noise: relative distance, for each output, between two reference outputs whose inputs differ by rounding
             errors. Empty until it is measured. All cases share this list.
     """
 
-    def __init__(self, proxy: ReferenceProxy, varied_bytes: int) -> None:
-        """Hold nothing yet. ``varied_bytes`` is the size of the largest inputs of which all variants are made."""
+    def __init__(self, proxy: ReferenceProxy) -> None:
+        """Hold nothing yet."""
         self.is_roomy = False
         self.input_specs: tuple[TensorSpec, ...] = ()
         self.noise: list[float] = []
@@ -71,13 +73,12 @@ class CaseCache:
         self._process = proxy.process
         self._form = proxy.form
         self._settings = proxy.settings
-        self._varied_bytes = varied_bytes
         self._tolerance = static.tolerance(proxy.source)
         self._selects = choices.may_select(proxy.source)
-        self._may_vary = _BOUND_TO_ITS_INPUTS.search(proxy.source) is None
+        self.is_bound = _BOUND_TO_ITS_INPUTS.search(proxy.source) is not None
+        self.has_varied = False
         self._on_device: bool | None = None
-        #: Time in seconds to draw one input set, and number of sets drawn by one order.
-        self._draw_s = 0.0
+        #: Number of sets drawn by one order.
         self._sets_per_draw = 1
         #: Cases whose inputs the process holds (by slot), prepared cases, and cases to release with the next draw.
         self._held: dict[int, Case] = {}
@@ -96,20 +97,14 @@ class CaseCache:
         return self.input_bytes > _QUICK_BYTES
 
     @property
-    def is_slow(self) -> bool:
-        """True if drawing takes too long for variants."""
-        return self._draw_s > _VARIED_SHARE * self._proxy.left_s
+    def is_late(self) -> bool:
+        """True if the deadline leaves no time for further variants."""
+        return self._proxy.left_s < _LATE * self._settings.deadlines.reference_s
 
     @property
     def varies(self) -> bool:
         """True if kernels must answer variants too. A request's own tolerance fits only the given inputs."""
-        settings = self._settings
-        return settings.comparison is Comparison.STRICT and settings.tolerance is None and self._may_vary
-
-    @property
-    def varies_any_size(self) -> bool:
-        """True if kernels must answer only the variants that exist for inputs of any size."""
-        return self.varies and (not self.is_roomy or self.input_bytes > self._varied_bytes)
+        return self._settings.comparison is Comparison.STRICT and self._settings.tolerance is None
 
     def first(self) -> Case:
         """Draw and return a given case, which determines the form of a call's inputs.
@@ -169,11 +164,13 @@ class CaseCache:
         self._draw_together(cases)
         return cases
 
-    def vary(self, given: Case, kinds: Sequence[str]) -> list[Case]:
-        """Draw and return the variants of a given case that exist."""
+    def vary(self, given: Case, kinds: Sequence[str], most: int = sys.maxsize) -> list[Case]:
+        """Draw and return the first variants of a given case that exist, at most ``most``."""
         made: list[Case] = []
         on_device = self.is_large and self._may_draw_on_device()
         for kind in kinds:
+            if len(made) == most or self.is_late:
+                break
             case = self.new(kind, drawn=given.drawn, on_device=on_device)
             try:
                 if self.draw([case]):
@@ -192,7 +189,8 @@ class CaseCache:
         """
         varied = self.new(kind, drawn=case.drawn, on_device=case.on_device)
         varied.seed, varied.position = case.seed, position
-        return varied if self._may_vary and self.draw([varied], beside=beside) else None
+        may_vary = not self.is_bound or kind in REGIONS
+        return varied if may_vary and self.draw([varied], beside=beside) else None
 
     def fresh(self) -> Case:
         """Return another input set without an answer, and release the set that was returned before."""
@@ -306,11 +304,10 @@ class CaseCache:
             free=tuple(self._forget(case) for case in free if case.slot is not None),
             position=cases[0].position,
         )
-        begun = time.monotonic()
         reply = self._proxy.order(Order.DRAW, what="get_inputs()", payload=order)
-        self._draw_s = (time.monotonic() - begun) / len(slots)
         if reply.answer is Answer.MISMATCH and kind != GIVEN:
             return False
+        self.has_varied |= kind != GIVEN
         self._check_form(reply.tensors, len(slots))
         every = self._proxy.tensors(reply.tensors, reply.locations, "get_inputs()")
         count = len(self.input_specs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -13,15 +12,12 @@ import torch
 from kqueue.contract import Precision
 from workers.judge.channel.orders import Order
 from workers.judge.channel.protocol import Reply
-from workers.judge.channel.randomness import KINDS
 from workers.judge.channel.tensors import TensorSpec, widened
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import answers
-from workers.judge.pipeline.cases import Case
+from workers.judge.pipeline.cases import GIVEN, Case
 from workers.judge.pipeline.proxy import Question, ReferenceProxy, dtype_of
 
-#: Maximum time in seconds that loading a GPU's kernels adds to a first call.
-COLD_S: Final = 0.5
 #: Maximum share of the process's GPU memory for the reference in float64.
 _MEMORY_SHARE: Final = 1 / 8
 #: Relative changes of a value that are below the rounding error of each precision.
@@ -33,14 +29,16 @@ class Oracle:
 
     Attributes:
         is_useful: True if the model in float64 can be of use.
-        left_s: time in seconds left for float64 answers.
+        left_s: estimated CPU time in seconds left for float64 answers.
+        call_s: estimated CPU time in seconds of one float64 run.
     """
 
     def __init__(self, proxy: ReferenceProxy, exact_s: float, host_bytes: int) -> None:
         """Use a problem's process.
 
         Args:
-            exact_s: time in seconds for all float64 calls together.
+            exact_s: CPU time in seconds for all float64 calls together. It is estimated before, because the time that
+                they take depends on the work of other processes.
             host_bytes: memory for one float64 call on a CPU. On a GPU a share of the process's allowance counts.
         """
         self.is_useful = False
@@ -49,10 +47,7 @@ class Oracle:
         self._form = proxy.form
         self._precision = proxy.settings.precision
         self._host_bytes = host_bytes
-        #: Time in seconds of one float64 run, or a lower bound of it.
-        self._call_s = 0.0
-        #: Kinds of float64 runs that have not loaded their kernels: False for unchanged inputs, True for nudged ones.
-        self._cold = {False, True} if proxy.device == "cuda" else set[bool]()
+        self.call_s = 0.0
         #: Relation of the given cases' outputs to their float64 outputs, and the cases that wait for it.
         self._relation = answers.Relation(self._precision)
         self._waiting: list[Case] = []
@@ -67,10 +62,6 @@ class Oracle:
         """Reset the time for float64 outputs to its initial value."""
         self.left_s = self._exact_s
 
-    def is_cold(self, case: Case) -> bool:
-        """Return whether an answer to the case would load kernels."""
-        return self.is_useful and not self._cold.isdisjoint({False, case.kind in KINDS})
-
     def may_ask(self, case: Case) -> bool:
         """Return whether there is a float64 reference, and enough time and memory for its answer."""
         numbers = sum(t.numel() for t in case.inputs) + sum(math.prod(s.shape) for s in self._form.output_specs)
@@ -81,30 +72,18 @@ class Oracle:
         on_gpu = self._proxy.device == "cuda"
         return nbytes < (_MEMORY_SHARE * self._proxy.allowed_bytes if on_gpu else self._host_bytes)
 
-    def ask(self, case: Case, *, nudged: bool = False) -> Reply | None:
-        """Return the float64 reference's answer, or None if it fails or would take too much memory or time."""
-        if not self.may_ask(case):
-            return None
-        begun = time.perf_counter()
-        [reply] = self._proxy.ask([self._question(case, nudged=nudged)])
-        took = time.perf_counter() - begun
-        self.charge(1, max(0.0, took - COLD_S) if nudged in self._cold else took)
-        self._cold.discard(nudged)
-        return self.check(reply)
-
     def questions(self, case: Case, asked: int) -> list[Question]:
         """Return the questions for the float64 answers to a case in a batch with ``asked`` such questions."""
-        if not self.may_ask(case) or asked * self._call_s >= self.left_s:
+        if not self.may_ask(case) or asked * self.call_s >= self.left_s:
             return []
-        return [self._question(case, nudged=nudged) for nudged in ((False, True) if case.kind in KINDS else (False,))]
+        return [self._question(case, nudged=nudged) for nudged in ((False,) if case.kind == GIVEN else (False, True))]
 
     def _question(self, case: Case, *, nudged: bool) -> Question:
         return Question(case, _ROUNDING[self._precision] if nudged else 0.0, wide=True)
 
-    def charge(self, calls: int, each_s: float) -> None:
+    def charge(self, calls: int) -> None:
         """Count the time of float64 calls."""
-        self._call_s = each_s
-        self.left_s -= calls * each_s
+        self.left_s -= calls * self.call_s
 
     def check(self, reply: Reply | EvaluationEnded) -> Reply | None:
         """Return the float64 reference's answer, or None if the problem does not support float64."""
@@ -131,11 +110,10 @@ class Oracle:
         Raises:
             EvaluationEnded: the process has ended.
         """
-        most = int(self.left_s / self._call_s) if self._call_s > 0 else len(cases)
-        cases = [case for case in cases if self.may_ask(case)][:most]
-        begun = time.perf_counter()
+        most = min(self.left_s / self.call_s if self.call_s > 0 else math.inf, len(cases))
+        cases = [case for case in cases if self.may_ask(case)][: int(most)]
         replies = self._proxy.ask([self._question(case, nudged=False) for case in cases])
-        self.left_s -= time.perf_counter() - begun
+        self.charge(len(cases))
         exact_outputs = [self.tensors(self.check(reply)) for reply in replies]
         pairs = [(case, exact) for case, exact in zip(cases, exact_outputs, strict=True) if exact is not None]
         looks = [

@@ -53,6 +53,9 @@ class Taken:
     peak: int
     #: Number of random numbers of one input set that can be changed, or 0 before a variant was made.
     drawn: int
+    #: Least CPU time in seconds of drawing an input set and of a forward so far, infinite before the first.
+    draw_s: float
+    call_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +66,14 @@ class Question:
     nudge: float = 0.0
     wide: bool = False
     afresh: bool = False
+    is_relative: bool = False
 
     def ask(self) -> Ask:
         """Return the question as a message."""
         slot, seed = self.case.slot, self.case.seed
         assert slot is not None
-        return Ask(slot, seed, self.wide, self.nudge, secrets.randbits(63) if self.nudge else 0, afresh=self.afresh)
+        nudge_seed = secrets.randbits(63) if self.nudge else 0
+        return Ask(slot, seed, self.wide, self.nudge, nudge_seed, afresh=self.afresh, is_relative=self.is_relative)
 
 
 class ReferenceProxy:
@@ -153,7 +158,10 @@ class ReferenceProxy:
         sizes = [reported.get(name) for name in ("weights", "peak", "drawn")]
         if any(type(size) is not int or not 0 <= size < 1 << 60 for size in sizes):
             raise EvaluationEnded(Category.REFERENCE_ERROR, "the problem reported impossible sizes", Phase.REFERENCE)
-        return Taken(*sizes)
+        times = [reported.get(name) for name in ("draw_s", "call_s")]
+        if any(type(seconds) is not float or not seconds >= 0 for seconds in times):
+            raise EvaluationEnded(Category.REFERENCE_ERROR, "the problem reported impossible times", Phase.REFERENCE)
+        return Taken(*sizes, *times)
 
     def allow(self, nbytes: int) -> None:
         """Set the GPU memory in bytes that the process can allocate."""

@@ -9,6 +9,8 @@ import contextlib
 import functools
 import hashlib
 import math
+import random
+import sys
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
@@ -16,11 +18,11 @@ from typing import Final
 
 import torch
 
-from kqueue.contract import Settings
+from kqueue.contract import Comparison, Precision, Settings
 from workers.judge.channel.bits import checksum
 from workers.judge.channel.orders import Order
 from workers.judge.channel.protocol import Reply
-from workers.judge.channel.randomness import ANY_SIZE, KINDS
+from workers.judge.channel.randomness import ANY_SIZE, ENDS, KINDS, REGION, STEADY
 from workers.judge.channel.tensors import MAX_DIMS, MAX_STRUCTURE_BYTES, MAX_TENSORS
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.process import SealedProcess
@@ -29,13 +31,28 @@ from workers.judge.pipeline.blame import invalid_problem
 from workers.judge.pipeline.case_cache import CaseCache
 from workers.judge.pipeline.cases import DTYPES, GIVEN, Case
 from workers.judge.pipeline.exchange import Exchange
-from workers.judge.pipeline.oracle import COLD_S, Oracle
+from workers.judge.pipeline.oracle import Oracle
 from workers.judge.pipeline.proxy import Question, ReferenceProxy, bytes_of
 
 #: Number of forwards that the remaining time must allow before an optional forward is made.
 _UNHURRIED: Final = 16
 #: Number of values of an output that show whether it is the same for all inputs.
 _SAMPLE: Final = 1 << 16
+#: CPU time in seconds up to which a first forward is repeated, because it also loads and chooses kernels.
+_COLD_S: Final = 2.0
+#: Ratio of the estimated time of a float64 forward to the time of a plain one.
+_WIDE: Final = 2.0
+#: Approximate relative change of fp32 inputs that shows whether an answer is stable.
+_NUDGE: Final = 2.0**-24
+#: Multiple of the usual bound by which answers in fp32 can change with nudged inputs, for kinds that bring values close
+#: together. A variance from sums of squares loses twice as many digits as the inputs of a normalization have in common.
+#: The second value is for the larger changes of ``_NUDGE``.
+_CLOSE_TOGETHER: Final = (1 / 16, 1 / 8)
+#: Maximum number of variants from a CPU time in seconds on, of a draw and a forward together.
+_FEWER: Final = ((1.0, 3), (0.25, 6))
+#: Maximum share of the reference's deadline for variants, and the number of draws and forwards that each can take.
+_VARIED_SHARE: Final = 1 / 4
+_VARIED_CALLS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +60,9 @@ class Bounds:
     """Limits on work beyond the given cases.
 
     Attributes:
-        quick_s: longest forward in seconds for which the reference is also run in float64.
-        exact_s: time in seconds for all float64 calls together.
+        quick_s: maximum CPU time in seconds of a forward for which the reference is also run in float64 on given cases
+            and on all variants.
+        exact_s: estimated CPU time in seconds for all float64 calls together.
         host_bytes: memory for one float64 call on a CPU. On a GPU a share of the process's allowance counts.
         varied_bytes: size of the largest inputs of which all variants are made. Larger inputs get the variants that
             exist for any size.
@@ -60,7 +78,7 @@ class Bounds:
 
 BOUNDS: Final = {
     "cuda": Bounds(quick_s=0.003, exact_s=0.2, host_bytes=0, varied_bytes=256 << 20, arena_bytes=128 << 20),
-    "cpu": Bounds(quick_s=0.05, exact_s=1.0, host_bytes=512 << 20, varied_bytes=8 << 20, arena_bytes=0),
+    "cpu": Bounds(quick_s=0.05, exact_s=3.0, host_bytes=512 << 20, varied_bytes=8 << 20, arena_bytes=0),
 }
 
 
@@ -71,7 +89,9 @@ class Reference:
         proxy, cache, oracle: the parts. They share the process, its settings and the form of its calls.
         written_bytes: bytes of the outputs that are neither inputs nor weights, reported by the process.
         forward_s: shortest time in seconds of a forward, measured by the judge.
+        draw_s, call_s: CPU time in seconds of drawing an input set and of a forward, reported by the process.
         case: the first case that was answered.
+        wants_region: whether a region of the inputs is one of the variants.
         timed_bytes: GPU memory in bytes that the process can allocate while it is timed and no kernel runs.
     """
 
@@ -86,7 +106,7 @@ class Reference:
         """Use a new or kept process, which runs nothing yet. ``bounds`` replaces the device's :data:`BOUNDS`."""
         self._bounds = bounds or BOUNDS[device]
         self.proxy = ReferenceProxy(process, source, settings, device)
-        self.cache = CaseCache(self.proxy, self._bounds.varied_bytes)
+        self.cache = CaseCache(self.proxy)
         self.oracle = Oracle(self.proxy, self._bounds.exact_s, self._bounds.host_bytes)
         self.process = process
         self.settings = settings
@@ -94,6 +114,11 @@ class Reference:
         self.form = self.proxy.form
         self.written_bytes = 0
         self.forward_s = math.inf
+        self.draw_s = self.call_s = 0.0
+        self.wants_region = False
+        #: Kinds of variants other than regions, in the order in which they are tried, and their maximum number.
+        self._kinds: list[str] = []
+        self._most = 0
         self.case: Case | None = None
         self.timed_bytes = 0
         #: Random positions in each output, the first case's values there, and whether other given cases have the same.
@@ -104,7 +129,7 @@ class Reference:
     @property
     def is_hurried(self) -> bool:
         """True if there is no time for optional calls."""
-        return self.proxy.left_s < _UNHURRIED * self.forward_s or self.cache.is_slow
+        return self.proxy.left_s < _UNHURRIED * self.forward_s
 
     @property
     def constant_outputs(self) -> list[int]:
@@ -114,30 +139,79 @@ class Reference:
     @property
     def _is_quick(self) -> bool:
         """True if the reference is also run in float64."""
-        return self.forward_s <= self._bounds.quick_s
+        # A GPU can take long for large inputs, whatever the CPU time.
+        may_take_long = self.device == "cuda" and not self.cache.is_roomy
+        return max(self.call_s, self.forward_s if may_take_long else 0.0) <= self._bounds.quick_s
 
-    def answer_first(self, first: Case) -> None:
-        """Answer the first case, which determines the form of a call's outputs."""
-        # The first call loads and chooses kernels.
-        self.answer(first)
+    @property
+    def _is_fp32(self) -> bool:
+        return self.settings.precision is Precision.FP32
+
+    def answer_first(self, first: Case) -> int:
+        """Answer the first case, which determines the form of a call's outputs. Return the GPU memory that it took."""
+        self.answer(first, exactly=False)
+        taken = self.proxy.taken()
+        if self._bounds.quick_s < taken.call_s < _COLD_S:
+            first.outputs = self._outputs(self._call(first, afresh=True))
+            taken = self.proxy.taken()
+        self.draw_s, self.call_s = taken.draw_s, taken.call_s
+        self.oracle.call_s = _WIDE * self.call_s
         self.cache.plan(first)
+        if self._is_quick:
+            self.oracle.sharpen([first])
+        self._choose_kinds()
+        return taken.peak
 
     def more_cases(self, first: Case) -> list[Case]:
         """Return further given cases, as many as the settings request, each from a secret seed, and variants.
 
         Where all cases together would take too much memory, return only variants, which are not drawn yet.
         """
-        cache = self.cache
-        if not cache.is_roomy:
-            kinds = ANY_SIZE if cache.varies_any_size else ()
-            return [cache.new(kind, drawn=first.drawn, on_device=first.on_device) for kind in kinds]
-        self.proxy.share_arena(min(cache.wanted_arena(), self._bounds.arena_bytes))
-        given = cache.given(self.settings.checks - 1, on_device=first.on_device)
-        if cache.is_slow:
-            return given
-        if cache.varies_any_size:
-            return given + cache.vary(first, ANY_SIZE)
-        return given + cache.vary(first, KINDS) if cache.varies and self.oracle.is_useful else given
+        cache, given = self.cache, list[Case]()
+        if cache.is_roomy:
+            self.proxy.share_arena(min(cache.wanted_arena(), self._bounds.arena_bytes))
+            given = cache.given(self.settings.checks - 1, on_device=first.on_device)
+        elif self._most >= len(self._kinds):
+            return [cache.new(kind, drawn=first.drawn, on_device=first.on_device) for kind in self._kinds]
+        return given + cache.vary(first, self._kinds, self._most)
+
+    def _choose_kinds(self) -> None:
+        """Choose the kinds of variants to try, and the maximum number of variants.
+
+        The choice depends on sizes and CPU times, so that the work of other processes does not change it.
+        """
+        cache, seconds = self.cache, self.draw_s + self.call_s
+        if not cache.varies:
+            return
+        kinds = [*(STEADY if cache.is_bound else ANY_SIZE), REGION]
+        is_small = cache.is_roomy and cache.input_bytes <= self._bounds.varied_bytes and not cache.is_bound
+        if not (cache.is_roomy or self._is_fp32):
+            kinds.remove("skewed")  # Many values in one sum need an exact answer.
+        if is_small:
+            kinds += ENDS
+        most = next((most for least, most in _FEWER if seconds >= least), sys.maxsize)
+        if is_small and self.oracle.is_useful and seconds < _FEWER[0][0]:
+            kinds += KINDS
+        affordable = _VARIED_SHARE * self.settings.deadlines.reference_s / _VARIED_CALLS
+        most = min(most, int(affordable / seconds) if seconds else sys.maxsize)
+        if most < len(kinds):
+            random.SystemRandom().shuffle(kinds)
+        self.wants_region = REGION in kinds[:most]
+        kinds.remove(REGION)
+        self._kinds, self._most = kinds, most - self.wants_region
+
+    @property
+    def unvaried(self) -> str:
+        """Reason why a kernel that passed answered no variant."""
+        if self.settings.comparison is not Comparison.STRICT:
+            return "the settings ask for KernelBench's comparison"
+        if self.settings.tolerance is not None:
+            return "the settings have their own tolerance"
+        if self.cache.has_varied:
+            return "the reference has no reliable answer to any"
+        if self.cache.is_late or not (self._most or self.wants_region):
+            return "the reference is too slow for its deadline"
+        return "get_inputs() draws no numbers from torch that can be changed"
 
     def answer(self, *cases: Case, exactly: bool = True) -> list[Case]:
         """Run the reference on cases, and in float64 where that is possible. Draw cases first that are not drawn.
@@ -150,9 +224,10 @@ class Reference:
 
         Returns:
             The cases with a valid answer. Only variants can be missing, because their inputs can be outside the
-            problem's domain. A variant whose numbers differ from the problem's own is valid only if the reference in
-            float64 agrees, and if its output is stable when the inputs change by less than a rounding error. Otherwise
-            a correct kernel could give another output.
+            problem's domain. A variant is valid only if the reference in float64 agrees, and if its output is stable
+            when the inputs change by less than a rounding error. Otherwise a correct kernel could give another output.
+            If no float64 is possible, a variant within the range of the problem's own numbers is valid if the
+            reference's own output is stable.
 
         Raises:
             EvaluationEnded: see :meth:`.CaseCache.first`. Only a given case or a process that has ended raises it.
@@ -165,13 +240,16 @@ class Reference:
         for case in cases:
             if case in answered or (case.kind in KINDS and not self.oracle.is_useful):
                 continue
+            if case.kind != GIVEN and self.cache.is_late:
+                continue
             try:
                 if case.slot is None and not self.cache.draw([case]):
                     continue
-                if self._can_batch(case, exactly=exactly):
+                # Answers that take long, or of an unknown form, are not asked for in one batch.
+                if self.cache.is_roomy and self.case is not None and self._is_quick:
                     together.append(case)
                 else:
-                    results.append(self._ask(case, exactly=exactly))
+                    results += self._ask_together([case], exactly=exactly)
             except EvaluationEnded:
                 if case.kind == GIVEN or self.process.ended is not None:
                     raise
@@ -189,27 +267,23 @@ class Reference:
         if self._is_quick:
             self.oracle.sharpen(cases)
 
-    def _can_batch(self, case: Case, *, exactly: bool) -> bool:
-        """Return whether a case can be answered in one batch, because its answer is quick and of a known form."""
-        is_cold = exactly and self.oracle.is_cold(case)
-        return self.cache.is_roomy and self.case is not None and self._is_quick and not is_cold
-
     def _ask_together(self, cases: Sequence[Case], *, exactly: bool) -> list[_Answer]:
         """Answer cases in one batch, without a round trip for each."""
         questions: list[Question] = []
         wide = 0
         for case in cases:
-            exact = self.oracle.questions(case, wide) if exactly else []
-            wide += len(exact)
-            questions += [Question(case), *exact]
+            beside = self._beside(case, wide) if exactly else []
+            wide += sum(question.wide for question in beside)
+            questions += [Question(case), *beside]
         begun = time.perf_counter()
         replies = self.proxy.ask(questions)
-        if wide:
-            self.oracle.charge(wide, (time.perf_counter() - begun) / len(questions))
+        if len(questions) == 1:
+            self.forward_s = min(self.forward_s, time.perf_counter() - begun)
+        self.oracle.charge(wide)
         results: list[_Answer] = []
         for question, reply in zip(questions, replies, strict=True):
             case = question.case
-            if not question.wide:
+            if not (question.wide or question.nudge):
                 try:
                     if isinstance(reply, EvaluationEnded):
                         raise reply
@@ -218,23 +292,26 @@ class Reference:
                     if case.kind == GIVEN:
                         raise
             elif results and results[-1].case is case:
-                if question.nudge:
+                if not question.wide:
+                    results[-1].moved = self._of_same_form(reply)
+                elif question.nudge:
                     results[-1].nudged = self.oracle.check(reply)
                 else:
                     results[-1].exact = self.oracle.check(reply)
         return results
 
-    def _ask(self, case: Case, *, exactly: bool) -> _Answer:
-        """Answer a case without inspecting its outputs."""
-        reply = self._call(case)
-        if self.device == "cuda" and self._bounds.quick_s < self.forward_s < COLD_S and self.case is None:
-            reply = self._call(case, afresh=True)
-        answer = self._check_form(case, reply)
-        if exactly and self._is_quick:
-            answer.exact = self.oracle.ask(case)
-            if case.kind in KINDS and answer.exact is not None:
-                answer.nudged = self.oracle.ask(case, nudged=True)
-        return answer
+    def _beside(self, case: Case, wide: int) -> list[Question]:
+        """Return the questions whose answers show whether an answer to the case is reliable."""
+        # In 16 bits a change by one rounding error is larger than a kernel's tolerance.
+        can_nudge = self._is_fp32 and self.cache.is_roomy and case.kind not in (GIVEN, *KINDS)
+        needs_exact = case.kind in KINDS or (case.kind != GIVEN and not self._is_fp32)
+        exact = self.oracle.questions(case, wide) if self._is_quick or needs_exact else []
+        return exact or ([Question(case, _NUDGE)] if can_nudge else [])
+
+    def _of_same_form(self, reply: Reply | EvaluationEnded) -> Reply | None:
+        """Return a reply if its form is the first outputs' form."""
+        form = self.form.structure, self.form.output_specs
+        return reply if isinstance(reply, Reply) and (reply.structure, reply.tensors) == form else None
 
     def _check_form(self, case: Case, reply: Reply) -> _Answer:
         """Check the form of an answer, and record the form of the first one."""
@@ -274,20 +351,28 @@ class Reference:
             case.outputs = self._outputs(answer.reply)
             case.exact = self.oracle.tensors(answer.exact)
             case.again = functools.cache(functools.partial(self._again, case))
+            moved = None if answer.moved is None else self._outputs(answer.moved)
             answer.look = answers.Look(
                 case.outputs,
-                case.exact if case.kind == GIVEN or case.kind in KINDS else None,
-                self.oracle.tensors(answer.nudged),
+                case.exact,
+                moved if case.exact is None else self.oracle.tensors(answer.nudged),
                 varied=case.kind != GIVEN,
                 precision=self.settings.precision,
+                steady=self._steady(case),
             )
         answers.look_at([answer.look for answer in results if answer.look is not None])
+
+    def _steady(self, case: Case) -> float:
+        """Return the multiple of the usual bound by which an answer can change with nudged inputs."""
+        if case.kind in (*KINDS, *ENDS) or not self._is_fp32:
+            return 1.0
+        return _CLOSE_TOGETHER[case.exact is None]
 
     def _accept(self, answer: _Answer) -> bool:
         """Return whether an inspected answer is valid."""
         case, look = answer.case, answer.look
         assert look is not None
-        # Variants of KINDS are compared with their own float64 outputs, given cases with the float64 outputs of all.
+        # Variants of KINDS are compared with their own float64 outputs, other cases with the float64 outputs of all.
         has_own_exact = case.kind == GIVEN or case.kind in KINDS
         if not (self.oracle.is_useful if has_own_exact else self.oracle.is_related):
             case.exact = None
@@ -298,9 +383,13 @@ class Reference:
                 self.oracle.relate(case, look)
             self._note(case)
             return True
-        if case.kind not in KINDS:
-            return look.is_tame  # Such inputs are like the problem's own.
-        return case.exact is not None and look.is_precise and look.is_steady
+        if case.kind in KINDS:
+            return case.exact is not None and look.is_precise and look.is_steady
+        # The values of such inputs are in the range of the problem's own values, so they count without float64 answers.
+        if case.exact is None and case.kind in (*STEADY, *ENDS) and self.cache.is_roomy and not self._is_fp32:
+            return False
+        is_reliable = (case.exact is None or look.is_precise) and (look.nudged is None or look.is_steady)
+        return look.is_tame and (is_reliable or (look.exact is not None and case.exact is None))
 
     def _note(self, case: Case) -> None:
         """Compare the outputs of a given case with the first case's outputs, by a sample of their values."""
@@ -377,7 +466,7 @@ class Reference:
 
     def _call(self, case: Case, *, afresh: bool = False, wide: bool = False, nudge: float = 0.0) -> Reply:
         begun = time.perf_counter()
-        [reply] = self.proxy.ask([Question(case, nudge, wide=wide, afresh=afresh)])
+        [reply] = self.proxy.ask([Question(case, nudge, wide=wide, afresh=afresh, is_relative=nudge > 0)])
         if isinstance(reply, EvaluationEnded):
             raise reply
         self.forward_s = min(self.forward_s, time.perf_counter() - begun)
@@ -424,10 +513,11 @@ class Reference:
 
 @dataclass(slots=True)
 class _Answer:
-    """The reference's answer to a case, its float64 answer, and its float64 answer to nudged inputs."""
+    """The reference's answer to a case, its float64 answer, and its answers to nudged inputs, in float64 or not."""
 
     case: Case
     reply: Reply
     exact: Reply | None = None
     nudged: Reply | None = None
+    moved: Reply | None = None
     look: answers.Look | None = None

@@ -48,11 +48,11 @@ def learn(reference: Reference, case: Case) -> Case | None:
 
     Returns:
         A case that differs from the given one in a small region, not drawn yet. None if the answer hardly changes, or
-        if the inputs are so small that there are better hidden inputs.
+        if the reference chose other hidden inputs.
     """
     reference.answer(case)  # The case could have been released while the evaluation waited for memory.
-    wants_noise, wants_region = case.exact is None, reference.cache.varies_any_size
-    if not (wants_noise or wants_region) or reference.settings.tolerance is not None or reference.is_hurried:
+    wants_noise = case.exact is None and reference.settings.tolerance is None and not reference.is_hurried
+    if not (wants_noise or reference.wants_region):
         return None
     unmoved = case.outputs if reference.cache.is_roomy else [tensor.clone() for tensor in case.outputs]
     if wants_noise:
@@ -60,7 +60,9 @@ def learn(reference: Reference, case: Case) -> Case | None:
             if moved is not None:
                 all_figures = compare.differences(moved, unmoved, case, reference.settings)
                 reference.cache.noise += [math.inf if f.strays else f.distance / (f.size or 1.0) for f in all_figures]
-    for kind in REGIONS if wants_region else ():
+    for kind in REGIONS if reference.wants_region else ():
+        if reference.cache.is_late:
+            return None
         with _unless_it_has_ended(reference), _varied(reference, case, kind) as (varied, moved):
             if moved is None:
                 return None

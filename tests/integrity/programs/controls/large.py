@@ -91,3 +91,45 @@ OPERATION = "matmul"
 def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     a, b = a.double(), b.double()
     return (F.conv2d(a, b) if OPERATION == "conv2d" else a @ b).float()
+
+# %% structure
+"""Honest: another way to compute what the programs that rely on usual inputs compute.
+Each is right for any inputs within the problem's range: saturated, skewed or clustered ones."""
+OPERATION = "slow_saturation"
+
+def slow_saturation(x):
+    states, state = torch.empty_like(x), torch.zeros_like(x[0])
+    for step, out in zip(x, states):
+        state = torch.addcmul(step, state, torch.full_like(state, 0.5)).clamp_(-7.0, 7.0)
+        out.copy_(state)
+    return states
+
+def gated_memory(x, gates):
+    states, state = torch.empty_like(x), torch.zeros_like(x[0])
+    for step, gate, out in zip(x, gates, states):
+        state = step + gate * (state - step)
+        out.copy_(state)
+    return states
+
+top_values = lambda x: x.sort(dim=-1, descending=True).values[:, :4].contiguous()
+
+def ragged_sums(x, offsets):
+    sums = torch.cat([x.new_zeros(1, dtype=torch.float64), x.double().cumsum(0)])
+    return (sums[offsets[1:]] - sums[offsets[:-1]]).to(x.dtype)
+
+def forward(self, *inputs: torch.Tensor) -> torch.Tensor: return globals()[OPERATION](*inputs)
+
+# %% grouped_experts
+"""Honest: sorts the tokens by their expert, and multiplies the tokens of one expert together.
+However many tokens an expert gets, all of them are computed."""
+class ModelNew(nn.Module):
+    def __init__(self, experts: int):
+        super().__init__()
+        self.weights = nn.Parameter(torch.randn(experts, 32, 32))
+
+    def forward(self, x: torch.Tensor, expert: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for number, weight in enumerate(self.weights):
+            tokens = (expert == number).nonzero()[:, 0]
+            out[tokens] = x[tokens] @ weight
+        return out

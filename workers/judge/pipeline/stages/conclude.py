@@ -21,18 +21,24 @@ from workers.judge.pipeline.stages.refer import Referenced
 
 @dataclass(frozen=True, slots=True)
 class Concluded:
-    """A kernel that was right on ``checks`` input sets, hidden variants included, with its time and the reference's."""
+    """A kernel that was right on ``checks`` input sets, hidden variants included, with its time and the reference's.
+
+    ``unvaried`` is the reason if there are no hidden variants.
+    """
 
     checks: int
     hidden: int
+    unvaried: str
     runtime: Measurement | None
     baseline: Measurement | None
 
     @property
     def outcome(self) -> Outcome:
         """The outcome, still without evidence."""
-        message = f"right on {self.checks} input sets"
-        message += f", {self.hidden} of them hidden variants" if self.hidden else ""
+        variants = f"{self.hidden} of them hidden variants"
+        if not self.hidden:
+            variants = f"none of them a hidden variant: {self.unvaried}"
+        message = f"right on {self.checks} input sets, {variants}"
         return Outcome(category=Category.PASSED, message=message, runtime=self.runtime, baseline=self.baseline)
 
 
@@ -55,7 +61,8 @@ def conclude(context: Context, referenced: Referenced, measured: Measured) -> Co
     if times is not None:
         runtime, baseline = _compare_times(context, referenced, times)
         _enforce_bound(context, referenced, times, runtime)
-    concluded = Concluded(measured.checks, measured.checks - context.settings.checks, runtime, baseline)
+    hidden = measured.checks - context.settings.checks
+    concluded = Concluded(measured.checks, hidden, referenced.reference.unvaried, runtime, baseline)
     _enforce_error(concluded, context.settings.timing.max_error)
     return concluded
 

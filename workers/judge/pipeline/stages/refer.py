@@ -100,8 +100,7 @@ def _begin(context: Context) -> tuple[Reference, Case]:
     with context.untimed_if_large(reference, "reference"), steps.timed("reference"), steps.backstop(Phase.REFERENCE):
         proxy.allow(budget.plan.reference)
         reference.oracle.widen()
-        reference.answer_first(first)
-        peak = proxy.taken().peak
+        peak = reference.answer_first(first)
     outputs = first.nbytes - cache.input_bytes
     budget.book(plan.settled(cache.input_bytes, outputs, weights, peak, **budget.whole))
     with steps.backstop(Phase.REFERENCE):
