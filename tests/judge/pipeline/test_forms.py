@@ -91,3 +91,19 @@ def test_a_problem_s_own_tolerance_is_heeded_and_told(rig: Rig) -> None:
     assert outcome.category is Category.PASSED, outcome.message
     assert outcome.evidence.tolerance is not None
     assert (outcome.evidence.tolerance.rtol, outcome.evidence.tolerance.by) == (0.1, "problem")
+
+
+def test_patches_of_torch_s_builder_are_the_same_in_all_calls(rig: Rig) -> None:
+    names = "_jit_compile", "_run_ninja_build", "_check_and_build_extension_h_precompiler_headers"
+    forward = (
+        f"x: (fs := [getattr(torch.utils.cpp_extension, n) for n in {names}], seen.append([*map(id, fs)]),"
+        f" x * (2 + (seen[0] != seen[-1] or [f.__name__ for f in fs] != {[*names]})))[2]"
+    )
+    request = Request(
+        problem=problem("x: x * 2"),
+        kernel="import torch.utils.cpp_extension\nseen = []\n" + kernel(forward),
+        backend=Backend.TORCH,
+        settings=Settings(checks=2, timing=Timing(calls=5, warmup=1)),
+    )
+    outcome = rig.judge(request)
+    assert outcome.category is Category.PASSED, outcome.message

@@ -75,6 +75,7 @@ class _Kernel(Harness):
     def begin(self, device: str, job: Job) -> None:
         """Open the device and prepare the job."""
         self.device = device
+        self.watch_compiler()
         self.take_job(job)
         if self.on_gpu:
             torch.cuda.init()
@@ -112,6 +113,5 @@ class _Kernel(Harness):
     def call(self, positional: list[Any], keywords: dict[str, Any]) -> None:
         """Call the model and wait for the device."""
         set_seed(self._job.seed)
-        with self._compiler_watched():
-            self.own.model(*positional, **keywords)
+        self.own.model(*positional, **keywords)
         self.settle()

@@ -7,6 +7,7 @@ process and CUDA's error codes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import json
@@ -14,7 +15,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -114,6 +115,8 @@ class Harness:
         self.exports = Exports()
         self._semaphores: Semaphores
         self._empty: torch.Tensor
+        #: In a builder, what stores the compiled libraries. Elsewhere prebuilt libraries are imported.
+        self._keeper: libraries.Keeper | None = None
         self.orders: dict[Order, Callable[[Command], Reply | list[Reply]]] = {
             Order.OPEN: self._open,
             Order.LOAD: self._load,
@@ -157,6 +160,7 @@ class Harness:
         opening: Opening = command.payload
         self.device = opening.device
         self.is_serial = opening.queues == 1
+        self.watch_compiler()
         if self.on_gpu:
             if opening.launch_blocking:
                 os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
@@ -195,8 +199,7 @@ class Harness:
 
     def _load(self, command: Command) -> Reply:
         self.take_job(command.payload)
-        with self._compiler_watched():
-            self.take_module(import_file(self._path))
+        self.take_module(import_file(self._path))
         return self.done(command)
 
     def take_module(self, module: Any) -> None:
@@ -216,13 +219,14 @@ class Harness:
         """Import the source only for the libraries that it compiles."""
         self.take_job(command.payload)
         keeper = libraries.Keeper(self._path.parent, self._job.architectures, lambda: self._report_compiling(False))
-        with keeper.installed(), self._compiler_watched(keeper.build):
+        self._keeper = keeper
+        with keeper.installed():
             import_file(self._path)
         return self.done(command)
 
     def _construct(self, command: Command) -> Reply:
         arguments, keywords = put_together(self.to_device(command.payload), [])
-        with torch.no_grad(), self._compiler_watched():
+        with torch.no_grad():
             torch.manual_seed(self._job.seed)
             model = self._class(*arguments, **keywords)
             torch.manual_seed(self._job.seed)
@@ -318,7 +322,7 @@ class Harness:
         own.forget()
         positional, keywords = own.arguments()
         set_seed(command.seed)
-        with torch.no_grad(), self._compiler_watched():
+        with torch.no_grad():
             output = own.model(*positional, **keywords)
             self.settle()
             reply = self.deliver(command, output)
@@ -445,18 +449,20 @@ class Harness:
         """Print an exception that ended an order, and return the reply that reports it."""
         return failures.reply_to(command, error, on_gpu=self.on_gpu)
 
-    @contextlib.contextmanager
-    def _compiler_watched(self, build: Callable[..., Any] | None = None) -> Generator[None]:
-        """Report to the judge while torch's extension builder compiles, and mark its exceptions as compile errors."""
-        # ``build`` replaces the builder's function. Without it, prebuilt libraries are imported and the rest is built.
+    def watch_compiler(self) -> None:
+        """Report to the judge while torch's extension builder compiles, and mark its exceptions as compile errors.
+
+        The patches stay in place, so that foreign code cannot distinguish calls by them.
+        """
         builder = libraries.builder()
         original = builder._jit_compile
 
+        @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
             try:
-                if build is not None:
+                if self._keeper is not None:
                     self._report_compiling(True)
-                    return build(original, args, kwargs)
+                    return self._keeper.build(original, args, kwargs)
                 if library := libraries.prebuilt(self._job.built, original, args, kwargs, self._path.parent):
                     return builder._import_module_from_library(*library)
                 self._report_compiling(True)
@@ -467,11 +473,7 @@ class Harness:
                 self._report_compiling(False)
 
         builder._jit_compile = watched
-        try:
-            with libraries.quick_compilers():
-                yield
-        finally:
-            builder._jit_compile = original
+        libraries.use_quick_compilers()
 
     def _report_compiling(self, compiling: bool) -> None:
         self._flags[flags.COMPILING] = compiling
