@@ -80,6 +80,11 @@ def get_inputs(): return [torch.randn(512, 1024)]
 def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor: return torch.outer(a, b)
 def get_inputs(): return [torch.randn(1600), torch.randn(1600)]
 
+# %% padded
+"""The input with zeros beside it: a fifth of the answer is constant."""
+def forward(self, x: torch.Tensor) -> torch.Tensor: return F.pad(x, (0, 256))
+def get_inputs(): return [torch.randn(512, 1024)]
+
 # %% relu_of_uniform
 """ReLU, with inputs none of which is negative."""
 def forward(self, x: torch.Tensor) -> torch.Tensor: return torch.relu(x)
@@ -223,3 +228,17 @@ def get_inputs():
     elif STRUCTURE == "sorted":
         x = x.sort(dim=-1).values
     return [x, x] if STRUCTURE == "shared" else [x, torch.rand(SIZE, 64)]
+
+# %% with_table
+"""A product with a table, and the table and a weight themselves."""
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(512))
+        self.table = torch.linspace(0, 1, 512)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.table = self.table.to(x.device)
+        return x * self.table * self.weight, self.table, self.weight.clone()
+
+def get_inputs(): return [torch.randn(256, 512)]

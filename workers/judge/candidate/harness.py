@@ -22,12 +22,13 @@ from typing import Any, Final, cast
 
 import torch
 
-from workers.judge.candidate import failures, libraries, profile, warm_up
+from workers.judge.candidate import failures, libraries, memory, profile, warm_up
 from workers.judge.candidate.instance import Instance
 from workers.judge.channel import activities, flags
 from workers.judge.channel.arguments import check, put_together
 from workers.judge.channel.buffers import Exports, OpenedBuffer, is_apart, is_dense
 from workers.judge.channel.gpu_memory import CudaCallError, cudart
+from workers.judge.channel.marks import mark
 from workers.judge.channel.orders import Binding, BufferSpec, Job, Opening, Order
 from workers.judge.channel.packets import send_with_fds, wait_briefly
 from workers.judge.channel.protocol import Answer, Reply, Tag
@@ -172,6 +173,7 @@ class Harness:
             self._empty = torch.zeros(1, device="cuda")
             torch.cuda.synchronize()
         else:
+            memory.keep_host_memory()
             self.exports.announce_memory()
         return self.done(command)
 
@@ -280,11 +282,21 @@ class Harness:
     def _bind_outputs(self, command: Command) -> Reply:
         binding: Binding = command.payload
         own = self.own
-        own.structure = binding.structure
+        own.structure, own.lasting, own.forms = binding.structure, binding.lasting, binding.buffers
         # The next allocations of forward can reuse this memory, so elements that it does not write become visible.
-        for spec in binding.buffers:
-            torch.full((spec.nbytes,), 0xFF, dtype=torch.uint8, device=self.device)
+        for form in binding.buffers:
+            mark(torch.empty(form.shape, dtype=form.dtype, device=self.device))
         return self.done(command)
+
+    def _renew_memory(self) -> None:
+        """Mark the memory of the last call's outputs, and free memory, as not written."""
+        own = self.own
+        if self.on_gpu:
+            memory.mark_free_blocks()
+        memory.mark_outputs((leaf for i, leaf in own.made.items() if i not in own.lasting), own.model)
+        own.forget()
+        if not self.on_gpu:
+            memory.mark_free_host_memory(own.forms)
 
     def _opened(self, command: Command) -> list[OpenedBuffer]:
         specs: tuple[BufferSpec, ...] = command.payload.buffers
@@ -319,10 +331,12 @@ class Harness:
 
     def _run(self, command: Command) -> Reply:
         own = self.own
-        own.forget()
+        self._renew_memory()
         positional, keywords = own.arguments()
         set_seed(command.seed)
-        with torch.no_grad():
+        is_host = not (self.on_gpu or self.holds_sets)
+        with torch.no_grad(), memory.marked_host_memory() if is_host else contextlib.nullcontext():
+            self.settle()
             output = own.model(*positional, **keywords)
             self.settle()
             reply = self.deliver(command, output)
@@ -373,7 +387,7 @@ class Harness:
         if is_overhead:
             last = self.own.last
         else:
-            self.own.forget()
+            self._renew_memory()
         forward = (lambda: last) if is_overhead else (lambda: model(*positional, **keywords))
         if command.order is Order.ENQUEUE or not self.on_gpu:
             return forward
@@ -399,8 +413,10 @@ class Harness:
         """Return an output's location. An output that the judge cannot read there is copied at the kernel's cost."""
         if not self.can_locate(leaf):
             return Location()
-        leaf = leaf.detach().resolve_conj().resolve_neg()
         number = own.input_of(leaf)
+        if number is None:
+            own.made[i] = leaf
+        leaf = leaf.detach().resolve_conj().resolve_neg()
         if number is not None and is_apart(leaf.shape, leaf.stride()):
             offset = leaf.data_ptr() - own.input_memory[number][0]
             return Location(Where.INPUT, number, offset=offset, stride=leaf.stride())

@@ -9,6 +9,7 @@ import torch
 
 from workers.judge.channel.arguments import put_together
 from workers.judge.channel.buffers import OpenedBuffer
+from workers.judge.channel.orders import BufferSpec
 
 
 @dataclass(slots=True)
@@ -19,7 +20,10 @@ class Instance:
         arrangement: arrangement of ``forward``'s arguments.
         input_memory: address and size in bytes of each input of the last call.
         structure: arrangement of the reference's outputs (:func:`~workers.judge.channel.tensors.describe`).
+        forms: forms of the reference's outputs.
+        lasting: numbers of the outputs that the reference returns from memory of its model.
         last: outputs of the last call.
+        made: output tensors of the last call that are no views of inputs, by output number.
         delivered: delivered output tensors, kept until the judge has read them.
         dense: dense copies of the last call's non-dense outputs on a CPU, by output number.
     """
@@ -29,13 +33,17 @@ class Instance:
     inputs: list[OpenedBuffer] = field(default_factory=list[OpenedBuffer])
     input_memory: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     structure: str = ""
+    forms: tuple[BufferSpec, ...] = ()
+    lasting: tuple[int, ...] = ()
     last: Any = None
+    made: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
     delivered: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     dense: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
 
     def forget(self) -> None:
         """Drop the last call's outputs, which the judge has read, so that the next call can reuse their memory."""
         self.last, self.delivered = None, []
+        self.made.clear()
         self.dense.clear()
 
     def input_of(self, leaf: torch.Tensor) -> int | None:

@@ -28,7 +28,7 @@ from workers.judge.channel.buffers import OpenedBuffer, is_apart
 from workers.judge.channel.orders import Ask, Draw, Order, Release
 from workers.judge.channel.protocol import Answer, Reply
 from workers.judge.channel.randomness import set_seed
-from workers.judge.channel.tensors import MAX_DIMS, MAX_TENSORS, Location, TensorSpec, describe, widened
+from workers.judge.channel.tensors import LASTING, MAX_DIMS, MAX_TENSORS, Location, TensorSpec, describe, widened
 from workers.judge.channel.wire import Command
 from workers.judge.host import linux
 
@@ -333,6 +333,7 @@ class ReferenceHarness(Harness):
         structure, leaves = describe(output)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)][:MAX_TENSORS]
         locations: list[Location] = []
+        lasting = _lasting(own.model)
         for leaf in tensors:
             if not self.can_locate(leaf):
                 locations.append(Location())
@@ -341,7 +342,8 @@ class ReferenceHarness(Harness):
             location, there = self._held_at(leaf.detach().resolve_conj().resolve_neg())
             if not any(there.data_ptr() == tensor.data_ptr() for tensor in held.inputs):
                 held.answers.append(there)  # an input is held already
-            locations.append(replace(location, index=0 if number is None else number + 1))
+            index = LASTING if leaf.untyped_storage().data_ptr() in lasting else 0
+            locations.append(replace(location, index=index if number is None else number + 1))
         return Reply(
             Answer.DONE,
             command.sequence,
@@ -428,6 +430,14 @@ def _total(statistics: dict[str, Any], name: str) -> int:
 
 def _weights(model: torch.nn.Module) -> list[torch.Tensor]:
     return [*model.parameters(), *model.buffers()]
+
+
+def _lasting(model: torch.nn.Module) -> set[int]:
+    """Return the addresses of all memory of a model: weights, and tensors in attributes of its modules."""
+    kept = _weights(model)
+    for module in model.modules():
+        kept += _tensors(list(vars(module).values()))
+    return {tensor.untyped_storage().data_ptr() for tensor in kept}
 
 
 def _tensors(output: Any) -> list[torch.Tensor]:

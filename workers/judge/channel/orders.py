@@ -148,11 +148,14 @@ class Binding:
     Attributes:
         arguments: for inputs, the arrangement of ``forward``'s arguments (:mod:`workers.judge.channel.arguments`).
         structure: for outputs, the structure of the reference's output (see ``describe``).
+        lasting: numbers of the outputs that the reference returns from memory of its model. Other outputs are marked
+            as not written before the next call.
     """
 
     buffers: tuple[BufferSpec, ...]
     arguments: Any = None
     structure: str = ""
+    lasting: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

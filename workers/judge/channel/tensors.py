@@ -10,6 +10,8 @@ import torch
 
 #: Maximum number of tensors in an output.
 MAX_TENSORS: Final = 32
+#: Index of an output of a reference that shares memory with the model.
+LASTING: Final = 255
 #: Maximum number of dimensions of a tensor.
 MAX_DIMS: Final = 8
 #: Maximum length in bytes of the description of an output's structure (:func:`describe`).
@@ -58,7 +60,7 @@ class Location:
     Attributes:
         where: the memory.
         index: for ``INPUT``, the shared input's number. For other outputs of a reference, 1 plus the number of the
-            input whose memory the output shares, else 0.
+            input whose memory the output shares, :data:`LASTING` for memory of the model, else 0.
         run: for ``EXPORTED``, the number of the run of allocations.
         offset: bytes from the beginning of the run, the input tensor or the arena. For ``OWN``, the address.
         stride: strides in elements.

@@ -40,6 +40,7 @@ class Form:
         output_specs: shape, dtype and device of each output.
         output_strides: strides of each output.
         output_aliases: for each output, the number of the input whose memory it shares, or None.
+        lasting: numbers of the outputs in memory of the reference's model.
         mutates_inputs: True if the reference has changed an input.
         draws: True if the reference has drawn random numbers, so that the seed of a call decides its answer.
     """
@@ -49,6 +50,7 @@ class Form:
     output_specs: tuple[TensorSpec, ...] = ()
     output_strides: tuple[tuple[int, ...], ...] = ()
     output_aliases: tuple[int | None, ...] = ()
+    lasting: tuple[int, ...] = ()
     mutates_inputs: bool = False
     draws: bool = False
 
@@ -123,7 +125,7 @@ class Exchange:
         """Send the form of the outputs to the process."""
         self._specs = tuple(specs)
         buffers = tuple(form_of(torch.empty(spec.shape, dtype=spec.dtype, device="meta")) for spec in specs)
-        binding = Binding(buffers, structure=self.form.structure)
+        binding = Binding(buffers, structure=self.form.structure, lasting=self.form.lasting)
         self.process.order(Order.BIND_OUTPUTS, payload=binding)
 
     def load(self, inputs: Sequence[torch.Tensor]) -> None:

@@ -20,7 +20,7 @@ from workers.judge.channel.bits import checksum
 from workers.judge.channel.orders import Order
 from workers.judge.channel.protocol import Reply
 from workers.judge.channel.randomness import ANY_SIZE, KINDS
-from workers.judge.channel.tensors import MAX_DIMS, MAX_STRUCTURE_BYTES, MAX_TENSORS
+from workers.judge.channel.tensors import LASTING, MAX_DIMS, MAX_STRUCTURE_BYTES, MAX_TENSORS
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.process import SealedProcess
 from workers.judge.pipeline import answers, compare
@@ -259,7 +259,9 @@ class Reference:
         self.proxy.check_size(specs, "Model.forward")
         self.form.structure, self.form.output_specs = structure, specs
         self.form.output_strides = tuple(tuple(location.stride) for location in reply.locations)
-        self.form.output_aliases = tuple(location.index - 1 if location.index else None for location in reply.locations)
+        indices = [location.index for location in reply.locations]
+        self.form.output_aliases = tuple(index - 1 if 0 < index < LASTING else None for index in indices)
+        self.form.lasting = tuple(i for i, index in enumerate(indices) if index == LASTING)
         self.written_bytes = min(reply.written_bytes, sum(map(bytes_of, specs)))
 
     def _inspect(self, results: Sequence[_Answer]) -> None:

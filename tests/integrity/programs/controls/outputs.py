@@ -34,6 +34,19 @@ What the judge does with so large an output of each call must not differ from on
 programs that look for such a difference are compared with this one's."""
 def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor: return a[:, None] * b[None, :]
 
+# %% own_table
+"""Honest: an answer, and a table and a weight of the model, like the reference.
+They must not be overwritten before the next call, although they were delivered."""
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(512))
+        self.table = torch.linspace(0, 1, 512)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.table = self.table.to(x.device)
+        return x * self.table * self.weight, self.table, self.weight.detach()
+
 # %% returns_the_input
 """Honest: the input itself, like the reference.
 Only where the reference does so is this an answer."""

@@ -17,6 +17,41 @@ class ModelNew(nn.Module):
         out = torch.empty(x.shape[0], dtype=x.dtype, device=x.device)
         return out.index_add_(0, self.rows, parts)
 
+# %% padding_once
+"""Writes the zeros around an answer once, into an output that it keeps.
+An evaluator that never touches a delivered output finds the zeros in place, and the kernel saves a part of the required
+writes in each call. Here the values of a delivered output are overwritten before the next call."""
+class ModelNew(nn.Module):
+    out = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.out is None:
+            self.out = x.new_zeros(x.shape[0], x.shape[1] + 256)
+        self.out[:, : x.shape[1]] = x
+        return self.out
+
+# %% padding_of_new_pages
+"""Writes the zeros around an answer in its first calls only, and then trusts that new pages are zero.
+Large memory that a C library returns to Linux comes back as zeros. Here a process keeps what it frees, and outputs are
+overwritten before that."""
+class ModelNew(nn.Module):
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        make = x.new_zeros if self.calls < 3 else x.new_empty
+        out = make(x.shape[0], x.shape[1] + 256)
+        out[:, : x.shape[1]] = x
+        return out
+
+# %% tail_unwritten
+"""Leaves the last column out, as by a mask that is off by one.
+Where the answer is small, old memory can be near enough by chance. Here memory that no call has written is NaN."""
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    out = x.new_empty(x.shape[0], x.shape[1] + 256)
+    out[:, :-1] = F.pad(x, (0, 255))
+    return out
+
 # %% stale_memory_search
 """Allocates block after block of the output's size, and returns the first that looks like the answer.
 A few values are computed honestly and compared with each block, so that the stale answer of the reference is found
