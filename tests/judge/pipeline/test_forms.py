@@ -107,3 +107,30 @@ def test_patches_of_torch_s_builder_are_the_same_in_all_calls(rig: Rig) -> None:
     )
     outcome = rig.judge(request)
     assert outcome.category is Category.PASSED, outcome.message
+
+
+@pytest.mark.parametrize(
+    ("inputs", "forward", "strides"),
+    [
+        ("return [torch.randn(2, 8, 4, 4).to(memory_format=torch.channels_last)]", "x: x * 2", "[(128, 1, 32, 8)]"),
+        (
+            "return [torch.randn(8, 32)[:, 4:20:2], torch.randn(8, 1).expand(8, 8)]",
+            "x, y: x * y",
+            "[(32, 2), (1, 0)]",
+        ),
+        ("x = torch.randn(64); return [x.unfold(0, 8, 1), x]", "x, y: x.sum(1) + y[7:]", "[(1, 1), (1,)]"),
+    ],
+    ids=["channels-last", "slice-expanded", "windows-shared"],
+)
+def test_inputs_keep_their_layout(rig: Rig, inputs: str, forward: str, strides: str) -> None:
+    checked = f"        assert [t.stride() for t in locals().values() if isinstance(t, torch.Tensor)] == {strides}\n"
+    asserting = kernel(forward).replace("        return", checked + "        return")
+    request = Request(problem=problem(forward, inputs), kernel=asserting, backend=Backend.TORCH, settings=QUICK)
+    outcome = rig.judge(request)
+    assert outcome.category is Category.PASSED, outcome.message
+
+
+def test_inputs_that_cannot_be_shared_are_named(rig: Rig) -> None:
+    outcome = judge(rig, problem("x: x.to_dense()", "return [torch.eye(8).to_sparse()]"), "x: x.to_dense()")
+    assert outcome.category is Category.INVALID_PROBLEM
+    assert "as input 0 a sparse_coo tensor" in outcome.message

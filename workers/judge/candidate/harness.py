@@ -273,7 +273,7 @@ class Harness:
         self.unbind(own.inputs)
         own.inputs = self._opened(command)
         check(binding.arguments)
-        own.arrangement = binding.arguments
+        own.arrangement, own.views = binding.arguments, binding.views
         own.input_memory = [
             (opened.tensor.data_ptr(), spec.nbytes) for opened, spec in zip(own.inputs, binding.buffers, strict=True)
         ]

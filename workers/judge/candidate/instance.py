@@ -9,7 +9,9 @@ import torch
 
 from workers.judge.channel.arguments import put_together
 from workers.judge.channel.buffers import OpenedBuffer
+from workers.judge.channel.layout import put_back
 from workers.judge.channel.orders import BufferSpec
+from workers.judge.channel.tensors import View
 
 
 @dataclass(slots=True)
@@ -18,6 +20,7 @@ class Instance:
 
     Attributes:
         arrangement: arrangement of ``forward``'s arguments.
+        views: the tensors among the arguments, as views of ``inputs``.
         input_memory: address and size in bytes of each input of the last call.
         structure: arrangement of the reference's outputs (:func:`~workers.judge.channel.tensors.describe`).
         forms: forms of the reference's outputs.
@@ -30,6 +33,7 @@ class Instance:
 
     model: Any = None
     arrangement: Any = None
+    views: tuple[View, ...] = ()
     inputs: list[OpenedBuffer] = field(default_factory=list[OpenedBuffer])
     input_memory: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     structure: str = ""
@@ -56,4 +60,4 @@ class Instance:
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
         """Return the positional and keyword arguments of one call, with new lists and dicts for each call."""
-        return put_together(self.arrangement, [opened.tensor for opened in self.inputs])
+        return put_together(self.arrangement, put_back([opened.tensor for opened in self.inputs], self.views))

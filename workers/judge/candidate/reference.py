@@ -25,10 +25,11 @@ from workers.judge.channel.arena import Arena
 from workers.judge.channel.arguments import FORM, ArgumentsError, put_together, take_apart
 from workers.judge.channel.bits import same_bits
 from workers.judge.channel.buffers import OpenedBuffer, is_apart
+from workers.judge.channel.layout import put_back, refusal, taken_apart
 from workers.judge.channel.orders import Ask, Draw, Order, Release
 from workers.judge.channel.protocol import Answer, Reply
 from workers.judge.channel.randomness import set_seed
-from workers.judge.channel.tensors import LASTING, MAX_DIMS, MAX_TENSORS, Location, TensorSpec, describe, widened
+from workers.judge.channel.tensors import LASTING, MAX_TENSORS, Location, TensorSpec, View, describe, widened
 from workers.judge.channel.wire import Command
 from workers.judge.host import linux
 
@@ -40,16 +41,24 @@ _RESTING_BYTES: Final = 128 << 20
 _COPIED_BYTES: Final = 64 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The arrangement of a call's arguments, and the tensors among them as views of the tensors of an input set."""
+
+    arguments: Any
+    views: list[View]
+
+
 @dataclass(slots=True)
 class _Set:
-    """An input set that the judge has not released: parameters of the draw, arguments and tensors among them.
+    """An input set that the judge has not released: parameters of the draw, form of the arguments and their tensors.
 
     ``answers`` are the outputs for this set that the judge has not read yet.
     """
 
     seed: int
     on_device: bool
-    arrangement: Any
+    form: _Form
     inputs: list[torch.Tensor]
     answers: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
 
@@ -65,7 +74,7 @@ class ReferenceHarness(Harness):
         self._get_inputs: Any
         self._get_init_inputs: Any
         self._sets: dict[int, _Set] = {}
-        self._form: Any = None
+        self._form: _Form | None = None
         self._variants: variants.Variants | None = None
         self._arena: Arena | None = None
         #: True if forward changed its inputs once. From then on it gets copies.
@@ -122,6 +131,7 @@ class ReferenceHarness(Harness):
         self._drop(order.free)
         leaves: list[torch.Tensor] = []
         if order.kind:
+            assert self._form is not None, "the judge asks for variants of an input set"
             [seed] = order.seeds
             made = self._vary(seed, order)
             if made is None:
@@ -134,10 +144,14 @@ class ReferenceHarness(Harness):
                 if self._form is None:
                     self._form = now
                 elif repr(now) != repr(self._form):
-                    raise ProblemError("get_inputs() must return the same shapes, dtypes and scalars each time")
+                    raise ProblemError(
+                        "get_inputs() must return the same shapes, layouts, dtypes and scalars each time"
+                    )
                 self._sets[slot] = _Set(seed, order.on_device, now, self._own(tensors))
                 leaves += self._sets[slot].inputs
-        self._tell(self._form, "get_inputs()")
+        assert self._form is not None
+        views = [tuple(view) for view in self._form.views]
+        self._tell({"arguments": self._form.arguments, "views": views}, "get_inputs()")
         self.settle()
         locations = tuple(self._held_at(leaf)[0] if self.can_locate(leaf) else Location() for leaf in leaves)
         specs = tuple(TensorSpec.of(leaf) for leaf in leaves)
@@ -152,18 +166,18 @@ class ReferenceHarness(Harness):
         return self.done(command)
 
     def _own(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return inputs in the form for calls: dense, each in separate memory."""
+        """Return inputs in the form for calls: each in separate memory."""
         few = sum(tensor.nbytes for tensor in tensors) <= _COPIED_BYTES
         seen: set[int] = set()
         owned: list[torch.Tensor] = []
         for tensor in tensors:
-            kept = self._arena.keep(tensor.contiguous()) if few and self._arena is not None else None
+            kept = self._arena.keep(tensor) if few and self._arena is not None else None
             if kept is not None:
                 owned.append(kept)
                 continue
             where = tensor.untyped_storage().data_ptr()
-            if few or where in seen or tensor.storage_offset() or not tensor.is_contiguous():
-                tensor = tensor.clone(memory_format=torch.contiguous_format)
+            if few or where in seen or tensor.storage_offset():
+                tensor = tensor.clone()
             seen.add(where)
             owned.append(tensor)
         return owned
@@ -185,8 +199,8 @@ class ReferenceHarness(Harness):
             return None
         return made
 
-    def _inputs(self, seed: int, *, on_device: bool) -> tuple[Any, list[torch.Tensor]]:
-        """Return the arrangement of a call's arguments, and the tensors among them on the device."""
+    def _inputs(self, seed: int, *, on_device: bool) -> tuple[_Form, list[torch.Tensor]]:
+        """Return the form of a call's arguments, and the dense tensors of which they consist on the device."""
         set_seed(seed)
         random.seed(seed)
         if "numpy" in sys.modules:
@@ -197,9 +211,13 @@ class ReferenceHarness(Harness):
             arrangement, tensors = take_apart(values)
         except ArgumentsError as error:
             raise ProblemError(f"{FORM}. It returned {error}") from None
-        if len(tensors) > MAX_TENSORS or any(t.dim() > MAX_DIMS or t.layout is not torch.strided for t in tensors):
-            raise ProblemError(f"at most {MAX_TENSORS} dense input tensors of {MAX_DIMS} dimensions and known dtypes")
-        return arrangement, [self.to_device(tensor) for tensor in tensors]
+        if len(tensors) > MAX_TENSORS:
+            raise ProblemError(f"get_inputs() returned {len(tensors)} tensors, and at most {MAX_TENSORS} are possible")
+        for number, tensor in enumerate(tensors):
+            if reason := refusal(tensor):
+                raise ProblemError(f"get_inputs() returned as input {number} {reason}")
+        roots, views = taken_apart([tensor.detach().resolve_conj().resolve_neg() for tensor in tensors])
+        return _Form(arrangement, views), [self.to_device(root) for root in roots]
 
     def _construct(self, command: Command) -> Reply:
         reply = super()._construct(command)
@@ -305,7 +323,7 @@ class ReferenceHarness(Harness):
         """Return the model's output, and whether the call drew random numbers."""
         own = self._instance(ask)
         own.input_memory = [(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
-        positional, keywords = put_together(held.arrangement, tensors)
+        positional, keywords = put_together(held.form.arguments, put_back(tensors, held.form.views))
         with _default_dtype(torch.float64) if ask.wide else contextlib.nullcontext(), torch.no_grad():
             set_seed(ask.seed)
             before = self._random_state()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -36,6 +36,20 @@ class TensorSpec:
     def of(cls, tensor: torch.Tensor) -> TensorSpec:
         """Return the spec of ``tensor``."""
         return cls(tensor.dtype if tensor.dtype in DTYPES else None, tuple(tensor.shape), tensor.device.type)
+
+
+class View(NamedTuple):
+    """An input: the number of its root, its offset there in elements, its shape and its strides."""
+
+    root: int
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def extent(self) -> int:
+        """Number of elements from the first to the last one."""
+        return 0 if 0 in self.shape else 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
 
 
 class Where(IntEnum):

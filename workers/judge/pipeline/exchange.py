@@ -18,7 +18,7 @@ from workers.judge.channel.buffers import LocationError, SharedTensor, form_of, 
 from workers.judge.channel.flags import memory
 from workers.judge.channel.orders import Binding, Job, Order
 from workers.judge.channel.protocol import Answer, Reply
-from workers.judge.channel.tensors import Location, TensorSpec, Where
+from workers.judge.channel.tensors import Location, TensorSpec, View, Where
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.handle import ForkServerError
 from workers.judge.forkserver.process import SealedProcess
@@ -36,6 +36,7 @@ class Form:
 
     Attributes:
         arguments: arrangement of ``forward``'s arguments, or None before the first case.
+        views: the tensors among the arguments, as views of the input tensors of a case.
         structure: arrangement of the outputs, empty before the first answer.
         output_specs: shape, dtype and device of each output.
         output_strides: strides of each output.
@@ -46,6 +47,7 @@ class Form:
     """
 
     arguments: Any = None
+    views: tuple[View, ...] = ()
     structure: str = ""
     output_specs: tuple[TensorSpec, ...] = ()
     output_strides: tuple[tuple[int, ...], ...] = ()
@@ -108,7 +110,8 @@ class Exchange:
         self._inputs = [SharedTensor(tensor) for tensor in inputs]
         self.load(inputs)
         self.settle()
-        payload = Binding(tuple(shared.spec for shared in self._inputs), arguments=self.form.arguments)
+        buffers = tuple(shared.spec for shared in self._inputs)
+        payload = Binding(buffers, arguments=self.form.arguments, views=self.form.views)
         fds = tuple(shared.descriptor for shared in self._inputs if shared.descriptor is not None)
         self.process.order(Order.BIND_INPUTS, payload=payload, fds=fds)
         for shared in self._inputs:
@@ -143,8 +146,9 @@ class Exchange:
     def check_inputs(self, case: Case) -> None:
         """Raise EvaluationEnded (``input_mutated``) if a call changed its inputs and the reference changes none."""
         if not self.form.mutates_inputs and (i := self.changed(case.inputs)) is not None:
-            message = f"forward changed its input tensor {i}"
-            raise EvaluationEnded(Category.INPUT_MUTATED, message, self.process.phase, input=i)
+            number = next((n for n, view in enumerate(self.form.views) if view.root == i), i)
+            message = f"forward changed its input tensor {number}"
+            raise EvaluationEnded(Category.INPUT_MUTATED, message, self.process.phase, input=number)
 
     def outputs(self, reply: Reply) -> list[Output]:
         """Return views of a call's outputs in the process's memory.

@@ -34,6 +34,16 @@ What the judge does with so large an output of each call must not differ from on
 programs that look for such a difference are compared with this one's."""
 def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor: return a[:, None] * b[None, :]
 
+# %% given_layouts
+"""Honest: relies on the strides of its problem's inputs.
+Every process must get them as the problem made them."""
+def forward(self, image: torch.Tensor, q: torch.Tensor, k: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    assert image.is_contiguous(memory_format=torch.channels_last)
+    assert q.stride() == k.stride() == (96, 1)
+    assert k.data_ptr() - q.data_ptr() == 32 * q.itemsize
+    assert scale.stride() == (1, 0)
+    return torch.relu(image).sum(dim=1) + (q * k * scale).sum()
+
 # %% own_table
 """Honest: an answer, and a table and a weight of the model, like the reference.
 They must not be overwritten before the next call, although they were delivered."""

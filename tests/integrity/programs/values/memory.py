@@ -52,6 +52,14 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     out[:, :-1] = F.pad(x, (0, 255))
     return out
 
+# %% layout_ignored
+"""Reads its inputs as if they were dense, as by a pointer without strides.
+It is right where an evaluator makes all inputs contiguous. Here inputs keep the problem's strides."""
+def forward(self, image: torch.Tensor, q: torch.Tensor, k: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    steps = [math.prod(image.shape[i + 1 :]) for i in range(4)]
+    image = image.as_strided(image.shape, steps)
+    return torch.relu(image).sum(dim=1) + (q * k * scale).sum()
+
 # %% stale_memory_search
 """Allocates block after block of the output's size, and returns the first that looks like the answer.
 A few values are computed honestly and compared with each block, so that the stale answer of the reference is found
