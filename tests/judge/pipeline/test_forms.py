@@ -134,3 +134,21 @@ def test_inputs_that_cannot_be_shared_are_named(rig: Rig) -> None:
     outcome = judge(rig, problem("x: x.to_dense()", "return [torch.eye(8).to_sparse()]"), "x: x.to_dense()")
     assert outcome.category is Category.INVALID_PROBLEM
     assert "as input 0 a sparse_coo tensor" in outcome.message
+
+
+def test_attributes_can_hide_methods_of_a_module(rig: Rig) -> None:
+    hiding = "parameters, buffers, modules = (lambda *_: 1), 2, 3\n    def forward"
+    request = Request(
+        problem=problem("x: torch.relu(x)"),
+        kernel=kernel("x: torch.relu(x)").replace("def forward", hiding),
+        backend=Backend.TORCH,
+        settings=QUICK,
+    )
+    outcome = rig.judge(request)
+    assert outcome.category is Category.PASSED, outcome.message
+
+
+@pytest.mark.parametrize("right", ["torch.max(x, 1)", "tuple(torch.max(x, 1))"], ids=["returned", "tuple"])
+def test_named_tuples_are_tuples(rig: Rig, right: str) -> None:
+    outcome = judge(rig, problem("x: torch.max(x, 1)"), f"x: {right}")
+    assert outcome.category is Category.PASSED, outcome.message

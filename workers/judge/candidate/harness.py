@@ -23,7 +23,7 @@ from typing import Any, Final, cast
 import torch
 
 from workers.judge.candidate import failures, libraries, memory, profile, warm_up
-from workers.judge.candidate.instance import Instance
+from workers.judge.candidate.instance import Instance, weights_of
 from workers.judge.channel import activities, flags
 from workers.judge.channel.arguments import check, put_together
 from workers.judge.channel.buffers import Exports, OpenedBuffer, is_apart, is_dense
@@ -258,11 +258,12 @@ class Harness:
 
     def _model_to_device(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the model on the device, with its weights in the dtypes of :meth:`dtype_of`."""
-        weights = [*model.parameters(), *model.buffers()]
-        if all(self.dtype_of(w) is self._job.dtype for w in weights if w.is_floating_point() or w.is_complex()):
+        if all(
+            self.dtype_of(w) is self._job.dtype for w in weights_of(model) if w.is_floating_point() or w.is_complex()
+        ):
             return model.to(device=self.device, dtype=self._job.dtype)
         model = model.to(device=self.device)
-        for weight in (*model.parameters(), *model.buffers()):
+        for weight in weights_of(model):
             weight.data = weight.data.to(self.dtype_of(weight))
         return model
 
@@ -431,6 +432,8 @@ class Harness:
 
     def can_locate(self, leaf: torch.Tensor) -> bool:
         """Return whether the judge can read a tensor of this device and form."""
+        if leaf.layout is not torch.strided:
+            return False
         has_form = leaf.device.type == self.device and leaf.numel() > 0 and leaf.dim() <= MAX_DIMS
         return has_form and TensorSpec.of(leaf).dtype is not None
 

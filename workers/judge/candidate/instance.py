@@ -14,6 +14,24 @@ from workers.judge.channel.orders import BufferSpec
 from workers.judge.channel.tensors import View
 
 
+def modules_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return a model's modules. Its own attributes can hide the method of that name."""
+    found: dict[int, torch.nn.Module] = {}
+    left = [model]
+    while left:
+        module = left.pop()
+        if id(module) not in found:
+            found[id(module)] = module
+            left += [child for child in vars(module)["_modules"].values() if child is not None]
+    return list(found.values())
+
+
+def weights_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Return a model's parameters and buffers. Its own attributes can hide the methods of these names."""
+    every = [vars(module)[kind] for module in modules_of(model) for kind in ("_parameters", "_buffers")]
+    return list({id(tensor): tensor for some in every for tensor in some.values() if tensor is not None}.values())
+
+
 @dataclass(slots=True)
 class Instance:
     """One model, with the inputs and outputs of its calls.

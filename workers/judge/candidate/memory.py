@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 
+from workers.judge.candidate.instance import weights_of
 from workers.judge.channel.gpu_memory import call
 from workers.judge.channel.marks import HOST_BYTE, NAN_BYTE, mark
 from workers.judge.channel.orders import BufferSpec
@@ -85,7 +86,8 @@ def mark_free_blocks() -> None:
 
 def mark_outputs(outputs: Iterable[torch.Tensor], model: torch.nn.Module) -> None:
     """Mark outputs of a call that is over, except views of the model's parameters."""
-    stored = {weight.untyped_storage().data_ptr() for weight in torch.nn.Module.parameters(model)}
+    weights = [weight for weight in weights_of(model) if isinstance(weight, torch.nn.Parameter)]
+    stored = {weight.untyped_storage().data_ptr() for weight in weights}
     for output in outputs:
         if output.untyped_storage().data_ptr() not in stored:
             with contextlib.suppress(RuntimeError):  # a layout that overlaps itself

@@ -19,7 +19,7 @@ import torch
 
 from workers.judge.candidate import variants
 from workers.judge.candidate.harness import Harness, ProblemError
-from workers.judge.candidate.instance import Instance
+from workers.judge.candidate.instance import Instance, modules_of, weights_of
 from workers.judge.channel import scalar_page
 from workers.judge.channel.arena import Arena
 from workers.judge.channel.arguments import FORM, ArgumentsError, put_together, take_apart
@@ -119,7 +119,7 @@ class ReferenceHarness(Harness):
         return self.done(command)
 
     def _taken(self, command: Command) -> Reply:
-        weights = sum(weight.nbytes for weight in _weights(self.own.model))
+        weights = sum(weight.nbytes for weight in weights_of(self.own.model))
         peak = torch.cuda.max_memory_reserved() if self.on_gpu else 0
         drawn = self._variants.drawn if self._variants is not None else 0
         self._tell({"weights": weights, "peak": peak, "drawn": drawn}, "the problem")
@@ -375,7 +375,7 @@ class ReferenceHarness(Harness):
 
     def _written(self, output: Any) -> int:
         """Return the total bytes of outputs that are neither inputs nor weights. Shared memory counts once."""
-        kept = {tensor.untyped_storage().data_ptr() for tensor in _weights(self.own.model)}
+        kept = {tensor.untyped_storage().data_ptr() for tensor in weights_of(self.own.model)}
         kept |= {begin for begin, _ in self.own.input_memory}
         sizes: dict[int, int] = {}
         for leaf in _tensors(output):
@@ -389,7 +389,7 @@ class ReferenceHarness(Harness):
         """Copy the model with all its tensors in float64, including tensors in plain attributes."""
         with torch.no_grad():
             wide = copy.deepcopy(self.own.model).double()
-            for module in wide.modules():
+            for module in modules_of(wide):
                 for name, value in vars(module).items():
                     if isinstance(value, torch.Tensor) and value.is_floating_point():
                         setattr(module, name, value.double())
@@ -446,14 +446,10 @@ def _total(statistics: dict[str, Any], name: str) -> int:
     return statistics[name]["all"]["current"]
 
 
-def _weights(model: torch.nn.Module) -> list[torch.Tensor]:
-    return [*model.parameters(), *model.buffers()]
-
-
 def _lasting(model: torch.nn.Module) -> set[int]:
     """Return the addresses of all memory of a model: weights, and tensors in attributes of its modules."""
-    kept = _weights(model)
-    for module in model.modules():
+    kept = weights_of(model)
+    for module in modules_of(model):
         kept += _tensors(list(vars(module).values()))
     return {tensor.untyped_storage().data_ptr() for tensor in kept}
 

@@ -91,7 +91,7 @@ def describe(value: Any) -> tuple[str, list[Any]]:
     """Return the structure of an output as text, and its leaves in order.
 
     ``T`` is a dense tensor, exactly :class:`torch.Tensor` or :class:`torch.nn.Parameter`, without instance attributes
-    that hide a tensor's attributes. ``(…)`` is a tuple, ``[…]`` a list, ``{key:…}`` a dict with string keys in
+    that hide a tensor's attributes. ``(…)`` is a tuple, named ones and ``torch.return_types`` included, ``[…]`` a list, ``{key:…}`` a dict with string keys in
     insertion order, and ``?Type`` any other value.
     """
     leaves: list[Any] = []
@@ -105,9 +105,10 @@ def _described(node: Any, depth: int, leaves: list[Any]) -> str:
     if (kind is torch.Tensor or kind is torch.nn.Parameter) and _is_plain(node):
         leaves.append(node)
         return "T"
-    if depth < 8 and kind in (tuple, list):
-        left, right = "()" if kind is tuple else "[]"
-        return left + ",".join(_described(item, depth + 1, leaves) for item in node) + right
+    if depth < 8 and (issubclass(kind, tuple) or kind is list):
+        left, right = "[]" if kind is list else "()"
+        items = node if kind is list else tuple.__iter__(node)  # A subclass can define another iterator.
+        return left + ",".join(_described(item, depth + 1, leaves) for item in items) + right
     if depth < 8 and kind is dict and all(type(key) is str for key in node):
         return "{" + ",".join(f"{key}:{_described(item, depth + 1, leaves)}" for key, item in node.items()) + "}"
     leaves.append(node)
