@@ -121,6 +121,11 @@ def get_inputs(): return [torch.randn(16, 65536)]
 def forward(self, x: torch.Tensor) -> torch.Tensor: return x * x
 def get_inputs(): return [torch.randn(1)]
 
+# %% scaled_in_place
+"""Scales its input in place, and returns the sums of the rows."""
+def forward(self, x: torch.Tensor) -> torch.Tensor: return x.mul_(2.0).sum(dim=1)
+def get_inputs(): return [torch.randn(256, 512)]
+
 # %% strided
 """The output is every second column of a larger result, transposed: dear to copy."""
 SIZE = 8192

@@ -152,3 +152,18 @@ def test_attributes_can_hide_methods_of_a_module(rig: Rig) -> None:
 def test_named_tuples_are_tuples(rig: Rig, right: str) -> None:
     outcome = judge(rig, problem("x: torch.max(x, 1)"), f"x: {right}")
     assert outcome.category is Category.PASSED, outcome.message
+
+
+@pytest.mark.parametrize(
+    ("right", "category"),
+    [
+        ("x, y: (x.mul_(2), x.sum(1))[1]", Category.PASSED),
+        ("x, y: 2 * x.sum(1)", Category.WRONG_VALUES),
+        ("x, y: (x.mul_(2), x.sum(1), y.zero_())[1]", Category.INPUT_MUTATED),
+    ],
+    ids=["same", "skipped", "more"],
+)
+def test_changes_of_inputs_are_a_part_of_the_answer(rig: Rig, right: str, category: Category) -> None:
+    source = problem("x, y: (x.mul_(2), x.sum(1))[1]", "return [torch.randn(8, 8)[:, ::2], torch.randn(4)]")
+    outcome = judge(rig, source, right)
+    assert outcome.category is category, outcome.message

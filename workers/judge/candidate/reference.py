@@ -77,9 +77,10 @@ class ReferenceHarness(Harness):
         self._form: _Form | None = None
         self._variants: variants.Variants | None = None
         self._arena: Arena | None = None
-        #: True if forward changed its inputs once. From then on it gets copies.
-        self._mutates = False
-        self._has_answered = False
+        #: Numbers of the inputs that forward has changed. Once it changed one, it gets copies.
+        self._mutated: set[int] = set()
+        #: Numbers of those that its first call changed, which are a part of each answer. None before the first call.
+        self._effects: list[int] | None = None
         self._has_warmed_up = False
         #: Copy of the model in float64, for inputs in float64.
         self._wide = Instance()
@@ -291,28 +292,39 @@ class ReferenceHarness(Harness):
             held.answers.clear()
         try:
             if ask.wide:
-                output, drew = self._call(ask, held, self._widened(held.inputs, ask))
+                given = self._widened(held.inputs, ask)
+                output, drew = self._call(ask, held, given)
             else:
-                output, drew = self._call_looking(ask, held)
-            return self._hand_over(command, ask, held, output, drew=drew)
+                output, drew, given = self._call_looking(ask, held)
+            return self._hand_over(command, ask, held, output, given, drew=drew)
         except BaseException as error:  # noqa: BLE001 -- the problem can raise anything, SystemExit too
             return self.failed(command, error)
 
-    def _call_looking(self, ask: Ask, held: _Set) -> tuple[Any, bool]:
-        """Call the model. If it changes its inputs, call it again with copies, and use copies from then on."""
-        given = [tensor.clone() for tensor in held.inputs] if self._mutates else held.inputs
+    def _call_looking(self, ask: Ask, held: _Set) -> tuple[Any, bool, list[torch.Tensor]]:
+        """Call the model, and also return the inputs after the call.
+
+        If it changes its inputs, call it again with copies, and use copies from then on.
+        """
+        given = [tensor.clone() for tensor in held.inputs] if self._mutated else held.inputs
         versions = [tensor._version for tensor in given]
         # Compare all values on the first call, because writes that bypass torch change no version counter.
         few = sum(tensor.nbytes for tensor in given) <= _COPIED_BYTES
-        before = [tensor.clone() for tensor in given] if few and not self._has_answered else given
+        before = [tensor.clone() for tensor in given] if few and self._effects is None else given
         output, drew = self._call(ask, held, given)
-        self._has_answered = True
-        changed = versions != [tensor._version for tensor in given] or not _same(given, before)
-        if changed and not self._mutates:
-            self._mutates = True
+        changed = {
+            i
+            for i, (tensor, version, other) in enumerate(zip(given, versions, before, strict=True))
+            if tensor._version != version or (other is not tensor and not same_bits(tensor, other))
+        }
+        needs_copies = changed and not self._mutated
+        self._mutated |= changed
+        if self._effects is None:
+            self._effects = sorted(changed)
+        if needs_copies:
             self._restore(held)
-            output, drew = self._call(ask, held, [tensor.clone() for tensor in held.inputs])
-        return output, drew
+            given = [tensor.clone() for tensor in held.inputs]
+            output, drew = self._call(ask, held, given)
+        return output, drew, given
 
     @staticmethod
     def _widened(inputs: list[torch.Tensor], ask: Ask) -> list[torch.Tensor]:
@@ -345,8 +357,13 @@ class ReferenceHarness(Harness):
             for tensor, drawn in zip(held.inputs, again, strict=True):
                 tensor.copy_(drawn)
 
-    def _hand_over(self, command: Command, ask: Ask, held: _Set, output: Any, *, drew: bool) -> Reply:
-        """Return the reply with the locations of an output's tensors, whatever its structure."""
+    def _hand_over(
+        self, command: Command, ask: Ask, held: _Set, output: Any, given: list[torch.Tensor], *, drew: bool
+    ) -> Reply:
+        """Return the reply with the locations of an output's tensors, whatever its structure.
+
+        The inputs that forward changes follow, with their values after the call.
+        """
         own = self._instance(ask)
         structure, leaves = describe(output)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)][:MAX_TENSORS]
@@ -362,6 +379,14 @@ class ReferenceHarness(Harness):
                 held.answers.append(there)  # an input is held already
             index = LASTING if leaf.untyped_storage().data_ptr() in lasting else 0
             locations.append(replace(location, index=index if number is None else number + 1))
+        effects = self._effects or []
+        if len(tensors) + len(effects) > MAX_TENSORS:
+            raise ProblemError(f"Model.forward can return and change {MAX_TENSORS} tensors at most")
+        for number in effects:
+            location, there = self._held_at(given[number])
+            held.answers.append(there)
+            locations.append(replace(location, index=number + 1))
+            tensors.append(given[number])
         return Reply(
             Answer.DONE,
             command.sequence,
@@ -370,7 +395,6 @@ class ReferenceHarness(Harness):
             locations=tuple(locations),
             drew=drew,
             written_bytes=0 if ask.wide else self._written(output),
-            mutated=self._mutates,
         )
 
     def _written(self, output: Any) -> int:
@@ -400,7 +424,7 @@ class ReferenceHarness(Harness):
     def _rest(self, command: Command) -> Reply:
         """Drop the evaluation's buffers, models and tensors."""
         self._sets, self._form, self._variants = {}, None, None
-        self._mutates = self._has_answered = False
+        self._mutated, self._effects = set(), None
         for instance in (self.own, self._wide):
             self.unbind(instance.inputs)
         self.own, self._wide = Instance(), Instance()
@@ -438,10 +462,6 @@ def moved(tensor: torch.Tensor, rounding: float) -> torch.Tensor:
     return (wide + rounding * (wide * torch.randn_like(wide) + typical * torch.randn_like(wide))).clamp(low, high)
 
 
-def _same(given: list[torch.Tensor], before: list[torch.Tensor]) -> bool:
-    return given is before or all(map(same_bits, given, before))
-
-
 def _total(statistics: dict[str, Any], name: str) -> int:
     return statistics[name]["all"]["current"]
 
@@ -456,7 +476,7 @@ def _lasting(model: torch.nn.Module) -> set[int]:
 
 def _tensors(output: Any) -> list[torch.Tensor]:
     if isinstance(output, torch.Tensor):
-        return [output]
+        return [output] if output.layout is torch.strided else []
     if isinstance(output, dict):
         output = list(cast("dict[Any, Any]", output).values())
     if isinstance(output, (list, tuple)):

@@ -91,8 +91,8 @@ def describe(value: Any) -> tuple[str, list[Any]]:
     """Return the structure of an output as text, and its leaves in order.
 
     ``T`` is a dense tensor, exactly :class:`torch.Tensor` or :class:`torch.nn.Parameter`, without instance attributes
-    that hide a tensor's attributes. ``(…)`` is a tuple, named ones and ``torch.return_types`` included, ``[…]`` a list, ``{key:…}`` a dict with string keys in
-    insertion order, and ``?Type`` any other value.
+    that hide a tensor's attributes. ``(…)`` is a tuple, also a named one or one of ``torch.return_types``. ``[…]`` is a
+    list, ``{key:…}`` a dict with string keys in insertion order, and ``?Type`` any other value.
     """
     leaves: list[Any] = []
     return _described(value, 0, leaves), leaves

@@ -233,7 +233,6 @@ class Reference:
 
     def _check_form(self, case: Case, reply: Reply) -> _Answer:
         """Check the form of an answer, and record the form of the first one."""
-        self.form.mutates_inputs |= reply.mutated
         if not self.form.structure:
             self._learn_form(reply)
         elif (reply.structure, reply.tensors) != (self.form.structure, self.form.output_specs):
@@ -256,6 +255,13 @@ class Reference:
             )
         if any(spec.device != self.device or len(spec.shape) > MAX_DIMS or spec.dtype is None for spec in specs):
             raise invalid_problem(f"the reference's outputs must be dense tensors on {self.device} of known dtypes")
+        changed = reply.locations[structure.count("T") :]
+        inputs = self.cache.input_specs
+        if any(
+            not 0 < location.index <= len(inputs) or inputs[location.index - 1] != spec
+            for location, spec in zip(changed, specs[structure.count("T") :], strict=True)
+        ):
+            raise invalid_problem("the reference reported a changed input that is no input")
         self.proxy.check_size(specs, "Model.forward")
         self.form.structure, self.form.output_specs = structure, specs
         self.form.output_strides = tuple(tuple(location.stride) for location in reply.locations)

@@ -44,6 +44,13 @@ def forward(self, image: torch.Tensor, q: torch.Tensor, k: torch.Tensor, scale: 
     assert scale.stride() == (1, 0)
     return torch.relu(image).sum(dim=1) + (q * k * scale).sum()
 
+# %% effect_in_place
+"""Honest: scales its input in place, like the reference.
+Only where the reference does so is a changed input right."""
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    torch.add(x, x, out=x)
+    return x.sum(dim=1)
+
 # %% own_table
 """Honest: an answer, and a table and a weight of the model, like the reference.
 They must not be overwritten before the next call, although they were delivered."""

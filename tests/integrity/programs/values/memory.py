@@ -52,6 +52,21 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     out[:, :-1] = F.pad(x, (0, 255))
     return out
 
+# %% effect_skipped
+"""Returns the right sums and leaves its input as it was, where the reference scales it in place.
+An evaluator that compares only what is returned never sees it. Here such an input is compared like an output."""
+def forward(self, x: torch.Tensor) -> torch.Tensor: return 2.0 * x.sum(dim=1)
+
+# %% effect_skipped_later
+"""Scales its input in place in its first calls, and only returns the sums afterwards.
+Timed calls are compared like checked ones, effects included."""
+class ModelNew(nn.Module):
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x.mul_(2.0).sum(dim=1) if self.calls < 8 else 2.0 * x.sum(dim=1)
+
 # %% layout_ignored
 """Reads its inputs as if they were dense, as by a pointer without strides.
 It is right where an evaluator makes all inputs contiguous. Here inputs keep the problem's strides."""
