@@ -364,6 +364,7 @@ class Harness:
         with torch.no_grad():
             self._semaphores.wait(stream, flags.GO, number)
             reply = self.deliver(command, forward())
+            self._semaphores.drain(stream)
             self._semaphores.write(stream, flags.DONE, number)
         return reply
 
