@@ -42,8 +42,8 @@ def _values() -> Iterator[Program]:
     effects = {"problem": "scaled_in_place"}
     yield from _each("effect_skipped effect_skipped_later", "effects skipped", WRONG, **effects)
     yield control("controls/effect_in_place", **effects)
-    yield program(v + "layout_ignored", "layout of inputs", WRONG, problem="strided")
-    yield control("controls/given_layouts", problem="strided")
+    yield program(v + "layout_ignored", "layout of inputs", WRONG, problem="laid_out")
+    yield control("controls/given_layouts", problem="laid_out")
     yield from _each("stale_memory_search", "stale allocator memory", WRONG)
     yield from _each("gpu_address_scan gpu_freed_memory", "GPU address scans", WRONG, lanes=GPU)
     yield program(

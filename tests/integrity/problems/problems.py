@@ -37,6 +37,15 @@ def get_inputs(): return [torch.rand(SIZE, TERMS), torch.rand(TERMS, SIZE)]
 def forward(self, x: torch.Tensor) -> torch.Tensor: return x
 def get_inputs(): return [torch.randn(256, 512)]
 
+# %% laid_out
+"""Inputs of several layouts: channels last, thirds of one tensor, and an expanded column."""
+def forward(self, image: torch.Tensor, q: torch.Tensor, k: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return torch.relu(image).sum(dim=1) + (q * k * scale).sum()
+
+def get_inputs():
+    q, k, _ = torch.randn(64, 96).chunk(3, dim=1)
+    return [torch.randn(4, 32, 16, 16).to(memory_format=torch.channels_last), q, k, torch.rand(64, 1).expand(64, 32)]
+
 # %% layer_scale
 """A residual block with layer scale: the branch adds less than the tolerance, as at the start of a training."""
 class Model(nn.Module):
@@ -233,15 +242,6 @@ def get_inputs():
     elif STRUCTURE == "sorted":
         x = x.sort(dim=-1).values
     return [x, x] if STRUCTURE == "shared" else [x, torch.rand(SIZE, 64)]
-
-# %% strided
-"""Inputs of several layouts: channels last, thirds of one tensor, and an expanded column."""
-def forward(self, image: torch.Tensor, q: torch.Tensor, k: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    return torch.relu(image).sum(dim=1) + (q * k * scale).sum()
-
-def get_inputs():
-    q, k, _ = torch.randn(64, 96).chunk(3, dim=1)
-    return [torch.randn(4, 32, 16, 16).to(memory_format=torch.channels_last), q, k, torch.rand(64, 1).expand(64, 32)]
 
 # %% with_table
 """A product with a table, and the table and a weight themselves."""
