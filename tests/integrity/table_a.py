@@ -115,8 +115,8 @@ def _outer(name: str, family: str, expected: frozenset[Category]) -> Program:
 def _phases() -> Iterator[Program]:
     yield program("timing/warmup_detection", "warm-up detection", WRONG)
     yield program("timing/call_count_switch", "call-count switches", WRONG)
-    yield program("timing/mode_switch_frames", "mode switches", WHEN_TIMED)
-    yield program("timing/mode_switch_stream", "mode switches", WHEN_TIMED, lanes=GPU)
+    yield program("timing/mode_switch_frames", "mode switches", WRONG)
+    yield program("timing/mode_switch_stream", "mode switches", WRONG, lanes=GPU)
     yield _matmul("basis_switch", "mode switches", HONEST)
     yield program("timing/superbatching", "superbatching", WRONG)
     yield program("timing/sequence_learned_graph", "sequence-learned CUDA graphs", WRONG, lanes=GPU)
