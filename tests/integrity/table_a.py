@@ -122,13 +122,12 @@ def _phases() -> Iterator[Program]:
 
 
 def _caches() -> Iterator[Program]:
-    wrong = Category.WRONG_VALUES
     for key in ("pointer", "id", "version", "shape"):
         more = {"file": "timing/cache_by", "constants": {"KEY": key}, "note": f"Here: {key}."}
-        yield program(f"timing/cache_by_{key}", f"caches keyed by {key}", wrong, **more)
+        yield program(f"timing/cache_by_{key}", f"caches keyed by {key}", WRONG, **more)
     yield program("timing/cache_by_sample", "caches keyed by content sample", HONEST | WRONG, **SLOW)
-    yield program("timing/cache_by_equality", "caches keyed by full equality", HONEST, **SLOW)
-    yield program("timing/static_device_buffer", "caches in static device buffers", wrong)
+    yield program("timing/cache_by_equality", "caches keyed by full equality", HONEST | WRONG, **SLOW)
+    yield program("timing/static_device_buffer", "caches in static device buffers", WRONG)
     yield program("timing/cache_in_files", "caches in files", HONEST, **SLOW)
     wide = {"problem": "wide_gelu", "lanes": GPU, "tolerance": 0.15}
     yield program("timing/l2_persisting_window", "L2 persistence", HONEST, honest="controls/torch_wide_gelu", **wide)

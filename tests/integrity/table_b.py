@@ -37,6 +37,13 @@ def _each(
 def _values() -> Iterator[Program]:
     v = "values/"
     yield program(v + "zeroed_outputs", "reliance on zeroed outputs", WRONG, problem="row_sum")
+    yield from _each("padding_once padding_of_new_pages tail_unwritten", "memory not written", WRONG, problem="padded")
+    yield control("controls/own_table", problem="with_table")
+    effects = {"problem": "scaled_in_place"}
+    yield from _each("effect_skipped effect_skipped_later", "effects skipped", WRONG, **effects)
+    yield control("controls/effect_in_place", **effects)
+    yield program(v + "layout_ignored", "layout of inputs", WRONG, problem="laid_out")
+    yield control("controls/given_layouts", problem="laid_out")
     yield from _each("stale_memory_search", "stale allocator memory", WRONG)
     yield from _each("gpu_address_scan gpu_freed_memory", "GPU address scans", WRONG, lanes=GPU)
     yield program(

@@ -56,6 +56,15 @@ def get_inputs(): return [torch.rand(SIZE, TERMS), torch.rand(TERMS, SIZE)]
 def forward(self, x: torch.Tensor) -> torch.Tensor: return x
 def get_inputs(): return [torch.randn(256, 512)]
 
+# %% laid_out
+"""Inputs of several layouts: channels last, thirds of one tensor, and an expanded column."""
+def forward(self, image: torch.Tensor, q: torch.Tensor, k: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return torch.relu(image).sum(dim=1) + (q * k * scale).sum()
+
+def get_inputs():
+    q, k, _ = torch.randn(64, 96).chunk(3, dim=1)
+    return [torch.randn(4, 32, 16, 16).to(memory_format=torch.channels_last), q, k, torch.rand(64, 1).expand(64, 32)]
+
 # %% layer_scale
 """A residual block with layer scale: the branch adds less than the tolerance, as at the start of a training."""
 class Model(nn.Module):
@@ -109,6 +118,11 @@ def get_inputs(): return [torch.randn(512, 1024)]
 def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor: return torch.outer(a, b)
 def get_inputs(): return [torch.randn(1600), torch.randn(1600)]
 
+# %% padded
+"""The input with zeros beside it: a fifth of the answer is constant."""
+def forward(self, x: torch.Tensor) -> torch.Tensor: return F.pad(x, (0, 256))
+def get_inputs(): return [torch.randn(512, 1024)]
+
 # %% relu_of_uniform
 """ReLU, with inputs none of which is negative."""
 def forward(self, x: torch.Tensor) -> torch.Tensor: return torch.relu(x)
@@ -149,6 +163,11 @@ def get_inputs(): return [torch.randn(16, 65536)]
 """One element: as little work as there can be."""
 def forward(self, x: torch.Tensor) -> torch.Tensor: return x * x
 def get_inputs(): return [torch.randn(1)]
+
+# %% scaled_in_place
+"""Scales its input in place, and returns the sums of the rows."""
+def forward(self, x: torch.Tensor) -> torch.Tensor: return x.mul_(2.0).sum(dim=1)
+def get_inputs(): return [torch.randn(256, 512)]
 
 # %% strided
 """The output is every second column of a larger result, transposed: dear to copy."""
@@ -328,3 +347,17 @@ def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
 def get_inputs():
     cuts = torch.randint(0, VALUES, (SEGMENTS - 1,)).sort().values
     return [torch.randn(VALUES), torch.cat([torch.tensor([0]), cuts, torch.tensor([VALUES])])]
+
+# %% with_table
+"""A product with a table, and the table and a weight themselves."""
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(512))
+        self.table = torch.linspace(0, 1, 512)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.table = self.table.to(x.device)
+        return x * self.table * self.weight, self.table, self.weight.clone()
+
+def get_inputs(): return [torch.randn(256, 512)]

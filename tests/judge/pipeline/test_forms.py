@@ -91,3 +91,79 @@ def test_a_problem_s_own_tolerance_is_heeded_and_told(rig: Rig) -> None:
     assert outcome.category is Category.PASSED, outcome.message
     assert outcome.evidence.tolerance is not None
     assert (outcome.evidence.tolerance.rtol, outcome.evidence.tolerance.by) == (0.1, "problem")
+
+
+def test_patches_of_torch_s_builder_are_the_same_in_all_calls(rig: Rig) -> None:
+    names = "_jit_compile", "_run_ninja_build", "_check_and_build_extension_h_precompiler_headers"
+    forward = (
+        f"x: (fs := [getattr(torch.utils.cpp_extension, n) for n in {names}], seen.append([*map(id, fs)]),"
+        f" x * (2 + (seen[0] != seen[-1] or [f.__name__ for f in fs] != {[*names]})))[2]"
+    )
+    request = Request(
+        problem=problem("x: x * 2"),
+        kernel="import torch.utils.cpp_extension\nseen = []\n" + kernel(forward),
+        backend=Backend.TORCH,
+        settings=Settings(checks=2, timing=Timing(calls=5, warmup=1)),
+    )
+    outcome = rig.judge(request)
+    assert outcome.category is Category.PASSED, outcome.message
+
+
+@pytest.mark.parametrize(
+    ("inputs", "forward", "strides"),
+    [
+        ("return [torch.randn(2, 8, 4, 4).to(memory_format=torch.channels_last)]", "x: x * 2", "[(128, 1, 32, 8)]"),
+        (
+            "return [torch.randn(8, 32)[:, 4:20:2], torch.randn(8, 1).expand(8, 8)]",
+            "x, y: x * y",
+            "[(32, 2), (1, 0)]",
+        ),
+        ("x = torch.randn(64); return [x.unfold(0, 8, 1), x]", "x, y: x.sum(1) + y[7:]", "[(1, 1), (1,)]"),
+    ],
+    ids=["channels-last", "slice-expanded", "windows-shared"],
+)
+def test_inputs_keep_their_layout(rig: Rig, inputs: str, forward: str, strides: str) -> None:
+    checked = f"        assert [t.stride() for t in locals().values() if isinstance(t, torch.Tensor)] == {strides}\n"
+    asserting = kernel(forward).replace("        return", checked + "        return")
+    request = Request(problem=problem(forward, inputs), kernel=asserting, backend=Backend.TORCH, settings=QUICK)
+    outcome = rig.judge(request)
+    assert outcome.category is Category.PASSED, outcome.message
+
+
+def test_inputs_that_cannot_be_shared_are_named(rig: Rig) -> None:
+    outcome = judge(rig, problem("x: x.to_dense()", "return [torch.eye(8).to_sparse()]"), "x: x.to_dense()")
+    assert outcome.category is Category.INVALID_PROBLEM
+    assert "as input 0 a sparse_coo tensor" in outcome.message
+
+
+def test_attributes_can_hide_methods_of_a_module(rig: Rig) -> None:
+    hiding = "parameters, buffers, modules = (lambda *_: 1), 2, 3\n    def forward"
+    request = Request(
+        problem=problem("x: torch.relu(x)"),
+        kernel=kernel("x: torch.relu(x)").replace("def forward", hiding),
+        backend=Backend.TORCH,
+        settings=QUICK,
+    )
+    outcome = rig.judge(request)
+    assert outcome.category is Category.PASSED, outcome.message
+
+
+@pytest.mark.parametrize("right", ["torch.max(x, 1)", "tuple(torch.max(x, 1))"], ids=["returned", "tuple"])
+def test_named_tuples_are_tuples(rig: Rig, right: str) -> None:
+    outcome = judge(rig, problem("x: torch.max(x, 1)"), f"x: {right}")
+    assert outcome.category is Category.PASSED, outcome.message
+
+
+@pytest.mark.parametrize(
+    ("right", "category"),
+    [
+        ("x, y: (x.mul_(2), x.sum(1))[1]", Category.PASSED),
+        ("x, y: 2 * x.sum(1)", Category.WRONG_VALUES),
+        ("x, y: (x.mul_(2), x.sum(1), y.zero_())[1]", Category.INPUT_MUTATED),
+    ],
+    ids=["same", "skipped", "more"],
+)
+def test_changes_of_inputs_are_a_part_of_the_answer(rig: Rig, right: str, category: Category) -> None:
+    source = problem("x, y: (x.mul_(2), x.sum(1))[1]", "return [torch.randn(8, 8)[:, ::2], torch.randn(4)]")
+    outcome = judge(rig, source, right)
+    assert outcome.category is category, outcome.message

@@ -19,6 +19,7 @@ import torch
 from workers.judge.candidate.harness import Harness, import_file
 from workers.judge.channel import flags
 from workers.judge.channel.arguments import put_together, take_apart
+from workers.judge.channel.layout import put_back, taken_apart
 from workers.judge.channel.orders import Examine, Job, Order
 from workers.judge.channel.randomness import set_seed
 from workers.judge.channel.wire import Command
@@ -75,12 +76,13 @@ class _Kernel(Harness):
     def begin(self, device: str, job: Job) -> None:
         """Open the device and prepare the job."""
         self.device = device
+        self.watch_compiler()
         self.take_job(job)
         if self.on_gpu:
             torch.cuda.init()
 
     def arguments_of(self, problem: Any) -> tuple[Any, tuple[list[Any], dict[str, Any]]]:
-        """Return the constructor's arguments and the arguments of a call, with each tensor in a separate allocation."""
+        """Return the constructor's arguments and the arguments of a call, in separate allocations."""
         torch.manual_seed(self._job.seed)
         initial = problem.get_init_inputs() if callable(getattr(problem, "get_init_inputs", None)) else []
         set_seed(self._job.seed)
@@ -90,7 +92,8 @@ class _Kernel(Harness):
         except Exception:  # noqa: BLE001 -- the problem needs a CPU generator
             drawn = problem.get_inputs()
         arrangement, tensors = take_apart(drawn)
-        placed = [self.to_device(tensor).clone(memory_format=torch.contiguous_format) for tensor in tensors]
+        roots, views = taken_apart(tensors)
+        placed = put_back([self.to_device(root).clone() for root in roots], views)
         return take_apart(initial)[0], put_together(arrangement, placed)
 
     def construct(self, initial: Any) -> None:
@@ -112,6 +115,5 @@ class _Kernel(Harness):
     def call(self, positional: list[Any], keywords: dict[str, Any]) -> None:
         """Call the model and wait for the device."""
         set_seed(self._job.seed)
-        with self._compiler_watched():
-            self.own.model(*positional, **keywords)
+        self.own.model(*positional, **keywords)
         self.settle()

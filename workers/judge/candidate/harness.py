@@ -7,6 +7,7 @@ process and CUDA's error codes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import json
@@ -15,19 +16,20 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
 
-from workers.judge.candidate import failures, libraries, profile, warm_up
-from workers.judge.candidate.instance import Instance
+from workers.judge.candidate import failures, libraries, memory, profile, warm_up
+from workers.judge.candidate.instance import Instance, weights_of
 from workers.judge.channel import activities, flags
 from workers.judge.channel.arguments import check, put_together
 from workers.judge.channel.buffers import Exports, OpenedBuffer, is_apart, is_dense
 from workers.judge.channel.gpu_memory import CudaCallError, cudart
+from workers.judge.channel.marks import mark
 from workers.judge.channel.orders import Binding, BufferSpec, Job, Opening, Order
 from workers.judge.channel.packets import send_with_fds, wait_briefly
 from workers.judge.channel.protocol import Answer, Reply, Tag
@@ -116,6 +118,8 @@ class Harness:
         self._semaphores: Semaphores
         self._empty: torch.Tensor
         self._events: tuple[torch.cuda.Event, ...]
+        #: In a builder, what stores the compiled libraries. Elsewhere prebuilt libraries are imported.
+        self._keeper: libraries.Keeper | None = None
         self.orders: dict[Order, Callable[[Command], Reply | list[Reply]]] = {
             Order.OPEN: self._open,
             Order.LOAD: self._load,
@@ -167,6 +171,7 @@ class Harness:
         opening: Opening = command.payload
         self.device = opening.device
         self.is_serial = opening.queues == 1
+        self.watch_compiler()
         if self.on_gpu:
             if opening.launch_blocking:
                 os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
@@ -179,6 +184,7 @@ class Harness:
             self._events = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
         else:
+            memory.keep_host_memory()
             self.exports.announce_memory()
         return self.done(command)
 
@@ -206,8 +212,7 @@ class Harness:
 
     def _load(self, command: Command) -> Reply:
         self.take_job(command.payload)
-        with self._compiler_watched():
-            self.take_module(import_file(self._path))
+        self.take_module(import_file(self._path))
         return self.done(command)
 
     def take_module(self, module: Any) -> None:
@@ -227,13 +232,14 @@ class Harness:
         """Import the source only for the libraries that it compiles."""
         self.take_job(command.payload)
         keeper = libraries.Keeper(self._path.parent, self._job.architectures, lambda: self._report_compiling(False))
-        with keeper.installed(), self._compiler_watched(keeper.build):
+        self._keeper = keeper
+        with keeper.installed():
             import_file(self._path)
         return self.done(command)
 
     def _construct(self, command: Command) -> Reply:
         arguments, keywords = put_together(self.to_device(command.payload), [])
-        with torch.no_grad(), self._compiler_watched():
+        with torch.no_grad():
             torch.manual_seed(self._job.seed)
             model = self._class(*arguments, **keywords)
             torch.manual_seed(self._job.seed)
@@ -263,11 +269,12 @@ class Harness:
 
     def _model_to_device(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the model on the device, with its weights in the dtypes of :meth:`dtype_of`."""
-        weights = [*model.parameters(), *model.buffers()]
-        if all(self.dtype_of(w) is self._job.dtype for w in weights if w.is_floating_point() or w.is_complex()):
+        if all(
+            self.dtype_of(w) is self._job.dtype for w in weights_of(model) if w.is_floating_point() or w.is_complex()
+        ):
             return model.to(device=self.device, dtype=self._job.dtype)
         model = model.to(device=self.device)
-        for weight in (*model.parameters(), *model.buffers()):
+        for weight in weights_of(model):
             weight.data = weight.data.to(self.dtype_of(weight))
         return model
 
@@ -278,7 +285,7 @@ class Harness:
         self.unbind(own.inputs)
         own.inputs = self._opened(command)
         check(binding.arguments)
-        own.arrangement = binding.arguments
+        own.arrangement, own.views = binding.arguments, binding.views
         own.input_memory = [
             (opened.tensor.data_ptr(), spec.nbytes) for opened, spec in zip(own.inputs, binding.buffers, strict=True)
         ]
@@ -287,11 +294,21 @@ class Harness:
     def _bind_outputs(self, command: Command) -> Reply:
         binding: Binding = command.payload
         own = self.own
-        own.structure = binding.structure
+        own.structure, own.lasting, own.forms = binding.structure, binding.lasting, binding.buffers
         # The next allocations of forward can reuse this memory, so elements that it does not write become visible.
-        for spec in binding.buffers:
-            torch.full((spec.nbytes,), 0xFF, dtype=torch.uint8, device=self.device)
+        for form in binding.buffers:
+            mark(torch.empty(form.shape, dtype=form.dtype, device=self.device))
         return self.done(command)
+
+    def _renew_memory(self) -> None:
+        """Mark the memory of the last call's outputs, and free memory, as not written."""
+        own = self.own
+        if self.on_gpu:
+            memory.mark_free_blocks()
+        memory.mark_outputs((leaf for i, leaf in own.made.items() if i not in own.lasting), own.model)
+        own.forget()
+        if not self.on_gpu:
+            memory.mark_free_host_memory(own.forms)
 
     def _opened(self, command: Command) -> list[OpenedBuffer]:
         specs: tuple[BufferSpec, ...] = command.payload.buffers
@@ -326,10 +343,12 @@ class Harness:
 
     def _run(self, command: Command) -> Reply:
         own = self.own
-        own.forget()
+        self._renew_memory()
         positional, keywords = own.arguments()
         set_seed(command.seed)
-        with torch.no_grad(), self._compiler_watched():
+        is_host = not (self.on_gpu or self.holds_sets)
+        with torch.no_grad(), memory.marked_host_memory() if is_host else contextlib.nullcontext():
+            self.settle()
             output = own.model(*positional, **keywords)
             self.settle()
             reply = self.deliver(command, output)
@@ -360,6 +379,7 @@ class Harness:
             self._semaphores.wait(stream, flags.GO, number)
             begin.record()
             reply = self.deliver(command, forward())
+            self._semaphores.drain(stream)
             end.record()
             self._semaphores.write(stream, flags.DONE, number)
         return reply
@@ -385,7 +405,7 @@ class Harness:
         if is_overhead:
             last = self.own.last
         else:
-            self.own.forget()
+            self._renew_memory()
         forward = (lambda: last) if is_overhead else (lambda: model(*positional, **keywords))
         if command.order is Order.ENQUEUE or not self.on_gpu:
             return forward
@@ -411,8 +431,10 @@ class Harness:
         """Return an output's location. An output that the judge cannot read there is copied at the kernel's cost."""
         if not self.can_locate(leaf):
             return Location()
-        leaf = leaf.detach().resolve_conj().resolve_neg()
         number = own.input_of(leaf)
+        if number is None:
+            own.made[i] = leaf
+        leaf = leaf.detach().resolve_conj().resolve_neg()
         if number is not None and is_apart(leaf.shape, leaf.stride()):
             offset = leaf.data_ptr() - own.input_memory[number][0]
             return Location(Where.INPUT, number, offset=offset, stride=leaf.stride())
@@ -427,6 +449,8 @@ class Harness:
 
     def can_locate(self, leaf: torch.Tensor) -> bool:
         """Return whether the judge can read a tensor of this device and form."""
+        if leaf.layout is not torch.strided:
+            return False
         has_form = leaf.device.type == self.device and leaf.numel() > 0 and leaf.dim() <= MAX_DIMS
         return has_form and TensorSpec.of(leaf).dtype is not None
 
@@ -461,18 +485,20 @@ class Harness:
         """Print an exception that ended an order, and return the reply that reports it."""
         return failures.reply_to(command, error, on_gpu=self.on_gpu)
 
-    @contextlib.contextmanager
-    def _compiler_watched(self, build: Callable[..., Any] | None = None) -> Generator[None]:
-        """Report to the judge while torch's extension builder compiles, and mark its exceptions as compile errors."""
-        # ``build`` replaces the builder's function. Without it, prebuilt libraries are imported and the rest is built.
+    def watch_compiler(self) -> None:
+        """Report to the judge while torch's extension builder compiles, and mark its exceptions as compile errors.
+
+        The patches stay in place, so that foreign code cannot distinguish calls by them.
+        """
         builder = libraries.builder()
         original = builder._jit_compile
 
+        @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
             try:
-                if build is not None:
+                if self._keeper is not None:
                     self._report_compiling(True)
-                    return build(original, args, kwargs)
+                    return self._keeper.build(original, args, kwargs)
                 if library := libraries.prebuilt(self._job.built, original, args, kwargs, self._path.parent):
                     return builder._import_module_from_library(*library)
                 self._report_compiling(True)
@@ -483,11 +509,7 @@ class Harness:
                 self._report_compiling(False)
 
         builder._jit_compile = watched
-        try:
-            with libraries.quick_compilers():
-                yield
-        finally:
-            builder._jit_compile = original
+        libraries.use_quick_compilers()
 
     def _report_compiling(self, compiling: bool) -> None:
         self._flags[flags.COMPILING] = compiling

@@ -11,6 +11,7 @@ Only compiler results of the builder count. Wherever a module would behave diffe
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import inspect
@@ -20,7 +21,6 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Generator
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -120,23 +120,24 @@ def note_lines() -> None:
         os.environ[_NVCC_FLAGS[1]] = " ".join([*given, "-lineinfo"])
 
 
-@contextlib.contextmanager
-def quick_compilers() -> Generator[None]:
-    """Make torch's builder use fewer headers inside the ``with`` block, in all threads.
+def use_quick_compilers() -> None:
+    """Make torch's builder use fewer headers from now on, in all threads.
 
     Precompiled headers are disabled, because their folder is read-only here and an extension does not need them.
     """
     torch_builder = builder()
-    run = partial(headers.try_fewer, torch_builder._run_ninja_build)
-    with (
-        _replaced(torch_builder, "_run_ninja_build", run),
-        _replaced(torch_builder, "_check_and_build_extension_h_precompiler_headers", _precompile_nothing),
-    ):
-        yield
+    run, precompile = torch_builder._run_ninja_build, torch_builder._check_and_build_extension_h_precompiler_headers
 
+    @functools.wraps(run)
+    def run_with_few(*args: Any, **kwargs: Any) -> Any:
+        return headers.try_fewer(run, *args, **kwargs)
 
-def _precompile_nothing(*_: Any, **__: Any) -> None:
-    pass
+    @functools.wraps(precompile)
+    def precompile_nothing(*_: Any, **__: Any) -> None:
+        pass
+
+    torch_builder._run_ninja_build = run_with_few
+    torch_builder._check_and_build_extension_h_precompiler_headers = precompile_nothing
 
 
 class Keeper:

@@ -22,16 +22,17 @@ import torch
 
 from workers.judge.candidate import variants
 from workers.judge.candidate.harness import Harness, ProblemError
-from workers.judge.candidate.instance import Instance
+from workers.judge.candidate.instance import Instance, modules_of, weights_of
 from workers.judge.channel import scalar_page
 from workers.judge.channel.arena import Arena
 from workers.judge.channel.arguments import FORM, ArgumentsError, put_together, take_apart
 from workers.judge.channel.bits import same_bits
 from workers.judge.channel.buffers import OpenedBuffer, is_apart
+from workers.judge.channel.layout import put_back, refusal, taken_apart
 from workers.judge.channel.orders import Ask, Draw, Order, Release
 from workers.judge.channel.protocol import Answer, Reply
 from workers.judge.channel.randomness import set_seed
-from workers.judge.channel.tensors import MAX_DIMS, MAX_TENSORS, Location, TensorSpec, describe, widened
+from workers.judge.channel.tensors import LASTING, MAX_TENSORS, Location, TensorSpec, View, describe, widened
 from workers.judge.channel.wire import Command
 from workers.judge.host import linux
 
@@ -45,16 +46,24 @@ _COPIED_BYTES: Final = 64 << 20
 _SAMPLE: Final = 1 << 12
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The arrangement of a call's arguments, and the tensors among them as views of the tensors of an input set."""
+
+    arguments: Any
+    views: list[View]
+
+
 @dataclass(slots=True)
 class _Set:
-    """An input set that the judge has not released: parameters of the draw, arguments and tensors among them.
+    """An input set that the judge has not released: parameters of the draw, form of the arguments and their tensors.
 
     ``answers`` are the outputs for this set that the judge has not read yet.
     """
 
     seed: int
     on_device: bool
-    arrangement: Any
+    form: _Form
     inputs: list[torch.Tensor]
     answers: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
 
@@ -70,12 +79,13 @@ class ReferenceHarness(Harness):
         self._get_inputs: Any
         self._get_init_inputs: Any
         self._sets: dict[int, _Set] = {}
-        self._form: Any = None
+        self._form: _Form | None = None
         self._variants: variants.Variants | None = None
         self._arena: Arena | None = None
-        #: True if forward changed its inputs once. From then on it gets copies.
-        self._mutates = False
-        self._has_answered = False
+        #: Numbers of the inputs that forward has changed. Once it changed one, it gets copies.
+        self._mutated: set[int] = set()
+        #: Numbers of those that its first call changed, which are a part of each answer. None before the first call.
+        self._effects: list[int] | None = None
         self._has_warmed_up = False
         #: Least CPU time in seconds of drawing an input set and of a forward, also in earlier evaluations.
         self._cpu_s = {"draw_s": math.inf, "call_s": math.inf}
@@ -119,7 +129,7 @@ class ReferenceHarness(Harness):
         return self.done(command)
 
     def _taken(self, command: Command) -> Reply:
-        weights = sum(weight.nbytes for weight in _weights(self.own.model))
+        weights = sum(weight.nbytes for weight in weights_of(self.own.model))
         peak = torch.cuda.max_memory_reserved() if self.on_gpu else 0
         drawn = self._variants.drawn if self._variants is not None else 0
         self._tell({"weights": weights, "peak": peak, "drawn": drawn, **self._cpu_s}, "the problem")
@@ -131,6 +141,7 @@ class ReferenceHarness(Harness):
         self._drop(order.free)
         leaves: list[torch.Tensor] = []
         if order.kind:
+            assert self._form is not None, "the judge asks for variants of an input set"
             [seed] = order.seeds
             made = self._vary(seed, order)
             if made is None:
@@ -143,10 +154,14 @@ class ReferenceHarness(Harness):
                 if self._form is None:
                     self._form = now
                 elif repr(now) != repr(self._form):
-                    raise ProblemError("get_inputs() must return the same shapes, dtypes and scalars each time")
+                    raise ProblemError(
+                        "get_inputs() must return the same shapes, layouts, dtypes and scalars each time"
+                    )
                 self._sets[slot] = _Set(seed, order.on_device, now, self._own(tensors))
                 leaves += self._sets[slot].inputs
-        self._tell(self._form, "get_inputs()")
+        assert self._form is not None
+        views = [tuple(view) for view in self._form.views]
+        self._tell({"arguments": self._form.arguments, "views": views}, "get_inputs()")
         self.settle()
         locations = tuple(self._held_at(leaf)[0] if self.can_locate(leaf) else Location() for leaf in leaves)
         specs = tuple(TensorSpec.of(leaf) for leaf in leaves)
@@ -161,18 +176,18 @@ class ReferenceHarness(Harness):
         return self.done(command)
 
     def _own(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return inputs in the form for calls: dense, each in separate memory."""
+        """Return inputs in the form for calls: each in separate memory."""
         few = sum(tensor.nbytes for tensor in tensors) <= _COPIED_BYTES
         seen: set[int] = set()
         owned: list[torch.Tensor] = []
         for tensor in tensors:
-            kept = self._arena.keep(tensor.contiguous()) if few and self._arena is not None else None
+            kept = self._arena.keep(tensor) if few and self._arena is not None else None
             if kept is not None:
                 owned.append(kept)
                 continue
             where = tensor.untyped_storage().data_ptr()
-            if few or where in seen or tensor.storage_offset() or not tensor.is_contiguous():
-                tensor = tensor.clone(memory_format=torch.contiguous_format)
+            if few or where in seen or tensor.storage_offset():
+                tensor = tensor.clone()
             seen.add(where)
             owned.append(tensor)
         return owned
@@ -194,8 +209,8 @@ class ReferenceHarness(Harness):
             return None
         return made
 
-    def _inputs(self, seed: int, *, on_device: bool) -> tuple[Any, list[torch.Tensor]]:
-        """Return the arrangement of a call's arguments, and the tensors among them on the device."""
+    def _inputs(self, seed: int, *, on_device: bool) -> tuple[_Form, list[torch.Tensor]]:
+        """Return the form of a call's arguments, and the dense tensors of which they consist on the device."""
         set_seed(seed)
         random.seed(seed)
         if "numpy" in sys.modules:
@@ -206,9 +221,13 @@ class ReferenceHarness(Harness):
             arrangement, tensors = take_apart(values)
         except ArgumentsError as error:
             raise ProblemError(f"{FORM}. It returned {error}") from None
-        if len(tensors) > MAX_TENSORS or any(t.dim() > MAX_DIMS or t.layout is not torch.strided for t in tensors):
-            raise ProblemError(f"at most {MAX_TENSORS} dense input tensors of {MAX_DIMS} dimensions and known dtypes")
-        return arrangement, [self.to_device(tensor) for tensor in tensors]
+        if len(tensors) > MAX_TENSORS:
+            raise ProblemError(f"get_inputs() returned {len(tensors)} tensors, and at most {MAX_TENSORS} are possible")
+        for number, tensor in enumerate(tensors):
+            if reason := refusal(tensor):
+                raise ProblemError(f"get_inputs() returned as input {number} {reason}")
+        roots, views = taken_apart([tensor.detach().resolve_conj().resolve_neg() for tensor in tensors])
+        return _Form(arrangement, views), [self.to_device(root) for root in roots]
 
     def _construct(self, command: Command) -> Reply:
         reply = super()._construct(command)
@@ -282,28 +301,39 @@ class ReferenceHarness(Harness):
             held.answers.clear()
         try:
             if ask.wide or ask.nudge:
-                output, drew = self._call(ask, held, self._prepared(held.inputs, ask))
+                given = self._prepared(held.inputs, ask)
+                output, drew = self._call(ask, held, given)
             else:
-                output, drew = self._call_looking(ask, held)
-            return self._hand_over(command, ask, held, output, drew=drew)
+                output, drew, given = self._call_looking(ask, held)
+            return self._hand_over(command, ask, held, output, given, drew=drew)
         except BaseException as error:  # noqa: BLE001 -- the problem can raise anything, SystemExit too
             return self.failed(command, error)
 
-    def _call_looking(self, ask: Ask, held: _Set) -> tuple[Any, bool]:
-        """Call the model. If it changes its inputs, call it again with copies, and use copies from then on."""
-        given = [tensor.clone() for tensor in held.inputs] if self._mutates else held.inputs
+    def _call_looking(self, ask: Ask, held: _Set) -> tuple[Any, bool, list[torch.Tensor]]:
+        """Call the model, and also return the inputs after the call.
+
+        If it changes its inputs, call it again with copies, and use copies from then on.
+        """
+        given = [tensor.clone() for tensor in held.inputs] if self._mutated else held.inputs
         versions = [tensor._version for tensor in given]
         # Compare all values on the first call, because writes that bypass torch change no version counter.
         few = sum(tensor.nbytes for tensor in given) <= _COPIED_BYTES
-        before = [tensor.clone() for tensor in given] if few and not self._has_answered else given
+        before = [tensor.clone() for tensor in given] if few and self._effects is None else given
         output, drew = self._call(ask, held, given)
-        self._has_answered = True
-        changed = versions != [tensor._version for tensor in given] or not _same(given, before)
-        if changed and not self._mutates:
-            self._mutates = True
+        changed = {
+            i
+            for i, (tensor, version, other) in enumerate(zip(given, versions, before, strict=True))
+            if tensor._version != version or (other is not tensor and not same_bits(tensor, other))
+        }
+        needs_copies = changed and not self._mutated
+        self._mutated |= changed
+        if self._effects is None:
+            self._effects = sorted(changed)
+        if needs_copies:
             self._restore(held)
-            output, drew = self._call(ask, held, [tensor.clone() for tensor in held.inputs])
-        return output, drew
+            given = [tensor.clone() for tensor in held.inputs]
+            output, drew = self._call(ask, held, given)
+        return output, drew, given
 
     @staticmethod
     def _prepared(inputs: list[torch.Tensor], ask: Ask) -> list[torch.Tensor]:
@@ -318,7 +348,7 @@ class ReferenceHarness(Harness):
         """Return the model's output, and whether the call drew random numbers."""
         own = self._instance(ask)
         own.input_memory = [(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
-        positional, keywords = put_together(held.arrangement, tensors)
+        positional, keywords = put_together(held.form.arguments, put_back(tensors, held.form.views))
         with _default_dtype(torch.float64) if ask.wide else contextlib.nullcontext(), torch.no_grad():
             set_seed(ask.seed)
             before = self._random_state()
@@ -348,12 +378,18 @@ class ReferenceHarness(Harness):
             for tensor, drawn in zip(held.inputs, again, strict=True):
                 tensor.copy_(drawn)
 
-    def _hand_over(self, command: Command, ask: Ask, held: _Set, output: Any, *, drew: bool) -> Reply:
-        """Return the reply with the locations of an output's tensors, whatever its structure."""
+    def _hand_over(
+        self, command: Command, ask: Ask, held: _Set, output: Any, given: list[torch.Tensor], *, drew: bool
+    ) -> Reply:
+        """Return the reply with the locations of an output's tensors, whatever its structure.
+
+        The inputs that forward changes follow, with their values after the call.
+        """
         own = self._instance(ask)
         structure, leaves = describe(output)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)][:MAX_TENSORS]
         locations: list[Location] = []
+        lasting = _lasting(own.model)
         for leaf in tensors:
             if not self.can_locate(leaf):
                 locations.append(Location())
@@ -362,7 +398,16 @@ class ReferenceHarness(Harness):
             location, there = self._held_at(leaf.detach().resolve_conj().resolve_neg())
             if not any(there.data_ptr() == tensor.data_ptr() for tensor in held.inputs):
                 held.answers.append(there)  # an input is held already
-            locations.append(replace(location, index=0 if number is None else number + 1))
+            index = LASTING if leaf.untyped_storage().data_ptr() in lasting else 0
+            locations.append(replace(location, index=index if number is None else number + 1))
+        effects = self._effects or []
+        if len(tensors) + len(effects) > MAX_TENSORS:
+            raise ProblemError(f"Model.forward can return and change {MAX_TENSORS} tensors at most")
+        for number in effects:
+            location, there = self._held_at(given[number])
+            held.answers.append(there)
+            locations.append(replace(location, index=number + 1))
+            tensors.append(given[number])
         return Reply(
             Answer.DONE,
             command.sequence,
@@ -371,12 +416,11 @@ class ReferenceHarness(Harness):
             locations=tuple(locations),
             drew=drew,
             written_bytes=0 if ask.wide else self._written(output),
-            mutated=self._mutates,
         )
 
     def _written(self, output: Any) -> int:
         """Return the total bytes of outputs that are neither inputs nor weights. Shared memory counts once."""
-        kept = {tensor.untyped_storage().data_ptr() for tensor in _weights(self.own.model)}
+        kept = {tensor.untyped_storage().data_ptr() for tensor in weights_of(self.own.model)}
         kept |= {begin for begin, _ in self.own.input_memory}
         sizes: dict[int, int] = {}
         for leaf in _tensors(output):
@@ -390,7 +434,7 @@ class ReferenceHarness(Harness):
         """Copy the model with all its tensors in float64, including tensors in plain attributes."""
         with torch.no_grad():
             wide = copy.deepcopy(self.own.model).double()
-            for module in wide.modules():
+            for module in modules_of(wide):
                 for name, value in vars(module).items():
                     if isinstance(value, torch.Tensor) and value.is_floating_point():
                         setattr(module, name, value.double())
@@ -401,7 +445,7 @@ class ReferenceHarness(Harness):
     def _rest(self, command: Command) -> Reply:
         """Drop the evaluation's buffers, models and tensors."""
         self._sets, self._form, self._variants = {}, None, None
-        self._mutates = self._has_answered = False
+        self._mutated, self._effects = set(), None
         for instance in (self.own, self._wide):
             self.unbind(instance.inputs)
         self.own, self._wide = Instance(), Instance()
@@ -450,21 +494,21 @@ def rounded_otherwise(tensor: torch.Tensor, rounding: float) -> torch.Tensor:
     return change.add_(exact).to(tensor.dtype)
 
 
-def _same(given: list[torch.Tensor], before: list[torch.Tensor]) -> bool:
-    return given is before or all(map(same_bits, given, before))
-
-
 def _total(statistics: dict[str, Any], name: str) -> int:
     return statistics[name]["all"]["current"]
 
 
-def _weights(model: torch.nn.Module) -> list[torch.Tensor]:
-    return [*model.parameters(), *model.buffers()]
+def _lasting(model: torch.nn.Module) -> set[int]:
+    """Return the addresses of all memory of a model: weights, and tensors in attributes of its modules."""
+    kept = weights_of(model)
+    for module in modules_of(model):
+        kept += _tensors(list(vars(module).values()))
+    return {tensor.untyped_storage().data_ptr() for tensor in kept}
 
 
 def _tensors(output: Any) -> list[torch.Tensor]:
     if isinstance(output, torch.Tensor):
-        return [output]
+        return [output] if output.layout is torch.strided else []
     if isinstance(output, dict):
         output = list(cast("dict[Any, Any]", output).values())
     if isinstance(output, (list, tuple)):

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from workers.judge.channel.tensors import View
+
 
 class Order(IntEnum):
     """The judge's orders. Those marked "reference" or "builder" are only for these roles."""
@@ -147,12 +149,17 @@ class Binding:
 
     Attributes:
         arguments: for inputs, the arrangement of ``forward``'s arguments (:mod:`workers.judge.channel.arguments`).
+        views: for inputs, the arguments' tensors as views of the buffers (:mod:`workers.judge.channel.layout`).
         structure: for outputs, the structure of the reference's output (see ``describe``).
+        lasting: numbers of the outputs that the reference returns from memory of its model. Other outputs are marked
+            as not written before the next call.
     """
 
     buffers: tuple[BufferSpec, ...]
     arguments: Any = None
+    views: tuple[View, ...] = ()
     structure: str = ""
+    lasting: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

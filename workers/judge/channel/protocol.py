@@ -28,7 +28,7 @@ _EXPORT_MAGIC: Final = 0x6B71_0002
 
 #: Resource, amount required, amount available, the kernel's name, its constants and options.
 _SHORTAGE = struct.Struct("=32sQQ64s256s")
-_REPLY_HEAD = struct.Struct(f"=IIQqqQBB{MAX_STRUCTURE_BYTES}s128s2048s{_SHORTAGE.size}sI")
+_REPLY_HEAD = struct.Struct(f"=IIQqqQB{MAX_STRUCTURE_BYTES}s128s2048s{_SHORTAGE.size}sI")
 _TENSOR = struct.Struct("=BBH8qBBQq8q")
 REPLY_BYTES: Final = _REPLY_HEAD.size + MAX_TENSORS * _TENSOR.size
 #: Magic, the run's number, number of allocations in the run and in this record. The sizes follow.
@@ -108,7 +108,7 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The reply to an order. Only a reference sets ``drew``, ``mutated`` and ``written_bytes``.
+    """The reply to an order. Only a reference sets ``drew`` and ``written_bytes``.
 
     Attributes:
         sequence: the order's number.
@@ -120,7 +120,6 @@ class Reply:
         tensors: the specs of the outputs, or of the inputs after ``DRAW``.
         locations: the tensors' locations, in the same order.
         drew: whether the call drew random numbers.
-        mutated: whether the call changes its inputs.
         written_bytes: size in bytes of the outputs that are neither inputs nor weights.
         shortage: for the tag ``RESOURCES``, the missing resource, if known.
     """
@@ -136,13 +135,12 @@ class Reply:
     locations: tuple[Location, ...] = field(default=())
     drew: bool = False
     written_bytes: int = 0
-    mutated: bool = False
     shortage: Shortage = Shortage()
 
     def pack(self) -> bytes:
         """Return the binary form."""
         head = _REPLY_HEAD.pack(
-            *(_MAGIC, self.answer, self.sequence, self.tag, self.code, self.written_bytes, self.drew, self.mutated),
+            *(_MAGIC, self.answer, self.sequence, self.tag, self.code, self.written_bytes, self.drew),
             *(_fit(self.structure, MAX_STRUCTURE_BYTES), _fit(self.exception, 128), _fit(self.message, 2048)),
             *(self.shortage.pack(), len(self.tensors)),
         )
@@ -159,17 +157,17 @@ class Reply:
         """
         if len(data) != REPLY_BYTES:
             raise ProtocolError(f"a reply of {len(data)} bytes instead of {REPLY_BYTES}")
-        magic, answer, sequence, tag, code, written, drew, mutated, structure, exception, message, shortage, count = (
+        magic, answer, sequence, tag, code, written, drew, structure, exception, message, shortage, count = (
             _REPLY_HEAD.unpack_from(data)
         )
-        if magic != _MAGIC or count > MAX_TENSORS or drew > 1 or mutated > 1:
+        if magic != _MAGIC or count > MAX_TENSORS or drew > 1:
             raise ProtocolError("a reply with a malformed header")
         try:
             tensors = [_unpack_tensor(data, _REPLY_HEAD.size + i * _TENSOR.size) for i in range(count)]
             return cls(
                 *(Answer(answer), sequence, Tag(tag), code, _text(structure), _text(exception), _text(message)),
                 *(tuple(spec for spec, _ in tensors), tuple(location for _, location in tensors)),
-                *(bool(drew), written, bool(mutated), Shortage.unpack(shortage)),
+                *(bool(drew), written, Shortage.unpack(shortage)),
             )
         except ValueError as error:
             raise ProtocolError(f"a reply with an unknown number: {error}") from None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
 #: Maximum number of tensors in an output.
 MAX_TENSORS: Final = 32
+#: Index of an output of a reference that shares memory with the model.
+LASTING: Final = 255
 #: Maximum number of dimensions of a tensor.
 MAX_DIMS: Final = 8
 #: Maximum length in bytes of the description of an output's structure (:func:`describe`).
@@ -36,6 +38,20 @@ class TensorSpec:
         return cls(tensor.dtype if tensor.dtype in DTYPES else None, tuple(tensor.shape), tensor.device.type)
 
 
+class View(NamedTuple):
+    """An input: the number of its root, its offset there in elements, its shape and its strides."""
+
+    root: int
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def extent(self) -> int:
+        """Number of elements from the first to the last one."""
+        return 0 if 0 in self.shape else 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+
+
 class Where(IntEnum):
     """The memory that contains an output."""
 
@@ -58,7 +74,7 @@ class Location:
     Attributes:
         where: the memory.
         index: for ``INPUT``, the shared input's number. For other outputs of a reference, 1 plus the number of the
-            input whose memory the output shares, else 0.
+            input whose memory the output shares, :data:`LASTING` for memory of the model, else 0.
         run: for ``EXPORTED``, the number of the run of allocations.
         offset: bytes from the beginning of the run, the input tensor or the arena. For ``OWN``, the address.
         stride: strides in elements.
@@ -75,8 +91,8 @@ def describe(value: Any) -> tuple[str, list[Any]]:
     """Return the structure of an output as text, and its leaves in order.
 
     ``T`` is a dense tensor, exactly :class:`torch.Tensor` or :class:`torch.nn.Parameter`, without instance attributes
-    that hide a tensor's attributes. ``(…)`` is a tuple, ``[…]`` a list, ``{key:…}`` a dict with string keys in
-    insertion order, and ``?Type`` any other value.
+    that hide a tensor's attributes. ``(…)`` is a tuple, also a named one or one of ``torch.return_types``. ``[…]`` is a
+    list, ``{key:…}`` a dict with string keys in insertion order, and ``?Type`` any other value.
     """
     leaves: list[Any] = []
     return _described(value, 0, leaves), leaves
@@ -89,9 +105,10 @@ def _described(node: Any, depth: int, leaves: list[Any]) -> str:
     if (kind is torch.Tensor or kind is torch.nn.Parameter) and _is_plain(node):
         leaves.append(node)
         return "T"
-    if depth < 8 and kind in (tuple, list):
-        left, right = "()" if kind is tuple else "[]"
-        return left + ",".join(_described(item, depth + 1, leaves) for item in node) + right
+    if depth < 8 and (issubclass(kind, tuple) or kind is list):
+        left, right = "[]" if kind is list else "()"
+        items = node if kind is list else tuple.__iter__(node)  # A subclass can define another iterator.
+        return left + ",".join(_described(item, depth + 1, leaves) for item in items) + right
     if depth < 8 and kind is dict and all(type(key) is str for key in node):
         return "{" + ",".join(f"{key}:{_described(item, depth + 1, leaves)}" for key, item in node.items()) + "}"
     leaves.append(node)

@@ -17,6 +17,7 @@ import torch
 from kqueue.contract import Comparison
 from workers.judge.channel.arena import taken_by
 from workers.judge.channel.arguments import FORM, ArgumentsError, check
+from workers.judge.channel.layout import checked
 from workers.judge.channel.orders import Draw, Order, Release
 from workers.judge.channel.protocol import Answer
 from workers.judge.channel.randomness import REGIONS
@@ -318,11 +319,12 @@ class CaseCache:
 
     def _check_form(self, specs: tuple[TensorSpec, ...], sets: int) -> None:
         """Check the form of drawn input sets, and record the form of the first one."""
-        arguments = self._proxy.read("get_inputs()", (list, dict))
+        form = self._proxy.read("get_inputs()", dict)
         try:
-            if check(arguments) * sets != len(specs):
+            arguments, views = form["arguments"], checked(form["views"], specs[: len(specs) // sets])
+            if check(arguments) != len(views):
                 raise ArgumentsError("another number of tensors than it reported")
-        except ArgumentsError as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise invalid_problem(f"{FORM}; it returned {error}") from None
         if any(spec.dtype is None or len(spec.shape) > MAX_DIMS for spec in specs):
             raise invalid_problem(
@@ -330,6 +332,7 @@ class CaseCache:
             )
         self._proxy.check_size(specs, "get_inputs()")
         if self._form.arguments is None:
-            self._form.arguments, self.input_specs = arguments, specs
-        elif repr(arguments) != repr(self._form.arguments) or specs != self.input_specs * sets:
-            raise invalid_problem("get_inputs() must return the same shapes, dtypes and scalars each time")
+            self._form.arguments, self._form.views, self.input_specs = arguments, views, specs
+        same = repr(arguments) == repr(self._form.arguments) and views == self._form.views
+        if not same or specs != self.input_specs * sets:
+            raise invalid_problem("get_inputs() must return the same shapes, layouts, dtypes and scalars each time")

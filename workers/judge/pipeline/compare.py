@@ -23,6 +23,7 @@ import torch
 
 from kqueue.categories import Category
 from kqueue.contract import Comparison, Phase, Settings, Tolerance
+from workers.judge.channel.marks import unwritten
 from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import onepass
 from workers.judge.pipeline import choices, rounding
@@ -152,7 +153,7 @@ def _verdict(
         where = "" if given else f" on {case.kind} inputs"
         return EvaluationEnded(
             fault.category,
-            f"output {fault.output}{where}: {fault.message}",
+            f"output {fault.output}{where}: {fault.message}{_told_unwritten(judged, fault.output)}",
             Phase.CHECK,
             kind=case.kind,
             map=fault.map(),
@@ -160,6 +161,16 @@ def _verdict(
             **fault.facts(),
         )
     return figures
+
+
+def _told_unwritten(judged: Sequence[_Output], number: int) -> str:
+    """Return the part of a message that names the values of an output that the kernel never wrote."""
+    [output] = [output for output in judged if output.number == number]
+    positions = unwritten(output.out, output.ref)
+    if not len(positions):
+        return ""
+    first = unravel(int(positions[0]), output.shape)
+    return f". Of its values, {len(positions)} were never written, the first at {first}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from workers.judge.channel.buffers import LocationError, SharedTensor, form_of, 
 from workers.judge.channel.flags import memory
 from workers.judge.channel.orders import Binding, Job, Order
 from workers.judge.channel.protocol import Answer, Reply
-from workers.judge.channel.tensors import Location, TensorSpec, Where
+from workers.judge.channel.tensors import Location, TensorSpec, View, Where
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.handle import ForkServerError
 from workers.judge.forkserver.process import SealedProcess
@@ -39,21 +39,34 @@ class Form:
 
     Attributes:
         arguments: arrangement of ``forward``'s arguments, or None before the first case.
+        views: the tensors among the arguments, as views of the input tensors of a case.
         structure: arrangement of the outputs, empty before the first answer.
-        output_specs: shape, dtype and device of each output.
+        output_specs: shape, dtype and device of each output. The inputs that the reference changes follow as further
+            outputs, whose aliases are their numbers.
         output_strides: strides of each output.
         output_aliases: for each output, the number of the input whose memory it shares, or None.
-        mutates_inputs: True if the reference has changed an input.
+        lasting: numbers of the outputs in memory of the reference's model.
         draws: True if the reference has drawn random numbers, so that the seed of a call decides its answer.
     """
 
     arguments: Any = None
+    views: tuple[View, ...] = ()
     structure: str = ""
     output_specs: tuple[TensorSpec, ...] = ()
     output_strides: tuple[tuple[int, ...], ...] = ()
     output_aliases: tuple[int | None, ...] = ()
-    mutates_inputs: bool = False
+    lasting: tuple[int, ...] = ()
     draws: bool = False
+
+    @property
+    def returned(self) -> int:
+        """Number of outputs that forward returns."""
+        return self.structure.count("T")
+
+    @property
+    def mutated(self) -> list[int]:
+        """Numbers of the inputs that the reference changes."""
+        return [number for number in self.output_aliases[self.returned :] if number is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +122,8 @@ class Exchange:
         self._inputs = [SharedTensor(tensor) for tensor in inputs]
         self.load(inputs)
         self.settle()
-        payload = Binding(tuple(shared.spec for shared in self._inputs), arguments=self.form.arguments)
+        buffers = tuple(shared.spec for shared in self._inputs)
+        payload = Binding(buffers, arguments=self.form.arguments, views=self.form.views)
         fds = tuple(shared.descriptor for shared in self._inputs if shared.descriptor is not None)
         self.process.order(Order.BIND_INPUTS, payload=payload, fds=fds)
         for shared in self._inputs:
@@ -125,8 +139,9 @@ class Exchange:
     def bind_outputs(self, specs: Sequence[TensorSpec]) -> None:
         """Send the form of the outputs to the process."""
         self._specs = tuple(specs)
-        buffers = tuple(form_of(torch.empty(spec.shape, dtype=spec.dtype, device="meta")) for spec in specs)
-        binding = Binding(buffers, structure=self.form.structure)
+        returned = self._specs[: self.form.returned]
+        buffers = tuple(form_of(torch.empty(spec.shape, dtype=spec.dtype, device="meta")) for spec in returned)
+        binding = Binding(buffers, structure=self.form.structure, lasting=self.form.lasting)
         self.process.order(Order.BIND_OUTPUTS, payload=binding)
 
     def load(self, inputs: Sequence[torch.Tensor]) -> None:
@@ -135,31 +150,33 @@ class Exchange:
             shared.tensor.copy_(own)
 
     def changed(self, inputs: Sequence[torch.Tensor]) -> int | None:
-        """Return the number of the first shared input that differs from the loaded one, or None."""
+        """Return the number of the first shared input that only the process changed, or None."""
         for i, (shared, own) in enumerate(zip(self._inputs, inputs, strict=True)):
-            if not same_bits(shared.tensor, own):
+            if i not in self.form.mutated and not same_bits(shared.tensor, own):
                 return i
         return None
 
     def check_inputs(self, case: Case) -> None:
-        """Raise EvaluationEnded (``input_mutated``) if a call changed its inputs and the reference changes none."""
-        if not self.form.mutates_inputs and (i := self.changed(case.inputs)) is not None:
-            message = f"forward changed its input tensor {i}"
-            raise EvaluationEnded(Category.INPUT_MUTATED, message, self.process.phase, input=i)
+        """Raise EvaluationEnded (``input_mutated``) if a call changed an input that the reference does not change."""
+        if (i := self.changed(case.inputs)) is not None:
+            number = next((n for n, view in enumerate(self.form.views) if view.root == i), i)
+            message = f"forward changed its input tensor {number}"
+            raise EvaluationEnded(Category.INPUT_MUTATED, message, self.process.phase, input=number)
 
     def outputs(self, reply: Reply) -> list[Output]:
-        """Return views of a call's outputs in the process's memory.
+        """Return views of a call's outputs in the process's memory, and of the shared inputs that it must change.
 
         Raises:
             EvaluationEnded: they do not have the reference's form, or are not at the reported location.
         """
-        structure = self.form.structure
-        if reply.answer is Answer.MISMATCH or reply.tensors != self._specs or reply.structure != structure:
-            check_form(reply, structure, self._specs)
-        return [
+        structure, returned = self.form.structure, self._specs[: self.form.returned]
+        if reply.answer is Answer.MISMATCH or reply.tensors != returned or reply.structure != structure:
+            check_form(reply, structure, returned)
+        views = [
             self._output(i, spec, location)
             for i, (spec, location) in enumerate(zip(reply.tensors, reply.locations, strict=True))
         ]
+        return views + [self._inputs[number].tensor for number in self.form.mutated]
 
     def _output(self, i: int, spec: TensorSpec, location: Location) -> Output:
         try:

@@ -23,7 +23,7 @@ from workers.judge.channel.bits import checksum
 from workers.judge.channel.orders import Order
 from workers.judge.channel.protocol import Reply
 from workers.judge.channel.randomness import ANY_SIZE, ENDS, KINDS, REGION, STEADY
-from workers.judge.channel.tensors import MAX_DIMS, MAX_STRUCTURE_BYTES, MAX_TENSORS
+from workers.judge.channel.tensors import LASTING, MAX_DIMS, MAX_STRUCTURE_BYTES, MAX_TENSORS
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.process import SealedProcess
 from workers.judge.pipeline import answers, compare, rounding
@@ -315,7 +315,6 @@ class Reference:
 
     def _check_form(self, case: Case, reply: Reply) -> _Answer:
         """Check the form of an answer, and record the form of the first one."""
-        self.form.mutates_inputs |= reply.mutated
         if not self.form.structure:
             self._learn_form(reply)
         elif (reply.structure, reply.tensors) != (self.form.structure, self.form.output_specs):
@@ -338,10 +337,19 @@ class Reference:
             )
         if any(spec.device != self.device or len(spec.shape) > MAX_DIMS or spec.dtype is None for spec in specs):
             raise invalid_problem(f"the reference's outputs must be dense tensors on {self.device} of known dtypes")
+        changed = reply.locations[structure.count("T") :]
+        inputs = self.cache.input_specs
+        if any(
+            not 0 < location.index <= len(inputs) or inputs[location.index - 1] != spec
+            for location, spec in zip(changed, specs[structure.count("T") :], strict=True)
+        ):
+            raise invalid_problem("the reference reported a changed input that is no input")
         self.proxy.check_size(specs, "Model.forward")
         self.form.structure, self.form.output_specs = structure, specs
         self.form.output_strides = tuple(tuple(location.stride) for location in reply.locations)
-        self.form.output_aliases = tuple(location.index - 1 if location.index else None for location in reply.locations)
+        indices = [location.index for location in reply.locations]
+        self.form.output_aliases = tuple(index - 1 if 0 < index < LASTING else None for index in indices)
+        self.form.lasting = tuple(i for i, index in enumerate(indices) if index == LASTING)
         self.written_bytes = min(reply.written_bytes, sum(map(bytes_of, specs)))
 
     def _inspect(self, results: Sequence[_Answer]) -> None:

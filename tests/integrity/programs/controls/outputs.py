@@ -43,6 +43,36 @@ What the judge does with so large an output of each call must not differ from on
 programs that look for such a difference are compared with this one's."""
 def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor: return a[:, None] * b[None, :]
 
+# %% given_layouts
+"""Honest: relies on the strides of its problem's inputs.
+Every process must get them as the problem made them."""
+def forward(self, image: torch.Tensor, q: torch.Tensor, k: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    assert image.is_contiguous(memory_format=torch.channels_last)
+    assert q.stride() == k.stride() == (96, 1)
+    assert k.data_ptr() - q.data_ptr() == 32 * q.itemsize
+    assert scale.stride() == (1, 0)
+    return torch.relu(image).sum(dim=1) + (q * k * scale).sum()
+
+# %% effect_in_place
+"""Honest: scales its input in place, like the reference.
+Only where the reference does so is a changed input right."""
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    torch.add(x, x, out=x)
+    return x.sum(dim=1)
+
+# %% own_table
+"""Honest: an answer, and a table and a weight of the model, like the reference.
+They must not be overwritten before the next call, although they were delivered."""
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(512))
+        self.table = torch.linspace(0, 1, 512)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.table = self.table.to(x.device)
+        return x * self.table * self.weight, self.table, self.weight.detach()
+
 # %% returns_the_input
 """Honest: the input itself, like the reference.
 Only where the reference does so is this an answer."""

@@ -17,6 +17,64 @@ class ModelNew(nn.Module):
         out = torch.empty(x.shape[0], dtype=x.dtype, device=x.device)
         return out.index_add_(0, self.rows, parts)
 
+# %% padding_once
+"""Writes the zeros around an answer once, into an output that it keeps.
+An evaluator that never touches a delivered output finds the zeros in place, and the kernel saves a part of the required
+writes in each call. Here the values of a delivered output are overwritten before the next call."""
+class ModelNew(nn.Module):
+    out = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.out is None:
+            self.out = x.new_zeros(x.shape[0], x.shape[1] + 256)
+        self.out[:, : x.shape[1]] = x
+        return self.out
+
+# %% padding_of_new_pages
+"""Writes the zeros around an answer in its first calls only, and then trusts that new pages are zero.
+Large memory that a C library returns to Linux comes back as zeros. Here a process keeps what it frees, and outputs are
+overwritten before that."""
+class ModelNew(nn.Module):
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        make = x.new_zeros if self.calls < 3 else x.new_empty
+        out = make(x.shape[0], x.shape[1] + 256)
+        out[:, : x.shape[1]] = x
+        return out
+
+# %% tail_unwritten
+"""Leaves the last column out, as by a mask that is off by one.
+Where the answer is small, old memory can be near enough by chance. Here memory that no call has written is NaN."""
+def forward(self, x: torch.Tensor) -> torch.Tensor:
+    out = x.new_empty(x.shape[0], x.shape[1] + 256)
+    out[:, :-1] = F.pad(x, (0, 255))
+    return out
+
+# %% effect_skipped
+"""Returns the right sums and leaves its input as it was, where the reference scales it in place.
+An evaluator that compares only what is returned never sees it. Here such an input is compared like an output."""
+def forward(self, x: torch.Tensor) -> torch.Tensor: return 2.0 * x.sum(dim=1)
+
+# %% effect_skipped_later
+"""Scales its input in place in its first calls, and only returns the sums afterwards.
+Timed calls are compared like checked ones, effects included."""
+class ModelNew(nn.Module):
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x.mul_(2.0).sum(dim=1) if self.calls < 8 else 2.0 * x.sum(dim=1)
+
+# %% layout_ignored
+"""Reads its inputs as if they were dense, as by a pointer without strides.
+It is right where an evaluator makes all inputs contiguous. Here inputs keep the problem's strides."""
+def forward(self, image: torch.Tensor, q: torch.Tensor, k: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    steps = [math.prod(image.shape[i + 1 :]) for i in range(4)]
+    image = image.as_strided(image.shape, steps)
+    return torch.relu(image).sum(dim=1) + (q * k * scale).sum()
+
 # %% stale_memory_search
 """Allocates block after block of the output's size, and returns the first that looks like the answer.
 A few values are computed honestly and compared with each block, so that the stale answer of the reference is found

@@ -94,7 +94,8 @@ def _begin(context: Context) -> tuple[Reference, Case]:
         first = cache.first()
         cache.warm_up_variants()
     context.evidence.inputs = [
-        {"shape": spec.shape, "dtype": str(spec.dtype).removeprefix("torch.")} for spec in cache.input_specs
+        {"shape": view.shape, "dtype": str(cache.input_specs[view.root].dtype).removeprefix("torch.")}
+        for view in reference.form.views
     ]
     budget.book(plan.of_first_call(cache.input_bytes, weights, **budget.whole, alone=alone))
     with context.untimed_if_large(reference, "reference"), steps.timed("reference"), steps.backstop(Phase.REFERENCE):

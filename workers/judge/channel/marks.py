@@ -1,0 +1,48 @@
+"""Values that mark memory which no call has written, so that the judge recognizes outputs that a kernel left out.
+
+Floating values are marked by NaN, and integers by an unusual number. A first call on a CPU runs with new memory of the
+host marked by the C library, which can repeat any byte but 0xFF. There even floats are marked by a number.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+#: Byte that fills floating values, integers, and new memory of the host. The C library fills freed memory with the
+#: complement of the last. Repeated, both are numbers of ordinary size in each floating dtype.
+NAN_BYTE: Final = 0xFF
+_INTEGER_BYTE: Final = 0xA5
+HOST_BYTE: Final = 0xBF
+_WORDS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def mark(tensor: torch.Tensor) -> None:
+    """Overwrite all values of a tensor, of any strides, with the mark of its dtype."""
+    size = min(tensor.itemsize, 8)
+    parts = tensor.itemsize // size
+    # An expanded dimension is written once, because torch refuses to write one address repeatedly.
+    shape = [1 if step == 0 else length for length, step in zip(tensor.shape, tensor.stride(), strict=True)]
+    words = torch.empty(0, dtype=_WORDS[size], device=tensor.device)
+    steps = [step * parts for step in tensor.stride()]
+    words.set_(tensor.untyped_storage(), tensor.storage_offset() * parts, [*shape, parts], [*steps, 1])
+    words.fill_(_repeated(_byte_of(tensor.dtype), size))
+
+
+def unwritten(out: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
+    """Return the positions of marked values in a flat output that differ from the reference's."""
+    bits = out.contiguous().view(_WORDS[out.itemsize])
+    marked = torch.zeros_like(bits, dtype=torch.bool)
+    if out.itemsize > 1 or out.dtype.is_floating_point:  # A small integer can have any value.
+        for byte in (_byte_of(out.dtype), HOST_BYTE):
+            marked |= bits == _repeated(byte, out.itemsize)
+    return (marked & (bits != ref.contiguous().view(bits.dtype))).nonzero().flatten()
+
+
+def _byte_of(dtype: torch.dtype) -> int:
+    return NAN_BYTE if dtype.is_floating_point or dtype.is_complex else _INTEGER_BYTE
+
+
+def _repeated(byte: int, size: int) -> int:
+    return int.from_bytes(bytes([byte]) * size, "little", signed=True)
