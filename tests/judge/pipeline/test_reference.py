@@ -162,7 +162,7 @@ def test_inputs_beside_a_varied_one_stay_true_to_it(
     given, *others = cases_of(made := reference(source, checks=1))
     assert {case.kind for case in others} - {"skewed"} == ALL - {GIVEN}
     for case in others:
-        discrete = not case.inputs[1].is_floating_point()
+        discrete = not inputs_of(made, case)[1].is_floating_point()
         if not (discrete and case.kind in {"clustered", "skewed"}):
             assert kept(*inputs_of(made, case), inputs_of(made, given)[1]), case.kind
             assert not torch.equal(case.inputs[0], given.inputs[0])
