@@ -32,7 +32,7 @@ _GATE = {
         zeroed_outputs gc_walk_model frame_walk_answers reference_import seed_search rng_expectation
         constant_gate mean_of_half weight_skip_branch range_specialised precision_int8
         tolerance_matched_ratio nan_for_infinity sample_largest nested_tuple sparse_output input_in_place
-        policy_obvious_rejected saturation_left_out
+        policy_obvious_rejected saturation_left_out padding_once effect_skipped layout_ignored
     """,
     "processes": """
         channel_forged_extra channel_descriptors stdout_verdict log_bomb terminal_escapes

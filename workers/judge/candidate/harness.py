@@ -44,6 +44,9 @@ MODULE: Final = "kernel"
 LAUNCHED: Final = "launched"
 #: Orders whose reply is sent before the work on the GPU ends.
 _ENQUEUED: Final = frozenset({Order.ENQUEUE, Order.ENQUEUE_OVERHEAD, Order.ENQUEUE_IN_TURN})
+#: Number of calls on a GPU before each of which memory is marked, and the interval of later ones.
+_MARKED_CALLS: Final = 16
+_MARKED_EVERY: Final = 8
 #: Orders after which the judge sends another order at once.
 _PROMPT: Final = _ENQUEUED | {Order.RUN}
 
@@ -120,6 +123,7 @@ class Harness:
         self._events: tuple[torch.cuda.Event, ...]
         #: In a builder, what stores the compiled libraries. Elsewhere prebuilt libraries are imported.
         self._keeper: libraries.Keeper | None = None
+        self._calls = 0
         self.orders: dict[Order, Callable[[Command], Reply | list[Reply]]] = {
             Order.OPEN: self._open,
             Order.LOAD: self._load,
@@ -301,8 +305,12 @@ class Harness:
         return self.done(command)
 
     def _renew_memory(self) -> None:
-        """Mark the memory of the last call's outputs, and free memory, as not written."""
-        own = self.own
+        """Mark outputs of the last call and free memory as not written, on a GPU before some of the late calls only."""
+        # On a GPU each time costs two context switches.
+        own, self._calls = self.own, self._calls + 1
+        if self.on_gpu and self._calls > _MARKED_CALLS and self._calls % _MARKED_EVERY:
+            own.forget()
+            return
         if self.on_gpu:
             memory.mark_free_blocks()
         memory.mark_outputs((leaf for i, leaf in own.made.items() if i not in own.lasting), own.model)

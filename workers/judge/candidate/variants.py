@@ -80,8 +80,8 @@ class Variants:
     """The variants of one input set.
 
     Some draws stay unchanged. Draws that do not depend on the seed make tables rather than data. Draws that determine
-    inputs of whole numbers make masks, indices and lengths. A kernel can rely on the density of a mask, so its draws
-    change only by moving their values. The draws of indices and lengths also change their distribution.
+    inputs of whole numbers make masks, indices and lengths. A kernel can rely on the density of a mask, in each row
+    too, so its draws stay. The draws of indices and lengths are moved, and also change their distribution.
 
     Attributes:
         seed: seed of the input set.
@@ -117,10 +117,9 @@ class Variants:
         pairs = enumerate(zip(first.shown, second.shown, strict=True))
         self._movable = frozenset(i for i, (a, b) in pairs if not torch.equal(a, b))
         reached = {number: self._reached(number, whole, sums) for number in self._movable}
-        self._free = frozenset(i for i, inputs in reached.items() if not inputs and i not in first.whole)
-        self._skewable = frozenset(
-            i for i, inputs in reached.items() if (inputs or i in first.whole) and not masks.intersection(inputs)
-        )
+        self._movable = frozenset(i for i in self._movable if not masks.intersection(reached[i]))
+        self._free = frozenset(i for i in self._movable if not reached[i] and i not in first.whole)
+        self._skewable = self._movable - self._free
 
     def _reached(self, number: int, whole: list[int], sums: dict[int, int]) -> list[int]:
         """Return the inputs among ``whole`` that a draw determines, or all of them if that is unknown."""

@@ -145,7 +145,8 @@ class Series:
         if self.basis != "gpu_clock" or len(self.overheads) < FEWEST or len(self.calls) < FEWEST:
             return False
         net = statistics.median(self.calls) - statistics.median(self.overheads)
-        return half_width(self.overheads) <= _OVERHEAD_PART * wanted * net
+        enough = _ERRORS[self.basis].confirming_ns / 2 if min(self.own) >= 0 else 0.0
+        return half_width(self.overheads) <= max(_OVERHEAD_PART * wanted * net, enough)
 
     def is_precise(self, wanted: float) -> bool:
         """Return whether the median is as precise as wanted, or as the clock allows."""

@@ -50,7 +50,7 @@ from workers.judge.slot_config import SlotConfig
 METHOD: Final = "11"
 #: Number of launch-overhead measurements as a share of the calls, of a candidate and of the reference.
 OVERHEAD_SHARE: Final = 0.2
-_REFERENCE_SHARE: Final = 1.0
+_REFERENCE_SHARE: Final = 0.3
 #: Share of the time phase's deadline after which no further call begins.
 _BUDGET: Final = 0.6
 #: Time in seconds after which the reference is called no more in turn, if it was called often enough.
