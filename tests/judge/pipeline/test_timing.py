@@ -26,7 +26,7 @@ from workers.judge.pipeline.clocks import Instruments
 from workers.judge.pipeline.exchange import Exchange
 from workers.judge.pipeline.kept import KeptCalls
 from workers.judge.pipeline.reference import BOUNDS, Reference
-from workers.judge.pipeline.series import Series, overhead_of, summarise
+from workers.judge.pipeline.series import FEWEST, Series, overhead_of, summarise
 from workers.judge.slot_config import SlotConfig
 
 CPU = SlotConfig(
@@ -354,7 +354,8 @@ def test_the_reference_is_timed_in_turn_and_variants_are_called_and_verified() -
             variants=made.cache.vary(made.cache.new(), ("uniform", "blocks")),
         )
     assert beside is not None
-    assert (len(own.calls), len(beside.calls), len(own.variants)) == (9, 9, 2)
+    assert (len(own.calls), len(own.variants)) == (9, 2)
+    assert len(beside.calls) >= FEWEST  # A slow reference is called less often.
     assert len(calls) == 5
     assert len(calls.verify()) == 2  # Figures are given of those that are compared with float64 answers.
 

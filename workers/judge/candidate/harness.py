@@ -44,7 +44,7 @@ MODULE: Final = "kernel"
 LAUNCHED: Final = "launched"
 #: Orders whose reply is sent before the work on the GPU ends.
 _ENQUEUED: Final = frozenset({Order.ENQUEUE, Order.ENQUEUE_OVERHEAD, Order.ENQUEUE_IN_TURN})
-#: Number of calls on a GPU before each of which memory is marked, and the interval of later ones.
+#: Number of calls before each of which memory is marked, and the interval of later ones.
 _MARKED_CALLS: Final = 16
 _MARKED_EVERY: Final = 8
 #: Orders after which the judge sends another order at once.
@@ -305,10 +305,10 @@ class Harness:
         return self.done(command)
 
     def _renew_memory(self) -> None:
-        """Mark outputs of the last call and free memory as not written, on a GPU before some of the late calls only."""
-        # On a GPU each time costs two context switches.
+        """Mark outputs of the last call and free memory as not written, before some of the late calls only."""
+        # On a GPU each time costs two context switches, and on a CPU milliseconds.
         own, self._calls = self.own, self._calls + 1
-        if self.on_gpu and self._calls > _MARKED_CALLS and self._calls % _MARKED_EVERY:
+        if self._calls > _MARKED_CALLS and self._calls % _MARKED_EVERY:
             own.forget()
             return
         if self.on_gpu:

@@ -78,12 +78,13 @@ class Baseline:
         """Return the reference for timing in turn with the kernel. ``exchange`` is its process."""
         return timing.Beside(exchange, lambda: self._blaming(exchange))
 
-    def settle(self, series: Series, beside: Series | None) -> Measurement:
+    def settle(self, series: Series, beside: Series | None, *, fine: bool) -> Measurement:
         """Return the baseline of a kernel that has ended. Measure the reference again if that is needed.
 
         Args:
             series: the kernel's times.
             beside: the reference's times in turn with the kernel, if there are any.
+            fine: True if the kernel's own clock counts, so that the reference's must count too.
 
         Raises:
             EvaluationEnded: the reference failed.
@@ -91,19 +92,19 @@ class Baseline:
         if beside is None or beside.basis != series.basis:
             self._context.evidence.baseline_taken = "without_kernel"
             return self._baseline_for(series, compiled=False)
-        measured = self._summarise(beside)
-        cached = self._cached(beside.basis)
-        if cached is None or measured.is_fine > cached.is_fine or not _agree(measured, cached, _SHORTER):
-            cached = self._take(beside.basis)
-        is_slowed = cached.is_fine > measured.is_fine or not _agree(measured, cached, math.inf)
+        measured = self.summarise(beside, fine=fine)
+        cached = self._cached(beside.basis, fine=fine)
+        if cached is None or not _agree(measured, cached, _SHORTER):
+            cached = self._take(beside.basis, fine=fine)
+        is_slowed = cached.is_fine == fine and not _agree(measured, cached, math.inf)
         self._context.evidence.baseline_taken = "without_kernel" if is_slowed else "in_turn"
         return cached if is_slowed else measured
 
-    def _take(self, basis: Basis) -> Measurement:
+    def _take(self, basis: Basis, *, fine: bool = False) -> Measurement:
         """Measure the reference without the kernel, and cache the result."""
         steps = self._steps
         with steps.alone("measure_reference"), steps.backstop(Phase.TIME), self._reference.timed() as exchange:
-            return self._time_reference(exchange, basis, replace=True)
+            return self._time_reference(exchange, basis, replace=True, fine=fine)
 
     def compiled_baseline(self, series: Series) -> dict[str, Any]:
         """Return the reference's time under ``torch.compile``, or its error, which has no other consequence."""
@@ -112,32 +113,32 @@ class Baseline:
         except EvaluationEnded as ended:
             return {"error": ended.outcome.message}
 
-    def _settings_key(self, basis: Basis, *, compiled: bool = False) -> str:
+    def _settings_key(self, basis: Basis, *, compiled: bool = False, fine: bool = False) -> str:
         """Return the key for all settings that a baseline depends on."""
         settings = self._settings
         cold = "cold" if settings.timing.cold_l2 else "warm"
-        how = "compiled" if compiled else "eager"
+        how = ("compiled" if compiled else "eager") + " own" * fine
         precision = settings.precision + "+float64" * settings.keeps_float64 + "+tf32" * settings.tf32
         return (
             f"{timing.METHOD} {basis} {how} {precision} seed={settings.seed} {cold}"
             f" calls={settings.timing.calls} precision={settings.timing.precision:g}"
         )
 
-    def _cached(self, basis: Basis, *, compiled: bool = False) -> Measurement | None:
-        key = self._settings_key(basis, compiled=compiled)
+    def _cached(self, basis: Basis, *, compiled: bool = False, fine: bool = False) -> Measurement | None:
+        key = self._settings_key(basis, compiled=compiled, fine=fine)
         return self._backend.baseline(self._problem_hash, self._environment_hash, key)
 
     def _time_reference(
-        self, exchange: Exchange, basis: Basis, *, compiled: bool = False, replace: bool = False
+        self, exchange: Exchange, basis: Basis, *, compiled: bool = False, replace: bool = False, fine: bool = False
     ) -> Measurement:
         """Measure the launch overhead and the baseline, and cache it. The problem is blamed for failures."""
         # Other processes' work on the device can hide a short call. One that is not longer than the launch overhead is
         # measured again, a few times, and never cached.
         with self._steps.timed("baseline"), self._blaming(exchange):
-            measurement = self._measure_reference(exchange, basis)
+            measurement = self._measure_reference(exchange, basis, fine=fine)
             for _ in range(_TRIES - 1):
                 if measurement.q1_ms <= 0:
-                    measurement = self._measure_reference(exchange, basis)
+                    measurement = self._measure_reference(exchange, basis, fine=fine)
         if measurement.q1_ms > 0:
             # If the reference itself waits for the GPU, no other clock can time it.
             keys: set[Basis] = {measurement.basis, "gpu_clock"} if self._reference_blocks else {measurement.basis}
@@ -145,7 +146,7 @@ class Baseline:
                 self._backend.keep_baseline(
                     self._problem_hash,
                     self._environment_hash,
-                    self._settings_key(key, compiled=compiled),
+                    self._settings_key(key, compiled=compiled, fine=measurement.is_fine),
                     measurement,
                     replace=replace,
                 )
@@ -154,12 +155,13 @@ class Baseline:
     def _blaming(self, exchange: Exchange) -> contextlib.AbstractContextManager[None]:
         return blaming(_WHAT, exchange.process, self._reference.proxy.allowed_bytes)
 
-    def _measure_reference(self, exchange: Exchange, basis: Basis) -> Measurement:
+    def _measure_reference(self, exchange: Exchange, basis: Basis, *, fine: bool) -> Measurement:
         series, _ = self._stopwatch(exchange).measure(self._settings.timing, basis=basis)
-        return self._summarise(series)
+        return self.summarise(series, fine=fine)
 
-    def _summarise(self, series: Series) -> Measurement:
-        return summarise(series, overhead_of(series, self._slot), self._settings.timing, self._slot)
+    def summarise(self, series: Series, *, fine: bool = True) -> Measurement:
+        """Return the measurement of a reference's series. See :func:`.series.summarise`."""
+        return summarise(series, overhead_of(series, self._slot), self._settings.timing, self._slot, fine=fine)
 
     def _baseline_for(self, series: Series, *, compiled: bool) -> Measurement:
         """Return the cached baseline, or a new one if there is none by this clock or the device has drifted."""

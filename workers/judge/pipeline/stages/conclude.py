@@ -104,9 +104,13 @@ def _compare_times(context: Context, referenced: Referenced, times: Times) -> tu
     """Return the times of the kernel and the reference."""
     baseline, own, settings = referenced.baseline, times.series, context.settings.timing
     assert baseline is not None
-    measured = baseline.settle(own, times.beside)
-    overhead = series.overhead_of(own, context.slot, measured)
-    runtime = series.summarise(own, overhead, settings, context.slot, times.beside)
+    if times.beside is None:
+        first = measured = baseline.settle(own, None, fine=False)
+    else:
+        first, measured = baseline.summarise(times.beside), None
+    overhead = series.overhead_of(own, context.slot, first)
+    runtime = series.summarise(own, overhead, settings, context.slot, times.beside, fine=first.is_fine)
+    measured = measured or baseline.settle(own, times.beside, fine=runtime.is_fine)
     context.device.after_timing()
     if own.variants:
         gross, usual = statistics.median(own.variants), statistics.median(own.calls)
