@@ -103,7 +103,7 @@ def _summary(state: BatchState, waits: Waiting | None) -> str:
 
 
 def _when(waits: Waiting) -> str:
-    """Return the expected start of the last queued evaluation with its error, or the reason why it waits."""
+    """Return when the last queued evaluation should start, with the margin of error, or why it must wait."""
     if waits.starts_in_s is None:
         return waits.message
     if waits.error_s is None:

@@ -38,7 +38,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step. The fields are the columns of :class:`~kqueue.store.models.SearchStep`."""
+    """One step of a search run. The fields are the columns of :class:`~kqueue.store.models.SearchStep`."""
 
     number: int
     digest: str | None

@@ -53,7 +53,7 @@ def end(engine: Engine, secret: str) -> None:
 
 
 def invite(engine: Engine, name: str) -> str:
-    """Return the secret of a link with which one browser can log in, to read and to submit. It is not stored.
+    """Create a login link for one browser, to read and submit, and return its secret, which is not stored.
 
     Its sessions belong to a token of this name, which has no secret and can be revoked.
     """

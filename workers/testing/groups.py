@@ -75,7 +75,7 @@ class Order:
 
 
 def named(group: Group) -> dict[str, Any]:
-    """Return the fields of an order that select the tests."""
+    """Return the part of an order that names the tests to run."""
     names = [item.nodeid for item in group.items]
     most = max(map(names.count, set(names)))
     return {"tests": names, "files": list(dict.fromkeys(str(item.path) for item in group.items)) * most}

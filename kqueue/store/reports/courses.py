@@ -1,4 +1,4 @@
-"""The whole course of ended evaluations, as times."""
+"""The times at which ended evaluations were submitted, published, claimed and finished."""
 
 from __future__ import annotations
 

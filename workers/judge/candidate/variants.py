@@ -413,7 +413,7 @@ def _around(tensor: torch.Tensor, own: _Range, generator: torch.Generator, *, po
 
 
 def _bring_to_an_end(values: torch.Tensor, own: _Range) -> None:
-    """Bring values close to the end of their range that is farther from their mean, in place."""
+    """Move values, in place, towards the minimum or maximum of their range, whichever is farther from their mean."""
     middle = float(values.mean(dtype=torch.float32))
     end = own.high if own.high - middle >= middle - own.low else own.low
     _pull(values, end).clamp_(own.low, own.high)

@@ -95,7 +95,7 @@ class Shortage:
     settings: str = ""
 
     def pack(self) -> bytes:
-        """Return the binary form, which is part of a reply."""
+        """Pack this record into the bytes that a reply contains."""
         texts = _fit(self.resource, 32), _fit(self.kernel, 64), _fit(self.settings, 256)
         return _SHORTAGE.pack(texts[0], self.required, self.limit, *texts[1:])
 

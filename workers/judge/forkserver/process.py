@@ -116,7 +116,7 @@ class SealedProcess:
         compile_s: float,
         cpu_before_s: float = 0.0,
     ) -> Self:
-        """Return the handle on a process that was kept (:meth:`leave`).
+        """Return a handle on a process that an earlier evaluation kept with :meth:`leave`.
 
         Args:
             descriptors: the judge's ends of its channel and control socket, its page of flags, and on a CPU its memory.

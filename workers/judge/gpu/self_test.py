@@ -87,7 +87,7 @@ def _compare(test: str, expected: tuple[float, ...], results: tuple[torch.Tensor
 
 @contextlib.contextmanager
 def _untimed(lock: Path) -> Generator[None]:
-    """Hold the lock shared, so that the test disturbs no timing. Continue without it after ``_LOCK_S`` seconds."""
+    """Take a shared lock on the device, so that no timing runs during the test. Give up after ``_LOCK_S``."""
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + _LOCK_S
     try:

@@ -17,7 +17,7 @@ _COMMAND: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The holder of a device's lock outside this process's fleet, in words, and the fleet's pids that wait for it."""
+    """A process outside this fleet that holds the device's lock: its description, and the pids that wait here."""
 
     words: str
     keeps_waiting: frozenset[int]

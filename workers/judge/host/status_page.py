@@ -116,7 +116,7 @@ class StatusPage:
         _STEP.pack_into(self._page, _STEP_AT, step.encode())
 
     def read(self) -> list[Record]:
-        """Return the open attempts, each with the judge's last position in it."""
+        """Return the attempts that are not closed, each with the last phase and step that its judge wrote."""
         attempts = (
             _ATTEMPT.unpack_from(self._page, task_process * _ENTRY_BYTES) for task_process in range(TASK_PROCESSES)
         )

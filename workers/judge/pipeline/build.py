@@ -93,7 +93,7 @@ class Build:
 
     @property
     def log(self) -> str:
-        """End of the builder's log, or empty if it compiled nothing, because the candidate repeats that output."""
+        """End of the builder's log. Empty if it compiled nothing, because the candidate then prints the same output."""
         return self.process.ended.log if self.process.ended is not None and self._compiled else ""
 
     def run(self, evidence: EvidenceBuilder) -> Fields:

@@ -37,7 +37,7 @@ MEASURES: Final = ("cgroup_memory", "cgroup_processes", "cgroup_kill")
 
 @dataclass(frozen=True, slots=True)
 class _Hierarchy:
-    """A cgroup directory and its hierarchy's top. ``kind`` is ``v2``, or version 1's ``memory`` or ``pids``."""
+    """A cgroup directory, and the root of its hierarchy. ``kind`` is ``v2``, or version 1's ``memory`` or ``pids``."""
 
     kind: str
     directory: Path
@@ -57,7 +57,7 @@ class Group:
     """One candidate's group: a directory in each hierarchy."""
 
     def __init__(self, places: list[_Hierarchy], name: str, memory_bytes: int, processes: int) -> None:
-        """Create an empty group below the directories of ``places``.
+        """Create an empty group in each directory of ``places``.
 
         Raises:
             OSError: Linux rejects the group or a limit.

@@ -44,7 +44,7 @@ class Referenced:
 
 
 def refer(context: Context, prepared: Prepared) -> Referenced:
-    """Answer the cases, and choose the clock that can time the reference."""
+    """Make the reference draw inputs and compute answers, and choose the clock that can time it."""
     on_gpu, timed = context.slot.on_gpu, context.settings.timing.enabled
     if on_gpu:
         context.evidence.tf32 = context.settings.tf32
