@@ -22,6 +22,7 @@ from kqueue.cli.render import (
     print_table,
     provenance,
     ratio,
+    span,
     table,
     text,
     yes_no,
@@ -180,7 +181,7 @@ def print_result(
         correct=yes_no(result.correctness),
         runtime=_measurement(result.runtime),
         baseline=_measurement(result.baseline),
-        speedup=ratio(result.speedup),
+        speedup=ratio(result.speedup) + span(result.speedup_interval),
         provenance=provenance(result.evidence.provenance),
         **fields,
     )

@@ -171,6 +171,7 @@ _FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "percent": _percent,
     "query": _query,
     "ratio": figures.ratio,
+    "span": figures.span,
     "seconds": _seconds,
     "seconds_since": _seconds_since,
     "short": _short,
