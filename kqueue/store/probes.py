@@ -383,6 +383,9 @@ def _pause(connection: Connection, one: _Suspicion) -> Pause | None:
 
 
 def _pauses(connection: Connection, which: ColumnElement[bool]) -> list[Pause]:
+    # Usually there are none. Then the state of the fleet is known even while the table of verdicts is locked.
+    if connection.scalar(select(ProbePause.id).where(which).limit(1)) is None:
+        return []
     few = _suspect(Verdict.evaluation_id).correlate(ProbePause).limit(MOST_SUSPECT).subquery()
     number = select(func.count()).select_from(few).scalar_subquery().label("doubted")
     query = select(*ProbePause.__table__.columns, number).where(which).order_by(ProbePause.id.desc())
