@@ -46,6 +46,13 @@ def test_a_kernel_may_rely_on_what_its_inputs_are_like(rig: Rig, source: str, ri
     assert outcome.evidence.checks > QUICK.checks
 
 
+def test_ties_may_be_resolved_otherwise_in_an_input_that_is_a_view(rig: Rig) -> None:
+    inputs = "return [torch.randint(0, 50, (64, 64)).float()[:, ::2]]"
+    last = "x: 31 - torch.sort(x.flip(-1), -1, descending=True, stable=True).indices[:, :4]"
+    outcome = judge(rig, problem("x: torch.topk(x, 4).indices", inputs), last)
+    assert outcome.category is Category.PASSED, outcome.message
+
+
 def test_arguments_may_be_nested(rig: Rig) -> None:
     dropped = "torch.nn.functional.dropout(pair[0] * k, 0.5)"
     source = problem(

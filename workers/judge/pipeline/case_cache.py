@@ -313,7 +313,7 @@ class CaseCache:
         every = self._proxy.tensors(reply.tensors, reply.locations, "get_inputs()")
         count = len(self.input_specs)
         for i, (slot, case) in enumerate(zip(slots, cases, strict=True)):
-            case.slot, case.inputs = slot, every[i * count : (i + 1) * count]
+            case.slot, case.inputs, case.views = slot, every[i * count : (i + 1) * count], self._form.views
             self._held[slot] = case
         return True
 

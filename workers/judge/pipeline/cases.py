@@ -10,6 +10,8 @@ from typing import Final
 import torch
 
 from kqueue.contract import Precision, Tolerance
+from workers.judge.channel.layout import put_back
+from workers.judge.channel.tensors import View
 
 DTYPES: Final = {
     Precision.FP32: torch.float32,
@@ -44,6 +46,7 @@ class Case:
         noise: relative distance, for each output, between two reference outputs whose inputs differ by rounding
             errors. Empty until it is measured. All cases of an evaluation share this list.
         again: function that returns the reference's outputs to inputs changed by about a rounding error, or None.
+        views: the arguments as views of ``inputs``. Empty if the arguments are the inputs themselves.
         selects: whether integers among the outputs can be indices that select by value.
         restore: function that returns the whole outputs and case, if this case has only pieces of the outputs.
     """
@@ -61,8 +64,14 @@ class Case:
     unproven: list[torch.Tensor] | None = None
     noise: list[float] = field(default_factory=list[float])
     again: Callable[[], list[torch.Tensor] | None] | None = None
+    views: tuple[View, ...] = ()
     selects: bool = False
     restore: Callable[[list[torch.Tensor]], tuple[list[torch.Tensor], Case]] | None = None
+
+    @property
+    def arguments(self) -> list[torch.Tensor]:
+        """The tensors among the arguments, as the model gets them."""
+        return put_back(self.inputs, self.views) if self.inputs and self.views else self.inputs
 
     @property
     def nbytes(self) -> int:

@@ -49,7 +49,7 @@ def are_right(outputs: Sequence[torch.Tensor], number: int, case: Case, rtol: fl
         return all(_is_distinct(out, dim) or not _is_distinct(ref, dim) for dim in range(ref.dim()))
     if not case.selects:
         return False
-    sources = [(tensor, tensor) for tensor in case.inputs]
+    sources = [(tensor, tensor) for tensor in case.arguments]
     sources += [
         (theirs, mine) for i, (theirs, mine) in enumerate(zip(case.outputs, outputs, strict=True)) if i != number
     ]

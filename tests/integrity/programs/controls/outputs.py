@@ -96,7 +96,7 @@ class ModelNew(nn.Module):
 
 # %% sums_in_turn
 """Honest: a product whose terms are added one after another.
-Its errors are larger than those of sums in blocks, and show where terms cancel."""
+Sums in blocks have smaller errors. Its own errors show where terms cancel."""
 def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     out = torch.zeros(a.shape[0], b.shape[1], device=a.device)
     for k in range(a.shape[1]):

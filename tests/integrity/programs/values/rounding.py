@@ -10,7 +10,7 @@ def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor: return torc
 
 # %% rounding_beside_huge
 """Computes the one column with huge values, and returns zeros in the rest, which is below the tolerance.
-The norm of the output is that of the one column. Here the values of each size are also compared among themselves."""
+The one column decides the norm of the whole output. So the judge also compares the values of each size alone."""
 def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     out = torch.zeros_like(x)
     out[:, 0] = torch.tanh(x[:, 0]) * scale[0]
