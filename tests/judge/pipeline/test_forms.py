@@ -48,7 +48,7 @@ def test_a_kernel_may_rely_on_what_its_inputs_are_like(rig: Rig, source: str, ri
 
 def test_ties_may_be_resolved_otherwise_in_an_input_that_is_a_view(rig: Rig) -> None:
     inputs = "return [torch.randint(0, 50, (64, 64)).float()[:, ::2]]"
-    last = "x: 31 - torch.sort(x.flip(-1), -1, descending=True, stable=True).indices[:, :4]"
+    last = "x: 31 - torch.sort(x.flip(-1), dim=-1, descending=True, stable=True).indices[:, :4]"
     outcome = judge(rig, problem("x: torch.topk(x, 4).indices", inputs), last)
     assert outcome.category is Category.PASSED, outcome.message
 

@@ -70,7 +70,7 @@ class Case:
 
     @property
     def arguments(self) -> list[torch.Tensor]:
-        """The tensors among the arguments, as the model gets them."""
+        """The tensors among the arguments, in the layouts that the model gets."""
         return put_back(self.inputs, self.views) if self.inputs and self.views else self.inputs
 
     @property
