@@ -258,10 +258,13 @@ class Policies(_Model):
 
 
 class Tolerance(_Model):
-    """The maximum error: ``|out - ref| <= atol + rtol * |ref|`` for every element."""
+    """The maximum error: ``|out - ref| <= atol + rtol * |ref|`` for every element, or for most of them."""
 
     atol: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     rtol: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    matched_ratio: Annotated[float, Field(ge=0.9, le=1, allow_inf_nan=False)] = 1.0
+    """Smallest share of an output's elements that must be within that error, for low-bit formats, where one rounding
+    step upstream changes some elements by much."""
 
 
 class Settings(_Model):
@@ -282,7 +285,8 @@ class Settings(_Model):
     evaluation, so that no kernel knows the weights. The judge chooses the seeds of inputs."""
     tolerance: Tolerance | None = None
     """Tolerance of the comparison. None takes the problem's. If the problem gives none, it depends on the output's
-    dtype: 1e-4 for fp32 and wider, 1e-2 for fp16 and bf16, 0.15 and 0.3 for the two fp8, equality for the rest."""
+    dtype: 1e-4 for fp32 and wider, 1e-2 for fp16 and bf16, 0.15 for fp8 e4m3 and 0.3 for e5m2, one step for the
+    formats e8m0 and e2m1, equality for the rest."""
     comparison: Comparison = Comparison.STRICT
     """Comparison that decides if values are correct."""
     policies: Policies = Policies()

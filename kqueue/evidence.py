@@ -209,6 +209,8 @@ class GivenTolerance(Part):
     """Absolute part."""
     rtol: float
     """Relative part."""
+    matched_ratio: float = 1.0
+    """Smallest share of values that must be within."""
     by: Literal["settings", "problem"]
     """Origin of the tolerance: the evaluation's settings, or the problem."""
 

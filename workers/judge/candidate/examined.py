@@ -18,7 +18,7 @@ import torch
 
 from workers.judge.candidate.harness import Harness, import_file
 from workers.judge.channel import flags
-from workers.judge.channel.arguments import put_together, take_apart
+from workers.judge.channel.arguments import of_constructor, put_together, take_apart
 from workers.judge.channel.layout import put_back, taken_apart
 from workers.judge.channel.orders import Examine, Job, Order
 from workers.judge.channel.randomness import set_seed
@@ -94,7 +94,7 @@ class _Kernel(Harness):
         arrangement, tensors = take_apart(drawn)
         roots, views = taken_apart(tensors)
         placed = put_back([self.to_device(root).clone() for root in roots], views)
-        return take_apart(initial)[0], put_together(arrangement, placed)
+        return of_constructor(initial, problem.Model), put_together(arrangement, placed)
 
     def construct(self, initial: Any) -> None:
         """Import the kernel's source and construct its model."""

@@ -289,7 +289,7 @@ class Harness:
         self.unbind(own.inputs)
         own.inputs = self._opened(command)
         check(binding.arguments)
-        own.arrangement, own.views = binding.arguments, binding.views
+        own.arrangement, own.views, own.differentiates = binding.arguments, binding.views, binding.differentiates
         own.input_memory = [
             (opened.tensor.data_ptr(), spec.nbytes) for opened, spec in zip(own.inputs, binding.buffers, strict=True)
         ]
@@ -318,6 +318,10 @@ class Harness:
         if not self.on_gpu:
             memory.mark_free_host_memory(own.forms)
 
+    def grad_mode(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which ``forward`` is called: without gradients unless the reference needs them."""
+        return torch.set_grad_enabled(self.own.differentiates)
+
     def _opened(self, command: Command) -> list[OpenedBuffer]:
         specs: tuple[BufferSpec, ...] = command.payload.buffers
         return [OpenedBuffer(spec, fd) for spec, fd in zip(specs, command.descriptors, strict=True)]
@@ -336,7 +340,7 @@ class Harness:
         launched: list[list[Any]] = []
         compiling = contextlib.nullcontext() if self._job.compiled else warm_up.launching_nothing(launched)
         try:
-            with compiling, torch.no_grad():
+            with compiling, self.grad_mode():
                 positional, keywords = self.own.arguments()
                 self.own.model(*positional, **keywords)
                 self.settle()
@@ -355,7 +359,7 @@ class Harness:
         positional, keywords = own.arguments()
         set_seed(command.seed)
         is_host = not (self.on_gpu or self.holds_sets)
-        with torch.no_grad(), memory.marked_host_memory() if is_host else contextlib.nullcontext():
+        with self.grad_mode(), memory.marked_host_memory() if is_host else contextlib.nullcontext():
             self.settle()
             output = own.model(*positional, **keywords)
             self.settle()
@@ -366,7 +370,7 @@ class Harness:
     def _time(self, command: Command) -> Reply:
         number, page, forward = command.sequence, self._flags, self._forward(command)
         self.settle()
-        with torch.no_grad():
+        with self.grad_mode():
             page[flags.READY] = number
             flags.wait(page, flags.GO, number, nap=not self.on_gpu)
             begin = time.perf_counter_ns()
@@ -383,7 +387,7 @@ class Harness:
         self.settle()
         begin, end = self._events
         stream = torch.cuda.current_stream().cuda_stream
-        with torch.no_grad():
+        with self.grad_mode():
             self._semaphores.wait(stream, flags.GO, number)
             begin.record()
             reply = self.deliver(command, forward())
@@ -397,7 +401,7 @@ class Harness:
         [memory] = command.descriptors
         positional, keywords = self.own.arguments()
         try:
-            with torch.no_grad():
+            with self.grad_mode():
                 page = activities.encode(profile.kernels(lambda: self.own.model(*positional, **keywords)))
         except Exception as error:  # noqa: BLE001 -- CUPTI's, or the kernel's under CUPTI
             page = activities.encode_failure(f"{failures.qualified(type(error))}: {failures.text_of(error)}")
@@ -423,8 +427,7 @@ class Harness:
         """Deliver outputs of the reference's structure. Describe outputs of another structure."""
         own = self.own
         structure, leaves = describe(output)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)][:MAX_TENSORS]
-        specs = tuple(TensorSpec.of(tensor) for tensor in tensors)
+        specs = tuple(TensorSpec.of(leaf) for leaf in leaves[:MAX_TENSORS])
         own.last, own.delivered = output, []
         if command.order is not Order.TIME_OVERHEAD:
             own.dense.clear()
@@ -457,8 +460,6 @@ class Harness:
 
     def can_locate(self, leaf: torch.Tensor) -> bool:
         """Return whether the judge can read a tensor of this device and form."""
-        if leaf.layout is not torch.strided:
-            return False
         has_form = leaf.device.type == self.device and leaf.numel() > 0 and leaf.dim() <= MAX_DIMS
         return has_form and TensorSpec.of(leaf).dtype is not None
 
@@ -504,6 +505,7 @@ class Harness:
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
             try:
+                libraries.drop_stale_lock(original, args, kwargs)
                 if self._keeper is not None:
                     self._report_compiling(True)
                     return self._keeper.build(original, args, kwargs)
@@ -538,6 +540,7 @@ def import_file(path: Path) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
+    sys.argv = [str(path)]  # A source can parse the command line, and this one is the fork server's.
     spec.loader.exec_module(module)
     return module
 

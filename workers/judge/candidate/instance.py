@@ -39,6 +39,7 @@ class Instance:
     Attributes:
         arrangement: arrangement of ``forward``'s arguments.
         views: the tensors among the arguments, as views of ``inputs``.
+        differentiates: whether ``forward`` is called in grad mode.
         input_memory: address and size in bytes of each input of the last call.
         structure: arrangement of the reference's outputs (:func:`~workers.judge.channel.tensors.describe`).
         forms: forms of the reference's outputs.
@@ -52,6 +53,7 @@ class Instance:
     model: Any = None
     arrangement: Any = None
     views: tuple[View, ...] = ()
+    differentiates: bool = False
     inputs: list[OpenedBuffer] = field(default_factory=list[OpenedBuffer])
     input_memory: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     structure: str = ""
@@ -78,4 +80,5 @@ class Instance:
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
         """Return the positional and keyword arguments of one call, with new lists and dicts for each call."""
-        return put_together(self.arrangement, put_back([opened.tensor for opened in self.inputs], self.views))
+        roots = [opened.tensor for opened in self.inputs]
+        return put_together(self.arrangement, put_back(roots, self.views, differentiates=self.differentiates))

@@ -6,6 +6,7 @@ They are sent in two parts. The arrangement is a list of positional arguments or
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any, Final, cast
@@ -94,10 +95,43 @@ def _leaves(value: Any, depth: int) -> int:
 
 
 def put_together(arrangement: Any, tensors: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
-    """Return the positional and keyword arguments of one call, in new lists and dicts."""
-    left = iter(tensors)
-    made = _with_tensors(arrangement, left)
-    return ([], made) if isinstance(made, dict) else (made, {})
+    """Return the positional and keyword arguments of one call, in new lists and dicts.
+
+    The arrangement is a list, a dict, or a tuple of both.
+    """
+    made = _with_tensors(arrangement, iter(tensors))
+    return made if isinstance(made, tuple) else ([], made) if isinstance(made, dict) else (made, {})
+
+
+def of_constructor(returned: Any, model: Any) -> list[Any] | dict[str, Any] | tuple[list[Any], dict[str, Any]]:
+    """Return a model's arguments from the value of ``get_init_inputs()``: a list, a dict, or a tuple of both.
+
+    ``[[arguments], {keywords}]`` is KernelBook's form. It can also be two arguments, so the constructor's signature
+    decides.
+
+    Raises:
+        ArgumentsError: the value is no list, tuple or dict.
+    """
+    if isinstance(returned, dict):
+        return dict(cast("dict[str, Any]", returned))
+    if not isinstance(returned, (list, tuple)):
+        raise ArgumentsError("get_init_inputs() must return a list, a dict of keyword arguments, or [list, dict]")
+    arguments = list(cast("list[Any]", returned))
+    match arguments:
+        case [[*positional], dict() as keywords] if all(isinstance(key, str) for key in cast("Any", keywords)):
+            pair = positional, cast("dict[str, Any]", keywords)
+            is_clear = bool(keywords) or not positional or not _accepts(model, arguments, {})
+            return pair if is_clear and _accepts(model, *pair) else arguments
+        case _:
+            return arguments
+
+
+def _accepts(model: Any, positional: list[Any], keywords: dict[str, Any]) -> bool:
+    try:
+        inspect.signature(model).bind(*positional, **keywords)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _with_tensors(value: Any, left: Iterator[torch.Tensor]) -> Any:

@@ -149,6 +149,7 @@ class Binding:
 
     Attributes:
         arguments: for inputs, the arrangement of ``forward``'s arguments (:mod:`workers.judge.channel.arguments`).
+        differentiates: for inputs, whether ``forward`` is called in grad mode.
         views: for inputs, the arguments' tensors as views of the buffers (:mod:`workers.judge.channel.layout`).
         structure: for outputs, the structure of the reference's output (see ``describe``).
         lasting: numbers of the outputs that the reference returns from memory of its model. Other outputs are marked
@@ -158,6 +159,7 @@ class Binding:
     buffers: tuple[BufferSpec, ...]
     arguments: Any = None
     views: tuple[View, ...] = ()
+    differentiates: bool = False
     structure: str = ""
     lasting: tuple[int, ...] = ()
 

@@ -465,10 +465,13 @@ def _category(reply: Reply, phase: Phase) -> Category:
         Tag.EXIT: Category.CRASHED,
         Tag.FILES: Category.OUTPUT_LIMIT,
     }
+    by_phase = {Phase.LOAD: Category.IMPORT_ERROR, Phase.CONSTRUCT: Category.INIT_ERROR}
+    if reply.tag is Tag.EXIT and phase in by_phase:
+        return by_phase[phase]
     if reply.tag in by_tag:
         return by_tag[reply.tag]
     if reply.tag is Tag.CUDA or reply.code:
         if reply.code == _ILLEGAL_ADDRESS:
             return Category.ILLEGAL_MEMORY_ACCESS
         return Category.LAUNCH_RESOURCES_EXCEEDED if reply.code in _TOO_MUCH else Category.CUDA_ERROR
-    return {Phase.LOAD: Category.IMPORT_ERROR, Phase.CONSTRUCT: Category.INIT_ERROR}.get(phase, Category.RUNTIME_ERROR)
+    return by_phase.get(phase, Category.RUNTIME_ERROR)

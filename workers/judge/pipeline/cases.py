@@ -11,7 +11,7 @@ import torch
 
 from kqueue.contract import Precision, Tolerance
 from workers.judge.channel.layout import put_back
-from workers.judge.channel.tensors import View
+from workers.judge.channel.tensors import PACKED, View
 
 DTYPES: Final = {
     Precision.FP32: torch.float32,
@@ -22,6 +22,11 @@ DTYPES: Final = {
 GIVEN: Final = "given"
 #: Number of values to process at a time, to bound memory.
 _CHUNK: Final = 1 << 24
+#: Positive numbers of float4_e2m1 by their code, and the code of NaN in float8_e8m0.
+_E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_NAN_SCALE: Final = 255
+#: Signed dtypes of the size of the unsigned ones.
+_SIGNED: Final = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 #: KernelBench's tolerance by an evaluation's precision, used as absolute and as relative tolerance.
 CLOSE: Final = {Precision.FP32: 1e-4, Precision.FP16: 1e-2, Precision.BF16: 1e-2}
 
@@ -77,6 +82,33 @@ class Case:
     def nbytes(self) -> int:
         """Size of inputs and outputs in bytes."""
         return sum(tensor.nbytes for tensor in (*self.inputs, *self.outputs))
+
+
+def numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's values, those of :data:`.PACKED` formats as fp32: both numbers of a pair, a scale's exponent.
+
+    An exponent has the same rounding step everywhere. A scale's step is as large as the scale.
+    """
+    if tensor.dtype not in PACKED:
+        return tensor
+    codes = tensor.contiguous().view(torch.uint8)
+    if tensor.dtype is torch.float8_e8m0fnu:
+        return torch.where(codes == _NAN_SCALE, math.nan, codes.float() - _NAN_SCALE // 2)
+    signed = torch.tensor([*_E2M1, *(-number for number in _E2M1)], device=tensor.device)
+    # The first number of a pair is in the lower bits.
+    return signed[torch.stack((codes & 15, codes >> 4), -1).int()].reshape(*tensor.shape[:-1], -1)
+
+
+def values_at(tensor: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Return the values at flat positions, also of a dtype that torch cannot index."""
+    flat = tensor.reshape(-1)
+    return flat.view(torch.uint8)[positions].view(flat.dtype) if flat.dtype in PACKED else flat[positions]
+
+
+def differ(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return where integers or Booleans differ, also of unsigned dtypes, for which torch has few operations."""
+    signed = _SIGNED.get(a.dtype, a.dtype)
+    return a.view(signed) != b.view(signed)
 
 
 def pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

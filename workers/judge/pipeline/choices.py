@@ -45,7 +45,7 @@ def are_right(outputs: Sequence[torch.Tensor], number: int, case: Case, rtol: fl
     if ref.dtype is torch.bool or ref.is_floating_point() or ref.is_complex():
         return False
     out, ref = out.long(), ref.long()
-    if case.exact is not None and bool(((out == ref) | (out == case.exact[number])).all()):
+    if case.exact is not None and bool(((out == ref) | (out == case.exact[number].long())).all()):
         return all(_is_distinct(out, dim) or not _is_distinct(ref, dim) for dim in range(ref.dim()))
     if not case.selects:
         return False

@@ -23,12 +23,13 @@ import torch
 
 from kqueue.categories import Category
 from kqueue.contract import Comparison, Phase, Settings, Tolerance
+from workers.judge.channel.bits import same_bits
 from workers.judge.channel.marks import unwritten
 from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import onepass
 from workers.judge.pipeline import choices, rounding
-from workers.judge.pipeline.cases import CLOSE, GIVEN, Case, comparable
-from workers.judge.pipeline.grades import GRADES, Grade, basis_of, grade_for, tolerance_for
+from workers.judge.pipeline.cases import CLOSE, GIVEN, Case, comparable, differ, numbers
+from workers.judge.pipeline.grades import GRADES, Grade, epsilon_for, grade_for, tolerance_for
 
 #: Ratio of the output's error to the reference's own that suggests a lower precision.
 _COARSE: Final = 32.0
@@ -82,7 +83,9 @@ def differences(
     judged = [_Output.of(i, output, pair, settings) for i, output in enumerate(outputs)]
     for output in judged:
         allowed = output.tolerance
-        output.tolerance = output.loose = Tolerance(atol=times * allowed.atol, rtol=times * allowed.rtol)
+        output.tolerance = output.loose = allowed.model_copy(
+            update={"atol": times * allowed.atol, "rtol": times * allowed.rtol}
+        )
     _measure_all([output for output in judged if output.ref.numel()])
     return [output.figures for output in judged]
 
@@ -261,15 +264,15 @@ class _Output:
             number,
             flat(out),
             flat(ref),
-            flat(case.exact[number]) if case.exact is not None and floating else None,
+            flat(case.exact[number]).double() if case.exact is not None and floating else None,
             case.noise[number] if case.noise and floating else None,
             case.again if floating else None,
-            (*ref.shape, 2) if ref.is_complex() else tuple(ref.shape),
+            (*ref.shape, 2) if ref.is_complex() else tuple(numbers(ref).shape),
             math.prod(ref.shape[:-1]),
             tolerance_for(ref.dtype, settings, case.tolerance),
             settings.tolerance or Tolerance(atol=loose, rtol=loose),
             grade,
-            torch.finfo(basis_of(ref.dtype, settings)).eps if floating else 0.0,
+            epsilon_for(ref.dtype, settings),
             math.inf if grade is None else 2 * grade.farthest,
             Figures(*[0.0] * 13),
         )
@@ -367,7 +370,7 @@ class _Output:
         figures, tolerance, grade = self.figures, self.tolerance, self.grade
         if figures.strays:
             return self._not_finite()
-        if figures.wrong and (grade is None or not self._answers().are_excused(tolerance.atol, tolerance.rtol)):
+        if self._too_many(figures.wrong, tolerance) and (grade is None or not self._answers().are_excused(tolerance.atol, tolerance.rtol)):
             return self._beyond(tolerance, int(figures.wrong))
         if grade is None:
             return None
@@ -393,7 +396,7 @@ class _Output:
         other, is_exact = self.exact, self.exact is not None
         if other is None and self.again is not None and (answer := self.again()) is not None:
             other = flat(answer[self.number])
-            other = None if torch.equal(other, self.ref) else other  # Nothing was rounded otherwise.
+            other = None if same_bits(other, self.ref) else other  # Nothing was rounded otherwise.
         return rounding.Answers(self.out, self.ref, other, is_exact)
 
     def needs_excuse(self, settings: Settings) -> bool:
@@ -406,7 +409,12 @@ class _Output:
         """Return the fault by ``torch.allclose`` with KernelBench's tolerance, or None."""
         if self.figures.strays:
             return self._not_finite()
-        return self._beyond(self.loose, int(self.figures.unlike)) if self.figures.unlike else None
+        too_many = self._too_many(self.figures.unlike, self.loose)
+        return self._beyond(self.loose, int(self.figures.unlike)) if too_many else None
+
+    def _too_many(self, wrong: float, tolerance: Tolerance) -> bool:
+        """Return whether more values are beyond a tolerance than its matched ratio allows."""
+        return wrong > (1 - tolerance.matched_ratio) * self.ref.numel()
 
     def errors(self) -> tuple[float, float, float] | None:
         """Return the output's error, the reference's own, and the norm of the answer, or None if they are unknown."""
@@ -481,6 +489,8 @@ class _Output:
             f"{count} of {self.ref.numel()} values differ by more than"
             f" {tolerance.atol:g} + {tolerance.rtol:g}·|reference|, at most by {self.figures.max_abs:.6g}"
         )
+        if tolerance.matched_ratio < 1:
+            message += f". At least {tolerance.matched_ratio:.6g} of all must be within"
         return self._fault(Category.WRONG_VALUES, message, count, lambda out, ref: self._beyond_of(out, ref, tolerance))
 
     def _together(self, message: str) -> _Fault:
@@ -559,11 +569,13 @@ def _merged(judged: Sequence[_Output], *, given: bool) -> dict[str, Any]:
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """Return all values in one dimension, complex ones as two."""
-    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)
+    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else numbers(tensor)).reshape(-1)
 
 
 def _same(out: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
     """Return where values are equal. Compares 64-bit integers before they become floats."""
+    if not out.is_floating_point():
+        return ~differ(out, ref)
     return out == ref if out.dtype.itemsize > 1 else comparable(out) == comparable(ref)
 
 

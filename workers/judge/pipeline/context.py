@@ -10,6 +10,7 @@ from workers.judge.backend import JudgeBackend
 from workers.judge.forkserver.handle import ForkServer
 from workers.judge.gpu import environment
 from workers.judge.host.status_page import StatusPage
+from workers.judge.pipeline import static
 from workers.judge.pipeline.budget import Budget
 from workers.judge.pipeline.cpu import CpuTime
 from workers.judge.pipeline.evidence import EvidenceBuilder
@@ -37,6 +38,7 @@ class Context:
         cpu: CPU time of the evaluation, restarts included.
         granted: GPU resources that the evaluation gets because it failed without them.
         watch: the GPU's clocks.
+        fence: the finding of Markdown around the kernel's source, which was taken out of it, or None.
         steps, evidence, processes, budget, device: state that the stages change.
     """
 
@@ -51,6 +53,9 @@ class Context:
         granted: frozenset[Grant],
     ) -> None:
         """Prepare without starting a process."""
+        kernel, self.fence = static.without_fence(request.kernel)
+        if self.fence is not None:
+            request = request.model_copy(update={"kernel": kernel})
         self.request, self.settings, self.slot = request, request.settings, slot
         self.backend, self.forkserver = backend, forkserver
         self.cpu, self.granted = cpu, granted

@@ -47,6 +47,8 @@ class Form:
         output_aliases: for each output, the number of the input whose memory it shares, or None.
         lasting: numbers of the outputs in memory of the reference's model.
         draws: True if the reference has drawn random numbers, so that the seed of a call decides its answer.
+        differentiates: True if the reference uses autograd in its forward.
+        returned: number of outputs that forward returns.
     """
 
     arguments: Any = None
@@ -57,11 +59,8 @@ class Form:
     output_aliases: tuple[int | None, ...] = ()
     lasting: tuple[int, ...] = ()
     draws: bool = False
-
-    @property
-    def returned(self) -> int:
-        """Number of outputs that forward returns."""
-        return self.structure.count("T")
+    differentiates: bool = False
+    returned: int = 0
 
     @property
     def mutated(self) -> list[int]:
@@ -123,7 +122,8 @@ class Exchange:
         self.load(inputs)
         self.settle()
         buffers = tuple(shared.spec for shared in self._inputs)
-        payload = Binding(buffers, arguments=self.form.arguments, views=self.form.views)
+        form = self.form
+        payload = Binding(buffers, arguments=form.arguments, views=form.views, differentiates=form.differentiates)
         fds = tuple(shared.descriptor for shared in self._inputs if shared.descriptor is not None)
         self.process.order(Order.BIND_INPUTS, payload=payload, fds=fds)
         for shared in self._inputs:
@@ -230,7 +230,9 @@ class Candidate(Exchange):
         self._settings = settings
         self._deadlines: Deadlines = settings.deadlines
 
-    def construct(self, init_inputs: list[Any] | dict[str, Any], case: Case, plan: Plan, *, warm_up: bool) -> None:
+    def construct(
+        self, init_inputs: list[Any] | dict[str, Any] | tuple[Any, ...], case: Case, plan: Plan, *, warm_up: bool
+    ) -> None:
         """Import the source, construct the model and share filled inputs.
 
         ``warm_up`` is True to compile the first call's code now, while the device is not exclusive.
@@ -353,7 +355,7 @@ def check_form(reply: Reply, structure: str, specs: Sequence[TensorSpec]) -> Non
     if reply.structure != structure or len(got) != len(specs):
         raise _wrong(
             Category.WRONG_OUTPUT_STRUCTURE,
-            f"the output is {reply.structure}, the reference's is {structure} (T: a tensor)",
+            f"the output is {reply.structure}, the reference's is {structure}",
             structure=reply.structure,
         )
     for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
@@ -361,7 +363,8 @@ def check_form(reply: Reply, structure: str, specs: Sequence[TensorSpec]) -> Non
             raise _wrong(Category.WRONG_SHAPE, f"output {i} has shape {theirs.shape}, not {mine.shape}", output=i)
     for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
         if mine.dtype != theirs.dtype:
-            raise _wrong(Category.WRONG_DTYPE, f"output {i} has dtype {theirs.dtype}, not {mine.dtype}", output=i)
+            dtype = theirs.dtype or "that is no dtype of the reference's"
+            raise _wrong(Category.WRONG_DTYPE, f"output {i} has dtype {dtype}, not {mine.dtype}", output=i)
     for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
         if mine.device != theirs.device:
             raise _wrong(Category.WRONG_DEVICE, f"output {i} lives on {theirs.device}, not {mine.device}", output=i)

@@ -23,6 +23,7 @@ import kernelguard
 
 from kqueue.categories import Category
 from kqueue.contract import Backend, Phase, Policy, Tolerance
+from kqueue.integrations import extraction
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import rules
 from workers.judge.pipeline.findings import RULES
@@ -33,6 +34,8 @@ from workers.judge.pipeline.rules import ENTRY
 _TOLERANCE: Final = "OUTPUT_TOLERANCE"
 _MOST_ATOL: Final = 1.0
 _MOST_RTOL: Final = 0.3
+#: A line that begins or ends a Markdown block of code.
+_FENCE: Final = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
 #: Maximum number of findings of one rule, and in total.
 _OF_ONE_RULE: Final = 3
 _FINDINGS: Final = 40
@@ -50,7 +53,7 @@ _IMPORTED: Final = re.compile(r"(?:^|,)\s*(\w+)")
 _IN_LINE: Final = frozenset({"__future__", "torch", "triton", "math", "typing", "functools", "numpy", "einops", "os"})
 #: Modules whose code can be interrupted.
 _INTERRUPTIBLE: Final = frozenset(
-    {"ast", "kernelguard", "re", "tokenize", "workers.judge.pipeline.rules", "workers.judge.pipeline.provenance"}
+    {"ast", "kernelguard", "kqueue.integrations.extraction", "re", "tokenize", "workers.judge.pipeline.rules", "workers.judge.pipeline.provenance"}
 )
 
 
@@ -91,6 +94,34 @@ def enforce(found: list[dict[str, Any]], policy: Policy) -> None:
             Phase.PREPARE,
             findings=cheats,
         )
+
+
+def without_fence(source: str) -> tuple[str, dict[str, Any] | None]:
+    """Return a kernel without the Markdown around it, and a finding that tells where it was in the text.
+
+    The kernel keeps its line numbers. A source without a fence, or that is valid Python, is returned unchanged.
+    """
+    if not (fence := _FENCE.search(source)) or _is_python(source):
+        return source, None
+    try:
+        with _cpu_time(_OWN_S):
+            taken = extraction.take(source)
+    except _TimeUp:
+        return source, None
+    if not taken.note or ENTRY not in taken.kernel:
+        return source, None
+    severity, meaning = RULES["markdown_fence"]
+    line = source.count("\n", 0, fence.start()) + 1
+    blank = "\n" * (taken.lines[0] - 1) if taken.lines else ""
+    return blank + taken.kernel, _finding("markdown_fence", severity, line, taken.note, "kqueue", meaning)
+
+
+def _is_python(source: str) -> bool:
+    try:
+        ast.parse(source.encode())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 def check_problem(source: str) -> None:

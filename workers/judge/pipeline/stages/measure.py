@@ -17,6 +17,7 @@ from workers.judge.channel.activities import NotRecorded
 from workers.judge.channel.orders import Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import speed_of_light, timing
+from workers.judge.pipeline.blame import ABOUT_FORM
 from workers.judge.pipeline.cases import GIVEN, Case
 from workers.judge.pipeline.clocks import CpuClock, GpuClock
 from workers.judge.pipeline.context import Context, Grant
@@ -276,6 +277,10 @@ class _Checks:
             if ended.outcome.category in _ABOUT_VALUES:
                 with self._steps.backstop(Phase.REFERENCE):
                     self._reference.confirm(case)
+                self._steps.enter(Phase.CHECK)
+            elif ended.outcome.category in ABOUT_FORM:
+                with self._steps.backstop(Phase.REFERENCE):
+                    self._reference.confirm_form(case)
                 self._steps.enter(Phase.CHECK)
             raise
 

@@ -37,7 +37,9 @@ def _read_sources(context: Context) -> None:
     given, own = context.settings.tolerance, static.tolerance(request.problem)
     if tolerance := given or own:
         context.evidence.tolerance = tolerance.model_dump() | {"by": "settings" if given else "problem"}
+    fenced = [context.fence] if context.fence is not None else []
+    context.evidence.findings = fenced or None
     static.check(request.kernel)
     if policy is not Policy.ALLOW:
-        findings = context.evidence.findings = static.findings(request.kernel, request.backend)
+        findings = context.evidence.findings = fenced + static.findings(request.kernel, request.backend)
         static.enforce(findings, policy)
