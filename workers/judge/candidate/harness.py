@@ -30,6 +30,7 @@ from workers.judge.channel.arguments import check, put_together
 from workers.judge.channel.buffers import Exports, OpenedBuffer, is_apart, is_dense
 from workers.judge.channel.gpu_memory import CudaCallError, cudart
 from workers.judge.channel.marks import mark
+from workers.judge.channel.objects import Built
 from workers.judge.channel.orders import Binding, BufferSpec, Job, Opening, Order
 from workers.judge.channel.packets import send_with_fds, wait_briefly
 from workers.judge.channel.protocol import Answer, Reply, Tag
@@ -260,6 +261,8 @@ class Harness:
             return type(value)(self.to_device(item) for item in value)
         if type(value) is dict:
             return {key: self.to_device(item) for key, item in cast("dict[Any, Any]", value).items()}
+        if isinstance(value, Built):
+            return Built(value.name, self.to_device(value.attributes))
         return value
 
     def dtype_of(self, tensor: torch.Tensor) -> torch.dtype:

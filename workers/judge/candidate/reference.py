@@ -495,7 +495,8 @@ class ReferenceHarness(Harness):
             data = scalar_page.encode(value)
         except scalar_page.ScalarPageError as error:
             raise ProblemError(
-                f"{function} returned {error}. Only numbers, strings, tensors and their lists are supported"
+                f"{function} returned {error}. It can return numbers, strings, tensors, functions and modules of"
+                " torch, and their lists, tuples, sets and dicts"
             ) from None
         self._scalar_page[: len(data)] = data
 
@@ -503,7 +504,7 @@ class ReferenceHarness(Harness):
 class _OnHost(TorchFunctionMode):
     """Replaces CUDA devices by the CPU in calls of torch."""
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.cuda:
             return args[0]
         given = {name: self._replaced(value) for name, value in (kwargs or {}).items()}

@@ -13,6 +13,8 @@ from typing import Any, Final, cast
 
 import torch
 
+from workers.judge.channel.objects import Built, Named, as_data, as_object
+
 
 class Leaf(Enum):
     """The marker of a tensor in an arrangement."""
@@ -23,11 +25,11 @@ class Leaf(Enum):
 LEAF: Final = Leaf.TENSOR
 #: Form that ``get_inputs()`` must return, for messages.
 FORM: Final = (
-    "get_inputs() must return a list of tensors, numbers, strings, None, and lists, tuples and dicts of them,"
-    " or a dict of such keyword arguments"
+    "get_inputs() must return a list of tensors, numbers, strings, None, dtypes, functions and modules of torch, and"
+    " lists, tuples and dicts of them, or a dict of such keyword arguments"
 )
 #: Types of plain values.
-_PLAIN: Final = (int, float, bool, str, type(None))
+_PLAIN: Final = (int, float, bool, complex, str, torch.dtype, type(None))
 _MOST_DEPTH: Final = 8
 
 
@@ -63,7 +65,15 @@ def _without_tensors(value: Any, depth: int, tensors: list[torch.Tensor]) -> Any
         return kind(_without_tensors(item, depth + 1, tensors) for item in value)
     if kind is dict:
         return {key: _without_tensors(item, depth + 1, tensors) for key, item in value.items()}
-    return value
+    if kind in _PLAIN:
+        return value
+    try:
+        data = as_data(value)
+    except ValueError as error:
+        raise ArgumentsError(str(error)) from None
+    if isinstance(data, Named):
+        return data
+    return Built(data.name, _without_tensors(data.attributes, depth + 1, tensors))
 
 
 def check(arrangement: Any) -> int:
@@ -89,7 +99,9 @@ def _leaves(value: Any, depth: int) -> int:
         if not all(type(key) is str for key in value):
             raise ArgumentsError("a dict whose keys are not strings")
         return sum(_leaves(item, depth + 1) for item in value.values())
-    if kind not in _PLAIN:
+    if kind is Built and type(value.attributes) is dict:
+        return _leaves(value.attributes, depth + 1)
+    if kind not in _PLAIN and kind is not Named:
         raise ArgumentsError(f"a value of the type {kind.__name__}")
     return 0
 
@@ -142,4 +154,6 @@ def _with_tensors(value: Any, left: Iterator[torch.Tensor]) -> Any:
     if isinstance(value, (list, tuple)):
         items = cast("list[Any]", value)
         return type(items)(_with_tensors(item, left) for item in items)
-    return value
+    if isinstance(value, Built):
+        return as_object(Built(value.name, _with_tensors(value.attributes, left)))
+    return as_object(value) if isinstance(value, Named) else value

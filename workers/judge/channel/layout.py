@@ -24,7 +24,11 @@ def refusal(tensor: torch.Tensor) -> str:
         kind = "nested (jagged)" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         return f"a {kind} tensor. Only dense and strided tensors can be shared"
     if tensor.dtype not in DTYPES:
-        reason = "a quantized tensor has a scale besides its values" if tensor.is_quantized else "torch has no arithmetic for it"
+        reason = (
+            "a quantized tensor has a scale besides its values"
+            if tensor.is_quantized
+            else "torch has no arithmetic for it"
+        )
         return f"a tensor of {tensor.dtype}, which cannot be shared: {reason}. View it as a dtype with arithmetic"
     if tensor.dim() > MAX_DIMS:
         return f"a tensor of {tensor.dim()} dimensions, and at most {MAX_DIMS} are possible"
@@ -101,7 +105,9 @@ def checked(encoded: Any, roots: Sequence[TensorSpec]) -> tuple[View, ...]:
     views = tuple(View(*fields) for fields in encoded if len(fields) == len(View._fields))
     for view in views:
         numbers = (view.root, view.offset, *view.shape, *view.stride)
-        if type(view.requires_grad) is not bool or any(type(number) is not int or not 0 <= number < 1 << 48 for number in numbers):
+        if type(view.requires_grad) is not bool or any(
+            type(number) is not int or not 0 <= number < 1 << 48 for number in numbers
+        ):
             raise ValueError("a view of impossible numbers")
         if len(view.shape) != len(view.stride) or len(view.shape) > MAX_DIMS or view.root >= len(roots):
             raise ValueError("a view of an impossible form")

@@ -142,7 +142,15 @@ class Reply:
     def pack(self) -> bytes:
         """Return the binary form."""
         head = _REPLY_HEAD.pack(
-            *(_MAGIC, self.answer, self.sequence, self.tag, self.code, self.written_bytes, self.drew | self.differentiates << 1),
+            *(
+                _MAGIC,
+                self.answer,
+                self.sequence,
+                self.tag,
+                self.code,
+                self.written_bytes,
+                self.drew | self.differentiates << 1,
+            ),
             *(_fit(self.structure, MAX_STRUCTURE_BYTES), _fit(self.exception, 128), _fit(self.message, 2048)),
             *(self.shortage.pack(), len(self.tensors)),
         )

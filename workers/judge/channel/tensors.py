@@ -176,6 +176,12 @@ def _paths(node: ast.expr, path: str) -> list[str]:
     return [found for key, item in items for found in _paths(item, f"{path}[{key}]")]
 
 
+def output_name(number: int, every: tuple[str, ...]) -> str:
+    """Return the words for an output, with its path unless that is only its number."""
+    path = every[number] if number < len(every) else ""
+    return f"output {number}" + (f" at {path}" if path not in ("", f"[{number}]") else "")
+
+
 def widened(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype that replaces a dtype in the float64 reference: float64, complex128, or the dtype itself."""
     if dtype.is_complex:

@@ -52,6 +52,7 @@ class Case:
             errors. Empty until it is measured. All cases of an evaluation share this list.
         again: function that returns the reference's outputs to inputs changed by about a rounding error, or None.
         views: the arguments as views of ``inputs``. Empty if the arguments are the inputs themselves.
+        paths: path of each output in the arrangement of all.
         selects: whether integers among the outputs can be indices that select by value.
         restore: function that returns the whole outputs and case, if this case has only pieces of the outputs.
     """
@@ -70,6 +71,7 @@ class Case:
     noise: list[float] = field(default_factory=list[float])
     again: Callable[[], list[torch.Tensor] | None] | None = None
     views: tuple[View, ...] = ()
+    paths: tuple[str, ...] = ()
     selects: bool = False
     restore: Callable[[list[torch.Tensor]], tuple[list[torch.Tensor], Case]] | None = None
 

@@ -25,6 +25,7 @@ from kqueue.categories import Category
 from kqueue.contract import Comparison, Phase, Settings, Tolerance
 from workers.judge.channel.bits import same_bits
 from workers.judge.channel.marks import unwritten
+from workers.judge.channel.tensors import output_name
 from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import onepass
 from workers.judge.pipeline import choices, rounding
@@ -131,10 +132,10 @@ def _measure_all(outputs: Sequence[_Output]) -> None:
     """Measure non-empty outputs, and wait for the device once, unless some values are not finite."""
     if not outputs:
         return
-    for output, numbers in zip(outputs, torch.stack([each.measure() for each in outputs]).tolist(), strict=True):
-        if not all(map(math.isfinite, numbers)):
-            numbers = output.measure(all_finite=False).tolist()
-        output.figures = Figures(*numbers)
+    for output, measures in zip(outputs, torch.stack([each.measure() for each in outputs]).tolist(), strict=True):
+        if not all(map(math.isfinite, measures)):
+            measures = output.measure(all_finite=False).tolist()
+        output.figures = Figures(*measures)
 
 
 def _verdict(
@@ -156,7 +157,7 @@ def _verdict(
         where = "" if given else f" on {case.kind} inputs"
         return EvaluationEnded(
             fault.category,
-            f"output {fault.output}{where}: {fault.message}{_told_unwritten(judged, fault.output)}",
+            f"{output_name(fault.output, case.paths)}{where}: {fault.message}{_told_unwritten(judged, fault.output)}",
             Phase.CHECK,
             kind=case.kind,
             map=fault.map(),
@@ -370,7 +371,9 @@ class _Output:
         figures, tolerance, grade = self.figures, self.tolerance, self.grade
         if figures.strays:
             return self._not_finite()
-        if self._too_many(figures.wrong, tolerance) and (grade is None or not self._answers().are_excused(tolerance.atol, tolerance.rtol)):
+        if self._too_many(figures.wrong, tolerance) and (
+            grade is None or not self._answers().are_excused(tolerance.atol, tolerance.rtol)
+        ):
             return self._beyond(tolerance, int(figures.wrong))
         if grade is None:
             return None

@@ -19,7 +19,7 @@ from workers.judge.channel.buffers import LocationError, SharedTensor, form_of, 
 from workers.judge.channel.flags import memory
 from workers.judge.channel.orders import Binding, Job, Order
 from workers.judge.channel.protocol import Answer, Reply
-from workers.judge.channel.tensors import Location, TensorSpec, View, Where
+from workers.judge.channel.tensors import Location, TensorSpec, View, Where, output_name, paths
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.handle import ForkServerError
 from workers.judge.forkserver.process import SealedProcess
@@ -48,7 +48,7 @@ class Form:
         lasting: numbers of the outputs in memory of the reference's model.
         draws: True if the reference has drawn random numbers, so that the seed of a call decides its answer.
         differentiates: True if the reference uses autograd in its forward.
-        returned: number of outputs that forward returns.
+        paths: path of each output that forward returns.
     """
 
     arguments: Any = None
@@ -60,7 +60,12 @@ class Form:
     lasting: tuple[int, ...] = ()
     draws: bool = False
     differentiates: bool = False
-    returned: int = 0
+    paths: tuple[str, ...] = ()
+
+    @property
+    def returned(self) -> int:
+        """Number of outputs that forward returns."""
+        return len(self.paths)
 
     @property
     def mutated(self) -> list[int]:
@@ -358,16 +363,18 @@ def check_form(reply: Reply, structure: str, specs: Sequence[TensorSpec]) -> Non
             f"the output is {reply.structure}, the reference's is {structure}",
             structure=reply.structure,
         )
+    every = paths(structure)
+    names = [output_name(i, every) for i in range(len(specs))]
     for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
         if mine.shape != theirs.shape:
-            raise _wrong(Category.WRONG_SHAPE, f"output {i} has shape {theirs.shape}, not {mine.shape}", output=i)
+            raise _wrong(Category.WRONG_SHAPE, f"{names[i]} has shape {theirs.shape}, not {mine.shape}", output=i)
     for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
         if mine.dtype != theirs.dtype:
-            dtype = theirs.dtype or "that is no dtype of the reference's"
-            raise _wrong(Category.WRONG_DTYPE, f"output {i} has dtype {dtype}, not {mine.dtype}", output=i)
+            dtype = theirs.dtype or "that the judge cannot compare"
+            raise _wrong(Category.WRONG_DTYPE, f"{names[i]} has dtype {dtype}, not {mine.dtype}", output=i)
     for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
         if mine.device != theirs.device:
-            raise _wrong(Category.WRONG_DEVICE, f"output {i} lives on {theirs.device}, not {mine.device}", output=i)
+            raise _wrong(Category.WRONG_DEVICE, f"{names[i]} lives on {theirs.device}, not {mine.device}", output=i)
     raise _wrong(Category.WRONG_OUTPUT_STRUCTURE, "the output could not be copied", structure=reply.structure)
 
 

@@ -330,9 +330,10 @@ class Reference:
         """Check and record the form of the first outputs."""
         structure, specs = reply.structure, reply.tensors
         try:
-            returned = len(paths(structure))
+            found = paths(structure)
         except ValueError:
-            returned = 0
+            found = ()
+        returned = len(found)
         # A model that changes its inputs can return None.
         if not returned <= len(specs) <= MAX_TENSORS or not specs or (not returned and structure != "None"):
             raise invalid_problem(
@@ -353,7 +354,7 @@ class Reference:
         ):
             raise invalid_problem("the reference reported a changed input that is no input")
         self.proxy.check_size(specs, "Model.forward")
-        self.form.structure, self.form.output_specs, self.form.returned = structure, specs, returned
+        self.form.structure, self.form.output_specs, self.form.paths = structure, specs, found
         self.form.output_strides = tuple(tuple(location.stride) for location in reply.locations)
         indices = [location.index for location in reply.locations]
         self.form.output_aliases = tuple(index - 1 if 0 < index < LASTING else None for index in indices)
@@ -365,7 +366,7 @@ class Reference:
         for answer in results:
             case = answer.case
             case.outputs = self._outputs(answer.reply)
-            case.exact = self.oracle.tensors(answer.exact)
+            case.exact, case.paths = self.oracle.tensors(answer.exact), self.form.paths
             case.again = functools.cache(functools.partial(self._again, case))
             moved = None if answer.moved is None else self._outputs(answer.moved)
             answer.look = answers.Look(

@@ -53,7 +53,15 @@ _IMPORTED: Final = re.compile(r"(?:^|,)\s*(\w+)")
 _IN_LINE: Final = frozenset({"__future__", "torch", "triton", "math", "typing", "functools", "numpy", "einops", "os"})
 #: Modules whose code can be interrupted.
 _INTERRUPTIBLE: Final = frozenset(
-    {"ast", "kernelguard", "kqueue.integrations.extraction", "re", "tokenize", "workers.judge.pipeline.rules", "workers.judge.pipeline.provenance"}
+    {
+        "ast",
+        "kernelguard",
+        "kqueue.integrations.extraction",
+        "re",
+        "tokenize",
+        "workers.judge.pipeline.rules",
+        "workers.judge.pipeline.provenance",
+    }
 )
 
 
