@@ -69,7 +69,7 @@ def _root_of(tensors: Sequence[torch.Tensor], views: Sequence[View]) -> torch.Te
     begin = min(tensor.storage_offset() for tensor in tensors)
     size = max(view.offset + view.extent for view in views)
     memory = first.as_strided((size,), (1,), begin)
-    root = torch.zeros(size, dtype=first.dtype, device=first.device)
+    root = torch.zeros(size * first.itemsize, dtype=torch.uint8, device=first.device).view(first.dtype)
     for view in views:
         # One index of an expanded dimension reaches all of its memory.
         shape = [1 if step == 0 else n for n, step in zip(view.shape, view.stride, strict=True)]
@@ -85,7 +85,7 @@ def _root_of(tensors: Sequence[torch.Tensor], views: Sequence[View]) -> torch.Te
 def put_back(
     roots: Sequence[torch.Tensor], views: Sequence[View], *, differentiates: bool = False
 ) -> list[torch.Tensor]:
-    """Return the inputs as views of their roots. Those that require grad do so if ``differentiates`` is set."""
+    """Return the inputs as views of their roots. Set ``requires_grad`` as in the problem if ``differentiates`` is set."""
     inputs = [
         roots[view.root].as_strided(view.shape, view.stride, roots[view.root].storage_offset() + view.offset)
         for view in views

@@ -18,7 +18,7 @@ _PLACES: Final = {"torch": torch, "torch.nn": torch.nn, "torch.nn.functional": t
 _GENERATOR: Final = "torch.Generator"
 #: Attributes that hold the tensors and the parts of a module.
 _HELD: Final = ("_parameters", "_buffers", "_modules")
-#: Attributes that any module has. Only some of them decide what it computes.
+#: Attributes that any module has and that do not change its results.
 _COMMON: Final = vars(torch.nn.Module()).keys() - {*_HELD, "training"}
 
 

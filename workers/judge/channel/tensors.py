@@ -169,8 +169,8 @@ def _paths(node: ast.expr, path: str) -> list[str]:
         return []
     if isinstance(node, ast.Tuple | ast.List):
         items = [(str(number), item) for number, item in enumerate(node.elts)]
-    elif isinstance(node, ast.Dict):
-        items = [(ast.unparse(key) if key else "", value) for key, value in zip(node.keys, node.values, strict=True)]
+    elif isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant | ast.UnaryOp) for key in node.keys):
+        items = [(ast.unparse(key), value) for key, value in zip(node.keys, node.values, strict=True) if key]
     else:
         raise ValueError(ast.unparse(node))
     return [found for key, item in items for found in _paths(item, f"{path}[{key}]")]

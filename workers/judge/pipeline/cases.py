@@ -87,9 +87,9 @@ class Case:
 
 
 def numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's values, those of :data:`.PACKED` formats as fp32: both numbers of a pair, a scale's exponent.
+    """Return a tensor's values. Of :data:`.PACKED` formats, return both numbers of a pair, or a scale's exponent.
 
-    An exponent has the same rounding step everywhere. A scale's step is as large as the scale.
+    These are in fp32. An exponent has the same rounding step everywhere. A scale's step is as large as the scale.
     """
     if tensor.dtype not in PACKED:
         return tensor

@@ -105,7 +105,7 @@ def enforce(found: list[dict[str, Any]], policy: Policy) -> None:
 
 
 def without_fence(source: str) -> tuple[str, dict[str, Any] | None]:
-    """Return a kernel without the Markdown around it, and a finding that tells where it was in the text.
+    """Return a kernel without the Markdown around it, and a finding with its place in the text.
 
     The kernel keeps its line numbers. A source without a fence, or that is valid Python, is returned unchanged.
     """

@@ -308,7 +308,7 @@ class _Caller:
         room = self._exchange.blanks()
         if self._inputs.reference.device == "cpu":
             for tensor in room:
-                tensor.zero_()  # This makes Linux map the pages now.
+                tensor.reshape(-1).view(torch.uint8).zero_()  # This makes Linux map the pages now.
         return room
 
 
