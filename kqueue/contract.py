@@ -150,7 +150,7 @@ _Seconds = Annotated[float, Field(gt=0, le=3600)]
 
 
 class Deadlines(_Model):
-    """The deadlines of the phases in seconds."""
+    """The deadlines of the phases in seconds. Each shape of a problem has these deadlines."""
 
     reference_s: _Seconds = 120.0
     """Deadline for loading the problem, making the inputs and running the reference on them."""
@@ -211,7 +211,7 @@ class Timing(_Model):
     """Time the reference under ``torch.compile`` too."""
     max_error: Annotated[float, Field(ge=0)] = 0.0
     """Half the width of the speedup's 95 % interval, relative to the speedup, above which the outcome is
-    ``timing_unstable``. 0 sets no limit."""
+    ``timing_unstable``. 0 sets no limit. It applies to each shape of a problem."""
 
 
 class Debug(_Model):

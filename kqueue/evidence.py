@@ -77,7 +77,10 @@ class Histogram(Part):
 
 
 class Measurement(Part):
-    """The time of one call. All times are in milliseconds, with the launch overhead subtracted."""
+    """The time of one call. All times are in milliseconds, with the launch overhead subtracted.
+
+    For a problem of several shapes it is the weighted geometric mean of their times, and without a histogram.
+    """
 
     basis: Literal["gpu_clock", "cpu_clock"]
     """``gpu_clock``: CUDA events of the judge around work that was enqueued before the call. ``cpu_clock``: the judge's
@@ -139,6 +142,48 @@ class TimedVariants(Part):
     ratio: float | None
     """Median time on variants divided by the time on the problem's own inputs. A large ratio shows a kernel that is
     fast on usual inputs only. None where the time is too short for a ratio."""
+
+
+class ShapeResult(Part):
+    """The result of one of a problem's shapes."""
+
+    name: str
+    """Name of the shape: ``held out`` and a number if only its result is shown."""
+    held_out: bool
+    """True if its sizes are not shown."""
+    weight: float
+    """Weight of its speedup in the geometric mean."""
+    category: Category | None = None
+    """Category of its checks and timing. Null if another shape failed before it."""
+    runtime_ms: float | None = None
+    """Median time of the kernel."""
+    baseline_ms: float | None = None
+    """Median time of the eager reference."""
+    speedup: float | None = None
+    """``baseline_ms / runtime_ms``. Null unless one clock took both times."""
+    speedup_interval: tuple[float, float] | None = None
+    """The 95 % interval of the speedup."""
+    timing_basis: str | None = None
+    """The clock that took the time (:attr:`Measurement.basis`)."""
+    checks: int | None = None
+    """Number of input sets, hidden variants included, on which the kernel agreed with the reference."""
+    hidden_variants: int | None = None
+    """Number of these that are hidden variants."""
+    seconds: float | None = None
+    """Time in seconds that the shape took."""
+
+
+class ShapeResults(Part):
+    """The results of a problem's shapes. The verdict's speedup is their weighted geometric mean."""
+
+    rows: tuple[ShapeResult, ...]
+    """One for each shape, in the order in which they are judged: those that are held out come last."""
+    worst: str | None = None
+    """Name of the shape with the smallest speedup. Null unless all shapes passed and one has a speedup."""
+    worst_speedup: float | None = None
+    """That speedup."""
+    spread: float | None = None
+    """Largest speedup of a shape divided by the smallest."""
 
 
 class BaselineError(Part):
@@ -753,6 +798,10 @@ class Facts(Part):
     """True if the judge exceeded Celery's hard limit."""
     lease_expired: bool | None = _ABSENT
     """True if the worker was silent for longer than its lease."""
+    shape: str | None = _ABSENT
+    """Name of the shape that failed, where the problem names several."""
+    withheld: bool | None = _ABSENT
+    """True if that shape is held out. Then there are no other facts and no log, because they could show it."""
     suspected: bool | None = _ABSENT
     """True if several attempts lost their worker or GPU, so that the kernel is suspected."""
 
@@ -783,6 +832,11 @@ class Evidence(Part):
     """Numbers of these outputs. They depend on the weights alone, or consist of rounding errors."""
     verified_calls: int | None = _ABSENT
     """Number of timed calls whose outputs were compared afterwards. None where the kernel was not timed."""
+    shapes: ShapeResults | None = _ABSENT
+    """Results of the problem's shapes. ``checks``, ``checks_asked``, ``verified_calls``, ``cpu_s`` and
+    ``compiled_baseline`` are of all judged shapes, ``comparison`` and ``provenance`` of those that are not held out.
+    The rest is of the shape that failed, or else of the first, and a kernel that passed has no ``floor``. None where
+    the problem names no shapes."""
     timed_variants: TimedVariants | None = _ABSENT
     """Timed calls on hidden variants. None where there were none."""
     baseline_taken: Literal["in_turn", "without_kernel"] | None = _ABSENT
@@ -872,8 +926,8 @@ class Needs:
 
     def missing(self, *, message: str, phase: str | None, facts: Facts) -> list[str]:
         """Return the names of the fields that an outcome lacks."""
-        lacking = [f"facts.{name}" for name in self.facts if getattr(facts, name) is None]
-        if self.one_of and all(getattr(facts, name) is None for name in self.one_of):
+        lacking = [f"facts.{name}" for name in self.facts if getattr(facts, name) is None and not facts.withheld]
+        if self.one_of and not facts.withheld and all(getattr(facts, name) is None for name in self.one_of):
             lacking.append(" or ".join(f"facts.{name}" for name in self.one_of))
         if self.phase and phase is None:
             lacking.insert(0, "phase")

@@ -9,7 +9,9 @@ from typing import Final
 from kqueue import examinations
 from kqueue.categories import Blame, Category
 from kqueue.contract import Verdict
-from kqueue.evidence import Finding, json_number
+from kqueue.evidence import Evidence, Finding, json_number
+from kqueue.figures import milliseconds, ratio, span
+from kqueue.shapes import public
 
 #: A traceback's frame in the kernel's own file.
 _FRAME: Final = re.compile(r'File "[^"\n]*/kernel\.py", line (\d+)(?:, in (\S+))?')
@@ -24,11 +26,14 @@ _NEAR_BOUND: Final = 1.5
 
 
 def instruction(problem: str, backend: str) -> str:
-    """Return the task as text: write a kernel of ``backend`` that replaces the reference ``problem``."""
+    """Return the task as text: write a kernel of ``backend`` that replaces the reference ``problem``.
+
+    Shapes that are held out are not in it.
+    """
     return (
         f"Write a {backend} kernel that replaces this PyTorch reference and is faster. Answer with one fenced block of "
         "Python: a class ModelNew (torch.nn.Module) with the constructor and forward of Model, and with the same "
-        f"weights for the same seed.\n\n```python\n{problem.strip()}\n```\n"
+        f"weights for the same seed.\n\n```python\n{public(problem).strip()}\n```\n"
     )
 
 
@@ -48,6 +53,7 @@ def describe(verdict: Verdict, kernel: str, *, note: str = "", limit: int = 6000
         lines = ["CORRECT: " + verdict.message, *_times(verdict), *_limits(verdict)]
     else:
         lines = [*_failure(verdict), *_lacked(verdict), *_where(verdict, kernel), *_differences(verdict)]
+    lines += shape_lines(verdict.evidence)
     if note:
         lines.insert(1, note)
     if verdict.judged:
@@ -59,6 +65,24 @@ def describe(verdict: Verdict, kernel: str, *, note: str = "", limit: int = 6000
         lines += [f"Note: {finding.meaning}{_line(finding)}" for finding in verdict.evidence.findings or ()]
     text = "\n".join(lines)
     return text if len(text) <= limit else f"{text[: limit - 14]}\n... (cut off)"
+
+
+def shape_lines(evidence: Evidence) -> Iterator[str]:
+    """Yield a line for each shape of the problem, and one for the worst speedup and the spread."""
+    if (known := evidence.shapes) is None:
+        return
+    for row in known.rows:
+        times = f", {milliseconds(row.runtime_ms)} ms, reference {milliseconds(row.baseline_ms)} ms"
+        speedup = f", speedup {ratio(row.speedup)}{span(row.speedup_interval)}" if row.speedup is not None else ""
+        weight = "" if row.weight == 1 else f", weight {row.weight:g}"
+        timed = "" if row.runtime_ms is None else times + speedup
+        yield f"Shape {row.name}: {row.category or 'not judged, because another shape failed'}{timed}{weight}."
+    if known.worst_speedup is not None and known.spread is not None:
+        yield "Runtime and speedup are the shapes' weighted geometric means."
+        yield (
+            f"The worst speedup is {ratio(known.worst_speedup)} ({known.worst}), and the best is {known.spread:.2f} "
+            "times that."
+        )
 
 
 def last_frame(log: str) -> tuple[int, str | None] | None:

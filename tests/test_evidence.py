@@ -67,6 +67,14 @@ STORED: dict[str, Any] = {
         }],
     },
     "compiled_baseline": {"error": "it raised"},
+    "shapes": {
+        "rows": [{
+            "name": "large", "held_out": False, "weight": 2.0, "category": "passed", "runtime_ms": 0.5,
+            "baseline_ms": 1.0, "speedup": 2.0, "speedup_interval": [1.9, 2.1], "timing_basis": "cpu_clock",
+            "checks": 8, "hidden_variants": 3, "seconds": 1.5,
+        }],
+        "worst": "large", "worst_speedup": 2.0, "spread": 1.0,
+    },
     "baseline_drift": {"was_ms": 1.0, "is_ms": 2.0},
     "canary": "right in 22.1 ms",
     "leaked_bytes": 0,

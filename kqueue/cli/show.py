@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kqueue.store.reports import AttemptDetail, Detail
 
 #: Facts and evidence that `show` prints separately.
-_APART: Final = {"findings", "provenance", "sanitized", "profile"}
+_APART: Final = {"findings", "provenance", "sanitized", "profile", "shapes"}
 #: Maximum number of lines of the log that `show` prints without `--log`.
 _LOG_LINES: Final = 20
 _STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
@@ -170,7 +170,7 @@ def print_result(
         all_of_log: print the whole log, not only its last lines.
         evidence: print all evidence too.
     """
-    from kqueue import examinations
+    from kqueue import examinations, feedback
 
     console().print(category_text(result.category, result.blame), end="")
     console().print(f"  blame: {result.blame}")
@@ -185,6 +185,8 @@ def print_result(
         provenance=provenance(result.evidence.provenance),
         **fields,
     )
+    if rows := "\n".join(feedback.shape_lines(result.evidence)):
+        _print_block("shapes", rows)
     if tools := "\n".join(examinations.lines(result.evidence)):
         _print_block("tools", tools)
     # Findings that ended the evaluation are among its facts.

@@ -33,6 +33,7 @@ from kqueue.search.metrics import Metric, scores_of
 from kqueue.search.plan import Plan, Task
 from kqueue.search.population import Candidate, Expansion, choose, fronts
 from kqueue.search.proposers import Proposer, Question, digest, prompt
+from kqueue.shapes import public
 from kqueue.states import SearchState
 from kqueue.store import searches
 from kqueue.store.searches import Proposal, Run, Step
@@ -282,7 +283,7 @@ class Search(Runner[Plan]):
 
     def _work(self, step: Step, mine: Sequence[Proposal]) -> None:
         if step.digest is not None and step.summary is None:
-            summary = self.proposer.summarize(self.plan.problem, step.digest)
+            summary = self.proposer.summarize(public(self.plan.problem), step.digest)
             step = searches.update_step(self.engine, self.run.id, step.number, summary=summary)
         waiting = [one for one in mine if one.ended_at is None]
         failed = list[tuple[Proposal, ProposerFailed]]()
@@ -328,7 +329,7 @@ class Search(Runner[Plan]):
             run=self.run.name,
             step=step.number,
             number=proposal.number,
-            problem=self.plan.problem,
+            problem=public(self.plan.problem),
             backend=str(self.plan.backend),
             kernel=kernel,
             scores=parent.scores or {},

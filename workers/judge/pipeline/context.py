@@ -6,6 +6,7 @@ import contextlib
 import enum
 
 from kqueue.contract import Request
+from kqueue.shapes import Shape, problem_of
 from workers.judge.backend import JudgeBackend
 from workers.judge.forkserver.handle import ForkServer
 from workers.judge.gpu import environment
@@ -37,6 +38,8 @@ class Context:
         backend: storage of environments, baselines and suspect GPU reports.
         cpu: CPU time of the evaluation, restarts included.
         granted: GPU resources that the evaluation gets because it failed without them.
+        problem_hash: hash of the submitted problem.
+        shape: the shape of the problem to judge, or None. ``request`` then has the problem with this shape only.
         watch: the GPU's clocks.
         fence: the finding of Markdown around the kernel's source, which was taken out of it, or None.
         steps, evidence, processes, budget, device: state that the stages change.
@@ -51,11 +54,15 @@ class Context:
         forkserver: ForkServer,
         cpu: CpuTime,
         granted: frozenset[Grant],
+        shape: Shape | None,
     ) -> None:
         """Prepare without starting a process."""
         kernel, self.fence = static.without_fence(request.kernel)
         if self.fence is not None:
             request = request.model_copy(update={"kernel": kernel})
+        self.problem_hash, self.shape = request.problem_hash, shape
+        if shape is not None:
+            request = request.model_copy(update={"problem": problem_of(request.problem, shape)})
         self.request, self.settings, self.slot = request, request.settings, slot
         self.backend, self.forkserver = backend, forkserver
         self.cpu, self.granted = cpu, granted

@@ -11,18 +11,20 @@ CPU time, because a source can be written to delay them: kernelguard's regular e
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import signal
 from collections import Counter
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
 
 import kernelguard
 
+from kqueue import shapes
 from kqueue.categories import Category
-from kqueue.contract import Backend, Phase, Policy, Tolerance
+from kqueue.contract import Backend, Phase, Policy, Request, Tolerance
+from kqueue.errors import InvalidRequest
 from kqueue.integrations import extraction
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import rules
@@ -133,7 +135,7 @@ def _is_python(source: str) -> bool:
 
 
 def check_problem(source: str) -> None:
-    """Reject a problem that is not Python.
+    """Reject a problem that is not Python, or whose shapes are malformed.
 
     Raises:
         EvaluationEnded: ``invalid_problem``.
@@ -144,6 +146,20 @@ def check_problem(source: str) -> None:
         raise EvaluationEnded(
             Category.INVALID_PROBLEM, f"the problem's source is not valid Python: {error}", Phase.REFERENCE
         ) from None
+    try:
+        for shape in shapes.read(source):
+            shapes.problem_of(source, shape)
+    except InvalidRequest as error:
+        raise EvaluationEnded(Category.INVALID_PROBLEM, str(error), Phase.REFERENCE) from None
+
+
+def shapes_of(request: Request) -> tuple[shapes.Shape, ...]:
+    """Return the shapes of a request's problem, or none if it names none or :func:`check_problem` rejects it."""
+    with contextlib.suppress(EvaluationEnded):
+        if request.backend is not Backend.PYTEST:
+            check_problem(request.problem)
+            return shapes.read(request.problem)
+    return ()
 
 
 def tolerance(source: str) -> Tolerance | None:
@@ -288,7 +304,7 @@ def _about_the_guard(rule: str) -> dict[str, Any]:
     return _finding(rule, severity, None, "", "kqueue", meaning)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _cpu_time(seconds: float) -> Generator[None]:
     """Interrupt the block with :class:`_TimeUp` after a number of seconds of this process's CPU time."""
     running = True
