@@ -781,6 +781,8 @@ class Evidence(Part):
     """Numbers of these outputs. They depend on the weights alone, or consist of rounding errors."""
     verified_calls: int | None = _ABSENT
     """Number of timed calls whose outputs were compared afterwards. None where the kernel was not timed."""
+    untimed: str | None = _ABSENT
+    """Reason why a kernel was not timed although the settings requested it."""
     timed_variants: TimedVariants | None = _ABSENT
     """Timed calls on hidden variants. None where there were none."""
     baseline_taken: Literal["in_turn", "without_kernel"] | None = _ABSENT

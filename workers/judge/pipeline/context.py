@@ -37,6 +37,7 @@ class Context:
         cpu: CPU time of the evaluation, restarts included.
         granted: GPU resources that the evaluation gets because it failed without them.
         watch: the GPU's clocks.
+        request, settings: the request and its settings, without timing where times would say nothing.
         steps, evidence, processes, budget, device: state that the stages change.
     """
 
@@ -51,11 +52,16 @@ class Context:
         granted: frozenset[Grant],
     ) -> None:
         """Prepare without starting a process."""
+        self.steps, self.evidence = Steps(status_page, slot, request.settings.total_s), EvidenceBuilder()
+        timing = request.settings.timing
+        if slot.interprets(request.backend) and timing.enabled and not timing.interpreter:
+            settings = request.settings.model_copy(update={"timing": timing.off()})
+            request = request.model_copy(update={"settings": settings})
+            self.evidence.untimed = "Triton's interpreter runs on the CPU"
         self.request, self.settings, self.slot = request, request.settings, slot
         self.backend, self.forkserver = backend, forkserver
         self.cpu, self.granted = cpu, granted
         self.watch = environment.Watch(slot)
-        self.steps, self.evidence = Steps(status_page, slot, request.settings.total_s), EvidenceBuilder()
         self.processes = Processes(request, slot, forkserver, cpu)
         self.budget = Budget(request, slot, self.processes, self.steps, self.evidence)
         self.device = Device(slot, backend, self.steps, self.evidence, timed=request.settings.timing.enabled)
