@@ -744,7 +744,7 @@ class Facts(Part):
     room_bytes: int | None = _ABSENT
     """Free space in bytes on the worker's disk, if it was too little."""
     instead_of: Category | None = _ABSENT
-    """The category that does not count because the fleet failed as well."""
+    """The category that does not count, because the fleet failed as well or the kernel needs a GPU."""
     out_of_memory: bool | None = _ABSENT
     """True if Linux killed processes meanwhile because the host lacked memory."""
     hard_limit: bool | None = _ABSENT
@@ -907,6 +907,7 @@ _FACTS: Final[dict[Category, tuple[str, ...]]] = {
     Category.INPUT_MUTATED: ("input",),
     Category.REWARD_HACK: ("hack",),
     Category.TESTS_FAILED: ("failed",),
+    Category.NEEDS_GPU: ("instead_of",),
 }
 _ONE_OF: Final[dict[Category, tuple[str, ...]]] = {
     Category.GPU_OUT_OF_MEMORY: ("exception", "held_bytes"),

@@ -70,7 +70,7 @@ def preload() -> None:
     logging.disable(logging.WARNING)
     try:
         importlib.import_module("torch.utils.cpp_extension")
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(ImportError), interpreter.uninterpreted():
             importlib.import_module("triton.language")
     finally:
         logging.disable(logging.NOTSET)
@@ -188,7 +188,7 @@ class Harness:
             self._events = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
         else:
-            interpreter.improve()
+            interpreter.install(self._flags)
             memory.keep_host_memory()
             self.exports.announce_memory()
         return self.done(command)
