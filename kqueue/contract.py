@@ -209,9 +209,16 @@ class Timing(_Model):
     """Flush the GPU's L2 cache before every timed call."""
     compiled_baseline: bool = False
     """Time the reference under ``torch.compile`` too."""
+    interpreter: bool = False
+    """Time Triton kernels on the lane ``cpu`` too. Triton's interpreter runs them there, and its times say nothing
+    about a GPU."""
     max_error: Annotated[float, Field(ge=0)] = 0.0
     """Half the width of the speedup's 95 % interval, relative to the speedup, above which the outcome is
     ``timing_unstable``. 0 sets no limit. It applies to each shape of a problem."""
+
+    def off(self) -> Self:
+        """Return the settings without timing."""
+        return self.model_copy(update={"enabled": False})
 
 
 class Debug(_Model):

@@ -791,7 +791,7 @@ class Facts(Part):
     room_bytes: int | None = _ABSENT
     """Free space in bytes on the worker's disk, if it was too little."""
     instead_of: Category | None = _ABSENT
-    """The category that does not count because the fleet failed as well."""
+    """The category that does not count, because the fleet failed as well or the kernel needs a GPU."""
     out_of_memory: bool | None = _ABSENT
     """True if Linux killed processes meanwhile because the host lacked memory."""
     hard_limit: bool | None = _ABSENT
@@ -837,6 +837,8 @@ class Evidence(Part):
     ``compiled_baseline`` are of all judged shapes, ``comparison`` and ``provenance`` of those that are not held out.
     The rest is of the shape that failed, or else of the first, and a kernel that passed has no ``floor``. None where
     the problem names no shapes."""
+    untimed: str | None = _ABSENT
+    """Reason why a kernel was not timed although the settings requested it."""
     timed_variants: TimedVariants | None = _ABSENT
     """Timed calls on hidden variants. None where there were none."""
     baseline_taken: Literal["in_turn", "without_kernel"] | None = _ABSENT
@@ -961,6 +963,7 @@ _FACTS: Final[dict[Category, tuple[str, ...]]] = {
     Category.INPUT_MUTATED: ("input",),
     Category.REWARD_HACK: ("hack",),
     Category.TESTS_FAILED: ("failed",),
+    Category.NEEDS_GPU: ("instead_of",),
 }
 _ONE_OF: Final[dict[Category, tuple[str, ...]]] = {
     Category.GPU_OUT_OF_MEMORY: ("exception", "held_bytes"),

@@ -153,7 +153,8 @@ def _differences(verdict: Verdict) -> Iterator[str]:
 def _times(verdict: Verdict) -> Iterator[str]:
     runtime = verdict.runtime
     if runtime is None:
-        yield "It was not timed."
+        why = verdict.evidence.untimed
+        yield "It was not timed." if why is None else f"It was not timed: {why}."
         return
     clock = "the GPU's clock" if runtime.basis == "gpu_clock" else "the CPU's clock, including launching and waiting"
     yield (

@@ -439,7 +439,7 @@ def refused(result: Result) -> str | None:
 
 
 def _untimed(settings: Settings) -> Settings:
-    return settings.model_copy(update={"timing": settings.timing.model_copy(update={"enabled": False})})
+    return settings.model_copy(update={"timing": settings.timing.off()})
 
 
 def _signature(result: Result) -> tuple[object, ...]:

@@ -187,7 +187,11 @@ class Runner(ABC, Generic[_PlanT]):
             error = EvaluationFailed(verdict)
             if verdict.judged:
                 message = f"--metric {', '.join(self.metrics)}: unknown for {needed}, which ended as {verdict.category}"
-                error.args = (f"{message}. Choose another metric or lane, or resume when the machine is less busy",)
+                if (why := verdict.evidence.untimed) is not None:
+                    ways = f"It was not timed: {why}. Choose a GPU's lane or another metric"
+                else:
+                    ways = "Choose another metric or lane, or resume when the machine is less busy"
+                error.args = (f"{message}. {ways}",)
             raise error
         return searches.ended(
             self.engine,
@@ -209,7 +213,7 @@ def is_to_be_judged_again(verdict: Verdict, scores: Mapping[str, float] | None, 
         attempt: number of earlier requests for it.
     """
     # A correct kernel can lack a time because the machine was busy.
-    again = verdict.passed and attempt + 1 < _TRIES
+    again = verdict.passed and verdict.evidence.untimed is None and attempt + 1 < _TRIES
     # An earlier evaluation can have no result. The next one has another key.
     return scores is None and (again or not created)
 

@@ -26,6 +26,7 @@ _TAGS: Final = {
     "builtins.SystemExit": Tag.EXIT,
     "workers.judge.candidate.harness.EntryPointError": Tag.ENTRY_POINT,
     "workers.judge.candidate.harness.ProblemError": Tag.PROBLEM,
+    "workers.judge.candidate.interpreter.NeedsGpuError": Tag.NEEDS_GPU,
 }
 _OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
 #: Compile options that, together with the constants, decide how many resources a launch needs.

@@ -23,7 +23,7 @@ from typing import Any, Final, cast
 
 import torch
 
-from workers.judge.candidate import failures, libraries, memory, profile, warm_up
+from workers.judge.candidate import failures, interpreter, libraries, memory, profile, warm_up
 from workers.judge.candidate.instance import Instance, weights_of
 from workers.judge.channel import activities, flags
 from workers.judge.channel.arguments import check, put_together
@@ -73,7 +73,7 @@ def preload() -> None:
     logging.disable(logging.WARNING)
     try:
         importlib.import_module("torch.utils.cpp_extension")
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(ImportError), interpreter.uninterpreted():
             importlib.import_module("triton.language")
     finally:
         logging.disable(logging.NOTSET)
@@ -191,6 +191,7 @@ class Harness:
             self._events = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
         else:
+            interpreter.install(self._flags)
             memory.keep_host_memory()
             self.exports.announce_memory()
         return self.done(command)

@@ -71,6 +71,8 @@ class Tag(IntEnum):
     """The problem does not have the required form."""
     FILES = 9
     """There was no disk space for a file."""
+    NEEDS_GPU = 10
+    """Triton's interpreter lacks what the kernel uses."""
 
 
 _DEVICES: Final = ("cpu", "cuda", "meta")

@@ -42,6 +42,7 @@ class Context:
         shape: the shape of the problem to judge, or None. ``request`` then has the problem with this shape only.
         watch: the GPU's clocks.
         fence: the finding of Markdown around the kernel's source, which was taken out of it, or None.
+        request, settings: the request and its settings, without timing where times would say nothing.
         steps, evidence, processes, budget, device: state that the stages change.
     """
 
@@ -63,11 +64,16 @@ class Context:
         self.problem_hash, self.shape = request.problem_hash, shape
         if shape is not None:
             request = request.model_copy(update={"problem": problem_of(request.problem, shape)})
+        self.steps, self.evidence = Steps(status_page, slot, request.settings.total_s), EvidenceBuilder()
+        timing = request.settings.timing
+        if slot.interprets(request.backend) and timing.enabled and not timing.interpreter:
+            settings = request.settings.model_copy(update={"timing": timing.off()})
+            request = request.model_copy(update={"settings": settings})
+            self.evidence.untimed = "Triton's interpreter runs on the CPU"
         self.request, self.settings, self.slot = request, request.settings, slot
         self.backend, self.forkserver = backend, forkserver
         self.cpu, self.granted = cpu, granted
         self.watch = environment.Watch(slot)
-        self.steps, self.evidence = Steps(status_page, slot, request.settings.total_s), EvidenceBuilder()
         self.processes = Processes(request, slot, forkserver, cpu)
         self.budget = Budget(request, slot, self.processes, self.steps, self.evidence)
         self.device = Device(slot, backend, self.steps, self.evidence, timed=request.settings.timing.enabled)

@@ -33,6 +33,7 @@ class EvidenceBuilder:
     reference_is_constant: bool | None = None
     constant_outputs: list[int] | None = None
     verified_calls: int | None = None
+    untimed: str | None = None
     timed_variants: Fields | None = None
     baseline_taken: str | None = None
     floor: Fields | None = None

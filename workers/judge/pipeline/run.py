@@ -17,7 +17,9 @@ from kqueue.categories import Blame, Category
 from kqueue.contract import Backend, Outcome, Phase, Request
 from kqueue.shapes import Shape
 from workers.judge.backend import JudgeBackend
+from workers.judge.channel import flags
 from workers.judge.channel.gpu_memory import CudaCallError
+from workers.judge.channel.protocol import Tag
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.handle import ForkServer
 from workers.judge.host.status_page import StatusPage
@@ -37,6 +39,9 @@ from workers.judge.slot_config import SlotConfig
 
 #: Categories of checks that took too long: the kernel's, or the reference's, which draws and answers between them.
 _OVERDUE: Final = frozenset({Category.TIMEOUT, Category.REFERENCE_TIMEOUT})
+
+#: Categories of wrong values, which rounding can cause.
+_ABOUT_VALUES: Final = frozenset({Category.WRONG_VALUES, Category.NOT_FINITE, Category.NONDETERMINISTIC})
 
 
 def evaluate(
@@ -107,9 +112,33 @@ def _run(context: Context) -> tuple[Outcome, bool]:
         return _run_stages(context), False
     except EvaluationEnded as ended:
         context.evidence.note(ended.outcome)
-        return ended.outcome, isinstance(ended, OutOfAllowance)
+        return _doubted(context, ended), isinstance(ended, OutOfAllowance)
     except (torch.OutOfMemoryError, torch.AcceleratorError, CudaCallError) as error:
         return clean_up.blame_for(context, error), False
+
+
+def _doubted(context: Context, ended: EvaluationEnded) -> Outcome:
+    """Return the outcome, or ``needs_gpu`` if Triton's interpreter can have caused a kernel's failure.
+
+    Both causes are claims of the kernel. On a CPU it can so escape the blame for its failure, but it cannot pass.
+    """
+    outcome, candidate = ended.outcome, context.processes.candidate
+    if (
+        not context.slot.interprets(context.request.backend)
+        or outcome.blame is not Blame.CANDIDATE
+        or candidate is None
+    ):
+        return outcome
+    why = ""
+    if ended.reply is not None:
+        lacks = ended.reply.tag is Tag.NEEDS_GPU
+    elif lacks := outcome.category in _ABOUT_VALUES and candidate.process.flags[flags.NARROW] != 0:
+        why = ". It computes in bfloat16 or float8, where a GPU can round otherwise than Triton's interpreter"
+    if not lacks:
+        return outcome
+    facts = outcome.facts.model_copy(update={"instead_of": outcome.category})
+    message = f"{outcome.message}{why}: judge it on a GPU" if why else outcome.message
+    return outcome.model_copy(update={"category": Category.NEEDS_GPU, "message": message, "facts": facts})
 
 
 def _run_stages(context: Context) -> Outcome:
