@@ -242,7 +242,7 @@ def state_of(identity: str, trials: Sequence[Trial | None]) -> Duel:
         InvalidRequest: no duel can have this id.
     """
     if (found := ID.fullmatch(identity)) is None:
-        raise InvalidRequest("the id of a duel is expected")
+        raise InvalidRequest("duel: an id of a duel is expected")
     rounds: list[tuple[Trial | None, Trial | None]] = []
     for number in range((len(trials) + 1) // 2):
         first, second = (*trials[2 * number : 2 * number + 2], None)[:2]
