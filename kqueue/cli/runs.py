@@ -138,7 +138,7 @@ def carry_out(engine: Engine, plan: Plan | TunePlan, run: Run | str, *, verbose:
             runner = partial(Search, proposer=proposer)
             if plan.use_wandb:
                 load_wandb()
-        client = _client_of(plan.url)
+        client = client_of(plan.url)
         stack.callback(client.close)
         if isinstance(run, str):
             run = searches.create(engine, run, plan.model_dump(mode="json"))
@@ -157,7 +157,7 @@ def carry_out(engine: Engine, plan: Plan | TunePlan, run: Run | str, *, verbose:
     return Record(run, "done", plan, searches.steps(engine, run.id), proposals)
 
 
-def _client_of(url: str | None) -> Client | RemoteClient:
+def client_of(url: str | None) -> Client | RemoteClient:
     """Return a client of the fleet at an address, or of this environment's."""
     if url is None:
         from kqueue.client import Client
