@@ -15,12 +15,14 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
 from typing import Any, Final, Literal, Self
 from uuid import uuid4
+
+from pydantic import BaseModel, ConfigDict, computed_field
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import Request, Result
@@ -32,10 +34,10 @@ ERROR: Final = 0.02
 _FIRST, _GROWTH = 6, 1.45
 #: Number of rounds after which a duel ends, and the range of that number.
 MOST: Final = 40
-_FEWEST, _LIMIT = 3, 400
-#: Beginning of the names of duels' batches.
-_BATCH: Final = "duel-"
-_ID: Final = re.compile(r"[0-9a-f]{12}-(\d{1,3})(?:-(0\.\d{1,6}|1e-0[56]))?")
+_FEWEST, _LIMIT = 3, 100
+#: Beginning of the names of duels' batches, and the pattern of the ids after it: digits, ``most``, ``within``.
+BATCH: Final = "duel-"
+ID: Final = re.compile(r"[0-9a-f]{12}-([1-9]\d{0,2})(?:-(0\.\d{6}))?")
 
 #: The reasons for the end of a duel.
 Reason = Literal["faster", "failed", "equal", "rounds", "void", "both_failed", "problem", "cancelled"]
@@ -52,67 +54,68 @@ class Trial:
     speedup: float | None
     clock: tuple[str, bool] | None
     device: str | None
+    label: str | None = None
 
     @classmethod
     def of(cls, result: Result) -> Self:
         """Return the trial of an outcome or a verdict."""
         environment = getattr(result, "environment", None)
         clock = None if result.runtime is None else (result.runtime.basis, result.runtime.is_fine)
-        return cls(result.category, result.speedup, clock, environment and environment.device)
+        device, label = environment and environment.device, getattr(result, "kernel_label", None)
+        return cls(result.category, result.speedup, clock, device, label)
 
 
-@dataclass(frozen=True, slots=True)
-class Duel:
-    """The state of a duel.
+class Duel(BaseModel):
+    """The state of a duel."""
 
-    Attributes:
-        winner: ``a`` or ``b``. None if there is none (yet).
-        reason: the reason why the duel ended, None while it runs. ``faster``: one kernel is. ``failed``: only the
-            winner passed. ``equal``: the interval is within the limit. ``rounds``: no decision in all rounds.
-            ``void``: most rounds are void. ``both_failed``, ``problem``, ``cancelled``: no kernel can win.
-        ratio: speed of B divided by the speed of A at the last look. Above 1 B is faster.
-        interval: its interval, of 98 % over all looks together.
-        certainty: certainty of a decision by times, 1 minus the test's probability of error over all looks.
-        rounds: number of rounds with a value.
-        voids: number of rounds without one: a failure of the fleet, another clock or another model of device.
-        most: number of rounds at which the duel ends.
-        due: number of rounds to judge before the next look, if none is being judged.
-        a_failed, b_failed: category of a kernel's failure, None if it has not failed.
-    """
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
+    id: str = ""
+    """The duel's id. Its evaluations are the batch `duel-` and the id."""
     winner: Literal["a", "b"] | None = None
+    """The winner, null if there is none or none yet."""
     reason: Reason | None = None
+    """The reason for its end, null while it runs. `faster`: the winner is faster. `failed`: only the winner passed.
+    `equal`: the interval is within the limit. `rounds`: no decision in all rounds. `void`: most rounds are void.
+    `both_failed`, `problem` (it failed) and `cancelled`: no kernel can win."""
     ratio: float | None = None
+    """Speed of B divided by the speed of A at the last look. Above 1 B is faster."""
     interval: tuple[float, float] | None = None
+    """The ratio's interval, of 98 % over all looks together."""
     certainty: float | None = None
+    """Certainty of a decision by times: 1 minus the probability of an error over all looks."""
     rounds: int = 0
+    """Number of rounds with a value."""
     voids: int = 0
+    """Number of rounds without one: the fleet failed, the clocks or the models of the device differ."""
     most: int = MOST
+    """Number of rounds with a value at which the duel ends."""
     due: int = 0
+    """Number of rounds to submit next, 0 while some are being judged."""
+    a_label: str | None = None
+    b_label: str | None = None
     a_failed: Category | None = None
+    """Category of A's failure, null if it has not failed."""
     b_failed: Category | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the state as a JSON-safe record, with the state in words as ``message``."""
-        return asdict(self) | {"message": self.words()}
-
-    def words(self) -> str:
-        """Return the state in one line."""
+    @computed_field
+    @property
+    def message(self) -> str:
+        """The state in one line."""
         measured = f"{self.rounds} rounds" + (f", {self.voids} void" if self.voids else "")
         if self.ratio is not None and self.interval is not None:
             low, high = self.interval
             measured = f"B has {self.ratio:.4g} times the speed of A ({low:.4g} to {high:.4g}), {measured}"
-        failures = [f"{n} ended as {c}" for n, c in (("A", self.a_failed), ("B", self.b_failed)) if c is not None]
-        sure = f"certainty {100 * (self.certainty or 0):.4g} %"
-        name = (self.winner or "").upper()
+        failed = " and ".join(f"{n} ended as {c}" for n, c in (("A", self.a_failed), ("B", self.b_failed)) if c)
+        sure, name = f"certainty {100 * (self.certainty or 0):.4g} %", (self.winner or "").upper()
         return {
             None: f"undecided: {measured} of {self.most} at most",
             "faster": f"{name} is faster, {sure}: {measured}",
-            "failed": f"{name} wins, because {' and '.join(failures)}",
+            "failed": f"{name} wins, because {failed}",
             "equal": f"equal within the limit, {sure}: {measured}",
             "rounds": f"no decision: {measured}",
             "void": f"no decision, because most rounds had no comparable times: {measured}",
-            "both_failed": f"no winner, because {' and '.join(failures)}",
+            "both_failed": f"no winner, because {failed}",
             "problem": "no winner, because the problem failed",
             "cancelled": f"cancelled: {measured}",
         }[self.reason]
@@ -129,32 +132,40 @@ def state(
             ``1 + within``.
         most: number of rounds at which the duel ends.
     """
-    ended = [[trial.category for pair in trials if (trial := pair[side]) is not None] for side in (0, 1)]
+    sides = [[trial for pair in trials if (trial := pair[side]) is not None] for side in (0, 1)]
+    ended = [[trial.category for trial in of] for of in sides]
     failed = [next((one for one in of if one.blame is Blame.CANDIDATE), None) for of in ended]
     # A look counts rounds in their order, whichever verdict comes first.
     complete = list(takewhile(lambda pair: None not in pair, trials))
     values = [value for pair in complete if (value := _value(*pair)) is not None]
     counts, voids = looks(most), len(complete) - len(values)
-    now = Duel(rounds=len(values), voids=voids, most=most, a_failed=failed[0], b_failed=failed[1])
-    for winner, loser in ((0, 1), (1, 0)):
-        if failed[loser] is not None and failed[winner] is None and Category.PASSED in ended[winner]:
-            return replace(now, winner="ab"[winner], reason="failed")
-    if all(failed):
-        return replace(now, reason="both_failed")
-    if any(one.blame is Blame.PROBLEM for of in ended for one in of):
-        return replace(now, reason="problem")
+    found: dict[str, Any] = {"rounds": len(values), "voids": voids, "most": most}
+    for name, of, category in zip("ab", sides, failed, strict=True):
+        found |= {f"{name}_failed": category, f"{name}_label": next((one.label for one in of), None)}
     for count in counts:
-        if now.reason is None and count <= len(values):
-            now = replace(now, **_look(values[:count], len(counts), within))
-    if now.reason is None and any(Category.CANCELLED in of for of in ended):
-        return replace(now, reason="cancelled")
-    if now.reason is None and len(values) >= most:
-        return replace(now, reason="rounds")
-    if now.reason is None and voids >= min(_FIRST, most) and voids > len(values):
-        return replace(now, reason="void")
-    if now.reason is not None or len(complete) < len(trials):
-        return now
-    return replace(now, due=next(count for count in counts if count > len(values)) - len(values))
+        if "reason" not in found and count <= len(values):
+            found |= _look(values[:count], len(counts), within)
+    over = [
+        winner for winner in (0, 1) if failed[1 - winner] and not failed[winner] and Category.PASSED in ended[winner]
+    ]
+    if over or all(failed):
+        end = {"reason": "failed" if over else "both_failed", "winner": "ab"[over[0]] if over else None}
+        found |= {**end, "certainty": None}
+    elif any(one.blame is Blame.PROBLEM for of in ended for one in of):
+        found |= {"reason": "problem", "winner": None, "certainty": None}
+    elif "reason" in found:
+        pass
+    elif any(Category.CANCELLED in of for of in ended):
+        found["reason"] = "cancelled"
+    elif len(values) >= most:
+        found["reason"] = "rounds"
+    elif voids >= min(_FIRST, most) and voids > len(values):
+        found["reason"] = "void"
+    elif not trials:
+        found["due"] = 1  # shows whether both kernels are right, before more rounds are submitted
+    elif len(complete) == len(trials):
+        found["due"] = next(count for count in counts if count > len(values)) - len(values)
+    return Duel(**found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,24 +174,23 @@ class Match:
 
     Attributes:
         a, b: the requests. They differ in kernel, backend and label at most.
-        within, most: see :func:`state`.
         id: the id of the duel. It contains ``most`` and ``within``.
     """
 
     a: Request
     b: Request
-    within: float | None
-    most: int
     id: str
 
     @classmethod
-    def of(cls, a: Request, b: Request, *, within: float | None = None, most: int = MOST) -> Self:
-        """Return a new duel of two requests.
+    def of(
+        cls, a: Request, b: Request, *, within: float | None = None, most: int = MOST, key: str | None = None
+    ) -> Self:
+        """Return a new duel of two requests, whose batch, key and reuse are ignored. ``key`` determines its id.
 
         Raises:
             InvalidRequest: the requests cannot be compared, or an option is out of range.
         """
-        own = {"kernel", "backend", "kernel_label"}
+        own = {"kernel", "backend", "kernel_label", "batch", "idempotency_key", "reuse"}
         if a.model_dump(exclude=own) != b.model_dump(exclude=own):
             raise InvalidRequest("b: only kernel, backend and kernel_label can differ from a's")
         if not a.settings.timing.enabled:
@@ -189,13 +199,8 @@ class Match:
             raise InvalidRequest(f"rounds: give {_FEWEST} to {_LIMIT}, not {most}")
         if within is not None and not 1e-6 <= within < 1:
             raise InvalidRequest(f"within: give a part such as 0.01 for 1 %, below 1, not {within:g}")
-        limit = "" if within is None else f"-{within:.6f}".rstrip("0")
-        return cls(a, b, *options(identity := f"{uuid4().hex[:12]}-{most}{limit}"), identity)
-
-    @property
-    def batch(self) -> str:
-        """The name of the batch of the duel's evaluations."""
-        return _BATCH + self.id
+        digits = uuid4().hex if key is None else hashlib.sha256(key.encode()).hexdigest()
+        return cls(a, b, f"{digits[:12]}-{most}" + ("" if within is None else f"-{within:.6f}"))
 
     def requests(self, start: int, number: int) -> list[Request]:
         """Return the requests of ``number`` rounds from round ``start`` on, two for each round, in random order.
@@ -204,7 +209,11 @@ class Match:
         """
         return [
             (self.a, self.b)[side].model_copy(
-                update={"batch": self.batch, "reuse": False, "idempotency_key": f"{self.batch}/{one}/{'ab'[side]}"}
+                update={
+                    "batch": BATCH + self.id,
+                    "reuse": False,
+                    "idempotency_key": f"{BATCH}{self.id}/{one}/{'ab'[side]}",
+                }
             )
             for one in range(start, start + number)
             for side in order(self.id, one)
@@ -212,25 +221,8 @@ class Match:
 
     def state(self, results: Sequence[Result | None]) -> Duel:
         """Return the state after the results of :meth:`requests`, in the order of the requests from round 0 on."""
-        return state_of(self.id, [None if result is None else Trial.of(result) for result in results])
-
-
-def batch_id(batch: str | None) -> str | None:
-    """Return the id of the duel whose batch this is, or None for another batch."""
-    if batch is None or not batch.startswith(_BATCH):
-        return None
-    return identity if _ID.fullmatch(identity := batch.removeprefix(_BATCH)) else None
-
-
-def options(identity: str) -> tuple[float | None, int]:
-    """Return ``within`` and ``most`` of the duel with this id.
-
-    Raises:
-        InvalidRequest: no duel can have this id.
-    """
-    if (found := _ID.fullmatch(identity)) is None:
-        raise InvalidRequest(f"{identity[:80]!r} is no id of a duel")
-    return None if found[2] is None else float(found[2]), int(found[1])
+        now = state_of(self.id, [None if result is None else Trial.of(result) for result in results])
+        return now.model_copy(update={"a_label": self.a.kernel_label, "b_label": self.b.kernel_label})
 
 
 def order(identity: str, number: int) -> tuple[int, int]:
@@ -240,26 +232,28 @@ def order(identity: str, number: int) -> tuple[int, int]:
 
 
 def state_of(identity: str, trials: Sequence[Trial | None]) -> Duel:
-    """Return the state of the duel with this id from its trials, in the order of :meth:`Match.requests`."""
-    within, most = options(identity)
+    """Return the state of the duel with this id from its trials, in the order of :meth:`Match.requests`.
+
+    Raises:
+        InvalidRequest: no duel can have this id.
+    """
+    if (found := ID.fullmatch(identity)) is None:
+        raise InvalidRequest("the id of a duel is expected")
     rounds: list[tuple[Trial | None, Trial | None]] = []
     for number in range((len(trials) + 1) // 2):
         first, second = (*trials[2 * number : 2 * number + 2], None)[:2]
         rounds.append((first, second) if order(identity, number) == (0, 1) else (second, first))
-    return state(rounds, within=within, most=most)
+    now = state(rounds, within=float(found[2]) if found[2] else None, most=int(found[1]))
+    return now.model_copy(update={"id": identity})
 
 
-#: A function that judges requests, and returns or yields the results in their order.
-Evaluate = Callable[[list[Request]], Iterable[Result | InvalidRequest]]
-
-
-def duel(evaluate: Evaluate, match: Match) -> Iterator[Duel]:
+def duel(evaluate: Callable[[list[Request]], Iterable[Result | InvalidRequest]], match: Match) -> Iterator[Duel]:
     """Fight a duel, and yield its state after each result. The last one has a reason.
 
     Args:
-        evaluate: judges the requests of all rounds up to the next look. ``LocalJudge.map`` and
-            ``Client.evaluate_batch`` are such functions. If it yields its results one by one, no further one is taken
-            from it once the duel has ended, and it is closed.
+        evaluate: returns or yields the results of requests in their order, such as ``LocalJudge.map`` and
+            ``Client.evaluate_batch``. It gets all rounds up to the next look at once. What it has not yielded when the
+            duel ends is not taken.
         match: the kernels.
 
     Raises:
@@ -268,11 +262,9 @@ def duel(evaluate: Evaluate, match: Match) -> Iterator[Duel]:
     results: list[Result | None] = []
     now = match.state(results)
     while now.reason is None:
-        requests = match.requests(len(results) // 2, now.due)
-        answers = iter(evaluate(requests))
-        done = len(results)
+        done, requests = len(results), match.requests(len(results) // 2, now.due)
         results += [None] * len(requests)
-        for index, answer in zip(range(done, len(results)), answers, strict=True):
+        for index, answer in zip(range(done, len(results)), evaluate(requests), strict=True):
             if isinstance(answer, InvalidRequest):
                 raise answer
             results[index] = answer
@@ -280,8 +272,6 @@ def duel(evaluate: Evaluate, match: Match) -> Iterator[Duel]:
             yield now
             if now.reason is not None:
                 break
-        if isinstance(answers, Generator):
-            answers.close()
 
 
 @cache

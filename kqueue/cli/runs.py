@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from kqueue.client import Client
     from kqueue.client.remote import RemoteClient
+    from kqueue.duels import Duel
     from kqueue.search.plan import Plan, TunePlan
     from kqueue.search.tuning import Tuned
     from kqueue.store.searches import Proposal, Run, Step
@@ -75,17 +76,33 @@ class Record:
         from kqueue.search.tuning import found
 
         done = self.state == "done"
-        return found(self.plan, self.proposals, done=done) if isinstance(self.plan, TunePlan) else None
+        return found(self.plan, self.proposals, self.steps, done=done) if isinstance(self.plan, TunePlan) else None
 
     @cached_property
     def best(self) -> Sequence[Proposal]:
         """The best proposals. For a tuning run without a winner, the best one of the last step."""
-        from kqueue.search.run import best_of
+        from kqueue.search.run import best_of, settled
 
         if self.tuned is None:
-            return best_of(self.proposals)
+            rejected = self.duel is not None and self.duel["winner"] != "b"
+            return self.proposals[:1] if rejected else best_of(settled(self.proposals, self.steps))
         numbers = {step.best for step in self.steps[-1:]} if self.tuned.best is None else {self.tuned.best.number}
         return [one for one in self.proposals if one.number in numbers]
+
+    @property
+    def duel(self) -> Mapping[str, Any] | None:
+        """The record of the duel of the best kernel (B) with the start (A), or None."""
+        from kqueue.search.run import fought
+
+        return fought(self.steps[-1]) if self.steps else None
+
+    def show_duel(self) -> None:
+        """Print the result of the duel, if there was one."""
+        if self.duel is not None:
+            ends = "the best is confirmed" if self.duel["winner"] == "b" else "not confirmed, so the start wins"
+            typer.echo(
+                clean(f"duel {self.duel['id']} of the start (A) with the best (B): {ends}. {self.duel['message']}")
+            )
 
     @cached_property
     def importances(self) -> Mapping[str, float]:
@@ -231,6 +248,12 @@ class Progress:
             of = "" if self._steps is None else f"/{self._steps}"
             tested = f", judged once more{scored(step.test['scores'])}" if step.test else ""
             self._say(f"step {step.number}{of}: best is {best}{tested}")
+
+    def duel(self, state: Duel) -> None:
+        """Report the state of the duel of the best kernel with the start."""
+        self._bar.update(self._task, description=f"duel with the start: {state.rounds}/{state.most} rounds")
+        if state.reason is not None:
+            self._say(f"duel of the start (A) with the best (B): {state.message}")
 
     def _say(self, line: str, *, whole: bool = False) -> None:
         self._bar.console.print(clean(line) if whole else text(line), soft_wrap=True)

@@ -344,6 +344,7 @@ def _finish(record: runs.Record, *, out: Path | None, as_json: bool) -> None:
         write_json(head | _summary(record) | {"files": [str(file) for file in files]})
     else:
         _print_proposals(record.best)
+        record.show_duel()
         for file in files:
             typer.echo(clean(file))
     if not any(one.category == "passed" for one in record.best):
@@ -405,6 +406,7 @@ def _summary(record: runs.Record) -> dict[str, Any]:
         "passed": sum(one.category == "passed" for one in record.proposals),
         "unknown": sum(one.ended_at is not None and one.scores is None for one in record.proposals),
         "best": [{name: getattr(one, name) for name in names} for one in record.best],
+        "duel": record.duel,
     }
 
 
@@ -485,6 +487,7 @@ def _show_run(record: runs.Record) -> None:
     print_table(("step", "from", "judged", "passed", "best", "score", "judged once more"), rows)
     if record.tuned is None:
         _print_proposals(record.best)
+        record.show_duel()
     else:
         tune.show(record, record.tuned)
     if record.state in {"interrupted", "stopped"}:

@@ -57,6 +57,11 @@ class Task(BaseModel):
     url: str | None = None
     """The fleet's address over HTTP. None for the fleet of this database."""
 
+    @property
+    def duels(self) -> bool:
+        """True if the winner and the start fight a duel, because the one metric prefers the faster of two kernels."""
+        return self.metrics in {("inverse_runtime",), ("speedup",), ("bandwidth",)}
+
     def request(self, kernel: str, **fields: Any) -> Request:
         """Return the request to judge ``kernel``, with further fields of :class:`~kqueue.contract.Request`.
 

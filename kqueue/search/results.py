@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kqueue import charts
+from kqueue.duels import Duel
 from kqueue.errors import ConfigError
 from kqueue.search.plan import Plan, Task
 from kqueue.store.searches import Proposal, Run, Step
@@ -132,6 +133,9 @@ class WandbWatcher:
         if step.test is not None and step.test["scores"]:
             point |= {f"test/{name}": score for name, score in step.test["scores"].items()}
         self._run.log({name: value for name, value in point.items() if value is not None}, step=step.number)
+
+    def duel(self, state: Duel) -> None:
+        """Do nothing, because points are for steps."""
 
     def finish(self) -> None:
         """Send the remaining points."""

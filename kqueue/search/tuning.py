@@ -19,7 +19,7 @@ from kqueue.contract import Request
 from kqueue.errors import InvalidRequest, KqueueError
 from kqueue.search.metrics import scores_of
 from kqueue.search.plan import TunePlan
-from kqueue.search.run import Runner, is_to_be_judged_again
+from kqueue.search.run import Runner, fought, is_to_be_judged_again
 from kqueue.store.searches import Proposal, Step
 from kqueue.tuning.halving import Entry, Halving, Result, Standing, Winner, ranked
 from kqueue.tuning.space import ORIGINAL
@@ -74,7 +74,7 @@ class Tuned:
         return None if self.winner is None else self.configurations[0].middle
 
 
-def found(plan: TunePlan, proposals: Sequence[Proposal], *, done: bool) -> Tuned:
+def found(plan: TunePlan, proposals: Sequence[Proposal], steps: Sequence[Step], *, done: bool) -> Tuned:
     """Return the results of a run.
 
     Args:
@@ -86,7 +86,8 @@ def found(plan: TunePlan, proposals: Sequence[Proposal], *, done: bool) -> Tuned
     halving = plan.halving()
     judged = [one for one in proposals if one.ended_at is not None]
     results = [_result(plan, one) for one in judged]
-    winner = halving.winner(results) if done else None
+    fight = fought(steps[-1]) if steps else None
+    winner = halving.winner(results, None if fight is None else fight["winner"] == "b") if done else None
     configurations = [
         Configuration(one, halving.space.shown(one.config), [judged[index] for index in one.places], judged[one.middle])
         for one in halving.standings(results, winner)
@@ -151,6 +152,13 @@ class Tuning(Runner[TunePlan]):
         winner = self._halving.winner(self._results()) if any(one.entry.repeat for one in results) else None
         best = [winner.config] if winner is not None else [*ranked(results), *mine]
         return {"best": next(mine[one] for one in best if one in mine)}
+
+    def _finalists(self, steps: Mapping[int, Step]) -> tuple[Proposal, Proposal] | None:
+        challenger = self._halving.challenger(self._results())
+        if challenger is None:
+            return None
+        last = {_entry(one).config: one for one in self.proposals.values() if one.step == max(steps)}
+        return last[ORIGINAL], last[challenger]
 
     def _work(self, step: Step, mine: Sequence[Proposal]) -> None:  # noqa: ARG002 the proposals suffice
         attempts = {one.number: 0 for one in mine if one.ended_at is None}

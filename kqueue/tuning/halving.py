@@ -2,7 +2,7 @@
 
 All configurations are first judged with few timed calls. If there are too many, Optuna samples them in rounds. The
 best third of the correct ones is judged again with three times the calls, and so on. The finalists and the original
-kernel are then judged in turn, several times, with all calls.
+kernel are then judged in turn, several times, with all calls. The best of them fights a duel with the original.
 
 Every choice depends only on the results so far, so a run can be resumed from them.
 """
@@ -77,7 +77,8 @@ class Winner:
 
     Attributes:
         config: the best configuration, or :data:`~kqueue.tuning.space.ORIGINAL` for the original kernel.
-        beats: True if each of its scores in the last comparison is better than each of the original's.
+        beats: True if it won the duel with the original. Without a duel, if each of its scores in the last comparison
+            is better than each of the original's.
         compared: False if the original failed, or if no other configuration passed with a known score each time.
     """
 
@@ -167,24 +168,40 @@ class Halving:
             Entry(one, self.calls, repeat) for repeat in range(1, self.repeats + 1) for one in (ORIGINAL, *finalists)
         ]
 
-    def winner(self, results: Sequence[Result]) -> Winner | None:
-        """Return the winner so far. Return None if no kernel passed, or if a result of the original is unknown."""
-        if unknown(results):
-            return None
+    def challenger(self, results: Sequence[Result]) -> Config | None:
+        """Return the configuration with the best median in the last comparison. None if it is the only one there."""
+        scores = self._finals(results)
+        original = scores.pop(ORIGINAL, None)
+        return max(scores, key=lambda config: median_low(scores[config]), default=None) if original else None
+
+    def _finals(self, results: Sequence[Result]) -> dict[Config, list[float]]:
+        """Return the scores of the configurations that passed each time in the last comparison."""
         finals: dict[Config, list[Result]] = {}
         for one in results:
             if one.entry.repeat:
                 finals.setdefault(one.entry.config, []).append(one)
-        scores = {
+        return {
             config: [one.score for one in mine if one.score is not None]
             for config, mine in finals.items()
             if len(mine) == self.repeats and all(one.right and one.score is not None for one in mine)
         }
+
+    def winner(self, results: Sequence[Result], confirmed: bool | None = None) -> Winner | None:
+        """Return the winner so far. Return None if no kernel passed, or if a result of the original is unknown.
+
+        Args:
+            confirmed: True if the challenger won the duel with the original, or None without a duel.
+        """
+        if unknown(results):
+            return None
+        challenger, scores = self.challenger(results), self._finals(results)
         original = scores.pop(ORIGINAL, None)
         if original is None:
             right = all(one.right for one in results if one.entry.config == ORIGINAL)
             best = max(scores, key=lambda config: median_low(scores[config]), default=ORIGINAL if right else None)
             return None if best is None else Winner(best, beats=False, compared=False)
+        if confirmed is not None and challenger is not None:
+            return Winner(challenger if confirmed else ORIGINAL, beats=confirmed, compared=True)
         better = {config: mine for config, mine in scores.items() if min(mine) > max(original)}
         best = max(better, key=lambda config: median_low(better[config]), default=ORIGINAL)
         return Winner(best, beats=best != ORIGINAL, compared=bool(scores))
