@@ -252,8 +252,8 @@ def duel(evaluate: Callable[[list[Request]], Iterable[Result | InvalidRequest]],
 
     Args:
         evaluate: returns or yields the results of requests in their order, such as ``LocalJudge.map`` and
-            ``Client.evaluate_batch``. It gets all rounds up to the next look at once. What it has not yielded when the
-            duel ends is not taken.
+            ``Client.evaluate_batch``. It gets all rounds up to the next look at once. Results that it yields one by one
+            are taken until the duel ends.
         match: the kernels.
 
     Raises:
