@@ -41,6 +41,7 @@ from kqueue.cli import (
     sweep,
     token,
     top,
+    tournament,
     tune,
     watch,
 )
@@ -129,6 +130,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "watch": watch.watch,
     "kernelbench": kernelbench.kernelbench,
     "tune": tune.tune,
+    "tournament": tournament.tournament,
     "autopsy": autopsy.autopsy,
     "sanitize": examine.sanitize,
     "profile": examine.profile,

@@ -68,7 +68,7 @@ def judge(
         if any(task.request is not None for task in tasks):
             stack.enter_context(local)
             if not as_json:
-                say(_where(local.machine))
+                say(where(local.machine))
         advance = stack.enter_context(progress(len(tasks), quiet=as_json or len(tasks) == 1))
         names: Counter[str] = Counter()
         try:
@@ -188,7 +188,8 @@ def _print_table(tasks: Sequence[_Task]) -> None:
     table({"kernel": lambda item: item.entry.where, **VERDICT})(judged)
 
 
-def _where(machine: Machine) -> str:
+def where(machine: Machine) -> str:
+    """Return the device and software of a local judge in one line."""
     environment = machine.environment
     device = environment.device if machine.device == "cpu" else f"{environment.device} ({machine.device})"
     return f"judging on {device}, torch {environment.torch}, isolation {machine.isolation}"

@@ -24,11 +24,16 @@ def write_best(folder: Path, best: Sequence[Proposal]) -> list[Path]:
     Raises:
         ConfigError: the folder cannot be written.
     """
+    return write_sources(folder, [one.kernel or "" for one in best if one.category == "passed"])
+
+
+def write_sources(folder: Path, sources: Sequence[str]) -> list[Path]:
+    """Write sources of kernels as :func:`write_best` does."""
     files: list[Path] = []
     with _writing(folder):
-        for number, one in enumerate((one for one in best if one.category == "passed"), 1):
+        for number, source in enumerate(sources, 1):
             files.append(folder / ("best.py" if number == 1 else f"best-{number}.py"))
-            files[-1].write_bytes((one.kernel or "").encode())
+            files[-1].write_bytes(source.encode())
     return files
 
 

@@ -64,11 +64,13 @@ class Result:
     Attributes:
         right: True if the kernel passed.
         score: higher is better. None if it is unknown.
+        device_s: seconds of exclusive use of the device.
     """
 
     entry: Entry
     right: bool
     score: float | None
+    device_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +128,7 @@ class Halving:
 
     def rungs(self) -> list[int]:
         """Return the numbers of timed calls, the fewest first."""
-        counts = {max(_FEWEST_CALLS, self.calls // _RATIO**rung) for rung in range(1, _RUNGS + 1)}
-        return [*sorted(calls for calls in counts if calls < self.calls), self.calls]
+        return rungs_of(self.calls, _RUNGS)
 
     def next(self, results: Sequence[Result]) -> list[Entry] | None:
         """Return the next batch, or None if the run is complete.
@@ -156,8 +157,7 @@ class Halving:
         if len(due) > 1 and len(best) > self.finalists:
             # Optuna's pruners are not used: they decide on each trial when it is reported, against earlier trials only.
             # SuccessiveHalvingPruner promotes a grid whole whose scores ascend, with twice the timed calls.
-            kept = best[: max(self.finalists, -(-len(best) // _RATIO))]
-            return [Entry(one, due[0]) for one in kept]
+            return [Entry(one, due[0]) for one in promoted(best, self.finalists)]
         return self._last(best[: self.finalists])
 
     def _last(self, finalists: Sequence[Config]) -> list[Entry] | None:
@@ -321,10 +321,28 @@ def unknown(results: Iterable[Result]) -> bool:
     return any(one.score is None for one in results if one.entry.config == ORIGINAL)
 
 
-def ranked(results: Iterator[Result] | Sequence[Result]) -> list[Config]:
-    """Return the correct configurations except the original, the best first."""
-    right = [one for one in results if one.right and one.score is not None and one.entry.config != ORIGINAL]
-    return [one.entry.config for one in sorted(right, key=lambda one: -(one.score or 0.0))]
+def rungs_of(calls: int, number: int) -> list[int]:
+    """Return the numbers of timed calls of at most ``number`` rungs and of the last comparison, the fewest first."""
+    counts = {max(_FEWEST_CALLS, calls // _RATIO**rung) for rung in range(1, number + 1)}
+    return [*sorted(count for count in counts if count < calls), calls]
+
+
+def promoted(best: Sequence[Config], least: int) -> Sequence[Config]:
+    """Return the best third of configurations, the best first, but at least ``least``."""
+    return best[: max(least, -(-len(best) // _RATIO))]
+
+
+def ranked(results: Iterable[Result]) -> list[Config]:
+    """Return the configurations, except the original, that passed each time, the best median score first."""
+    by_config: dict[Config, list[Result]] = {}
+    for one in results:
+        by_config.setdefault(one.entry.config, []).append(one)
+    medians = {
+        config: median_low(one.score or 0.0 for one in mine)
+        for config, mine in by_config.items()
+        if config != ORIGINAL and all(one.right and one.score is not None for one in mine)
+    }
+    return sorted(medians, key=lambda config: -medians[config])
 
 
 def load_optuna() -> Any:
