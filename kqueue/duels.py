@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -86,8 +87,8 @@ class Duel(BaseModel):
     """Certainty of a decision by times: 1 minus the probability of an error over all looks."""
     rounds: int = 0
     """Number of rounds with a value."""
-    voids: int = 0
-    """Number of rounds without one: the fleet failed, the clocks or the models of the device differ."""
+    voids: dict[str, int] = {}
+    """Numbers of rounds without one, by reason: a category, `no time`, `other clock` or `other device`."""
     most: int = MOST
     """Number of rounds with a value at which the duel ends."""
     due: int = 0
@@ -102,7 +103,9 @@ class Duel(BaseModel):
     @property
     def message(self) -> str:
         """The state in one line."""
-        measured = f"{self.rounds} rounds" + (f", {self.voids} void" if self.voids else "")
+        measured = f"{self.rounds} rounds"
+        if self.voids:
+            measured += f", void: {', '.join(f'{number} by {why}' for why, number in self.voids.items())}"
         if self.ratio is not None and self.interval is not None:
             low, high = self.interval
             measured = f"B has {self.ratio:.4g} times the speed of A ({low:.4g} to {high:.4g}), {measured}"
@@ -137,9 +140,10 @@ def state(
     failed = [next((one for one in of if one.blame is Blame.CANDIDATE), None) for of in ended]
     # A look counts rounds in their order, whichever verdict comes first.
     complete = list(takewhile(lambda pair: None not in pair, trials))
-    values = [value for pair in complete if (value := _value(*pair)) is not None]
-    counts, voids = looks(most), len(complete) - len(values)
-    found: dict[str, Any] = {"rounds": len(values), "voids": voids, "most": most}
+    every = [_value(*pair) for pair in complete]
+    values = [value for value in every if not isinstance(value, str)]
+    counts, voids = looks(most), Counter(value for value in every if isinstance(value, str))
+    found: dict[str, Any] = {"rounds": len(values), "voids": dict(voids), "most": most}
     for name, of, category in zip("ab", sides, failed, strict=True):
         found |= {f"{name}_failed": category, f"{name}_label": next((one.label for one in of), None)}
     for count in counts:
@@ -159,7 +163,7 @@ def state(
         found["reason"] = "cancelled"
     elif len(values) >= most:
         found["reason"] = "rounds"
-    elif voids >= min(_FIRST, most) and voids > len(values):
+    elif voids.total() >= min(_FIRST, most) and voids.total() > len(values):
         found["reason"] = "void"
     elif not trials:
         found["due"] = 1  # shows whether both kernels are right, before more rounds are submitted
@@ -323,10 +327,14 @@ def _look(values: Sequence[float], number: int, within: float | None) -> dict[st
     return found
 
 
-def _value(a: Trial | None, b: Trial | None) -> float | None:
-    """Return the value of a round, or None for a void one."""
-    if a is None or b is None or a.speedup is None or b.speedup is None:
-        return None
-    if a.clock != b.clock or a.device != b.device:
-        return None
-    return math.log(b.speedup / a.speedup)
+def _value(a: Trial | None, b: Trial | None) -> float | str:
+    """Return the value of a round, or the reason why it is void."""
+    assert a is not None
+    assert b is not None
+    if lost := [one.category for one in (a, b) if one.category is not Category.PASSED]:
+        return str(lost[0])
+    if a.speedup is None or b.speedup is None:
+        return "no time"
+    if a.clock != b.clock:
+        return "other clock"
+    return "other device" if a.device != b.device else math.log(b.speedup / a.speedup)

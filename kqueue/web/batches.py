@@ -123,6 +123,7 @@ def _read(engine: Engine, batch: str, *, with_cost: bool) -> dict[str, Any]:
             "cost": next(iter(reports.cost(engine, by=By.BATCH, since=None, batch=batch)), None) if adds_up else None,
             "is_dear": not adds_up,
             "latest": reports.listing(engine, batch=batch, limit=10),
+            "duel": reports.duel_in(engine, batch),
         }
 
 
