@@ -1,10 +1,10 @@
 """Replay tournaments on simulated samples: `python benchmarks/tournaments.py [--tournaments N] [--out FILE]`.
 
-No kernel runs. Each tournament draws 500 kernels: a third is wrong, and the speeds of the others are lognormal. The
-costs of checks and timed calls are the recorded stages of `results/speed.json`. The noise of one evaluation has a part
-that differs from process to process, and a part that falls with the number of timed calls.
+No kernel runs. Each tournament draws 500 kernels. A third is wrong, and the speeds of the correct ones are lognormal.
+The costs of checks and timed calls are the recorded stages of `results/speed.json`. The noise of one evaluation has a
+part that differs from process to process, and a part that falls with the number of timed calls.
 
-The exhaustive way judges each correct kernel five times in full, as the last comparison of `kqueue tune` does. The
+The exhaustive way judges each correct kernel five times in full, like the last comparison of `kqueue tune`. The
 budget of a tournament is a fifth of its device time. The result has the share of tournaments whose winner is within 1 %
 of the truly fastest kernel, and the device time as a part of the exhaustive way, by the noise between processes. The
 exit status is 0 only if at least 19 of 20 tournaments are within 1 % in each case.

@@ -108,7 +108,7 @@ def tournament(
 
 
 def _candidates(kernels: Sequence[str], backend: str | None, fields: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield label, backend and source of each valid kernel, equal sources once. Report the others."""
+    """Yield label, backend and source of each valid kernel, equal sources once. Report all other files."""
     seen: dict[str, str] = {}
     for file in sources.find_kernels(kernels):
         try:

@@ -260,7 +260,7 @@ def fought(step: Step) -> dict[str, Any] | None:
 
 
 def settled(proposals: Iterable[Proposal], steps: Iterable[Step]) -> list[Proposal]:
-    """Return proposals with the medians of all scores of their kernels: the proposal's, and those of the tests.
+    """Return proposals with the medians of all scores of their kernels, in proposals and in tests.
 
     Of an even number of scores the worse of the two in the middle counts.
     """

@@ -179,7 +179,7 @@ class Tournament:
         return state([(of[a], of[b]) for _, of in sorted(rounds.items()) if a in of and b in of], within=_EQUAL)
 
     def _rungs(self) -> list[int]:
-        """Return the numbers of timed calls on the rungs, and in full. Rounds of duels have those of the last rung."""
+        """Return the numbers of timed calls on the rungs, the last of which the duels have too, and in full."""
         rungs = rungs_of(self.calls, _RUNGS)
         return rungs if len(rungs) > 1 else rungs * 2
 

@@ -236,7 +236,7 @@ def leaderboard(
     """
     wanted: list[ColumnElement[bool]] = [Summary.problem_hash == problem_hash]
     if precision is not None:
-        wanted.append(precision == _PRECISION)
+        wanted.append(literal(precision) == _PRECISION)
     if device is not None:
         wanted.append(Environment.device == device)
     if backend is not None:
@@ -334,7 +334,7 @@ def _medians(wanted: Sequence[ColumnElement[bool]], limit: int) -> Subquery:
 
 
 def records(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[Record]:
-    """Return the kernels whose median speedup is larger than that of all kernels before them, the latest first."""
+    """Return the kernels that were faster than all kernels before them, by median speedups, the latest first."""
     medians = medians_of(problem_hash)
     first = (medians.c.at, medians.c.evaluation_id)
     before = func.max(medians.c.speedup).over(order_by=first, rows=(None, -1)).label("before")
