@@ -529,6 +529,12 @@ class _Result(Part):
         return self.baseline.median_ms / self.runtime.median_ms
 
     @property
+    def device_s(self) -> float:
+        """Seconds for which the evaluation used a device exclusively."""
+        durations = self.evidence.durations_s or {}
+        return sum(seconds for step, seconds in durations.items() if step.startswith("alone_"))
+
+    @property
     def speedup_interval(self) -> tuple[float, float] | None:
         """The 95 % interval of :attr:`speedup`, from the intervals of both times. None if one is unknown."""
         if self.speedup is None or self.runtime is None or self.baseline is None:

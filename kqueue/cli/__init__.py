@@ -42,6 +42,7 @@ from kqueue.cli import (
     sweep,
     token,
     top,
+    tournament,
     tune,
     watch,
 )
@@ -133,6 +134,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "duel": duel.duel,
     "kernelbench": kernelbench.kernelbench,
     "tune": tune.tune,
+    "tournament": tournament.tournament,
     "autopsy": autopsy.autopsy,
     "sanitize": examine.sanitize,
     "profile": examine.profile,

@@ -148,13 +148,17 @@ async def test_tuning_goes_on_where_it_was(client: Client, judge, queued, engine
     async def finish() -> None:
         while not heard:
             await anyio.sleep(0.05)
-        await asyncio.to_thread(judge_all)
+        while True:
+            await asyncio.to_thread(judge_all)
+            await anyio.sleep(0.05)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(finish)
         again = {**given, "tuning": name, "timeout_s": 60}
         result = await client.call_tool("tune", again, progress_callback=progress)
+        tasks.cancel_scope.cancel()
     found = told(result)
+    assert "Duel of the original (A) with the best (B): B is faster, certainty 100 %: " in text_of(result)
     assert (found["state"], found["won"], found["beats_original"]) == ("done", True, True)
     best, *_, wrong = found["configurations"]
     assert (best["values"], best["runtime_ms"], best["calls"], best["final"]) == ({"BLOCK": "4"}, 2.0, 100, True)
