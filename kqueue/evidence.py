@@ -254,8 +254,8 @@ class GivenTolerance(Part):
     """Absolute part."""
     rtol: float
     """Relative part."""
-    matched_ratio: float = 1.0
-    """Smallest share of values that must be within."""
+    matched_ratio: float | None = _ABSENT
+    """Smallest share of values that must be within, if it is less than 1."""
     by: Literal["settings", "problem"]
     """Origin of the tolerance: the evaluation's settings, or the problem."""
 

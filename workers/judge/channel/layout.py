@@ -85,7 +85,7 @@ def _root_of(tensors: Sequence[torch.Tensor], views: Sequence[View]) -> torch.Te
 def put_back(
     roots: Sequence[torch.Tensor], views: Sequence[View], *, differentiates: bool = False
 ) -> list[torch.Tensor]:
-    """Return the inputs as views of their roots, with the problem's ``requires_grad`` if ``differentiates`` is set."""
+    """Return the inputs as views of their roots, with ``requires_grad`` as in the problem if it is wanted."""
     inputs = [
         roots[view.root].as_strided(view.shape, view.stride, roots[view.root].storage_offset() + view.offset)
         for view in views
