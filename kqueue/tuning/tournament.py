@@ -204,5 +204,6 @@ class Tournament:
     def _cost(results: Sequence[Result], calls: int) -> float:
         """Return the estimated device seconds of an evaluation, from the last results. 0 if nothing is known."""
         last = results[-1].entry.calls if results else 0
-        known = [one.device_s for one in results if one.entry.calls == last]
+        # A wrong kernel costs less, and gets no further evaluation.
+        known = [one.device_s for one in results if one.entry.calls == last and (one.right or calls == last)]
         return fmean(known) * (_FIXED + calls) / (_FIXED + last) if known else 0.0
