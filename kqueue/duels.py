@@ -103,16 +103,15 @@ class Duel(BaseModel):
     @property
     def message(self) -> str:
         """The state in one line."""
-        measured = f"{self.rounds} rounds"
-        if self.voids:
-            measured += f", void: {', '.join(f'{number} by {why}' for why, number in self.voids.items())}"
+        measured = f"{self.rounds} rounds" if self.reason else f"{self.rounds} of at most {self.most} rounds"
+        measured += "".join(f", {number} void ({why})" for why, number in self.voids.items())
         if self.ratio is not None and self.interval is not None:
             low, high = self.interval
             measured = f"B has {self.ratio:.4g} times the speed of A ({low:.4g} to {high:.4g}), {measured}"
         failed = " and ".join(f"{n} ended as {c}" for n, c in (("A", self.a_failed), ("B", self.b_failed)) if c)
         sure, name = f"certainty {100 * (self.certainty or 0):.4g} %", (self.winner or "").upper()
         return {
-            None: f"undecided: {measured} of {self.most} at most",
+            None: f"undecided: {measured}",
             "faster": f"{name} is faster, {sure}: {measured}",
             "failed": f"{name} wins, because {failed}",
             "equal": f"equal within the limit, {sure}: {measured}",
