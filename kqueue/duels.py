@@ -103,16 +103,15 @@ class Duel(BaseModel):
     @property
     def message(self) -> str:
         """The state in one line."""
-        measured = f"{self.rounds} rounds"
-        if self.voids:
-            measured += f", void: {', '.join(f'{number} by {why}' for why, number in self.voids.items())}"
+        measured = f"{self.rounds} rounds" if self.reason else f"{self.rounds} of at most {self.most} rounds"
+        measured += "".join(f", {number} void ({why})" for why, number in self.voids.items())
         if self.ratio is not None and self.interval is not None:
             low, high = self.interval
             measured = f"B has {self.ratio:.4g} times the speed of A ({low:.4g} to {high:.4g}), {measured}"
         failed = " and ".join(f"{n} ended as {c}" for n, c in (("A", self.a_failed), ("B", self.b_failed)) if c)
         sure, name = f"certainty {100 * (self.certainty or 0):.4g} %", (self.winner or "").upper()
         return {
-            None: f"undecided: {measured} of {self.most} at most",
+            None: f"undecided: {measured}",
             "faster": f"{name} is faster, {sure}: {measured}",
             "failed": f"{name} wins, because {failed}",
             "equal": f"equal within the limit, {sure}: {measured}",
@@ -242,7 +241,7 @@ def state_of(identity: str, trials: Sequence[Trial | None]) -> Duel:
         InvalidRequest: no duel can have this id.
     """
     if (found := ID.fullmatch(identity)) is None:
-        raise InvalidRequest("the id of a duel is expected")
+        raise InvalidRequest("duel: an id of a duel is expected")
     rounds: list[tuple[Trial | None, Trial | None]] = []
     for number in range((len(trials) + 1) // 2):
         first, second = (*trials[2 * number : 2 * number + 2], None)[:2]

@@ -126,7 +126,7 @@ def test_a_driver_requests_each_round_once_in_random_order_up_to_the_next_look()
     assert len({order(match.id, number) for number in range(28)}) == 2
     # The id tells a reader all that the state depends on.
     assert state_of(match.id, []) == Duel(id=match.id, most=28, due=1)
-    with pytest.raises(InvalidRequest, match="the id of a duel"):
+    with pytest.raises(InvalidRequest, match="an id of a duel"):
         state_of("of-mine", [])
 
 
