@@ -3,8 +3,10 @@
 A duel is a series of rounds. A round judges A and B once each, in random order, every time in fresh processes, because
 two processes of the same kernel differ by the placement of their memory. Each evaluation times its kernel in turn with
 the reference, so clocks, heat and neighbours cancel in a round's value, ``log(speedup of B / speedup of A)``. After
-growing numbers of rounds a t-test looks at these values. The looks share an error of :data:`ERROR`, so a duel can end
-at any of them, and two equal kernels get a winner in at most that fraction of duels.
+growing numbers of rounds two tests look at these values, and a winner needs both. The t-test measures the difference
+and its interval. Values of two kinds, such as the first and the second one of each round, can mislead it, so the sign
+test must agree, which is exact for every distribution because the order is random. The looks share an error of
+:data:`ERROR`, so a duel can end at any of them, and two equal kernels get a winner in at most that fraction of duels.
 
 The state of a duel follows from its verdicts and its id alone, so a fleet needs no record of duels: the evaluations of
 one are a batch, ``duel-`` and the id, whose evaluations 2n and 2n + 1 are round n.
@@ -32,10 +34,12 @@ from kqueue.errors import InvalidRequest
 #: Probability of a winner between two equal kernels, over all looks of a duel.
 ERROR: Final = 0.02
 #: Number of rounds before the first look, and the factor from one look to the next.
-_FIRST, _GROWTH = 6, 1.45
-#: Number of rounds after which a duel ends, and the range of that number.
+_FIRST, _GROWTH = 10, 1.42
+#: Number of void rounds at which a duel ends if most rounds are void.
+_VOID: Final = 6
+#: Number of rounds after which a duel ends, and the range of that number. With fewer rounds no sign test decides.
 MOST: Final = 40
-_FEWEST, _LIMIT = 3, 100
+_FEWEST, _LIMIT = 7, 100
 #: Beginning of the names of duels' batches, and the pattern of the ids after it: digits, ``most``, ``within``.
 BATCH: Final = "duel-"
 ID: Final = re.compile(r"[0-9a-f]{12}-([1-9]\d{0,2})(?:-(0\.\d{6}))?")
@@ -162,7 +166,7 @@ def state(
         found["reason"] = "cancelled"
     elif len(values) >= most:
         found["reason"] = "rounds"
-    elif voids.total() >= min(_FIRST, most) and voids.total() > len(values):
+    elif voids.total() >= _VOID and voids.total() > len(values):
         found["reason"] = "void"
     elif not trials:
         found["due"] = 1  # shows whether both kernels are right, before more rounds are submitted
@@ -279,7 +283,7 @@ def duel(evaluate: Callable[[list[Request]], Iterable[Result | InvalidRequest]],
 
 @cache
 def looks(most: int) -> tuple[int, ...]:
-    """Return the numbers of rounds after which the test looks: 6, 9, 13, 19, 28, 40 for 40 rounds."""
+    """Return the numbers of rounds after which the test looks: 10, 14, 20, 28, 40 for 40 rounds."""
     counts: list[int] = []
     count = _FIRST
     while count < most:
@@ -320,8 +324,10 @@ def _look(values: Sequence[float], number: int, within: float | None) -> dict[st
     found: dict[str, Any] = {"ratio": math.exp(mean), "interval": (math.exp(mean - half), math.exp(mean + half))}
     if within is not None and abs(mean) + half <= math.log1p(within):
         return found | {"reason": "equal", "certainty": 1 - ERROR}
-    if abs(mean) > half:
-        wrong = exceeds(abs(mean) / error, freedom) if error else 0.0
+    against = sum((value > 0) is not (mean > 0) for value in values)
+    wrong = sum(math.comb(len(values), count) for count in range(against + 1)) / 2**freedom
+    if abs(mean) > half and number * wrong <= ERROR:
+        wrong = max(wrong, exceeds(abs(mean) / error, freedom) if error else 0.0)
         return found | {"reason": "faster", "certainty": 1 - number * wrong, "winner": "b" if mean > 0 else "a"}
     return found
 

@@ -79,15 +79,15 @@ class TestTheSameInterface:
         """Both clients and the server's route give the same state of a duel."""
         a, b = fields(1, kernel_label="a"), fields(2, kernel_label="b")
         heard: list[int] = []
-        end = client.duel(a, b, rounds=3, report=lambda now: heard.append(now.rounds))
-        assert (end.reason, end.rounds, end.a_label, end.b_label) == ("rounds", 3, "a", "b")
-        assert heard == [0, 1, 1, 2, 2, 3]
+        end = client.duel(a, b, rounds=7, report=lambda now: heard.append(now.rounds))
+        assert (end.reason, end.rounds, end.a_label, end.b_label) == ("rounds", 7, "a", "b")
+        assert heard == [number // 2 for number in range(1, 15)]
         with served.client() as http:
             assert http.get(f"/v1/duels/{end.id}").json() == end.model_dump(mode="json")
 
         async def waited() -> None:
             async with AsyncRemoteClient(served.url, token=served.admin) as kq:
-                assert (await kq.duel(a, b, rounds=3)).reason == "rounds"
+                assert (await kq.duel(a, b, rounds=7)).reason == "rounds"
 
         asyncio.run(waited())
 

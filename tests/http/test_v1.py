@@ -73,19 +73,19 @@ class TestDuels:
         assert count(engine, "evaluations") == 2
         self.judge_all(engine, judge)
         with served.client(reads) as http:
-            assert http.get(path).json()["due"] == 5
+            assert http.get(path).json()["due"] == 9
         assert count(engine, "evaluations") == 2
         with served.client(other) as http, ThreadPoolExecutor(4) as pool:
             states = [answer.raise_for_status().json() for answer in pool.map(lambda _: http.get(path), range(4))]
         assert {(state["rounds"], state["due"]) for state in states} == {(1, 0)}
-        assert count(engine, "evaluations") == 12
+        assert count(engine, "evaluations") == 20
         with engine.connect() as connection:
             assert connection.scalar(text("SELECT count(DISTINCT producer) FROM evaluations")) == 1
             assert connection.scalar(text("SELECT bool_or(reuse) FROM evaluations")) is False
         self.judge_all(engine, judge)
         with served.client(reads) as http:
             assert (end := http.get(path).json())["reason"] == "equal"
-        assert (end["rounds"], end["ratio"], end["most"]) == (6, 1.0, 40)
+        assert (end["rounds"], end["ratio"], end["most"]) == (10, 1.0, 40)
 
     @staticmethod
     def judge_all(engine: Engine, judge: Callable[..., None]) -> None:

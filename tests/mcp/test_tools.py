@@ -109,7 +109,7 @@ async def test_a_duel_goes_on_where_it_was(client: Client, judge, queued) -> Non
         await asyncio.to_thread(judge, identity)
     again = given | {"duel": open_["id"]}
     assert told(await client.call_tool("duel", again))["rounds"] == 1
-    assert len(queued()) == 10
+    assert len(queued()) == 18
     await asyncio.to_thread(judge, queued()[0], ended(Category.WRONG_VALUES))
     result = await client.call_tool("duel", again)
     assert told(result)["reason"] == "failed"
