@@ -86,10 +86,9 @@ class Record:
         from kqueue.search.tournament import latest_of
 
         if places := self.places:
-            numbers = {latest_of(self.proposals, one.kernel) for one in places}
-            return [one for one in self.proposals if one.number in numbers]
+            return [self.proposals[latest_of(self.proposals, one.kernel)] for one in places]
         if self.tuned is None:
-            rejected = self.duel is not None and self.duel["winner"] != "b"
+            rejected = self.duel is not None and self.duel.winner != "b"
             return self.proposals[:1] if rejected else best_of(settled(self.proposals, self.steps))
         numbers = {step.best for step in self.steps[-1:]} if self.tuned.best is None else {self.tuned.best.number}
         return [one for one in self.proposals if one.number in numbers]
@@ -105,19 +104,17 @@ class Record:
         return self.plan.tournament().places(results_of(self.proposals))
 
     @property
-    def duel(self) -> Mapping[str, Any] | None:
-        """The record of the duel of the best kernel (B) with the start (A), or None."""
+    def duel(self) -> Duel | None:
+        """The duel of the start (A) with the best kernel (B), or None."""
         from kqueue.search.run import fought
 
-        return fought(self.steps[-1]) if self.steps else None
+        return fought(self.steps)
 
     def show_duel(self) -> None:
         """Print the result of the duel, if there was one."""
-        if self.duel is not None:
-            ends = "the best is confirmed" if self.duel["winner"] == "b" else "not confirmed, so the start wins"
-            typer.echo(
-                clean(f"duel {self.duel['id']} of the start (A) with the best (B): {ends}. {self.duel['message']}")
-            )
+        if (duel := self.duel) is not None:
+            ends = "the best is confirmed" if duel.winner == "b" else "not confirmed, so the start wins"
+            typer.echo(clean(f"duel {duel.id} of the start (A) with the best (B): {ends}. {duel.message}"))
 
     @cached_property
     def importances(self) -> Mapping[str, float]:

@@ -405,7 +405,7 @@ def _summary(record: runs.Record) -> dict[str, Any]:
         "passed": sum(one.category == "passed" for one in record.proposals),
         "unknown": sum(one.ended_at is not None and one.scores is None for one in record.proposals),
         "best": [{name: getattr(one, name) for name in names} for one in record.best],
-        "duel": record.duel,
+        "duel": record.duel and record.duel.model_dump(mode="json"),
     }
 
 

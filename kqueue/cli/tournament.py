@@ -140,8 +140,8 @@ def _play(plan: TournamentPlan, judge: _Judge, journal: _Journal | None, *, only
                     answer = next(answers)
                     if isinstance(answer, InvalidRequest):
                         raise answer
-                    # A failure of the machine says nothing about the kernel, which has no score then.
-                    score = None if answer.blame in {Blame.FLEET, Blame.PROBLEM} else answer.speedup or 0.0
+                    # Without a time, or if the machine or the problem failed, nothing is known about the kernel.
+                    score = 0.0 if answer.blame is Blame.CANDIDATE else answer.speedup
                     result = Result(entry, answer.passed, score, answer.device_s)
                     if journal is not None:
                         journal.write(result, str(answer.category))
@@ -195,7 +195,8 @@ class _Journal:
         try:
             for one in map(json.loads, lines[1:]):
                 entry = Entry((str(one["kernel"]),), one["calls"], one["repeat"])
-                self.known[entry] = Result(entry, one["right"], one["score"], one["device_s"])
+                if one["right"] or one["score"] is not None:  # a failure of the machine is tried again
+                    self.known[entry] = Result(entry, one["right"], one["score"], one["device_s"])
         except (ValueError, KeyError, TypeError):
             raise InvalidRequest(f"{self._file} cannot be read: choose another folder with --out") from None
 

@@ -152,7 +152,7 @@ def _fields(record: runs.Record, tuned: Tuned) -> dict[str, Any]:
             }
             for one in tuned.configurations
         ],
-        "duel": record.duel,
+        "duel": record.duel and record.duel.model_dump(mode="json"),
         "importances": record.importances,
         "judged": sum(one.category is not None for one in record.proposals),
     }

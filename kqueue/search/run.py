@@ -136,8 +136,8 @@ class Runner(ABC, Generic[_PlanT]):
             return
         a, b = (self.plan.request(one.kernel or "", kernel_label=f"{self.run.name}-{one.number}") for one in pair)
         match = Match.of(a, b, key=f"{self.run.id}/{a.kernel_hash}/{b.kernel_hash}")
-        last, state = steps[max(steps)], Duel()
-        if (fought(last) or {}).get("id") == match.id:
+        last, state = steps[max(steps)], fought([steps[max(steps)]]) or Duel()
+        if state.id == match.id:
             return
         for state in duel(self.client.evaluate_batch, match):
             for watcher in self.watchers:
@@ -259,9 +259,10 @@ def _columns(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def fought(step: Step) -> dict[str, Any] | None:
-    """Return the record of the duel after a step (:class:`~kqueue.duels.Duel`), or None."""
-    return (step.test or {}).get("duel")
+def fought(steps: Sequence[Step]) -> Duel | None:
+    """Return the duel of the start (A) with the best kernel (B) after the last step, or None."""
+    found = (steps[-1].test or {}).get("duel") if steps else None
+    return None if found is None else Duel.model_validate(found)
 
 
 def settled(proposals: Iterable[Proposal], steps: Iterable[Step]) -> list[Proposal]:

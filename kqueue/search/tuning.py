@@ -89,8 +89,8 @@ def found(plan: TunePlan, proposals: Sequence[Proposal], steps: Sequence[Step], 
     halving = plan.halving()
     judged = [one for one in proposals if one.ended_at is not None]
     results = [_result(plan, one) for one in judged]
-    fight = fought(steps[-1]) if steps else None
-    winner = halving.winner(results, None if fight is None else fight["winner"] == "b") if done else None
+    duel = fought(steps)
+    winner = halving.winner(results, duel and duel.winner == "b") if done else None
     configurations = [
         Configuration(one, halving.space.shown(one.config), [judged[index] for index in one.places], judged[one.middle])
         for one in halving.standings(results, winner)

@@ -333,14 +333,19 @@ def promoted(best: Sequence[Config], least: int) -> Sequence[Config]:
 
 
 def ranked(results: Iterable[Result]) -> list[Config]:
-    """Return the configurations, except the original, that passed each time, the best median score first."""
+    """Return the configurations, except the original, that passed each time, the best median score first.
+
+    Unknown scores do not count, and a configuration without a known one is left out.
+    """
     by_config: dict[Config, list[Result]] = {}
     for one in results:
         by_config.setdefault(one.entry.config, []).append(one)
     medians = {
-        config: median_low(one.score or 0.0 for one in mine)
+        config: median_low(scores)
         for config, mine in by_config.items()
-        if config != ORIGINAL and all(one.right and one.score is not None for one in mine)
+        if config != ORIGINAL
+        and all(one.right or one.score is None for one in mine)
+        and (scores := [one.score for one in mine if one.score is not None])
     }
     return sorted(medians, key=lambda config: -medians[config])
 

@@ -130,15 +130,25 @@ class Tournament:
     def places(self, results: Sequence[Result]) -> list[Place]:
         """Return the best kernels so far, the best first."""
         finals = [one for one in results if one.entry.repeat > 0]
-        failed = {one.entry.config for one in results if one.entry.repeat == FULL and not one.right}
-        best = self._standing(finals) if finals else ranked(results)
-        best = [one for one in best if one not in failed]
+        full: dict[Config, list[Result]] = {}
+        for one in results:
+            if one.entry.repeat == FULL:
+                full.setdefault(one.entry.config, []).append(one)
+        # Two results that a machine failed to give end the attempts.
+        failed = {
+            one
+            for one, mine in full.items()
+            if not any(each.right for each in mine) and (len(mine) > 1 or mine[0].score is not None)
+        }
+        best = [one for one in (self._standing(finals) if finals else ranked(results)) if one not in failed]
         leads = [self._duel(finals, after, one) if finals else None for one, after in pairwise(best)]
         among = finals or results
-        scores = [[each.score or 0.0 for each in among if each.entry.config == one] for one in best]
-        full = {one.entry.config for one in results if one.entry.repeat == FULL and one.right}
+        scores = [[each.score for each in among if each.entry.config == one and each.score is not None] for one in best]
         places = zip(best, scores, [*leads, None], strict=False)
-        return [Place(int(one[0]), median_low(mine), one in full, lead) for one, mine, lead in places][:PLACES]
+        return [
+            Place(int(one[0]), median_low(mine), any(each.right for each in full.get(one, ())), lead)
+            for one, mine, lead in places
+        ][:PLACES]
 
     def _in_full(self, results: Sequence[Result]) -> list[Entry] | None:
         """Return the best kernels that were not judged in full."""
@@ -174,7 +184,7 @@ class Tournament:
         """Return the duel of two kernels on the rounds in which both were judged."""
         rounds: dict[int, dict[Config, Trial]] = {}
         for one in finals:
-            category = Category.PASSED if one.right else Category.WRONG_VALUES
+            category = Category.PASSED if one.right or one.score is None else Category.WRONG_VALUES
             rounds.setdefault(one.entry.repeat, {})[one.entry.config] = Trial(category, one.score, None, None)
         return state([(of[a], of[b]) for _, of in sorted(rounds.items()) if a in of and b in of], within=_EQUAL)
 
@@ -204,5 +214,6 @@ class Tournament:
     def _cost(results: Sequence[Result], calls: int) -> float:
         """Return the estimated device seconds of an evaluation, from the last results. 0 if nothing is known."""
         last = results[-1].entry.calls if results else 0
-        known = [one.device_s for one in results if one.entry.calls == last]
+        # A wrong kernel costs less, and gets no further evaluation.
+        known = [one.device_s for one in results if one.entry.calls == last and (one.right or calls == last)]
         return fmean(known) * (_FIXED + calls) / (_FIXED + last) if known else 0.0
