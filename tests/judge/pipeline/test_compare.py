@@ -216,6 +216,14 @@ def test_low_bit_values_can_be_off_by_one_step(dtype: torch.dtype) -> None:
     facts_of(fault(torch.ones(ref.shape).to(torch.uint8).view(dtype), ref))
 
 
+def test_no_finite_value_is_excused_where_the_reference_is_infinite() -> None:
+    ref = torch.randn(64)
+    ref[5] = -torch.inf
+    out = torch.where(ref.isfinite(), ref, -1e30)
+    for other in ({"again": ref * (1 + 1e-7)}, {"exact": ref.double() * (1 + 1e-9)}):
+        assert facts_of(fault(out, ref, **other)).wrong == 1
+
+
 def test_a_matched_ratio_excuses_some_values_and_no_more() -> None:
     ref = torch.randn(100) + 3
     out = ref * torch.where(torch.arange(100) < 4, 1.5, 1.0)
