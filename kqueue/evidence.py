@@ -693,6 +693,10 @@ class Facts(Part):
     """Number of wrong values in the output."""
     of: int | None = _ABSENT
     """Number of values in the output."""
+    unwritten: int | None = _ABSENT
+    """Number of wrong values that the kernel never wrote."""
+    ties_only: bool | None = _ABSENT
+    """True if the output's indices differ from the reference's only where the values at them are equal."""
     first: tuple[WrongLocation, ...] | None = _ABSENT
     """The first wrong values."""
     map: WrongMap | None = _ABSENT
