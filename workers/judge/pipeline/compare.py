@@ -495,7 +495,7 @@ class _Output:
         fault = self._fault(Category.WRONG_VALUES, "", count, lambda out, ref: self._beyond_of(out, ref, tolerance))
         exactly = tolerance.atol == 0 == tolerance.rtol
         limit = "" if exactly else f" by more than {tolerance.atol:g} + {tolerance.rtol:g}·|reference|"
-        # The largest error is that of finite values. It says nothing where the reference is infinite.
+        # Errors are measured where both values are finite, so infinite references have none.
         one = fault.first[0]
         most = f"at most by {self.figures.max_abs:.6g}"
         if self.figures.max_abs == 0:
