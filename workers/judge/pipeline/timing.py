@@ -54,8 +54,8 @@ _SERIES_SHARE: Final = 0.3
 #: Share of the time phase's deadline after which no further call begins.
 _BUDGET: Final = 0.6
 #: Time in seconds after which a series ends even if it is not precise, if it has enough calls, and for which the
-#: reference is called in turn. Where other processes use the CPU, more calls hardly narrow the interval.
-_SERIES_S: Final = 1.0
+#: reference is called in turn. By the CPU's clock, more calls next to other processes hardly narrow the interval.
+_SERIES_S: Final[dict[Basis, float]] = {"gpu_clock": 1.0, "cpu_clock": 0.3}
 #: Number of calls after an empty kernel as a share of the plain calls, and their minimum number.
 _IN_TURN_SHARE: Final = 0.15
 _FEWEST_IN_TURN: Final = 5
@@ -169,7 +169,7 @@ class _Caller:
 
     def turn(self) -> None:
         """Make one timed call, and at random some of the other calls."""
-        if self._beside is not None and self._spent_s > _SERIES_S and len(self.series.calls) >= series.FEWEST:
+        if self._is_spent() and len(self.series.calls) >= series.FEWEST:
             return
         ready = self._warming == 0
         wants = self._random.random() < self._share or (ready and len(self.series.overheads) < series.FEWEST)
@@ -203,9 +203,13 @@ class _Caller:
             return True
         if calls < series.FEWEST:
             return False
-        if late or (self._beside is not None and self._spent_s > _SERIES_S):
+        if late or self._is_spent():
             return True
         return calls >= one.enough(more) and (long or one.is_precise(self._timing.precision))
+
+    def _is_spent(self) -> bool:
+        """Return whether this is the reference in turn with a kernel, and has used its time."""
+        return self._beside is not None and self._spent_s > _SERIES_S[self.series.basis]
 
     def look(self, *, throttled: bool) -> None:
         """Discard the calls since the last look if the device was throttled."""
@@ -403,7 +407,7 @@ class Stopwatch:
         callers = [own]
         if beside is not None:
             callers.append(self._caller(beside.exchange, orders[1], inputs, timing, beside))
-        more, turns, long_at = self._random.random(), 0, time.monotonic() + _SERIES_S
+        more, turns, long_at = self._random.random(), 0, time.monotonic() + _SERIES_S[own.series.basis]
         while True:
             for caller in self._random.sample(callers, len(callers)):
                 caller.turn()
