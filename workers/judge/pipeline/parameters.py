@@ -22,9 +22,11 @@ def difference(kernel: str, reference: str) -> str | None:
         [tuple(one_line(part) for part in line.split("\t")) for line in description.split("\n")[1:]]
         for description in (kernel, reference)
     )
-    if [each[1:] for each in mine] == [each[1:] for each in theirs]:
-        return None
     names, expected = ([each[0] for each in every] for every in (mine, theirs))
+    is_alike = [each[1:] for each in mine] == [each[1:] for each in theirs]
+    # Values follow from the order of construction. With the same names in another order, each name has another's values.
+    if is_alike and (names == expected or Counter(names) != Counter(expected)):
+        return None
     if names == expected and [each[1:2] for each in mine] == [each[1:2] for each in theirs]:
         other = [name for name, a, b in zip(names, mine, theirs, strict=True) if a != b]
         return f"{len(other)} of {len(names)} have other values, the first {other[0]}"
