@@ -740,6 +740,10 @@ class Facts(Part):
     """Number of wrong values in the output."""
     of: int | None = _ABSENT
     """Number of values in the output."""
+    unwritten: int | None = _ABSENT
+    """Number of wrong values that the kernel never wrote."""
+    ties_only: bool | None = _ABSENT
+    """True if the output's indices differ from the reference's only where the values at them are equal."""
     first: tuple[WrongLocation, ...] | None = _ABSENT
     """The first wrong values."""
     map: WrongMap | None = _ABSENT
@@ -815,6 +819,12 @@ class Evidence(Part):
     """Compilation of a ``cuda`` or ``cpp`` source by the builder."""
     inputs: tuple[InputTensor, ...] | None = _ABSENT
     """The tensors among the inputs of one call, in their order. None where the problem made none."""
+    reference_draws: bool | None = _ABSENT
+    """True if the reference of a kernel with wrong values draws random numbers in ``forward``."""
+    training_modules: tuple[str, ...] | None = _ABSENT
+    """Classes of that reference's modules that depend on the training mode and are in it, such as ``BatchNorm2d``."""
+    parameters: str | None = _ABSENT
+    """Differences of that kernel's parameters, which the kernel itself reports, from the reference's."""
     checks: int | None = _ABSENT
     """Number of the problem's input sets, hidden variants included, on which the kernel agreed with the reference."""
     checks_asked: int | None = _ABSENT

@@ -109,6 +109,23 @@ def test_a_value_that_is_not_finite_passes_only_for_the_same() -> None:
     assert fault(ref.clone(), ref) is None
     for wrong in (1e38, float("inf"), float("nan")):
         assert fault(torch.tensor([1.0, wrong]), ref) is not None
+    ended = fault(torch.tensor([1.0, -1e30]), ref, exact=ref.double())
+    assert "1 of 2 values differ" in str(ended)
+    assert "the first is -1e+30 instead of -inf" in str(ended)
+
+
+def test_facts_name_the_cause_where_it_is_known() -> None:
+    """A wrong answer counts the values that were never written, and says if indices differ among equal values only."""
+    ref = torch.arange(1.0, 9.0)
+    out = ref.clone()
+    mark(out[6:])
+    assert facts_of(fault(out, ref)).unwritten == 2
+    assert facts_of(fault(ref + 1, ref)).unwritten is None
+    case = Case(0, inputs=[torch.tensor([[1.0, 1.0, 2.0]])], outputs=[torch.tensor([[0, 2]])])
+    for indices, tied in (([1, 2], True), ([2, 0], None), ([5, 2], None)):
+        with pytest.raises(EvaluationEnded) as caught:
+            check_values([torch.tensor([indices])], case, Settings())
+        assert caught.value.outcome.facts.ties_only is tied
 
 
 def test_tiny_large_scalar_and_empty_values_compare() -> None:

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any, Final
 
+from kqueue.text import from_diagnostic
 from workers.judge.channel.gpu_memory import CudaCallError, driver
 from workers.judge.channel.protocol import Answer, Reply, Shortage, Tag
 from workers.judge.channel.wire import Command
@@ -54,7 +55,7 @@ def reply_to(command: Command, error: BaseException, *, on_gpu: bool) -> Reply:
         tag=tag,
         code=code,
         exception=qualified(type(shown)),
-        message=text_of(shown),
+        message=from_diagnostic(text_of(shown)) if tag is Tag.COMPILE else text_of(shown),
         shortage=(shortage_of(error) if tag is Tag.RESOURCES else None) or Shortage(),
     )
 

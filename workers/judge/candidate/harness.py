@@ -33,6 +33,7 @@ from workers.judge.channel.marks import mark
 from workers.judge.channel.objects import Built
 from workers.judge.channel.orders import Binding, BufferSpec, Job, Opening, Order
 from workers.judge.channel.packets import send_with_fds, wait_briefly
+from workers.judge.channel.parameters import described
 from workers.judge.channel.protocol import Answer, Reply, Tag
 from workers.judge.channel.randomness import set_seed
 from workers.judge.channel.semaphores import Semaphores
@@ -143,6 +144,7 @@ class Harness:
             Order.PROFILE: self._profile,
             Order.BUILD: self._build,
             Order.ALLOW: self._allow,
+            Order.DESCRIBE: self._describe,
         }
 
     def obey(self, command: Command) -> list[Reply]:
@@ -217,6 +219,9 @@ class Harness:
             total = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, command.payload / total))
         return self.done(command)
+
+    def _describe(self, command: Command) -> Reply:
+        return Reply(Answer.DONE, command.sequence, message=described(self.own.model))
 
     def _load(self, command: Command) -> Reply:
         self.take_job(command.payload)

@@ -80,6 +80,8 @@ class Order(IntEnum):
     the order. The process obeys no further orders."""
     ARENA = 24
     """Reference: store inputs and answers in this memory of the judge, as far as they fit."""
+    DESCRIBE = 28
+    """Describe the model's parameters in the reply's message (:mod:`workers.judge.channel.parameters`)."""
     REST = 20
     """Reference: free unused memory. The process can serve another evaluation later."""
 

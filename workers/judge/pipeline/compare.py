@@ -155,7 +155,12 @@ def _verdict(
     fault = strict if settings.comparison is Comparison.STRICT else loose
     if fault is not None:
         where = "" if given else f" on {case.kind} inputs"
-        category, message = _unless_unwritten(judged, fault)
+        [output] = [output for output in judged if output.number == fault.output]
+        category, message, count = _unless_unwritten(output, fault)
+        causes: dict[str, Any] = {"unwritten": count} if count else {}
+        whole, of = (outputs, case) if case.restore is None else case.restore(outputs)
+        if not output.epsilon and choices.are_tied(whole, output.number, of):
+            causes["ties_only"] = True
         return EvaluationEnded(
             category,
             f"{output_name(fault.output, case.paths)}{where}: {message}",
@@ -164,27 +169,27 @@ def _verdict(
             map=fault.map(),
             **figures,
             **fault.facts(),
+            **causes,
         )
     return figures
 
 
-def _unless_unwritten(judged: Sequence[_Output], fault: _Fault) -> tuple[Category, str]:
-    """Return the category and the message of a fault. The message names the values that the kernel never wrote.
+def _unless_unwritten(output: _Output, fault: _Fault) -> tuple[Category, str, int]:
+    """Return the category and the message of a fault, and the number of values that the kernel never wrote.
 
     The judge marks memory by NaN or by a number, depending on the dtype and the call. So values that were never written
     are ``wrong_values``, and only values that a kernel computed are ``not_finite``.
     """
-    [output] = [output for output in judged if output.number == fault.output]
     positions = unwritten(output.out, output.ref)
     if not len(positions):
-        return fault.category, fault.message
+        return fault.category, fault.message, 0
     first = unravel(int(positions[0]), output.shape)
     told = f"{len(positions)} of {output.ref.numel()} values were never written, the first at {first}"
     out, ref = comparable(output.out[positions]), comparable(output.ref[positions])
     strays = int((ref.isfinite() & ~out.isfinite()).sum())
     if fault.category is Category.NOT_FINITE and strays == fault.wrong:
-        return Category.WRONG_VALUES, told
-    return fault.category, f"{told}. {fault.message}"
+        return Category.WRONG_VALUES, told, len(positions)
+    return fault.category, f"{told}. {fault.message}", len(positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,13 +503,17 @@ class _Output:
         return self._fault(Category.NOT_FINITE, message, count, lambda out, ref: ref.isfinite() & ~out.isfinite())
 
     def _beyond(self, tolerance: Tolerance, count: int) -> _Fault:
-        message = (
-            f"{count} of {self.ref.numel()} values differ by more than"
-            f" {tolerance.atol:g} + {tolerance.rtol:g}·|reference|, at most by {self.figures.max_abs:.6g}"
-        )
+        fault = self._fault(Category.WRONG_VALUES, "", count, lambda out, ref: self._beyond_of(out, ref, tolerance))
+        exactly = tolerance.atol == 0 == tolerance.rtol
+        limit = "" if exactly else f" by more than {tolerance.atol:g} + {tolerance.rtol:g}·|reference|"
+        # Errors are measured where both values are finite, so infinite references have none.
+        one = fault.first[0]
+        most = f"at most by {self.figures.max_abs:.6g}"
+        if self.figures.max_abs == 0:
+            most = f"the first is {one['got']:.6g} instead of {one['expected']:.6g}"
         if tolerance.matched_ratio < 1:
-            message += f". At least {tolerance.matched_ratio:.6g} of all must be within"
-        return self._fault(Category.WRONG_VALUES, message, count, lambda out, ref: self._beyond_of(out, ref, tolerance))
+            most += f". At least {tolerance.matched_ratio:.6g} of all must be within"
+        return replace(fault, message=f"{count} of {self.ref.numel()} values differ{limit}, {most}")
 
     def _together(self, message: str) -> _Fault:
         count = self.ref.numel()

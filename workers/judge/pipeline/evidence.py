@@ -26,6 +26,9 @@ class EvidenceBuilder:
     findings: list[Fields] | None = None
     build: Fields | None = None
     inputs: list[Fields] | None = None
+    reference_draws: bool | None = None
+    training_modules: list[str] | None = None
+    parameters: str | None = None
     checks: int | None = None
     checks_asked: int | None = None
     tolerance: Fields | None = None

@@ -16,7 +16,7 @@ from kqueue.contract import Phase, Policy
 from workers.judge.channel.activities import NotRecorded
 from workers.judge.channel.orders import Order
 from workers.judge.ending import EvaluationEnded
-from workers.judge.pipeline import speed_of_light, timing
+from workers.judge.pipeline import parameters, speed_of_light, timing
 from workers.judge.pipeline.blame import ABOUT_FORM
 from workers.judge.pipeline.cases import GIVEN, Case
 from workers.judge.pipeline.clocks import CpuClock, GpuClock
@@ -181,6 +181,7 @@ class _Checks:
                 if ended.outcome.category in _ABOUT_VALUES:
                     self._evidence.note(ended.outcome)
                     self._compare_rest(every)
+                    self._explain()
                 raise
             try:
                 with self._confirming(cases[0]):
@@ -227,6 +228,17 @@ class _Checks:
                     return
                 if case.kind == GIVEN:
                     self._compare_one(case)
+
+    def _explain(self) -> None:
+        """Record facts that can explain wrong values. The kernel reports its own parameters, so they decide nothing."""
+        evidence, proxy = self._evidence, self._reference.proxy
+        evidence.reference_draws = self._reference.form.draws or None
+        with contextlib.suppress(EvaluationEnded):  # The verdict is known already.
+            theirs = proxy.order(Order.DESCRIBE, what="the parameters", optional=True).message
+            evidence.training_modules = parameters.modes(theirs) or None
+            self._candidate.process.enter(Phase.CHECK, self._context.settings.deadlines.check_s)
+            mine = self._candidate.process.order(Order.DESCRIBE).message
+            evidence.parameters = parameters.difference(mine, theirs)
 
     def _compare_one(self, case: Case) -> None:
         """Compare one more answer of a wrong kernel. A missing answer fails both verdicts."""
