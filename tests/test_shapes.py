@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 
 from kqueue import shapes
+from kqueue.autopsy.shrink import Autopsy, refused
+from kqueue.categories import Category
 from kqueue.errors import InvalidRequest
+from kqueue.evidence import Facts
 from kqueue.feedback import instruction
+from kqueue.judging import request_of
+from tests.samples import ended
 
 SOURCE = """\
 SHAPES = [
@@ -91,3 +96,15 @@ def test_an_argument_that_nothing_takes() -> None:
     source = SOURCE.replace('"bias"', '"beta"')
     with pytest.raises(InvalidRequest, match="the argument 'beta', which neither"):
         shapes.problem_of(source, shapes.read(source)[2])
+
+
+def test_an_autopsy_takes_the_shape_on_which_the_kernel_failed() -> None:
+    """It has none for a shape that is held out."""
+    request = request_of(problem=SOURCE, kernel="class ModelNew: ...", backend="torch")
+    failed = ended(Category.WRONG_VALUES)
+    named = failed.model_copy(update={"facts": failed.facts.model_copy(update={"shape": "n=16"})})
+    first = next(Autopsy(request, named).rounds())[0]
+    assert ran(first.problem)["get_inputs"]() == [16]
+    assert refused(named) is None
+    hidden = failed.model_copy(update={"facts": Facts(shape="held out 1", withheld=True)})
+    assert "held out" in (refused(hidden) or "")

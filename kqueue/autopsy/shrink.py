@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final, TypeVar
 
-from kqueue import sizes
+from kqueue import shapes, sizes
 from kqueue.autopsy import inputs, repro
 from kqueue.autopsy.inputs import Fill
 from kqueue.autopsy.report import Change, Ended, Report, words_of
