@@ -47,7 +47,7 @@ def _lack(error: BaseException | None) -> str:
 
 
 class _NoGpu:
-    """What a kernel gets in the place of a GPU's driver or a compiled kernel."""
+    """Replacement of a GPU's driver or of a compiled kernel."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"{name} is not known: {_ADVICE}")
