@@ -37,7 +37,7 @@ STORED: dict[str, Any] = {
     "tolerance": {"atol": 1e-3, "rtol": 0.0, "by": "settings"},
     "reference_is_constant": False,
     "constant_outputs": [],
-    "verified_calls": 16,
+    "verified_calls": 16, "untimed": "no GPU",
     "timed_variants": {"count": 4, "ratio": 1.25},
     "baseline_taken": "in_turn",
     "floor": {"bytes_in": 8, "bytes_out": 4, "bandwidth_gbs": 4000.0, "floor_ms": 0.1, "floor_out_ms": 0.05},
