@@ -24,7 +24,7 @@ def difference(kernel: str, reference: str) -> str | None:
     )
     names, expected = ([each[0] for each in every] for every in (mine, theirs))
     is_alike = [each[1:] for each in mine] == [each[1:] for each in theirs]
-    # Values follow from the order of construction. With the same names in another order, each name has another's values.
+    # Values follow from the order of construction. In another order each name has other values.
     if is_alike and (names == expected or Counter(names) != Counter(expected)):
         return None
     if names == expected and [each[1:2] for each in mine] == [each[1:2] for each in theirs]:
