@@ -177,12 +177,12 @@ def test_a_lucky_kernel_does_not_win(cli: Cli, judging: Judging, engine: Engine)
 
     judging(lucky)
     done = search(cli, *recorded(cli, 2), "--num-steps", "2", "--test-frequency", "1")
-    assert "not confirmed, so the start wins. A is faster, certainty 100 %: B has 0.88" in done.stdout
+    assert "not confirmed, so the start wins. A is faster, certainty 99.02 %: B has 0.88" in done.stdout
     run = shown(cli)
     # The first proposal is out after its test.
     assert [step["best"] for step in run["steps"]] == [0, 1, 0]
     duel = run["steps"][-1]["test"]["duel"]
-    assert (run["steps"][-1]["test"]["number"], duel["winner"], duel["rounds"]) == (2, "a", 6)
+    assert (run["steps"][-1]["test"]["number"], duel["winner"], duel["rounds"]) == (2, "a", 13)
     assert Path(cli.directory, "search-a", "best.py").read_text() == run["proposals"][0]["kernel"]
     before = rows(engine, "SELECT count(*) FROM evaluations")
     assert resume(cli, *recorded(cli, 2))["duel"] == duel

@@ -158,7 +158,7 @@ async def test_tuning_goes_on_where_it_was(client: Client, judge, queued, engine
         result = await client.call_tool("tune", again, progress_callback=progress)
         tasks.cancel_scope.cancel()
     found = told(result)
-    assert "Duel of the original (A) with the best (B): B is faster, certainty 100 %: " in text_of(result)
+    assert "Duel of the original (A) with the best (B): B is faster, certainty 99.02 %: " in text_of(result)
     assert (found["state"], found["won"], found["beats_original"]) == ("done", True, True)
     best, *_, wrong = found["configurations"]
     assert (best["values"], best["runtime_ms"], best["calls"], best["final"]) == ({"BLOCK": "4"}, 2.0, 100, True)
