@@ -173,8 +173,10 @@ class _Checks:
             every = chain(cases, (reference.cache.fresh() for _ in range(self._referenced.later)))
             try:
                 for case in every:
-                    if self._has_answered(case):
-                        self._evidence.errors.append(self._check(case, is_first=checked == 0))
+                    if not self._has_answered(case):
+                        continue
+                    if (errors := self._check(case, is_first=checked == 0)) is not None:
+                        self._evidence.errors.append(errors)
                         checked += 1
             except EvaluationEnded as ended:
                 if ended.outcome.category in _ABOUT_VALUES:
@@ -250,8 +252,11 @@ class _Checks:
         self._steps.enter(Phase.CHECK)
         return answered
 
-    def _check(self, case: Case, *, is_first: bool) -> Fields:
-        """Make one checked call, and another one on the same case if the answer is wrong."""
+    def _check(self, case: Case, *, is_first: bool) -> Fields | None:
+        """Make one checked call, and another one on the same case if the answer is wrong.
+
+        Return None for a variant of which the reference did not confirm its answer. It does not count as checked.
+        """
         try:
             with self._confirming(case):
                 return self._call(case, is_first=is_first)
@@ -260,7 +265,7 @@ class _Checks:
                 raise
             first = ended
         if not self._has_answered(case):
-            return {}  # The reference did not confirm its answer to the variant.
+            return None
         try:
             self._call(case)
         except EvaluationEnded:
