@@ -11,13 +11,13 @@ from kqueue.contract import Phase, Settings
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline.cases import Case
 from workers.judge.pipeline.evidence import EvidenceBuilder
-from workers.judge.pipeline.stages.measure import _Checks
+from workers.judge.pipeline.stages.measure import _Checks  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_variant_without_a_confirmed_answer_does_not_count_as_checked() -> None:
     """The kernel is wrong on the variant, and the reference then withdraws its own answer to it."""
     given, variant = Case(seed=1), Case(seed=2, kind="sparse")
-    wrong = {"output": 0, "kind": "sparse", "wrong": 1, "of": 1, "first": []}
+    wrong: dict[str, Any] = {"output": 0, "kind": "sparse", "wrong": 1, "of": 1, "first": []}
     withdrawn: list[Case] = []
 
     def run(case: Case) -> dict[str, Any]:
@@ -25,14 +25,15 @@ def test_a_variant_without_a_confirmed_answer_does_not_count_as_checked() -> Non
             return {}
         raise EvaluationEnded(Category.WRONG_VALUES, "wrong", Phase.CHECK, **wrong)
 
+    def answer(case: Case) -> list[Case]:
+        return [] if case in withdrawn else [case]
+
     anything: Any = SimpleNamespace(
         settings=Settings(checks=1),
-        steps=SimpleNamespace(
-            timed=lambda _: contextlib.nullcontext(), backstop=lambda _: contextlib.nullcontext(), enter=lambda _: None
-        ),
+        steps=SimpleNamespace(timed=contextlib.nullcontext, backstop=contextlib.nullcontext, enter=str),
         evidence=EvidenceBuilder(),
         reference=SimpleNamespace(
-            answer=lambda case: [] if case in withdrawn else [case],
+            answer=answer,
             confirm=withdrawn.append,
             form=SimpleNamespace(output_specs=()),
             constant_outputs=[],
@@ -41,6 +42,6 @@ def test_a_variant_without_a_confirmed_answer_does_not_count_as_checked() -> Non
         later=0,
         baseline=None,
     )
-    candidate: Any = SimpleNamespace(prepare_calls=lambda _: None, run=run)
+    candidate: Any = SimpleNamespace(prepare_calls=str, run=run)
     assert _Checks(anything, anything, candidate).run() == 1
     assert anything.evidence.checks == 1
