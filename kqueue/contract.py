@@ -255,6 +255,9 @@ class Policies(_Model):
     decoys: Policy = Policy.FLAG
     """Policy for kernels whose own GPU code does not do the work. ``reject`` ends the evaluation as ``reward_hack``.
     ``allow`` saves the time of the check."""
+    buffers: Policy = Policy.FLAG
+    """Policy for kernels that do not have, or leave unchanged, registered buffers that the reference changes, such as
+    running statistics. ``reject`` ends the evaluation as ``rejected_by_policy``. ``allow`` does not compare buffers."""
 
 
 class Tolerance(_Model):

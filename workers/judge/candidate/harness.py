@@ -24,7 +24,7 @@ from typing import Any, Final, cast
 import torch
 
 from workers.judge.candidate import failures, libraries, memory, profile, warm_up
-from workers.judge.candidate.instance import Instance, weights_of
+from workers.judge.candidate.instance import Instance, is_plain, weights_of
 from workers.judge.channel import activities, flags
 from workers.judge.channel.arguments import check, put_together
 from workers.judge.channel.buffers import Exports, OpenedBuffer, is_apart, is_dense
@@ -249,6 +249,7 @@ class Harness:
             torch.manual_seed(self._job.seed)
             model = self._model_to_device(model)
             self.own.model = torch.compile(model) if self._job.compiled else model
+            self.own.watch(self.own.resets, self.own.compared)
             self.settle()
         return self.done(command)
 
@@ -290,6 +291,8 @@ class Harness:
         own.inputs = self._opened(command)
         check(binding.arguments)
         own.arrangement, own.views = binding.arguments, binding.views
+        if binding.resets != own.resets:
+            own.watch(binding.resets, binding.compared)
         own.input_memory = [
             (opened.tensor.data_ptr(), spec.nbytes) for opened, spec in zip(own.inputs, binding.buffers, strict=True)
         ]
@@ -352,6 +355,7 @@ class Harness:
     def _run(self, command: Command) -> Reply:
         own = self.own
         self._renew_memory()
+        own.reset()
         positional, keywords = own.arguments()
         set_seed(command.seed)
         is_host = not (self.on_gpu or self.holds_sets)
@@ -414,6 +418,7 @@ class Harness:
             last = self.own.last
         else:
             self._renew_memory()
+            self.own.reset()
         forward = (lambda: last) if is_overhead else (lambda: model(*positional, **keywords))
         if command.order is Order.ENQUEUE or not self.on_gpu:
             return forward
@@ -432,8 +437,16 @@ class Harness:
             return Reply(Answer.MISMATCH, command.sequence, structure=structure, tensors=specs)
         if not self.holds_sets:
             self.exports.begin()
-        locations = tuple(self._locate_output(own, i, leaf) for i, leaf in enumerate(leaves))
-        return Reply(Answer.DONE, command.sequence, structure=structure, tensors=specs, locations=locations)
+        locations = [self._locate_output(own, i, leaf) for i, leaf in enumerate(leaves)]
+        for buffer in own.buffers():
+            location, spec = Location(), TensorSpec(None, (), self.device)
+            if is_plain(buffer) and self.can_locate(buffer):
+                location, there = self.locate(buffer.detach())
+                own.delivered.append(there)
+                spec = TensorSpec.of(buffer)
+            locations.append(location)
+            specs += (spec,)
+        return Reply(Answer.DONE, command.sequence, structure=structure, tensors=specs, locations=tuple(locations))
 
     def _locate_output(self, own: Instance, i: int, leaf: torch.Tensor) -> Location:
         """Return an output's location. An output that the judge cannot read there is copied at the kernel's cost."""

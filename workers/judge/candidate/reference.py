@@ -13,7 +13,7 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -22,7 +22,7 @@ import torch
 
 from workers.judge.candidate import variants
 from workers.judge.candidate.harness import Harness, ProblemError
-from workers.judge.candidate.instance import Instance, modules_of, weights_of
+from workers.judge.candidate.instance import Instance, buffers_of, is_plain, modules_of, weights_of
 from workers.judge.channel import scalar_page
 from workers.judge.channel.arena import Arena
 from workers.judge.channel.arguments import FORM, ArgumentsError, put_together, take_apart
@@ -42,6 +42,10 @@ _CACHED_BYTES: Final = 1 << 30
 _RESTING_BYTES: Final = 128 << 20
 #: Total size in bytes up to which inputs are copied, because the problem can reuse its own tensors.
 _COPIED_BYTES: Final = 64 << 20
+#: Maximum number of changed buffers of which each answer has the values, and maximum size of all buffers in bytes. Of
+#: more, as in deep networks, a random choice is compared.
+_MOST_BUFFERS: Final = 12
+_BUFFER_BYTES: Final = 16 << 20
 #: Number of values that show whether a tensor contains only whole numbers.
 _SAMPLE: Final = 1 << 12
 
@@ -132,7 +136,9 @@ class ReferenceHarness(Harness):
         weights = sum(weight.nbytes for weight in weights_of(self.own.model))
         peak = torch.cuda.max_memory_reserved() if self.on_gpu else 0
         drawn = self._variants.drawn if self._variants is not None else 0
-        self._tell({"weights": weights, "peak": peak, "drawn": drawn, **self._cpu_s}, "the problem")
+        sizes = {"weights": weights, "peak": peak, "drawn": drawn, **self._cpu_s}
+        initial = [kept[2] for kept in self.own.kept[: self.own.compared] if kept is not None]
+        self._tell(sizes | {"resets": list(self.own.resets), "initial": initial}, "the problem")
         return self.done(command)
 
     def _draw(self, command: Command) -> Reply:
@@ -319,6 +325,7 @@ class ReferenceHarness(Harness):
         # Compare all values on the first call, because writes that bypass torch change no version counter.
         few = sum(tensor.nbytes for tensor in given) <= _COPIED_BYTES
         before = [tensor.clone() for tensor in given] if few and self._effects is None else given
+        changes = self._changes() if self._effects is None else None
         output, drew = self._call(ask, held, given)
         changed = {
             i
@@ -327,13 +334,32 @@ class ReferenceHarness(Harness):
         }
         needs_copies = changed and not self._mutated
         self._mutated |= changed
-        if self._effects is None:
+        if changes is not None:
             self._effects = sorted(changed)
+            self._watch(changes(), MAX_TENSORS - len(changed) - len(describe(output)[1]))
         if needs_copies:
             self._restore(held)
             given = [tensor.clone() for tensor in held.inputs]
             output, drew = self._call(ask, held, given)
         return output, drew, given
+
+    def _changes(self) -> Callable[[], dict[str, torch.Tensor]]:
+        """Return a function that returns the registered buffers that have changed since, with their values before."""
+        places = {name: (held, key, held[key]) for name, (held, key) in buffers_of(self.own.model).items()}
+        places = {name: place for name, place in places.items() if is_plain(place[2]) and self.can_locate(place[2])}
+        if sum(tensor.nbytes for _, _, tensor in places.values()) > _BUFFER_BYTES:
+            return dict
+        copies = {name: tensor.clone() for name, (_, _, tensor) in places.items()}
+        return lambda: {
+            name: copies[name]
+            for name, (held, key, tensor) in places.items()
+            if held.get(key) is not tensor or not same_bits(tensor, copies[name])
+        }
+
+    def _watch(self, before: dict[str, torch.Tensor], room: int) -> None:
+        """Reset buffers to their values before each call from now on, and answer with some of them."""
+        names = random.SystemRandom().sample(list(before), len(before))
+        self.own.watch(tuple(names), max(0, min(_MOST_BUFFERS, len(names), room)), before)
 
     @staticmethod
     def _prepared(inputs: list[torch.Tensor], ask: Ask) -> list[torch.Tensor]:
@@ -348,6 +374,9 @@ class ReferenceHarness(Harness):
         """Return the model's output, and whether the call drew random numbers."""
         own = self._instance(ask)
         own.input_memory = [(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
+        if ask.wide and own.resets != self.own.resets:
+            own.watch(self.own.resets, self.own.compared)
+        own.reset()
         positional, keywords = put_together(held.form.arguments, put_back(tensors, held.form.views))
         with _default_dtype(torch.float64) if ask.wide else contextlib.nullcontext(), torch.no_grad():
             set_seed(ask.seed)
@@ -383,7 +412,7 @@ class ReferenceHarness(Harness):
     ) -> Reply:
         """Return the reply with the locations of an output's tensors, whatever its structure.
 
-        The inputs that forward changes follow, with their values after the call.
+        The inputs and buffers that forward changes follow, with their values after the call.
         """
         own = self._instance(ask)
         structure, leaves = describe(output)
@@ -408,6 +437,11 @@ class ReferenceHarness(Harness):
             held.answers.append(there)
             locations.append(replace(location, index=number + 1))
             tensors.append(given[number])
+        for buffer in own.buffers():
+            location, there = self._held_at(buffer.detach().clone())
+            held.answers.append(there)
+            locations.append(replace(location, index=LASTING))
+            tensors.append(buffer)
         return Reply(
             Answer.DONE,
             command.sequence,

@@ -153,6 +153,8 @@ class Binding:
         structure: for outputs, the structure of the reference's output (see ``describe``).
         lasting: numbers of the outputs that the reference returns from memory of its model. Other outputs are marked
             as not written before the next call.
+        resets: for inputs, the names of registered buffers that are reset before each call.
+        compared: number of the first of these buffers that are delivered after the outputs.
     """
 
     buffers: tuple[BufferSpec, ...]
@@ -160,6 +162,8 @@ class Binding:
     views: tuple[View, ...] = ()
     structure: str = ""
     lasting: tuple[int, ...] = ()
+    resets: tuple[str, ...] = ()
+    compared: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from kqueue.contract import Precision, Tolerance
 from workers.judge.channel.layout import put_back
-from workers.judge.channel.tensors import View
+from workers.judge.channel.tensors import TensorSpec, View
 
 DTYPES: Final = {
     Precision.FP32: torch.float32,
@@ -24,6 +24,79 @@ GIVEN: Final = "given"
 _CHUNK: Final = 1 << 24
 #: KernelBench's tolerance by an evaluation's precision, used as absolute and as relative tolerance.
 CLOSE: Final = {Precision.FP32: 1e-4, Precision.FP16: 1e-2, Precision.BF16: 1e-2}
+
+
+@dataclass(slots=True)
+class Form:
+    """The form of a problem's calls, as made by its reference.
+
+    Attributes:
+        arguments: arrangement of ``forward``'s arguments, or None before the first case.
+        views: the tensors among the arguments, as views of the input tensors of a case.
+        structure: arrangement of the outputs, empty before the first answer.
+        output_specs: shape, dtype and device of each output. The inputs that the reference changes follow as further
+            outputs, whose aliases are their numbers, and then registered buffers that it changes.
+        output_strides: strides of each output.
+        output_aliases: for each output, the number of the input whose memory it shares, or None.
+        lasting: numbers of the outputs in memory of the reference's model.
+        buffers: names of these buffers.
+        initial: values to which they are reset before each call.
+        resets: names of all buffers that are reset.
+        unkept: numbers of those that the kernel does not have in this form, or leaves unchanged.
+        draws: True if the reference has drawn random numbers, so that the seed of a call decides its answer.
+    """
+
+    arguments: Any = None
+    views: tuple[View, ...] = ()
+    structure: str = ""
+    output_specs: tuple[TensorSpec, ...] = ()
+    output_strides: tuple[tuple[int, ...], ...] = ()
+    output_aliases: tuple[int | None, ...] = ()
+    lasting: tuple[int, ...] = ()
+    buffers: tuple[str, ...] = ()
+    initial: tuple[torch.Tensor, ...] = ()
+    resets: tuple[str, ...] = ()
+    unkept: set[int] = field(default_factory=set[int])
+    draws: bool = False
+
+    @property
+    def returned(self) -> int:
+        """Number of outputs that forward returns."""
+        return self.structure.count("T")
+
+    @property
+    def mutated(self) -> list[int]:
+        """Numbers of the inputs that the reference changes."""
+        return [number for number in self.output_aliases[self.returned :] if number is not None]
+
+    @property
+    def effects(self) -> int:
+        """Number of the first output that is a buffer."""
+        return len(self.output_specs) - len(self.buffers)
+
+    def name(self, number: int) -> str:
+        """Return an output's name in messages."""
+        if self.is_returned(number):
+            return f"output {number}"
+        if number >= self.effects:
+            return f"buffer {self.buffers[number - self.effects]} after the call"
+        return f"input {self.argument(self.mutated[number - self.returned])} after the call"
+
+    def is_returned(self, number: int) -> bool:
+        """Return whether an output is returned by forward, and not an input or a buffer that it changes."""
+        return not self.structure or number < self.returned
+
+    def argument(self, number: int) -> int:
+        """Return the number of the first argument that is a view of an input tensor."""
+        return next((n for n, view in enumerate(self.views) if view.root == number), number)
+
+    def is_unkept(self, number: int, output: torch.Tensor) -> bool:
+        """Return whether a wrong output is a buffer that the kernel left unchanged, and record it."""
+        if number < self.effects or not self.buffers:
+            return False
+        if torch.equal(output.cpu().reshape(-1), self.initial[number - self.effects].reshape(-1)):
+            self.unkept.add(number)
+        return number in self.unkept
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +121,7 @@ class Case:
         again: function that returns the reference's outputs to inputs changed by about a rounding error, or None.
         views: the arguments as views of ``inputs``. Empty if the arguments are the inputs themselves.
         selects: whether integers among the outputs can be indices that select by value.
+        form: form of the problem's calls, which all cases of an evaluation share.
         restore: function that returns the whole outputs and case, if this case has only pieces of the outputs.
     """
 
@@ -66,6 +140,7 @@ class Case:
     again: Callable[[], list[torch.Tensor] | None] | None = None
     views: tuple[View, ...] = ()
     selects: bool = False
+    form: Form = field(default_factory=Form)
     restore: Callable[[list[torch.Tensor]], tuple[list[torch.Tensor], Case]] | None = None
 
     @property

@@ -117,7 +117,11 @@ def need_no_excuse(answers: Sequence[tuple[list[torch.Tensor], Case]], settings:
 def _measured(answers: Sequence[tuple[list[torch.Tensor], Case]], settings: Settings) -> list[list[_Output]]:
     """Return the non-empty outputs of each call with their figures."""
     calls = [
-        [_Output.of(i, outputs[i], case, settings) for i in range(len(outputs)) if outputs[i].numel()]
+        [
+            _Output.of(i, outputs[i], case, settings)
+            for i in range(len(outputs))
+            if outputs[i].numel() and i not in case.form.unkept
+        ]
         for outputs, case in answers
     ]
     _measure_all([output for judged in calls for output in judged])
@@ -139,21 +143,26 @@ def _verdict(
 ) -> dict[str, Any] | EvaluationEnded:
     """Return the figures of one call, or the error that ends the evaluation."""
     given = case.kind == GIVEN
-    loose = next((fault for output in judged if (fault := output.kernelbench_fault())), None)
-    for output in judged:
+    returned = [output for output in judged if case.form.is_returned(output.number)]
+    loose = next((fault for output in returned if (fault := output.kernelbench_fault())), None)
+    for output in returned:
         if output.figures.wrong and not output.epsilon:
             whole, of = (outputs, case) if case.restore is None else case.restore(outputs)
             if choices.are_right(whole, output.number, of, CLOSE[settings.precision]):
                 output.figures = Figures(*[0.0] * 13)
-    figures = _merged(judged, given=given)
-    strict = next((fault for output in judged if (fault := output.strict_fault())), None)
+    strict = None
+    for output in judged:
+        fault = output.strict_fault()
+        if fault is not None and not case.form.is_unkept(output.number, outputs[output.number]):
+            strict = strict or fault
+    figures = _merged([output for output in judged if output.number not in case.form.unkept], given=given)
     figures |= {"strict_correct": strict is None, "kernelbench_correct": loose is None if given else None}
     fault = strict if settings.comparison is Comparison.STRICT else loose
     if fault is not None:
         where = "" if given else f" on {case.kind} inputs"
         return EvaluationEnded(
             fault.category,
-            f"output {fault.output}{where}: {fault.message}{_told_unwritten(judged, fault.output)}",
+            f"{case.form.name(fault.output)}{where}: {fault.message}{_told_unwritten(judged, fault.output)}",
             Phase.CHECK,
             kind=case.kind,
             map=fault.map(),

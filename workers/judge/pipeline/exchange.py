@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import torch
@@ -19,54 +19,18 @@ from workers.judge.channel.buffers import LocationError, SharedTensor, form_of, 
 from workers.judge.channel.flags import memory
 from workers.judge.channel.orders import Binding, Job, Order
 from workers.judge.channel.protocol import Answer, Reply
-from workers.judge.channel.tensors import Location, TensorSpec, View, Where
+from workers.judge.channel.tensors import Location, TensorSpec, Where
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.handle import ForkServerError
 from workers.judge.forkserver.process import SealedProcess
 from workers.judge.pipeline import compare
-from workers.judge.pipeline.cases import Case
+from workers.judge.pipeline.cases import Case, Form
 from workers.judge.pipeline.plan import Plan
 
 _Pair = TypeVar("_Pair")
 _RANDOM: Final = random.SystemRandom()
 #: Maximum time in seconds for a process to open the device, which other processes can be opening at the same time.
 PREPARE_S: Final = 120.0
-
-
-@dataclass(slots=True)
-class Form:
-    """The form of a problem's calls, as made by its reference.
-
-    Attributes:
-        arguments: arrangement of ``forward``'s arguments, or None before the first case.
-        views: the tensors among the arguments, as views of the input tensors of a case.
-        structure: arrangement of the outputs, empty before the first answer.
-        output_specs: shape, dtype and device of each output. The inputs that the reference changes follow as further
-            outputs, whose aliases are their numbers.
-        output_strides: strides of each output.
-        output_aliases: for each output, the number of the input whose memory it shares, or None.
-        lasting: numbers of the outputs in memory of the reference's model.
-        draws: True if the reference has drawn random numbers, so that the seed of a call decides its answer.
-    """
-
-    arguments: Any = None
-    views: tuple[View, ...] = ()
-    structure: str = ""
-    output_specs: tuple[TensorSpec, ...] = ()
-    output_strides: tuple[tuple[int, ...], ...] = ()
-    output_aliases: tuple[int | None, ...] = ()
-    lasting: tuple[int, ...] = ()
-    draws: bool = False
-
-    @property
-    def returned(self) -> int:
-        """Number of outputs that forward returns."""
-        return self.structure.count("T")
-
-    @property
-    def mutated(self) -> list[int]:
-        """Numbers of the inputs that the reference changes."""
-        return [number for number in self.output_aliases[self.returned :] if number is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +87,13 @@ class Exchange:
         self.load(inputs)
         self.settle()
         buffers = tuple(shared.spec for shared in self._inputs)
-        payload = Binding(buffers, arguments=self.form.arguments, views=self.form.views)
+        payload = Binding(
+            buffers,
+            arguments=self.form.arguments,
+            views=self.form.views,
+            resets=self.form.resets,
+            compared=len(self.form.buffers),
+        )
         fds = tuple(shared.descriptor for shared in self._inputs if shared.descriptor is not None)
         self.process.order(Order.BIND_INPUTS, payload=payload, fds=fds)
         for shared in self._inputs:
@@ -159,24 +129,36 @@ class Exchange:
     def check_inputs(self, case: Case) -> None:
         """Raise EvaluationEnded (``input_mutated``) if a call changed an input that the reference does not change."""
         if (i := self.changed(case.inputs)) is not None:
-            number = next((n for n, view in enumerate(self.form.views) if view.root == i), i)
+            number = self.form.argument(i)
             message = f"forward changed its input tensor {number}"
             raise EvaluationEnded(Category.INPUT_MUTATED, message, self.process.phase, input=number)
 
     def outputs(self, reply: Reply) -> list[Output]:
-        """Return views of a call's outputs in the process's memory, and of the shared inputs that it must change.
+        """Return views of a call's outputs in the process's memory, of the inputs and of the buffers that it changes.
 
         Raises:
             EvaluationEnded: they do not have the reference's form, or are not at the reported location.
         """
         structure, returned = self.form.structure, self._specs[: self.form.returned]
-        if reply.answer is Answer.MISMATCH or reply.tensors != returned or reply.structure != structure:
-            check_form(reply, structure, returned)
+        tensors, count = reply.tensors[: len(returned)], len(returned) + len(self.form.buffers)
+        is_complete = reply.answer is not Answer.MISMATCH and len(reply.tensors) == count
+        if not is_complete or tensors != returned or reply.structure != structure:
+            check_form(replace(reply, tensors=tensors) if is_complete else reply, structure, returned)
         views = [
             self._output(i, spec, location)
-            for i, (spec, location) in enumerate(zip(reply.tensors, reply.locations, strict=True))
+            for i, (spec, location) in enumerate(zip(tensors, reply.locations, strict=False))
         ]
-        return views + [self._inputs[number].tensor for number in self.form.mutated]
+        views += [self._inputs[number].tensor for number in self.form.mutated]
+        kept = zip(reply.tensors[len(returned) :], reply.locations[len(returned) :], strict=True)
+        return views + [self._buffer(self.form.effects + i, *each) for i, each in enumerate(kept)]
+
+    def _buffer(self, number: int, spec: TensorSpec, location: Location) -> Output:
+        """Return a view of a buffer after a call, or of any memory if the process keeps none of this form."""
+        if spec == self._specs[number]:
+            return self._output(number, spec, location)
+        self.form.unkept.add(number)
+        expected = self._specs[number]
+        return torch.empty((), dtype=expected.dtype, device=self._device).expand(expected.shape)
 
     def _output(self, i: int, spec: TensorSpec, location: Location) -> Output:
         try:
