@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_fie
 from kqueue.categories import Blame, Category
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import NEEDS, Environment, Evidence, Facts, Measurement, Part
+from kqueue.profiles import Protocol
 from kqueue.states import Priority, Writer
 
 #: Maximum size of the source of a problem or kernel, in bytes of UTF-8.
@@ -288,6 +289,9 @@ class Settings(_Model):
     dtype: 1e-4 for fp32 and wider, 1e-2 for fp16 and bf16, 0.15 and 0.3 for the two fp8, equality for the rest."""
     comparison: Comparison = Comparison.STRICT
     """Comparison that decides if values are correct."""
+    profiles: Annotated[tuple[Protocol, ...], Field(max_length=len(Protocol))] = ()
+    """Other projects' protocols by which the values are compared too. Their results are evidence and do not change the
+    verdict."""
     policies: Policies = Policies()
     timing: Timing = Timing()
     debug: Debug = Debug()
@@ -296,6 +300,11 @@ class Settings(_Model):
     limits: Limits = Limits()
     max_attempts: Annotated[int, Field(ge=1, le=10)] = 3
     """Maximum number of attempts. Only a failure of the fleet causes another attempt."""
+
+    @field_validator("profiles")
+    @classmethod
+    def _each_once(cls, value: tuple[Protocol, ...]) -> tuple[Protocol, ...]:
+        return tuple(dict.fromkeys(value))
 
     @model_validator(mode="after")
     def _debugs_or_times(self) -> Self:

@@ -202,6 +202,22 @@ class ErrorFigures(Part):
     """Result of KernelBench's ``torch.allclose`` on the problem's own inputs. Null for other inputs."""
 
 
+class ProfileResult(Part):
+    """The result of another project's protocol (``settings.profiles``) on the problem's own inputs."""
+
+    name: str
+    """Name of the profile."""
+    passed: bool | None
+    """True if the kernel passes it. Null where that is unknown."""
+    why: str = ""
+    """The reason, unless it passes."""
+
+    @property
+    def words(self) -> str:
+        """The result as text."""
+        return "passed" if self.passed else f"{'unknown' if self.passed is None else 'failed'}: {self.why}"
+
+
 class GivenTolerance(Part):
     """A tolerance that replaces the dtype's: ``|out - ref| <= atol + rtol * |ref|`` for every value."""
 
@@ -683,6 +699,8 @@ class Facts(Part):
     """The findings for which a policy rejected the source."""
     output: int | None = _ABSENT
     """Number of the wrong output, from 0."""
+    effect: str | None = _ABSENT
+    """Name of the wrong output if ``forward`` does not return it, such as ``input 0 after the call``."""
     input: int | None = _ABSENT
     """Number of the input that was changed or returned, from 0."""
     structure: str | None = _ABSENT
@@ -771,6 +789,8 @@ class Evidence(Part):
     comparison: ErrorFigures | None = _ABSENT
     """Errors of the outputs over all compared input sets, and the results of both comparisons, for wrong kernels too.
     None where no output was compared."""
+    profiles: tuple[ProfileResult, ...] | None = _ABSENT
+    """Results of the profiles that the settings name. None where there are none."""
     tolerance: GivenTolerance | None = _ABSENT
     """Tolerance from the settings or the problem. None where the dtype's applies."""
     tf32: bool | None = _ABSENT

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kqueue.store.reports import AttemptDetail, Detail
 
 #: Facts and evidence that `show` prints separately.
-_APART: Final = {"findings", "provenance", "sanitized", "profile"}
+_APART: Final = {"findings", "profiles", "provenance", "sanitized", "profile"}
 #: Maximum number of lines of the log that `show` prints without `--log`.
 _LOG_LINES: Final = 20
 _STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
@@ -190,6 +190,8 @@ def print_result(
     # Findings that ended the evaluation are among its facts.
     if findings := result.evidence.findings or result.facts.findings:
         _print_block("findings", "\n".join(map(finding, findings)))
+    if results := result.evidence.profiles:
+        _print_block("profiles", "\n".join(f"{one.name}: {one.words}" for one in results))
     for title, part in (("facts", result.facts), ("evidence", result.evidence if evidence else None)):
         values = part.model_dump(mode="json", exclude=_APART) if part else {}
         if values:

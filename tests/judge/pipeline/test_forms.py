@@ -6,6 +6,7 @@ import pytest
 
 from kqueue.categories import Category
 from kqueue.contract import Backend, Outcome, Policies, Policy, Request, Settings, Timing
+from kqueue.profiles import Protocol
 from tests.judge.rig import Rig
 from tests.judge.sources import kernel, problem
 
@@ -218,6 +219,25 @@ def test_statistics_that_are_wrong_only_in_later_calls_are_found(rig: Rig) -> No
     outcome = rig.judge(Request(problem=NORM, kernel=late, backend=Backend.TORCH, settings=TIMED))
     assert outcome.category is Category.NONDETERMINISTIC
     assert "buffer norm.running_" in outcome.message
+
+
+def test_profiles_are_told_beside_the_verdict(rig: Rig) -> None:
+    """A kernel that folds batch norm is wrong, passes in ``eval()`` mode, and changes no other verdict by that."""
+    folded = "(x - self.norm.running_mean) / (self.norm.running_var + 1e-5).sqrt()"
+    profiles = (Protocol.KERNELBENCH_EVAL, Protocol.KERNELBENCH_2025)
+    for forward, category, passed in (
+        (folded, Category.WRONG_VALUES, [True, False]),
+        ("self.norm(x) + 1e-3", Category.WRONG_VALUES, [False, True]),
+        ("self.norm(x)", Category.PASSED, [True, True]),
+        ("self.nothing", Category.RUNTIME_ERROR, [None, None]),
+    ):
+        settings = TIMED.model_copy(update={"profiles": profiles})
+        source = NORMED.replace("self.norm(x)", forward)
+        outcome = rig.judge(Request(problem=NORM, kernel=source, backend=Backend.TORCH, settings=settings))
+        assert outcome.category is category, outcome.message
+        rows = outcome.evidence.profiles or ()
+        assert [(one.name, one.passed) for one in rows] == [*zip(profiles, passed, strict=True)]
+        assert all(bool(one.why) is not one.passed for one in rows)
 
 
 def test_a_missing_effect_on_an_input_is_named(rig: Rig) -> None:

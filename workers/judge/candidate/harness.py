@@ -137,6 +137,7 @@ class Harness:
             Order.ENQUEUE: self._enqueue,
             Order.ENQUEUE_OVERHEAD: self._enqueue,
             Order.ENQUEUE_IN_TURN: self._enqueue,
+            Order.EVALUATE: self._evaluate,
             Order.PROFILE: self._profile,
             Order.BUILD: self._build,
             Order.ALLOW: self._allow,
@@ -395,6 +396,10 @@ class Harness:
             end.record()
             self._semaphores.write(stream, flags.DONE, number)
         return reply
+
+    def _evaluate(self, command: Command) -> Reply:
+        self.own.model.eval()
+        return self.done(command)
 
     def _profile(self, command: Command) -> Reply:
         """Record a few calls with CUPTI. The result is only evidence, so a failure is recorded too."""

@@ -306,7 +306,7 @@ class ReferenceHarness(Harness):
             self._forget(held.answers)
             held.answers.clear()
         try:
-            if ask.wide or ask.nudge:
+            if ask.wide or ask.nudge or ask.evaluates:
                 given = self._prepared(held.inputs, ask)
                 output, drew = self._call(ask, held, given)
             else:
@@ -364,6 +364,8 @@ class ReferenceHarness(Harness):
     @staticmethod
     def _prepared(inputs: list[torch.Tensor], ask: Ask) -> list[torch.Tensor]:
         """Return the inputs as the question needs them: nudged, and in float64 or in their own dtype."""
+        if ask.evaluates:
+            return [tensor.clone() for tensor in inputs]
         set_seed(ask.nudge_seed)
         if ask.is_relative:
             return [rounded_otherwise(tensor, ask.nudge) for tensor in inputs]
@@ -378,7 +380,8 @@ class ReferenceHarness(Harness):
             own.watch(self.own.resets, self.own.compared)
         own.reset()
         positional, keywords = put_together(held.form.arguments, put_back(tensors, held.form.views))
-        with _default_dtype(torch.float64) if ask.wide else contextlib.nullcontext(), torch.no_grad():
+        mode = _evaluating(own.model) if ask.evaluates else contextlib.nullcontext()
+        with _default_dtype(torch.float64) if ask.wide else mode, torch.no_grad():
             set_seed(ask.seed)
             before = self._random_state()
             with contextlib.nullcontext() if ask.wide else self._timed("call_s"):
@@ -548,6 +551,18 @@ def _tensors(output: Any) -> list[torch.Tensor]:
     if isinstance(output, (list, tuple)):
         return [tensor for item in cast("list[Any]", output) for tensor in _tensors(item)]
     return []
+
+
+@contextlib.contextmanager
+def _evaluating(model: torch.nn.Module) -> Generator[None]:
+    """Put a model in ``eval()`` mode inside the ``with`` block."""
+    before = [(module, module.training) for module in modules_of(model)]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
 
 
 @contextlib.contextmanager

@@ -45,6 +45,8 @@ class Order(IntEnum):
     """Enqueue a timed call with an empty kernel instead of a forward."""
     ENQUEUE_IN_TURN = 14
     """Enqueue a timed call with an empty kernel before the forward."""
+    EVALUATE = 28
+    """Put the model in ``eval()`` mode."""
     PROFILE = 12
     """Make one call under a profiler. Write the names of the executed kernels to the shared memory sent with the
     order."""
@@ -200,6 +202,7 @@ class Ask:
         is_relative: change each value in proportion to itself only, and whole numbers not at all.
         nudge_seed: random seed of these changes.
         afresh: free earlier answers to the set first.
+        evaluates: use the model in ``eval()`` mode, and copies of the inputs.
     """
 
     slot: int
@@ -209,6 +212,7 @@ class Ask:
     nudge_seed: int = 0
     afresh: bool = False
     is_relative: bool = False
+    evaluates: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 
 from kqueue.contract import Precision, Tolerance
+from kqueue.profiles import RULES, Protocol
 from workers.judge.channel.layout import put_back
 from workers.judge.channel.tensors import TensorSpec, View
 
@@ -23,7 +24,10 @@ GIVEN: Final = "given"
 #: Number of values to process at a time, to bound memory.
 _CHUNK: Final = 1 << 24
 #: KernelBench's tolerance by an evaluation's precision, used as absolute and as relative tolerance.
-CLOSE: Final = {Precision.FP32: 1e-4, Precision.FP16: 1e-2, Precision.BF16: 1e-2}
+CLOSE: Final = {
+    precision: RULES[Protocol.KERNELBENCH].bound(str(dtype).removeprefix("torch."))[0]
+    for precision, dtype in DTYPES.items()
+}
 
 
 @dataclass(slots=True)

@@ -244,10 +244,18 @@ class Candidate(Exchange):
         Raises:
             EvaluationEnded: the answer is not right, or the call failed.
         """
+        return self.compare(case, self.answer(case))
+
+    def answer(self, case: Case) -> list[torch.Tensor]:
+        """Make one call on a case, and return its outputs.
+
+        Raises:
+            EvaluationEnded: the call failed.
+        """
         self.load(case.inputs)
         self.settle()
         views = self.outputs(self.process.order(Order.RUN, promptly=self._device == "cuda", seed=case.seed))
-        return self.compare(case, self.read(views))
+        return self.read(views)
 
     def compare(self, case: Case, outputs: list[torch.Tensor]) -> dict[str, Any]:
         """Compare the outputs of a call on a case. See :meth:`run` for the result and the errors."""

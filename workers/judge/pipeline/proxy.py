@@ -73,13 +73,14 @@ class Question:
     wide: bool = False
     afresh: bool = False
     is_relative: bool = False
+    evaluates: bool = False
 
     def ask(self) -> Ask:
         """Return the question as a message."""
         slot, seed = self.case.slot, self.case.seed
         assert slot is not None
         nudge_seed = secrets.randbits(63) if self.nudge else 0
-        return Ask(slot, seed, self.wide, self.nudge, nudge_seed, afresh=self.afresh, is_relative=self.is_relative)
+        return Ask(slot, seed, self.wide, self.nudge, nudge_seed, self.afresh, self.is_relative, self.evaluates)
 
 
 class ReferenceProxy:

@@ -452,14 +452,14 @@ class Reference:
         if case.slot is not None and [checksum(tensor) for tensor in case.inputs] != before:
             raise invalid_problem("get_inputs() must return the same values when it is called under the same seeds")
 
-    def outputs(self, case: Case, *, wide: bool = False) -> list[torch.Tensor] | None:
-        """Answer a held case once more, in float64 if ``wide`` is set, and release its earlier outputs.
+    def outputs(self, case: Case, *, wide: bool = False, evaluates: bool = False) -> list[torch.Tensor] | None:
+        """Answer a held case once more, in float64 or in ``eval()`` mode, and release its earlier outputs.
 
         Returns:
             The outputs, or None if their form differs from the first outputs' form.
         """
         wide = wide and self.oracle.is_related
-        reply = self._call(case, afresh=True, wide=wide)
+        reply = self._call(case, afresh=True, wide=wide, evaluates=evaluates)
         expected = self.oracle.specs if wide else self.form.output_specs
         if (reply.structure, reply.tensors) != (self.form.structure, expected):
             return None
@@ -479,9 +479,11 @@ class Reference:
                 raise
             return None
 
-    def _call(self, case: Case, *, afresh: bool = False, wide: bool = False, nudge: float = 0.0) -> Reply:
+    def _call(
+        self, case: Case, *, afresh: bool = False, wide: bool = False, nudge: float = 0.0, evaluates: bool = False
+    ) -> Reply:
         begun = time.perf_counter()
-        [reply] = self.proxy.ask([Question(case, nudge, wide=wide, afresh=afresh, is_relative=nudge > 0)])
+        [reply] = self.proxy.ask([Question(case, nudge, wide, afresh, is_relative=nudge > 0, evaluates=evaluates)])
         if isinstance(reply, EvaluationEnded):
             raise reply
         self.forward_s = min(self.forward_s, time.perf_counter() - begun)
