@@ -20,6 +20,7 @@ from kqueue.contract import Comparison, Precision, Settings, Tolerance
 from kqueue.evidence import Facts
 from kqueue.profiles import Protocol
 from workers.judge.candidate.reference import rounded_otherwise
+from workers.judge.channel.marks import mark
 from workers.judge.channel.protocol import Answer, Reply
 from workers.judge.channel.tensors import TensorSpec, describe
 from workers.judge.ending import EvaluationEnded
@@ -125,12 +126,17 @@ def test_equal_values_pass_and_a_wrong_one_is_named(dtype: torch.dtype) -> None:
 
 
 def test_a_value_that_is_not_finite_passes_only_for_the_same() -> None:
-    """A NaN or infinity for a finite value is `not_finite`, whatever the tolerance. A masked -inf must be -inf."""
+    """A NaN or infinity for a finite value is `not_finite`, unless the kernel never wrote it. A masked -inf is -inf."""
     ref = torch.ones(4)
     for value in (float("nan"), float("inf"), float("-inf")):
         out = ref.clone()
         out[3] = value
         facts_of(fault(out, ref, tolerance=Tolerance(atol=1e30, rtol=1e30)), Category.NOT_FINITE)
+    mark(out[:2])
+    facts_of(fault(out, ref), Category.NOT_FINITE)
+    out[3] = 1.0
+    assert "2 of 4 values were never written, the first at [0]" in str(fault(out, ref))
+    facts_of(fault(out, ref))
     ref = torch.tensor([1.0, float("-inf")])
     assert fault(ref.clone(), ref) is None
     for wrong in (1e38, float("inf"), float("nan")):

@@ -47,6 +47,8 @@ _ENQUEUED: Final = frozenset({Order.ENQUEUE, Order.ENQUEUE_OVERHEAD, Order.ENQUE
 #: Number of calls before each of which memory is marked, and the interval of later ones.
 _MARKED_CALLS: Final = 16
 _MARKED_EVERY: Final = 8
+#: Number of first calls before each of which the host's free memory is marked too, which takes milliseconds.
+_MARKED_HOST_CALLS: Final = 4
 #: Orders after which the judge sends another order at once.
 _PROMPT: Final = _ENQUEUED | {Order.RUN}
 
@@ -310,7 +312,7 @@ class Harness:
 
     def _renew_memory(self) -> None:
         """Mark outputs of the last call and free memory as not written, before some of the late calls only."""
-        # On a GPU each time costs two context switches, and on a CPU milliseconds.
+        # On a GPU each time costs two context switches.
         own, self._calls = self.own, self._calls + 1
         if self._calls > _MARKED_CALLS and self._calls % _MARKED_EVERY:
             own.forget()
@@ -319,7 +321,7 @@ class Harness:
             memory.mark_free_blocks()
         memory.mark_outputs((leaf for i, leaf in own.made.items() if i not in own.lasting), own.model)
         own.forget()
-        if not self.on_gpu:
+        if not self.on_gpu and (self._calls <= _MARKED_HOST_CALLS or self._calls % _MARKED_EVERY == 0):
             memory.mark_free_host_memory(own.forms)
 
     def _opened(self, command: Command) -> list[OpenedBuffer]:

@@ -19,7 +19,7 @@ _TRIM_THRESHOLD: Final = -1
 _MMAP_MAX: Final = -4
 _PERTURB: Final = -6
 #: Maximum number of free pieces of the host's memory that are marked for one output, and of bytes in them.
-_MOST_BLOCKS: Final = 256
+_MOST_BLOCKS: Final = 64
 _MARKED_BYTES: Final = 256 << 20
 
 

@@ -178,9 +178,10 @@ def _verdict(
     fault = strict if settings.comparison is Comparison.STRICT else loose
     if fault is not None:
         where = "" if given else f" on {case.kind} inputs"
+        category, message = _unless_unwritten(judged, fault)
         ended = EvaluationEnded(
-            fault.category,
-            f"{case.form.name(fault.output)}{where}: {fault.message}{_told_unwritten(judged, fault.output)}",
+            category,
+            f"{case.form.name(fault.output)}{where}: {message}",
             Phase.CHECK,
             kind=case.kind,
             map=fault.map(),
@@ -193,14 +194,23 @@ def _verdict(
     return figures | {"profiles": profiles}
 
 
-def _told_unwritten(judged: Sequence[_Output], number: int) -> str:
-    """Return the part of a message that names the values of an output that the kernel never wrote."""
-    [output] = [output for output in judged if output.number == number]
+def _unless_unwritten(judged: Sequence[_Output], fault: _Fault) -> tuple[Category, str]:
+    """Return the category and the message of a fault. The message names the values that the kernel never wrote.
+
+    The judge marks memory by NaN or by a number, depending on the dtype and the call. So values that were never written
+    are ``wrong_values``, and only values that a kernel computed are ``not_finite``.
+    """
+    [output] = [output for output in judged if output.number == fault.output]
     positions = unwritten(output.out, output.ref)
     if not len(positions):
-        return ""
+        return fault.category, fault.message
     first = unravel(int(positions[0]), output.shape)
-    return f". Of its values, {len(positions)} were never written, the first at {first}"
+    told = f"{len(positions)} of {output.ref.numel()} values were never written, the first at {first}"
+    out, ref = comparable(output.out[positions]), comparable(output.ref[positions])
+    strays = int((ref.isfinite() & ~out.isfinite()).sum())
+    if fault.category is Category.NOT_FINITE and strays == fault.wrong:
+        return Category.WRONG_VALUES, told
+    return fault.category, f"{told}. {fault.message}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,10 +55,8 @@ class Context:
         self.backend, self.forkserver = backend, forkserver
         self.cpu, self.granted = cpu, granted
         self.watch = environment.Watch(slot)
-        self.steps, self.evidence = (
-            Steps(status_page, slot, request.settings.total_s),
-            EvidenceBuilder(request.settings.profiles),
-        )
+        self.steps = Steps(status_page, slot, request.settings.total_s)
+        self.evidence = EvidenceBuilder(request.settings.profiles)
         self.processes = Processes(request, slot, forkserver, cpu)
         self.budget = Budget(request, slot, self.processes, self.steps, self.evidence)
         self.device = Device(slot, backend, self.steps, self.evidence, timed=request.settings.timing.enabled)

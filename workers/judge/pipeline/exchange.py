@@ -87,13 +87,8 @@ class Exchange:
         self.load(inputs)
         self.settle()
         buffers = tuple(shared.spec for shared in self._inputs)
-        payload = Binding(
-            buffers,
-            arguments=self.form.arguments,
-            views=self.form.views,
-            resets=self.form.resets,
-            compared=len(self.form.buffers),
-        )
+        form = self.form
+        payload = Binding(buffers, form.arguments, form.views, resets=form.resets, compared=len(form.buffers))
         fds = tuple(shared.descriptor for shared in self._inputs if shared.descriptor is not None)
         self.process.order(Order.BIND_INPUTS, payload=payload, fds=fds)
         for shared in self._inputs:
@@ -247,11 +242,7 @@ class Candidate(Exchange):
         return self.compare(case, self.answer(case))
 
     def answer(self, case: Case) -> list[torch.Tensor]:
-        """Make one call on a case, and return its outputs.
-
-        Raises:
-            EvaluationEnded: the call failed.
-        """
+        """Make one call on a case, and return its outputs. Raise EvaluationEnded if it failed."""
         self.load(case.inputs)
         self.settle()
         views = self.outputs(self.process.order(Order.RUN, promptly=self._device == "cuda", seed=case.seed))

@@ -169,13 +169,9 @@ class ReferenceProxy:
         if any(type(seconds) is not float or not seconds >= 0 for seconds in times):
             raise EvaluationEnded(Category.REFERENCE_ERROR, "the problem reported impossible times", Phase.REFERENCE)
         resets, initial = reported.get("resets"), reported.get("initial")
-        if not (
-            isinstance(resets, list)
-            and all(type(name) is str and _NAME.fullmatch(name) for name in resets)
-            and isinstance(initial, list)
-            and all(isinstance(tensor, torch.Tensor) for tensor in initial)
-            and len(initial) <= len(resets)
-        ):
+        has_names = isinstance(resets, list) and all(type(name) is str and _NAME.fullmatch(name) for name in resets)
+        has_values = isinstance(initial, list) and all(isinstance(tensor, torch.Tensor) for tensor in initial)
+        if not (has_names and has_values and len(initial) <= len(resets)):
             raise EvaluationEnded(Category.REFERENCE_ERROR, "the problem reported impossible buffers", Phase.REFERENCE)
         return Taken(*sizes, *times, resets=tuple(resets), initial=tuple(initial))
 

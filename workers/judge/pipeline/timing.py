@@ -50,11 +50,12 @@ from workers.judge.slot_config import SlotConfig
 METHOD: Final = "11"
 #: Number of launch-overhead measurements as a share of the calls, of a candidate and of the reference.
 OVERHEAD_SHARE: Final = 0.2
-_REFERENCE_SHARE: Final = 0.3
+_SERIES_SHARE: Final = 0.3
 #: Share of the time phase's deadline after which no further call begins.
 _BUDGET: Final = 0.6
-#: Time in seconds after which the reference is called no more in turn, if it was called often enough.
-_REFERENCE_S: Final = 2.0
+#: Time in seconds after which a series ends even if it is not precise, if it has enough calls, and for which the
+#: reference is called in turn. By the CPU's clock, more calls next to other processes hardly narrow the interval.
+_SERIES_S: Final[dict[Basis, float]] = {"gpu_clock": 1.0, "cpu_clock": 0.3}
 #: Number of calls after an empty kernel as a share of the plain calls, and their minimum number.
 _IN_TURN_SHARE: Final = 0.15
 _FEWEST_IN_TURN: Final = 5
@@ -75,7 +76,7 @@ _LEAST_S: Final = 0.001
 def usual_calls(timing: Timing) -> int:
     """Return the number of input sets for a series of candidate and reference that ends by precision."""
     calls = min(timing.calls, sum(series.ENOUGH))
-    shares = 2 + OVERHEAD_SHARE + _REFERENCE_SHARE + 2 * _IN_TURN_SHARE
+    shares = 2 + OVERHEAD_SHARE + _SERIES_SHARE + 2 * _IN_TURN_SHARE
     return 2 * timing.warmup + math.ceil(calls * shares) + 2 * series.FEWEST
 
 
@@ -153,7 +154,7 @@ class _Caller:
         self._kept = kept
         self._beside = beside
         self._overhead = Order.ENQUEUE_OVERHEAD if isinstance(clock, GpuClock) else Order.TIME_OVERHEAD
-        self._share = OVERHEAD_SHARE if kept is not None else _REFERENCE_SHARE
+        self._share = OVERHEAD_SHARE if kept is not None else _SERIES_SHARE
         self._random = random.SystemRandom()
         self._warming = timing.warmup
         self._misses = self._missed = 0
@@ -168,7 +169,7 @@ class _Caller:
 
     def turn(self) -> None:
         """Make one timed call, and at random some of the other calls."""
-        if self._beside is not None and self._spent_s > _REFERENCE_S and len(self.series.calls) >= series.FEWEST:
+        if self._is_spent() and len(self.series.calls) >= series.FEWEST:
             return
         ready = self._warming == 0
         wants = self._random.random() < self._share or (ready and len(self.series.overheads) < series.FEWEST)
@@ -187,8 +188,14 @@ class _Caller:
                 self._call_variant()
         self._call_fresh()
 
-    def is_done(self, more: float, *, late: bool) -> bool:
-        """Return whether no further call is needed. ``more`` is a random number below 1, the same for all processes."""
+    def is_done(self, more: float, *, long: bool, late: bool) -> bool:
+        """Return whether no further call is needed.
+
+        Args:
+            more: a random number below 1, the same for all processes.
+            long: True if the series has taken so long that it ends with enough calls.
+            late: True if it has taken so long that it ends with the fewest calls.
+        """
         one, calls = self.series, len(self.series.calls)
         if len(one.overheads) < series.FEWEST:
             return False
@@ -196,9 +203,13 @@ class _Caller:
             return True
         if calls < series.FEWEST:
             return False
-        if late or (self._beside is not None and self._spent_s > _REFERENCE_S):
+        if late or self._is_spent():
             return True
-        return calls >= one.enough(more) and one.is_precise(self._timing.precision)
+        return calls >= one.enough(more) and (long or one.is_precise(self._timing.precision))
+
+    def _is_spent(self) -> bool:
+        """Return whether this is the reference in turn with a kernel, and has used its time."""
+        return self._beside is not None and self._spent_s > _SERIES_S[self.series.basis]
 
     def look(self, *, throttled: bool) -> None:
         """Discard the calls since the last look if the device was throttled."""
@@ -396,7 +407,7 @@ class Stopwatch:
         callers = [own]
         if beside is not None:
             callers.append(self._caller(beside.exchange, orders[1], inputs, timing, beside))
-        more, turns = self._random.random(), 0
+        more, turns, long_at = self._random.random(), 0, time.monotonic() + _SERIES_S[own.series.basis]
         while True:
             for caller in self._random.sample(callers, len(callers)):
                 caller.turn()
@@ -404,8 +415,9 @@ class Stopwatch:
                 return None
             callers = [caller for caller in callers if not caller.blocks]
             turns += 1
-            late = time.monotonic() > enough_at
-            done = all(caller.is_done(more, late=late) for caller in callers)
+            now = time.monotonic()
+            late = now > enough_at
+            done = all(caller.is_done(more, long=now > long_at, late=late) for caller in callers)
             if done or turns % _LOOK_EVERY == 0:
                 throttled = self._instruments.watch.throttled()
                 for caller in callers:
