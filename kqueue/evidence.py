@@ -801,6 +801,11 @@ class Evidence(Part):
     """Numbers of these outputs. They depend on the weights alone, or consist of rounding errors."""
     verified_calls: int | None = _ABSENT
     """Number of timed calls whose outputs were compared afterwards. None where the kernel was not timed."""
+    setup_ms: float | None = _ABSENT
+    """Time in milliseconds of the kernel's ``setup()``, which runs once before the first call and is not part of the
+    runtime. None if it declares none."""
+    reference_setup_ms: float | None = _ABSENT
+    """Time in milliseconds of the problem's ``Model.setup()``. None if it declares none."""
     timed_variants: TimedVariants | None = _ABSENT
     """Timed calls on hidden variants. None where there were none."""
     baseline_taken: Literal["in_turn", "without_kernel"] | None = _ABSENT

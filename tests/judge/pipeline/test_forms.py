@@ -244,3 +244,36 @@ def test_a_missing_effect_on_an_input_is_named(rig: Rig) -> None:
     outcome = judge(rig, problem("y, x: x.mul_(2) + y", "return [torch.randn(8), torch.randn(8)]"), "y, x: x * 2 + y")
     assert outcome.category is Category.WRONG_VALUES
     assert outcome.message.startswith("input 1 after the call: ")
+
+
+SETUP = """
+    times = 0
+    def setup({parameters}):
+        self.times += 1
+        {body}
+    def forward"""
+PLAN = "self.plan = (x.is_meta, tuple(x.shape), x.stride()) == (True, (4, 8), (16, 1))"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "body", "forward", "category", "told"),
+    [
+        ("self", "self.weight = torch.ones(8) + 1", "x: x * self.weight * self.times", Category.PASSED, True),
+        ("self, x", PLAN, "x: x * 2 * self.plan * self.times", Category.PASSED, True),
+        ("self, stage", "pass", "x: x * (2 + self.times)", Category.PASSED, False),
+        ("self, x", "self.sum = float(x.sum())", "x: x * 2", Category.INIT_ERROR, False),
+    ],
+    ids=["weights", "shapes", "undeclared", "values"],
+)
+def test_a_declared_setup_runs_once_without_values_and_is_timed_apart(
+    rig: Rig, parameters: str, body: str, forward: str, category: Category, told: bool
+) -> None:
+    declared = SETUP.format(parameters=parameters, body=body)
+    source = problem("x: x * self.factor", "return [torch.randn(4, 16)[:, :8]]").replace(
+        "    def forward", SETUP.format(parameters="self", body="self.factor = 2")
+    )
+    judged = kernel(forward).replace("    def forward", declared)
+    outcome = rig.judge(Request(problem=source, kernel=judged, backend=Backend.TORCH, settings=TIMED))
+    assert outcome.category is category, outcome.message
+    assert outcome.evidence.reference_setup_ms
+    assert (outcome.evidence.setup_ms is not None) is told

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import inspect
 import json
 import logging
 import os
@@ -29,6 +30,7 @@ from workers.judge.channel import activities, flags
 from workers.judge.channel.arguments import check, put_together
 from workers.judge.channel.buffers import Exports, OpenedBuffer, is_apart, is_dense
 from workers.judge.channel.gpu_memory import CudaCallError, cudart
+from workers.judge.channel.layout import put_back
 from workers.judge.channel.marks import mark
 from workers.judge.channel.orders import Binding, BufferSpec, Job, Opening, Order
 from workers.judge.channel.packets import send_with_fds, wait_briefly
@@ -139,6 +141,7 @@ class Harness:
             Order.ENQUEUE: self._enqueue,
             Order.ENQUEUE_OVERHEAD: self._enqueue,
             Order.ENQUEUE_IN_TURN: self._enqueue,
+            Order.SET_UP: self.set_up,
             Order.EVALUATE: self._evaluate,
             Order.PROFILE: self._profile,
             Order.BUILD: self._build,
@@ -252,6 +255,29 @@ class Harness:
             torch.manual_seed(self._job.seed)
             model = self._model_to_device(model)
             self.own.model = torch.compile(model) if self._job.compiled else model
+            self.own.watch(self.own.resets, self.own.compared)
+            self.settle()
+        return self.done(command)
+
+    def set_up(self, command: Command) -> Reply:
+        """Call the setup() that a model declares by no parameters, or by those of its forward.
+
+        The latter gets arguments whose tensors have no values (device ``meta``).
+        """
+        model = self.own.model
+        model = vars(model)["_modules"].get("_orig_mod", model)  # torch.compile wraps a model in another.
+        positional, keywords = list[Any](), dict[str, Any]()
+        if not inspect.isfunction(setup := getattr(type(model), "setup", None)):
+            return Reply(Answer.MISMATCH, command.sequence)
+        if len(names := [*inspect.signature(setup).parameters]) > 1:
+            if names != [*inspect.signature(type(model).forward).parameters]:
+                return Reply(Answer.MISMATCH, command.sequence)
+            form: Binding = command.payload
+            roots = [torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in form.buffers]
+            positional, keywords = put_together(form.arguments, put_back(roots, form.views))
+        torch.manual_seed(self._job.seed)
+        with torch.no_grad():
+            setup(model, *positional, **keywords)
             self.own.watch(self.own.resets, self.own.compared)
             self.settle()
         return self.done(command)

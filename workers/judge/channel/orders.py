@@ -45,6 +45,8 @@ class Order(IntEnum):
     """Enqueue a timed call with an empty kernel instead of a forward."""
     ENQUEUE_IN_TURN = 14
     """Enqueue a timed call with an empty kernel before the forward."""
+    SET_UP = 29
+    """Call the model's ``setup()`` with the form of the inputs (:class:`Binding`). A mismatch if it declares none."""
     EVALUATE = 28
     """Put the model in ``eval()`` mode."""
     PROFILE = 12

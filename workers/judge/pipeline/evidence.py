@@ -37,6 +37,8 @@ class EvidenceBuilder:
     reference_is_constant: bool | None = None
     constant_outputs: list[int] | None = None
     verified_calls: int | None = None
+    setup_ms: float | None = None
+    reference_setup_ms: float | None = None
     timed_variants: Fields | None = None
     baseline_taken: str | None = None
     floor: Fields | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
@@ -79,6 +80,13 @@ class Exchange:
         self._inputs: list[SharedTensor] = []
         #: Required form of the outputs.
         self._specs: tuple[TensorSpec, ...] = ()
+
+    def set_up(self, inputs: Sequence[torch.Tensor]) -> float | None:
+        """Call the model's setup(), which gets the form of the inputs. Return its time in ms, or None without one."""
+        form = Binding(tuple(form_of(tensor.to("meta")) for tensor in inputs), self.form.arguments, self.form.views)
+        begun = time.perf_counter()
+        reply = self.process.order(Order.SET_UP, payload=form)
+        return None if reply.answer is Answer.MISMATCH else 1e3 * (time.perf_counter() - begun)
 
     def bind_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
         """Share new memory with the form and the values of ``inputs``."""
@@ -193,6 +201,7 @@ class Candidate(Exchange):
     """A candidate, from its opening to its last checked call.
 
     Attributes:
+        setup_ms: time in milliseconds of the model's setup(), or None if it declares none.
         activities: the GPU activities of the profiled call, as reported by the candidate, or None.
     """
 
@@ -202,6 +211,7 @@ class Candidate(Exchange):
         """Use a process, which knows nothing of the kernel, without waiting for its order ``opening``."""
         super().__init__(process, form, device)
         self.activities: list[Activity] | None = None
+        self.setup_ms: float | None = None
         self._opening = opening
         self._job = job
         self._settings = settings
@@ -221,6 +231,7 @@ class Candidate(Exchange):
         self.process.order(Order.LOAD, payload=self._job)
         self.process.enter(Phase.CONSTRUCT, self._deadlines.construct_s)
         self.process.order(Order.CONSTRUCT, payload=init_inputs)
+        self.setup_ms = self.set_up(case.inputs)
         self.bind_inputs(case.inputs)
         if warm_up:
             self.process.enter(Phase.COMPILE, self._deadlines.compile_s)
