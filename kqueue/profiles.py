@@ -1,7 +1,7 @@
 """Protocols of other projects by which a verdict also reports a kernel's values.
 
 A profile is another project's comparison of the values that ``forward`` returns. Inputs, weights and seeds remain
-kqueue's. The figures are those of the projects' sources in 2026.
+kqueue's. The figures come from the projects' sources of March and April 2026.
 """
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ class Harness:
         return self.done(command)
 
     def set_up(self, command: Command) -> Reply:
-        """Call the setup() that a model declares by no parameters, or by those of its forward.
+        """Call the model's setup() if it has no parameters, or the parameters of its forward.
 
         The latter gets arguments whose tensors have no values (device ``meta``).
         """

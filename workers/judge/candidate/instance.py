@@ -94,7 +94,7 @@ class Instance:
     kept: list[tuple[dict[str, Any], str, torch.Tensor] | None] = field(default_factory=list[Any])
 
     def watch(self, resets: tuple[str, ...], compared: int, initial: dict[str, torch.Tensor] | None = None) -> None:
-        """Reset buffers before each call from now on: to their present values, unless others are given."""
+        """Reset buffers before each call from now on: to ``initial`` values, or to their present ones."""
         self.resets, self.compared, self.kept = resets, compared, []
         places = buffers_of(self.model) if resets else {}
         for name in resets:

@@ -1,7 +1,7 @@
 """Compare a candidate's outputs with the reference's.
 
 There are two verdicts. KernelBench's is ``torch.allclose`` on the problem's own inputs, for the values that ``forward``
-returns. Other projects' protocols (:mod:`kqueue.profiles`) are reported beside them. The strict verdict requires of
+returns. Other projects' protocols (:mod:`kqueue.profiles`) are reported too. The strict verdict requires of
 every output tensor, and of inputs and registered buffers that the reference changes:
 
 * Every value is within the tolerance. A value beyond it is excused only if the reference itself does no better for

@@ -348,7 +348,7 @@ class Reference:
         if any(
             not 0 < location.index <= len(inputs) or inputs[location.index - 1] != spec
             for location, spec in zip(changed, specs[structure.count("T") :], strict=True)
-            if location.index != LASTING  # The others are buffers.
+            if location.index != LASTING  # LASTING marks buffers.
         ):
             raise invalid_problem("the reference reported a changed input that is no input")
         self.proxy.check_size(specs, "Model.forward")
@@ -493,7 +493,7 @@ class Reference:
         return self.proxy.tensors(self.form.output_specs, reply.locations, "Model.forward")
 
     def digest(self, case: Case) -> str:
-        """Return a hash of the bits of a case's outputs, without buffers, of which each process chooses others."""
+        """Return a hash of the bits of a case's outputs, without buffers, because each process chooses them at random."""
         bits = hashlib.sha256()
         for tensor in case.outputs[: self.form.effects]:
             if tensor.numel():
