@@ -493,7 +493,7 @@ class Reference:
         return self.proxy.tensors(self.form.output_specs, reply.locations, "Model.forward")
 
     def digest(self, case: Case) -> str:
-        """Return a hash of the bits of a case's outputs, without buffers, because each process chooses them at random."""
+        """Return a hash of the bits of a case's outputs, without the buffers, which are a random choice."""
         bits = hashlib.sha256()
         for tensor in case.outputs[: self.form.effects]:
             if tensor.numel():
