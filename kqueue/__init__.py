@@ -60,10 +60,12 @@ if TYPE_CHECKING:
     from kqueue.contract import Timing as Timing
     from kqueue.contract import Tolerance as Tolerance
     from kqueue.contract import Verdict as Verdict
+    from kqueue.duels import Duel as Duel
     from kqueue.evidence import Evidence as Evidence
     from kqueue.evidence import Facts as Facts
     from kqueue.evidence import Measurement as Measurement
     from kqueue.judging import LocalJudge as LocalJudge
+    from kqueue.judging import duel as duel
     from kqueue.judging import judge as judge
     from kqueue.states import Priority as Priority
 
@@ -85,8 +87,9 @@ _HOMES: Final = {
         "Verdict",
     ],
     "kqueue.client.remote": ["AsyncRemoteClient", "RemoteClient"],
+    "kqueue.duels": ["Duel"],
     "kqueue.evidence": ["Evidence", "Facts", "Measurement"],
-    "kqueue.judging": ["LocalJudge", "judge"],
+    "kqueue.judging": ["LocalJudge", "duel", "judge"],
     "kqueue.states": ["Priority"],
 }
 _HOME: Final = {name: home for home, names in _HOMES.items() for name in names}

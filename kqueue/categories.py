@@ -61,6 +61,7 @@ class Category(StrEnum):
     TIMING_UNSTABLE = "timing_unstable"
     CANCELLED = "cancelled"
     EXPIRED = "expired"
+    NEEDS_GPU = "needs_gpu"
 
     @property
     def info(self) -> CategoryInfo:
@@ -116,6 +117,7 @@ _REUSABLE: Final = frozenset(
         Category.NOT_FINITE,
         Category.WRONG_VALUES,
         Category.INPUT_MUTATED,
+        Category.NEEDS_GPU,
     }
 )
 
@@ -173,6 +175,9 @@ _MEANINGS: Final[dict[tuple[Blame, bool | None, bool | None], dict[Category, str
     (Blame.NOBODY, None, None): {
         Category.CANCELLED: "The producer cancelled the evaluation.",
         Category.EXPIRED: "No worker started the evaluation within the queue wait that its producer allowed.",
+        Category.NEEDS_GPU: (
+            "Only on the `cpu` lane: Triton's interpreter cannot show whether the kernel is right. Judge it on a GPU."
+        ),
     },
 }
 

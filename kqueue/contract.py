@@ -151,7 +151,7 @@ _Seconds = Annotated[float, Field(gt=0, le=3600)]
 
 
 class Deadlines(_Model):
-    """The deadlines of the phases in seconds."""
+    """The deadlines of the phases in seconds. Each shape of a problem has these deadlines."""
 
     reference_s: _Seconds = 120.0
     """Deadline for loading the problem, making the inputs and running the reference on them."""
@@ -210,9 +210,16 @@ class Timing(_Model):
     """Flush the GPU's L2 cache before every timed call."""
     compiled_baseline: bool = False
     """Time the reference under ``torch.compile`` too."""
+    interpreter: bool = False
+    """Time Triton kernels on the lane ``cpu`` too. Triton's interpreter runs them there, and its times say nothing
+    about a GPU."""
     max_error: Annotated[float, Field(ge=0)] = 0.0
     """Half the width of the speedup's 95 % interval, relative to the speedup, above which the outcome is
-    ``timing_unstable``. 0 sets no limit."""
+    ``timing_unstable``. 0 sets no limit. It applies to each shape of a problem."""
+
+    def off(self) -> Self:
+        """Return the settings without timing."""
+        return self.model_copy(update={"enabled": False})
 
 
 class Debug(_Model):
@@ -262,10 +269,13 @@ class Policies(_Model):
 
 
 class Tolerance(_Model):
-    """The maximum error: ``|out - ref| <= atol + rtol * |ref|`` for every element."""
+    """The maximum error: ``|out - ref| <= atol + rtol * |ref|`` for every element, or for most of them."""
 
     atol: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     rtol: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    matched_ratio: Annotated[float, Field(ge=0.9, le=1, allow_inf_nan=False)] = 1.0
+    """Smallest share of an output's elements that must be within that error, for low-bit formats, where one rounding
+    step upstream changes some elements by much."""
 
 
 class Settings(_Model):
@@ -286,7 +296,8 @@ class Settings(_Model):
     evaluation, so that no kernel knows the weights. The judge chooses the seeds of inputs."""
     tolerance: Tolerance | None = None
     """Tolerance of the comparison. None takes the problem's. If the problem gives none, it depends on the output's
-    dtype: 1e-4 for fp32 and wider, 1e-2 for fp16 and bf16, 0.15 and 0.3 for the two fp8, equality for the rest."""
+    dtype: 1e-4 for fp32 and wider, 1e-2 for fp16 and bf16, 0.15 for fp8 e4m3 and 0.3 for e5m2, one step for the
+    formats e8m0 and e2m1, equality for the rest."""
     comparison: Comparison = Comparison.STRICT
     """Comparison that decides if values are correct."""
     profiles: Annotated[tuple[Protocol, ...], Field(max_length=len(Protocol))] = ()
@@ -528,6 +539,12 @@ class _Result(Part):
         if self.runtime.median_ms <= 0 or self.baseline.median_ms <= 0:
             return None
         return self.baseline.median_ms / self.runtime.median_ms
+
+    @property
+    def device_s(self) -> float:
+        """Seconds for which the evaluation used a device exclusively."""
+        durations = self.evidence.durations_s or {}
+        return sum(seconds for step, seconds in durations.items() if step.startswith("alone_"))
 
     @property
     def speedup_interval(self) -> tuple[float, float] | None:

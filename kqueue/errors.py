@@ -102,7 +102,8 @@ class WaitTimeout(KqueueError, TimeoutError):
 class EvaluationFailed(KqueueError):
     """The verdict has no result for the kernel, and the caller's interface can only return a result.
 
-    The fleet or the problem failed, or the evaluation was cancelled or expired. Do not count it as a bad kernel.
+    The fleet or the problem failed, or the evaluation was cancelled, expired or needs a GPU. Do not count it as a bad
+    kernel.
     """
 
     def __init__(self, verdict: Verdict) -> None:

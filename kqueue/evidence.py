@@ -77,7 +77,10 @@ class Histogram(Part):
 
 
 class Measurement(Part):
-    """The time of one call. All times are in milliseconds, with the launch overhead subtracted."""
+    """The time of one call. All times are in milliseconds, with the launch overhead subtracted.
+
+    For a problem of several shapes it is the weighted geometric mean of their times, and without a histogram.
+    """
 
     basis: Literal["gpu_clock", "cpu_clock"]
     """``gpu_clock``: CUDA events of the judge around work that was enqueued before the call. ``cpu_clock``: the judge's
@@ -139,6 +142,48 @@ class TimedVariants(Part):
     ratio: float | None
     """Median time on variants divided by the time on the problem's own inputs. A large ratio shows a kernel that is
     fast on usual inputs only. None where the time is too short for a ratio."""
+
+
+class ShapeResult(Part):
+    """The result of one of a problem's shapes."""
+
+    name: str
+    """Name of the shape: ``held out`` and a number if only its result is shown."""
+    held_out: bool
+    """True if its sizes are not shown."""
+    weight: float
+    """Weight of its speedup in the geometric mean."""
+    category: Category | None = None
+    """Category of its checks and timing. Null if another shape failed before it."""
+    runtime_ms: float | None = None
+    """Median time of the kernel."""
+    baseline_ms: float | None = None
+    """Median time of the eager reference."""
+    speedup: float | None = None
+    """``baseline_ms / runtime_ms``. Null unless one clock took both times."""
+    speedup_interval: tuple[float, float] | None = None
+    """The 95 % interval of the speedup."""
+    timing_basis: str | None = None
+    """The clock that took the time (:attr:`Measurement.basis`)."""
+    checks: int | None = None
+    """Number of input sets, hidden variants included, on which the kernel agreed with the reference."""
+    hidden_variants: int | None = None
+    """Number of these that are hidden variants."""
+    seconds: float | None = None
+    """Time in seconds that the shape took."""
+
+
+class ShapeResults(Part):
+    """The results of a problem's shapes. The verdict's speedup is their weighted geometric mean."""
+
+    rows: tuple[ShapeResult, ...]
+    """One for each shape, in the order in which they are judged: those that are held out come last."""
+    worst: str | None = None
+    """Name of the shape with the smallest speedup. Null unless all shapes passed and one has a speedup."""
+    worst_speedup: float | None = None
+    """That speedup."""
+    spread: float | None = None
+    """Largest speedup of a shape divided by the smallest."""
 
 
 class BaselineError(Part):
@@ -225,6 +270,8 @@ class GivenTolerance(Part):
     """Absolute part."""
     rtol: float
     """Relative part."""
+    matched_ratio: float | None = _ABSENT
+    """Smallest share of values that must be within, if it is less than 1."""
     by: Literal["settings", "problem"]
     """Origin of the tolerance: the evaluation's settings, or the problem."""
 
@@ -711,6 +758,10 @@ class Facts(Part):
     """Number of wrong values in the output."""
     of: int | None = _ABSENT
     """Number of values in the output."""
+    unwritten: int | None = _ABSENT
+    """Number of wrong values that the kernel never wrote."""
+    ties_only: bool | None = _ABSENT
+    """True if the output's indices differ from the reference's only where the values at them are equal."""
     first: tuple[WrongLocation, ...] | None = _ABSENT
     """The first wrong values."""
     map: WrongMap | None = _ABSENT
@@ -762,13 +813,17 @@ class Facts(Part):
     room_bytes: int | None = _ABSENT
     """Free space in bytes on the worker's disk, if it was too little."""
     instead_of: Category | None = _ABSENT
-    """The category that does not count because the fleet failed as well."""
+    """The category that does not count, because the fleet failed as well or the kernel needs a GPU."""
     out_of_memory: bool | None = _ABSENT
     """True if Linux killed processes meanwhile because the host lacked memory."""
     hard_limit: bool | None = _ABSENT
     """True if the judge exceeded Celery's hard limit."""
     lease_expired: bool | None = _ABSENT
     """True if the worker was silent for longer than its lease."""
+    shape: str | None = _ABSENT
+    """Name of the shape that failed, where the problem names several."""
+    withheld: bool | None = _ABSENT
+    """True if that shape is held out. Then there are no other facts and no log, because they could show it."""
     suspected: bool | None = _ABSENT
     """True if several attempts lost their worker or GPU, so that the kernel is suspected."""
 
@@ -782,6 +837,12 @@ class Evidence(Part):
     """Compilation of a ``cuda`` or ``cpp`` source by the builder."""
     inputs: tuple[InputTensor, ...] | None = _ABSENT
     """The tensors among the inputs of one call, in their order. None where the problem made none."""
+    reference_draws: bool | None = _ABSENT
+    """True if the reference of a kernel with wrong values draws random numbers in ``forward``."""
+    training_modules: tuple[str, ...] | None = _ABSENT
+    """Classes of that reference's modules that depend on the training mode and are in it, such as ``BatchNorm2d``."""
+    parameters: str | None = _ABSENT
+    """Differences of that kernel's parameters, which the kernel itself reports, from the reference's."""
     checks: int | None = _ABSENT
     """Number of the problem's input sets, hidden variants included, on which the kernel agreed with the reference."""
     checks_asked: int | None = _ABSENT
@@ -806,6 +867,13 @@ class Evidence(Part):
     runtime. None if it declares none."""
     reference_setup_ms: float | None = _ABSENT
     """Time in milliseconds of the problem's ``Model.setup()``. None if it declares none."""
+    shapes: ShapeResults | None = _ABSENT
+    """Results of the problem's shapes. ``checks``, ``checks_asked``, ``verified_calls``, ``cpu_s`` and
+    ``compiled_baseline`` are of all judged shapes, ``comparison`` and ``provenance`` of those that are not held out.
+    The rest is of the shape that failed, or else of the first, and a kernel that passed has no ``floor``. None where
+    the problem names no shapes."""
+    untimed: str | None = _ABSENT
+    """Reason why a kernel was not timed although the settings requested it."""
     timed_variants: TimedVariants | None = _ABSENT
     """Timed calls on hidden variants. None where there were none."""
     baseline_taken: Literal["in_turn", "without_kernel"] | None = _ABSENT
@@ -895,8 +963,8 @@ class Needs:
 
     def missing(self, *, message: str, phase: str | None, facts: Facts) -> list[str]:
         """Return the names of the fields that an outcome lacks."""
-        lacking = [f"facts.{name}" for name in self.facts if getattr(facts, name) is None]
-        if self.one_of and all(getattr(facts, name) is None for name in self.one_of):
+        lacking = [f"facts.{name}" for name in self.facts if getattr(facts, name) is None and not facts.withheld]
+        if self.one_of and not facts.withheld and all(getattr(facts, name) is None for name in self.one_of):
             lacking.append(" or ".join(f"facts.{name}" for name in self.one_of))
         if self.phase and phase is None:
             lacking.insert(0, "phase")
@@ -930,6 +998,7 @@ _FACTS: Final[dict[Category, tuple[str, ...]]] = {
     Category.INPUT_MUTATED: ("input",),
     Category.REWARD_HACK: ("hack",),
     Category.TESTS_FAILED: ("failed",),
+    Category.NEEDS_GPU: ("instead_of",),
 }
 _ONE_OF: Final[dict[Category, tuple[str, ...]]] = {
     Category.GPU_OUT_OF_MEMORY: ("exception", "held_bytes"),

@@ -35,8 +35,7 @@ def sanitizing(
     Raises:
         InvalidRequest: the lane is ``cpu``.
     """
-    untimed = request.settings.timing.model_copy(update={"enabled": False})
-    request = _examined(request, Examination(sanitize=tuple(tools)), timing=untimed)
+    request = _examined(request, Examination(sanitize=tuple(tools)), timing=request.settings.timing.off())
     small = smaller(request.problem)
     if not whole and small != request.problem:
         result = yield request.model_copy(update={"problem": small})

@@ -8,31 +8,38 @@ from typing import Final
 
 from kqueue import examinations
 from kqueue.categories import Blame, Category
-from kqueue.contract import Verdict
-from kqueue.evidence import Finding, json_number
+from kqueue.contract import Result, Verdict
+from kqueue.evidence import Evidence, Finding, json_number
+from kqueue.figures import milliseconds, ratio, span
+from kqueue.shapes import public
+from kqueue.text import DIAGNOSTIC
 
 #: A traceback's frame in the kernel's own file.
 _FRAME: Final = re.compile(r'File "[^"\n]*/kernel\.py", line (\d+)(?:, in (\S+))?')
-#: A compiler's error: ``main.cpp:6:43: error: ...`` (C++), ``main.cu(6): error: ...`` (nvcc), ``at 6:43:`` (Triton).
-_COMPLAINT: Final = re.compile(r"(:\d+(:\d+)?|\(\d+\)): (fatal )?error\b|^\S*\s*at \d+:\d+:|\bundefined symbol\b")
 _FOLDER: Final = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
 _CONTEXT_LINES: Final = 2
 _COMPILER_LINES: Final = 24
 _AFTER_COMPLAINT: Final = 4
+#: Relative errors of products whose factors were rounded to 11 or 8 bits.
+_PRECISIONS: Final = ((1e-4, 1e-3, "TF32 or fp16"), (1e-3, 1e-2, "bf16"))
+_LOWER: Final = "a lower precision than the reference's"
 #: Maximum ratio of runtime to speed-of-light bound of a kernel that is limited by memory.
 _NEAR_BOUND: Final = 1.5
 
 
 def instruction(problem: str, backend: str) -> str:
-    """Return the task as text: write a kernel of ``backend`` that replaces the reference ``problem``."""
+    """Return the task as text: write a kernel of ``backend`` that replaces the reference ``problem``.
+
+    Shapes that are held out are not in it.
+    """
     return (
         f"Write a {backend} kernel that replaces this PyTorch reference and is faster. Answer with one fenced block of "
         "Python: a class ModelNew (torch.nn.Module) with the constructor and forward of Model, and with the same "
-        f"weights for the same seed.\n\n```python\n{problem.strip()}\n```\n"
+        f"weights for the same seed.\n\n```python\n{public(problem).strip()}\n```\n"
     )
 
 
-def describe(verdict: Verdict, kernel: str, *, note: str = "", limit: int = 6000) -> str:
+def describe(verdict: Result, kernel: str, *, note: str = "", limit: int = 6000) -> str:
     """Return a verdict as text: the failure with its location, or the time of a correct kernel with its limits.
 
     Args:
@@ -47,12 +54,19 @@ def describe(verdict: Verdict, kernel: str, *, note: str = "", limit: int = 6000
     elif verdict.passed:
         lines = ["CORRECT: " + verdict.message, *_times(verdict), *_limits(verdict)]
     else:
-        lines = [*_failure(verdict), *_lacked(verdict), *_where(verdict, kernel), *_differences(verdict)]
+        lines = [
+            *_failure(verdict),
+            *_lacked(verdict),
+            *_where(verdict, kernel),
+            *_differences(verdict),
+            *causes(verdict),
+        ]
+    lines += shape_lines(verdict.evidence)
     if note:
         lines.insert(1, note)
     if verdict.judged:
         lines += examinations.lines(verdict.evidence)
-    if verdict.reused_from is not None:
+    if isinstance(verdict, Verdict) and verdict.reused_from is not None:
         when = "" if verdict.judged_at is None else f", of {verdict.judged_at:%Y-%m-%d %H:%M} UTC"
         lines.append(f"This is the verdict of the equal evaluation {verdict.reused_from}{when}. Nothing was run again.")
     if verdict.blame is not Blame.FLEET:
@@ -61,13 +75,31 @@ def describe(verdict: Verdict, kernel: str, *, note: str = "", limit: int = 6000
     return text if len(text) <= limit else f"{text[: limit - 14]}\n... (cut off)"
 
 
+def shape_lines(evidence: Evidence) -> Iterator[str]:
+    """Yield a line for each shape of the problem, and one for the worst speedup and the spread."""
+    if (known := evidence.shapes) is None:
+        return
+    for row in known.rows:
+        times = f", {milliseconds(row.runtime_ms)} ms, reference {milliseconds(row.baseline_ms)} ms"
+        speedup = f", speedup {ratio(row.speedup)}{span(row.speedup_interval)}" if row.speedup is not None else ""
+        weight = "" if row.weight == 1 else f", weight {row.weight:g}"
+        timed = "" if row.runtime_ms is None else times + speedup
+        yield f"Shape {row.name}: {row.category or 'not judged, because another shape failed'}{timed}{weight}."
+    if known.worst_speedup is not None and known.spread is not None:
+        yield "Runtime and speedup are the shapes' weighted geometric means."
+        yield (
+            f"The worst speedup is {ratio(known.worst_speedup)} ({known.worst}), and the best is {known.spread:.2f} "
+            "times that."
+        )
+
+
 def last_frame(log: str) -> tuple[int, str | None] | None:
     """Return the line of the kernel's source, and the function, of the last frame of the last traceback in a log."""
     frames = list(_FRAME.finditer(log))
     return (int(frames[-1].group(1)), frames[-1].group(2)) if frames else None
 
 
-def _failure(verdict: Verdict) -> Iterator[str]:
+def _failure(verdict: Result) -> Iterator[str]:
     phase = f" in the phase {verdict.phase}" if verdict.phase else ""
     headline, _, rest = verdict.message.partition("\n")
     errors = _complaints(verdict.message) if verdict.category is Category.COMPILE_ERROR else []
@@ -84,12 +116,12 @@ def _failure(verdict: Verdict) -> Iterator[str]:
 def _complaints(message: str) -> list[str]:
     """Return the lines with a compiler's errors, each with the lines below it."""
     lines = message.splitlines()
-    numbers = [i for i, line in enumerate(lines) if _COMPLAINT.search(line)]
+    numbers = [i for i, line in enumerate(lines) if DIAGNOSTIC.search(line)]
     wanted = sorted({number for i in numbers for number in range(i, min(i + 1 + _AFTER_COMPLAINT, len(lines)))})
     return [lines[number] for number in wanted[:_COMPILER_LINES]]
 
 
-def _where(verdict: Verdict, kernel: str) -> Iterator[str]:
+def _where(verdict: Result, kernel: str) -> Iterator[str]:
     """Yield the source lines round the last frame of the last traceback in the log."""
     if verdict.category is Category.SYNTAX_ERROR and verdict.facts.line is not None:
         number, function = verdict.facts.line, None
@@ -105,13 +137,13 @@ def _where(verdict: Verdict, kernel: str) -> Iterator[str]:
         yield f"{'>' if at == number else ' '} {at:4d} | {lines[at - 1]}"
 
 
-def _lacked(verdict: Verdict) -> Iterator[str]:
+def _lacked(verdict: Result) -> Iterator[str]:
     if (short := verdict.facts.shortage) is not None:
         description = f"{short.kernel or 'a kernel'}{f' with {short.settings}' if short.settings else ''}"
         yield f"The launch of {description} needs {short.required} of {short.resource}, and this GPU has {short.limit}."
 
 
-def _differences(verdict: Verdict) -> Iterator[str]:
+def _differences(verdict: Result) -> Iterator[str]:
     facts, comparison = verdict.facts, verdict.evidence.comparison
     if not facts.first:
         return
@@ -121,16 +153,46 @@ def _differences(verdict: Verdict) -> Iterator[str]:
     yield f"{what[0].upper()}{what[1:]}, {on}: {facts.wrong} of {facts.of} values are wrong. The first:"
     for wrong in facts.first:
         yield f"  index {list(wrong.index)}: expected {json_number(wrong.expected)}, got {json_number(wrong.got)}"
-    if facts.precision_downgrade:
-        yield "The error is typical of a lower precision than the reference's."
     if comparison is not None and comparison.kernelbench_correct:
         yield "torch.allclose on the problem's own inputs would have accepted it."
 
 
-def _times(verdict: Verdict) -> Iterator[str]:
+def causes(verdict: Result) -> Iterator[str]:
+    """Yield the known facts that can explain wrong values, each with the remedy."""
+    facts, evidence = verdict.facts, verdict.evidence
+    if not facts.first:
+        return
+    if facts.unwritten is not None:
+        every = "All wrong values" if facts.unwritten == facts.wrong else f"{facts.unwritten} of the wrong values"
+        yield f"{every} were never written: check the grid, the masks and the tail of each dimension."
+    if facts.ties_only:
+        yield "The indices differ only where the values at them are equal: break ties as the reference does."
+    if evidence.parameters is not None:
+        yield (
+            f"The kernel's parameters are not the reference's: {evidence.parameters}. Both models are constructed under"
+            " one seed, so ModelNew must create the same parameters in the same order."
+        )
+    if evidence.reference_draws:
+        yield (
+            "The reference draws random numbers in forward, under a seed that is set before each call: the kernel must"
+            " make the same draws from torch's default generator."
+        )
+    if evidence.training_modules:
+        yield (
+            f"The reference is in training mode, and so its {', '.join(evidence.training_modules)} does not compute as"
+            " in eval(): BatchNorm uses the statistics of the batch, and Dropout drops values."
+        )
+    if facts.precision_downgrade:
+        error = facts.relative_norm or 0.0
+        which = next((name for least, most, name in _PRECISIONS if least <= error < most), _LOWER)
+        yield f"The error is typical of {which}."
+
+
+def _times(verdict: Result) -> Iterator[str]:
     runtime = verdict.runtime
     if runtime is None:
-        yield "It was not timed."
+        why = verdict.evidence.untimed
+        yield "It was not timed." if why is None else f"It was not timed: {why}."
         return
     clock = "the GPU's clock" if runtime.basis == "gpu_clock" else "the CPU's clock, including launching and waiting"
     yield (
@@ -142,7 +204,7 @@ def _times(verdict: Verdict) -> Iterator[str]:
         yield f"Reference: {verdict.baseline.median_ms:.4g} ms{speedup}."
 
 
-def _limits(verdict: Verdict) -> Iterator[str]:
+def _limits(verdict: Result) -> Iterator[str]:
     evidence, runtime = verdict.evidence, verdict.runtime_ms
     if evidence.floor is not None and runtime is not None and runtime > 0:
         floor = evidence.floor

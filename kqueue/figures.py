@@ -32,9 +32,9 @@ def ratio(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}x"
 
 
-def span(interval: tuple[float, float] | None) -> str:
-    """Format the interval of a speedup, to be added to it, such as `` (1.79x to 1.87x)``. Empty for None."""
-    return "" if interval is None else f" ({ratio(interval[0])} to {ratio(interval[1])})"
+def span(interval: tuple[float | None, float | None] | None) -> str:
+    """Format the interval of a speedup, to be added to it, such as `` (1.79x to 1.87x)``. Empty if it is unknown."""
+    return "" if interval is None or None in interval else f" ({ratio(interval[0])} to {ratio(interval[1])})"
 
 
 def yes_no(value: bool | None) -> str:

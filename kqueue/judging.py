@@ -15,6 +15,7 @@ a fleet. It needs the extra ``worker``.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
@@ -31,6 +32,8 @@ from pydantic_core import PydanticSerializationError
 
 from kqueue.config import Config, load
 from kqueue.contract import CPU_BACKENDS, Backend, Outcome, Precision, Request, Settings, parse_request
+from kqueue.duels import MOST, Duel, Match
+from kqueue.duels import duel as fight
 from kqueue.errors import InvalidRequest, JudgeUnavailable
 from kqueue.evidence import Environment
 
@@ -39,12 +42,12 @@ _STOP_S: Final = 20.0
 #: Maximum number of bytes of the child's own messages that an error shows.
 _MESSAGE_BYTES: Final = 2000
 
-#: Patterns that show a source's backend. A source that compiles CUDA usually matches ``cpp`` too.
-_SIGNS: Final = {
-    Backend.TRITON: re.compile(r"^\s*(?:import|from)\s+triton\b", re.MULTILINE),
-    Backend.CUPY: re.compile(r"^\s*(?:import|from)\s+cupy\b", re.MULTILINE),
-    Backend.CUDA: re.compile(r"\bcuda_sources\b|\.cu['\"]"),
-    Backend.CPP: re.compile(r"\bcpp_sources\b|\.cpp['\"]"),
+#: Packages whose import shows a backend.
+_PACKAGES: Final = {"triton": Backend.TRITON, "cupy": Backend.CUPY}
+#: Names of arguments and endings of files that show a compiled backend. A source that compiles CUDA usually has both.
+_COMPILED: Final = {
+    Backend.CUDA: re.compile(r"cuda_sources?|.*\.cu"),
+    Backend.CPP: re.compile(r"cpp_sources?|.*\.cpp"),
 }
 
 
@@ -93,12 +96,35 @@ def guess_backend(source: str) -> Backend:
     Raises:
         InvalidRequest: the source matches more than one.
     """
-    shown = [backend for backend, sign in _SIGNS.items() if sign.search(source)]
-    if Backend.CUDA in shown and Backend.CPP in shown:
-        shown.remove(Backend.CPP)
+    signs = set(_signs(source))
+    if Backend.CUDA in signs:
+        signs.discard(Backend.CPP)
+    shown = [backend for backend in (*_PACKAGES.values(), *_COMPILED) if backend in signs]
     if len(shown) > 1:
         raise InvalidRequest(f"backend: the source could be {' or '.join(shown)}: name one of them")
     return shown[0] if shown else Backend.TORCH
+
+
+def _signs(source: str) -> Iterator[Backend]:
+    """Yield the backends that a source shows in imports, argument names and strings, but not in docstrings."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # The judge reports it.
+    unused = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                packages = [alias.name for alias in names]
+            case ast.ImportFrom(module=str(module), level=0):
+                packages = [module]
+            case ast.keyword(arg=str(word)) | ast.Name(id=word) | ast.Constant(value=str(word)):
+                if id(node) not in unused:
+                    yield from (backend for backend, sign in _COMPILED.items() if sign.fullmatch(word))
+                continue
+            case _:
+                continue
+        yield from (_PACKAGES[top] for name in packages if (top := name.partition(".")[0]) in _PACKAGES)
 
 
 class LocalJudge:
@@ -261,6 +287,33 @@ def judge(
     request = request_of(problem=problem, kernel=kernel, backend=backend, precision=precision, settings=settings)
     with LocalJudge(device) as local:
         return local(request)
+
+
+def duel(
+    *,
+    problem: str,
+    a: str,
+    b: str,
+    backend: Backend | str | None = None,
+    precision: Precision | str | None = None,
+    settings: Settings | Mapping[str, Any] | None = None,
+    device: str | None = None,
+    within: float | None = None,
+    rounds: int = MOST,
+) -> Duel:
+    """Find out on this machine which of two kernels is faster (:mod:`kqueue.duels`).
+
+    Args:
+        a, b: sources of the kernels.
+        within: end as ``equal`` once the interval of the ratio lies within this part of 1, such as 0.01.
+        rounds: maximum number of rounds.
+        problem, backend, precision, settings, device: see :func:`judge`, whose errors are possible.
+    """
+    same: dict[str, Any] = {"problem": problem, "backend": backend, "precision": precision, "settings": settings}
+    match = Match.of(*(request_of(kernel=kernel, **same) for kernel in (a, b)), within=within, most=rounds)
+    with LocalJudge(device) as local:
+        *_, end = fight(local.map, match)
+    return end
 
 
 def request_of(

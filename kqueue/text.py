@@ -6,12 +6,15 @@ program that shows them, or contain invisible text.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from typing import Final
 
 #: Unicode categories that are escaped: controls, formatting (which can reverse text), surrogates, private use,
 #: unassigned, and line and paragraph separators.
 _UNSAFE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+#: A compiler's error: ``main.cpp:6:43: error: ...`` (C++), ``main.cu(6): error: ...`` (nvcc), ``at 6:43:`` (Triton).
+DIAGNOSTIC: Final = re.compile(r"(:\d+(:\d+)?|\(\d+\)): (fatal )?error\b|^\S*\s*at \d+:\d+:|\bundefined symbol\b")
 #: Maximum number of cached characters, of the million that exist.
 _KEPT: Final = 4096
 
@@ -45,3 +48,15 @@ def _is_unsafe(char: str) -> bool:
 
 
 _SHOWN: Final = _Shown()
+
+
+def has_diagnostic(message: str) -> bool:
+    """Return whether the first line of a message is a compiler's error."""
+    return DIAGNOSTIC.search(message.partition("\n")[0]) is not None
+
+
+def from_diagnostic(message: str) -> str:
+    """Return a message from a compiler's first error on, without the command line before it, or the whole message."""
+    lines = message.splitlines()
+    first = next((number for number, line in enumerate(lines) if DIAGNOSTIC.search(line)), 0)
+    return "\n".join(lines[first:])

@@ -25,7 +25,7 @@ _FACTS: Final[dict[str, Any]] = {
     "findings": [{"rule": "r", "severity": "cheat", "line": 1, "evidence": "e", "by": "kqueue", "meaning": "m"}],
     "reason": "deadline", "signal": "SIGSEGV", "structure": "[T]", "input": 0, "output": 0, "kind": "given", "wrong": 1,
     "of": 4, "first": [{"index": [0], "expected": 1.0, "got": 2.0}], "hack": "decoy", "failed": 2,
-    "clocks": {"sm_mhz": 210.0},
+    "clocks": {"sm_mhz": 210.0}, "instead_of": "wrong_values",
 }  # fmt: skip
 
 #: A problem for real judges, and a kernel whose `forward` has this body.

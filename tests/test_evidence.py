@@ -37,7 +37,7 @@ STORED: dict[str, Any] = {
     "tolerance": {"atol": 1e-3, "rtol": 0.0, "by": "settings"},
     "reference_is_constant": False,
     "constant_outputs": [],
-    "verified_calls": 16,
+    "verified_calls": 16, "untimed": "no GPU",
     "timed_variants": {"count": 4, "ratio": 1.25},
     "baseline_taken": "in_turn",
     "floor": {"bytes_in": 8, "bytes_out": 4, "bandwidth_gbs": 4000.0, "floor_ms": 0.1, "floor_out_ms": 0.05},
@@ -67,6 +67,14 @@ STORED: dict[str, Any] = {
         }],
     },
     "compiled_baseline": {"error": "it raised"},
+    "shapes": {
+        "rows": [{
+            "name": "large", "held_out": False, "weight": 2.0, "category": "passed", "runtime_ms": 0.5,
+            "baseline_ms": 1.0, "speedup": 2.0, "speedup_interval": [1.9, 2.1], "timing_basis": "cpu_clock",
+            "checks": 8, "hidden_variants": 3, "seconds": 1.5,
+        }],
+        "worst": "large", "worst_speedup": 2.0, "spread": 1.0,
+    },
     "baseline_drift": {"was_ms": 1.0, "is_ms": 2.0},
     "canary": "right in 22.1 ms",
     "leaked_bytes": 0,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final, TypeVar
 
-from kqueue import sizes
+from kqueue import shapes, sizes
 from kqueue.autopsy import inputs, repro
 from kqueue.autopsy.inputs import Fill
 from kqueue.autopsy.report import Change, Ended, Report, words_of
@@ -135,8 +135,6 @@ class Autopsy:
         seed = repro.SEED if request.settings.seed is None else request.settings.seed
         unexamined = request.settings.model_copy(update={"examine": Examination(), "seed": seed})
         self._request = request.model_copy(update={"settings": unexamined})
-        self._numbers = sizes.find(request.problem)
-        self._own = Case(tuple(number.value for number in self._numbers))
         self._width = max(1, width)
         self._most = most
         self._timed = False
@@ -146,6 +144,7 @@ class Autopsy:
         self._done = False
         self.failure = failure
         self.evaluations = 0
+        self._take_shape()
 
     def same(self, result: Result | None) -> bool:
         """Return True if a result has the same failure."""
@@ -231,6 +230,17 @@ class Autopsy:
             else repro.render(self._hurried_request, problem, best.result, best.case.seeds, self._summary(best)),
         )
 
+    def _take_shape(self) -> None:
+        """Find the sizes of the problem: if it names several shapes, with the one on which the kernel failed only."""
+        name = self.failure.facts.shape if self.failure is not None else None
+        if name is not None:
+            for shape in shapes.read(self._request.problem):
+                if shape.name == name and not shape.held_out:
+                    problem = shapes.problem_of(self._request.problem, shape)
+                    self._request = self._request.model_copy(update={"problem": problem})
+        self._numbers = sizes.find(self._request.problem)
+        self._own = Case(tuple(number.value for number in self._numbers))
+
     def _confirm(self) -> Rounds[bool]:
         """Judge the original problem: first without timing, and then, if it does not fail, with all settings."""
         if self.failure is not None and refused(self.failure) is not None:
@@ -244,6 +254,7 @@ class Autopsy:
             if self.failure is not None and refused(self.failure) is not None:
                 return False
             if result is not None and self.same(result):
+                self._take_shape()
                 self._first = _Found(self._own, result)
                 self._timed = settings.timing.enabled
                 return True
@@ -431,6 +442,8 @@ def refused(result: Result) -> str | None:
         return "the kernel passed: there is no failure to examine"
     if not result.judged:
         return f"{result.category}: this says nothing about the kernel ({result.message})"
+    if result.facts.withheld:
+        return "the kernel failed on a shape that is held out, of which only the result is shown"
     if result.evidence.tests is not None:
         return "the result is of a repository's tests and not of a kernel: see pytest's report"
     if result.category not in SHRUNK or result.phase in _EARLY:
@@ -439,7 +452,7 @@ def refused(result: Result) -> str | None:
 
 
 def _untimed(settings: Settings) -> Settings:
-    return settings.model_copy(update={"timing": settings.timing.model_copy(update={"enabled": False})})
+    return settings.model_copy(update={"timing": settings.timing.off()})
 
 
 def _signature(result: Result) -> tuple[object, ...]:

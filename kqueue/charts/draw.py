@@ -28,7 +28,7 @@ _BLAMES: Final = {
     Blame.CANDIDATE: ("C1", "x", "///", "the kernel failed"),
     Blame.PROBLEM: ("C3", "^", "...", "the problem failed"),
     Blame.FLEET: ("C4", "s", "xxx", "the fleet failed"),
-    Blame.NOBODY: ("C6", "D", "--", "cancelled or expired"),
+    Blame.NOBODY: ("C6", "D", "--", "cancelled, expired or in need of a GPU"),
 }
 #: Marks and lines of several curves in one picture.
 _CURVE_MARKS: Final = ("o", "s", "^", "D", "v", "P", "*")

@@ -23,6 +23,7 @@ from kqueue.cli import (
     categories,
     database,
     doctor,
+    duel,
     examine,
     fleet,
     gpu,
@@ -41,6 +42,7 @@ from kqueue.cli import (
     sweep,
     token,
     top,
+    tournament,
     tune,
     watch,
 )
@@ -72,7 +74,9 @@ STATUSES: dict[type[KqueueError], int] = {
 }
 
 #: Commands whose exit status is an answer. If their output is not read to its end, they exit as for a broken pipe.
-_ANSWERING: Final = frozenset({"judge", "submit", "wait", "watch", "kernelbench", "autopsy", "sanitize", "doctor"})
+_ANSWERING: Final = frozenset(
+    {"judge", "submit", "wait", "watch", "duel", "kernelbench", "autopsy", "sanitize", "doctor"}
+)
 #: Commands that continue if their output is not read.
 _SERVING: Final = frozenset({"up", "worker", "serve", "mcp"})
 #: Exit status if the output cannot be written.
@@ -127,8 +131,10 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "submit": submit.submit,
     "wait": submit.wait,
     "watch": watch.watch,
+    "duel": duel.duel,
     "kernelbench": kernelbench.kernelbench,
     "tune": tune.tune,
+    "tournament": tournament.tournament,
     "autopsy": autopsy.autopsy,
     "sanitize": examine.sanitize,
     "profile": examine.profile,

@@ -15,7 +15,7 @@ from kqueue.cli import autopsy, options, sources
 from kqueue.cli.render import console, progress, say, table, write_json
 from kqueue.cli.show import print_result
 from kqueue.cli.sources import Entry
-from kqueue.cli.submit import VERDICT, Item
+from kqueue.cli.submit import VERDICT, Item, say_verdict
 from kqueue.errors import InvalidRequest, JudgeUnavailable
 from kqueue.text import one_line
 
@@ -68,7 +68,7 @@ def judge(
         if any(task.request is not None for task in tasks):
             stack.enter_context(local)
             if not as_json:
-                say(_where(local.machine))
+                say(where(local.machine))
         advance = stack.enter_context(progress(len(tasks), quiet=as_json or len(tasks) == 1))
         names: Counter[str] = Counter()
         try:
@@ -79,6 +79,8 @@ def judge(
                     names[name] += 1
                     _dissect(local, task, autopsies / (name if names[name] == 1 else f"{name}-{names[name]}"))
                 advance(str(task.outcome.category) if task.outcome else "")
+                if task.outcome is not None and len(tasks) > 1 and not as_json:
+                    say_verdict(task.item)
                 if as_json:
                     _write(task, local)
         except KeyboardInterrupt:
@@ -111,14 +113,12 @@ class _Task:
 
 def _task(entry: Entry) -> _Task:
     from kqueue.contract import parse_request
-    from kqueue.judging import guess_backend
 
-    task = _Task(Item(entry))
+    task = _Task(Item(entry := sources.with_backend(entry)))
     try:
         if entry.error is not None:
             raise entry.error
-        guessed = {} if "backend" in entry.fields else {"backend": guess_backend(entry.fields["kernel"])}
-        task.request = parse_request({**entry.fields, **guessed})
+        task.request = parse_request(entry.fields)
     except InvalidRequest as error:
         task.fail(error, _REFUSED)
     return task
@@ -175,7 +175,7 @@ def _print(tasks: Sequence[_Task], *, all_of_log: bool) -> None:
     if len(tasks) > 1:
         _print_table(tasks)
     elif tasks[0].outcome is not None:
-        print_result(tasks[0].outcome, {}, all_of_log=all_of_log, evidence=False)
+        print_result(tasks[0].outcome, tasks[0].item.entry.fields["kernel"], {}, all_of_log=all_of_log)
     for task in tasks:
         if task.report is not None:
             if len(tasks) > 1:
@@ -188,7 +188,8 @@ def _print_table(tasks: Sequence[_Task]) -> None:
     table({"kernel": lambda item: item.entry.where, **VERDICT})(judged)
 
 
-def _where(machine: Machine) -> str:
+def where(machine: Machine) -> str:
+    """Return the device and software of a local judge in one line."""
     environment = machine.environment
     device = environment.device if machine.device == "cpu" else f"{environment.device} ({machine.device})"
     return f"judging on {device}, torch {environment.torch}, isolation {machine.isolation}"

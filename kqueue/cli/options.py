@@ -167,16 +167,21 @@ class Examined:
         if "problem_label" not in fields:
             raise InvalidRequest(f"--problem {self.problem}: give a file")
         lane = {} if self.lane is None else {"lane": self.lane}
-        return Subject(_of_file(Path(what), self.backend, {**fields, "settings": tree, **lane}), device=self.device)
+        return Subject(of_file(Path(what), self.backend, {**fields, "settings": tree, **lane}), device=self.device)
 
 
-def _of_file(kernel: Path, backend: str | None, fields: Mapping[str, Any]) -> Request:
+def of_file(kernel: Path, backend: str | None, fields: Mapping[str, Any]) -> Request:
+    """Return the request for a kernel's file with the other ``fields``. By default its priority is ``interactive``.
+
+    Raises:
+        InvalidRequest: the file or a field is wrong.
+    """
     from kqueue.contract import parse_request
     from kqueue.judging import guess_backend
 
     source = sources.read_source(kernel)
     given = {"kernel": source, "kernel_label": kernel.stem, "backend": backend or guess_backend(source)}
-    return parse_request({**fields, **given, "priority": "interactive"})
+    return parse_request({"priority": "interactive", **fields, **given})
 
 
 def _of_evaluation(command: str, prefix: str) -> Subject:

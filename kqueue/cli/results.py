@@ -13,7 +13,19 @@ import typer
 from kqueue import figures
 from kqueue.cli import options
 from kqueue.cli.connection import database
-from kqueue.cli.render import Columns, age, budget, category_text, emit, message_cell, milliseconds, ratio, say, table
+from kqueue.cli.render import (
+    Columns,
+    age,
+    budget,
+    category_text,
+    emit,
+    message_cell,
+    milliseconds,
+    ratio,
+    say,
+    span,
+    table,
+)
 from kqueue.cli.token import budget_record
 from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation
 from kqueue.states import EvaluationState, Priority
@@ -24,6 +36,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from kqueue.store.reports import Cost, Listed
+    from kqueue.store.reports.boards import Placed
 
 #: Fields that select evaluations.
 _FIELDS: Final = ("backend", "problem", "batch", "lane", "priority", "producer")
@@ -41,15 +54,25 @@ def results(
     problem: Annotated[str | None, typer.Option(help="A problem's label, or the first digits of its hash.")] = None,
     since: Annotated[str | None, typer.Option(help="Such as 30m, 2h, 7d, or 2026-01-31 (UTC).")] = None,
     batch: Annotated[str | None, typer.Option(help="The name of a batch.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum number of evaluations.")] = 50,
+    best: Annotated[
+        bool, typer.Option("--best", help="Rank their kernels by the median of all measurements instead.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum number of lines.")] = 50,
     as_json: options.Json = False,
 ) -> None:
     """List evaluations, the latest first. Only finished ones are listed unless another state is given."""
+    if best and state is not EvaluationState.DONE:
+        raise InvalidRequest(f"--best: {state} evaluations have no measurements: omit --state")
     filters = _filters(where or (), {"problem": problem, "batch": batch})
     after = None if since is None else figures.since(since)
     from kqueue.store import reports  # slow to import, so invalid conditions are refused first
+    from kqueue.store.reports import boards
 
     with database("results") as engine:
+        if best:
+            ranked = boards.ranking(engine, since=after, limit=limit, **filters)
+            emit(ranked, table(_RANKED, empty="no measured kernel matches"), as_json=as_json)
+            return
         if state is EvaluationState.DONE:
             listed_rows = reports.results(engine, since=after, limit=limit, **filters)
         else:
@@ -82,10 +105,29 @@ _FINISHED: Final[Columns[Listed]] = {
     "category": lambda listed: category_text(str(listed.category), str(listed.blame)),
     "runtime ms": lambda listed: milliseconds(listed.runtime_ms),
     "baseline ms": lambda listed: milliseconds(listed.baseline_ms),
-    "speedup": lambda listed: ratio(listed.speedup),
+    "speedup": lambda listed: _speedup(listed),
     "device": lambda listed: listed.device,
     "message": lambda listed: message_cell(listed.message, listed.reused_from),
 }
+
+
+#: Columns of ranked kernels.
+_RANKED: Final[Columns[Placed]] = {
+    "id": lambda placed: str(placed.evaluation_id)[:8],
+    "problem": lambda placed: placed.problem_label or placed.problem_hash[:12],
+    "kernel": lambda placed: placed.kernel_label or placed.kernel_hash[:12],
+    "backend": lambda placed: placed.backend,
+    "speedup": lambda placed: _speedup(placed),
+    "measured": lambda placed: placed.measured,
+    "runtime ms": lambda placed: milliseconds(placed.runtime_ms),
+    "baseline ms": lambda placed: milliseconds(placed.baseline_ms),
+    "precision": lambda placed: placed.precision,
+    "device": lambda placed: placed.device,
+}
+
+
+def _speedup(row: Listed | Placed) -> str:
+    return ratio(row.speedup) + span((row.speedup_low, row.speedup_high))
 
 
 def _filters(where: Iterable[str], options: Mapping[str, str | None], among: Sequence[str] = _WHERE) -> dict[str, Any]:

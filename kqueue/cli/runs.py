@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
     from kqueue.client import Client
     from kqueue.client.remote import RemoteClient
-    from kqueue.search.plan import Plan, TunePlan
+    from kqueue.duels import Duel
+    from kqueue.search.plan import AnyPlan
     from kqueue.search.tuning import Tuned
     from kqueue.store.searches import Proposal, Run, Step
+    from kqueue.tuning.tournament import Place
 
 Url = Annotated[
     str | None,
@@ -64,7 +66,7 @@ class Record:
 
     run: Run
     state: str
-    plan: Plan | TunePlan
+    plan: AnyPlan
     steps: Sequence[Step]
     proposals: Sequence[Proposal]
 
@@ -75,17 +77,44 @@ class Record:
         from kqueue.search.tuning import found
 
         done = self.state == "done"
-        return found(self.plan, self.proposals, done=done) if isinstance(self.plan, TunePlan) else None
+        return found(self.plan, self.proposals, self.steps, done=done) if isinstance(self.plan, TunePlan) else None
 
     @cached_property
     def best(self) -> Sequence[Proposal]:
         """The best proposals. For a tuning run without a winner, the best one of the last step."""
-        from kqueue.search.run import best_of
+        from kqueue.search.run import best_of, settled
+        from kqueue.search.tournament import latest_of
 
+        if places := self.places:
+            return [self.proposals[latest_of(self.proposals, one.kernel)] for one in places]
         if self.tuned is None:
-            return best_of(self.proposals)
+            rejected = self.duel is not None and self.duel.winner != "b"
+            return self.proposals[:1] if rejected else best_of(settled(self.proposals, self.steps))
         numbers = {step.best for step in self.steps[-1:]} if self.tuned.best is None else {self.tuned.best.number}
         return [one for one in self.proposals if one.number in numbers]
+
+    @cached_property
+    def places(self) -> Sequence[Place]:
+        """The best kernels of a tournament. Empty for other runs."""
+        from kqueue.search.plan import TournamentPlan
+        from kqueue.search.tournament import results_of
+
+        if not isinstance(self.plan, TournamentPlan):
+            return []
+        return self.plan.tournament().places(results_of(self.proposals))
+
+    @property
+    def duel(self) -> Duel | None:
+        """The duel of the start (A) with the best kernel (B), or None."""
+        from kqueue.search.run import fought
+
+        return fought(self.steps)
+
+    def show_duel(self) -> None:
+        """Print the result of the duel, if there was one."""
+        if (duel := self.duel) is not None:
+            ends = "the best is confirmed" if duel.winner == "b" else "not confirmed, so the start wins"
+            typer.echo(clean(f"duel {duel.id} of the start (A) with the best (B): {ends}. {duel.message}"))
 
     @cached_property
     def importances(self) -> Mapping[str, float]:
@@ -116,35 +145,37 @@ class Record:
         return files
 
 
-def carry_out(engine: Engine, plan: Plan | TunePlan, run: Run | str, *, verbose: bool) -> Record:
+def carry_out(engine: Engine, plan: AnyPlan, run: Run | str, *, verbose: bool) -> Record:
     """Complete a run. A text is the name of a new one, which is recorded when all prerequisites are met."""
     from kqueue.search.metrics import metrics_of
-    from kqueue.search.plan import TunePlan
+    from kqueue.search.plan import Plan, TunePlan
     from kqueue.search.proposers import make_proposer
     from kqueue.search.results import WandbWatcher, load_wandb
     from kqueue.search.run import Search
+    from kqueue.search.tournament import TournamentRun
     from kqueue.search.tuning import Tuning
     from kqueue.store import searches
     from kqueue.tuning.halving import load_optuna
 
-    runner: Callable[..., Search | Tuning] = Tuning
+    runner: Callable[..., Search | Tuning | TournamentRun] = TournamentRun
     with ExitStack() as stack:
         metrics = metrics_of(plan.metrics, timed=plan.settings.timing.enabled)
         if isinstance(plan, TunePlan):
             load_optuna()
-        else:
+            runner = Tuning
+        if isinstance(plan, Plan):
             proposer = make_proposer(plan)
             stack.callback(proposer.close)
             runner = partial(Search, proposer=proposer)
             if plan.use_wandb:
                 load_wandb()
-        client = _client_of(plan.url)
+        client = client_of(plan.url)
         stack.callback(client.close)
         if isinstance(run, str):
             run = searches.create(engine, run, plan.model_dump(mode="json"))
         given: dict[str, Any] = {"engine": engine, "client": client, "run": run, "plan": plan, "metrics": metrics}
         watchers: list[Any] = [stack.enter_context(Progress(run, plan, verbose=verbose))]
-        if not isinstance(plan, TunePlan) and plan.use_wandb:
+        if isinstance(plan, Plan) and plan.use_wandb:
             watchers.append(WandbWatcher(run, plan))
             stack.callback(watchers[-1].finish)
         try:
@@ -157,7 +188,7 @@ def carry_out(engine: Engine, plan: Plan | TunePlan, run: Run | str, *, verbose:
     return Record(run, "done", plan, searches.steps(engine, run.id), proposals)
 
 
-def _client_of(url: str | None) -> Client | RemoteClient:
+def client_of(url: str | None) -> Client | RemoteClient:
     """Return a client of the fleet at an address, or of this environment's."""
     if url is None:
         from kqueue.client import Client
@@ -168,7 +199,7 @@ def _client_of(url: str | None) -> Client | RemoteClient:
     return RemoteClient(url)
 
 
-def to_repeat(plan: Plan | TunePlan) -> list[str]:
+def to_repeat(plan: AnyPlan) -> list[str]:
     """Return the options that must be repeated to resume a run.
 
     Any user who can search can change the record of any run. The run's plan can make this process execute a command,
@@ -190,12 +221,12 @@ def to_repeat(plan: Plan | TunePlan) -> list[str]:
 class Progress:
     """A bar on a terminal, and a line for each reported step."""
 
-    def __init__(self, run: Run, plan: Plan | TunePlan, *, verbose: bool) -> None:
-        from kqueue.search.plan import TunePlan
+    def __init__(self, run: Run, plan: AnyPlan, *, verbose: bool) -> None:
+        from kqueue.search.plan import Plan
 
         self._line = line_of(run)
-        # The number of steps of a tuning run is unknown.
-        self._steps, self._every = (None, 1) if isinstance(plan, TunePlan) else (plan.num_steps, plan.log_frequency)
+        # The number of steps of a tuning run or a tournament is unknown.
+        self._steps, self._every = (plan.num_steps, plan.log_frequency) if isinstance(plan, Plan) else (None, 1)
         self._verbose = verbose
         self._bar = make_bar()
         self._task = self._bar.add_task("steps", total=None if self._steps is None else self._steps + 1)
@@ -232,13 +263,19 @@ class Progress:
             tested = f", judged once more{scored(step.test['scores'])}" if step.test else ""
             self._say(f"step {step.number}{of}: best is {best}{tested}")
 
+    def duel(self, state: Duel) -> None:
+        """Report the state of the duel of the best kernel with the start."""
+        self._bar.update(self._task, description=f"duel with the start: {state.rounds}/{state.most} rounds")
+        if state.reason is not None:
+            self._say(f"duel of the start (A) with the best (B): {state.message}")
+
     def _say(self, line: str, *, whole: bool = False) -> None:
         self._bar.console.print(clean(line) if whole else text(line), soft_wrap=True)
 
 
 def line_of(run: Run) -> Callable[[Proposal], str]:
     """Return the function that formats a run's proposal in one line."""
-    return _tuned_line if run.plan.get("algorithm") == "tune" else _line
+    return _tuned_line if run.plan.get("algorithm") in {"tune", "tournament"} else _line
 
 
 def _line(one: Proposal) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kqueue.cli import options, runs, tune
+from kqueue.cli import options, runs, tournament, tune
 from kqueue.cli.connection import database
 from kqueue.cli.kernelbench import problems_of
 from kqueue.cli.render import milliseconds, moment, print_table, ratio, say, write_json
@@ -22,7 +22,7 @@ from kqueue.text import clean
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from kqueue.search.plan import Plan, TunePlan
+    from kqueue.search.plan import AnyPlan
     from kqueue.store.searches import Proposal, Run
 
 #: Seconds between two polls of a watched run.
@@ -181,7 +181,7 @@ def resume(
 
     Give the proposer, --url and functions of --metric again unchanged, because other users can change the record.
     """
-    from kqueue.search.plan import TunePlan, read_plan
+    from kqueue.search.plan import Plan, TunePlan, read_plan
     from kqueue.store import searches
 
     with database("search") as engine:
@@ -189,12 +189,13 @@ def resume(
         changed = {"num_steps": num_steps, "num_threads": num_threads}
         plan = _found(engine, run).plan
         _check_same(plan, _proposers(model, proposer, recorded), url, metric or ())
-        if not isinstance(plan, TunePlan):
+        if isinstance(plan, Plan):
             plan = read_plan(run.plan | {name: value for name, value in changed.items() if value is not None})
         elif any(value is not None for value in changed.values()):
-            raise InvalidRequest("--num-steps, --num-threads: a tuning run does not have them")
+            raise InvalidRequest("--num-steps, --num-threads: only a search has them")
         record = runs.carry_out(engine, plan, run, verbose=verbose)
-        finish = tune.finish if isinstance(plan, TunePlan) else _finish
+        others = tune.finish if isinstance(plan, TunePlan) else tournament.finish
+        finish = _finish if isinstance(plan, Plan) else others
         finish(record, out=out, as_json=as_json)
 
 
@@ -245,7 +246,7 @@ def list_runs(
         return
     for one in rows:
         if isinstance(one, runs.Record):
-            plan = one.plan.model_dump(mode="json", exclude={"problem", "kernel"})
+            plan = one.plan.model_dump(mode="json", exclude={"problem", "kernel", "candidates"})
             write_json(asdict(one.run) | {"state": one.state, "plan": plan} | _summary(one))
         else:
             write_json(asdict(one) | {"state": _UNREADABLE, "plan": None})
@@ -316,9 +317,7 @@ def _proposers(model: str | None, proposer: str | None, recorded: Path | None) -
     return [(name, value) for name, value in given.items() if value is not None]
 
 
-def _check_same(
-    plan: Plan | TunePlan, proposers: Sequence[tuple[str, str]], url: str | None, metrics: Sequence[str]
-) -> None:
+def _check_same(plan: AnyPlan, proposers: Sequence[tuple[str, str]], url: str | None, metrics: Sequence[str]) -> None:
     from kqueue.search.plan import Plan
 
     functions = {name for name in plan.metrics if ":" in name}
@@ -344,6 +343,7 @@ def _finish(record: runs.Record, *, out: Path | None, as_json: bool) -> None:
         write_json(head | _summary(record) | {"files": [str(file) for file in files]})
     else:
         _print_proposals(record.best)
+        record.show_duel()
         for file in files:
             typer.echo(clean(file))
     if not any(one.category == "passed" for one in record.best):
@@ -405,6 +405,7 @@ def _summary(record: runs.Record) -> dict[str, Any]:
         "passed": sum(one.category == "passed" for one in record.proposals),
         "unknown": sum(one.ended_at is not None and one.scores is None for one in record.proposals),
         "best": [{name: getattr(one, name) for name in names} for one in record.best],
+        "duel": record.duel and record.duel.model_dump(mode="json"),
     }
 
 
@@ -437,7 +438,7 @@ def _print_runs(rows: Sequence[runs.Record | Run]) -> None:
             row.state,
             plan.problem_label,
             plan.algorithm,
-            "Optuna" if plan.algorithm == "tune" else plan.given if plan.proposer == "model" else plan.proposer,
+            _proposer_of(plan),
             summary["proposals"],
             f"{summary['passed']}/{summary['judged']}",
             None if best is None else best["number"],
@@ -463,7 +464,18 @@ def _print_runs(rows: Sequence[runs.Record | Run]) -> None:
     print_table((*head, "created"), (cells(row) for row in rows))
 
 
+def _proposer_of(plan: AnyPlan) -> str:
+    from kqueue.search.plan import Plan
+
+    if not isinstance(plan, Plan):
+        return "Optuna" if plan.algorithm == "tune" else "files"
+    return plan.given if plan.proposer == "model" else plan.proposer
+
+
 def _show_run(record: runs.Record) -> None:
+    from kqueue.search.plan import TournamentPlan
+    from kqueue.search.tournament import results_of
+
     _print_runs([record])
     by_step: dict[int, list[Proposal]] = {}
     for one in record.proposals:
@@ -483,8 +495,11 @@ def _show_run(record: runs.Record) -> None:
         if (mine := by_step.get(step.number, []))
     )
     print_table(("step", "from", "judged", "passed", "best", "score", "judged once more"), rows)
-    if record.tuned is None:
+    if isinstance(record.plan, TournamentPlan):
+        tournament.show(record.plan, record.places, results_of(record.proposals))
+    elif record.tuned is None:
         _print_proposals(record.best)
+        record.show_duel()
     else:
         tune.show(record, record.tuned)
     if record.state in {"interrupted", "stopped"}:

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from kqueue.evidence import Measurement
     from kqueue.store.reports import AttemptDetail, Detail
 
-#: Facts and evidence that `show` prints separately.
-_APART: Final = {"findings", "profiles", "provenance", "sanitized", "profile"}
 #: Maximum number of lines of the log that `show` prints without `--log`.
 _LOG_LINES: Final = 20
 _STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
@@ -53,7 +51,7 @@ def show(
 ) -> None:
     """Show one evaluation.
 
-    It prints settings, attempts, verdict, times, facts, evidence and the end of the log.
+    It prints settings, attempts, the verdict in words, times and the end of the log. `--json` has facts and evidence.
     """
     from kqueue.store import reports
 
@@ -82,7 +80,7 @@ def show(
         )
         table(_ATTEMPT)(detail.attempts)
         if detail.verdict is not None:
-            _print_verdict(detail.verdict, all_of_log=log)
+            _print_verdict(detail.verdict, detail.kernel, all_of_log=log)
         if source:
             _print_block("problem", detail.problem)
             _print_block("kernel", detail.kernel)
@@ -146,11 +144,12 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield prefix + name, value
 
 
-def _print_verdict(verdict: Verdict, *, all_of_log: bool) -> None:
+def _print_verdict(verdict: Verdict, kernel: str, *, all_of_log: bool) -> None:
     reused = verdict.reused_from and f"from {verdict.reused_from}, judged {moment(verdict.judged_at)}"
     environment = {} if verdict.environment is None else verdict.environment.model_dump()
     print_result(
         verdict,
+        kernel,
         {
             "finished": f"{moment(verdict.finished_at)}, written by {verdict.written_by}",
             "reused": reused,
@@ -160,22 +159,19 @@ def _print_verdict(verdict: Verdict, *, all_of_log: bool) -> None:
     )
 
 
-def print_result(
-    result: Outcome | Verdict, fields: Mapping[str, object], *, all_of_log: bool, evidence: bool = True
-) -> None:
-    """Print the result of one kernel.
+def print_result(result: Outcome | Verdict, kernel: str, fields: Mapping[str, object], *, all_of_log: bool) -> None:
+    """Print the result of one kernel in words. Its facts and evidence are in the JSON form only.
 
     Args:
+        kernel: the kernel's source.
         fields: further names and values to print.
         all_of_log: print the whole log, not only its last lines.
-        evidence: print all evidence too.
     """
-    from kqueue import examinations
+    from kqueue import feedback
 
     console().print(category_text(result.category, result.blame), end="")
     console().print(f"  blame: {result.blame}")
     _print_fields(
-        message=result.message,
         phase=result.phase,
         compiled=yes_no(result.compiled),
         correct=yes_no(result.correctness),
@@ -185,17 +181,12 @@ def print_result(
         provenance=provenance(result.evidence.provenance),
         **fields,
     )
-    if tools := "\n".join(examinations.lines(result.evidence)):
-        _print_block("tools", tools)
+    _print_block("in words", feedback.describe(result, kernel))
     # Findings that ended the evaluation are among its facts.
     if findings := result.evidence.findings or result.facts.findings:
         _print_block("findings", "\n".join(map(finding, findings)))
     if results := result.evidence.profiles:
         _print_block("profiles", "\n".join(f"{one.name}: {one.words}" for one in results))
-    for title, part in (("facts", result.facts), ("evidence", result.evidence if evidence else None)):
-        values = part.model_dump(mode="json", exclude=_APART) if part else {}
-        if values:
-            _print_block(title, "\n".join(f"{name}: {_value(value)}" for name, value in values.items()))
     lines = result.log.splitlines()
     if lines and all_of_log:
         _print_block("log", result.log)

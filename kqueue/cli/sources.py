@@ -145,6 +145,15 @@ def from_kernels(paths: Iterable[Path], fields: Mapping[str, Any]) -> Iterator[E
         yield _entry(str(path), lambda path=path: {**fields, "kernel": read_source(path), "kernel_label": path.stem})
 
 
+def with_backend(entry: Entry) -> Entry:
+    """Return an entry with the backend that its source shows, unless it names one or has an error."""
+    from kqueue.judging import guess_backend
+
+    if entry.error is not None or "backend" in entry.fields:
+        return entry
+    return _entry(entry.where, lambda: {**entry.fields, "backend": guess_backend(entry.fields["kernel"])})
+
+
 def from_lines(path: str, fields: Mapping[str, Any]) -> Iterator[Entry]:
     """Yield one entry for each line of a JSON lines file (``-`` for stdin) while the file is read.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from kqueue.cli.connection import database, why
 from kqueue.cli.render import (
     Columns,
     category_text,
+    console,
     message_cell,
     milliseconds,
     progress,
@@ -27,11 +29,13 @@ from kqueue.cli.render import (
 )
 from kqueue.cli.sources import Entry
 from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation, WaitTimeout
+from kqueue.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kqueue.client import Client, Ticket
+    from kqueue.contract import Verdict
 
 #: Seconds between two checks for a new reason why an evaluation waits.
 _EXPLAIN_S: Final = 5.0
@@ -45,12 +49,16 @@ class Item:
 
     Attributes:
         error: the reason why there is no verdict.
+        verdict: summary of ``result``, the verdict.
+        source: the kernel's source if it is the only one.
     """
 
     entry: Entry
     ticket: Ticket | None = None
     error: str | None = None
     verdict: dict[str, Any] | None = None
+    result: Verdict | None = None
+    source: str = ""
 
     @property
     def waits(self) -> bool:
@@ -203,15 +211,14 @@ def _entries(patterns: Sequence[str], jsonl: str | None, fields: Mapping[str, An
         return sources.from_lines(jsonl, fields)
     if not patterns:
         raise InvalidRequest("nothing to judge: give --kernel PATH or --jsonl FILE")
-    for name, value in (("problem", "FILE, the reference"), ("backend", "cuda, triton, torch, cpp or cupy")):
-        if name not in fields:
-            raise InvalidRequest(f"--{name} is missing: give --{name} {value}")
+    if "problem" not in fields:
+        raise InvalidRequest("--problem is missing: give --problem FILE, the reference")
     paths = sources.find_kernels(patterns)
     if len(paths) > 1 and "idempotency_key" in fields:
         raise InvalidRequest(
             f"--idempotency-key names one evaluation, not {len(paths)}: use --jsonl with a key on each line"
         )
-    return sources.from_kernels(paths, fields)
+    return map(sources.with_backend, sources.from_kernels(paths, fields))
 
 
 def _run(
@@ -265,7 +272,7 @@ def _submit(client: Client, entries: Sequence[Entry], allow_idle_lane: bool) -> 
         result = entry.error or next(slots)
         # The sources have been sent. Drop them to limit memory for a long stream.
         labels = {name: value for name, value in entry.fields.items() if name.endswith("_label")}
-        item = Item(Entry(entry.where, labels))
+        item = Item(Entry(entry.where, labels), source=entry.fields.get("kernel", "") if len(entries) == 1 else "")
         if isinstance(result, InvalidRequest):
             item.error = str(result)
             say(item.error if item.error.startswith(entry.where) else f"{entry.where}: {item.error}")
@@ -288,7 +295,9 @@ def _await(
         with progress(len(tickets), quiet=quiet) as advance, _explained(items):
             for ticket, verdict in client.as_completed(tickets, timeout):
                 for item in waiting[ticket.evaluation_id]:
-                    item.verdict = verdict.summary()
+                    item.verdict, item.result = verdict.summary(), verdict
+                    if len(items) > 1 and not quiet:
+                        say_verdict(item)
                 advance(str(verdict.category))
                 arrived()
     except WaitTimeout:
@@ -348,6 +357,13 @@ def _way_back(items: Sequence[Item], batch: str | None) -> Generator[None]:
             say(f"{state}. `kqueue wait {names}` waits for {it} again, and `kqueue cancel {names}` cancels {it}")
 
 
+def say_verdict(item: Item) -> None:
+    """Print one line with a verdict to stderr, unless stderr is a terminal, which shows a bar."""
+    if not sys.stderr.isatty():
+        cells = (item.label("kernel"), item.of_verdict("category"), item.of_verdict("message"))
+        say(": ".join(filter(None, cells)))
+
+
 VERDICT: Final[Columns[Item]] = {
     "category": lambda item: (
         category_text(item.verdict["category"], item.verdict["blame"]) if item.verdict else "no verdict yet"
@@ -374,4 +390,8 @@ _JUDGED: Final[Columns[Item]] = {
 
 
 def _print(items: Sequence[Item], *, wait: bool) -> None:
+    from kqueue.feedback import describe
+
     table(_JUDGED if wait else _SUBMITTED)(item for item in items if item.ticket is not None)
+    if len(items) == 1 and items[0].result is not None:
+        console().print(clean(describe(items[0].result, items[0].source)), soft_wrap=True)

@@ -118,6 +118,7 @@ def show(record: runs.Record, tuned: Tuned) -> None:
     if record.state != "done":
         return
     typer.echo(clean(_summary(tuned)))
+    record.show_duel()
     shares = ", ".join(f"{name} {share:.2f}" for name, share in record.importances.items())
     typer.echo(
         clean(f"importance: {shares or 'unknown, because there are too few correct configurations or equal scores'}")
@@ -151,6 +152,7 @@ def _fields(record: runs.Record, tuned: Tuned) -> dict[str, Any]:
             }
             for one in tuned.configurations
         ],
+        "duel": record.duel and record.duel.model_dump(mode="json"),
         "importances": record.importances,
         "judged": sum(one.category is not None for one in record.proposals),
     }
@@ -194,7 +196,7 @@ def _summary(tuned: Tuned) -> str:
         return f"winner: {values}, {_times(best)} ms. It was not compared with the original kernel{why}"
     assert original is not None
     if not winner.beats:
-        return f"no configuration beats the original kernel ({values}, {_times(original)} ms) beyond its spread"
+        return f"no configuration beats the original kernel ({values}, {_times(original)} ms) reliably"
     gain = _gain(best, original)
     by = "" if gain is None else f", {gain:.3g}x"
     return f"winner: {values}, {_times(best)} ms{by}, compared with {_times(original)} ms of the original kernel"

@@ -6,14 +6,15 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack
 from uuid import UUID
 
 from kqueue.client.transport import Accepted, Entry, Transport, all_valid, check, check_each
 from kqueue.contract import Backend, Request, Settings, Verdict
-from kqueue.errors import InvalidRequest, UnknownEvaluation, WaitTimeout
+from kqueue.duels import MOST, Duel, Match, duel
+from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation, WaitTimeout
 from kqueue.states import Priority
 
 if TYPE_CHECKING:
@@ -214,6 +215,44 @@ class Client(_ToServices):
         verdicts = iter(self.wait_all([one for one in results if isinstance(one, Ticket)], timeout))
         return [next(verdicts) if isinstance(one, Ticket) else one for one in results]
 
+    def duel(
+        self,
+        a: Entry,
+        b: Entry,
+        *,
+        within: float | None = None,
+        rounds: int = MOST,
+        allow_idle_lane: bool = False,
+        report: Callable[[Duel], object] | None = None,
+    ) -> Duel:
+        """Find out which of two kernels is faster (:mod:`kqueue.duels`). If interrupted, cancel the evaluations.
+
+        Args:
+            a, b: requests that differ only in kernel, backend and kernel_label.
+            within: end as ``equal`` once the interval of the ratio lies within this part of 1, such as 0.01.
+            rounds: maximum number of rounds.
+            allow_idle_lane: see :meth:`submit`, whose errors are possible.
+            report: function to call with the state after each verdict.
+        """
+
+        def judge(requests: list[Request]) -> Iterator[Verdict]:
+            pending = self.submit_batch(requests, allow_idle_lane=allow_idle_lane)
+            try:
+                while pending:
+                    yield pending[0].wait()
+                    del pending[0]
+            finally:
+                with suppress(KqueueError):
+                    for ticket in pending:
+                        ticket.cancel()
+
+        match = Match.of(check(a), check(b), within=within, most=rounds)
+        now = match.state([])
+        for now in duel(judge, match):
+            if report is not None:
+                report(now)
+        return now
+
     def get(self, evaluation_id: UUID | str) -> Ticket:
         """Return a ticket for an existing evaluation of any producer, or raise UnknownEvaluation."""
         identity = _id_of(evaluation_id)
@@ -310,6 +349,17 @@ class AsyncClient(_ToServices):
         results = await self.submit_each(entries, allow_idle_lane=allow_idle_lane)
         verdicts = iter(await self.wait_all([one for one in results if isinstance(one, AsyncTicket)], timeout))
         return [next(verdicts) if isinstance(one, AsyncTicket) else one for one in results]
+
+    async def duel(
+        self, a: Entry, b: Entry, *, within: float | None = None, rounds: int = MOST, allow_idle_lane: bool = False
+    ) -> Duel:
+        """Find out which of two kernels is faster. :meth:`Client.duel` documents the arguments."""
+        match = Match.of(check(a), check(b), within=within, most=rounds)
+        verdicts: list[Verdict] = []
+        while (now := match.state(verdicts)).reason is None:
+            requests = match.requests(len(verdicts) // 2, now.due)
+            verdicts += await self.wait_all(await self.submit_batch(requests, allow_idle_lane=allow_idle_lane))
+        return now
 
     async def get(self, evaluation_id: UUID | str) -> AsyncTicket:
         """Return a ticket for an existing evaluation of any producer, or raise UnknownEvaluation."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC
 from enum import StrEnum
@@ -17,13 +17,15 @@ from kqueue import contract
 from kqueue.categories import CATEGORIES
 from kqueue.client.transport import Accepted
 from kqueue.contract import Precision
+from kqueue.duels import Duel, Match
 from kqueue.errors import IdempotencyConflict, InvalidRequest
 from kqueue.http import cursors, events, failures, shapes
 from kqueue.http.auth import Reader, Submitter
 from kqueue.http.devices import CurrentFleet
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Caller, CurrentGateway, Gateway
-from kqueue.store import evaluations, reports
+from kqueue.store import budgets, evaluations, reports
+from kqueue.store.tokens import Scope
 
 router: Final = APIRouter(prefix="/v1", tags=["v1"])
 router.include_router(events.router)
@@ -245,6 +247,40 @@ async def batch(batch: events.BatchName, _: Reader, gateway: CurrentGateway) -> 
     if state is None:
         raise events.unknown_batch(batch)
     return state
+
+
+@router.post("/duels", status_code=201, responses=_REFUSALS)
+async def begin_duel(
+    body: shapes.DuelBody, caller: Submitter, gateway: CurrentGateway, idempotency_key: _Key = None
+) -> Duel:
+    """Begin a duel of two kernels, and submit its first round. The same `Idempotency-Key` begins no second one."""
+    b = contract.parse_request(dict(body.a) | dict(body.b))
+    key = None if idempotency_key is None else f"{caller.token_id}/{idempotency_key}"
+    match = Match.of(body.a, b, within=body.within, most=body.rounds, key=key)
+    requests = match.requests(0, match.state([]).due)
+    await _submit_rounds(gateway, caller, requests)
+    return match.state([None] * len(requests))
+
+
+@router.get("/duels/{duel_id}")
+async def duel(duel_id: str, caller: Reader, gateway: CurrentGateway) -> Duel:
+    """Return the state of a duel, and submit its next rounds if they are due and the caller can submit.
+
+    The rounds count for the producer that began the duel.
+    """
+    now = await gateway.read(reports.duel, duel_id)
+    if now.due == 0 or not caller.may(Scope.SUBMIT):
+        return now
+    requests = await gateway.read(reports.duel_requests, now)
+    payer = Caller(caller.name, (Scope.SUBMIT,), budgets.token_of(requests[0].producer))
+    await _submit_rounds(gateway, payer, requests)
+    return now.model_copy(update={"due": 0})
+
+
+async def _submit_rounds(gateway: Gateway, payer: Caller, requests: Sequence[contract.Request]) -> None:
+    keys = _Keys(payer, None)
+    with keys.as_given():
+        await gateway.submit(payer, [keys.put(request) for request in requests])
 
 
 @router.get("/categories")

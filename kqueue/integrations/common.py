@@ -95,7 +95,7 @@ def scorer(score: Score) -> Callable[[Verdict], float | None]:
     A failed kernel scores 0. A correct one scores 1 / seconds under ``inverse_runtime``, its speedup over the
     reference under ``speedup``, its share of the memory bandwidth under ``bandwidth`` (on a GPU: the time to read the
     inputs and write the outputs once, divided by its runtime), and 1 under ``correctness``. The score is None if it is
-    unknown: the fleet or the problem failed, the evaluation was cancelled or expired, or (except for
+    unknown: the fleet or the problem failed, the evaluation was cancelled, expired or needs a GPU, or (except for
     ``correctness``) the kernel was not timed.
 
     Raises:

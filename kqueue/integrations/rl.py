@@ -62,7 +62,8 @@ async def reward(
 
     Returns:
         A number for each answer, or None if its kernel's quality is unknown: the fleet or the problem failed, no
-        worker serves the lane, or the evaluation was cancelled, expired or late. Mask these. They are not bad kernels.
+        worker serves the lane, or the evaluation was cancelled, expired, late or needs a GPU. Mask these. They are not
+        bad kernels.
 
     Raises:
         InvalidRequest: a problem or an argument is wrong, or the numbers of problems and answers differ.

@@ -22,6 +22,7 @@ from kqueue.evidence import NEEDS, Facts
 from kqueue.mcp import evaluations, files, rendering
 from kqueue.mcp.autopsy import dissect
 from kqueue.mcp.connection import Call, Caller, Connection, caller_of
+from kqueue.mcp.dueling import duel
 from kqueue.mcp.schemas import (
     MOST,
     Dissected,
@@ -338,6 +339,7 @@ _TOOLS: Final[Mapping[Callable[..., Any], ToolAnnotations]] = {
     submit: _SUBMITS,
     wait: _LOOKS,
     tune: _SUBMITS,
+    duel: _SUBMITS,
     verdict: _LOOKS,
     autopsy: _SUBMITS,
     sanitize: _SUBMITS,

@@ -14,6 +14,7 @@ from mcp_types import CallToolResult
 from pydantic import BaseModel, Field
 
 from kqueue.contract import Request, Verdict, parse_request
+from kqueue.duels import Duel, Match
 from kqueue.mcp.connection import Call, caller_of
 from kqueue.mcp.evaluations import submit, verdicts
 from kqueue.mcp.rendering import quoted
@@ -86,7 +87,7 @@ async def tune(call: Call, arguments: Tuning) -> Annotated[CallToolResult, Tuned
     """Find the best values for names in a kernel: judge all or some configurations, and the best ones repeatedly.
 
     Wrong kernels drop out. The last comparison judges the best few configurations and the original kernel under equal
-    conditions. The original kernel wins unless another one is faster by more than the spread. If the time runs out,
+    conditions. The original kernel wins unless the best one wins a duel with it. If the time runs out,
     call again with `tuning` and the same arguments: nothing is judged twice.
     """
     began, caller = time.monotonic(), caller_of(call)
@@ -107,8 +108,19 @@ async def tune(call: Call, arguments: Tuning) -> Annotated[CallToolResult, Tuned
         results += [Result(entry, one.passed, _inverse_runtime(one)) for entry, one in done]
         if len(came) < len(ids):
             open_ = f"No winner yet. {what}{len(came)} of {len(ids)} judged. The rest continues: call `tune` again."
-            return await _in_turn(_tuned, name, halving, results, judged, open_)
-    return await _in_turn(_tuned, name, halving, results, judged, None)
+            return await _in_turn(_tuned, name, halving, results, judged, None, open_)
+    state = None
+    if (challenger := halving.challenger(results)) is not None:
+        best = first.model_copy(update={"kernel": space.source(challenger)})
+        match, fought = Match.of(first, best, key=f"tune/{name}/{best.kernel_hash}"), list[Verdict]()
+        while (state := match.state(fought)).reason is None:
+            ids = await submit(caller, match.requests(len(fought) // 2, state.due))
+            came = await verdicts(call, caller, ids, arguments.timeout_s, began=began, what="duel with the original: ")
+            if len(came) < len(ids):
+                open_ = "No winner yet. The best and the original fight a duel, which continues: call `tune` again."
+                return await _in_turn(_tuned, name, halving, results, judged, None, open_)
+            fought += [came[identity] for identity in ids]
+    return await _in_turn(_tuned, name, halving, results, judged, state, None)
 
 
 async def _in_turn(work: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
@@ -140,10 +152,15 @@ def _inverse_runtime(verdict: Verdict) -> float | None:
 
 
 def _tuned(
-    name: str, halving: Halving, results: Sequence[Result], judged: Sequence[Verdict], open_: str | None
+    name: str,
+    halving: Halving,
+    results: Sequence[Result],
+    judged: Sequence[Verdict],
+    duel: Duel | None,
+    open_: str | None,
 ) -> CallToolResult:
     """Return the result of a tuning. ``open_`` is its progress in words, or None if it is done."""
-    winner = None if open_ else halving.winner(results)
+    winner = None if open_ else halving.winner(results, duel and duel.winner == "b")
     configurations: list[Tried] = []
     for one in halving.standings(results, winner)[:MOST_ROWS]:
         middle = judged[one.middle]
@@ -161,6 +178,7 @@ def _tuned(
             )
         )
     head = f"{open_} Give tuning={name}." if open_ else _outcome(results, winner, configurations)
+    head += f"\nDuel of the original (A) with the best (B): {duel.message}" if duel else ""
     lines = [
         " ".join((one.evaluation_id, *(f"{key}={value}" for key, value in one.values.items())))
         + f"{' (original)' if one.original else ''}: {one.category}"
@@ -190,7 +208,7 @@ def _outcome(results: Sequence[Result], winner: Winner | None, configurations: S
     if winner.beats:
         return f"The first is the winner: read kqueue://evaluations/{configurations[0].evaluation_id}/kernel.py."
     if winner.compared:
-        return "No configuration beats the original kernel by more than its spread: the original is the winner."
+        return "No configuration beats the original kernel reliably: the original is the winner."
     if winner.config == ORIGINAL:
         return "No other configuration is known to be right: the original kernel is the winner."
     return "The first is the winner. It was not compared, because the original kernel is not right."

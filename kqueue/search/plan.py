@@ -10,8 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from kqueue.contract import Backend, Request, Settings, parse_request
 from kqueue.errors import InvalidRequest
-from kqueue.tuning.halving import FINALISTS, MOST_TRIALS, REPEATS, TRIALS, Halving
+from kqueue.tuning.halving import FINALISTS, MOST_TRIALS, REPEATS, TRIALS, Entry, Halving
 from kqueue.tuning.space import Parameter, Space
+from kqueue.tuning.tournament import FULL, MOST_KERNELS, Tournament
 
 #: Maximum number of proposals in a step. They are recorded by one statement, which has at most 65,535 values.
 _STEP_PROPOSALS: Final = 10_000
@@ -56,6 +57,11 @@ class Task(BaseModel):
     metrics: Annotated[tuple[str, ...], Field(min_length=1)] = ("inverse_runtime",)
     url: str | None = None
     """The fleet's address over HTTP. None for the fleet of this database."""
+
+    @property
+    def duels(self) -> bool:
+        """True if the winner and the start fight a duel, because the one metric prefers the faster of two kernels."""
+        return self.metrics in {("inverse_runtime",), ("speedup",), ("bandwidth",)}
 
     def request(self, kernel: str, **fields: Any) -> Request:
         """Return the request to judge ``kernel``, with further fields of :class:`~kqueue.contract.Request`.
@@ -134,6 +140,36 @@ class TunePlan(Task):
         )
 
 
+class TournamentPlan(Task):
+    """The plan of a tournament (:mod:`kqueue.tuning.tournament`). The best kernels are judged with its settings."""
+
+    algorithm: Literal["tournament"] = "tournament"
+    metrics: Annotated[tuple[str, ...], Field(min_length=1, max_length=1)] = ("speedup",)
+    candidates: Annotated[tuple[tuple[str, Backend, str], ...], Field(min_length=1, max_length=MOST_KERNELS)]
+    """Label, backend and source of each kernel. The sources differ."""
+    gpu_seconds: Annotated[float, Field(gt=0, le=1e6)] = 60.0
+    """Seconds of exclusive use of a device."""
+
+    @property
+    def duels(self) -> bool:
+        """False, because the tournament itself consists of duels."""
+        return False
+
+    def tournament(self) -> Tournament:
+        """Return the steps of the run."""
+        return Tournament(len(self.candidates), self.settings.timing.calls, self.gpu_seconds)
+
+    def evaluation(self, entry: Entry) -> Request:
+        """Return the request for an entry: with one check, or in full."""
+        label, backend, kernel = self.candidates[int(entry.config[0])]
+        timing = self.settings.timing.model_copy(update={"calls": entry.calls})
+        coarse = {} if entry.repeat == FULL else {"checks": 1}
+        settings = self.settings.model_copy(update={"timing": timing, **coarse})
+        return self.request(kernel, backend=backend, kernel_label=label, settings=settings)
+
+
+#: The plan of any run.
+AnyPlan = Plan | TunePlan | TournamentPlan
 _TaskT = TypeVar("_TaskT", bound=Task)
 
 
@@ -154,13 +190,14 @@ def make_plan(kind: type[_TaskT], fields: Mapping[str, Any]) -> _TaskT:
     return plan
 
 
-def read_plan(fields: Mapping[str, Any]) -> Plan | TunePlan:
+def read_plan(fields: Mapping[str, Any]) -> AnyPlan:
     """Return the plan from a run's record.
 
     Raises:
         InvalidRequest: the record is malformed.
     """
-    return make_plan(TunePlan, fields) if fields.get("algorithm") == "tune" else make_plan(Plan, fields)
+    kinds: dict[Any, type[AnyPlan]] = {"tune": TunePlan, "tournament": TournamentPlan}
+    return make_plan(kinds.get(fields.get("algorithm"), Plan), fields)
 
 
 def _complaint(fault: Mapping[str, Any]) -> str:

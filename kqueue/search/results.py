@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kqueue import charts
+from kqueue.duels import Duel
 from kqueue.errors import ConfigError
 from kqueue.search.plan import Plan, Task
 from kqueue.store.searches import Proposal, Run, Step
@@ -23,11 +24,16 @@ def write_best(folder: Path, best: Sequence[Proposal]) -> list[Path]:
     Raises:
         ConfigError: the folder cannot be written.
     """
+    return write_sources(folder, [one.kernel or "" for one in best if one.category == "passed"])
+
+
+def write_sources(folder: Path, sources: Sequence[str]) -> list[Path]:
+    """Write sources of kernels as :func:`write_best` does."""
     files: list[Path] = []
     with _writing(folder):
-        for number, one in enumerate((one for one in best if one.category == "passed"), 1):
+        for number, source in enumerate(sources, 1):
             files.append(folder / ("best.py" if number == 1 else f"best-{number}.py"))
-            files[-1].write_bytes((one.kernel or "").encode())
+            files[-1].write_bytes(source.encode())
     return files
 
 
@@ -132,6 +138,9 @@ class WandbWatcher:
         if step.test is not None and step.test["scores"]:
             point |= {f"test/{name}": score for name, score in step.test["scores"].items()}
         self._run.log({name: value for name, value in point.items() if value is not None}, step=step.number)
+
+    def duel(self, state: Duel) -> None:
+        """Do nothing, because points are for steps."""
 
     def finish(self) -> None:
         """Send the remaining points."""

@@ -5,6 +5,7 @@ is stored in Postgres at once, so a process that resumes the run does only the u
 
 - A step's plan is one transaction.
 - An answer is recorded before its kernel is submitted, so a proposer is never asked twice.
+- The id of the final duel, and with it the keys of its evaluations, depends only on the run and both kernels.
 - An evaluation's idempotency key depends only on the run and the kernel, so a kernel is judged once in a run, whether
   its verdict was recorded or not.
 """
@@ -18,14 +19,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from statistics import median_low
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from sqlalchemy import Engine
 
 from kqueue.client import Client
 from kqueue.contract import Request, Verdict
+from kqueue.duels import Duel, Match, duel
 from kqueue.errors import EvaluationFailed, InvalidRequest, ProposerFailed
 from kqueue.feedback import describe
 from kqueue.integrations.extraction import take
@@ -33,6 +36,7 @@ from kqueue.search.metrics import Metric, scores_of
 from kqueue.search.plan import Plan, Task
 from kqueue.search.population import Candidate, Expansion, choose, fronts
 from kqueue.search.proposers import Proposer, Question, digest, prompt
+from kqueue.shapes import public
 from kqueue.states import SearchState
 from kqueue.store import searches
 from kqueue.store.searches import Proposal, Run, Step
@@ -56,6 +60,10 @@ class Watcher(Protocol):
 
     def step(self, step: Step, proposals: Mapping[int, Proposal]) -> None:
         """Handle the end of a step."""
+        ...
+
+    def duel(self, state: Duel) -> None:
+        """Handle a result in the duel of the best kernel (B) with the start (A)."""
         ...
 
 
@@ -116,8 +124,27 @@ class Runner(ABC, Generic[_PlanT]):
                     break
                 if step.ended_at is None:
                     self._work(step, [one for one in self.proposals.values() if one.step == number])
-                    self._end(step)
+                    step = self._end(step)
+                steps[number] = step
+            self._confirm(steps)
         return list(self.proposals.values())
+
+    def _confirm(self, steps: Mapping[int, Step]) -> None:
+        """Let the best kernel and the start fight a duel, and record it with the last step."""
+        pair = self._finalists(steps) if self.plan.duels else None
+        if pair is None:
+            return
+        a, b = (self.plan.request(one.kernel or "", kernel_label=f"{self.run.name}-{one.number}") for one in pair)
+        match = Match.of(a, b, key=f"{self.run.id}/{a.kernel_hash}/{b.kernel_hash}")
+        last, state = steps[max(steps)], fought([steps[max(steps)]]) or Duel()
+        if state.id == match.id:
+            return
+        for state in duel(self.client.evaluate_batch, match):
+            for watcher in self.watchers:
+                watcher.duel(state)
+        best = pair[state.winner == "b"]
+        test = {"number": pair[1].number, "scores": None} | (last.test or {}) | {"duel": state.model_dump(mode="json")}
+        searches.update_step(self.engine, self.run.id, last.number, ended=True, best=best.number, test=test)
 
     def _begin(self, number: int) -> Step | None:
         planned, text = self._planned(number)
@@ -127,11 +154,12 @@ class Runner(ABC, Generic[_PlanT]):
         self.proposals |= {one.number: one for one in made}
         return step
 
-    def _end(self, step: Step) -> None:
+    def _end(self, step: Step) -> Step:
         columns = self._conclusion(step)
         ended = searches.update_step(self.engine, self.run.id, step.number, ended=True, **columns)
         for watcher in self.watchers:
             watcher.step(ended, self.proposals)
+        return ended
 
     def _numbers(self) -> Iterable[int]:
         """Return the numbers of the steps."""
@@ -148,6 +176,10 @@ class Runner(ABC, Generic[_PlanT]):
     @abstractmethod
     def _conclusion(self, step: Step) -> dict[str, Any]:
         """Return the columns of a step that are known at its end."""
+
+    @abstractmethod
+    def _finalists(self, steps: Mapping[int, Step]) -> tuple[Proposal, Proposal] | None:
+        """Return the start and the best kernel after all steps, or None if there is nothing to compare."""
 
     def _note(self, proposal: Proposal, mine: Sequence[Proposal]) -> None:
         """Replace an ended proposal of the step with the proposals ``mine``, and report it."""
@@ -186,7 +218,11 @@ class Runner(ABC, Generic[_PlanT]):
             error = EvaluationFailed(verdict)
             if verdict.judged:
                 message = f"--metric {', '.join(self.metrics)}: unknown for {needed}, which ended as {verdict.category}"
-                error.args = (f"{message}. Choose another metric or lane, or resume when the machine is less busy",)
+                if (why := verdict.evidence.untimed) is not None:
+                    ways = f"It was not timed: {why}. Choose a GPU's lane or another metric"
+                else:
+                    ways = "Choose another metric or lane, or resume when the machine is less busy"
+                error.args = (f"{message}. {ways}",)
             raise error
         return searches.ended(
             self.engine,
@@ -208,7 +244,7 @@ def is_to_be_judged_again(verdict: Verdict, scores: Mapping[str, float] | None, 
         attempt: number of earlier requests for it.
     """
     # A correct kernel can lack a time because the machine was busy.
-    again = verdict.passed and attempt + 1 < _TRIES
+    again = verdict.passed and verdict.evidence.untimed is None and attempt + 1 < _TRIES
     # An earlier evaluation can have no result. The next one has another key.
     return scores is None and (again or not created)
 
@@ -223,9 +259,33 @@ def _columns(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def best_of(proposals: Sequence[Proposal] | Mapping[int, Proposal]) -> list[Proposal]:
+def fought(steps: Sequence[Step]) -> Duel | None:
+    """Return the duel of the start (A) with the best kernel (B) after the last step, or None."""
+    found = (steps[-1].test or {}).get("duel") if steps else None
+    return None if found is None else Duel.model_validate(found)
+
+
+def settled(proposals: Iterable[Proposal], steps: Iterable[Step]) -> list[Proposal]:
+    """Return proposals with the medians of all scores of their kernels, in proposals and in tests.
+
+    Of an even number of scores the worse of the two in the middle counts.
+    """
+    ordered = list(proposals)
+    kernels = {one.number: one.kernel for one in ordered}
+    tests: dict[str | None, list[Mapping[str, float]]] = {}
+    for step in steps:
+        if step.test and step.test["scores"]:
+            tests.setdefault(kernels.get(step.test["number"]), []).append(step.test["scores"])
+
+    def scores(one: Proposal) -> dict[str, float] | None:
+        every = [one.scores or {}, *tests.get(one.kernel, ())]
+        return one.scores and {name: median_low([each[name] for each in every]) for name in one.scores}
+
+    return [replace(one, scores=scores(one)) for one in ordered]
+
+
+def best_of(ordered: Sequence[Proposal]) -> list[Proposal]:
     """Return the best proposals, the oldest first. Of several with the same scores return only the oldest."""
-    ordered = list(proposals.values()) if isinstance(proposals, Mapping) else list(proposals)
     first = next(iter(fronts(_candidates(ordered))), [])
     oldest = {one.scores: one.number for one in reversed(first)}
     return [one for one in ordered if one.number in oldest.values()]
@@ -259,6 +319,17 @@ class Search(Runner[Plan]):
 
     proposer: Proposer
 
+    def _settled(self, steps: Iterable[Step] | None = None) -> list[Proposal]:
+        every = searches.steps(self.engine, self.run.id) if steps is None else steps
+        return settled(self.proposals.values(), every)
+
+    def _finalists(self, steps: Mapping[int, Step]) -> tuple[Proposal, Proposal] | None:
+        best = next(iter(best_of(self._settled(steps.values()))), None)
+        start = self.proposals[0]
+        if best is None or best.number == 0 or (start.category, best.category) != ("passed", "passed"):
+            return None
+        return start, best
+
     def _numbers(self) -> Iterable[int]:
         return range(self.plan.num_steps + 1)
 
@@ -266,7 +337,7 @@ class Search(Runner[Plan]):
         plan = self.plan
         if number == 0:
             return [{"number": 0, "parent": None, "kernel": plan.kernel, "answer": ""}], None
-        proposals = list(self.proposals.values())
+        proposals = self._settled()
         chosen = choose(
             plan.algorithm, _candidates(proposals), _expansions(proposals), plan.num_candidates, plan.epsilon
         )
@@ -282,7 +353,7 @@ class Search(Runner[Plan]):
 
     def _work(self, step: Step, mine: Sequence[Proposal]) -> None:
         if step.digest is not None and step.summary is None:
-            summary = self.proposer.summarize(self.plan.problem, step.digest)
+            summary = self.proposer.summarize(public(self.plan.problem), step.digest)
             step = searches.update_step(self.engine, self.run.id, step.number, summary=summary)
         waiting = [one for one in mine if one.ended_at is None]
         failed = list[tuple[Proposal, ProposerFailed]]()
@@ -297,7 +368,7 @@ class Search(Runner[Plan]):
             self._note(searches.ended(self.engine, self.run.id, one.number, error=str(error)), mine)
 
     def _conclusion(self, step: Step) -> dict[str, Any]:
-        best = next(iter(best_of(self.proposals)), None)
+        best = next(iter(best_of(self._settled())), None)
         if best is None:
             return {"best": None}
         every = self.plan.test_frequency
@@ -328,7 +399,7 @@ class Search(Runner[Plan]):
             run=self.run.name,
             step=step.number,
             number=proposal.number,
-            problem=self.plan.problem,
+            problem=public(self.plan.problem),
             backend=str(self.plan.backend),
             kernel=kernel,
             scores=parent.scores or {},

@@ -8,21 +8,24 @@ any process can resume the run (see :mod:`kqueue.search.run`).
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from kqueue.client import Ticket, wire
-from kqueue.contract import Request
+from kqueue.contract import Request, Verdict
 from kqueue.errors import InvalidRequest, KqueueError
 from kqueue.search.metrics import scores_of
-from kqueue.search.plan import TunePlan
-from kqueue.search.run import Runner, is_to_be_judged_again
+from kqueue.search.plan import Task, TunePlan
+from kqueue.search.run import Runner, fought, is_to_be_judged_again
 from kqueue.store.searches import Proposal, Step
 from kqueue.tuning.halving import Entry, Halving, Result, Standing, Winner, ranked
 from kqueue.tuning.space import ORIGINAL
+
+_PlanT = TypeVar("_PlanT", bound=Task)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ class Tuned:
         return None if self.winner is None else self.configurations[0].middle
 
 
-def found(plan: TunePlan, proposals: Sequence[Proposal], *, done: bool) -> Tuned:
+def found(plan: TunePlan, proposals: Sequence[Proposal], steps: Sequence[Step], *, done: bool) -> Tuned:
     """Return the results of a run.
 
     Args:
@@ -86,7 +89,8 @@ def found(plan: TunePlan, proposals: Sequence[Proposal], *, done: bool) -> Tuned
     halving = plan.halving()
     judged = [one for one in proposals if one.ended_at is not None]
     results = [_result(plan, one) for one in judged]
-    winner = halving.winner(results) if done else None
+    duel = fought(steps)
+    winner = halving.winner(results, duel and duel.winner == "b") if done else None
     configurations = [
         Configuration(one, halving.space.shown(one.config), [judged[index] for index in one.places], judged[one.middle])
         for one in halving.standings(results, winner)
@@ -120,8 +124,75 @@ def _result(plan: TunePlan, proposal: Proposal) -> Result:
     return Result(_entry(proposal), proposal.category == "passed", score)
 
 
-class Tuning(Runner[TunePlan]):
-    """A tuning run. See :class:`~kqueue.search.run.Runner`. If it fails, it cancels its open evaluations."""
+class Batches(Runner[_PlanT]):
+    """A run whose steps are batches of evaluations. If it fails, it cancels its open evaluations."""
+
+    @abstractmethod
+    def _evaluation(self, number: int, attempt: int) -> Request:
+        """Return the request for a proposal."""
+
+    def _scores(self, verdict: Verdict) -> dict[str, float] | None:
+        """Return a verdict's scores, or None if they are unknown."""
+        return scores_of(self.metrics, verdict)
+
+    def _needed(self, proposal: Proposal) -> str | None:  # noqa: ARG002 most runs continue
+        """Return the kernel's name if the run cannot continue without its score."""
+        return None
+
+    def _work(self, step: Step, mine: Sequence[Proposal]) -> None:  # noqa: ARG002 the proposals suffice
+        attempts = {one.number: 0 for one in mine if one.ended_at is None}
+        while attempts:
+            requests = {number: self._evaluation(number, attempt) for number, attempt in attempts.items()}
+            again: dict[int, int] = {}
+            tickets: dict[Ticket, int] = {}
+            try:
+                numbers = list(requests)
+                for chunk in wire.chunks(requests.values()):
+                    mine_now, numbers = numbers[: len(chunk)], numbers[len(chunk) :]
+                    self._submit(dict(zip(mine_now, chunk, strict=True)), tickets)
+                for ticket, verdict in self.client.as_completed(list(tickets)):
+                    number = tickets.pop(ticket)
+                    scores = self._scores(verdict)
+                    attempt = attempts[number]
+                    if is_to_be_judged_again(verdict, scores, created=ticket.created, attempt=attempt):
+                        again[number] = attempt + 1
+                    else:
+                        proposal = self.proposals[number]
+                        self._note(self._record(proposal, verdict, scores, needed=self._needed(proposal)), mine)
+            except BaseException:
+                with suppress(KqueueError):
+                    for ticket in tickets:
+                        ticket.cancel()
+                raise
+            attempts = again
+
+    def _submit(self, requests: Mapping[int, Request], tickets: dict[Ticket, int]) -> None:
+        """Submit requests by their numbers. ``tickets`` receives all accepted ones, even if an exception is raised."""
+
+        def submit() -> list[Ticket | InvalidRequest]:
+            results = self.client.submit_each(requests.values())
+            for number, one in zip(requests, results, strict=True):
+                if not isinstance(one, InvalidRequest):
+                    tickets[one] = number
+            return results
+
+        try:
+            results = submit()
+        except KeyboardInterrupt:
+            # They could have been accepted before it. Their keys find them again.
+            with suppress(KqueueError):
+                submit()
+            raise
+        for one in results:
+            if isinstance(one, InvalidRequest):
+                raise one
+
+
+class Tuning(Batches[TunePlan]):
+    """A tuning run. See :class:`~kqueue.search.run.Runner`."""
+
+    def _needed(self, proposal: Proposal) -> str | None:
+        return "the original kernel" if _entry(proposal).config == ORIGINAL else None
 
     @cached_property
     def _halving(self) -> Halving:
@@ -152,54 +223,12 @@ class Tuning(Runner[TunePlan]):
         best = [winner.config] if winner is not None else [*ranked(results), *mine]
         return {"best": next(mine[one] for one in best if one in mine)}
 
-    def _work(self, step: Step, mine: Sequence[Proposal]) -> None:  # noqa: ARG002 the proposals suffice
-        attempts = {one.number: 0 for one in mine if one.ended_at is None}
-        while attempts:
-            requests = {number: self._evaluation(number, attempt) for number, attempt in attempts.items()}
-            again: dict[int, int] = {}
-            tickets: dict[Ticket, int] = {}
-            try:
-                numbers = list(requests)
-                for chunk in wire.chunks(requests.values()):
-                    mine_now, numbers = numbers[: len(chunk)], numbers[len(chunk) :]
-                    self._submit(dict(zip(mine_now, chunk, strict=True)), tickets)
-                for ticket, verdict in self.client.as_completed(list(tickets)):
-                    number = tickets.pop(ticket)
-                    scores = scores_of(self.metrics, verdict)
-                    attempt = attempts[number]
-                    if is_to_be_judged_again(verdict, scores, created=ticket.created, attempt=attempt):
-                        again[number] = attempt + 1
-                    else:
-                        proposal = self.proposals[number]
-                        needed = "the original kernel" if _entry(proposal).config == ORIGINAL else None
-                        self._note(self._record(proposal, verdict, scores, needed=needed), mine)
-            except BaseException:
-                with suppress(KqueueError):
-                    for ticket in tickets:
-                        ticket.cancel()
-                raise
-            attempts = again
-
-    def _submit(self, requests: Mapping[int, Request], tickets: dict[Ticket, int]) -> None:
-        """Submit requests by their numbers. ``tickets`` receives all accepted ones, even if an exception is raised."""
-
-        def submit() -> list[Ticket | InvalidRequest]:
-            results = self.client.submit_each(requests.values())
-            for number, one in zip(requests, results, strict=True):
-                if not isinstance(one, InvalidRequest):
-                    tickets[one] = number
-            return results
-
-        try:
-            results = submit()
-        except KeyboardInterrupt:
-            # They could have been accepted before it. Their keys find them again.
-            with suppress(KqueueError):
-                submit()
-            raise
-        for one in results:
-            if isinstance(one, InvalidRequest):
-                raise one
+    def _finalists(self, steps: Mapping[int, Step]) -> tuple[Proposal, Proposal] | None:
+        challenger = self._halving.challenger(self._results())
+        if challenger is None:
+            return None
+        last = {_entry(one).config: one for one in self.proposals.values() if one.step == max(steps)}
+        return last[ORIGINAL], last[challenger]
 
     def _evaluation(self, number: int, attempt: int) -> Request:
         proposal, settings = self.proposals[number], self.plan.settings

@@ -2,7 +2,7 @@
 
 All configurations are first judged with few timed calls. If there are too many, Optuna samples them in rounds. The
 best third of the correct ones is judged again with three times the calls, and so on. The finalists and the original
-kernel are then judged in turn, several times, with all calls.
+kernel are then judged in turn, several times, with all calls. The best of them fights a duel with the original.
 
 Every choice depends only on the results so far, so a run can be resumed from them.
 """
@@ -64,11 +64,13 @@ class Result:
     Attributes:
         right: True if the kernel passed.
         score: higher is better. None if it is unknown.
+        device_s: seconds of exclusive use of the device.
     """
 
     entry: Entry
     right: bool
     score: float | None
+    device_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,8 @@ class Winner:
 
     Attributes:
         config: the best configuration, or :data:`~kqueue.tuning.space.ORIGINAL` for the original kernel.
-        beats: True if each of its scores in the last comparison is better than each of the original's.
+        beats: True if it won the duel with the original. Without a duel, if each of its scores in the last comparison
+            is better than each of the original's.
         compared: False if the original failed, or if no other configuration passed with a known score each time.
     """
 
@@ -125,8 +128,7 @@ class Halving:
 
     def rungs(self) -> list[int]:
         """Return the numbers of timed calls, the fewest first."""
-        counts = {max(_FEWEST_CALLS, self.calls // _RATIO**rung) for rung in range(1, _RUNGS + 1)}
-        return [*sorted(calls for calls in counts if calls < self.calls), self.calls]
+        return rungs_of(self.calls, _RUNGS)
 
     def next(self, results: Sequence[Result]) -> list[Entry] | None:
         """Return the next batch, or None if the run is complete.
@@ -155,8 +157,7 @@ class Halving:
         if len(due) > 1 and len(best) > self.finalists:
             # Optuna's pruners are not used: they decide on each trial when it is reported, against earlier trials only.
             # SuccessiveHalvingPruner promotes a grid whole whose scores ascend, with twice the timed calls.
-            kept = best[: max(self.finalists, -(-len(best) // _RATIO))]
-            return [Entry(one, due[0]) for one in kept]
+            return [Entry(one, due[0]) for one in promoted(best, self.finalists)]
         return self._last(best[: self.finalists])
 
     def _last(self, finalists: Sequence[Config]) -> list[Entry] | None:
@@ -167,24 +168,40 @@ class Halving:
             Entry(one, self.calls, repeat) for repeat in range(1, self.repeats + 1) for one in (ORIGINAL, *finalists)
         ]
 
-    def winner(self, results: Sequence[Result]) -> Winner | None:
-        """Return the winner so far. Return None if no kernel passed, or if a result of the original is unknown."""
-        if unknown(results):
-            return None
+    def challenger(self, results: Sequence[Result]) -> Config | None:
+        """Return the configuration with the best median in the last comparison. None if it is the only one there."""
+        scores = self._finals(results)
+        original = scores.pop(ORIGINAL, None)
+        return max(scores, key=lambda config: median_low(scores[config]), default=None) if original else None
+
+    def _finals(self, results: Sequence[Result]) -> dict[Config, list[float]]:
+        """Return the scores of the configurations that passed each time in the last comparison."""
         finals: dict[Config, list[Result]] = {}
         for one in results:
             if one.entry.repeat:
                 finals.setdefault(one.entry.config, []).append(one)
-        scores = {
+        return {
             config: [one.score for one in mine if one.score is not None]
             for config, mine in finals.items()
             if len(mine) == self.repeats and all(one.right and one.score is not None for one in mine)
         }
+
+    def winner(self, results: Sequence[Result], confirmed: bool | None = None) -> Winner | None:
+        """Return the winner so far. Return None if no kernel passed, or if a result of the original is unknown.
+
+        Args:
+            confirmed: True if the challenger won the duel with the original, or None without a duel.
+        """
+        if unknown(results):
+            return None
+        challenger, scores = self.challenger(results), self._finals(results)
         original = scores.pop(ORIGINAL, None)
         if original is None:
             right = all(one.right for one in results if one.entry.config == ORIGINAL)
             best = max(scores, key=lambda config: median_low(scores[config]), default=ORIGINAL if right else None)
             return None if best is None else Winner(best, beats=False, compared=False)
+        if confirmed is not None and challenger is not None:
+            return Winner(challenger if confirmed else ORIGINAL, beats=confirmed, compared=True)
         better = {config: mine for config, mine in scores.items() if min(mine) > max(original)}
         best = max(better, key=lambda config: median_low(better[config]), default=ORIGINAL)
         return Winner(best, beats=best != ORIGINAL, compared=bool(scores))
@@ -304,10 +321,33 @@ def unknown(results: Iterable[Result]) -> bool:
     return any(one.score is None for one in results if one.entry.config == ORIGINAL)
 
 
-def ranked(results: Iterator[Result] | Sequence[Result]) -> list[Config]:
-    """Return the correct configurations except the original, the best first."""
-    right = [one for one in results if one.right and one.score is not None and one.entry.config != ORIGINAL]
-    return [one.entry.config for one in sorted(right, key=lambda one: -(one.score or 0.0))]
+def rungs_of(calls: int, number: int) -> list[int]:
+    """Return the numbers of timed calls of at most ``number`` rungs and of the last comparison, the fewest first."""
+    counts = {max(_FEWEST_CALLS, calls // _RATIO**rung) for rung in range(1, number + 1)}
+    return [*sorted(count for count in counts if count < calls), calls]
+
+
+def promoted(best: Sequence[Config], least: int) -> Sequence[Config]:
+    """Return the best third of configurations, the best first, but at least ``least``."""
+    return best[: max(least, -(-len(best) // _RATIO))]
+
+
+def ranked(results: Iterable[Result]) -> list[Config]:
+    """Return the configurations, except the original, that passed each time, the best median score first.
+
+    Unknown scores do not count, and a configuration without a known one is left out.
+    """
+    by_config: dict[Config, list[Result]] = {}
+    for one in results:
+        by_config.setdefault(one.entry.config, []).append(one)
+    medians = {
+        config: median_low(scores)
+        for config, mine in by_config.items()
+        if config != ORIGINAL
+        and all(one.right or one.score is None for one in mine)
+        and (scores := [one.score for one in mine if one.score is not None])
+    }
+    return sorted(medians, key=lambda config: -medians[config])
 
 
 def load_optuna() -> Any:

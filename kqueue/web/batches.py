@@ -16,7 +16,7 @@ from kqueue.errors import UnknownEvaluation
 from kqueue.http.gateway import Gateway
 from kqueue.store import reports
 from kqueue.store.engine import together
-from kqueue.store.reports import BatchState, By, Listed, batches, curves
+from kqueue.store.reports import BatchState, By, Listed, batches, boards, curves
 from kqueue.store.reports.batches import KnownBatch
 from kqueue.web.export import MOST_ROWS, Format, as_file, one_page
 from kqueue.web.parameters import BatchName, CurrentGateway, TextFilter, given_filters
@@ -118,11 +118,12 @@ def _read(engine: Engine, batch: str, *, with_cost: bool) -> dict[str, Any]:
             "left_s": _left_s(engine, batch, state),
             "fast": [_share(p, fast) for p in _FAST_P],
             "problems": fast.problems,
-            "best": batches.best_of_batch(engine, batch),
+            "best": boards.best_of_batch(engine, batch),
             "faults": batches.batch_faults(engine, batch, state.categories),
             "cost": next(iter(reports.cost(engine, by=By.BATCH, since=None, batch=batch)), None) if adds_up else None,
             "is_dear": not adds_up,
             "latest": reports.listing(engine, batch=batch, limit=10),
+            "duel": reports.duel_in(engine, batch),
         }
 
 

@@ -227,5 +227,5 @@ def _plan(run: Run) -> list[tuple[str, str]]:
     return [
         (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
         for name, value in run.plan.items()
-        if name not in {"problem", "kernel", "settings"} and value is not None
+        if name not in {"problem", "kernel", "settings", "candidates"} and value is not None
     ]

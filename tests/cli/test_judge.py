@@ -54,6 +54,20 @@ def test_right_and_wrong_kernels(cli: Cli) -> None:
     assert "secret" not in done.stderr
 
 
+def test_a_duel(cli: Cli) -> None:
+    """A wrong kernel loses at once, a duel without a decision exits with 1, and bad options with 2."""
+    quick = ("--device", "cpu", "--checks", "1", "--calls", "5")
+    done = cli("duel", "relu.py", "wrong.py", "right.py", *quick)
+    assert (done.returncode, done.stdout.splitlines()) == (
+        0,
+        ["A is wrong.py, B is right.py", "B wins, because A ended as wrong_values"],
+    )
+    done = cli("duel", "relu.py", "wrong.py", "wrong.py", *quick, "--json")
+    assert (done.returncode, json.loads(done.stdout)["reason"]) == (1, "both_failed")
+    for option in (("--lane", "cpu"), ("--fleet", "--device", "cpu"), ("--rounds", "1"), ("--within", "2")):
+        assert cli("duel", "relu.py", "right.py", "right.py", *option).returncode == 2
+
+
 def test_json_lines_come_as_they_are_judged(cli: Cli) -> None:
     """With --json each kernel's complete line is printed in order as soon as it is judged."""
     kernels = ("right.py", "gone.py", "wrong.py", "endless.py")

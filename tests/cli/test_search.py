@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -162,7 +163,30 @@ def test_the_best_is_judged_once_more(cli: Cli, judging: Judging, engine: Engine
     tests = [(step["number"], step["test"]["scores"]) for step in shown(cli)["steps"] if step["test"]]
     assert tests == [(2, {"inverse_runtime": 1000.0}), (4, {"inverse_runtime": 1000.0})]
     assert "step 2/4: best is proposal 1 (step 1, from 0): passed, 4 ms 2.00x, inverse_runtime 250" in done.stderr
-    assert len(rows(engine, "SELECT 1 FROM evaluations")) == 7
+    assert rows(engine, "SELECT count(*) FROM evaluations WHERE batch = 'a'") == [(7,)]
+
+
+def test_a_lucky_kernel_does_not_win(cli: Cli, judging: Judging, engine: Engine) -> None:
+    """Kernels rank by the median of their measurements, and the best of them must win a duel with the start."""
+    tried = Counter[str]()
+
+    def lucky(label: str) -> Outcome:
+        tried[label] += 1
+        slower = label == "a-test-1" or (number(label) == 2 and tried[label] > 1)
+        return timed(9.0 if slower else (8.0, 1.0, 4.0)[number(label)])
+
+    judging(lucky)
+    done = search(cli, *recorded(cli, 2), "--num-steps", "2", "--test-frequency", "1")
+    assert "not confirmed, so the start wins. A is faster, certainty 99.02 %: B has 0.88" in done.stdout
+    run = shown(cli)
+    # The first proposal is out after its test.
+    assert [step["best"] for step in run["steps"]] == [0, 1, 0]
+    duel = run["steps"][-1]["test"]["duel"]
+    assert (run["steps"][-1]["test"]["number"], duel["winner"], duel["rounds"]) == (2, "a", 13)
+    assert Path(cli.directory, "search-a", "best.py").read_text() == run["proposals"][0]["kernel"]
+    before = rows(engine, "SELECT count(*) FROM evaluations")
+    assert resume(cli, *recorded(cli, 2))["duel"] == duel
+    assert rows(engine, "SELECT count(*) FROM evaluations") == before
 
 
 @pytest.mark.parametrize(("number_of_signal", "state"), [(signal.SIGKILL, "interrupted"), (signal.SIGINT, "stopped")])
@@ -184,7 +208,7 @@ def test_a_search_goes_on_where_it_ended(
     go_on.set()
     assert resume(cli, *again)["best"][0]["number"] == 2
     assert [one["number"] for one in questions(cli)] == [1, 2, 3]
-    assert len(rows(engine, "SELECT 1 FROM evaluations")) == 4
+    assert rows(engine, "SELECT count(*) FROM evaluations WHERE batch = 'a'") == [(4,)]
     assert shown(cli)["state"] == "done"
     assert resume(cli, *again, "--num-steps", "4")["proposals"] == 4  # a completed search can have more steps
 

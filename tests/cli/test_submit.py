@@ -155,7 +155,6 @@ def test_a_command_that_cannot_be_meant_is_refused(cli: Cli, engine: Engine) -> 
     for arguments, message in (
         (("-p", "relu.py", "-b", "torch"), "--kernel PATH or --jsonl FILE"),
         (("mine.py", "-b", "torch"), "--problem is missing"),
-        (("mine.py", "-p", "relu.py"), "--backend is missing"),
         (("mine.py", "-p", "gone.py", "-b", "torch"), "gone.py: No such file"),
         (("nothing-*.py", "-p", "relu.py", "-b", "torch"), "nothing-*.py: no file matches"),
         ((*MINE[1:], "--settings", "{"), "--settings: not JSON"),

@@ -45,7 +45,7 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
 @pytest.mark.timeout(0)  # no timeout: a slow machine needs long, and the demo gives up by itself if no verdicts come
 @pytest.mark.parametrize("lane", ["cpu", pytest.param("gpu", marks=GPU)])
 def test_the_whole_gallery(tmp_path: Path, lane: str) -> None:
-    """Every entry has its expected category and a line, and only passed kernels have times."""
+    """Every entry has its expected category and a line, and only passed kernels have times, except interpreted ones."""
     done = run(DEMO, "--all", "--lane", lane, "--json", tmp_path / "verdicts.json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"lane {lane}" in done.stdout
@@ -54,8 +54,10 @@ def test_the_whole_gallery(tmp_path: Path, lane: str) -> None:
     assert {r["name"]: r["verdict"]["category"] for r in records} == {r["name"]: r["expected"] for r in records}
     came, _, _ = done.stdout.partition("baseline ms")
     for record in records:
-        timed = record["verdict"]["runtime"] is not None and record["verdict"]["baseline"] is not None
-        assert timed == (record["expected"] == "passed"), record["name"]
+        verdict = record["verdict"]
+        timed = verdict["runtime"] is not None and verdict["baseline"] is not None
+        interpreted = lane == "cpu" and verdict["backend"] == "triton"
+        assert timed == (record["expected"] == "passed" and not interpreted), record["name"]
         assert re.search(rf" s +\d+/{len(records)} +{record['name']} +{record['expected']}\n", came)
 
 

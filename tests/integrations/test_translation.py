@@ -8,13 +8,17 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+import torch
 
 from kqueue import Backend, Category, ConfigError, InvalidRequest, Measurement, Precision, Verdict
 from kqueue.contract import Comparison, Phase
 from kqueue.evidence import Environment, ErrorFigures, Evidence, SpeedOfLightBound
-from kqueue.feedback import describe
+from kqueue.feedback import causes, describe
 from kqueue.integrations.common import lane_of, scorer
 from kqueue.kernelbench import pass_at_k, request_of, result_of, row_of, scores_of
+from kqueue.text import from_diagnostic
+from workers.judge.channel.parameters import described
+from workers.judge.pipeline import parameters
 
 KERNEL = "import torch\n\n\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x + bias\n"
 
@@ -200,6 +204,48 @@ def test_words_for_a_compilers_error() -> None:
     text = describe(verdict(Category.COMPILE_ERROR, phase=Phase.COMPILE, message=message), KERNEL)
     assert "  main.cpp:6:43: error: cannot convert\n      6 | return x;" in text
     assert not any(words in text for words in ("/tmp/", "-I"))
+    assert from_diagnostic(message).startswith("/tmp/x/main.cpp:6:43: error: cannot convert\n")
+    assert from_diagnostic("no\ncompiler") == "no\ncompiler"
+
+
+def test_words_for_known_causes() -> None:
+    """Facts that explain wrong values are named with their remedy, and there are none without wrong values."""
+    comparison: dict[str, Any] = {
+        "output": 0,
+        "kind": "given",
+        "wrong": 2,
+        "of": 8,
+        "precision_downgrade": True,
+        "relative_norm": 3e-4,
+    }
+    comparison["first"] = [{"index": [1], "expected": 1.0, "got": 2.0}]
+    evidence = {"parameters": "DIFFERENT", "reference_draws": True, "training_modules": ["Dropout"]}
+    words = verdict(
+        Category.WRONG_VALUES,
+        phase=Phase.CHECK,
+        facts=comparison | {"unwritten": 2, "ties_only": True},
+        evidence=evidence,
+    )
+    said = list(causes(words))
+    for part in ("All wrong", "ties", "DIFFERENT", "random numbers", "its Dropout", "TF32 or fp16"):
+        assert any(part in line for line in said), part
+    assert not list(causes(verdict(Category.RUNTIME_ERROR, evidence=evidence)))
+
+
+def test_parameters_differ_by_more_than_names() -> None:
+    """Other values, another order and other shapes are named. Other names alone change no result."""
+    first, second, third = (torch.nn.Linear(2, 2, bias=False) for _ in range(3))
+
+    def of(**modules: torch.nn.Module) -> str:
+        return described(torch.nn.ModuleDict(modules))
+
+    reference = of(a=first, b=second, c=torch.nn.Dropout())
+    assert parameters.modes(reference) == ["Dropout"]
+    assert parameters.difference(of(x=first, y=second), reference) is None
+    assert parameters.difference(of(a=third, b=second), reference) == "1 of 2 have other values, the first a.weight"
+    swapped = "they are created in another order: b.weight, a.weight instead of a.weight, b.weight"
+    assert parameters.difference(of(b=first, a=second), reference) == swapped
+    assert parameters.difference("", reference) == "they are none instead of a.weight [2, 2], b.weight [2, 2]"
 
 
 def test_words_for_an_exception() -> None:

@@ -36,4 +36,5 @@ def test_the_memory_limit_is_named_whatever_fills_it(rig: Rig) -> None:
     settings = QUICK.model_copy(update={"limits": Limits(host_memory_bytes=512 << 20)})
     outcome = judge(rig, right(fill), settings)
     assert outcome.category is Category.HOST_OUT_OF_MEMORY
-    assert outcome.message == f"the memory limit of {512 << 20} bytes was exceeded"
+    limit = f"the memory limit of {512 << 20} bytes was exceeded (setting limits.host_memory_bytes): "
+    assert outcome.message == f"{limit}{outcome.facts.peak_bytes} bytes were in use at most"

@@ -220,5 +220,8 @@ def test_the_backend_shows_in_the_source() -> None:
     """Each correct kernel of the gallery shows its backend, and a source with two backends is refused."""
     for kernel in EXAMPLES.glob("good/*/*.py"):
         assert guess_backend(kernel.read_text()) == kernel.parent.name, kernel
+    words = '"""As in x.cu and cpp_sources."""\nimport tritonic\nimport torch  # triton\n'
+    assert guess_backend(words) == guess_backend("def f(:") == "torch"
+    assert guess_backend(words + "load(name='k', sources=['k.cpp', 'k.cu'])") == "cuda"
     with pytest.raises(InvalidRequest, match="triton or cupy"):
         guess_backend("import triton\nimport cupy\n")

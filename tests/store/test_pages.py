@@ -15,7 +15,7 @@ from kqueue.contract import Backend, Request
 from kqueue.errors import UnknownProblem
 from kqueue.store import evaluations, reports, retention, schema
 from kqueue.store.engine import connect, together, transaction
-from kqueue.store.reports import batches, boards, texts
+from kqueue.store.reports import batches, boards, curves, texts
 from kqueue.store.reports.texts import Where
 from tests.samples import ended
 from tests.store.steps import change
@@ -50,7 +50,7 @@ def test_a_kernel_has_one_line_with_its_median_time(engine: Engine, judged: Judg
 
 
 def test_records_are_what_was_faster_than_all_before(engine: Engine, judged: Judge, problem_hash: str) -> None:
-    """The first of equal results is a record. Failed, reused and other problems' results are left out."""
+    """The first of equal medians is a record. Failed, reused, lucky and other problems' results are left out."""
     assert boards.records(engine, problem_hash) == []
     given = [judged(Category.PASSED, number, runtime_ms) for number, runtime_ms in enumerate((5, 8, 4, 4, 2, 2.5, 2))]
     judged(Category.PASSED, 8)
@@ -58,10 +58,14 @@ def test_records_are_what_was_faster_than_all_before(engine: Engine, judged: Jud
     judged(Category.PASSED, 10, 1, problem="class Model: other")
     copy = judged(Category.PASSED, 11, 1)
     change(engine, "UPDATE verdicts SET reused_from = :best WHERE evaluation_id = :copy", best=given[0], copy=copy)
+    given += [judged(Category.PASSED, 12, runtime_ms) for runtime_ms in (0.1, 9)]
     expected = [(given[4], 5.0), (given[2], 2.5), (given[0], 2.0)]
     found = boards.records(engine, problem_hash)
     assert [(record.evaluation_id, record.speedup) for record in found] == expected
     assert [record.evaluation_id for record in boards.records(engine, problem_hash, limit=2)] == [given[4], given[2]]
+    assert [point.speedup for point in curves.best_so_far(engine, problem_hash)][-2:] == [pytest.approx(10 / 9)] * 2
+    slowest = boards.leaderboard(engine, problem_hash)[-1]
+    assert slowest.evaluation_id == boards.evaluation_of(engine, slowest.kernel_hash) == given[-1]
     # Ids decide at equal times, for example within one transaction.
     timed = "reused_from IS NULL AND speedup IS NOT NULL"
     change(engine, f"UPDATE verdicts SET finished_at = '2026-01-01', speedup = 1 WHERE {timed}")

@@ -48,6 +48,18 @@ def test_a_producer_sends_what_fits(engine: Engine, fields) -> None:
     assert [s.next for s in evaluations.submit(engine, many[:1], slots={"cpu": 1})] == [True]
 
 
+def test_each_shape_has_all_deadlines(engine: Engine, fields) -> None:
+    """Celery's hard limit grows with the number of a problem's shapes, so that it blames no worker for them."""
+    problems = ("class Model: ...", 'SHAPES = [{"name": "a"}, {"name": "b"}, {"name": "c"}]', "SHAPES = malformed")
+    told = [
+        evaluations.submit(engine, [Request(**fields(problem=problem))], slots={})[0].evaluation_id
+        for problem in problems
+    ]
+    evaluations.unpublish(engine, told)
+    one, three, malformed = (message.deadlines_s for message in evaluations.publish(engine, told))
+    assert (three, malformed) == (3 * one, one)
+
+
 def test_a_known_key_is_sent_once(engine: Engine, fields) -> None:
     """An evaluation that was accepted before already has its message."""
     request = Request(**fields(idempotency_key="k"))

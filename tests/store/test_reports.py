@@ -13,6 +13,7 @@ from kqueue.categories import Blame, Category
 from kqueue.contract import Backend, Request
 from kqueue.errors import InvalidRequest, UnknownEvaluation
 from kqueue.store import evaluations, reports
+from kqueue.store.reports import boards
 from tests.store.steps import change
 
 
@@ -86,15 +87,28 @@ class TestViews:
 
     def test_outcomes_and_best_verdicts(self, engine: Engine, judged) -> None:
         """They count by lane, backend, category and blame, and list a problem's fastest passed kernel on a device."""
-        judged(Category.PASSED, 1, ms=5, kernel_label="slow")
+        judged(Category.PASSED, 1, ms=5, kernel_label="slow", batch="b")
+        judged(Category.PASSED, 1, ms=0.1, kernel_label="slow")
         judged(Category.PASSED, 2, ms=2, kernel_label="fast")
+        known = """runtime = runtime || '{"low_ms": 1.9, "high_ms": 2.1}',
+            baseline = baseline || '{"low_ms": 9, "high_ms": 11}'"""
+        change(engine, f"UPDATE verdicts SET {known} WHERE runtime_ms = 2")
         judged(Category.PASSED, 3, kernel_label="untimed")
         judged(Category.CRASHED, 4)
         columns = ("category", "blame", "backend", "lane", "evaluations")
         found = {tuple(row[column] for column in columns) for row in view(engine, "outcomes")}
-        assert found == {("passed", "none", "torch", "cpu", 3), ("crashed", "candidate", "torch", "cpu", 1)}
+        assert found == {("passed", "none", "torch", "cpu", 4), ("crashed", "candidate", "torch", "cpu", 1)}
         (best,) = view(engine, "best_verdicts")
         assert (best["kernel_label"], best["runtime_ms"], best["speedup"], best["device"]) == ("fast", 2, 5, "cpu")
+        # The same median, interval and number of measurements are in rankings. A batch's kernels count everywhere.
+        fast, slow = boards.ranking(engine, blame=Blame.NONE, since=datetime.now(UTC) - timedelta(hours=1))
+        names = ("kernel_label", "runtime_ms", "speedup", "speedup_low", "speedup_high", "measured")
+        expected = ["fast", 2, 5, pytest.approx(4.497, abs=0.001), pytest.approx(5.559, abs=0.001), 1]
+        assert [best[name] for name in names] == expected
+        assert [getattr(fast, name) for name in names] == expected
+        assert (slow.kernel_label, slow.speedup, slow.measured) == ("slow", 2, 2)
+        assert boards.best_of_batch(engine, "b") == boards.ranking(engine, batch="b") == [slow]
+        assert boards.ranking(engine, problem="softmax of nobody") == []
 
     def test_fleet_utilisation(self, engine: Engine, worker_id: UUID, judged, fields) -> None:
         """It has each worker's busy share of the last hour, up to its lease, and its current evaluation."""

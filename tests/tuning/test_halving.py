@@ -112,6 +112,10 @@ def test_what_wins_beats_the_original_beyond_its_spread(
     winner = won(plan, results)
     assert (winner.config, winner.beats, winner.compared) == (("2",) if beats else ORIGINAL, beats, True)
     assert plan.standings(results, winner)[0].config == winner.config
+    # A duel decides instead, if there was one.
+    assert plan.challenger(results) == ("2",)
+    for confirmed, config in ((True, ("2",)), (False, ORIGINAL)):
+        assert plan.winner(results, confirmed) == Winner(config, beats=confirmed, compared=True)
 
 
 @pytest.mark.parametrize("last", [0.0, None])

@@ -132,6 +132,7 @@ def search(engine: Engine, name: str, said: str = "fine", **plan: object) -> Run
     }
     for number, columns in known.items():
         searches.ended(engine, run.id, number, **columns)
-    searches.update_step(engine, run.id, 2, ended=True, best=3)
+    test = {"number": 3, "scores": None, "duel": {"message": f"B is {said}"}}
+    searches.update_step(engine, run.id, 2, ended=True, best=3, test=test)
     searches.set_state(engine, run.id, SearchState.DONE)
     return run

@@ -12,9 +12,9 @@ import pytest
 from sqlalchemy import Engine, func, insert, text
 
 from kqueue.categories import Category
-from kqueue.contract import Outcome, Phase
+from kqueue.contract import Outcome, Phase, Request
 from kqueue.errors import DatabaseUnavailable
-from kqueue.evidence import Evidence, Facts, WrongLocation, WrongMap
+from kqueue.evidence import Evidence, Facts, ShapeResult, ShapeResults, WrongLocation, WrongMap
 from kqueue.states import Finding, ProbeKind
 from kqueue.store import evaluations, gpus, workers
 from kqueue.store.models import Probe, ProbePause
@@ -23,7 +23,7 @@ from tests.http.standin import Served, submit
 from tests.samples import examined, passed, request_fields
 from tests.store.steps import change
 from tests.waiting import until
-from tests.web.reading import HOSTILE, Elements, check, shown
+from tests.web.reading import HOSTILE, Elements, check, judged, shown
 from tests.web.visiting import OWN_FORM, stranger
 
 
@@ -183,6 +183,29 @@ def test_a_failure_is_told_with_its_places(served: Served, browser: httpx.Client
     again = browser.post(f"/evaluations/{identity}/rerun", headers=OWN_FORM).headers["location"]
     assert again != f"/evaluations/{identity}"
     assert all(told in shown(browser, again) for told in ("queued", "mine"))
+
+
+def test_held_out_shapes_are_shown_by_their_results_only(served: Served, browser: httpx.Client, judge) -> None:
+    """No page, file or search shows their arguments, and the evaluation's page has a row for each shape."""
+    problem = 'SHAPES = [{"args": {"n": 8}}, {"args": {"n": 4097}, "held_out": True}]\ndef get_inputs(n): ...\n'
+    rows = (
+        ShapeResult(name="n=8", held_out=False, weight=2, category=Category.PASSED, speedup=3.25, checks=7),
+        ShapeResult(name="held out 1", held_out=True, weight=1, category=Category.PASSED, speedup=1.25),
+    )
+    shapes = ShapeResults(rows=rows, worst="held out 1", worst_speedup=1.25, spread=2.6)
+    found = judged(served, judge, passed(evidence=Evidence(shapes=shapes)), problem=problem)
+    problem_hash = Request(problem=problem, kernel="k", backend="torch").problem_hash
+    page = shown(browser, f"/evaluations/{found}")
+    for told in ("n=8", "3.25x", "7 input sets", "The worst is 1.25x (held out 1), and the best is 2.60 times that."):
+        assert told in page, told
+    texts = [page, *(shown(browser, f"/{path}") for path in (f"problems/{problem_hash}", "search?q=get_inputs"))]
+    with served.client() as api:
+        texts.append(api.get(f"/v1/evaluations/{found}/artifacts/problem.py").raise_for_status().text)
+        texts.append(api.get(f"/v1/problems/{problem_hash}").raise_for_status().text)
+    for shown_text in texts:
+        assert "get_inputs" in shown_text
+        assert "4097" not in shown_text
+    assert "None." in shown(browser, "/search?q=4097")
 
 
 def test_a_kernel_is_examined(served: Served, browser: httpx.Client, judge, engine: Engine) -> None:

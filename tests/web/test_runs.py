@@ -19,7 +19,7 @@ def test_a_search_with_its_tree(engine: Engine, browser: httpx.Client) -> None:
     """The page has steps, ancestry and scores, and the best proposal or the requested one in full."""
     run = search(engine, "one", problem_label="relu")
     page = shown(browser, f"/runs/{run.id}")
-    for told in ("The best: proposal 3", "ModelNew", "relu", "again"):
+    for told in ("The best: proposal 3", "ModelNew", "relu", "again", "of the start (A) with the best (B): B is fine"):
         assert told in page, told
     places = [
         page.index(f'class="depth-{depth}"><a href="/runs/{run.id}?proposal={number}#')

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from kqueue.contract import Backend
+
 #: Action if foreign processes use the GPU when a kernel is to be timed: wait until they stop, refuse to time it, or
 #: time it and label the result.
 Sharing = Literal["wait", "refuse", "label"]
@@ -51,6 +53,10 @@ class SlotConfig:
     def on_gpu(self) -> bool:
         """True if the slot is on a GPU."""
         return self.device != "cpu"
+
+    def interprets(self, backend: Backend) -> bool:
+        """Return whether kernels of this backend run in Triton's interpreter."""
+        return backend is Backend.TRITON and not self.on_gpu
 
     @property
     def ledger(self) -> Path:

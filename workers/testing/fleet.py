@@ -276,7 +276,7 @@ def _last_status(messages: list[dict[str, Any]]) -> int | None:
 def _in_a_test(verdict: Verdict, messages: list[dict[str, Any]]) -> bool:
     """Return whether a single test took too long, and not the time between tests or their total."""
     last = next((message["at"] for message in reversed(messages) if message["at"] in ("start", "finish")), "")
-    return verdict.phase is Phase.CHECK and last == "start" and verdict.message.endswith(_PHASE_S)
+    return verdict.phase is Phase.CHECK and last == "start" and _PHASE_S in verdict.message
 
 
 def words(verdict: Verdict) -> list[dict[str, Any]]:

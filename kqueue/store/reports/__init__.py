@@ -10,6 +10,7 @@ Each function is one transaction and raises :class:`~kqueue.errors.DatabaseUnava
 :mod:`~kqueue.store.reports.problems`     stored problems
 :mod:`~kqueue.store.reports.boards`       a problem's leaderboard, baselines and use
 :mod:`~kqueue.store.reports.batches`      batches, their best kernels and their failures
+:mod:`~kqueue.store.reports.duels`        duels, from the evaluations of their batches
 :mod:`~kqueue.store.reports.runs`         searches and their proposals, without long texts
 :mod:`~kqueue.store.reports.texts`        words in sources and logs
 :mod:`~kqueue.store.reports.counts`       numbers of evaluations and attempts
@@ -40,6 +41,7 @@ from kqueue.store.reports.counts import (
 from kqueue.store.reports.courses import Course, Try, courses
 from kqueue.store.reports.curves import FastP, Point, best_so_far, fast_p
 from kqueue.store.reports.detail import AttemptDetail, Detail, Evaluation, resolve_id, show
+from kqueue.store.reports.duels import duel, duel_in, duel_requests
 from kqueue.store.reports.ended import Ended, ended, finished, now
 from kqueue.store.reports.listing import Best, Listed, best, finished_in, listing, results, unfinished
 from kqueue.store.reports.names import Kind, Named, named
@@ -83,6 +85,9 @@ __all__ = [
     "cost",
     "courses",
     "crowds",
+    "duel",
+    "duel_in",
+    "duel_requests",
     "earlier",
     "ended",
     "ended_by_minute",

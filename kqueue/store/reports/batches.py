@@ -16,7 +16,6 @@ from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN
 from kqueue.store.models import Batch, Evaluation, Summary, Verdict
 from kqueue.store.reports.curves import RIGHT
-from kqueue.store.reports.listing import LISTED, Listed
 from kqueue.store.sql import fetch, read
 
 #: Number of additionally read batches, because a batch's last submission can be a second later than in its row.
@@ -83,24 +82,6 @@ def known_batches(engine: Engine, *, beginning: str = "", limit: int = 50) -> li
     ended = select(func.count()).where(Summary.batch == page.c.name).scalar_subquery()
     query = select(page, unfinished.label("unfinished"), (ended + unfinished).label("evaluations"))
     return fetch(engine, KnownBatch, query.order_by(page.c.last_at.desc(), page.c.name))
-
-
-def best_of_batch(engine: Engine, batch: str, *, limit: int = 20) -> list[Listed]:
-    """Return a batch's kernels that passed and were timed, the largest speedup first, without reused verdicts."""
-    best = (
-        select(Summary.evaluation_id, Summary.speedup, Summary.runtime_ms)
-        .where(
-            Summary.batch == batch,
-            Summary.category == Category.PASSED,
-            Summary.runtime_ms.is_not(None),
-            Summary.reused.is_(False),
-        )
-        .order_by(Summary.speedup.desc().nulls_last(), Summary.runtime_ms, Summary.evaluation_id)
-        .limit(limit)
-        .subquery()
-    )
-    order = (best.c.speedup.desc().nulls_last(), best.c.runtime_ms, best.c.evaluation_id)
-    return fetch(engine, Listed, LISTED.join(best, best.c.evaluation_id == Evaluation.id).order_by(*order))
 
 
 def batch_faults(engine: Engine, batch: str, counts: Mapping[Category, int]) -> list[BatchFault]:

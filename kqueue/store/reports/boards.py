@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Unpack
 from uuid import UUID
 
 from sqlalchemy import (
     ColumnElement,
     Double,
     Engine,
-    and_,
+    Select,
     cast,
     func,
     literal,
-    literal_column,
     or_,
     select,
     true,
     tuple_,
 )
-from sqlalchemy.sql.selectable import LateralFromClause, Subquery
+from sqlalchemy.sql.selectable import Subquery
 
-from kqueue.categories import Category
 from kqueue.contract import Backend
 from kqueue.errors import UnknownEvaluation
 from kqueue.evidence import Profile
@@ -41,9 +40,13 @@ from kqueue.store.models import (
     Token,
     Verdict,
 )
-from kqueue.store.reports.listing import LISTED, Listed
+from kqueue.store.reports.curves import MEASURED, medians_of
+from kqueue.store.reports.listing import INTERVAL, Filters, conditions, number
 from kqueue.store.sql import columns, fetch
 
+#: The columns that identify measurements of the same kernel for the same problem.
+_SAME: Final = (Summary.problem_hash, Summary.kernel_hash)
+_PRECISION: Final[ColumnElement[Any]] = Evaluation.settings["precision"].astext
 #: Number of the last profiles of a problem from which the displayed ones are chosen.
 _PROFILES: Final = 100
 #: Number of the last evaluations of a problem in which its kernels are counted.
@@ -73,11 +76,12 @@ class UsedProblem:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A kernel on a leaderboard: its median measurement in a precision on a device model. Times are in milliseconds.
+    """A kernel in a ranking: its median measurement in a precision on a device model. Times are in milliseconds.
 
     Of an even number of measurements it is the slower of the two in the middle.
 
     Attributes:
+        problem_hash, problem_label: SHA-256 and label of the problem.
         precision, device: the precision and the device model.
         runtime_ms, q1_ms, q3_ms: median and quartiles of the calls.
         baseline_ms: the median of the eager reference. None if not measured.
@@ -90,6 +94,8 @@ class Placed:
         producer: its producer: a token's name, or a declared name.
     """
 
+    problem_hash: str
+    problem_label: str | None
     kernel_hash: str
     kernel_label: str | None
     backend: Backend
@@ -109,6 +115,22 @@ class Placed:
     evaluation_id: UUID
     finished_at: datetime
     producer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A kernel that was faster than all kernels of its problem before it.
+
+    Attributes:
+        evaluation_id, at: its first valid measurement and the end of it, UTC.
+        speedup: the median speedup of all its valid measurements, on all devices.
+    """
+
+    evaluation_id: UUID
+    at: datetime
+    kernel_hash: str
+    kernel_label: str | None
+    speedup: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,29 +229,62 @@ def leaderboard(
     backend: Backend | None = None,
     limit: int = 50,
 ) -> list[Placed]:
-    """Return a problem's kernels that passed and were timed, the largest speedup first.
-
-    A kernel has one line for each precision and device model with the median of its measurements, so that a lucky one
-    does not rank it. Reused verdicts do not count as measurements.
+    """Return a problem's kernels that passed and were timed, as in :func:`ranking`.
 
     Args:
         precision, backend, device: the only precision, backend and device model to list.
     """
-    middle = _medians(problem_hash, precision, device, backend, limit)
-    runtime: Any = Verdict.runtime
+    wanted: list[ColumnElement[bool]] = [Summary.problem_hash == problem_hash]
+    if precision is not None:
+        wanted.append(literal(precision) == _PRECISION)
+    if device is not None:
+        wanted.append(Environment.device == device)
+    if backend is not None:
+        wanted.append(select(Kernel.hash).where(Kernel.hash == Summary.kernel_hash, Kernel.backend == backend).exists())
+    return _ranking(engine, wanted, limit)
+
+
+def best_of_batch(engine: Engine, batch: str, *, limit: int = 20) -> list[Placed]:
+    """Return the kernels of a batch, as in :func:`ranking`."""
+    return _ranking_of(engine, select(*_SAME).where(Summary.batch == batch), limit)
+
+
+def ranking(
+    engine: Engine, *, since: datetime | None = None, limit: int = 100, **filters: Unpack[Filters]
+) -> list[Placed]:
+    """Return kernels that passed and were timed, the largest speedup first.
+
+    A kernel has one line for each problem, precision and device model with the median of its measurements, so that a
+    lucky one does not rank it. Reused verdicts do not count as measurements.
+
+    Args:
+        since: earliest time of the verdict.
+        filters: conditions on the evaluations. A kernel that has such an evaluation is ranked by all of its
+            measurements.
+    """
+    chosen = select(Evaluation.problem_hash, Evaluation.kernel_hash).join(Kernel, Kernel.hash == Evaluation.kernel_hash)
+    chosen = chosen.join(Verdict, Verdict.evaluation_id == Evaluation.id).where(*conditions(filters))
+    return _ranking_of(engine, chosen if since is None else chosen.where(Verdict.finished_at >= since), limit)
+
+
+def _ranking_of(engine: Engine, chosen: Select[str, str], limit: int) -> list[Placed]:
+    """Rank the kernels that a query returns with their problems."""
+    return _ranking(engine, [tuple_(*_SAME).in_(chosen)], limit)
+
+
+def _ranking(engine: Engine, wanted: Sequence[ColumnElement[bool]], limit: int) -> list[Placed]:
+    middle = _medians(wanted, limit)
     evidence: Any = Verdict.evidence
-    factor = 1 + func.sqrt(func.power(_error(runtime), 2) + func.power(_error(Verdict.baseline), 2))
     shown = columns(
         Placed,
         middle,
         Evaluation,
         Verdict,
         Kernel,
-        q1_ms=_number(runtime, "q1_ms"),
-        q3_ms=_number(runtime, "q3_ms"),
+        q1_ms=number(Verdict.runtime, "q1_ms"),
+        q3_ms=number(Verdict.runtime, "q3_ms"),
         compiled_ms=cast(evidence["compiled_baseline"]["median_ms"].astext, Double),
-        speedup_low=middle.c.speedup / factor,
-        speedup_high=middle.c.speedup * factor,
+        **INTERVAL,
         producer=func.coalesce(Token.name, Evaluation.producer),
     )
     query = (
@@ -244,41 +299,15 @@ def leaderboard(
     return fetch(engine, Placed, query)
 
 
-def _number(measurement: Any, name: str) -> ColumnElement[Any]:
-    return cast(measurement[name].astext, Double)
-
-
-def _error(measurement: Any) -> ColumnElement[Any]:
-    """Return the error of a measurement as a share of its median, as :attr:`kqueue.evidence.Measurement.error` does."""
-    width = _number(measurement, "high_ms") - _number(measurement, "low_ms")
-    return width / 2 / func.nullif(_number(measurement, "median_ms"), 0)
-
-
-def _medians(
-    problem_hash: str, precision: str | None, device: str | None, backend: Backend | None, limit: int
-) -> Subquery:
-    """Return the query for the median measurement of each kernel, precision and device model of a problem."""
-    own_precision: ColumnElement[Any] = Evaluation.settings["precision"].astext
-    wanted: list[ColumnElement[bool]] = [
-        Summary.problem_hash == problem_hash,
-        # The same literals as in the partial indexes, which Postgres would not use with parameters.
-        Summary.category == literal_column(f"'{Category.PASSED}'"),
-        ~Summary.reused,
-        Summary.runtime_ms.is_not(None),
-    ]
-    if precision is not None:
-        wanted.append(own_precision == precision)
-    if device is not None:
-        wanted.append(Environment.device == device)
-    if backend is not None:
-        wanted.append(select(Kernel.hash).where(Kernel.hash == Summary.kernel_hash, Kernel.backend == backend).exists())
-    alike: Any = {"partition_by": (Summary.kernel_hash, own_precision, Environment.device)}
+def _medians(wanted: Sequence[ColumnElement[bool]], limit: int) -> Subquery:
+    """Return the query for the median measurement of each kernel for a problem in a precision on a device model."""
+    alike: Any = {"partition_by": (*_SAME, _PRECISION, Environment.device)}
     upwards = (Summary.speedup.nulls_first(), Summary.runtime_ms.desc(), Summary.evaluation_id)
     every = (
         select(
             Summary.evaluation_id,
             Summary.kernel_hash,
-            own_precision.label("precision"),
+            _PRECISION.label("precision"),
             Environment.device,
             Summary.speedup,
             Summary.runtime_ms,
@@ -292,57 +321,32 @@ def _medians(
         .join(Verdict, Verdict.evaluation_id == Summary.evaluation_id)
         .join(Attempt, Attempt.id == Verdict.attempt_id)
         .outerjoin(Environment, Environment.hash == Attempt.environment_hash)
-        .where(*wanted)
+        .where(*MEASURED, *wanted)
         .subquery()
     )
     return (
         select(every)
-        .where(every.c.place == (every.c.measured + 1) / 2)
+        .where(every.c.place == (every.c.measured + 1) // 2)
         .order_by(every.c.speedup.desc().nulls_last(), every.c.runtime_ms, every.c.evaluation_id)
         .limit(limit)
         .subquery()
     )
 
 
-def records(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[Listed]:
-    """Return the evaluations that were faster than all before them, the latest first: the steps of the curve."""
-    # The search goes backwards: each record is the fastest of all evaluations that ended before the next record. The
-    # index orders them by speedup, so none is read twice. Of equal evaluations the first is the record.
-    timed = [
-        Summary.problem_hash == problem_hash,
-        Summary.category == Category.PASSED,
-        Summary.speedup > 0,
-        Summary.reused.is_(False),
-    ]
-    fastest = (
-        select(Summary.speedup)
-        .where(*timed)
-        .order_by(Summary.speedup.desc().nulls_last(), Summary.runtime_ms, Summary.evaluation_id)
-        .limit(1)
+def records(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[Record]:
+    """Return the kernels that were faster than all kernels before them, by median speedups, the latest first."""
+    medians = medians_of(problem_hash)
+    first = (medians.c.at, medians.c.evaluation_id)
+    before = func.max(medians.c.speedup).over(order_by=first, rows=(None, -1)).label("before")
+    ordered = select(medians, before).subquery()
+    query = (
+        select(*columns(Record, ordered, Evaluation))
+        .join(Evaluation, Evaluation.id == ordered.c.evaluation_id)
+        .where(ordered.c.speedup > func.coalesce(ordered.c.before, 0))
+        .order_by(ordered.c.at.desc(), ordered.c.evaluation_id.desc())
+        .limit(limit)
     )
-
-    def first(speedup: ColumnElement[Any]) -> LateralFromClause:
-        return (
-            select(Summary.evaluation_id, Summary.finished_at, Summary.speedup)
-            .where(*timed, Summary.speedup == speedup)
-            .order_by(Summary.finished_at, Summary.evaluation_id)
-            .limit(1)
-            .lateral()
-        )
-
-    last = fastest.subquery()
-    last_of = first(last.c.speedup)
-    best = select(last_of).select_from(last).join(last_of, true()).cte("best", recursive=True)
-    former = fastest.where(
-        Summary.speedup < best.c.speedup,
-        tuple_(Summary.finished_at, Summary.evaluation_id) < tuple_(best.c.finished_at, best.c.evaluation_id),
-    ).lateral()
-    first_of = first(former.c.speedup)
-    best = best.union_all(select(first_of).select_from(best).join(former, true()).join(first_of, true()))
-    # The rows are produced in this order, and Postgres stops at the limit.
-    latest = select(best).limit(limit).subquery()
-    query = LISTED.join(latest, latest.c.evaluation_id == Evaluation.id).order_by(latest.c.speedup.desc())
-    return fetch(engine, Listed, query)
+    return fetch(engine, Record, query)
 
 
 def baselines_of(engine: Engine, problem_hash: str, *, limit: int = 50) -> list[KnownBaseline]:
@@ -395,21 +399,19 @@ def profiled(engine: Engine, problem_hash: str, *, limit: int = 7) -> list[Profi
 
 
 def evaluation_of(engine: Engine, kernel_hash: str) -> UUID:
-    """Return the evaluation to show for a kernel: its fastest valid measurement, or else its last evaluation.
+    """Return the evaluation to show for a kernel: its median valid measurement, or else its last evaluation.
 
     Raises:
         UnknownEvaluation: no evaluation has this kernel.
     """
-    is_measured = and_(Verdict.category == Category.PASSED, Verdict.reused_from.is_(None))
-    query = (
-        select(Evaluation.id)
-        .outerjoin(Verdict, and_(Verdict.evaluation_id == Evaluation.id, is_measured))
-        .where(Evaluation.kernel_hash == kernel_hash, REAL)
-        .order_by(Verdict.runtime_ms.nulls_last(), Evaluation.submitted_at.desc(), Evaluation.id)
-        .limit(1)
-    )
+    times = (Summary.runtime_ms, Summary.evaluation_id)
+    measured = select(Summary.evaluation_id).where(Summary.kernel_hash == kernel_hash, *MEASURED).order_by(*times)
+    latest = select(Evaluation.id).where(Evaluation.kernel_hash == kernel_hash, REAL)
     with transaction(engine) as connection:
-        evaluation_id = connection.scalars(query).one_or_none()
-    if evaluation_id is None:
+        found = (
+            connection.scalars(measured).all()
+            or connection.scalars(latest.order_by(Evaluation.submitted_at.desc(), Evaluation.id).limit(1)).all()
+        )
+    if not found:
         raise UnknownEvaluation(kernel_hash, what="the kernel")
-    return evaluation_id
+    return found[len(found) // 2]

@@ -10,7 +10,9 @@ from datetime import datetime
 from typing import Final
 from uuid import UUID
 
-from sqlalchemy import Double, Engine, case, func, null, select, union_all
+from sqlalchemy import ColumnElement, Double, Engine, and_, case, func, literal_column, null, select, union_all
+from sqlalchemy.dialects.postgresql import aggregate_order_by
+from sqlalchemy.sql.selectable import Subquery
 
 from kqueue.categories import Blame, Category
 from kqueue.store.engine import transaction
@@ -19,6 +21,13 @@ from kqueue.store.models import Evaluation, Summary
 
 #: Categories of correct kernels.
 RIGHT: Final = [category for category in Category if category.blame is Blame.NONE]
+#: Conditions on valid measurements, with the same literal as in the partial indexes, which Postgres would not use with
+#: a parameter.
+MEASURED: Final[tuple[ColumnElement[bool], ...]] = (
+    Summary.category == literal_column(f"'{Category.PASSED}'"),
+    ~Summary.reused,
+    Summary.runtime_ms.is_not(None),
+)
 _BLAMES: Final[dict[str, Blame]] = {category.value: category.blame for category in Category}
 
 
@@ -28,7 +37,7 @@ class Point:
 
     Attributes:
         at: the time of its verdict, UTC.
-        speedup: the speedup over the baseline. None if it was not timed.
+        speedup: the median of its kernel's speedups over the baseline. None if it was not timed.
         blame: the verdict's blame, ``none`` if it passed.
     """
 
@@ -51,6 +60,25 @@ class FastP:
     problems: int
 
 
+def medians_of(problem_hash: str) -> Subquery:
+    """Return the query for the median speedup of each measured kernel of a problem, with its first measurement."""
+    speedup: ColumnElement[float] = func.percentile_disc(0.5).within_group(Summary.speedup)
+    first: ColumnElement[UUID] = func.array_agg(
+        aggregate_order_by(Summary.evaluation_id, Summary.finished_at, Summary.evaluation_id)
+    )[1]
+    return (
+        select(
+            Summary.kernel_hash,
+            speedup.label("speedup"),
+            func.min(Summary.finished_at).label("at"),
+            first.label("evaluation_id"),
+        )
+        .where(Summary.problem_hash == problem_hash, Summary.speedup.is_not(None), *MEASURED)
+        .group_by(Summary.kernel_hash)
+        .subquery()
+    )
+
+
 def best_so_far(engine: Engine, problem_hash: str, *, limit: int = 20_000) -> list[Point]:
     """Return the candidates of a problem in the order of their verdicts.
 
@@ -58,8 +86,11 @@ def best_so_far(engine: Engine, problem_hash: str, *, limit: int = 20_000) -> li
         problem_hash: the problem's whole hash.
         limit: maximum number of results, which are the latest.
     """
+    medians = medians_of(problem_hash)
+    timed = and_(medians.c.kernel_hash == Summary.kernel_hash, Summary.speedup.is_not(None))
     latest = (
-        select(Summary.evaluation_id, Summary.finished_at.label("at"), Summary.speedup, Summary.category)
+        select(Summary.evaluation_id, Summary.finished_at.label("at"), medians.c.speedup, Summary.category)
+        .outerjoin(medians, timed)
         .where(Summary.problem_hash == problem_hash)
         .order_by(Summary.finished_at.desc(), Summary.evaluation_id.desc())
         .limit(limit)
@@ -71,12 +102,12 @@ def best_so_far(engine: Engine, problem_hash: str, *, limit: int = 20_000) -> li
 
 
 def fast_p(engine: Engine, batch: str) -> FastP:
-    """Return the speedups of the best correct kernels of a batch by problem, and the number of its problems."""
+    """Return the median speedups of the best correct kernels of a batch by problem, and the number of its problems."""
     right = case((Summary.category.in_(RIGHT), func.coalesce(Summary.speedup, 0.0)))
     ended = (
-        select(Summary.problem_hash, func.max(right).label("best"))
+        select(Summary.problem_hash, func.percentile_disc(0.5).within_group(right).label("best"))
         .where(Summary.batch == batch)
-        .group_by(Summary.problem_hash)
+        .group_by(Summary.problem_hash, Summary.kernel_hash)
     )
     waiting = select(Evaluation.problem_hash, null().cast(Double)).where(OPEN, Evaluation.batch == batch).distinct()
     every = union_all(ended, waiting).subquery()

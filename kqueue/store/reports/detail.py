@@ -10,7 +10,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Engine, case, select
 
-from kqueue import contract
+from kqueue import contract, shapes
 from kqueue.categories import Category
 from kqueue.contract import Backend
 from kqueue.errors import InvalidRequest, UnknownEvaluation
@@ -89,7 +89,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detail(Evaluation):
-    """One evaluation in full. ``problem`` and ``kernel`` are its sources."""
+    """One evaluation in full. ``problem`` and ``kernel`` are its sources, without shapes that are held out."""
 
     problem: str
     kernel: str
@@ -203,5 +203,6 @@ def show(engine: Engine, evaluation_id: UUID, *, within_s: float | None = None) 
     if within_s is not None and row.state != EvaluationState.DONE:
         reason = waiting(engine, evaluation_id, within_s=within_s)
     # The row's own `attempts` is their number.
-    [detail] = read(Detail, [row], attempts=read(AttemptDetail, attempts), waiting=reason, verdict=verdict)
+    parts = {"attempts": read(AttemptDetail, attempts), "waiting": reason, "verdict": verdict}
+    [detail] = read(Detail, [row], problem=shapes.public(row.problem), **parts)
     return detail

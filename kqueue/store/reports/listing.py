@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Final, TypedDict, Unpack
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Engine, column, func, literal, or_, select, table, tuple_
+from sqlalchemy import ColumnElement, Double, Engine, cast, column, func, literal, or_, select, table, tuple_
 from sqlalchemy.orm import InstrumentedAttribute
 
 from kqueue.categories import Blame, Category
@@ -48,6 +48,9 @@ class Listed:
     runtime_ms: float | None
     baseline_ms: float | None
     speedup: float | None
+    speedup_low: float | None
+    speedup_high: float | None
+    """The 95 % interval of the speedup. None if unknown."""
     device: str | None
     finished_at: datetime | None
     reused_from: UUID | None
@@ -71,7 +74,12 @@ class Filters(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The fastest kernel that passed for a problem, in a precision, on a device model. Times are in milliseconds."""
+    """The fastest kernel for a problem in a precision on a device model: its median measurement. Times are in ms.
+
+    Attributes:
+        speedup_low, speedup_high: 95 % interval of the speedup. None if unknown.
+        measured: the number of its valid measurements.
+    """
 
     problem_hash: str
     problem_label: str | None
@@ -85,11 +93,31 @@ class Best:
     speedup: float | None
     evaluation_id: UUID
     finished_at: datetime
+    speedup_low: float | None
+    speedup_high: float | None
+    measured: int
 
 
+def number(measurement: Any, name: str) -> ColumnElement[Any]:
+    """Return a number of a measurement."""
+    return cast(measurement[name].astext, Double)
+
+
+def _error(measurement: Any) -> ColumnElement[Any]:
+    """Return the error of a measurement as a share of its median, as :attr:`kqueue.evidence.Measurement.error` does."""
+    width = number(measurement, "high_ms") - number(measurement, "low_ms")
+    return width / 2 / func.nullif(number(measurement, "median_ms"), 0)
+
+
+_FACTOR: Final = 1 + func.sqrt(func.power(_error(Verdict.runtime), 2) + func.power(_error(Verdict.baseline), 2))
+#: The 95 % interval of a verdict's speedup, by the names of its ends.
+INTERVAL: Final[dict[str, ColumnElement[Any]]] = {
+    "speedup_low": Verdict.speedup / _FACTOR,
+    "speedup_high": Verdict.speedup * _FACTOR,
+}
 #: Query for the fields of :class:`Listed`.
 LISTED: Final = (
-    select(*columns(Listed, Evaluation, Kernel, Verdict, Environment, evaluation_id=Evaluation.id))
+    select(*columns(Listed, Evaluation, Kernel, Verdict, Environment, evaluation_id=Evaluation.id, **INTERVAL))
     .join(Kernel, Kernel.hash == Evaluation.kernel_hash)
     .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
     .outerjoin(Attempt, Attempt.id == Verdict.attempt_id)
@@ -111,7 +139,7 @@ def results(
         since: earliest time of the verdict.
         filters: conditions on the evaluations.
     """
-    wanted = _wanted(filters)
+    wanted = conditions(filters)
     if since is not None:
         wanted.append(Verdict.finished_at >= since)
     query = LISTED.where(_FINISHED, *wanted).order_by(Verdict.finished_at.desc(), Evaluation.id)
@@ -133,7 +161,7 @@ def listing(
         after: ``submitted_at`` and id of the caller's last result, after which the list continues.
         filters: conditions on the evaluations.
     """
-    wanted = _wanted(filters)
+    wanted = conditions(filters)
     if since is not None:
         wanted.append(Evaluation.submitted_at >= since)
     if after is not None:
@@ -170,7 +198,7 @@ def unfinished(engine: Engine, *, before: datetime | None = None, **filters: Unp
         before: latest time of submission.
         filters: conditions on the evaluations. At least 12 digits of a problem's hash are needed.
     """
-    wanted = [OPEN, *_wanted(filters)]
+    wanted = [OPEN, *conditions(filters)]
     if before is not None:
         wanted.append(Evaluation.submitted_at < before)
     if (problem := filters.get("problem")) is not None and len(problem) < _HASH_DIGITS:
@@ -206,7 +234,7 @@ def best(
     return fetch(engine, Best, select(_BEST).where(*wanted).order_by(*order).limit(limit))
 
 
-def _wanted(filters: Filters) -> list[ColumnElement[bool]]:
+def conditions(filters: Filters) -> list[ColumnElement[bool]]:
     """Return the SQL conditions of a list's filters."""
     columns = {
         "state": Evaluation.state,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Engine, Select, Subquery, func, literal, or_, select, true, tuple_
 
 from kqueue.errors import UnknownProblem
+from kqueue.shapes import public
 from kqueue.store.evaluations import REAL_PROBLEM
 from kqueue.store.models import Evaluation, Problem
 from kqueue.store.sql import fetch
@@ -36,7 +37,7 @@ class StoredProblem:
 
 @dataclass(frozen=True, slots=True)
 class ProblemDetail(StoredProblem):
-    """A stored problem with its source."""
+    """A stored problem with its source, without shapes that are held out."""
 
     source: str
 
@@ -71,7 +72,7 @@ def problem(engine: Engine, problem_hash: str) -> ProblemDetail:
     stored = fetch(engine, ProblemDetail, _labelled(one).add_columns(one.c.source))
     if not stored:
         raise UnknownProblem([problem_hash])
-    return stored[0]
+    return replace(stored[0], source=public(stored[0].source))
 
 
 def _labelled(few: Subquery) -> Select[*tuple[Any, ...]]:

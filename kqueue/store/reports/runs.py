@@ -11,7 +11,7 @@ from sqlalchemy import Engine, func, select, true
 
 from kqueue.states import SearchState
 from kqueue.store import searches
-from kqueue.store.models import SearchProposal, SearchRun
+from kqueue.store.models import SearchProposal, SearchRun, SearchStep
 from kqueue.store.sql import columns, fetch
 
 #: Maximum number of proposals of a run that are returned.
@@ -28,7 +28,7 @@ class ListedRun:
         problem_label: the problem's label from the plan.
         backend: the kernels' language or library.
         proposals, passed: the number of its proposals, and of those that passed.
-        speedup: the largest speedup, or None.
+        speedup: the speedup of the best proposal at the end of its last step, or None.
     """
 
     id: UUID
@@ -72,11 +72,19 @@ def listed_runs(engine: Engine, *, named: str | None = None, limit: int = 50) ->
     if named is not None:
         page = page.where(SearchRun.name.icontains(named, autoescape=True))
     run = page.subquery()
+    best = (
+        select(SearchStep.best)
+        .where(SearchStep.run_id == run.c.id, SearchStep.best.is_not(None))
+        .order_by(SearchStep.number.desc())
+        .limit(1)
+        .correlate(run)
+        .scalar_subquery()
+    )
     counted = (
         select(
             func.count().label("proposals"),
             func.count().filter(SearchProposal.category == "passed").label("passed"),
-            func.max(SearchProposal.speedup).label("speedup"),
+            func.max(SearchProposal.speedup).filter(SearchProposal.number == best).label("speedup"),
         )
         .where(SearchProposal.run_id == run.c.id)
         .lateral()

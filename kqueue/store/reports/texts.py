@@ -8,7 +8,7 @@ it would cost every submission a millisecond: the latest ones are read.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
@@ -18,6 +18,7 @@ from psycopg.errors import QueryCanceled
 from sqlalchemy import Engine, Select, Text, TextClause, cast, func, select, text, true
 
 from kqueue.errors import DatabaseUnavailable, InvalidRequest
+from kqueue.shapes import public
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import REAL, REAL_KERNEL, REAL_PROBLEM
 from kqueue.store.models import Evaluation, Kernel, Problem, Verdict, words
@@ -117,7 +118,21 @@ def search(engine: Engine, asked: str, where: Where, *, limit: int = 20) -> list
             raise InvalidRequest(f"search: it took more than {_TIMEOUT_MS / 1000:g} s: give rarer words") from None
     latest_of = [name for name, _ in sorted(keys, key=lambda one: (one[1], one[0]), reverse=True)[:limit]]
     with transaction(engine) as connection:
-        return read(Hit, connection.execute(_shown(where, latest_of)))
+        hits = read(Hit, connection.execute(_shown(where, latest_of)))
+    return (
+        hits if where is not Where.PROBLEMS else [shown for hit in hits if (shown := _public(hit, asked)) is not None]
+    )
+
+
+def _public(hit: Hit, asked: str) -> Hit | None:
+    """Return a problem without shapes that are held out, or None if only those contain a word."""
+    text = public(hit.text)
+    if text == hit.text:
+        return hit
+    patterns = (
+        rf"(?<![^\W_]){word}" + ("" if is_beginning else r"(?![^\W_])") for word, is_beginning in words_of(asked)
+    )
+    return replace(hit, text=text) if all(re.search(one, text, re.IGNORECASE) for one in patterns) else None
 
 
 def _by_index(where: Where) -> Select[*tuple[Any, ...]]:

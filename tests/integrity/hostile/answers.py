@@ -68,7 +68,7 @@ def get_init_inputs():
     return knot
 
 # %% recursive_structure
-"""Answers with a list that holds itself: ``reference_error``."""
+"""Answers with a list that holds itself: ``invalid_problem``."""
 def forward(self, x):
     knot = [x]
     knot.append(knot)

@@ -135,7 +135,9 @@ get_inputs = lambda: write(5) or [torch.randn(16, 8)]
 
 # %% sheet_objects
 """Writes values on the sheet that no argument may be: ``invalid_problem``."""
-get_inputs = lambda: write([{"is": "leaf"}, {"is": "range", "of": [0, 10**9, 1]}]) or [torch.randn(16, 8)]
+get_inputs = lambda: write({"is": "dict", "of": [
+    ["arguments", [{"is": "leaf"}, {"is": "range", "of": [0, 10**9, 1]}]], ["views", [[0, 0, [], [], False]]],
+]}) or [torch.randn(16, 8)]
 
 # %% sheet_places
 """Writes arguments without a place for the tensor on the sheet: ``invalid_problem``."""
@@ -143,7 +145,9 @@ get_inputs = lambda: write({"is": "dict", "of": [["x", 5], ["y", {"is": "tuple",
 
 # %% sheet_places_beyond
 """Writes more places of tensors on the sheet than there are, which would fail in the candidate: ``invalid_problem``."""
-get_inputs = lambda: write([{"is": "leaf"}] * 99) or [torch.randn(16, 8)]
+get_inputs = lambda: write({"is": "dict", "of": [
+    ["arguments", [{"is": "leaf"}] * 99], ["views", [[0, 0, [], [], False]]],
+]}) or [torch.randn(16, 8)]
 
 # %% sheet_tensors
 """Writes on the sheet of ten thousand tensors that all lie in the same 60 MB: ``reference_error``.

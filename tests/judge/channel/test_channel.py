@@ -45,8 +45,20 @@ def test_a_reply_survives_the_way() -> None:
     specs = tuple(TensorSpec(dtype, (2, 3), "cuda") for dtype in DTYPES)
     locations = tuple(Location(Where.EXPORTED, 3, 2**60 + i, 512 * i, (3, 1)) for i in range(len(DTYPES)))
     reply = Reply(
-        Answer.RAISED, 7, Tag.CUDA, 700, "(T,T)", "builtins.ValueError", "größer", specs, locations, True, 2**50
+        Answer.RAISED,
+        7,
+        Tag.CUDA,
+        700,
+        "(Tensor,)",
+        "builtins.ValueError",
+        "größer",
+        specs,
+        locations,
+        True,
+        False,
+        2**50,
     )
+    assert Reply.unpack(replace(reply, drew=False, differentiates=True).pack()).differentiates
     reply = replace(reply, shortage=Shortage("shared memory", 2**50, 232448, "matmul", "BM=128, ö=1"))
     assert Reply.unpack(reply.pack()) == reply
 
@@ -104,7 +116,7 @@ def test_a_command_brings_its_payload_and_descriptors() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_both_sides_see_the_same_tensor(dtype: torch.dtype) -> None:
     for shape in ((), (0,), (3,), (2, 3), (2, 0, 4)):
-        like = torch.zeros(shape).to(dtype)
+        like = torch.zeros((*shape, dtype.itemsize), dtype=torch.uint8).view(dtype).reshape(shape)
         shared = SharedTensor(like)
         there = opened(shared)
         shared.tensor.copy_(like)
@@ -114,8 +126,8 @@ def test_both_sides_see_the_same_tensor(dtype: torch.dtype) -> None:
     shared = SharedTensor(torch.zeros(4, 5, dtype=dtype).t())
     there = opened(shared)
     assert there.stride() == (1, 5)
-    there[2, 1] = 1
-    assert shared.tensor[2, 1] == 1
+    shared.tensor.untyped_storage().fill_(64)
+    assert there[2, 1].reshape(1).view(torch.uint8).tolist() == [64] * dtype.itemsize
 
 
 SHAPES = st.lists(st.integers(1, 4), max_size=4).map(tuple)

@@ -372,6 +372,21 @@ def test_beside_a_gpu_the_builder_names_it_and_admits_that_there_is_none(
     assert own == ["-gencode=arch=compute_80,code=sm_80"]
 
 
+def test_a_lock_that_no_process_holds_is_removed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lock, arguments = tmp_path / "lock", {"build_directory": str(tmp_path)}
+
+    def compile_it(build_directory: str) -> None:
+        raise AssertionError(build_directory)
+
+    libraries.drop_stale_lock(compile_it, (), arguments)
+    with lock.open("w"):
+        libraries.drop_stale_lock(compile_it, (), arguments)
+        assert lock.exists()
+    libraries.drop_stale_lock(compile_it, (), arguments)
+    assert not lock.exists()
+    assert f"removed {lock}, a lock of torch.utils.cpp_extension that no process holds" in capfd.readouterr().out
+
+
 def test_a_shelf_is_filled_whole_or_not_at_all(tmp_path: Path) -> None:
     whole = [("a" * 64, "a.so", b"1"), ("b" * 64, shelf.REFUSED, b"2")]
     shelf.fill(tmp_path / "whole", whole)

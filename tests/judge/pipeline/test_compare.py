@@ -7,9 +7,11 @@ import json
 import math
 import subprocess
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import pytest
@@ -22,7 +24,7 @@ from kqueue.profiles import Protocol
 from workers.judge.candidate.reference import rounded_otherwise
 from workers.judge.channel.marks import mark
 from workers.judge.channel.protocol import Answer, Reply
-from workers.judge.channel.tensors import TensorSpec, describe
+from workers.judge.channel.tensors import DTYPES, TensorSpec, describe, paths
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import compare
 from workers.judge.pipeline.cases import Case
@@ -141,6 +143,23 @@ def test_a_value_that_is_not_finite_passes_only_for_the_same() -> None:
     assert fault(ref.clone(), ref) is None
     for wrong in (1e38, float("inf"), float("nan")):
         assert fault(torch.tensor([1.0, wrong]), ref) is not None
+    ended = fault(torch.tensor([1.0, -1e30]), ref, exact=ref.double())
+    assert "1 of 2 values differ" in str(ended)
+    assert "the first is -1e+30 instead of -inf" in str(ended)
+
+
+def test_facts_name_the_cause_where_it_is_known() -> None:
+    """A wrong answer counts the values that were never written, and says if indices differ among equal values only."""
+    ref = torch.arange(1.0, 9.0)
+    out = ref.clone()
+    mark(out[6:])
+    assert facts_of(fault(out, ref)).unwritten == 2
+    assert facts_of(fault(ref + 1, ref)).unwritten is None
+    case = Case(0, inputs=[torch.tensor([[1.0, 1.0, 2.0]])], outputs=[torch.tensor([[0, 2]])])
+    for indices, tied in (([1, 2], True), ([2, 0], None), ([5, 2], None)):
+        with pytest.raises(EvaluationEnded) as caught:
+            check_values([torch.tensor([indices])], case, Settings())
+        assert caught.value.outcome.facts.ties_only is tied
 
 
 def test_tiny_large_scalar_and_empty_values_compare() -> None:
@@ -157,11 +176,11 @@ def test_tiny_large_scalar_and_empty_values_compare() -> None:
 @pytest.mark.parametrize(
     ("structure", "spec", "category"),
     [
-        ("[T]", TensorSpec(torch.float32, (2,), "cpu"), Category.WRONG_OUTPUT_STRUCTURE),
-        ("T", TensorSpec(torch.float64, (3,), "meta"), Category.WRONG_SHAPE),
-        ("T", TensorSpec(torch.float64, (2,), "meta"), Category.WRONG_DTYPE),
-        ("T", TensorSpec(None, (2,), "cpu"), Category.WRONG_DTYPE),
-        ("T", TensorSpec(torch.float32, (2,), "meta"), Category.WRONG_DEVICE),
+        ("[Tensor]", TensorSpec(torch.float32, (2,), "cpu"), Category.WRONG_OUTPUT_STRUCTURE),
+        ("Tensor", TensorSpec(torch.float64, (3,), "meta"), Category.WRONG_SHAPE),
+        ("Tensor", TensorSpec(torch.float64, (2,), "meta"), Category.WRONG_DTYPE),
+        ("Tensor", TensorSpec(None, (2,), "cpu"), Category.WRONG_DTYPE),
+        ("Tensor", TensorSpec(torch.float32, (2,), "meta"), Category.WRONG_DEVICE),
     ],
 )
 def test_structure_goes_before_shape_before_dtype_before_device(
@@ -169,20 +188,102 @@ def test_structure_goes_before_shape_before_dtype_before_device(
 ) -> None:
     reply = Reply(Answer.MISMATCH, 1, structure=structure, tensors=(spec,))
     with pytest.raises(EvaluationEnded) as caught:
-        check_form(reply, "T", [torch.zeros(2)])
+        check_form(reply, "Tensor", [torch.zeros(2)])
     assert caught.value.outcome.category is category
 
 
-def test_arrangements_are_told_apart() -> None:
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+@dataclass
+class Result:
+    a: Any
+    b: Any = None
+
+
+def test_structures_are_told_apart_and_forms_of_one_structure_are_not() -> None:
 
     class Fancy(torch.Tensor):
         pass
 
     t = torch.zeros(1)
-    values = [t, (t,), [t], (t, t), {"a": t}, {"b": t}, [(t,), t], None, 1.0, t.as_subclass(Fancy)]
+    values = [t, (t,), [t], (t, t), {"a": t}, {"b": t}, {1: t}, {"1": t}, [(t,), t], (t, None), None, 1.0]
+    values += [t.as_subclass(Fancy), t.to_sparse(), {t: t}]
     seen = [describe(value)[0] for value in values]
     assert len(set(seen)) == len(values)
-    assert seen[:2] == ["T", "(T)"]
+    assert seen[:2] == ["Tensor", "(Tensor,)"]
+    assert seen[-4:] == ["<float>", "<Fancy>", "<sparse_coo tensor>", "<dict with keys of the type Tensor>"]
+    assert describe(Pair(t, [None]))[0] == "(Tensor, [None])"
+    other = t + 1
+    for alike in (OrderedDict(b=None, a=(t, {"y": other, "x": t})), Result((t, {"x": t, "y": other}))):
+        structure, leaves = describe(alike)
+        assert structure == "{'a': (Tensor, {'x': Tensor, 'y': Tensor}), 'b': None}"
+        assert [leaf is other for leaf in leaves] == [False, False, True]
+    assert paths(structure) == ("['a'][0]", "['a'][1]['x']", "['a'][1]['y']")
+    deep: Any = t
+    for _ in range(9):
+        deep = [deep]
+    for refused in (describe(deep)[0], "<float>", "Tensor, *Tensor", "f(Tensor)", "(" * 500, "{**Tensor}", ""):
+        with pytest.raises(ValueError):
+            paths(refused)
+
+
+# ---- low-bit, unsigned and complex values -----------------------------------------------------------------------
+
+
+def test_unsigned_integers_are_compared_exactly() -> None:
+    for dtype in (torch.uint16, torch.uint32, torch.uint64):
+        ref = torch.arange(1, 65).to(dtype)
+        assert fault(ref.clone(), ref) is None
+        wrong = torch.cat((torch.arange(1, 4), torch.tensor([5]), torch.arange(5, 65))).to(dtype)
+        facts = facts_of(fault(wrong, ref))
+        assert (facts.wrong, facts.first[0].expected, facts.first[0].got) == (1, 4, 5)
+    large = torch.tensor([2**63 - 1]).view(torch.uint64)
+    assert fault((large.view(torch.int64) - 1).view(torch.uint64), large) is not None
+
+
+def low_bit(dtype: torch.dtype) -> list[torch.Tensor]:
+    """Return values of a low-bit format, the values one step up, and unrelated ones."""
+    if dtype is torch.float4_e2m1fn_x2:
+        codes = torch.randint(0, 7, (2, 64, 32))
+        codes[0, 0] = torch.arange(32) % 7
+        ref, above = (part[0] | (part[1] << 4) for part in (codes, codes + 1))
+        return [each.to(torch.uint8).view(dtype) for each in (ref, above, ref.flip(0))]
+    values = torch.randn(64, 64).abs() * 8 + 1
+    codes = values.to(dtype).view(torch.uint8)
+    return [codes.view(dtype), (codes + 1).view(dtype), codes.flip(0).view(dtype)]
+
+
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d.itemsize == 1 and d.is_floating_point], ids=str)
+def test_low_bit_values_can_be_off_by_one_step(dtype: torch.dtype) -> None:
+    ref, above, unrelated = low_bit(dtype)
+    assert fault(ref.clone(), ref) is None
+    half = ref.clone()
+    half.view(torch.uint8)[::2] = above.view(torch.uint8)[::2]
+    assert fault(half, ref) is None
+    facts_of(fault(unrelated, ref))
+    facts_of(fault(torch.ones(ref.shape).to(torch.uint8).view(dtype), ref))
+
+
+def test_no_finite_value_is_excused_where_the_reference_is_infinite() -> None:
+    ref = torch.randn(64)
+    ref[5] = -torch.inf
+    out = torch.where(ref.isfinite(), ref, -1e30)
+    for other in ({"again": ref * (1 + 1e-7)}, {"exact": ref.double() * (1 + 1e-9)}):
+        assert facts_of(fault(out, ref, **other)).wrong == 1
+
+
+def test_a_matched_ratio_excuses_some_values_and_no_more() -> None:
+    ref = torch.randn(100) + 3
+    out = ref * torch.where(torch.arange(100) < 4, 1.5, 1.0)
+    given = Tolerance(atol=0, rtol=0.1, matched_ratio=0.95)
+    assert fault(out, ref, tolerance=given) is None
+    ended = fault(ref * torch.where(torch.arange(100) < 6, 1.5, 1.0), ref, tolerance=given)
+    assert facts_of(ended).wrong == 6
+    assert "At least 0.95 of all must be within" in str(ended)
+    facts_of(fault(out, ref, tolerance=Tolerance(atol=0, rtol=0.1)))
 
 
 # ---- correct kernels: other orders, other roundings ------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Outcome, Policies, Policy, Request, Settings, Timing
+from kqueue.contract import Backend, Comparison, Outcome, Policies, Policy, Request, Settings, Timing
 from kqueue.profiles import Protocol
 from tests.judge.rig import Rig
 from tests.judge.sources import kernel, problem
@@ -157,10 +157,90 @@ def test_attributes_can_hide_methods_of_a_module(rig: Rig) -> None:
     assert outcome.category is Category.PASSED, outcome.message
 
 
-@pytest.mark.parametrize("right", ["torch.max(x, 1)", "tuple(torch.max(x, 1))"], ids=["returned", "tuple"])
-def test_named_tuples_are_tuples(rig: Rig, right: str) -> None:
-    outcome = judge(rig, problem("x: torch.max(x, 1)"), f"x: {right}")
+RESULT = "from dataclasses import dataclass\n@dataclass\nclass Result:\n    b: object\n    a: object = None\n"
+
+
+def test_outputs_can_have_any_structure_of_python(rig: Rig) -> None:
+    source = RESULT + problem("x: (Result(b={'p': x * 2, 1: [None, -x]}), torch.max(x, 1))")
+    outcome = judge(rig, source, "x: ({'a': None, 'b': {1: [None, -x], 'p': x + x}}, tuple(torch.max(x, 1)))")
     assert outcome.category is Category.PASSED, outcome.message
+    outcome = judge(rig, source, "x: ({'a': None, 'b': {1: [None, x * 2], 'p': x + x}}, tuple(torch.max(x, 1)))")
+    assert outcome.message.startswith("output 1 at [0]['b'][1][1]: "), outcome.message
+    outcome = judge(rig, problem("x: (x, None)"), "x: (x, x)")
+    assert outcome.message == "the output is (Tensor, Tensor), the reference's is (Tensor, None)"
+    outcome = judge(rig, problem("x: {'a': 1.0, 'b': x}"), "x: x")
+    assert outcome.category is Category.INVALID_PROBLEM
+    assert outcome.message.endswith("It returned {'a': <float>, 'b': Tensor}")
+
+
+def test_inputs_and_outputs_can_have_every_dtype(rig: Rig) -> None:
+    byte = "torch.randint(0, 256, (8, 16), dtype=torch.uint8)"
+    inputs = f"return [torch.randn(8, 16), {byte}.view(torch.float4_e2m1fn_x2)[:, ::2], {byte}.view(torch.uint64)]"
+    floats = "float8_e5m2 float8_e4m3fnuz float8_e8m0fnu complex32 complex64 uint16"
+    made = [f"x.abs().to(torch.{name})" for name in floats.split()]
+    made += ["y.clone()", "u.clone()", "u.view(torch.uint32)"]
+    answer = f"x, y, u: ({', '.join(made)})"
+    outcome = judge(rig, problem(answer, inputs), answer)
+    assert outcome.category is Category.PASSED, outcome.message
+    outcome = judge(
+        rig, problem(answer, inputs), answer.replace("u.clone()", "(u.view(torch.int64) + 1).view(u.dtype)")
+    )
+    assert outcome.message.startswith("output 7: 16 of 16 values"), outcome.message
+    outcome = judge(rig, problem("x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)"), "x: x")
+    assert outcome.category is Category.INVALID_PROBLEM
+    assert "torch.qint8, which cannot be shared: a quantized tensor has a scale" in outcome.message
+
+
+def test_arguments_can_be_objects_of_torch_and_made_on_a_gpu(rig: Rig) -> None:
+    init = "    def __init__(self, act, *, layer):\n        super().__init__(); self.act, self.layer = act, layer\n"
+    answer = "norm, x, linear, g: self.layer(self.act(norm(x, (8,)))) + linear(x) + torch.randn(8, generator=g)"
+    inputs = (
+        "yield from (torch.nn.functional.layer_norm, torch.randn(4, 8, device='cuda').cuda(0).to('cuda'),"
+        " torch.nn.Linear(8, 8), torch.Generator().manual_seed(3))"
+    )
+    source = problem(answer, inputs).replace("    def forward", init + "    def forward")
+    source += (
+        "def get_init_inputs():\n"
+        "    layers = torch.nn.Linear(8, 8), torch.nn.ReLU()\n"
+        "    return [[torch.nn.functional.gelu], {'layer': torch.nn.Sequential(*layers)}]"
+    )
+    right = kernel(answer).replace("    def forward", init + "    def forward")
+    outcome = rig.judge(Request(problem=source, kernel=right, backend=Backend.TORCH, settings=QUICK))
+    assert outcome.category is Category.PASSED, outcome.message
+
+
+def test_a_reference_can_use_autograd(rig: Rig) -> None:
+    source = problem("x: torch.autograd.grad((x * x).sum(), x)[0]", "return [torch.randn(4, 8, requires_grad=True)]")
+    for right in ("x: 2 * x.detach()", "x: torch.autograd.grad((x * x).sum(), x)[0]"):
+        outcome = judge(rig, source, right)
+        assert outcome.category is Category.PASSED, outcome.message
+
+
+def test_no_kernel_is_accused_of_a_shape_that_the_reference_has_too(rig: Rig) -> None:
+    """Most calls are timed on inputs that the reference has not answered."""
+    forward = "x: x[: 2 - int(x.sum() > 4)].clone()"
+    settings = Settings(checks=1, comparison=Comparison.KERNELBENCH, timing=Timing(calls=30))
+    outcome = judge(rig, problem(forward), forward, settings)
+    assert outcome.category is Category.INVALID_PROBLEM
+    assert outcome.message.startswith("the reference must return the same structure, shapes and dtypes"), (
+        outcome.message
+    )
+
+
+def test_a_kernel_finds_a_plain_command_line_and_can_be_in_a_fence(rig: Rig) -> None:
+    source = "from argparse import ArgumentParser\nArgumentParser().parse_args()\n" + kernel("x: (x.mul_(2), None)[1]")
+    request = Request(
+        problem=problem("x: (x.add_(x), None)[1]"),
+        kernel=f"My kernel:\n```python\n{source}```\n",
+        backend=Backend.TORCH,
+        settings=QUICK,
+    )
+    outcome = rig.judge(request)
+    assert outcome.category is Category.PASSED, outcome.message
+    assert outcome.evidence.findings is not None
+    assert outcome.evidence.findings[0].rule == "markdown_fence"
+    outcome = judge(rig, problem("x: x"), "x: x\nraise SystemExit(0)")
+    assert outcome.category is Category.IMPORT_ERROR
 
 
 @pytest.mark.parametrize(

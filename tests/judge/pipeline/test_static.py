@@ -219,9 +219,23 @@ def test_what_is_usual_is_a_note(source: str, rule: str) -> None:
     assert rule in ours(source)
 
 
+def test_code_is_taken_out_of_a_markdown_fence() -> None:
+    code = "class ModelNew:\n    text = '''\n```\n'''\n"
+    assert static.without_fence(code) == (code, None)
+    source, found = static.without_fence(f"Here:\n```python\n{code}```\nDone.\n")
+    assert source == "\n\n" + code
+    assert found is not None
+    assert (found["rule"], found["line"], "lines 3-6" in found["evidence"]) == ("markdown_fence", 2, True)
+    source, found = static.without_fence("```python\nclass ModelNew:\n  def (\n```\n")
+    with pytest.raises(EvaluationEnded, match="line 3"):
+        static.check(source)
+    prose = "```\nno kernel\n```\n"
+    assert static.without_fence(prose) == (prose, None)
+
+
 def test_every_rule_is_held_by_a_test() -> None:
     elsewhere = {"compiled_by_torch", "no_own_kernel", "library_call", "ctypes"}
-    elsewhere |= {"rules_stopped", "guard_stopped", "guard_skipped"}
+    elsewhere |= {"rules_stopped", "guard_stopped", "guard_skipped", "markdown_fence"}
     assert {*CHEATS.values(), *SUSPICIOUS.values(), *NOTES.values()} == RULES.keys() - elsewhere
 
 

@@ -18,7 +18,7 @@ import torch
 
 from workers.judge.candidate.harness import Harness, import_file
 from workers.judge.channel import flags
-from workers.judge.channel.arguments import put_together, take_apart
+from workers.judge.channel.arguments import of_constructor, put_together, take_apart
 from workers.judge.channel.buffers import form_of
 from workers.judge.channel.layout import put_back, taken_apart
 from workers.judge.channel.orders import Binding, Examine, Job, Order
@@ -97,7 +97,7 @@ class _Kernel(Harness):
         meta = [torch.empty(root.shape, dtype=self.dtype_of(root), device="meta") for root in roots]
         self._form = Binding(tuple(map(form_of, meta)), arrangement, tuple(views))
         placed = put_back([self.to_device(root).clone() for root in roots], views)
-        return take_apart(initial)[0], put_together(arrangement, placed)
+        return of_constructor(initial, problem.Model), put_together(arrangement, placed)
 
     def construct(self, initial: Any) -> None:
         """Import the kernel's source, construct its model and set it up."""

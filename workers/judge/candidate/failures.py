@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any, Final
 
+from kqueue.text import from_diagnostic
 from workers.judge.channel.gpu_memory import CudaCallError, driver
 from workers.judge.channel.protocol import Answer, Reply, Shortage, Tag
 from workers.judge.channel.wire import Command
@@ -26,6 +27,7 @@ _TAGS: Final = {
     "builtins.SystemExit": Tag.EXIT,
     "workers.judge.candidate.harness.EntryPointError": Tag.ENTRY_POINT,
     "workers.judge.candidate.harness.ProblemError": Tag.PROBLEM,
+    "workers.judge.candidate.interpreter.NeedsGpuError": Tag.NEEDS_GPU,
 }
 _OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
 #: Compile options that, together with the constants, decide how many resources a launch needs.
@@ -53,7 +55,7 @@ def reply_to(command: Command, error: BaseException, *, on_gpu: bool) -> Reply:
         tag=tag,
         code=code,
         exception=qualified(type(shown)),
-        message=text_of(shown),
+        message=from_diagnostic(text_of(shown)) if tag is Tag.COMPILE else text_of(shown),
         shortage=(shortage_of(error) if tag is Tag.RESOURCES else None) or Shortage(),
     )
 

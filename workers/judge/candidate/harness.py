@@ -24,7 +24,7 @@ from typing import Any, Final, cast
 
 import torch
 
-from workers.judge.candidate import failures, libraries, memory, profile, warm_up
+from workers.judge.candidate import failures, interpreter, libraries, memory, profile, warm_up
 from workers.judge.candidate.instance import Instance, is_plain, weights_of
 from workers.judge.channel import activities, flags
 from workers.judge.channel.arguments import check, put_together
@@ -32,8 +32,10 @@ from workers.judge.channel.buffers import Exports, OpenedBuffer, is_apart, is_de
 from workers.judge.channel.gpu_memory import CudaCallError, cudart
 from workers.judge.channel.layout import put_back
 from workers.judge.channel.marks import mark
+from workers.judge.channel.objects import Built
 from workers.judge.channel.orders import Binding, BufferSpec, Job, Opening, Order
 from workers.judge.channel.packets import send_with_fds, wait_briefly
+from workers.judge.channel.parameters import described
 from workers.judge.channel.protocol import Answer, Reply, Tag
 from workers.judge.channel.randomness import set_seed
 from workers.judge.channel.semaphores import Semaphores
@@ -74,7 +76,7 @@ def preload() -> None:
     logging.disable(logging.WARNING)
     try:
         importlib.import_module("torch.utils.cpp_extension")
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(ImportError), interpreter.uninterpreted():
             importlib.import_module("triton.language")
     finally:
         logging.disable(logging.NOTSET)
@@ -146,6 +148,7 @@ class Harness:
             Order.PROFILE: self._profile,
             Order.BUILD: self._build,
             Order.ALLOW: self._allow,
+            Order.DESCRIBE: self._describe,
         }
 
     def obey(self, command: Command) -> list[Reply]:
@@ -194,6 +197,7 @@ class Harness:
             self._events = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
         else:
+            interpreter.install(self._flags)
             memory.keep_host_memory()
             self.exports.announce_memory()
         return self.done(command)
@@ -219,6 +223,9 @@ class Harness:
             total = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, command.payload / total))
         return self.done(command)
+
+    def _describe(self, command: Command) -> Reply:
+        return Reply(Answer.DONE, command.sequence, message=described(self.own.model))
 
     def _load(self, command: Command) -> Reply:
         self.take_job(command.payload)
@@ -290,6 +297,8 @@ class Harness:
             return type(value)(self.to_device(item) for item in value)
         if type(value) is dict:
             return {key: self.to_device(item) for key, item in cast("dict[Any, Any]", value).items()}
+        if isinstance(value, Built):
+            return Built(value.name, self.to_device(value.attributes))
         return value
 
     def dtype_of(self, tensor: torch.Tensor) -> torch.dtype:
@@ -319,7 +328,7 @@ class Harness:
         self.unbind(own.inputs)
         own.inputs = self._opened(command)
         check(binding.arguments)
-        own.arrangement, own.views = binding.arguments, binding.views
+        own.arrangement, own.views, own.differentiates = binding.arguments, binding.views, binding.differentiates
         if binding.resets != own.resets:
             own.watch(binding.resets, binding.compared)
         own.input_memory = [
@@ -350,6 +359,10 @@ class Harness:
         if not self.on_gpu and (self._calls <= _MARKED_HOST_CALLS or self._calls % _MARKED_EVERY == 0):
             memory.mark_free_host_memory(own.forms)
 
+    def grad_mode(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which ``forward`` is called: without gradients unless the reference needs them."""
+        return torch.set_grad_enabled(self.own.differentiates)
+
     def _opened(self, command: Command) -> list[OpenedBuffer]:
         specs: tuple[BufferSpec, ...] = command.payload.buffers
         return [OpenedBuffer(spec, fd) for spec, fd in zip(specs, command.descriptors, strict=True)]
@@ -368,7 +381,7 @@ class Harness:
         launched: list[list[Any]] = []
         compiling = contextlib.nullcontext() if self._job.compiled else warm_up.launching_nothing(launched)
         try:
-            with compiling, torch.no_grad():
+            with compiling, self.grad_mode():
                 positional, keywords = self.own.arguments()
                 self.own.model(*positional, **keywords)
                 self.settle()
@@ -388,7 +401,7 @@ class Harness:
         positional, keywords = own.arguments()
         set_seed(command.seed)
         is_host = not (self.on_gpu or self.holds_sets)
-        with torch.no_grad(), memory.marked_host_memory() if is_host else contextlib.nullcontext():
+        with self.grad_mode(), memory.marked_host_memory() if is_host else contextlib.nullcontext():
             self.settle()
             output = own.model(*positional, **keywords)
             self.settle()
@@ -399,7 +412,7 @@ class Harness:
     def _time(self, command: Command) -> Reply:
         number, page, forward = command.sequence, self._flags, self._forward(command)
         self.settle()
-        with torch.no_grad():
+        with self.grad_mode():
             page[flags.READY] = number
             flags.wait(page, flags.GO, number, nap=not self.on_gpu)
             begin = time.perf_counter_ns()
@@ -416,7 +429,7 @@ class Harness:
         self.settle()
         begin, end = self._events
         stream = torch.cuda.current_stream().cuda_stream
-        with torch.no_grad():
+        with self.grad_mode():
             self._semaphores.wait(stream, flags.GO, number)
             begin.record()
             reply = self.deliver(command, forward())
@@ -434,7 +447,7 @@ class Harness:
         [memory] = command.descriptors
         positional, keywords = self.own.arguments()
         try:
-            with torch.no_grad():
+            with self.grad_mode():
                 page = activities.encode(profile.kernels(lambda: self.own.model(*positional, **keywords)))
         except Exception as error:  # noqa: BLE001 -- CUPTI's, or the kernel's under CUPTI
             page = activities.encode_failure(f"{failures.qualified(type(error))}: {failures.text_of(error)}")
@@ -461,8 +474,7 @@ class Harness:
         """Deliver outputs of the reference's structure. Describe outputs of another structure."""
         own = self.own
         structure, leaves = describe(output)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)][:MAX_TENSORS]
-        specs = tuple(TensorSpec.of(tensor) for tensor in tensors)
+        specs = tuple(TensorSpec.of(leaf) for leaf in leaves[:MAX_TENSORS])
         own.last, own.delivered = output, []
         if command.order is not Order.TIME_OVERHEAD:
             own.dense.clear()
@@ -503,8 +515,6 @@ class Harness:
 
     def can_locate(self, leaf: torch.Tensor) -> bool:
         """Return whether the judge can read a tensor of this device and form."""
-        if leaf.layout is not torch.strided:
-            return False
         has_form = leaf.device.type == self.device and leaf.numel() > 0 and leaf.dim() <= MAX_DIMS
         return has_form and TensorSpec.of(leaf).dtype is not None
 
@@ -550,6 +560,7 @@ class Harness:
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
             try:
+                libraries.drop_stale_lock(original, args, kwargs)
                 if self._keeper is not None:
                     self._report_compiling(True)
                     return self._keeper.build(original, args, kwargs)
@@ -584,6 +595,7 @@ def import_file(path: Path) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
+    sys.argv = [str(path)]  # A source can parse the command line, and this one is the fork server's.
     spec.loader.exec_module(module)
     return module
 

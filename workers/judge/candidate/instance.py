@@ -54,7 +54,7 @@ def buffers_of(model: torch.nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
 
 def is_plain(tensor: Any) -> TypeGuard[torch.Tensor]:
     """Return whether an object is a dense tensor of no other class that contains values."""
-    return describe(tensor)[0] == "T" and tensor.numel() > 0
+    return isinstance(tensor, torch.Tensor) and bool(describe(tensor)[1]) and tensor.numel() > 0
 
 
 @dataclass(slots=True)
@@ -64,6 +64,7 @@ class Instance:
     Attributes:
         arrangement: arrangement of ``forward``'s arguments.
         views: the tensors among the arguments, as views of ``inputs``.
+        differentiates: whether ``forward`` is called in grad mode.
         input_memory: address and size in bytes of each input of the last call.
         structure: arrangement of the reference's outputs (:func:`~workers.judge.channel.tensors.describe`).
         forms: forms of the reference's outputs.
@@ -80,6 +81,7 @@ class Instance:
     model: Any = None
     arrangement: Any = None
     views: tuple[View, ...] = ()
+    differentiates: bool = False
     inputs: list[OpenedBuffer] = field(default_factory=list[OpenedBuffer])
     input_memory: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     structure: str = ""
@@ -132,4 +134,5 @@ class Instance:
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
         """Return the positional and keyword arguments of one call, with new lists and dicts for each call."""
-        return put_together(self.arrangement, put_back([opened.tensor for opened in self.inputs], self.views))
+        roots = [opened.tensor for opened in self.inputs]
+        return put_together(self.arrangement, put_back(roots, self.views, differentiates=self.differentiates))

@@ -113,6 +113,22 @@ def prebuilt(
     return library.stem, str(folder), asked["is_python_module"]
 
 
+def drop_stale_lock(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Remove the lock of a build directory if no process has it open. torch would wait for its removal forever.
+
+    torch keeps its lock open while it builds.
+    """
+    lock = Path(inspect.signature(original).bind(*args, **kwargs).arguments["build_directory"], "lock").resolve()
+    if not lock.exists():
+        return
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # another user's process, or one that has ended
+            if descriptor.readlink() == lock:
+                return
+    print(f"kqueue removed {lock}, a lock of torch.utils.cpp_extension that no process holds", flush=True)  # noqa: T201
+    lock.unlink(missing_ok=True)
+
+
 def note_lines() -> None:
     """Make nvcc record source lines from now on. This does not change the generated instructions."""
     given = os.environ.get(_NVCC_FLAGS[1], "").split()

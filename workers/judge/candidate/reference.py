@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import math
 import mmap
 import random
@@ -19,20 +20,21 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
+from torch.overrides import TorchFunctionMode
 
-from workers.judge.candidate import variants
+from workers.judge.candidate import failures, variants
 from workers.judge.candidate.harness import Harness, ProblemError
 from workers.judge.candidate.instance import Instance, buffers_of, is_plain, modules_of, weights_of
 from workers.judge.channel import scalar_page
 from workers.judge.channel.arena import Arena
-from workers.judge.channel.arguments import FORM, ArgumentsError, put_together, take_apart
+from workers.judge.channel.arguments import FORM, ArgumentsError, of_constructor, put_together, take_apart
 from workers.judge.channel.bits import same_bits
 from workers.judge.channel.buffers import OpenedBuffer, is_apart
 from workers.judge.channel.layout import put_back, refusal, taken_apart
 from workers.judge.channel.orders import Ask, Draw, Order, Release
 from workers.judge.channel.protocol import Answer, Reply
 from workers.judge.channel.randomness import set_seed
-from workers.judge.channel.tensors import LASTING, MAX_TENSORS, Location, TensorSpec, View, describe, widened
+from workers.judge.channel.tensors import LASTING, MAX_TENSORS, PACKED, Location, TensorSpec, View, describe, widened
 from workers.judge.channel.wire import Command
 from workers.judge.host import linux
 
@@ -48,6 +50,8 @@ _MOST_BUFFERS: Final = 12
 _BUFFER_BYTES: Final = 16 << 20
 #: Number of values that show whether a tensor contains only whole numbers.
 _SAMPLE: Final = 1 << 12
+#: Part of torch's message if autograd is used outside of grad mode.
+_NEEDS_GRAD: Final = "does not require grad"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,8 @@ class ReferenceHarness(Harness):
         #: Numbers of those that its first call changed, which are a part of each answer. None before the first call.
         self._effects: list[int] | None = None
         self._has_warmed_up = False
+        #: Whether forward uses autograd, which needs grad mode.
+        self._differentiates = False
         #: Least CPU time in seconds of drawing an input set and of a forward, also in earlier evaluations.
         self._cpu_s = {"draw_s": math.inf, "call_s": math.inf}
         #: Copy of the model in float64, for inputs in float64.
@@ -122,13 +128,12 @@ class ReferenceHarness(Harness):
         self.own.model = None
         self._job = replace(self._job, seed=command.seed)
         torch.manual_seed(self._job.seed)
-        arguments = self._get_init_inputs() if callable(self._get_init_inputs) else []
-        if isinstance(arguments, dict):
-            arguments = dict(cast("dict[str, Any]", arguments))
-        elif isinstance(arguments, (list, tuple)):
-            arguments = list(cast("list[Any]", arguments))
-        else:
-            raise ProblemError("get_init_inputs() must return a list, or a dict of keyword arguments")
+        with self.on_host():
+            returned = self._get_init_inputs() if callable(self._get_init_inputs) else []
+        try:
+            arguments = of_constructor(returned, self._class)
+        except ArgumentsError as error:
+            raise ProblemError(str(error)) from None
         self._tell(arguments, "get_init_inputs()")
         return self.done(command)
 
@@ -221,8 +226,10 @@ class ReferenceHarness(Harness):
         random.seed(seed)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(seed % 2**32)
-        with torch.device(self.device) if on_device else contextlib.nullcontext(), self._timed("draw_s"):
+        where = torch.device(self.device) if on_device else contextlib.nullcontext()
+        with where, self.on_host(), self._timed("draw_s"):
             values = self._get_inputs()
+            values = list(values) if inspect.isgenerator(values) else values
         try:
             arrangement, tensors = take_apart(values)
         except ArgumentsError as error:
@@ -233,7 +240,12 @@ class ReferenceHarness(Harness):
             if reason := refusal(tensor):
                 raise ProblemError(f"get_inputs() returned as input {number} {reason}")
         roots, views = taken_apart([tensor.detach().resolve_conj().resolve_neg() for tensor in tensors])
+        views = [view._replace(requires_grad=tensor.requires_grad) for view, tensor in zip(views, tensors, strict=True)]
         return _Form(arrangement, views), [self.to_device(root) for root in roots]
+
+    def on_host(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which a problem that names a GPU makes its tensors on the CPU, where there is no GPU."""
+        return contextlib.nullcontext() if self.on_gpu else _OnHost()
 
     def _construct(self, command: Command) -> Reply:
         reply = super()._construct(command)
@@ -373,15 +385,27 @@ class ReferenceHarness(Harness):
         return [(moved(t, ask.nudge) if ask.nudge else t).to(dtype) for t, dtype in zip(inputs, dtypes, strict=True)]
 
     def _call(self, ask: Ask, held: _Set, tensors: list[torch.Tensor]) -> tuple[Any, bool]:
-        """Return the model's output, and whether the call drew random numbers."""
+        """Return the model's output, and whether the call drew random numbers. Find out whether it needs grad mode."""
+        try:
+            return self._call_once(ask, held, tensors)
+        except RuntimeError as error:
+            if self._differentiates or _NEEDS_GRAD not in failures.text_of(error):
+                raise
+            self._differentiates = True
+            return self._call_once(ask, held, tensors)
+
+    def _call_once(self, ask: Ask, held: _Set, tensors: list[torch.Tensor]) -> tuple[Any, bool]:
         own = self._instance(ask)
         own.input_memory = [(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
         if ask.wide and own.resets != self.own.resets:
             own.watch(self.own.resets, self.own.compared)
         own.reset()
-        positional, keywords = put_together(held.form.arguments, put_back(tensors, held.form.views))
+        positional, keywords = put_together(
+            held.form.arguments, put_back(tensors, held.form.views, differentiates=self._differentiates)
+        )
         mode = _evaluating(own.model) if ask.evaluates else contextlib.nullcontext()
-        with _default_dtype(torch.float64) if ask.wide else mode, torch.no_grad():
+        gradients = torch.set_grad_enabled(self._differentiates)
+        with _default_dtype(torch.float64) if ask.wide else mode, gradients:
             set_seed(ask.seed)
             before = self._random_state()
             with contextlib.nullcontext() if ask.wide else self._timed("call_s"):
@@ -419,7 +443,9 @@ class ReferenceHarness(Harness):
         """
         own = self._instance(ask)
         structure, leaves = describe(output)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)][:MAX_TENSORS]
+        if reason := next(filter(None, map(refusal, leaves)), ""):
+            raise ProblemError(f"Model.forward returned {reason}")
+        tensors = leaves[:MAX_TENSORS]
         locations: list[Location] = []
         lasting = _lasting(own.model)
         for leaf in tensors:
@@ -452,15 +478,16 @@ class ReferenceHarness(Harness):
             tensors=tuple(TensorSpec.of(tensor) for tensor in tensors),
             locations=tuple(locations),
             drew=drew,
-            written_bytes=0 if ask.wide else self._written(output),
+            differentiates=self._differentiates,
+            written_bytes=0 if ask.wide else self._written(leaves),
         )
 
-    def _written(self, output: Any) -> int:
+    def _written(self, outputs: list[torch.Tensor]) -> int:
         """Return the total bytes of outputs that are neither inputs nor weights. Shared memory counts once."""
         kept = {tensor.untyped_storage().data_ptr() for tensor in weights_of(self.own.model)}
         kept |= {begin for begin, _ in self.own.input_memory}
         sizes: dict[int, int] = {}
-        for leaf in _tensors(output):
+        for leaf in outputs:
             storage = leaf.untyped_storage()
             if storage.data_ptr() not in kept:
                 where = storage.data_ptr()
@@ -482,7 +509,7 @@ class ReferenceHarness(Harness):
     def _rest(self, command: Command) -> Reply:
         """Drop the evaluation's buffers, models and tensors."""
         self._sets, self._form, self._variants = {}, None, None
-        self._mutated, self._effects = set(), None
+        self._mutated, self._effects, self._differentiates = set(), None, False
         for instance in (self.own, self._wide):
             self.unbind(instance.inputs)
         self.own, self._wide = Instance(), Instance()
@@ -505,14 +532,31 @@ class ReferenceHarness(Harness):
             data = scalar_page.encode(value)
         except scalar_page.ScalarPageError as error:
             raise ProblemError(
-                f"{function} returned {error}. Only numbers, strings, tensors and their lists are supported"
+                f"{function} returned {error}. It can return numbers, strings, tensors, functions and modules of"
+                " torch, and their lists, tuples, sets and dicts"
             ) from None
         self._scalar_page[: len(data)] = data
 
 
+class _OnHost(TorchFunctionMode):
+    """Replaces CUDA devices by the CPU in calls of torch."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.cuda:
+            return args[0]
+        given = {name: self._replaced(value) for name, value in (kwargs or {}).items()}
+        return func(*map(self._replaced, args), **given)
+
+    @staticmethod
+    def _replaced(value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return torch.device("cpu") if value.type == "cuda" else value
+        return "cpu" if isinstance(value, str) and value.partition(":")[0] == "cuda" else value
+
+
 def moved(tensor: torch.Tensor, rounding: float) -> torch.Tensor:
     """Return floating values in float64, each changed by about ``rounding`` but within the range of the tensor."""
-    if not tensor.is_floating_point() or not tensor.numel():
+    if not tensor.is_floating_point() or tensor.dtype in PACKED or not tensor.numel():
         return tensor
     wide = tensor.double()
     low, high = wide.aminmax()
@@ -524,7 +568,7 @@ def rounded_otherwise(tensor: torch.Tensor, rounding: float) -> torch.Tensor:
     """Return a copy with each value changed by about ``rounding`` of it, unless the values are whole numbers."""
     # Whole numbers are often masks, one-hot vectors or indices, whose change is more than a rounding error.
     some = tensor.reshape(-1)[:_SAMPLE]
-    if not tensor.is_floating_point() or torch.equal(some.float(), some.float().round()):
+    if not tensor.is_floating_point() or tensor.dtype in PACKED or torch.equal(some.float(), some.float().round()):
         return tensor.clone()
     exact = tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.dtype.itemsize > 1 else tensor.float()
     change = torch.randn_like(exact).mul_(rounding).mul_(exact).nan_to_num_(0.0, 0.0, 0.0)

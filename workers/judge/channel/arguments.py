@@ -6,11 +6,14 @@ They are sent in two parts. The arrangement is a list of positional arguments or
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any, Final, cast
 
 import torch
+
+from workers.judge.channel.objects import Built, Named, as_data, as_object
 
 
 class Leaf(Enum):
@@ -22,11 +25,11 @@ class Leaf(Enum):
 LEAF: Final = Leaf.TENSOR
 #: Form that ``get_inputs()`` must return, for messages.
 FORM: Final = (
-    "get_inputs() must return a list of tensors, numbers, strings, None, and lists, tuples and dicts of them,"
-    " or a dict of such keyword arguments"
+    "get_inputs() must return a list of tensors, numbers, strings, None, dtypes, functions and modules of torch, and"
+    " lists, tuples and dicts of them, or a dict of such keyword arguments"
 )
 #: Types of plain values.
-_PLAIN: Final = (int, float, bool, str, type(None))
+_PLAIN: Final = (int, float, bool, complex, str, torch.dtype, type(None))
 _MOST_DEPTH: Final = 8
 
 
@@ -62,7 +65,15 @@ def _without_tensors(value: Any, depth: int, tensors: list[torch.Tensor]) -> Any
         return kind(_without_tensors(item, depth + 1, tensors) for item in value)
     if kind is dict:
         return {key: _without_tensors(item, depth + 1, tensors) for key, item in value.items()}
-    return value
+    if kind in _PLAIN:
+        return value
+    try:
+        data = as_data(value)
+    except ValueError as error:
+        raise ArgumentsError(str(error)) from None
+    if isinstance(data, Named):
+        return data
+    return Built(data.name, _without_tensors(data.attributes, depth + 1, tensors))
 
 
 def check(arrangement: Any) -> int:
@@ -88,16 +99,51 @@ def _leaves(value: Any, depth: int) -> int:
         if not all(type(key) is str for key in value):
             raise ArgumentsError("a dict whose keys are not strings")
         return sum(_leaves(item, depth + 1) for item in value.values())
-    if kind not in _PLAIN:
+    if kind is Built and type(value.attributes) is dict:
+        return _leaves(value.attributes, depth + 1)
+    if kind not in _PLAIN and kind is not Named:
         raise ArgumentsError(f"a value of the type {kind.__name__}")
     return 0
 
 
 def put_together(arrangement: Any, tensors: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
-    """Return the positional and keyword arguments of one call, in new lists and dicts."""
-    left = iter(tensors)
-    made = _with_tensors(arrangement, left)
-    return ([], made) if isinstance(made, dict) else (made, {})
+    """Return the positional and keyword arguments of one call, in new lists and dicts.
+
+    The arrangement is a list, a dict, or a tuple of both.
+    """
+    made = _with_tensors(arrangement, iter(tensors))
+    return made if isinstance(made, tuple) else ([], made) if isinstance(made, dict) else (made, {})
+
+
+def of_constructor(returned: Any, model: Any) -> list[Any] | dict[str, Any] | tuple[list[Any], dict[str, Any]]:
+    """Return a model's arguments from the value of ``get_init_inputs()``: a list, a dict, or a tuple of both.
+
+    ``[[arguments], {keywords}]`` is KernelBook's form. It can also be two arguments, so the constructor's signature
+    decides.
+
+    Raises:
+        ArgumentsError: the value is no list, tuple or dict.
+    """
+    if isinstance(returned, dict):
+        return dict(cast("dict[str, Any]", returned))
+    if not isinstance(returned, (list, tuple)):
+        raise ArgumentsError("get_init_inputs() must return a list, a dict of keyword arguments, or [list, dict]")
+    arguments = list(cast("list[Any]", returned))
+    match arguments:
+        case [[*positional], dict() as keywords] if all(isinstance(key, str) for key in cast("Any", keywords)):
+            pair = positional, cast("dict[str, Any]", keywords)
+            is_clear = bool(keywords) or not positional or not _accepts(model, arguments, {})
+            return pair if is_clear and _accepts(model, *pair) else arguments
+        case _:
+            return arguments
+
+
+def _accepts(model: Any, positional: list[Any], keywords: dict[str, Any]) -> bool:
+    try:
+        inspect.signature(model).bind(*positional, **keywords)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _with_tensors(value: Any, left: Iterator[torch.Tensor]) -> Any:
@@ -108,4 +154,6 @@ def _with_tensors(value: Any, left: Iterator[torch.Tensor]) -> Any:
     if isinstance(value, (list, tuple)):
         items = cast("list[Any]", value)
         return type(items)(_with_tensors(item, left) for item in items)
-    return value
+    if isinstance(value, Built):
+        return as_object(Built(value.name, _with_tensors(value.attributes, left)))
+    return as_object(value) if isinstance(value, Named) else value

@@ -24,8 +24,12 @@ def refusal(tensor: torch.Tensor) -> str:
         kind = "nested (jagged)" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         return f"a {kind} tensor. Only dense and strided tensors can be shared"
     if tensor.dtype not in DTYPES:
-        kind = "quantized " if tensor.is_quantized else ""
-        return f"a {kind}tensor of {tensor.dtype}, which cannot be shared"
+        reason = (
+            "a quantized tensor has a scale besides its values"
+            if tensor.is_quantized
+            else "torch has no arithmetic for it"
+        )
+        return f"a tensor of {tensor.dtype}, which cannot be shared: {reason}. View it as a dtype with arithmetic"
     if tensor.dim() > MAX_DIMS:
         return f"a tensor of {tensor.dim()} dimensions, and at most {MAX_DIMS} are possible"
     return ""
@@ -65,7 +69,7 @@ def _root_of(tensors: Sequence[torch.Tensor], views: Sequence[View]) -> torch.Te
     begin = min(tensor.storage_offset() for tensor in tensors)
     size = max(view.offset + view.extent for view in views)
     memory = first.as_strided((size,), (1,), begin)
-    root = torch.zeros(size, dtype=first.dtype, device=first.device)
+    root = torch.zeros(size * first.itemsize, dtype=torch.uint8, device=first.device).view(first.dtype)
     for view in views:
         # One index of an expanded dimension reaches all of its memory.
         shape = [1 if step == 0 else n for n, step in zip(view.shape, view.stride, strict=True)]
@@ -78,12 +82,18 @@ def _root_of(tensors: Sequence[torch.Tensor], views: Sequence[View]) -> torch.Te
     return root
 
 
-def put_back(roots: Sequence[torch.Tensor], views: Sequence[View]) -> list[torch.Tensor]:
-    """Return the inputs as views of their roots."""
-    return [
+def put_back(
+    roots: Sequence[torch.Tensor], views: Sequence[View], *, differentiates: bool = False
+) -> list[torch.Tensor]:
+    """Return the inputs as views of their roots, with ``requires_grad`` as in the problem if it is wanted."""
+    inputs = [
         roots[view.root].as_strided(view.shape, view.stride, roots[view.root].storage_offset() + view.offset)
         for view in views
     ]
+    for tensor, view in zip(inputs, views, strict=True):
+        if differentiates and view.requires_grad:
+            tensor.requires_grad_()
+    return inputs
 
 
 def checked(encoded: Any, roots: Sequence[TensorSpec]) -> tuple[View, ...]:
@@ -95,7 +105,9 @@ def checked(encoded: Any, roots: Sequence[TensorSpec]) -> tuple[View, ...]:
     views = tuple(View(*fields) for fields in encoded if len(fields) == len(View._fields))
     for view in views:
         numbers = (view.root, view.offset, *view.shape, *view.stride)
-        if any(type(number) is not int or not 0 <= number < 1 << 48 for number in numbers):
+        if type(view.requires_grad) is not bool or any(
+            type(number) is not int or not 0 <= number < 1 << 48 for number in numbers
+        ):
             raise ValueError("a view of impossible numbers")
         if len(view.shape) != len(view.stride) or len(view.shape) > MAX_DIMS or view.root >= len(roots):
             raise ValueError("a view of an impossible form")

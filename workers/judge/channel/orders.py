@@ -47,7 +47,7 @@ class Order(IntEnum):
     """Enqueue a timed call with an empty kernel before the forward."""
     SET_UP = 29
     """Call the model's ``setup()`` with the form of the inputs (:class:`Binding`). A mismatch if it declares none."""
-    EVALUATE = 28
+    EVALUATE = 30
     """Put the model in ``eval()`` mode."""
     PROFILE = 12
     """Make one call under a profiler. Write the names of the executed kernels to the shared memory sent with the
@@ -84,6 +84,8 @@ class Order(IntEnum):
     the order. The process obeys no further orders."""
     ARENA = 24
     """Reference: store inputs and answers in this memory of the judge, as far as they fit."""
+    DESCRIBE = 28
+    """Describe the model's parameters in the reply's message (:mod:`workers.judge.channel.parameters`)."""
     REST = 20
     """Reference: free unused memory. The process can serve another evaluation later."""
 
@@ -153,6 +155,7 @@ class Binding:
 
     Attributes:
         arguments: for inputs, the arrangement of ``forward``'s arguments (:mod:`workers.judge.channel.arguments`).
+        differentiates: for inputs, whether ``forward`` is called in grad mode.
         views: for inputs, the arguments' tensors as views of the buffers (:mod:`workers.judge.channel.layout`).
         structure: for outputs, the structure of the reference's output (see ``describe``).
         lasting: numbers of the outputs that the reference returns from memory of its model. Other outputs are marked
@@ -164,6 +167,7 @@ class Binding:
     buffers: tuple[BufferSpec, ...]
     arguments: Any = None
     views: tuple[View, ...] = ()
+    differentiates: bool = False
     structure: str = ""
     lasting: tuple[int, ...] = ()
     resets: tuple[str, ...] = ()

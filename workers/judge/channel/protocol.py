@@ -71,6 +71,8 @@ class Tag(IntEnum):
     """The problem does not have the required form."""
     FILES = 9
     """There was no disk space for a file."""
+    NEEDS_GPU = 10
+    """Triton's interpreter lacks what the kernel uses."""
 
 
 _DEVICES: Final = ("cpu", "cuda", "meta")
@@ -108,7 +110,7 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The reply to an order. Only a reference sets ``drew`` and ``written_bytes``.
+    """The reply to an order. Only a reference sets ``drew``, ``differentiates`` and ``written_bytes``.
 
     Attributes:
         sequence: the order's number.
@@ -120,6 +122,7 @@ class Reply:
         tensors: the specs of the outputs, or of the inputs after ``DRAW``.
         locations: the tensors' locations, in the same order.
         drew: whether the call drew random numbers.
+        differentiates: whether the model uses autograd in its forward.
         written_bytes: size in bytes of the outputs that are neither inputs nor weights.
         shortage: for the tag ``RESOURCES``, the missing resource, if known.
     """
@@ -134,13 +137,22 @@ class Reply:
     tensors: tuple[TensorSpec, ...] = field(default=())
     locations: tuple[Location, ...] = field(default=())
     drew: bool = False
+    differentiates: bool = False
     written_bytes: int = 0
     shortage: Shortage = Shortage()
 
     def pack(self) -> bytes:
         """Return the binary form."""
         head = _REPLY_HEAD.pack(
-            *(_MAGIC, self.answer, self.sequence, self.tag, self.code, self.written_bytes, self.drew),
+            *(
+                _MAGIC,
+                self.answer,
+                self.sequence,
+                self.tag,
+                self.code,
+                self.written_bytes,
+                self.drew | self.differentiates << 1,
+            ),
             *(_fit(self.structure, MAX_STRUCTURE_BYTES), _fit(self.exception, 128), _fit(self.message, 2048)),
             *(self.shortage.pack(), len(self.tensors)),
         )
@@ -157,17 +169,17 @@ class Reply:
         """
         if len(data) != REPLY_BYTES:
             raise ProtocolError(f"a reply of {len(data)} bytes instead of {REPLY_BYTES}")
-        magic, answer, sequence, tag, code, written, drew, structure, exception, message, shortage, count = (
+        magic, answer, sequence, tag, code, written, traits, structure, exception, message, shortage, count = (
             _REPLY_HEAD.unpack_from(data)
         )
-        if magic != _MAGIC or count > MAX_TENSORS or drew > 1:
+        if magic != _MAGIC or count > MAX_TENSORS or traits > 3:
             raise ProtocolError("a reply with a malformed header")
         try:
             tensors = [_unpack_tensor(data, _REPLY_HEAD.size + i * _TENSOR.size) for i in range(count)]
             return cls(
                 *(Answer(answer), sequence, Tag(tag), code, _text(structure), _text(exception), _text(message)),
                 *(tuple(spec for spec, _ in tensors), tuple(location for _, location in tensors)),
-                *(bool(drew), written, Shortage.unpack(shortage)),
+                *(bool(traits & 1), bool(traits & 2), written, Shortage.unpack(shortage)),
             )
         except ValueError as error:
             raise ProtocolError(f"a reply with an unknown number: {error}") from None

@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 import torch
 
 from workers.judge.channel.arguments import LEAF
+from workers.judge.channel.objects import Built, Named, as_data
 from workers.judge.channel.tensors import DTYPES
 
 #: Size of a scalar page in bytes. Only written pages of the host take memory.
@@ -40,7 +41,8 @@ def encode(value: Any) -> bytes:
 
     Args:
         value: None, bool, int, float, complex, str, bytes, :class:`torch.dtype`, :class:`torch.device`,
-            :class:`torch.Size`, slice, range, :data:`LEAF` and dense tensors, in lists, tuples, sets and dicts.
+            :class:`torch.Size`, slice, range, :data:`LEAF`, dense tensors and the objects of
+            :mod:`~workers.judge.channel.objects`, in lists, tuples, sets and dicts.
 
     Raises:
         ScalarPageError: the value contains an unsupported type, or is too large.
@@ -100,7 +102,12 @@ def _encode(value: Any, tensors: io.BytesIO, depth: int) -> Any:
         return {"is": "leaf"}
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         return _encode_tensor(value, tensors)
-    raise ScalarPageError(f"a value of the type {kind.__module__}.{kind.__qualname__}")
+    try:
+        data = as_data(value)
+    except ValueError as error:
+        raise ScalarPageError(str(error)) from None
+    of = _encode(data.attributes, tensors, depth + 1) if isinstance(data, Built) else None
+    return {"is": "object", "name": data.name, "of": of}
 
 
 def _encode_tensor(tensor: torch.Tensor, tensors: io.BytesIO) -> Any:
@@ -145,10 +152,11 @@ class _Decoder:
             return complex(float(of[0]), float(of[1]))
         if kind == "bytes":
             return bytes(list(of))
-        if kind == "dtype":
-            return _DTYPES[of]
-        if kind == "device":
-            return torch.device(str(of)[:16])
+        if kind in ("dtype", "device"):
+            return _DTYPES[of] if kind == "dtype" else torch.device(str(of)[:16])
+        if kind == "object":
+            name = str(encoded["name"])
+            return Named(name) if of is None else Built(name, self.decode(of, depth + 1))
         if kind in ("leaf", "tensor"):
             return LEAF if kind == "leaf" else self._tensor(encoded)
         raise ScalarPageError("a value of an unknown kind")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 from dataclasses import dataclass
 from enum import IntEnum
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -21,7 +24,15 @@ DTYPES: Final[tuple[torch.dtype, ...]] = (
     *(torch.float32, torch.float16, torch.bfloat16, torch.float64),
     *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool),
     *(torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2),
+    *(torch.uint16, torch.uint32, torch.uint64, torch.complex32),
+    *(torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2),
 )
+#: Formats for which torch has no arithmetic. Scales that are powers of two, and pairs of numbers in one byte.
+PACKED: Final = frozenset({torch.float8_e8m0fnu, torch.float4_e2m1fn_x2})
+#: Maximum depth of nested containers in an output.
+_MOST_DEPTH: Final = 8
+#: Text of a tensor in a structure.
+_TENSOR: Final = "Tensor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +50,13 @@ class TensorSpec:
 
 
 class View(NamedTuple):
-    """An input: the number of its root, its offset there in elements, its shape and its strides."""
+    """An input: the number of its root, its offset there in elements, its shape and strides, if it requires grad."""
 
     root: int
     offset: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+    requires_grad: bool = False
 
     @property
     def extent(self) -> int:
@@ -87,40 +99,91 @@ class Location:
     stride: tuple[int, ...] = ()
 
 
-def describe(value: Any) -> tuple[str, list[Any]]:
-    """Return the structure of an output as text, and its leaves in order.
+def describe(value: Any) -> tuple[str, list[torch.Tensor]]:
+    """Return the structure of an output in Python's notation, and its tensors in order.
 
-    ``T`` is a dense tensor, exactly :class:`torch.Tensor` or :class:`torch.nn.Parameter`, without instance attributes
-    that hide a tensor's attributes. ``(…)`` is a tuple, also a named one or one of ``torch.return_types``. ``[…]`` is a
-    list, ``{key:…}`` a dict with string keys in insertion order, and ``?Type`` any other value.
+    ``Tensor`` is a dense tensor, exactly :class:`torch.Tensor` or :class:`torch.nn.Parameter`, without instance
+    attributes that hide a tensor's attributes. Named tuples and ``torch.return_types`` are tuples. Subclasses of dict
+    and dataclasses are dicts. The items of a dict are sorted by the text of their keys. Any other value than None has
+    the name of its type in angle brackets.
     """
-    leaves: list[Any] = []
+    leaves: list[torch.Tensor] = []
     return _described(value, 0, leaves), leaves
 
 
-def _described(node: Any, depth: int, leaves: list[Any]) -> str:
+def _described(node: Any, depth: int, leaves: list[torch.Tensor]) -> str:
     # Not a nested function: a recursive closure is a reference cycle, and would keep the leaves alive until garbage
     # collection.
     kind = type(node)
-    if (kind is torch.Tensor or kind is torch.nn.Parameter) and _is_plain(node):
+    if node is None:
+        return "None"
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        if reason := _unusual(node):
+            return f"<{reason}>"
         leaves.append(node)
-        return "T"
-    if depth < 8 and (issubclass(kind, tuple) or kind is list):
-        left, right = "[]" if kind is list else "()"
-        items = node if kind is list else tuple.__iter__(node)  # A subclass can define another iterator.
-        return left + ",".join(_described(item, depth + 1, leaves) for item in items) + right
-    if depth < 8 and kind is dict and all(type(key) is str for key in node):
-        return "{" + ",".join(f"{key}:{_described(item, depth + 1, leaves)}" for key, item in node.items()) + "}"
-    leaves.append(node)
-    return f"?{kind.__name__}"
+        return _TENSOR
+    pairs: Any = None
+    if issubclass(kind, dict):
+        pairs = dict.items(node)  # A subclass can define other items.
+    elif dataclasses.is_dataclass(kind):
+        pairs = [(each.name, getattr(node, each.name)) for each in dataclasses.fields(kind)]
+    elif not issubclass(kind, (tuple, list)):
+        return f"<{kind.__name__}>"
+    if depth >= _MOST_DEPTH:
+        return f"<containers more than {_MOST_DEPTH} deep>"
+    if pairs is not None:
+        if others := {type(key) for key, _ in pairs} - {str, int, bool, type(None)}:
+            return f"<dict with keys of the type {others.pop().__name__}>"
+        items = sorted(((repr(key), item) for key, item in pairs), key=itemgetter(0))
+        return "{" + ", ".join(f"{key}: {_described(item, depth + 1, leaves)}" for key, item in items) + "}"
+    is_list = issubclass(kind, list)
+    items = list.__iter__(node) if is_list else tuple.__iter__(node)
+    texts = [_described(item, depth + 1, leaves) for item in items]
+    return f"[{', '.join(texts)}]" if is_list else f"({', '.join(texts)}{',' * (len(texts) == 1)})"
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not any(hasattr(torch.Tensor, name) for name in vars(tensor))
+def _unusual(tensor: torch.Tensor) -> str:
+    """Return the property that distinguishes a tensor from a plain one, or an empty string."""
+    if tensor.layout is not torch.strided:
+        return f"{str(tensor.layout).removeprefix('torch.')} tensor"
+    hides = any(hasattr(torch.Tensor, name) for name in vars(tensor))
+    return "tensor whose attributes hide a tensor's" if hides else ""
+
+
+def paths(structure: str) -> tuple[str, ...]:
+    """Return the path of each tensor in an untrusted structure, such as ``[0]['a']``.
+
+    Raises:
+        ValueError: the structure contains other values than tensors, None and their containers.
+    """
+    try:
+        return tuple(_paths(ast.parse(structure, mode="eval").body, ""))
+    except (SyntaxError, RecursionError, MemoryError):
+        raise ValueError(structure) from None
+
+
+def _paths(node: ast.expr, path: str) -> list[str]:
+    if isinstance(node, ast.Name) and node.id == _TENSOR:
+        return [path]
+    if isinstance(node, ast.Constant) and node.value is None:
+        return []
+    if isinstance(node, ast.Tuple | ast.List):
+        items = [(str(number), item) for number, item in enumerate(node.elts)]
+    elif isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant | ast.UnaryOp) for key in node.keys):
+        items = [(ast.unparse(key), value) for key, value in zip(node.keys, node.values, strict=True) if key]
+    else:
+        raise ValueError(ast.unparse(node))
+    return [found for key, item in items for found in _paths(item, f"{path}[{key}]")]
+
+
+def output_name(number: int, every: tuple[str, ...]) -> str:
+    """Return the words for an output, with its path unless that is only its number."""
+    path = every[number] if number < len(every) else ""
+    return f"output {number}" + (f" at {path}" if path not in ("", f"[{number}]") else "")
 
 
 def widened(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype that replaces a dtype in the float64 reference: float64, complex128, or the dtype itself."""
     if dtype.is_complex:
         return torch.complex128
-    return torch.float64 if dtype.is_floating_point else dtype
+    return torch.float64 if dtype.is_floating_point and dtype not in PACKED else dtype

@@ -11,14 +11,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from workers.judge.channel.packets import receive_with_fds, send_with_fds
 from workers.judge.forkserver import builds, control
 from workers.judge.forkserver.control import Keep, Spawn, Take
-from workers.judge.host.artifacts import Store
+from workers.judge.host.artifacts import InMemoryStore, Store
 from workers.judge.sandbox import level
 from workers.judge.sandbox.seal import Profile
 from workers.judge.slot_config import SlotConfig
@@ -99,6 +99,15 @@ class ForkServer:
                 + ". ".join(f"{name} ({why})" for name, why in lacking.items())
             )
         self.builds = builds.open_store(self.slot, self.isolation, clean_environment(os.environ))
+
+    @contextlib.contextmanager
+    def one_build(self) -> Generator[None]:
+        """Keep builds during the block even without a store, so that a kernel is compiled once for all shapes."""
+        builds, self.builds = self.builds, self.builds or InMemoryStore()
+        try:
+            yield
+        finally:
+            self.builds = builds
 
     def alive(self) -> bool:
         """Return True if the fork server runs. Only for its parent."""

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from kqueue.categories import Category
-from kqueue.contract import Phase
-from kqueue.text import one_line
+from kqueue.contract import Deadlines, Phase
+from kqueue.text import has_diagnostic, one_line
 from workers.judge.channel import flags
 from workers.judge.channel.buffers import Imports, ProcessMemory
 from workers.judge.channel.orders import Order
@@ -391,7 +391,9 @@ class SealedProcess:
         if reply.tag is Tag.RESOURCES and reply.shortage.resource:
             shortage = dataclasses.asdict(reply.shortage)
             facts["shortage"] = {name: one_line(v) if isinstance(v, str) else v for name, v in shortage.items()}
-        message = f"{reply.exception}: {reply.message}"
+        # The first words of a failed compilation are the compiler's. Elsewhere they are the exception's name.
+        is_compiler = reply.tag is Tag.COMPILE and has_diagnostic(reply.message)
+        message = reply.message if is_compiler else f"{reply.exception}: {reply.message}"
         return EvaluationEnded(_category(reply, self._phase), message, self._phase, reply=reply, **facts)
 
     def died(self) -> EvaluationEnded:
@@ -407,10 +409,15 @@ class SealedProcess:
         if ended.reason is End.DEADLINE:
             phase = Phase(ended.phase)
             category = Category.COMPILE_TIMEOUT if phase is Phase.COMPILE else Category.TIMEOUT
-            return EvaluationEnded(category, f"the {phase} phase did not end within its deadline", phase, **facts)
+            seconds, setting = self._compile_s if phase is Phase.COMPILE else self._seconds, f"{phase}_s"
+            named = f" (setting deadlines.{setting})" if setting in Deadlines.model_fields else ""
+            message = f"the {phase} phase did not end within its deadline of {seconds:.4g} s{named}"
+            return EvaluationEnded(category, message, phase, **facts)
         if ended.reason in _REASONS:
             category = _REASONS[ended.reason]
             message = f"the {ended.reason} limit of {ended.limit_bytes} bytes was exceeded"
+            if ended.reason is End.MEMORY:
+                message += f" (setting limits.host_memory_bytes): {ended.peak_bytes} bytes were in use at most"
             if ended.reason is End.SCRATCH:
                 message += ", or there were too many files"
             return EvaluationEnded(category, message, self._phase, **facts)
@@ -465,10 +472,13 @@ def _category(reply: Reply, phase: Phase) -> Category:
         Tag.EXIT: Category.CRASHED,
         Tag.FILES: Category.OUTPUT_LIMIT,
     }
+    by_phase = {Phase.LOAD: Category.IMPORT_ERROR, Phase.CONSTRUCT: Category.INIT_ERROR}
+    if reply.tag is Tag.EXIT and phase in by_phase:
+        return by_phase[phase]
     if reply.tag in by_tag:
         return by_tag[reply.tag]
     if reply.tag is Tag.CUDA or reply.code:
         if reply.code == _ILLEGAL_ADDRESS:
             return Category.ILLEGAL_MEMORY_ACCESS
         return Category.LAUNCH_RESOURCES_EXCEEDED if reply.code in _TOO_MUCH else Category.CUDA_ERROR
-    return {Phase.LOAD: Category.IMPORT_ERROR, Phase.CONSTRUCT: Category.INIT_ERROR}.get(phase, Category.RUNTIME_ERROR)
+    return by_phase.get(phase, Category.RUNTIME_ERROR)

@@ -223,6 +223,22 @@ class Store:
         return _Remote(self._location) if "://" in self._location else _Local(Path(self._location))
 
 
+class InMemoryStore(Store):
+    """Builds of one evaluation, in this process."""
+
+    def __init__(self) -> None:
+        super().__init__("", 0, "")
+        self._entries: dict[str, Entry] = {}
+
+    def get(self, key: str) -> Entry | None:
+        """Return the build with a key, or None."""
+        return self._entries.get(key)
+
+    def put(self, entry: Entry) -> None:
+        """Keep a build."""
+        self._entries[entry.header.key] = entry
+
+
 class _Local:
     """A folder of this host or of a mount, accessible only to its owner."""
 

@@ -12,7 +12,7 @@ from kqueue.contract import Precision, Settings
 from workers.judge.channel.bits import checksum, extremes
 from workers.judge.gpu import onepass
 from workers.judge.pipeline import compare
-from workers.judge.pipeline.cases import CLOSE, DTYPES, Case, distance, size
+from workers.judge.pipeline.cases import CLOSE, DTYPES, Case, differ, distance, numbers, size
 
 #: Maximum relative distance between the reference and its float64 version, for float64 answers to be usable, and for a
 #: variant to count.
@@ -55,12 +55,14 @@ class Look:
         values: dict[str, torch.Tensor] = {}
         for number, own in enumerate(self.outputs):
             truth = own if self.exact is None else self.exact[number]
+            nudged = own if self.nudged is None else numbers(self.nudged[number])
+            own, truth = numbers(own), numbers(truth)
             if not (own.is_floating_point() or own.is_complex()):
                 if self.varied and self.exact is not None:
-                    values[f"apart {number}"] = (own != truth).any()
+                    values[f"apart {number}"] = differ(own, truth).any()
                     values[f"size {number}"] = torch.zeros((), device=own.device)
                 if self.nudged is not None:
-                    values[f"moves {number}"] = (truth != self.nudged[number]).any()
+                    values[f"moves {number}"] = differ(truth, nudged).any()
                 continue
             if own.numel():
                 low, high = extremes(own)
@@ -72,9 +74,7 @@ class Look:
                 values[f"apart {number}"] = distance(own, truth)
                 values[f"size {number}"] = size(truth)
             if self.nudged is not None and own.numel():
-                values[f"moves {number}"] = ~_is_steady(
-                    truth, self.nudged[number], self.steady * _STEADY[self.precision]
-                )
+                values[f"moves {number}"] = ~_is_steady(truth, nudged, self.steady * _STEADY[self.precision])
         return values
 
     @property
@@ -158,6 +158,8 @@ def look_at(looks: Sequence[Look]) -> None:
 
 
 def _is_steady(exact: torch.Tensor, nudged: torch.Tensor, share: float) -> torch.Tensor:
+    if exact.itemsize == 1:  # torch has few operations for 8-bit floats.
+        exact, nudged = exact.float(), nudged.float()
     sizes = exact.abs()
     return ((nudged - exact).abs() <= share * (sizes + sizes.square().mean().sqrt())).all()
 

@@ -52,7 +52,8 @@ class Baseline:
         self._slot = context.slot
         self._backend = context.backend
         self._steps = context.steps
-        self._problem_hash = context.request.problem_hash
+        self._problem_hash = context.problem_hash
+        self._shape = "" if context.shape is None else f" shape={context.shape.name}"
         self._environment_hash = environment_hash
         self._reference = reference
         self._instruments = instruments
@@ -121,7 +122,7 @@ class Baseline:
         precision = settings.precision + "+float64" * settings.keeps_float64 + "+tf32" * settings.tf32
         return (
             f"{timing.METHOD} {basis} {how} {precision} seed={settings.seed} {cold}"
-            f" calls={settings.timing.calls} precision={settings.timing.precision:g}"
+            f" calls={settings.timing.calls} precision={settings.timing.precision:g}{self._shape}"
         )
 
     def _cached(self, basis: Basis, *, compiled: bool = False, fine: bool = False) -> Measurement | None:

@@ -18,6 +18,9 @@ from workers.judge.forkserver.control import End, Report
 from workers.judge.forkserver.process import SealedProcess
 
 _OUT_OF_MEMORY: Final = 2  # cudaErrorMemoryAllocation
+#: Categories of outputs whose form differs from the reference's first answer.
+ABOUT_FORM: Final = frozenset({Category.WRONG_OUTPUT_STRUCTURE, Category.WRONG_SHAPE, Category.WRONG_DTYPE})
+UNSTEADY_FORM: Final = "the reference must return the same structure, shapes and dtypes for all inputs"
 
 
 class OutOfAllowance(EvaluationEnded):
@@ -69,6 +72,8 @@ def _blamed(ended: EvaluationEnded, what: str) -> EvaluationEnded:
     if reply is not None:
         name = reply.exception.rpartition(".")[2]
         return EvaluationEnded(Category.REFERENCE_ERROR, f"{what} raised {name}: {reply.message}", phase, **facts)
+    if outcome.category in ABOUT_FORM:
+        return invalid_problem(f"{UNSTEADY_FORM}: {outcome.message}")
     if outcome.category in (Category.TIMEOUT, Category.COMPILE_TIMEOUT):
         message = "the reference did not end within its deadline"
         return EvaluationEnded(Category.REFERENCE_TIMEOUT, message, phase, **facts)

@@ -12,7 +12,7 @@ import torch
 from kqueue.contract import Precision, Tolerance
 from kqueue.profiles import RULES, Protocol
 from workers.judge.channel.layout import put_back
-from workers.judge.channel.tensors import TensorSpec, View
+from workers.judge.channel.tensors import PACKED, TensorSpec, View, output_name
 
 DTYPES: Final = {
     Precision.FP32: torch.float32,
@@ -23,6 +23,11 @@ DTYPES: Final = {
 GIVEN: Final = "given"
 #: Number of values to process at a time, to bound memory.
 _CHUNK: Final = 1 << 24
+#: Positive numbers of float4_e2m1 by their code, and the code of NaN in float8_e8m0.
+_E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_NAN_SCALE: Final = 255
+#: Signed dtypes of the size of the unsigned ones.
+_SIGNED: Final = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 #: KernelBench's tolerance by an evaluation's precision, used as absolute and as relative tolerance.
 CLOSE: Final = {
     precision: RULES[Protocol.KERNELBENCH].bound(str(dtype).removeprefix("torch."))[0]
@@ -48,6 +53,8 @@ class Form:
         resets: names of all buffers that are reset.
         unkept: numbers of those that the kernel does not have in this form, or leaves unchanged.
         draws: True if the reference has drawn random numbers, so that the seed of a call decides its answer.
+        differentiates: True if the reference uses autograd in its forward.
+        paths: path of each output that forward returns.
     """
 
     arguments: Any = None
@@ -62,11 +69,13 @@ class Form:
     resets: tuple[str, ...] = ()
     unkept: set[int] = field(default_factory=set[int])
     draws: bool = False
+    differentiates: bool = False
+    paths: tuple[str, ...] = ()
 
     @property
     def returned(self) -> int:
         """Number of outputs that forward returns."""
-        return self.structure.count("T")
+        return len(self.paths)
 
     @property
     def mutated(self) -> list[int]:
@@ -81,7 +90,7 @@ class Form:
     def name(self, number: int) -> str:
         """Return an output's name in messages."""
         if self.is_returned(number):
-            return f"output {number}"
+            return output_name(number, self.paths)
         if number >= self.effects:
             return f"buffer {self.buffers[number - self.effects]} after the call"
         return f"input {self.argument(self.mutated[number - self.returned])} after the call"
@@ -156,6 +165,33 @@ class Case:
     def nbytes(self) -> int:
         """Size of inputs and outputs in bytes."""
         return sum(tensor.nbytes for tensor in (*self.inputs, *self.outputs))
+
+
+def numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's values. Of :data:`.PACKED` formats, return both numbers of a pair, or a scale's exponent.
+
+    These are in fp32. An exponent has the same rounding step everywhere. A scale's step is as large as the scale.
+    """
+    if tensor.dtype not in PACKED:
+        return tensor
+    codes = tensor.contiguous().view(torch.uint8)
+    if tensor.dtype is torch.float8_e8m0fnu:
+        return torch.where(codes == _NAN_SCALE, math.nan, codes.float() - _NAN_SCALE // 2)
+    signed = torch.tensor([*_E2M1, *(-number for number in _E2M1)], device=tensor.device)
+    # The first number of a pair is in the lower bits.
+    return signed[torch.stack((codes & 15, codes >> 4), -1).int()].reshape(*tensor.shape[:-1], -1)
+
+
+def values_at(tensor: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Return the values at flat positions, also of a dtype that torch cannot index."""
+    flat = tensor.reshape(-1)
+    return flat.view(torch.uint8)[positions].view(flat.dtype) if flat.dtype in PACKED else flat[positions]
+
+
+def differ(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return where integers or Booleans differ, also of unsigned dtypes, for which torch has few operations."""
+    signed = _SIGNED.get(a.dtype, a.dtype)
+    return a.view(signed) != b.view(signed)
 
 
 def pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -7,6 +7,7 @@ rank in all slices of a sample, and chance does not explain that.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ def are_right(outputs: Sequence[torch.Tensor], number: int, case: Case, rtol: fl
     if ref.dtype is torch.bool or ref.is_floating_point() or ref.is_complex():
         return False
     out, ref = out.long(), ref.long()
-    if case.exact is not None and bool(((out == ref) | (out == case.exact[number])).all()):
+    if case.exact is not None and bool(((out == ref) | (out == case.exact[number].long())).all()):
         return all(_is_distinct(out, dim) or not _is_distinct(ref, dim) for dim in range(ref.dim()))
     if not case.selects:
         return False
@@ -59,6 +60,26 @@ def are_right(outputs: Sequence[torch.Tensor], number: int, case: Case, rtol: fl
         if theirs.is_floating_point() and theirs.numel()
         for arranged in _arranged(theirs, mine, ref, out)
     )
+
+
+def are_tied(outputs: Sequence[torch.Tensor], number: int, case: Case) -> bool:
+    """Return whether an integer output differs from the reference's only in indices of equal values.
+
+    This explains a wrong output and excuses none: equal values can be chance.
+    """
+    out, ref = outputs[number], case.outputs[number]
+    if ref.dtype is torch.bool or ref.is_floating_point() or ref.is_complex():
+        return False
+    floating = (tensor for tensor in case.arguments if tensor.is_floating_point() and tensor.numel())
+    for source, _, indices, found in itertools.chain.from_iterable(
+        _arranged(tensor, tensor, ref.long(), out.long()) for tensor in floating
+    ):
+        both = torch.stack((indices, found))
+        if bool(((both >= 0) & (both < source.shape[-1])).all()):
+            chosen, instead = (source.gather(-1, each) for each in both)
+            if torch.equal(comparable(chosen), comparable(instead)):
+                return True
+    return False
 
 
 def _is_distinct(indices: torch.Tensor, dim: int) -> bool:

@@ -25,12 +25,13 @@ import torch
 from kqueue.categories import Category
 from kqueue.contract import Comparison, Phase, Settings, Tolerance
 from kqueue.profiles import RULES, Rule
+from workers.judge.channel.bits import same_bits
 from workers.judge.channel.marks import unwritten
 from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import onepass
 from workers.judge.pipeline import choices, rounding
-from workers.judge.pipeline.cases import CLOSE, DTYPES, GIVEN, Case, comparable
-from workers.judge.pipeline.grades import GRADES, Grade, basis_of, grade_for, tolerance_for
+from workers.judge.pipeline.cases import CLOSE, DTYPES, GIVEN, Case, comparable, differ, numbers
+from workers.judge.pipeline.grades import GRADES, Grade, epsilon_for, grade_for, tolerance_for
 
 #: Ratio of the output's error to the reference's own that suggests a lower precision.
 _COARSE: Final = 32.0
@@ -84,7 +85,9 @@ def differences(
     judged = [_Output.of(i, output, pair, settings) for i, output in enumerate(outputs)]
     for output in judged:
         allowed = output.tolerance
-        output.tolerance = output.loose = Tolerance(atol=times * allowed.atol, rtol=times * allowed.rtol)
+        output.tolerance = output.loose = allowed.model_copy(
+            update={"atol": times * allowed.atol, "rtol": times * allowed.rtol}
+        )
     _measure_all([output for output in judged if output.ref.numel()])
     return [output.figures for output in judged]
 
@@ -149,10 +152,10 @@ def _measure_all(outputs: Sequence[_Output]) -> None:
     """Measure non-empty outputs, and wait for the device once, unless some values are not finite."""
     if not outputs:
         return
-    for output, numbers in zip(outputs, torch.stack([each.measure() for each in outputs]).tolist(), strict=True):
-        if not all(map(math.isfinite, numbers)):
-            numbers = output.measure(all_finite=False).tolist()
-        output.figures = Figures(*numbers)
+    for output, measures in zip(outputs, torch.stack([each.measure() for each in outputs]).tolist(), strict=True):
+        if not all(map(math.isfinite, measures)):
+            measures = output.measure(all_finite=False).tolist()
+        output.figures = Figures(*measures)
 
 
 def _verdict(
@@ -178,7 +181,12 @@ def _verdict(
     fault = strict if settings.comparison is Comparison.STRICT else loose
     if fault is not None:
         where = "" if given else f" on {case.kind} inputs"
-        category, message = _unless_unwritten(judged, fault)
+        [output] = [output for output in judged if output.number == fault.output]
+        category, message, count = _unless_unwritten(output, fault)
+        causes: dict[str, Any] = {"unwritten": count} if count else {}
+        whole, of = (outputs, case) if case.restore is None else case.restore(outputs)
+        if not output.epsilon and choices.are_tied(whole, output.number, of):
+            causes["ties_only"] = True
         ended = EvaluationEnded(
             category,
             f"{case.form.name(fault.output)}{where}: {message}",
@@ -188,29 +196,29 @@ def _verdict(
             effect=None if case.form.is_returned(fault.output) else case.form.name(fault.output),
             **figures,
             **fault.facts(),
+            **causes,
         )
         ended.profiles = profiles
         return ended
     return figures | {"profiles": profiles}
 
 
-def _unless_unwritten(judged: Sequence[_Output], fault: _Fault) -> tuple[Category, str]:
-    """Return the category and the message of a fault. The message names the values that the kernel never wrote.
+def _unless_unwritten(output: _Output, fault: _Fault) -> tuple[Category, str, int]:
+    """Return the category and the message of a fault, and the number of values that the kernel never wrote.
 
     The judge marks memory by NaN or by a number, depending on the dtype and the call. So values that were never written
     are ``wrong_values``, and only values that a kernel computed are ``not_finite``.
     """
-    [output] = [output for output in judged if output.number == fault.output]
     positions = unwritten(output.out, output.ref)
     if not len(positions):
-        return fault.category, fault.message
+        return fault.category, fault.message, 0
     first = unravel(int(positions[0]), output.shape)
     told = f"{len(positions)} of {output.ref.numel()} values were never written, the first at {first}"
     out, ref = comparable(output.out[positions]), comparable(output.ref[positions])
     strays = int((ref.isfinite() & ~out.isfinite()).sum())
     if fault.category is Category.NOT_FINITE and strays == fault.wrong:
-        return Category.WRONG_VALUES, told
-    return fault.category, f"{told}. {fault.message}"
+        return Category.WRONG_VALUES, told, len(positions)
+    return fault.category, f"{told}. {fault.message}", len(positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,15 +309,15 @@ class _Output:
             number,
             flat(out),
             flat(ref),
-            flat(case.exact[number]) if case.exact is not None and floating else None,
+            flat(case.exact[number]).double() if case.exact is not None and floating else None,
             case.noise[number] if case.noise and floating else None,
             case.again if floating else None,
-            (*ref.shape, 2) if ref.is_complex() else tuple(ref.shape),
+            (*ref.shape, 2) if ref.is_complex() else tuple(numbers(ref).shape),
             math.prod(ref.shape[:-1]),
             tolerance_for(ref.dtype, settings, case.tolerance),
             settings.tolerance or Tolerance(atol=loose, rtol=loose),
             grade,
-            torch.finfo(basis_of(ref.dtype, settings)).eps if floating else 0.0,
+            epsilon_for(ref.dtype, settings),
             math.inf if grade is None else 2 * grade.farthest,
             Figures(*[0.0] * 13),
         )
@@ -407,7 +415,9 @@ class _Output:
         figures, tolerance, grade = self.figures, self.tolerance, self.grade
         if figures.strays:
             return self._not_finite()
-        if figures.wrong and (grade is None or not self._answers().are_excused(tolerance.atol, tolerance.rtol)):
+        if self._too_many(figures.wrong, tolerance) and (
+            grade is None or not self._answers().are_excused(tolerance.atol, tolerance.rtol)
+        ):
             return self._beyond(tolerance, int(figures.wrong))
         if grade is None:
             return None
@@ -433,7 +443,7 @@ class _Output:
         other, is_exact = self.exact, self.exact is not None
         if other is None and self.again is not None and (answer := self.again()) is not None:
             other = flat(answer[self.number])
-            other = None if torch.equal(other, self.ref) else other  # Nothing was rounded otherwise.
+            other = None if same_bits(other, self.ref) else other  # Nothing was rounded otherwise.
         return rounding.Answers(self.out, self.ref, other, is_exact)
 
     def needs_excuse(self, settings: Settings) -> bool:
@@ -446,7 +456,12 @@ class _Output:
         """Return the fault by ``torch.allclose`` with KernelBench's tolerance, or None."""
         if self.figures.strays:
             return self._not_finite()
-        return self._beyond(self.loose, int(self.figures.unlike)) if self.figures.unlike else None
+        too_many = self._too_many(self.figures.unlike, self.loose)
+        return self._beyond(self.loose, int(self.figures.unlike)) if too_many else None
+
+    def _too_many(self, wrong: float, tolerance: Tolerance) -> bool:
+        """Return whether more values are beyond a tolerance than its matched ratio allows."""
+        return wrong > (1 - tolerance.matched_ratio) * self.ref.numel()
 
     def profile_fault(self, rule: Rule, settings: Settings) -> str:
         """Return the fault by the rule of a profile, or an empty text."""
@@ -545,11 +560,17 @@ class _Output:
         return self._fault(Category.NOT_FINITE, message, count, lambda out, ref: ref.isfinite() & ~out.isfinite())
 
     def _beyond(self, tolerance: Tolerance, count: int) -> _Fault:
-        message = (
-            f"{count} of {self.ref.numel()} values differ by more than"
-            f" {tolerance.atol:g} + {tolerance.rtol:g}·|reference|, at most by {self.figures.max_abs:.6g}"
-        )
-        return self._fault(Category.WRONG_VALUES, message, count, lambda out, ref: self._beyond_of(out, ref, tolerance))
+        fault = self._fault(Category.WRONG_VALUES, "", count, lambda out, ref: self._beyond_of(out, ref, tolerance))
+        exactly = tolerance.atol == 0 == tolerance.rtol
+        limit = "" if exactly else f" by more than {tolerance.atol:g} + {tolerance.rtol:g}·|reference|"
+        # Errors are measured where both values are finite, so infinite references have none.
+        one = fault.first[0]
+        most = f"at most by {self.figures.max_abs:.6g}"
+        if self.figures.max_abs == 0:
+            most = f"the first is {one['got']:.6g} instead of {one['expected']:.6g}"
+        if tolerance.matched_ratio < 1:
+            most += f". At least {tolerance.matched_ratio:.6g} of all must be within"
+        return replace(fault, message=f"{count} of {self.ref.numel()} values differ{limit}, {most}")
 
     def _together(self, message: str) -> _Fault:
         count = self.ref.numel()
@@ -627,11 +648,13 @@ def _merged(judged: Sequence[_Output], *, given: bool) -> dict[str, Any]:
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """Return all values in one dimension, complex ones as two."""
-    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)
+    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else numbers(tensor)).reshape(-1)
 
 
 def _same(out: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
     """Return where values are equal. Compares 64-bit integers before they become floats."""
+    if not out.is_floating_point():
+        return ~differ(out, ref)
     return out == ref if out.dtype.itemsize > 1 else comparable(out) == comparable(ref)
 
 

@@ -6,10 +6,12 @@ import contextlib
 import enum
 
 from kqueue.contract import Request
+from kqueue.shapes import Shape, problem_of
 from workers.judge.backend import JudgeBackend
 from workers.judge.forkserver.handle import ForkServer
 from workers.judge.gpu import environment
 from workers.judge.host.status_page import StatusPage
+from workers.judge.pipeline import static
 from workers.judge.pipeline.budget import Budget
 from workers.judge.pipeline.cpu import CpuTime
 from workers.judge.pipeline.evidence import EvidenceBuilder
@@ -36,7 +38,11 @@ class Context:
         backend: storage of environments, baselines and suspect GPU reports.
         cpu: CPU time of the evaluation, restarts included.
         granted: GPU resources that the evaluation gets because it failed without them.
+        problem_hash: hash of the submitted problem.
+        shape: the shape of the problem to judge, or None. ``request`` then has the problem with this shape only.
         watch: the GPU's clocks.
+        fence: the finding of Markdown around the kernel's source, which was taken out of it, or None.
+        request, settings: the request and its settings, without timing where times would say nothing.
         steps, evidence, processes, budget, device: state that the stages change.
     """
 
@@ -49,14 +55,28 @@ class Context:
         forkserver: ForkServer,
         cpu: CpuTime,
         granted: frozenset[Grant],
+        shape: Shape | None,
     ) -> None:
         """Prepare without starting a process."""
+        kernel, self.fence = static.without_fence(request.kernel)
+        if self.fence is not None:
+            request = request.model_copy(update={"kernel": kernel})
+        self.problem_hash, self.shape = request.problem_hash, shape
+        if shape is not None:
+            request = request.model_copy(update={"problem": problem_of(request.problem, shape)})
+        self.steps, self.evidence = (
+            Steps(status_page, slot, request.settings.total_s),
+            EvidenceBuilder(request.settings.profiles),
+        )
+        timing = request.settings.timing
+        if slot.interprets(request.backend) and timing.enabled and not timing.interpreter:
+            settings = request.settings.model_copy(update={"timing": timing.off()})
+            request = request.model_copy(update={"settings": settings})
+            self.evidence.untimed = "Triton's interpreter runs on the CPU"
         self.request, self.settings, self.slot = request, request.settings, slot
         self.backend, self.forkserver = backend, forkserver
         self.cpu, self.granted = cpu, granted
         self.watch = environment.Watch(slot)
-        self.steps = Steps(status_page, slot, request.settings.total_s)
-        self.evidence = EvidenceBuilder(request.settings.profiles)
         self.processes = Processes(request, slot, forkserver, cpu)
         self.budget = Budget(request, slot, self.processes, self.steps, self.evidence)
         self.device = Device(slot, backend, self.steps, self.evidence, timed=request.settings.timing.enabled)

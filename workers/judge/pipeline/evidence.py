@@ -30,6 +30,9 @@ class EvidenceBuilder:
     findings: list[Fields] | None = None
     build: Fields | None = None
     inputs: list[Fields] | None = None
+    reference_draws: bool | None = None
+    training_modules: list[str] | None = None
+    parameters: str | None = None
     checks: int | None = None
     checks_asked: int | None = None
     tolerance: Fields | None = None
@@ -39,6 +42,7 @@ class EvidenceBuilder:
     verified_calls: int | None = None
     setup_ms: float | None = None
     reference_setup_ms: float | None = None
+    untimed: str | None = None
     timed_variants: Fields | None = None
     baseline_taken: str | None = None
     floor: Fields | None = None

@@ -20,7 +20,7 @@ from workers.judge.channel.buffers import LocationError, SharedTensor, form_of, 
 from workers.judge.channel.flags import memory
 from workers.judge.channel.orders import Binding, Job, Order
 from workers.judge.channel.protocol import Answer, Reply
-from workers.judge.channel.tensors import Location, TensorSpec, Where
+from workers.judge.channel.tensors import Location, TensorSpec, Where, output_name, paths
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.handle import ForkServerError
 from workers.judge.forkserver.process import SealedProcess
@@ -96,7 +96,14 @@ class Exchange:
         self.settle()
         buffers = tuple(shared.spec for shared in self._inputs)
         form = self.form
-        payload = Binding(buffers, form.arguments, form.views, resets=form.resets, compared=len(form.buffers))
+        payload = Binding(
+            buffers,
+            arguments=form.arguments,
+            views=form.views,
+            differentiates=form.differentiates,
+            resets=form.resets,
+            compared=len(form.buffers),
+        )
         fds = tuple(shared.descriptor for shared in self._inputs if shared.descriptor is not None)
         self.process.order(Order.BIND_INPUTS, payload=payload, fds=fds)
         for shared in self._inputs:
@@ -173,7 +180,8 @@ class Exchange:
                     return view
                 raise EvaluationEnded(
                     Category.WRONG_OUTPUT_STRUCTURE,
-                    f"output {i} is a view of input {location.index}, and the reference's has its own memory",
+                    f"{output_name(i, self.form.paths)} is a view of input {location.index}, and the reference's has"
+                    " its own memory",
                     Phase.CHECK,
                     output=i,
                     input=location.index,
@@ -217,7 +225,9 @@ class Candidate(Exchange):
         self._settings = settings
         self._deadlines: Deadlines = settings.deadlines
 
-    def construct(self, init_inputs: list[Any] | dict[str, Any], case: Case, plan: Plan, *, warm_up: bool) -> None:
+    def construct(
+        self, init_inputs: list[Any] | dict[str, Any] | tuple[Any, ...], case: Case, plan: Plan, *, warm_up: bool
+    ) -> None:
         """Import the source, construct the model and share filled inputs.
 
         ``warm_up`` is True to compile the first call's code now, while the device is not exclusive.
@@ -345,18 +355,21 @@ def check_form(reply: Reply, structure: str, specs: Sequence[TensorSpec]) -> Non
     if reply.structure != structure or len(got) != len(specs):
         raise _wrong(
             Category.WRONG_OUTPUT_STRUCTURE,
-            f"the output is {reply.structure}, the reference's is {structure} (T: a tensor)",
+            f"the output is {reply.structure}, the reference's is {structure}",
             structure=reply.structure,
         )
+    every = paths(structure)
+    names = [output_name(i, every) for i in range(len(specs))]
     for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
         if mine.shape != theirs.shape:
-            raise _wrong(Category.WRONG_SHAPE, f"output {i} has shape {theirs.shape}, not {mine.shape}", output=i)
+            raise _wrong(Category.WRONG_SHAPE, f"{names[i]} has shape {theirs.shape}, not {mine.shape}", output=i)
     for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
         if mine.dtype != theirs.dtype:
-            raise _wrong(Category.WRONG_DTYPE, f"output {i} has dtype {theirs.dtype}, not {mine.dtype}", output=i)
+            dtype = theirs.dtype or "that the judge cannot compare"
+            raise _wrong(Category.WRONG_DTYPE, f"{names[i]} has dtype {dtype}, not {mine.dtype}", output=i)
     for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
         if mine.device != theirs.device:
-            raise _wrong(Category.WRONG_DEVICE, f"output {i} lives on {theirs.device}, not {mine.device}", output=i)
+            raise _wrong(Category.WRONG_DEVICE, f"{names[i]} lives on {theirs.device}, not {mine.device}", output=i)
     raise _wrong(Category.WRONG_OUTPUT_STRUCTURE, "the output could not be copied", structure=reply.structure)
 
 

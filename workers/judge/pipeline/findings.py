@@ -8,6 +8,7 @@ Severity = Literal["note", "suspicious", "cheat"]
 
 #: Severity and meaning of every rule.
 RULES: Final[dict[str, tuple[Severity, str]]] = {
+    "markdown_fence": ("note", "is a Markdown fence, so only the code inside it was judged"),
     "patched_clock": ("cheat", "replaces a clock, an event, a wait for the device or a benchmark's helper"),
     "patched_comparison": ("cheat", "replaces a function that compares tensors"),
     "patched_seed": ("cheat", "replaces a function that seeds or draws random numbers"),

@@ -52,6 +52,14 @@ _BF16: Final = Grade(tolerance=1e-2, farthest=5e-2, lenience=3, resolution=0.5, 
 #: For 8 bits the tolerance is one rounding step, which is 1/8 or 1/4 of a value.
 _E4M3: Final = Grade(tolerance=0.15, farthest=0.3, lenience=3, resolution=0.5, downgrade=None)
 _E5M2: Final = Grade(tolerance=0.3, farthest=0.3, lenience=3, resolution=0.5, downgrade=None)
+#: For scales that are powers of two, and for 4 bits. The tolerance is one step again (:data:`_STEPS`).
+_E8M0: Final = Grade(tolerance=1.0, farthest=0.3, lenience=3, resolution=0.5, downgrade=None)
+_E2M1: Final = Grade(tolerance=0.5, farthest=0.5, lenience=3, resolution=0.5, downgrade=None)
+#: Tolerances whose parts differ. An exponent's step is 1. The steps of 4 bits grow from 0.5 to 2, between 4 and 6.
+_STEPS: Final = {
+    torch.float8_e8m0fnu: Tolerance(atol=1.0, rtol=0.0),
+    torch.float4_e2m1fn_x2: Tolerance(atol=0.5, rtol=0.375),
+}
 #: The grades by dtype, from fine to coarse. Values of other dtypes must be equal.
 GRADES: Final = {
     torch.float64: _WIDE,
@@ -59,9 +67,14 @@ GRADES: Final = {
     torch.float32: _WIDE,
     torch.complex64: _WIDE,
     torch.float16: _FP16,
+    torch.complex32: _FP16,
     torch.bfloat16: _BF16,
     torch.float8_e4m3fn: _E4M3,
+    torch.float8_e4m3fnuz: _E4M3,
     torch.float8_e5m2: _E5M2,
+    torch.float8_e5m2fnuz: _E5M2,
+    torch.float8_e8m0fnu: _E8M0,
+    torch.float4_e2m1fn_x2: _E2M1,
 }
 _TF32_DTYPES: Final = frozenset({torch.float32, torch.complex64})
 
@@ -71,7 +84,15 @@ def tolerance_for(dtype: torch.dtype, settings: Settings, own: Tolerance | None 
     if dtype not in GRADES:
         return Tolerance(atol=0.0, rtol=0.0)
     tolerance = grade_for(dtype, settings).tolerance
-    return settings.tolerance or own or Tolerance(atol=tolerance, rtol=tolerance)
+    return settings.tolerance or own or _STEPS.get(dtype) or Tolerance(atol=tolerance, rtol=tolerance)
+
+
+def epsilon_for(dtype: torch.dtype, settings: Settings) -> float:
+    """Return the distance from 1 to the next number of the coarser of both dtypes, or 0 if values must be equal."""
+    if dtype not in GRADES:
+        return 0.0
+    basis = basis_of(dtype, settings)
+    return 0.5 if basis is torch.float4_e2m1fn_x2 else torch.finfo(basis).eps
 
 
 def basis_of(dtype: torch.dtype, settings: Settings) -> torch.dtype:

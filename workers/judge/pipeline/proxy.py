@@ -103,7 +103,7 @@ class ReferenceProxy:
         self.device = device
         self.form = Form()
         self.exchange = Exchange(process, self.form, device)
-        self.init_inputs: list[Any] | dict[str, Any] = []
+        self.init_inputs: list[Any] | dict[str, Any] | tuple[Any, ...] = []
         self.seed = 0
         self.left_s = settings.deadlines.reference_s
         self.allowed_bytes = 0
@@ -155,7 +155,9 @@ class ReferenceProxy:
             self._scalar_page = None
             for descriptor in fds:
                 os.close(descriptor)
-        self.init_inputs = self.read("get_init_inputs()", (list, dict))
+        self.init_inputs = self.read("get_init_inputs()", (list, dict, tuple))
+        if isinstance(self.init_inputs, tuple) and [type(part) for part in self.init_inputs] != [list, dict]:
+            raise invalid_problem("get_init_inputs() sent another pair than a list and a dict")
         self.order(Order.CONSTRUCT, what="Model(*get_init_inputs())", payload=self.init_inputs)
 
     def taken(self) -> Taken:

@@ -23,14 +23,14 @@ from workers.judge.channel.bits import checksum
 from workers.judge.channel.orders import Order
 from workers.judge.channel.protocol import Reply
 from workers.judge.channel.randomness import ANY_SIZE, ENDS, KINDS, REGION, STEADY
-from workers.judge.channel.tensors import LASTING, MAX_DIMS, MAX_STRUCTURE_BYTES, MAX_TENSORS
+from workers.judge.channel.tensors import LASTING, MAX_DIMS, MAX_STRUCTURE_BYTES, MAX_TENSORS, paths
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.process import SealedProcess
 from workers.judge.pipeline import answers, compare, rounding
-from workers.judge.pipeline.blame import invalid_problem
+from workers.judge.pipeline.blame import UNSTEADY_FORM, invalid_problem
 from workers.judge.pipeline.case_cache import CaseCache
-from workers.judge.pipeline.cases import DTYPES, GIVEN, Case
-from workers.judge.pipeline.exchange import Exchange
+from workers.judge.pipeline.cases import DTYPES, GIVEN, Case, values_at
+from workers.judge.pipeline.exchange import Exchange, Form
 from workers.judge.pipeline.oracle import Oracle
 from workers.judge.pipeline.proxy import Question, ReferenceProxy, bytes_of
 
@@ -324,9 +324,9 @@ class Reference:
         if not self.form.structure:
             self._learn_form(reply)
         elif (reply.structure, reply.tensors) != (self.form.structure, self.form.output_specs):
-            part = "structure" if reply.structure != self.form.structure else "shapes and dtypes"
-            raise invalid_problem(f"the reference must return the same {part} each time")
+            raise invalid_problem(f"{UNSTEADY_FORM}: {_difference(reply, self.form)}")
         self.case = self.case or case
+        self.form.differentiates |= reply.differentiates
         if reply.drew:
             self.form.draws = True
             self.oracle.is_useful = False  # In float64 its random numbers would differ.
@@ -335,24 +335,33 @@ class Reference:
     def _learn_form(self, reply: Reply) -> None:
         """Check and record the form of the first outputs."""
         structure, specs = reply.structure, reply.tensors
-        if "?" in structure or not specs or structure.count("T") > MAX_TENSORS:
-            raise invalid_problem(f"the reference must return 1 to {MAX_TENSORS} tensors, not {structure}")
+        try:
+            found = paths(structure)
+        except ValueError:
+            found = ()
+        returned = len(found)
+        # A model that changes its inputs can return None.
+        if not returned <= len(specs) <= MAX_TENSORS or not specs or (not returned and structure != "None"):
+            raise invalid_problem(
+                f"the reference must return 1 to {MAX_TENSORS} dense tensors, alone or with None in tuples, lists,"
+                f" dicts with keys of str or int, and dataclasses. It returned {structure}"
+            )
         if len(structure.encode()) >= MAX_STRUCTURE_BYTES:
             raise invalid_problem(
                 f"the arrangement of the reference's outputs takes more than {MAX_STRUCTURE_BYTES} bytes to describe"
             )
         if any(spec.device != self.device or len(spec.shape) > MAX_DIMS or spec.dtype is None for spec in specs):
             raise invalid_problem(f"the reference's outputs must be dense tensors on {self.device} of known dtypes")
-        changed = reply.locations[structure.count("T") :]
+        changed = reply.locations[returned:]
         inputs = self.cache.input_specs
         if any(
             not 0 < location.index <= len(inputs) or inputs[location.index - 1] != spec
-            for location, spec in zip(changed, specs[structure.count("T") :], strict=True)
+            for location, spec in zip(changed, specs[returned:], strict=True)
             if location.index != LASTING  # LASTING marks buffers.
         ):
             raise invalid_problem("the reference reported a changed input that is no input")
         self.proxy.check_size(specs, "Model.forward")
-        self.form.structure, self.form.output_specs = structure, specs
+        self.form.structure, self.form.output_specs, self.form.paths = structure, specs, found
         self.form.output_strides = tuple(tuple(location.stride) for location in reply.locations)
         indices = [location.index for location in reply.locations]
         self.form.output_aliases = tuple(index - 1 if 0 < index < LASTING else None for index in indices)
@@ -423,7 +432,16 @@ class Reference:
             self._same = [all(both) for both in zip(same, self._same or same, strict=True)]
 
     def _sampled(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [tensor.reshape(-1)[some] for tensor, some in zip(outputs, self._some, strict=True)]
+        return [values_at(tensor, some) for tensor, some in zip(outputs, self._some, strict=True)]
+
+    def confirm_form(self, case: Case) -> None:
+        """Answer a case again before a kernel's outputs are said to have another form than the reference's.
+
+        Raises:
+            EvaluationEnded: ``invalid_problem`` if the form of the reference's answer depends on the input.
+        """
+        if self.proxy.left_s >= 2 * self.forward_s and self.answer(case):
+            self._check_form(case, self._call(case))
 
     def confirm(self, case: Case) -> None:
         """Draw and answer a case again before a kernel is called wrong on it.
@@ -526,6 +544,15 @@ class Reference:
             exchange.bind_inputs([])
         if not self.cache.is_roomy:
             self.cache.clear()
+
+
+def _difference(reply: Reply, form: Form) -> str:
+    """Return the difference between an answer's form and the first one's."""
+    if reply.structure != form.structure:
+        return f"{form.structure} at first, then {reply.structure}"
+    pairs = zip(form.output_specs, reply.tensors, strict=False)
+    first, then = next((pair for pair in pairs if pair[0] != pair[1]), (form.output_specs[0], reply.tensors[0]))
+    return f"{first.dtype} of the shape {first.shape} at first, then {then.dtype} of {then.shape}"
 
 
 @dataclass(slots=True)

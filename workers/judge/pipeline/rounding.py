@@ -77,8 +77,9 @@ class Answers:
         counts = torch.zeros(2, _BINS, _BINS, dtype=torch.int64, device=self.ref.device)
         for out, ref, other in self._chunks():
             truth = other if self.is_exact else ref
-            beyond = (out != ref) & ~((out - ref).abs() <= atol + rtol * ref.abs())
-            beyond &= ~((out - truth).abs() <= atol + rtol * truth.abs())
+            beyond = out != ref
+            for right in (ref, truth):  # No finite value is within the tolerance of an infinite one.
+                beyond &= ~(right.isfinite() & ((out - right).abs() <= atol + rtol * right.abs()))
             known = ref.isfinite() & other.isfinite()
             if bool((beyond & ~(known & out.isfinite())).any()):
                 return False

@@ -7,21 +7,28 @@ else overlaps with all work of other slots.
 
 from __future__ import annotations
 
+import functools
+import time
 from typing import Final
 
 import torch
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import Backend, Outcome, Phase, Request
+from kqueue.shapes import Shape
 from workers.judge.backend import JudgeBackend
+from workers.judge.channel import flags
 from workers.judge.channel.gpu_memory import CudaCallError
+from workers.judge.channel.protocol import Tag
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.handle import ForkServer
 from workers.judge.host.status_page import StatusPage
+from workers.judge.pipeline import static
 from workers.judge.pipeline.blame import OutOfAllowance
 from workers.judge.pipeline.context import Context, Grant
 from workers.judge.pipeline.cpu import CpuTime
 from workers.judge.pipeline.pytest_run import run_tests
+from workers.judge.pipeline.shapes import Judged, combine
 from workers.judge.pipeline.stages import clean_up
 from workers.judge.pipeline.stages.conclude import conclude
 from workers.judge.pipeline.stages.load import build, load
@@ -33,11 +40,14 @@ from workers.judge.slot_config import SlotConfig
 #: Categories of checks that took too long: the kernel's, or the reference's, which draws and answers between them.
 _OVERDUE: Final = frozenset({Category.TIMEOUT, Category.REFERENCE_TIMEOUT})
 
+#: Categories of wrong values, which rounding can cause.
+_ABOUT_VALUES: Final = frozenset({Category.WRONG_VALUES, Category.NOT_FINITE, Category.NONDETERMINISTIC})
+
 
 def evaluate(
     request: Request, slot: SlotConfig, backend: JudgeBackend, status_page: StatusPage, forkserver: ForkServer
 ) -> Outcome:
-    """Judge one request in this process. Start again with more resources if it failed for lack of them.
+    """Judge one request in this process: the shapes of its problem one after the other, until the kernel fails.
 
     Args:
         backend: storage of environments, baselines and suspect GPU reports.
@@ -49,13 +59,44 @@ def evaluate(
     Raises:
         Exception: the judge itself failed, which shows nothing about the kernel.
     """
-    cpu, granted = CpuTime(), frozenset[Grant]()
+    judge = functools.partial(_judge, request, slot, backend, status_page, forkserver, CpuTime())
+    listed = static.shapes_of(request)
+    if not listed:
+        return judge()
+    results: list[Judged] = []
+    with forkserver.one_build():
+        for shape in listed:
+            begun = time.monotonic()
+            outcome = judge(shape, is_first=not results)
+            results.append(Judged(shape, outcome, time.monotonic() - begun))
+            if not outcome.passed:
+                break
+    return combine(listed, results)
+
+
+def _judge(
+    request: Request,
+    slot: SlotConfig,
+    backend: JudgeBackend,
+    status_page: StatusPage,
+    forkserver: ForkServer,
+    cpu: CpuTime,
+    shape: Shape | None = None,
+    *,
+    is_first: bool = True,
+) -> Outcome:
+    """Judge a request, or one shape of it. Start again with more resources if it failed for lack of them.
+
+    ``cpu`` counts the CPU time of all processes. ``is_first`` is False if the kernel has passed another shape.
+    """
+    granted = frozenset[Grant]()
     while True:
-        context = Context(request, slot, backend, status_page, forkserver, cpu, granted)
+        context = Context(request, slot, backend, status_page, forkserver, cpu, granted, shape)
         outcome, ran_out = _run(context)
         outcome, reports = clean_up.settle(context, outcome)
         missing = _missing_grant(context, outcome, ran_out=ran_out)
-        if missing is None:
+        is_shown = shape is None or not shape.held_out
+        if missing is None and is_shown and (is_first or not outcome.passed):
             clean_up.examine_kernel(context, outcome)
         if outcome.blame in (Blame.NONE, Blame.CANDIDATE):
             context.processes.begin_next()
@@ -71,9 +112,33 @@ def _run(context: Context) -> tuple[Outcome, bool]:
         return _run_stages(context), False
     except EvaluationEnded as ended:
         context.evidence.note(ended)
-        return ended.outcome, isinstance(ended, OutOfAllowance)
+        return _doubted(context, ended), isinstance(ended, OutOfAllowance)
     except (torch.OutOfMemoryError, torch.AcceleratorError, CudaCallError) as error:
         return clean_up.blame_for(context, error), False
+
+
+def _doubted(context: Context, ended: EvaluationEnded) -> Outcome:
+    """Return the outcome, or ``needs_gpu`` if Triton's interpreter can have caused a kernel's failure.
+
+    Both causes are claims of the kernel. On a CPU it can so escape the blame for its failure, but it cannot pass.
+    """
+    outcome, candidate = ended.outcome, context.processes.candidate
+    if (
+        not context.slot.interprets(context.request.backend)
+        or outcome.blame is not Blame.CANDIDATE
+        or candidate is None
+    ):
+        return outcome
+    why = ""
+    if ended.reply is not None:
+        lacks = ended.reply.tag is Tag.NEEDS_GPU
+    elif lacks := outcome.category in _ABOUT_VALUES and candidate.process.flags[flags.NARROW] != 0:
+        why = ". It computes in bfloat16 or float8, where a GPU can round otherwise than Triton's interpreter"
+    if not lacks:
+        return outcome
+    facts = outcome.facts.model_copy(update={"instead_of": outcome.category})
+    message = f"{outcome.message}{why}: judge it on a GPU" if why else outcome.message
+    return outcome.model_copy(update={"category": Category.NEEDS_GPU, "message": message, "facts": facts})
 
 
 def _run_stages(context: Context) -> Outcome:

@@ -11,18 +11,21 @@ CPU time, because a source can be written to delay them: kernelguard's regular e
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import signal
 from collections import Counter
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
 
 import kernelguard
 
+from kqueue import shapes
 from kqueue.categories import Category
-from kqueue.contract import Backend, Phase, Policy, Tolerance
+from kqueue.contract import Backend, Phase, Policy, Request, Tolerance
+from kqueue.errors import InvalidRequest
+from kqueue.integrations import extraction
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import rules
 from workers.judge.pipeline.findings import RULES
@@ -33,6 +36,8 @@ from workers.judge.pipeline.rules import ENTRY
 _TOLERANCE: Final = "OUTPUT_TOLERANCE"
 _MOST_ATOL: Final = 1.0
 _MOST_RTOL: Final = 0.3
+#: A line that begins or ends a Markdown block of code.
+_FENCE: Final = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
 #: Maximum number of findings of one rule, and in total.
 _OF_ONE_RULE: Final = 3
 _FINDINGS: Final = 40
@@ -50,7 +55,15 @@ _IMPORTED: Final = re.compile(r"(?:^|,)\s*(\w+)")
 _IN_LINE: Final = frozenset({"__future__", "torch", "triton", "math", "typing", "functools", "numpy", "einops", "os"})
 #: Modules whose code can be interrupted.
 _INTERRUPTIBLE: Final = frozenset(
-    {"ast", "kernelguard", "re", "tokenize", "workers.judge.pipeline.rules", "workers.judge.pipeline.provenance"}
+    {
+        "ast",
+        "kernelguard",
+        "kqueue.integrations.extraction",
+        "re",
+        "tokenize",
+        "workers.judge.pipeline.rules",
+        "workers.judge.pipeline.provenance",
+    }
 )
 
 
@@ -93,8 +106,36 @@ def enforce(found: list[dict[str, Any]], policy: Policy) -> None:
         )
 
 
+def without_fence(source: str) -> tuple[str, dict[str, Any] | None]:
+    """Return a kernel without the Markdown around it, and a finding with its place in the text.
+
+    The kernel keeps its line numbers. A source without a fence, or that is valid Python, is returned unchanged.
+    """
+    if not (fence := _FENCE.search(source)) or _is_python(source):
+        return source, None
+    try:
+        with _cpu_time(_OWN_S):
+            taken = extraction.take(source)
+    except _TimeUp:
+        return source, None
+    if not taken.note or ENTRY not in taken.kernel:
+        return source, None
+    severity, meaning = RULES["markdown_fence"]
+    line = source.count("\n", 0, fence.start()) + 1
+    blank = "\n" * (taken.lines[0] - 1) if taken.lines else ""
+    return blank + taken.kernel, _finding("markdown_fence", severity, line, taken.note, "kqueue", meaning)
+
+
+def _is_python(source: str) -> bool:
+    try:
+        ast.parse(source.encode())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
 def check_problem(source: str) -> None:
-    """Reject a problem that is not Python.
+    """Reject a problem that is not Python, or whose shapes are malformed.
 
     Raises:
         EvaluationEnded: ``invalid_problem``.
@@ -105,6 +146,20 @@ def check_problem(source: str) -> None:
         raise EvaluationEnded(
             Category.INVALID_PROBLEM, f"the problem's source is not valid Python: {error}", Phase.REFERENCE
         ) from None
+    try:
+        for shape in shapes.read(source):
+            shapes.problem_of(source, shape)
+    except InvalidRequest as error:
+        raise EvaluationEnded(Category.INVALID_PROBLEM, str(error), Phase.REFERENCE) from None
+
+
+def shapes_of(request: Request) -> tuple[shapes.Shape, ...]:
+    """Return the shapes of a request's problem, or none if it names none or :func:`check_problem` rejects it."""
+    with contextlib.suppress(EvaluationEnded):
+        if request.backend is not Backend.PYTEST:
+            check_problem(request.problem)
+            return shapes.read(request.problem)
+    return ()
 
 
 def tolerance(source: str) -> Tolerance | None:
@@ -249,7 +304,7 @@ def _about_the_guard(rule: str) -> dict[str, Any]:
     return _finding(rule, severity, None, "", "kqueue", meaning)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _cpu_time(seconds: float) -> Generator[None]:
     """Interrupt the block with :class:`_TimeUp` after a number of seconds of this process's CPU time."""
     running = True

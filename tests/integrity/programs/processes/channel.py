@@ -21,7 +21,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     for number in orders():
         for answered in (number, number + 1):
             spec, location = TensorSpec.of(x), Location(Where.OWN, offset=x.data_ptr(), stride=x.stride())
-            send(Reply(Answer.DONE, answered, structure="T", tensors=(spec,), locations=(location,)))
+            send(Reply(Answer.DONE, answered, structure="Tensor", tensors=(spec,), locations=(location,)))
     return torch.zeros_like(x)
 
 # %% channel_forged_handle
@@ -32,7 +32,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     for number in orders():
         location = Location(Where.EXPORTED, run=0, stride=x.stride())
         announce(Export(0, 1, (2 << 20,), (os.memfd_create("none"),)))
-        send(Reply(Answer.DONE, number, structure="T", tensors=(TensorSpec.of(x),), locations=(location,)))
+        send(Reply(Answer.DONE, number, structure="Tensor", tensors=(TensorSpec.of(x),), locations=(location,)))
     return torch.zeros_like(x)
 
 # %% channel_forged_offset
@@ -47,7 +47,7 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
         location = Location(Where.EXPORTED, run=true.run, offset=1 << 40, stride=(1 << 20, 1))
         for export in exports.pending():
             announce(export)
-        send(Reply(Answer.DONE, number, structure="T", tensors=(TensorSpec.of(x),), locations=(location,)))
+        send(Reply(Answer.DONE, number, structure="Tensor", tensors=(TensorSpec.of(x),), locations=(location,)))
     return out
 
 # %% output_freed

@@ -24,12 +24,13 @@ from workers.judge.pipeline.stages.refer import Referenced
 class Concluded:
     """A kernel that was right on ``checks`` input sets, hidden variants included, with its time and the reference's.
 
-    ``unvaried`` is the reason if there are no hidden variants.
+    ``unvaried`` is the reason if there are no hidden variants, ``untimed`` the reason if there is no requested time.
     """
 
     checks: int
     hidden: int
     unvaried: str
+    untimed: str | None
     runtime: Measurement | None
     baseline: Measurement | None
 
@@ -40,6 +41,8 @@ class Concluded:
         if not self.hidden:
             variants = f"none of them a hidden variant: {self.unvaried}"
         message = f"right on {self.checks} input sets, {variants}"
+        if self.untimed is not None:
+            message += f"; not timed: {self.untimed}"
         return Outcome(category=Category.PASSED, message=message, runtime=self.runtime, baseline=self.baseline)
 
 
@@ -64,7 +67,9 @@ def conclude(context: Context, referenced: Referenced, measured: Measured) -> Co
         runtime, baseline = _compare_times(context, referenced, times)
         _enforce_bound(context, referenced, times, runtime)
     hidden = measured.checks - context.settings.checks
-    concluded = Concluded(measured.checks, hidden, referenced.reference.unvaried, runtime, baseline)
+    concluded = Concluded(
+        measured.checks, hidden, referenced.reference.unvaried, context.evidence.untimed, runtime, baseline
+    )
     _enforce_error(concluded, context.settings.timing.max_error)
     return concluded
 

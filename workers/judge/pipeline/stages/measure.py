@@ -17,7 +17,8 @@ from kqueue.profiles import RULES
 from workers.judge.channel.activities import NotRecorded
 from workers.judge.channel.orders import Order
 from workers.judge.ending import EvaluationEnded
-from workers.judge.pipeline import compare, speed_of_light, timing
+from workers.judge.pipeline import compare, parameters, speed_of_light, timing
+from workers.judge.pipeline.blame import ABOUT_FORM
 from workers.judge.pipeline.cases import GIVEN, Case
 from workers.judge.pipeline.clocks import CpuClock, GpuClock
 from workers.judge.pipeline.context import Context, Grant
@@ -184,6 +185,7 @@ class _Checks:
                 if ended.outcome.category in _ABOUT_VALUES:
                     self._evidence.note(ended)
                     self._compare_rest(every)
+                    self._explain()
                     self.evaluate()
                 raise
             self._evidence.is_compared = True
@@ -260,6 +262,17 @@ class _Checks:
                     self._compare_one(case)
             self._evidence.is_compared = True
 
+    def _explain(self) -> None:
+        """Record facts that can explain wrong values. The kernel reports its own parameters, so they decide nothing."""
+        evidence, proxy = self._evidence, self._reference.proxy
+        evidence.reference_draws = self._reference.form.draws or None
+        with contextlib.suppress(EvaluationEnded):  # The verdict is known already.
+            theirs = proxy.order(Order.DESCRIBE, what="the parameters", optional=True).message
+            evidence.training_modules = parameters.modes(theirs) or None
+            self._candidate.process.enter(Phase.CHECK, self._context.settings.deadlines.check_s)
+            mine = self._candidate.process.order(Order.DESCRIBE).message
+            evidence.parameters = parameters.difference(mine, theirs)
+
     def _compare_one(self, case: Case) -> None:
         """Compare one more answer of a wrong kernel. A missing answer fails both verdicts and all profiles."""
         try:
@@ -314,6 +327,10 @@ class _Checks:
             if ended.outcome.category in _ABOUT_VALUES:
                 with self._steps.backstop(Phase.REFERENCE):
                     self._reference.confirm(case)
+                self._steps.enter(Phase.CHECK)
+            elif ended.outcome.category in ABOUT_FORM:
+                with self._steps.backstop(Phase.REFERENCE):
+                    self._reference.confirm_form(case)
                 self._steps.enter(Phase.CHECK)
             raise
 

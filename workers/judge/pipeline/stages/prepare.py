@@ -36,8 +36,11 @@ def _read_sources(context: Context) -> None:
     static.check_problem(request.problem)
     given, own = context.settings.tolerance, static.tolerance(request.problem)
     if tolerance := given or own:
-        context.evidence.tolerance = tolerance.model_dump() | {"by": "settings" if given else "problem"}
+        origin = {"by": "settings" if given else "problem"}
+        context.evidence.tolerance = tolerance.model_dump(exclude_defaults=True) | origin
+    fenced = [context.fence] if context.fence is not None else []
+    context.evidence.findings = fenced or None
     static.check(request.kernel)
     if policy is not Policy.ALLOW:
-        findings = context.evidence.findings = static.findings(request.kernel, request.backend)
+        findings = context.evidence.findings = fenced + static.findings(request.kernel, request.backend)
         static.enforce(findings, policy)

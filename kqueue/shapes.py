@@ -1,0 +1,240 @@
+"""The input shapes of a problem: named sets of keyword arguments for its ``get_inputs`` and ``get_init_inputs``.
+
+A problem lists them as literals, such as ``SHAPES = [{"name": "large", "args": {"n": 4096}}]``. They are read from its
+text, so nothing of the source runs, and the shapes that are held out can be cut from it before it is shown.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import math
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Final, cast
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, field_validator
+
+from kqueue.errors import InvalidRequest
+
+#: Variable that lists a problem's shapes, and their maximum number.
+NAME: Final = "SHAPES"
+MOST: Final = 32
+#: Beginning of the name under which a held-out shape is reported. A number follows.
+HELD_OUT: Final = "held out"
+#: Text instead of a source whose held-out shapes cannot be found.
+_NOT_SHOWN: Final = f"# This problem is not shown: its {NAME} cannot be read, and some can be held out.\n"
+#: The functions that get a shape's arguments.
+_MAKERS: Final = ("get_inputs", "get_init_inputs")
+#: Maxima of one shape's arguments: characters as text, and depth of nesting.
+_MOST_CHARACTERS: Final = 16 << 10
+_MOST_DEPTH: Final = 4
+_MOST_NAME: Final = 64
+_FORM: Final = (
+    f"a problem lists its shapes once, at its top level, as 1 to {MOST} literals without computed values: "
+    f'{NAME} = [{{"name": "large", "args": {{"n": 4096}}, "weight": 1.0, "held_out": False}}], where args are keyword '
+    "arguments of get_inputs() and get_init_inputs(), and the rest can be left out. "
+    f"A variable {NAME} for another purpose needs another name"
+)
+
+
+class Shape(BaseModel):
+    """One input shape.
+
+    Attributes:
+        name: its name in messages and results: for a held-out shape only ``held out`` and a number.
+        args: keyword arguments of ``get_inputs`` and ``get_init_inputs``. Each gets those that it takes.
+        weight: weight of its speedup in the geometric mean.
+        held_out: True if only its result is shown to those who write kernels.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(min_length=1, max_length=_MOST_NAME)] = ""
+    args: dict[str, Any] = {}
+    weight: Annotated[float, Field(strict=True, gt=0, le=1e6)] = 1.0
+    held_out: StrictBool = False
+
+    @field_validator("name")
+    @classmethod
+    def _is_plain(cls, value: str) -> str:
+        if not value.isprintable() or value.startswith(HELD_OUT):
+            raise ValueError(f"must be printable, and must not begin with `{HELD_OUT}`")
+        return value
+
+    @field_validator("args")
+    @classmethod
+    def _is_data(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if bad := [name for name in value if not name.isidentifier() or keyword.iskeyword(name)]:
+            raise ValueError(f"{bad[0]!r} is no name of an argument")
+        if not _is_plain(value, _MOST_DEPTH) or len(repr(value)) > _MOST_CHARACTERS:
+            raise ValueError(
+                "values must be numbers of at most 64 bits, texts, True, False, None, and lists, tuples and dicts of "
+                f"them, nested {_MOST_DEPTH - 1} deep, {_MOST_CHARACTERS} characters in all"
+            )
+        return value
+
+
+def read(source: str) -> tuple[Shape, ...]:
+    """Return the shapes that a problem names: those that are held out last. Return none if it names none.
+
+    A source that is not valid Python names none.
+
+    Raises:
+        InvalidRequest: they are malformed. The message says how to write them.
+    """
+    elements = _elements(source)
+    shapes = [shape for _, shape in elements]
+    if not shapes:
+        return ()
+    named: list[Shape] = []
+    hidden = [shape for shape in shapes if shape.held_out]
+    for number, shape in enumerate(shapes, 1):
+        if not shape.held_out:
+            given = ", ".join(f"{name}={value!r}" for name, value in shape.args.items()) or f"shape {number}"
+            short = given if len(given) <= _MOST_NAME else f"{given[: _MOST_NAME - 3]}..."
+            named.append(shape.model_copy(update={"name": shape.name or short}))
+    for number, shape in enumerate(hidden, 1):
+        named.append(shape.model_copy(update={"name": f"{HELD_OUT} {number}"}))
+    names = [shape.name for shape in named]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidRequest(f"two of the problem's {NAME} are called {twice!r}: give each its own name")
+    if len(hidden) == len(shapes):
+        raise InvalidRequest(f"all of the problem's {NAME} are held out: at least one must be shown")
+    return tuple(named)
+
+
+def problem_of(source: str, shape: Shape) -> str:
+    """Return the source of the problem that has one of the shapes of :func:`read` only.
+
+    Lines keep their numbers.
+
+    Raises:
+        InvalidRequest: neither ``get_inputs`` nor ``get_init_inputs`` takes an argument of the shape.
+    """
+    functions = {node.name: node for node in _body(source) if isinstance(node, ast.FunctionDef)}
+    # A maker of inputs that is no plain function is not read: it gets all arguments.
+    given = {
+        maker: {name: value for name, value in shape.args.items() if _takes(functions.get(maker), maker, name)}
+        for maker in _MAKERS
+    }
+    for name in shape.args:
+        if not any(name in taken for taken in given.values()):
+            raise InvalidRequest(
+                f"{shape.name} of the problem's {NAME} has the argument {name!r}, which neither get_inputs() nor "
+                "get_init_inputs() takes"
+            )
+    [(begin, end, _)] = _statements(source)
+    text = source.encode()
+    cut = text[begin:end].count(b"\n")
+    lines = [f"{text[:begin].decode()}{NAME} = ({chr(10) * cut}){text[end:].decode()}"]
+    if shape.args:
+        lines.append("from functools import partial as _with_arguments")
+    for maker, taken in given.items():
+        if taken:
+            arguments = ", ".join(f"{name}={value!r}" for name, value in taken.items())
+            lines.append(f"{maker} = _with_arguments({maker}, {arguments})")
+    return "\n".join(lines) + "\n"
+
+
+def public(source: str) -> str:
+    """Return a problem's source without the shapes that are held out, for those who write kernels."""
+    if NAME not in source:
+        return source
+    try:
+        elements = _elements(source)
+        if not any(shape.held_out for _, shape in elements):
+            return source if _body(source) else _NOT_SHOWN
+        [(begin, end, _)] = _statements(source)
+    except InvalidRequest:
+        return _NOT_SHOWN if "held_out" in source else source
+    text = source.encode()
+    shown = b"".join(text[first:last] + b",\n" for (first, last), shape in elements if not shape.held_out)
+    rest = max(0, text[begin:end].count(b"\n") - shown.count(b"\n")) * b"\n"
+    return (text[:begin] + f"{NAME} = [".encode() + shown + rest + b"]" + text[end:]).decode()
+
+
+def count(source: str) -> int:
+    """Return the number of a problem's evaluations: one for each shape, or one if it names none or malformed ones."""
+    try:
+        return max(1, len(read(source)))
+    except InvalidRequest:
+        return 1
+
+
+def _body(source: str) -> Sequence[ast.stmt]:
+    try:
+        return ast.parse(source.encode()).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+
+
+def _statements(source: str) -> list[tuple[int, int, ast.expr | None]]:
+    """Return the top-level assignments to the variable: their offsets in bytes of UTF-8, and the value."""
+    found: list[tuple[int, int, ast.expr | None]] = []
+    for node in _body(source) if NAME in source else ():
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == NAME for target in targets):
+            found.append((*_span(source, node), getattr(node, "value", None)))
+    return found
+
+
+def _span(source: str, node: ast.stmt | ast.expr) -> tuple[int, int]:
+    lines = source.encode().splitlines(keepends=True)
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    return (
+        sum(map(len, lines[: node.lineno - 1])) + node.col_offset,
+        sum(map(len, lines[: node.end_lineno - 1])) + node.end_col_offset,
+    )
+
+
+def _elements(source: str) -> list[tuple[tuple[int, int], Shape]]:
+    """Return the shapes as they are written, each with its offsets in bytes of UTF-8."""
+    statements = _statements(source)
+    if not statements:
+        return []
+    value = statements[0][2]
+    if len(statements) > 1 or not isinstance(value, (ast.List, ast.Tuple)) or len(value.elts) > MOST:
+        raise InvalidRequest(_FORM)
+    return [(_span(source, node), _shape(node, number)) for number, node in enumerate(value.elts)]
+
+
+def _shape(node: ast.expr, number: int) -> Shape:
+    try:
+        return Shape.model_validate(ast.literal_eval(node))
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = "".join(f"[{part!r}]" for part in (number, *fault["loc"]))
+        text = str(fault["msg"]).removeprefix("Value error, ")
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        where, text = f"[{number}]", "is no literal"
+    raise InvalidRequest(f"{NAME}{where}: {text}. Write it so: {_FORM}")
+
+
+def _takes(function: ast.FunctionDef | None, maker: str, name: str) -> bool:
+    """Return whether a function can be called with a keyword argument, as far as its source shows."""
+    if function is None:
+        return maker == _MAKERS[0]
+    arguments = function.args
+    return arguments.kwarg is not None or any(name == one.arg for one in [*arguments.args, *arguments.kwonlyargs])
+
+
+def _is_plain(value: object, depth: int) -> bool:
+    if value is None or isinstance(value, bool):
+        return True
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**64
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, str) or (depth > 0 and all(_is_plain(one, depth - 1) for one in _parts(value)))
+
+
+def _parts(value: object) -> Iterator[object]:
+    """Yield the parts of a list, tuple or dict. The part of any other value is an object that is not plain."""
+    if type(value) in (list, tuple):
+        yield from cast("Sequence[object]", value)
+    elif type(value) is dict:
+        pairs = cast("dict[object, object]", value)
+        yield from (*pairs, *pairs.values())
+    else:
+        yield ...

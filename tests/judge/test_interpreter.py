@@ -1,0 +1,119 @@
+"""Triton's kernels on a CPU slot, where Triton's interpreter runs them."""
+
+from __future__ import annotations
+
+from kqueue.categories import Blame, Category
+from kqueue.contract import Backend, Outcome, Request, Settings, Timing
+from tests.judge.rig import Rig
+from tests.judge.sources import problem
+
+_TOP = """
+import torch, triton
+import triton.language as tl
+
+@triton.jit
+def total(x_ptr, out_ptr, SIZE: tl.constexpr):
+    row = tl.program_id(0)
+    x = tl.load(x_ptr + row * SIZE + tl.arange(0, SIZE))
+    tl.store(out_ptr + row, tl.sum(x, axis=0))
+"""
+_MODEL = """
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        out = x.new_empty(x.shape[0])
+        total[(x.shape[0],)](x, out, SIZE=x.shape[1])
+        return out
+"""
+SUMS = problem("x: x.sum(-1)", "return [torch.rand(4, 64)]")
+
+
+def judge(rig: Rig, kernel: str, reference: str = SUMS, **settings: object) -> Outcome:
+    made = Settings.model_validate({"checks": 2, "timing": {"calls": 5, "warmup": 0}, **settings})
+    return rig.judge(Request(problem=reference, kernel=kernel, backend=Backend.TRITON, settings=made))
+
+
+def test_a_kernel_is_checked_and_not_timed_unless_asked_for(rig: Rig) -> None:
+    outcome = judge(rig, _TOP + _MODEL)
+    assert (outcome.category, outcome.runtime, outcome.baseline) == (Category.PASSED, None, None), outcome.message
+    assert outcome.message.endswith("hidden variants; not timed: Triton's interpreter runs on the CPU")
+    assert outcome.evidence.checks is not None
+    assert outcome.evidence.checks > 2
+    timed = judge(rig, _TOP + _MODEL, timing=Timing(calls=5, warmup=0, interpreter=True))
+    assert timed.speedup is not None, timed.message
+    assert timed.evidence.untimed is None
+
+
+#: What the interpreter must do as a GPU does. It runs in the candidate, where the interpreter is corrected.
+_AGREEMENTS = """
+@triton.jit
+def narrow(x_ptr, y_ptr, out_ptr, sums_ptr, scan_ptr, small_ptr, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    x, y = tl.load(x_ptr + at), tl.load(y_ptr + at)
+    tl.store(out_ptr + at, tl.where(x > y, x * y + 1, -x))
+    tl.atomic_add(sums_ptr + at % 2, tl.full([SIZE], 0.5, tl.bfloat16))
+    tl.store(scan_ptr + at, tl.cumsum(x, 0) + x.sum().to(tl.bfloat16) + (x > 0.5).to(tl.bfloat16) + at.to(tl.bfloat16))
+    tl.store(small_ptr + at, (x * 1000).to(tl.float8e4nv))
+
+@triton.jit
+def odd(x_ptr):
+    tl.load(x_ptr + tl.arange(0, 3))
+
+@triton.autotune([triton.Config({"SIZE": size}) for size in (3, 64, 128)], key=[])
+@triton.jit
+def tuned(x_ptr, out_ptr, SIZE: tl.constexpr):
+    tl.static_assert(SIZE > 3)
+    tl.store(out_ptr + tl.arange(0, SIZE), tl.load(x_ptr + tl.arange(0, SIZE)) + SIZE)
+
+def agree():
+    x, y = torch.rand(64).bfloat16(), torch.rand(64).bfloat16()
+    out, scan, sums, small = torch.empty_like(x), torch.empty_like(x), torch.zeros(2).bfloat16(), torch.empty(64)
+    small = small.to(torch.float8_e4m3fn)
+    narrow[(1,)](x, y, out, sums, scan, small, SIZE=64)
+    torch.testing.assert_close(out, torch.where(x > y, x * y + 1, -x), rtol=0, atol=0)
+    assert sums.tolist() == [16, 16], sums
+    torch.testing.assert_close(scan, x.cumsum(0) + x.sum() + (x > 0.5).bfloat16() + torch.arange(64).bfloat16())
+    assert torch.equal(small.float(), (x * 1000).clamp(max=448).to(torch.float8_e4m3fn).float())
+    tuned[(1,)](x, out)
+    torch.testing.assert_close(out, x + 64, rtol=0, atol=0)
+    assert triton.runtime.driver.active.get_current_target().backend == "cuda"
+    for error, words, launch in (
+        ("CompilationError", "power of 2", lambda: odd[(1,)](x)),
+        ("KeyError", "num_wraps", lambda: tuned.fn[(1,)](x, out, SIZE=64, num_wraps=4)),
+        ("AttributeError", "judge the kernel on a GPU", lambda: triton.runtime.driver.active.utils),
+    ):
+        try:
+            launch()
+        except Exception as raised:
+            assert (type(raised).__name__, words in str(raised)) == (error, True), repr(raised)
+        else:
+            raise AssertionError(words)
+
+agree()
+agree()
+"""
+
+
+def test_a_kernel_is_compiled_and_computes_as_on_a_gpu(rig: Rig) -> None:
+    """Narrow numbers, an autotuner, and errors that only a compiler knows, before and after a launch."""
+    outcome = judge(rig, _TOP + _AGREEMENTS + _MODEL)
+    assert outcome.category is Category.PASSED, outcome.message + outcome.log
+    broken = judge(rig, (_TOP + _MODEL).replace("tl.sum(x, axis=0)", "tl.tanh(x)"))
+    assert (broken.category, broken.facts.exception) == (
+        Category.COMPILE_ERROR,
+        "triton.compiler.errors.CompilationError",
+    )
+    assert "has no attribute 'tanh'" in broken.message
+
+
+def test_what_only_a_gpu_can_show_blames_nobody(rig: Rig) -> None:
+    """A wrong answer after rounding to a narrow dtype, and parts that the interpreter lacks. Others are wrong."""
+    halved = (_TOP + _MODEL).replace("tl.sum(x, axis=0)", "tl.sum(x, axis=0) / 2")
+    assert judge(rig, halved).category is Category.WRONG_VALUES
+    doubted = judge(rig, halved, precision="bf16")
+    assert (doubted.category, doubted.facts.instead_of) == (Category.NEEDS_GPU, Category.WRONG_VALUES)
+    assert doubted.message.endswith(": judge it on a GPU")
+    assert doubted.blame is Blame.NOBODY
+    assembly = 'tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)'
+    lacking = judge(rig, (_TOP + _MODEL).replace("tl.sum(x, axis=0)", f"tl.sum({assembly}, axis=0)"))
+    assert (lacking.category, lacking.facts.instead_of) == (Category.NEEDS_GPU, Category.RUNTIME_ERROR)
+    assert "inline_asm" in lacking.message

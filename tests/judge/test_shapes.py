@@ -1,0 +1,83 @@
+"""Evaluations of problems that name several shapes, on a CPU slot."""
+
+from __future__ import annotations
+
+import pytest
+
+from kqueue.categories import Category
+from kqueue.contract import Backend, Phase, Request, Settings, Timing
+from tests.judge import extension
+from tests.judge.linear import PROBLEM, QUICK, judge, right
+from tests.judge.rig import Rig
+
+pytestmark = pytest.mark.slow("judges several kernels")
+
+SHAPES = PROBLEM.replace("get_inputs():", "get_inputs(rows=4, size=8):").replace("randn(4, 8)", "randn(rows, size)")
+SHAPES = SHAPES.replace("get_init_inputs():", "get_init_inputs(size=8):").replace("return [8]", "return [size]")
+SHAPES += """
+SHAPES = [
+    {"name": "small", "args": {"size": 8}},
+    {"name": "wide", "args": {"size": 33}, "weight": 2.0},
+    {"args": {"rows": 7}, "held_out": True},
+]
+"""
+
+
+def test_every_shape_is_checked_and_timed(rig: Rig) -> None:
+    """Each has fresh processes, a baseline of its own, and a row in the evidence."""
+    rig.backend.baselines.clear()
+    top = "import os\nassert not os.path.exists('seen')\nopen('seen', 'w').close()\n"
+    outcome = judge(rig, right(top=top), Settings(checks=1, timing=Timing(calls=10, warmup=1)), SHAPES)
+    assert outcome.category is Category.PASSED, outcome.message
+    known = outcome.evidence.shapes
+    assert known is not None
+    assert [row.name for row in known.rows] == ["small", "wide", "held out 1"]
+    assert all(row.category is Category.PASSED and row.runtime_ms and row.speedup for row in known.rows)
+    product = known.rows[0].speedup * known.rows[1].speedup ** 2 * known.rows[2].speedup  # type: ignore[operator]
+    assert outcome.speedup == pytest.approx(product**0.25)
+    assert outcome.runtime is not None
+    assert outcome.runtime.count == 30
+    keys = [key for _, _, key in rig.backend.baselines]
+    for row in known.rows:
+        assert sum(f"shape={row.name}" in key for key in keys) >= 1
+    problems = {problem for problem, _, _ in rig.backend.baselines}
+    assert problems == {Request(problem=SHAPES, kernel="k", backend=Backend.TORCH).problem_hash}
+
+
+def test_the_first_shape_that_fails_ends_the_evaluation(rig: Rig) -> None:
+    """It is named, and the later ones are not judged."""
+    outcome = judge(rig, right("if x.shape[1] == 33: return x * 0"), QUICK, SHAPES)
+    assert (outcome.category, outcome.facts.shape) == (Category.WRONG_VALUES, "wide")
+    assert outcome.message.startswith("shape wide: output 0: ")
+    assert [row.category for row in outcome.evidence.shapes.rows] == [Category.PASSED, Category.WRONG_VALUES, None]
+    hidden = judge(
+        rig, right("print(x.shape)\n        if x.shape[0] == 7: raise ValueError(str(x.shape))"), QUICK, SHAPES
+    )
+    assert (hidden.category, hidden.facts.shape) == (Category.RUNTIME_ERROR, "held out 1")
+    assert "[4, 8]" in hidden.log
+    assert "[7, 8]" not in hidden.model_dump_json()
+
+
+def test_malformed_shapes_are_the_problem_s_fault(rig: Rig) -> None:
+    outcome = judge(rig, right(), QUICK, PROBLEM + "SHAPES = [{'args': {'rows': 7}}]")
+    assert (outcome.category, outcome.phase) == (Category.INVALID_PROBLEM, Phase.REFERENCE)
+    assert "the argument 'rows', which neither get_inputs() nor get_init_inputs() takes" in outcome.message
+
+
+def test_a_kernel_is_compiled_once(rig: Rig) -> None:
+    """Without a store the builds of an evaluation are kept for its shapes, and no longer."""
+    assert rig.forkserver.builds is None
+    problem = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x * (2 if len(x) == 4 else 3)
+def get_inputs(n):
+    return [torch.rand(n)]
+SHAPES = [{"args": {"n": 4}}, {"args": {"n": 5}}]
+"""
+    request = Request(problem=problem, kernel=extension.kernel(), backend=Backend.CPP, settings=extension.QUICK)
+    outcome = rig.judge(request)
+    assert (outcome.category, outcome.facts.shape) == (Category.WRONG_VALUES, "n=5")
+    assert outcome.evidence.build is not None
+    assert (outcome.evidence.build.where, outcome.evidence.build.libraries) == ("store", 1)
