@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_fie
 from kqueue.categories import Blame, Category
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import NEEDS, Environment, Evidence, Facts, Measurement, Part
+from kqueue.profiles import Protocol
 from kqueue.states import Priority, Writer
 
 #: Maximum size of the source of a problem or kernel, in bytes of UTF-8.
@@ -262,6 +263,9 @@ class Policies(_Model):
     decoys: Policy = Policy.FLAG
     """Policy for kernels whose own GPU code does not do the work. ``reject`` ends the evaluation as ``reward_hack``.
     ``allow`` saves the time of the check."""
+    buffers: Policy = Policy.FLAG
+    """Policy for kernels that do not have, or leave unchanged, registered buffers that the reference changes, such as
+    running statistics. ``reject`` ends the evaluation as ``rejected_by_policy``. ``allow`` does not compare buffers."""
 
 
 class Tolerance(_Model):
@@ -296,6 +300,9 @@ class Settings(_Model):
     formats e8m0 and e2m1, equality for the rest."""
     comparison: Comparison = Comparison.STRICT
     """Comparison that decides if values are correct."""
+    profiles: Annotated[tuple[Protocol, ...], Field(max_length=len(Protocol))] = ()
+    """Other projects' protocols by which the values are compared too. Their results are evidence and do not change the
+    verdict."""
     policies: Policies = Policies()
     timing: Timing = Timing()
     debug: Debug = Debug()
@@ -304,6 +311,11 @@ class Settings(_Model):
     limits: Limits = Limits()
     max_attempts: Annotated[int, Field(ge=1, le=10)] = 3
     """Maximum number of attempts. Only a failure of the fleet causes another attempt."""
+
+    @field_validator("profiles")
+    @classmethod
+    def _each_once(cls, value: tuple[Protocol, ...]) -> tuple[Protocol, ...]:
+        return tuple(dict.fromkeys(value))
 
     @model_validator(mode="after")
     def _debugs_or_times(self) -> Self:

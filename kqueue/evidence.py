@@ -247,6 +247,22 @@ class ErrorFigures(Part):
     """Result of KernelBench's ``torch.allclose`` on the problem's own inputs. Null for other inputs."""
 
 
+class ProfileResult(Part):
+    """The result of another project's protocol (``settings.profiles``) on the problem's own inputs."""
+
+    name: str
+    """Name of the profile."""
+    passed: bool | None
+    """True if the kernel passes it. Null where that is unknown."""
+    why: str = ""
+    """The reason, unless it passes."""
+
+    @property
+    def words(self) -> str:
+        """The result as text."""
+        return "passed" if self.passed else f"{'unknown' if self.passed is None else 'failed'}: {self.why}"
+
+
 class GivenTolerance(Part):
     """A tolerance that replaces the dtype's: ``|out - ref| <= atol + rtol * |ref|`` for every value."""
 
@@ -730,6 +746,8 @@ class Facts(Part):
     """The findings for which a policy rejected the source."""
     output: int | None = _ABSENT
     """Number of the wrong output, from 0."""
+    effect: str | None = _ABSENT
+    """Name of the wrong output if ``forward`` does not return it, such as ``input 0 after the call``."""
     input: int | None = _ABSENT
     """Number of the input that was changed or returned, from 0."""
     structure: str | None = _ABSENT
@@ -832,6 +850,8 @@ class Evidence(Part):
     comparison: ErrorFigures | None = _ABSENT
     """Errors of the outputs over all compared input sets, and the results of both comparisons, for wrong kernels too.
     None where no output was compared."""
+    profiles: tuple[ProfileResult, ...] | None = _ABSENT
+    """Results of the profiles that the settings name. None where there are none."""
     tolerance: GivenTolerance | None = _ABSENT
     """Tolerance from the settings or the problem. None where the dtype's applies."""
     tf32: bool | None = _ABSENT
@@ -842,6 +862,11 @@ class Evidence(Part):
     """Numbers of these outputs. They depend on the weights alone, or consist of rounding errors."""
     verified_calls: int | None = _ABSENT
     """Number of timed calls whose outputs were compared afterwards. None where the kernel was not timed."""
+    setup_ms: float | None = _ABSENT
+    """Time in milliseconds of the kernel's ``setup()``, which runs once before the first call and is not part of the
+    runtime. None if it declares none."""
+    reference_setup_ms: float | None = _ABSENT
+    """Time in milliseconds of the problem's ``Model.setup()``. None if it declares none."""
     shapes: ShapeResults | None = _ABSENT
     """Results of the problem's shapes. ``checks``, ``checks_asked``, ``verified_calls``, ``cpu_s`` and
     ``compiled_baseline`` are of all judged shapes, ``comparison`` and ``provenance`` of those that are not held out.

@@ -149,7 +149,8 @@ def _differences(verdict: Result) -> Iterator[str]:
         return
     given = facts.kind == "given"
     on = "on the problem's own inputs" if given else f"on {facts.kind} inputs (the problem's shapes, other values)"
-    yield f"Output {facts.output}, {on}: {facts.wrong} of {facts.of} values are wrong. The first:"
+    what = facts.effect or f"output {facts.output}"
+    yield f"{what[0].upper()}{what[1:]}, {on}: {facts.wrong} of {facts.of} values are wrong. The first:"
     for wrong in facts.first:
         yield f"  index {list(wrong.index)}: expected {json_number(wrong.expected)}, got {json_number(wrong.got)}"
     if comparison is not None and comparison.kernelbench_correct:

@@ -137,7 +137,8 @@ class Report(BaseModel):
             )
             yield f"values: {self.fill}{only}, {sets}"
         if self.facts.first:
-            yield f"output {self.facts.output}: {self.facts.wrong} of {self.facts.of} values are wrong. The first:"
+            what = self.facts.effect or f"output {self.facts.output}"
+            yield f"{what}: {self.facts.wrong} of {self.facts.of} values are wrong. The first:"
             for wrong in self.facts.first:
                 yield (
                     f"  index {list(wrong.index)}: expected {json_number(wrong.expected)}, got {json_number(wrong.got)}"

@@ -185,6 +185,8 @@ def print_result(result: Outcome | Verdict, kernel: str, fields: Mapping[str, ob
     # Findings that ended the evaluation are among its facts.
     if findings := result.evidence.findings or result.facts.findings:
         _print_block("findings", "\n".join(map(finding, findings)))
+    if results := result.evidence.profiles:
+        _print_block("profiles", "\n".join(f"{one.name}: {one.words}" for one in results))
     lines = result.log.splitlines()
     if lines and all_of_log:
         _print_block("log", result.log)

@@ -40,7 +40,9 @@ _CHANGES: Final = 2000
 #: Number of the problem's other evaluations that are offered for a comparison.
 _OTHERS: Final = 50
 #: Fields of the evidence that have their own sections on the page.
-_SHOWN: Final = {"isolation", "durations_s", "cpu_s", "findings", "attempts", "sanitized", "profile", "shapes"}
+_SHOWN: Final = {
+    "isolation", "durations_s", "cpu_s", "findings", "profiles", "attempts", "sanitized", "profile", "shapes",
+}  # fmt: skip
 
 
 class File(StrEnum):

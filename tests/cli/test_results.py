@@ -82,10 +82,15 @@ def test_findings_and_provenance_are_one_line_each(cli: Cli, engine: Engine, wor
         "library": [{"name": f"nvjet_{number}" + "x" * 200, "share": 0.15} for number in range(5)], "decoy": True,
         "why": "25.0% kernels of its own source, 75.0% kernels of libraries", "basis": "the candidate's own profile",
     }  # fmt: skip
+    told = {"profiles": [{"name": "robust-kbench", "passed": False, "why": "too far"}]}
     (identity,) = submit(engine, "a")
-    judge(engine, worker, lambda _: passed(evidence={"findings": [found], "provenance": origin, "checks": 7}))
+    judge(engine, worker, lambda _: passed(evidence={"findings": [found], "provenance": origin, "checks": 7} | told))
     lines = cli("show", str(identity)).stdout.splitlines()
-    assert {"cheat: patched_clock, line 7: replaces a clock: torch.cuda.Event = Quick", "checks: 7"} <= {*lines}
+    assert {
+        "cheat: patched_clock, line 7: replaces a clock: torch.cuda.Event = Quick",
+        "checks: 7",
+        "robust-kbench: failed: too far",
+    } <= {*lines}
     [line] = [line for line in lines if line.startswith("provenance")]
     for words in ("decoy: 25.0% kernels of its own source", "; own: add_kernel; library: nvjet_0", "and 2 more"):
         assert words in line

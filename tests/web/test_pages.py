@@ -211,9 +211,11 @@ def test_held_out_shapes_are_shown_by_their_results_only(served: Served, browser
 def test_a_kernel_is_examined(served: Served, browser: httpx.Client, judge, engine: Engine) -> None:
     """The tools' findings are shown and escaped, and buttons offer more if there is a GPU."""
     identity = put(served)
-    judge(identity, examined(HOSTILE))
+    outcome = examined(HOSTILE)
+    rows = [{"name": "robust-kbench", "passed": None, "why": HOSTILE}]
+    judge(identity, outcome.model_copy(update={"evidence": outcome.evidence.model_copy(update={"profiles": rows})}))
     page = shown(browser, f"/evaluations/{identity}")
-    for told in ("Under compute-sanitizer", "122, 0, 0", "Kernels of one call", "roofline.svg", "3 %"):
+    for told in ("unknown: ", "Under compute-sanitizer", "122, 0, 0", "Kernels of one call", "roofline.svg", "3 %"):
         assert told in page, told
     assert "<button>Sanitize" not in page
     [before, drawn] = page.split('<svg class="histogram"')

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 class EvaluationEnded(Exception):
     """Raised with the outcome once it is known, so that only cleanup remains.
 
-    ``reply`` is the sealed process's reply if an exception in that process is the reason.
+    ``reply`` is the sealed process's reply if an exception in that process is the reason. ``profiles`` has the fault
+    of wrong values by each profile.
     """
 
     def __init__(
@@ -24,3 +25,4 @@ class EvaluationEnded(Exception):
         super().__init__(f"{category}: {message}")
         self.outcome = Outcome(category=category, message=message, phase=phase, facts=Facts(**facts))
         self.reply = reply
+        self.profiles: dict[str, str] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import subprocess
 import sys
 from collections import OrderedDict
@@ -19,6 +20,7 @@ import torch
 from kqueue.categories import Category
 from kqueue.contract import Comparison, Precision, Settings, Tolerance
 from kqueue.evidence import Facts
+from kqueue.profiles import Protocol
 from workers.judge.candidate.reference import rounded_otherwise
 from workers.judge.channel.marks import mark
 from workers.judge.channel.protocol import Answer, Reply
@@ -31,6 +33,7 @@ from workers.judge.pipeline.evidence import merge_errors
 from workers.judge.pipeline.exchange import check_form
 from workers.judge.pipeline.grades import tolerance_for
 
+ALLCLOSE = "kernelbench kernelbench-2025 robust-kbench robust-kbench-script flashinfer-bench-dtypes"
 TIGHT = Tolerance(atol=1e-4, rtol=1e-4)
 
 
@@ -70,6 +73,37 @@ def test_tolerances_follow_the_dtype() -> None:
     wide = Tolerance(atol=10.0, rtol=0.0)
     assert fault(torch.tensor([9.0]), torch.tensor([0.5]), tolerance=wide) is None
     facts_of(fault(torch.tensor([9]), torch.tensor([8]), tolerance=wide))
+
+
+@pytest.mark.parametrize(
+    ("out", "ref", "dtype", "passed"),
+    [
+        (1 + 5e-4, 1.0, torch.float32, "kernelbench-2025 robust-kbench-script flashinfer-bench"),
+        (1 + 1.5e-5, 1.0, torch.float32, f"{ALLCLOSE} flashinfer-bench"),
+        # Only torch.allclose adds both tolerances, and accepts infinities.
+        (1 + 1.5e-2, 1.0, torch.float32, "kernelbench-2025"),
+        (1 + 1.5e-2, 1.0, torch.bfloat16, "kernelbench-2025 flashinfer-bench-dtypes"),
+        (math.inf, math.inf, torch.float32, ALLCLOSE),
+    ],
+)
+def test_each_profile_has_its_project_s_rule(out: float, ref: float, dtype: torch.dtype, passed: str) -> None:
+    """A verdict that no profile changes has the result of each, whether other numbers decide it or another pass."""
+    tensors = [torch.full((64,), value, dtype=dtype) for value in (out, ref)]
+    every = [name for name in Protocol if name is not Protocol.KERNELBENCH_EVAL]
+    for tolerance in (None, Tolerance(atol=1.0, rtol=1.0)):
+        settings = Settings(profiles=tuple(every), tolerance=tolerance)
+        [result] = check_each([([tensors[0]], Case(0, outputs=[tensors[1]]))], settings)
+        told = result.profiles if isinstance(result, EvaluationEnded) else result["profiles"]
+        assert {name for name, why in told.items() if not why} == {*passed.split()}
+
+
+def test_a_guide_s_share_of_fp8_values_is_enough() -> None:
+    ref = torch.ones(100).to(torch.float8_e4m3fn)
+    for wrong, passes in ((15, True), (16, False)):
+        out = torch.where(torch.arange(100) < wrong, 4.0, 1.0).to(torch.float8_e4m3fn)
+        ended = fault(out, ref, profiles=["flashinfer-bench-dtypes"])
+        assert ended is not None
+        assert (ended.profiles["flashinfer-bench-dtypes"] == "") is passes
 
 
 def test_a_problem_s_tolerance_does_not_make_everything_right() -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Comparison, Outcome, Request, Settings, Timing
+from kqueue.contract import Backend, Comparison, Outcome, Policies, Policy, Request, Settings, Timing
+from kqueue.profiles import Protocol
 from tests.judge.rig import Rig
 from tests.judge.sources import kernel, problem
 
 pytestmark = pytest.mark.slow("judges many kernels")
 
 QUICK = Settings(checks=2, timing=Timing(enabled=False))
+TIMED = Settings(checks=2, timing=Timing(calls=20, warmup=1))
 
 
 def judge(rig: Rig, source: str, forward: str, settings: Settings = QUICK) -> Outcome:
@@ -254,3 +256,104 @@ def test_changes_of_inputs_are_a_part_of_the_answer(rig: Rig, right: str, catego
     source = problem("x, y: (x.mul_(2), x.sum(1))[1]", "return [torch.randn(8, 8)[:, ::2], torch.randn(4)]")
     outcome = judge(rig, source, right)
     assert outcome.category is category, outcome.message
+
+
+NORM = problem("x: self.norm(x)").replace(
+    "    def forward",
+    "    def __init__(self):\n        super().__init__()\n        self.norm = torch.nn.BatchNorm1d(8)\n    def forward",
+)
+NORMED = NORM.partition("def get_inputs")[0].replace("Model", "ModelNew")
+WITHOUT = NORMED.replace("self.norm(x)", "(x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-5).sqrt()")
+KEPT = "setattr(self.norm, 'running_mean', self.norm.running_mean * 0.9 + x.mean(0) * 0.1)"
+REBOUND = WITHOUT.replace("return", f"return {KEPT} or")
+REJECT = QUICK.model_copy(update={"policies": Policies(buffers=Policy.REJECT)})
+
+
+@pytest.mark.parametrize(
+    ("source", "settings", "category", "told", "unkept"),
+    [
+        (NORMED, TIMED, Category.PASSED, "", ""),
+        (WITHOUT, QUICK, Category.PASSED, "", "norm.num_batches_tracked, norm.running_mean, norm.running_var"),
+        (REBOUND, QUICK, Category.PASSED, "", "num_batches_tracked, norm.running_var"),
+        (NORMED.replace("(8)", "(8, momentum=0.2)"), QUICK, Category.WRONG_VALUES, "buffer norm.r", ""),
+        (WITHOUT, REJECT, Category.REJECTED_BY_POLICY, "norm.running_mean", "norm.running_mean"),
+    ],
+    ids=["kept", "not-kept", "one-rebound", "wrong", "strict"],
+)
+def test_running_statistics_are_compared_where_the_kernel_keeps_them(
+    rig: Rig, source: str, settings: Settings, category: Category, told: str, unkept: str
+) -> None:
+    outcome = rig.judge(Request(problem=NORM, kernel=source, backend=Backend.TORCH, settings=settings))
+    assert outcome.category is category, outcome.message
+    assert told in outcome.message
+    findings = [found.evidence for found in outcome.evidence.findings or () if found.rule == "buffers_not_kept"]
+    assert [unkept in found for found in findings] == [True] * bool(unkept)
+    if category is Category.WRONG_VALUES:
+        assert outcome.facts.kernelbench_correct is True
+
+
+def test_statistics_that_are_wrong_only_in_later_calls_are_found(rig: Rig) -> None:
+    late = NORMED.replace(
+        "return", "self.n = getattr(self, 'n', 0) + 1; self.norm.momentum = 0.1 + (self.n > 16)\n        return"
+    )
+    outcome = rig.judge(Request(problem=NORM, kernel=late, backend=Backend.TORCH, settings=TIMED))
+    assert outcome.category is Category.NONDETERMINISTIC
+    assert "buffer norm.running_" in outcome.message
+
+
+def test_profiles_are_told_beside_the_verdict(rig: Rig) -> None:
+    """A kernel that folds batch norm is wrong, passes in ``eval()`` mode, and changes no other verdict by that."""
+    folded = "(x - self.norm.running_mean) / (self.norm.running_var + 1e-5).sqrt()"
+    profiles = (Protocol.KERNELBENCH_EVAL, Protocol.KERNELBENCH_2025)
+    for forward, category, passed in (
+        (folded, Category.WRONG_VALUES, [True, False]),
+        ("self.norm(x) + 1e-3", Category.WRONG_VALUES, [False, True]),
+        ("self.norm(x)", Category.PASSED, [True, True]),
+        ("self.nothing", Category.RUNTIME_ERROR, [None, None]),
+    ):
+        settings = TIMED.model_copy(update={"profiles": profiles})
+        source = NORMED.replace("self.norm(x)", forward)
+        outcome = rig.judge(Request(problem=NORM, kernel=source, backend=Backend.TORCH, settings=settings))
+        assert outcome.category is category, outcome.message
+        rows = outcome.evidence.profiles or ()
+        assert [(one.name, one.passed) for one in rows] == [*zip(profiles, passed, strict=True)]
+        assert all(bool(one.why) is not one.passed for one in rows)
+
+
+def test_a_missing_effect_on_an_input_is_named(rig: Rig) -> None:
+    outcome = judge(rig, problem("y, x: x.mul_(2) + y", "return [torch.randn(8), torch.randn(8)]"), "y, x: x * 2 + y")
+    assert outcome.category is Category.WRONG_VALUES
+    assert outcome.message.startswith("input 1 after the call: ")
+
+
+SETUP = """
+    times = 0
+    def setup({parameters}):
+        self.times += 1
+        {body}
+    def forward"""
+PLAN = "self.plan = (x.is_meta, tuple(x.shape), x.stride()) == (True, (4, 8), (16, 1))"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "body", "forward", "category", "told"),
+    [
+        ("self", "self.weight = torch.ones(8) + 1", "x: x * self.weight * self.times", Category.PASSED, True),
+        ("self, x", PLAN, "x: x * 2 * self.plan * self.times", Category.PASSED, True),
+        ("self, stage", "pass", "x: x * (2 + self.times)", Category.PASSED, False),
+        ("self, x", "self.sum = float(x.sum())", "x: x * 2", Category.INIT_ERROR, False),
+    ],
+    ids=["weights", "shapes", "undeclared", "values"],
+)
+def test_a_declared_setup_runs_once_without_values_and_is_timed_apart(
+    rig: Rig, parameters: str, body: str, forward: str, category: Category, told: bool
+) -> None:
+    declared = SETUP.format(parameters=parameters, body=body)
+    source = problem("x: x * self.factor", "return [torch.randn(4, 16)[:, :8]]").replace(
+        "    def forward", SETUP.format(parameters="self", body="self.factor = 2")
+    )
+    judged = kernel(forward).replace("    def forward", declared)
+    outcome = rig.judge(Request(problem=source, kernel=judged, backend=Backend.TORCH, settings=TIMED))
+    assert outcome.category is category, outcome.message
+    assert outcome.evidence.reference_setup_ms
+    assert (outcome.evidence.setup_ms is not None) is told

@@ -19,8 +19,9 @@ import torch
 from workers.judge.candidate.harness import Harness, import_file
 from workers.judge.channel import flags
 from workers.judge.channel.arguments import of_constructor, put_together, take_apart
+from workers.judge.channel.buffers import form_of
 from workers.judge.channel.layout import put_back, taken_apart
-from workers.judge.channel.orders import Examine, Job, Order
+from workers.judge.channel.orders import Binding, Examine, Job, Order
 from workers.judge.channel.randomness import set_seed
 from workers.judge.channel.wire import Command
 
@@ -93,13 +94,16 @@ class _Kernel(Harness):
             drawn = problem.get_inputs()
         arrangement, tensors = take_apart(drawn)
         roots, views = taken_apart(tensors)
+        meta = [torch.empty(root.shape, dtype=self.dtype_of(root), device="meta") for root in roots]
+        self._form = Binding(tuple(map(form_of, meta)), arrangement, tuple(views))
         placed = put_back([self.to_device(root).clone() for root in roots], views)
         return of_constructor(initial, problem.Model), put_together(arrangement, placed)
 
     def construct(self, initial: Any) -> None:
-        """Import the kernel's source and construct its model."""
+        """Import the kernel's source, construct its model and set it up."""
         self._load(Command(Order.LOAD, 0, 0, self._job, ()))
         self._construct(Command(Order.CONSTRUCT, 0, 0, initial, ()))
+        self.set_up(Command(Order.SET_UP, 0, 0, self._form, ()))
 
     @contextlib.contextmanager
     def looked_at(self) -> Generator[None]:

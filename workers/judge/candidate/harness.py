@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import inspect
 import json
 import logging
 import os
@@ -24,11 +25,12 @@ from typing import Any, Final, cast
 import torch
 
 from workers.judge.candidate import failures, interpreter, libraries, memory, profile, warm_up
-from workers.judge.candidate.instance import Instance, weights_of
+from workers.judge.candidate.instance import Instance, is_plain, weights_of
 from workers.judge.channel import activities, flags
 from workers.judge.channel.arguments import check, put_together
 from workers.judge.channel.buffers import Exports, OpenedBuffer, is_apart, is_dense
 from workers.judge.channel.gpu_memory import CudaCallError, cudart
+from workers.judge.channel.layout import put_back
 from workers.judge.channel.marks import mark
 from workers.judge.channel.objects import Built
 from workers.judge.channel.orders import Binding, BufferSpec, Job, Opening, Order
@@ -141,6 +143,8 @@ class Harness:
             Order.ENQUEUE: self._enqueue,
             Order.ENQUEUE_OVERHEAD: self._enqueue,
             Order.ENQUEUE_IN_TURN: self._enqueue,
+            Order.SET_UP: self.set_up,
+            Order.EVALUATE: self._evaluate,
             Order.PROFILE: self._profile,
             Order.BUILD: self._build,
             Order.ALLOW: self._allow,
@@ -258,6 +262,30 @@ class Harness:
             torch.manual_seed(self._job.seed)
             model = self._model_to_device(model)
             self.own.model = torch.compile(model) if self._job.compiled else model
+            self.own.watch(self.own.resets, self.own.compared)
+            self.settle()
+        return self.done(command)
+
+    def set_up(self, command: Command) -> Reply:
+        """Call the model's setup() if it has no parameters, or the parameters of its forward.
+
+        The latter gets arguments whose tensors have no values (device ``meta``).
+        """
+        model = self.own.model
+        model = vars(model)["_modules"].get("_orig_mod", model)  # torch.compile wraps a model in another.
+        positional, keywords = list[Any](), dict[str, Any]()
+        if not inspect.isfunction(setup := getattr(type(model), "setup", None)):
+            return Reply(Answer.MISMATCH, command.sequence)
+        if len(names := [*inspect.signature(setup).parameters]) > 1:
+            if names != [*inspect.signature(type(model).forward).parameters]:
+                return Reply(Answer.MISMATCH, command.sequence)
+            form: Binding = command.payload
+            roots = [torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in form.buffers]
+            positional, keywords = put_together(form.arguments, put_back(roots, form.views))
+        torch.manual_seed(self._job.seed)
+        with torch.no_grad():
+            setup(model, *positional, **keywords)
+            self.own.watch(self.own.resets, self.own.compared)
             self.settle()
         return self.done(command)
 
@@ -301,6 +329,8 @@ class Harness:
         own.inputs = self._opened(command)
         check(binding.arguments)
         own.arrangement, own.views, own.differentiates = binding.arguments, binding.views, binding.differentiates
+        if binding.resets != own.resets:
+            own.watch(binding.resets, binding.compared)
         own.input_memory = [
             (opened.tensor.data_ptr(), spec.nbytes) for opened, spec in zip(own.inputs, binding.buffers, strict=True)
         ]
@@ -367,6 +397,7 @@ class Harness:
     def _run(self, command: Command) -> Reply:
         own = self.own
         self._renew_memory()
+        own.reset()
         positional, keywords = own.arguments()
         set_seed(command.seed)
         is_host = not (self.on_gpu or self.holds_sets)
@@ -407,6 +438,10 @@ class Harness:
             self._semaphores.write(stream, flags.DONE, number)
         return reply
 
+    def _evaluate(self, command: Command) -> Reply:
+        self.own.model.eval()
+        return self.done(command)
+
     def _profile(self, command: Command) -> Reply:
         """Record a few calls with CUPTI. The result is only evidence, so a failure is recorded too."""
         [memory] = command.descriptors
@@ -429,6 +464,7 @@ class Harness:
             last = self.own.last
         else:
             self._renew_memory()
+            self.own.reset()
         forward = (lambda: last) if is_overhead else (lambda: model(*positional, **keywords))
         if command.order is Order.ENQUEUE or not self.on_gpu:
             return forward
@@ -446,8 +482,16 @@ class Harness:
             return Reply(Answer.MISMATCH, command.sequence, structure=structure, tensors=specs)
         if not self.holds_sets:
             self.exports.begin()
-        locations = tuple(self._locate_output(own, i, leaf) for i, leaf in enumerate(leaves))
-        return Reply(Answer.DONE, command.sequence, structure=structure, tensors=specs, locations=locations)
+        locations = [self._locate_output(own, i, leaf) for i, leaf in enumerate(leaves)]
+        for buffer in own.buffers():
+            location, spec = Location(), TensorSpec(None, (), self.device)
+            if is_plain(buffer) and self.can_locate(buffer):
+                location, there = self.locate(buffer.detach())
+                own.delivered.append(there)
+                spec = TensorSpec.of(buffer)
+            locations.append(location)
+            specs += (spec,)
+        return Reply(Answer.DONE, command.sequence, structure=structure, tensors=specs, locations=tuple(locations))
 
     def _locate_output(self, own: Instance, i: int, leaf: torch.Tensor) -> Location:
         """Return an output's location. An output that the judge cannot read there is copied at the kernel's cost."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -11,7 +11,7 @@ from workers.judge.channel.arguments import put_together
 from workers.judge.channel.buffers import OpenedBuffer
 from workers.judge.channel.layout import put_back
 from workers.judge.channel.orders import BufferSpec
-from workers.judge.channel.tensors import View
+from workers.judge.channel.tensors import TensorSpec, View, describe
 
 
 def modules_of(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -32,6 +32,31 @@ def weights_of(model: torch.nn.Module) -> list[torch.Tensor]:
     return list({id(tensor): tensor for some in every for tensor in some.values() if tensor is not None}.values())
 
 
+def buffers_of(model: torch.nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
+    """Return where a model holds its registered buffers: by full name, a module's dict and the key there."""
+    found: dict[str, tuple[dict[str, Any], str]] = {}
+    seen: set[int] = set()
+    left = [("", model)]
+    while left:
+        prefix, module = left.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        held = vars(module)
+        found |= {prefix + key: (held["_buffers"], key) for key in held["_buffers"]}
+        # torch.compile wraps a model in a module of this name.
+        children = [
+            (prefix if key == "_orig_mod" else f"{prefix}{key}.", child) for key, child in held["_modules"].items()
+        ]
+        left += [(path, child) for path, child in children if child is not None]
+    return found
+
+
+def is_plain(tensor: Any) -> TypeGuard[torch.Tensor]:
+    """Return whether an object is a dense tensor of no other class that contains values."""
+    return isinstance(tensor, torch.Tensor) and bool(describe(tensor)[1]) and tensor.numel() > 0
+
+
 @dataclass(slots=True)
 class Instance:
     """One model, with the inputs and outputs of its calls.
@@ -48,6 +73,9 @@ class Instance:
         made: output tensors of the last call that are no views of inputs, by output number.
         delivered: delivered output tensors, kept until the judge has read them.
         dense: dense copies of the last call's non-dense outputs on a CPU, by output number.
+        resets: names of the registered buffers that are reset before each call.
+        compared: number of the first of them that are delivered.
+        kept: for each of them, where the model holds it, and its initial values. None if the model has no such buffer.
     """
 
     model: Any = None
@@ -63,6 +91,32 @@ class Instance:
     made: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
     delivered: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     dense: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
+    resets: tuple[str, ...] = ()
+    compared: int = 0
+    kept: list[tuple[dict[str, Any], str, torch.Tensor] | None] = field(default_factory=list[Any])
+
+    def watch(self, resets: tuple[str, ...], compared: int, initial: dict[str, torch.Tensor] | None = None) -> None:
+        """Reset buffers before each call from now on: to ``initial`` values, or to their present ones."""
+        self.resets, self.compared, self.kept = resets, compared, []
+        places = buffers_of(self.model) if resets else {}
+        for name in resets:
+            held, key = places.get(name, ({}, ""))
+            value = held.get(key) if initial is None else initial[name]
+            self.kept.append((held, key, value.detach().clone()) if is_plain(value) else None)
+
+    def reset(self) -> None:
+        """Reset the buffers that the reference's forward changes, so that each call finds the same values."""
+        with torch.no_grad():
+            for held, key, initial in filter(None, self.kept):
+                now = held.get(key)
+                if is_plain(now) and not now.is_inference() and TensorSpec.of(now) == TensorSpec.of(initial):
+                    now.copy_(initial)
+                else:
+                    held[key] = initial.clone()
+
+    def buffers(self) -> list[Any]:
+        """Return the buffers to deliver, with None for each that the model does not have."""
+        return [None if kept is None else kept[0].get(kept[1]) for kept in self.kept[: self.compared]]
 
     def forget(self) -> None:
         """Drop the last call's outputs, which the judge has read, so that the next call can reuse their memory."""

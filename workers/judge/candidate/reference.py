@@ -14,7 +14,7 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from workers.judge.candidate import failures, variants
 from workers.judge.candidate.harness import Harness, ProblemError
-from workers.judge.candidate.instance import Instance, modules_of, weights_of
+from workers.judge.candidate.instance import Instance, buffers_of, is_plain, modules_of, weights_of
 from workers.judge.channel import scalar_page
 from workers.judge.channel.arena import Arena
 from workers.judge.channel.arguments import FORM, ArgumentsError, of_constructor, put_together, take_apart
@@ -44,6 +44,10 @@ _CACHED_BYTES: Final = 1 << 30
 _RESTING_BYTES: Final = 128 << 20
 #: Total size in bytes up to which inputs are copied, because the problem can reuse its own tensors.
 _COPIED_BYTES: Final = 64 << 20
+#: Maximum number of changed buffers of which each answer has the values, and maximum size of all buffers in bytes. Of
+#: more, as in deep networks, a random choice is compared.
+_MOST_BUFFERS: Final = 12
+_BUFFER_BYTES: Final = 16 << 20
 #: Number of values that show whether a tensor contains only whole numbers.
 _SAMPLE: Final = 1 << 12
 #: Part of torch's message if autograd is used outside of grad mode.
@@ -137,7 +141,9 @@ class ReferenceHarness(Harness):
         weights = sum(weight.nbytes for weight in weights_of(self.own.model))
         peak = torch.cuda.max_memory_reserved() if self.on_gpu else 0
         drawn = self._variants.drawn if self._variants is not None else 0
-        self._tell({"weights": weights, "peak": peak, "drawn": drawn, **self._cpu_s}, "the problem")
+        sizes = {"weights": weights, "peak": peak, "drawn": drawn, **self._cpu_s}
+        initial = [kept[2] for kept in self.own.kept[: self.own.compared] if kept is not None]
+        self._tell(sizes | {"resets": list(self.own.resets), "initial": initial}, "the problem")
         return self.done(command)
 
     def _draw(self, command: Command) -> Reply:
@@ -312,7 +318,7 @@ class ReferenceHarness(Harness):
             self._forget(held.answers)
             held.answers.clear()
         try:
-            if ask.wide or ask.nudge:
+            if ask.wide or ask.nudge or ask.evaluates:
                 given = self._prepared(held.inputs, ask)
                 output, drew = self._call(ask, held, given)
             else:
@@ -331,6 +337,7 @@ class ReferenceHarness(Harness):
         # Compare all values on the first call, because writes that bypass torch change no version counter.
         few = sum(tensor.nbytes for tensor in given) <= _COPIED_BYTES
         before = [tensor.clone() for tensor in given] if few and self._effects is None else given
+        changes = self._changes() if self._effects is None else None
         output, drew = self._call(ask, held, given)
         changed = {
             i
@@ -339,17 +346,38 @@ class ReferenceHarness(Harness):
         }
         needs_copies = changed and not self._mutated
         self._mutated |= changed
-        if self._effects is None:
+        if changes is not None:
             self._effects = sorted(changed)
+            self._watch(changes(), MAX_TENSORS - len(changed) - len(describe(output)[1]))
         if needs_copies:
             self._restore(held)
             given = [tensor.clone() for tensor in held.inputs]
             output, drew = self._call(ask, held, given)
         return output, drew, given
 
+    def _changes(self) -> Callable[[], dict[str, torch.Tensor]]:
+        """Return a function that returns the registered buffers that have changed since, with their values before."""
+        places = {name: (held, key, held[key]) for name, (held, key) in buffers_of(self.own.model).items()}
+        places = {name: place for name, place in places.items() if is_plain(place[2]) and self.can_locate(place[2])}
+        if sum(tensor.nbytes for _, _, tensor in places.values()) > _BUFFER_BYTES:
+            return dict
+        copies = {name: tensor.clone() for name, (_, _, tensor) in places.items()}
+        return lambda: {
+            name: copies[name]
+            for name, (held, key, tensor) in places.items()
+            if held.get(key) is not tensor or not same_bits(tensor, copies[name])
+        }
+
+    def _watch(self, before: dict[str, torch.Tensor], room: int) -> None:
+        """Reset buffers to their values before each call from now on, and answer with some of them."""
+        names = random.SystemRandom().sample(list(before), len(before))
+        self.own.watch(tuple(names), max(0, min(_MOST_BUFFERS, len(names), room)), before)
+
     @staticmethod
     def _prepared(inputs: list[torch.Tensor], ask: Ask) -> list[torch.Tensor]:
         """Return the inputs as the question needs them: nudged, and in float64 or in their own dtype."""
+        if ask.evaluates:
+            return [tensor.clone() for tensor in inputs]
         set_seed(ask.nudge_seed)
         if ask.is_relative:
             return [rounded_otherwise(tensor, ask.nudge) for tensor in inputs]
@@ -369,11 +397,15 @@ class ReferenceHarness(Harness):
     def _call_once(self, ask: Ask, held: _Set, tensors: list[torch.Tensor]) -> tuple[Any, bool]:
         own = self._instance(ask)
         own.input_memory = [(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
+        if ask.wide and own.resets != self.own.resets:
+            own.watch(self.own.resets, self.own.compared)
+        own.reset()
         positional, keywords = put_together(
             held.form.arguments, put_back(tensors, held.form.views, differentiates=self._differentiates)
         )
-        mode = torch.set_grad_enabled(self._differentiates)
-        with _default_dtype(torch.float64) if ask.wide else contextlib.nullcontext(), mode:
+        mode = _evaluating(own.model) if ask.evaluates else contextlib.nullcontext()
+        gradients = torch.set_grad_enabled(self._differentiates)
+        with _default_dtype(torch.float64) if ask.wide else mode, gradients:
             set_seed(ask.seed)
             before = self._random_state()
             with contextlib.nullcontext() if ask.wide else self._timed("call_s"):
@@ -407,7 +439,7 @@ class ReferenceHarness(Harness):
     ) -> Reply:
         """Return the reply with the locations of an output's tensors, whatever its structure.
 
-        The inputs that forward changes follow, with their values after the call.
+        The inputs and buffers that forward changes follow, with their values after the call.
         """
         own = self._instance(ask)
         structure, leaves = describe(output)
@@ -434,6 +466,11 @@ class ReferenceHarness(Harness):
             held.answers.append(there)
             locations.append(replace(location, index=number + 1))
             tensors.append(given[number])
+        for buffer in own.buffers():
+            location, there = self._held_at(buffer.detach().clone())
+            held.answers.append(there)
+            locations.append(replace(location, index=LASTING))
+            tensors.append(buffer)
         return Reply(
             Answer.DONE,
             command.sequence,
@@ -558,6 +595,18 @@ def _tensors(output: Any) -> list[torch.Tensor]:
     if isinstance(output, (list, tuple)):
         return [tensor for item in cast("list[Any]", output) for tensor in _tensors(item)]
     return []
+
+
+@contextlib.contextmanager
+def _evaluating(model: torch.nn.Module) -> Generator[None]:
+    """Put a model in ``eval()`` mode inside the ``with`` block."""
+    before = [(module, module.training) for module in modules_of(model)]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
 
 
 @contextlib.contextmanager

@@ -45,6 +45,10 @@ class Order(IntEnum):
     """Enqueue a timed call with an empty kernel instead of a forward."""
     ENQUEUE_IN_TURN = 14
     """Enqueue a timed call with an empty kernel before the forward."""
+    SET_UP = 29
+    """Call the model's ``setup()`` with the form of the inputs (:class:`Binding`). A mismatch if it declares none."""
+    EVALUATE = 30
+    """Put the model in ``eval()`` mode."""
     PROFILE = 12
     """Make one call under a profiler. Write the names of the executed kernels to the shared memory sent with the
     order."""
@@ -156,6 +160,8 @@ class Binding:
         structure: for outputs, the structure of the reference's output (see ``describe``).
         lasting: numbers of the outputs that the reference returns from memory of its model. Other outputs are marked
             as not written before the next call.
+        resets: for inputs, the names of registered buffers that are reset before each call.
+        compared: number of the first of these buffers that are delivered after the outputs.
     """
 
     buffers: tuple[BufferSpec, ...]
@@ -164,6 +170,8 @@ class Binding:
     differentiates: bool = False
     structure: str = ""
     lasting: tuple[int, ...] = ()
+    resets: tuple[str, ...] = ()
+    compared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +208,7 @@ class Ask:
         is_relative: change each value in proportion to itself only, and whole numbers not at all.
         nudge_seed: random seed of these changes.
         afresh: free earlier answers to the set first.
+        evaluates: use the model in ``eval()`` mode, and copies of the inputs.
     """
 
     slot: int
@@ -209,6 +218,7 @@ class Ask:
     nudge_seed: int = 0
     afresh: bool = False
     is_relative: bool = False
+    evaluates: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,6 +193,7 @@ class Baseline:
             process.order(Order.LOAD, payload=job)
             process.enter(Phase.CONSTRUCT, deadlines.construct_s)
             process.order(Order.CONSTRUCT, payload=reference.proxy.init_inputs)
+            exchange.set_up(case.inputs)
             exchange.bind_inputs(case.inputs)
             process.enter(Phase.COMPILE, deadlines.compile_s)
             process.order(Order.WARM_UP)

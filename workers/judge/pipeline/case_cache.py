@@ -157,7 +157,7 @@ class CaseCache:
         """Return a case that is not drawn yet."""
         drawn = secrets.randbits(63) if drawn is None else drawn
         seed, selects = secrets.randbits(63), self._selects
-        return Case(seed, drawn, on_device, kind, self._tolerance, noise=self.noise, selects=selects)
+        return Case(seed, drawn, on_device, kind, self._tolerance, noise=self.noise, selects=selects, form=self._form)
 
     def given(self, count: int, *, on_device: bool) -> list[Case]:
         """Draw and return given cases."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from kqueue.contract import Precision, Tolerance
+from kqueue.profiles import RULES, Protocol
 from workers.judge.channel.layout import put_back
-from workers.judge.channel.tensors import PACKED, View
+from workers.judge.channel.tensors import PACKED, TensorSpec, View, output_name
 
 DTYPES: Final = {
     Precision.FP32: torch.float32,
@@ -28,7 +29,87 @@ _NAN_SCALE: Final = 255
 #: Signed dtypes of the size of the unsigned ones.
 _SIGNED: Final = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 #: KernelBench's tolerance by an evaluation's precision, used as absolute and as relative tolerance.
-CLOSE: Final = {Precision.FP32: 1e-4, Precision.FP16: 1e-2, Precision.BF16: 1e-2}
+CLOSE: Final = {
+    precision: RULES[Protocol.KERNELBENCH].bound(str(dtype).removeprefix("torch."))[0]
+    for precision, dtype in DTYPES.items()
+}
+
+
+@dataclass(slots=True)
+class Form:
+    """The form of a problem's calls, as made by its reference.
+
+    Attributes:
+        arguments: arrangement of ``forward``'s arguments, or None before the first case.
+        views: the tensors among the arguments, as views of the input tensors of a case.
+        structure: arrangement of the outputs, empty before the first answer.
+        output_specs: shape, dtype and device of each output. The inputs that the reference changes follow as further
+            outputs, whose aliases are their numbers, and then registered buffers that it changes.
+        output_strides: strides of each output.
+        output_aliases: for each output, the number of the input whose memory it shares, or None.
+        lasting: numbers of the outputs in memory of the reference's model.
+        buffers: names of these buffers.
+        initial: values to which they are reset before each call.
+        resets: names of all buffers that are reset.
+        unkept: numbers of those that the kernel does not have in this form, or leaves unchanged.
+        draws: True if the reference has drawn random numbers, so that the seed of a call decides its answer.
+        differentiates: True if the reference uses autograd in its forward.
+        paths: path of each output that forward returns.
+    """
+
+    arguments: Any = None
+    views: tuple[View, ...] = ()
+    structure: str = ""
+    output_specs: tuple[TensorSpec, ...] = ()
+    output_strides: tuple[tuple[int, ...], ...] = ()
+    output_aliases: tuple[int | None, ...] = ()
+    lasting: tuple[int, ...] = ()
+    buffers: tuple[str, ...] = ()
+    initial: tuple[torch.Tensor, ...] = ()
+    resets: tuple[str, ...] = ()
+    unkept: set[int] = field(default_factory=set[int])
+    draws: bool = False
+    differentiates: bool = False
+    paths: tuple[str, ...] = ()
+
+    @property
+    def returned(self) -> int:
+        """Number of outputs that forward returns."""
+        return len(self.paths)
+
+    @property
+    def mutated(self) -> list[int]:
+        """Numbers of the inputs that the reference changes."""
+        return [number for number in self.output_aliases[self.returned :] if number is not None]
+
+    @property
+    def effects(self) -> int:
+        """Number of the first output that is a buffer."""
+        return len(self.output_specs) - len(self.buffers)
+
+    def name(self, number: int) -> str:
+        """Return an output's name in messages."""
+        if self.is_returned(number):
+            return output_name(number, self.paths)
+        if number >= self.effects:
+            return f"buffer {self.buffers[number - self.effects]} after the call"
+        return f"input {self.argument(self.mutated[number - self.returned])} after the call"
+
+    def is_returned(self, number: int) -> bool:
+        """Return whether an output is returned by forward, and not an input or a buffer that it changes."""
+        return not self.structure or number < self.returned
+
+    def argument(self, number: int) -> int:
+        """Return the number of the first argument that is a view of an input tensor."""
+        return next((n for n, view in enumerate(self.views) if view.root == number), number)
+
+    def is_unkept(self, number: int, output: torch.Tensor) -> bool:
+        """Return whether a wrong output is a buffer that the kernel left unchanged, and record it."""
+        if number < self.effects or not self.buffers:
+            return False
+        if torch.equal(output.cpu().reshape(-1), self.initial[number - self.effects].reshape(-1)):
+            self.unkept.add(number)
+        return number in self.unkept
 
 
 @dataclass(slots=True, eq=False)
@@ -52,8 +133,8 @@ class Case:
             errors. Empty until it is measured. All cases of an evaluation share this list.
         again: function that returns the reference's outputs to inputs changed by about a rounding error, or None.
         views: the arguments as views of ``inputs``. Empty if the arguments are the inputs themselves.
-        paths: path of each output in the arrangement of all.
         selects: whether integers among the outputs can be indices that select by value.
+        form: form of the problem's calls, which all cases of an evaluation share.
         restore: function that returns the whole outputs and case, if this case has only pieces of the outputs.
     """
 
@@ -71,8 +152,8 @@ class Case:
     noise: list[float] = field(default_factory=list[float])
     again: Callable[[], list[torch.Tensor] | None] | None = None
     views: tuple[View, ...] = ()
-    paths: tuple[str, ...] = ()
     selects: bool = False
+    form: Form = field(default_factory=Form)
     restore: Callable[[list[torch.Tensor]], tuple[list[torch.Tensor], Case]] | None = None
 
     @property

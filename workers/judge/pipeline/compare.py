@@ -1,7 +1,8 @@
 """Compare a candidate's outputs with the reference's.
 
-There are two verdicts. KernelBench's is ``torch.allclose`` on the problem's own inputs. The strict verdict requires of
-every output tensor:
+There are two verdicts. KernelBench's is ``torch.allclose`` on the problem's own inputs, for the values that ``forward``
+returns. Other projects' protocols (:mod:`kqueue.profiles`) are reported too. The strict verdict requires of
+every output tensor, and of inputs and registered buffers that the reference changes:
 
 * Every value is within the tolerance. A value beyond it is excused only if the reference itself does no better for
   values of that size, as after cancellation. See :mod:`~workers.judge.pipeline.rounding`.
@@ -23,13 +24,13 @@ import torch
 
 from kqueue.categories import Category
 from kqueue.contract import Comparison, Phase, Settings, Tolerance
+from kqueue.profiles import RULES, Rule
 from workers.judge.channel.bits import same_bits
 from workers.judge.channel.marks import unwritten
-from workers.judge.channel.tensors import output_name
 from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import onepass
 from workers.judge.pipeline import choices, rounding
-from workers.judge.pipeline.cases import CLOSE, GIVEN, Case, comparable, differ, numbers
+from workers.judge.pipeline.cases import CLOSE, DTYPES, GIVEN, Case, comparable, differ, numbers
 from workers.judge.pipeline.grades import GRADES, Grade, epsilon_for, grade_for, tolerance_for
 
 #: Ratio of the output's error to the reference's own that suggests a lower precision.
@@ -99,6 +100,21 @@ def check_each(
     return [_verdict(judged, *answer, settings) for judged, answer in zip(calls, answers, strict=True)]
 
 
+def by_profiles(outputs: list[torch.Tensor], case: Case, settings: Settings) -> dict[str, str]:
+    """Return the faults of answers in ``eval()`` mode by the profiles that need these."""
+    [judged] = _measured([(outputs, case)], settings)
+    return _by_profiles(judged, settings, evaluates=True)
+
+
+def _by_profiles(returned: Sequence[_Output], settings: Settings, *, evaluates: bool = False) -> dict[str, str]:
+    """Return the first fault by each profile, or an empty text."""
+    rules = {str(name): rule for name in settings.profiles if (rule := RULES[name]).evaluates is evaluates}
+    return {
+        name: next((fault for output in returned if (fault := output.profile_fault(rule, settings))), "")
+        for name, rule in rules.items()
+    }
+
+
 def same_outputs(outputs: list[torch.Tensor], case: Case, settings: Settings) -> list[bool]:
     """Return for each output whether it would be right in the place of the reference's, by the deciding verdict."""
     [judged] = _measured([(outputs, case)], settings)
@@ -121,7 +137,11 @@ def need_no_excuse(answers: Sequence[tuple[list[torch.Tensor], Case]], settings:
 def _measured(answers: Sequence[tuple[list[torch.Tensor], Case]], settings: Settings) -> list[list[_Output]]:
     """Return the non-empty outputs of each call with their figures."""
     calls = [
-        [_Output.of(i, outputs[i], case, settings) for i in range(len(outputs)) if outputs[i].numel()]
+        [
+            _Output.of(i, outputs[i], case, settings)
+            for i in range(len(outputs))
+            if outputs[i].numel() and i not in case.form.unkept
+        ]
         for outputs, case in answers
     ]
     _measure_all([output for judged in calls for output in judged])
@@ -143,14 +163,20 @@ def _verdict(
 ) -> dict[str, Any] | EvaluationEnded:
     """Return the figures of one call, or the error that ends the evaluation."""
     given = case.kind == GIVEN
-    loose = next((fault for output in judged if (fault := output.kernelbench_fault())), None)
-    for output in judged:
+    returned = [output for output in judged if case.form.is_returned(output.number)]
+    loose = next((fault for output in returned if (fault := output.kernelbench_fault())), None)
+    profiles = _by_profiles(returned, settings) if given else {}
+    for output in returned:
         if output.figures.wrong and not output.epsilon:
             whole, of = (outputs, case) if case.restore is None else case.restore(outputs)
             if choices.are_right(whole, output.number, of, CLOSE[settings.precision]):
                 output.figures = Figures(*[0.0] * 13)
-    figures = _merged(judged, given=given)
-    strict = next((fault for output in judged if (fault := output.strict_fault())), None)
+    strict = None
+    for output in judged:
+        fault = output.strict_fault()
+        if fault is not None and not case.form.is_unkept(output.number, outputs[output.number]):
+            strict = strict or fault
+    figures = _merged([output for output in judged if output.number not in case.form.unkept], given=given)
     figures |= {"strict_correct": strict is None, "kernelbench_correct": loose is None if given else None}
     fault = strict if settings.comparison is Comparison.STRICT else loose
     if fault is not None:
@@ -161,17 +187,20 @@ def _verdict(
         whole, of = (outputs, case) if case.restore is None else case.restore(outputs)
         if not output.epsilon and choices.are_tied(whole, output.number, of):
             causes["ties_only"] = True
-        return EvaluationEnded(
+        ended = EvaluationEnded(
             category,
-            f"{output_name(fault.output, case.paths)}{where}: {message}",
+            f"{case.form.name(fault.output)}{where}: {message}",
             Phase.CHECK,
             kind=case.kind,
             map=fault.map(),
+            effect=None if case.form.is_returned(fault.output) else case.form.name(fault.output),
             **figures,
             **fault.facts(),
             **causes,
         )
-    return figures
+        ended.profiles = profiles
+        return ended
+    return figures | {"profiles": profiles}
 
 
 def _unless_unwritten(output: _Output, fault: _Fault) -> tuple[Category, str, int]:
@@ -434,6 +463,29 @@ class _Output:
         """Return whether more values are beyond a tolerance than its matched ratio allows."""
         return wrong > (1 - tolerance.matched_ratio) * self.ref.numel()
 
+    def profile_fault(self, rule: Rule, settings: Settings) -> str:
+        """Return the fault by the rule of a profile, or an empty text."""
+        dtype = self.ref.dtype if rule.by_output else DTYPES[settings.precision]
+        atol, rtol, share = rule.bound(str(dtype).removeprefix("torch."))
+        wrong, values = self._beyond_rule(Tolerance(atol=atol, rtol=rtol), either=rule.either), self.ref.numel()
+        if wrong <= (1 - share) * values:
+            return ""
+        word = "and" if rule.either else "+"
+        return (
+            f"output {self.number}: {wrong} of {values} values differ by more than {atol:g} {word} {rtol:g}·|reference|"
+        )
+
+    def _beyond_rule(self, bound: Tolerance, *, either: bool) -> int:
+        """Return the number of values beyond a tolerance, without another pass if a known number decides it."""
+        figures, parts = self.figures, 2 if either else 1
+        for known, count in ((self.loose, figures.unlike), (self.tolerance, figures.wrong)):
+            if known == bound and not either:
+                return int(count)
+            is_narrower = parts * known.atol <= bound.atol and parts * known.rtol <= bound.rtol
+            if is_narrower and not count and figures.finite == self.ref.numel():
+                return 0
+        return sum(int(self._beyond_of(out, ref, bound, either=either).sum()) for out, ref, _ in self._chunks())
+
     def errors(self) -> tuple[float, float, float] | None:
         """Return the output's error, the reference's own, and the norm of the answer, or None if they are unknown."""
         figures = self.figures
@@ -492,9 +544,14 @@ class _Output:
         usable = ref.isfinite() & truth.isfinite() & out.isfinite()
         return out[usable], ref[usable], truth[usable]
 
-    def _beyond_of(self, out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
+    def _beyond_of(
+        self, out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance, *, either: bool = False
+    ) -> torch.Tensor:
         same = _same(out, ref)
         out, ref = comparable(out), comparable(ref)
+        if either:
+            error = (out - ref).abs()
+            return ((error > tolerance.atol) & (error > tolerance.rtol * ref.abs())) | ~out.isfinite()
         return ~self._within(tolerance, same, (out - ref).abs(), ref.abs(), ref.isfinite())
 
     def _not_finite(self) -> _Fault:

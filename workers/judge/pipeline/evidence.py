@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from kqueue.contract import Outcome
 from kqueue.evidence import ErrorFigures, Evidence
+from workers.judge.ending import EvaluationEnded
 
 #: Fields of a model of :mod:`kqueue.evidence`, which validates them at the end.
 Fields = dict[str, Any]
@@ -18,9 +18,13 @@ class EvidenceBuilder:
 
     Attributes:
         errors: error figures of all compared calls.
+        asked: the profiles to report.
+        is_compared: True if all of the problem's own inputs were compared, or no profile could still pass.
         tests_log: end of the captured output of a repository's tests.
     """
 
+    asked: tuple[str, ...] = ()
+    is_compared: bool = False
     errors: list[Fields] = field(default_factory=list[Fields])
     tests_log: str = ""
     findings: list[Fields] | None = None
@@ -36,6 +40,8 @@ class EvidenceBuilder:
     reference_is_constant: bool | None = None
     constant_outputs: list[int] | None = None
     verified_calls: int | None = None
+    setup_ms: float | None = None
+    reference_setup_ms: float | None = None
     untimed: str | None = None
     timed_variants: Fields | None = None
     baseline_taken: str | None = None
@@ -62,16 +68,27 @@ class EvidenceBuilder:
     output_bytes: int | None = None
     cleanup: str | None = None
 
-    def note(self, outcome: Outcome) -> None:
+    def note(self, ended: EvaluationEnded) -> None:
         """Record the error figures of a wrong answer."""
-        if outcome.facts.strict_correct is not None:
-            self.errors.append({name: getattr(outcome.facts, name) for name in ErrorFigures.model_fields})
+        facts = ended.outcome.facts
+        if facts.strict_correct is not None:
+            figures = {name: getattr(facts, name) for name in ErrorFigures.model_fields}
+            self.errors.append(figures | {"profiles": ended.profiles})
 
     def fields(self) -> Fields:
         """Return the evidence by the name of its field, without absent fields."""
         values = {name: getattr(self, name, None) for name in Evidence.model_fields}
-        values["comparison"] = merge_errors(self.errors) or None
+        errors = merge_errors(self.errors)
+        faults: dict[str, str] = errors.pop("profiles", {})
+        values["comparison"] = errors or None
+        values["profiles"] = [self._row(name, faults.get(name)) for name in self.asked] or None
         return {name: value for name, value in values.items() if value is not None}
+
+    def _row(self, name: str, fault: str | None) -> Fields:
+        """Return the fields of a :class:`kqueue.evidence.ProfileResult`, given the fault, if an answer was compared."""
+        if fault is None or not (fault or self.is_compared):
+            return {"name": name, "passed": None, "why": "not all answers that it needs were compared"}
+        return {"name": name, "passed": not fault, "why": fault}
 
 
 def merge_errors(figures: list[Fields]) -> Fields:
@@ -82,6 +99,8 @@ def merge_errors(figures: list[Fields]) -> Fields:
             worst = merged.get(name)
             if worst is None or value is None:
                 merged[name] = value if worst is None else worst
+            elif isinstance(value, dict):
+                merged[name] = worst | value | {profile: fault for profile, fault in worst.items() if fault}
             elif isinstance(value, bool):
                 merged[name] = (worst and value) if name.endswith("_correct") else (worst or value)
             else:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import torch
@@ -19,58 +20,18 @@ from workers.judge.channel.buffers import LocationError, SharedTensor, form_of, 
 from workers.judge.channel.flags import memory
 from workers.judge.channel.orders import Binding, Job, Order
 from workers.judge.channel.protocol import Answer, Reply
-from workers.judge.channel.tensors import Location, TensorSpec, View, Where, output_name, paths
+from workers.judge.channel.tensors import Location, TensorSpec, Where, output_name, paths
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.handle import ForkServerError
 from workers.judge.forkserver.process import SealedProcess
 from workers.judge.pipeline import compare
-from workers.judge.pipeline.cases import Case
+from workers.judge.pipeline.cases import Case, Form
 from workers.judge.pipeline.plan import Plan
 
 _Pair = TypeVar("_Pair")
 _RANDOM: Final = random.SystemRandom()
 #: Maximum time in seconds for a process to open the device, which other processes can be opening at the same time.
 PREPARE_S: Final = 120.0
-
-
-@dataclass(slots=True)
-class Form:
-    """The form of a problem's calls, as made by its reference.
-
-    Attributes:
-        arguments: arrangement of ``forward``'s arguments, or None before the first case.
-        views: the tensors among the arguments, as views of the input tensors of a case.
-        structure: arrangement of the outputs, empty before the first answer.
-        output_specs: shape, dtype and device of each output. The inputs that the reference changes follow as further
-            outputs, whose aliases are their numbers.
-        output_strides: strides of each output.
-        output_aliases: for each output, the number of the input whose memory it shares, or None.
-        lasting: numbers of the outputs in memory of the reference's model.
-        draws: True if the reference has drawn random numbers, so that the seed of a call decides its answer.
-        differentiates: True if the reference uses autograd in its forward.
-        paths: path of each output that forward returns.
-    """
-
-    arguments: Any = None
-    views: tuple[View, ...] = ()
-    structure: str = ""
-    output_specs: tuple[TensorSpec, ...] = ()
-    output_strides: tuple[tuple[int, ...], ...] = ()
-    output_aliases: tuple[int | None, ...] = ()
-    lasting: tuple[int, ...] = ()
-    draws: bool = False
-    differentiates: bool = False
-    paths: tuple[str, ...] = ()
-
-    @property
-    def returned(self) -> int:
-        """Number of outputs that forward returns."""
-        return len(self.paths)
-
-    @property
-    def mutated(self) -> list[int]:
-        """Numbers of the inputs that the reference changes."""
-        return [number for number in self.output_aliases[self.returned :] if number is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +81,13 @@ class Exchange:
         #: Required form of the outputs.
         self._specs: tuple[TensorSpec, ...] = ()
 
+    def set_up(self, inputs: Sequence[torch.Tensor]) -> float | None:
+        """Call the model's setup(), which gets the form of the inputs. Return its time in ms, or None without one."""
+        form = Binding(tuple(form_of(tensor.to("meta")) for tensor in inputs), self.form.arguments, self.form.views)
+        begun = time.perf_counter()
+        reply = self.process.order(Order.SET_UP, payload=form)
+        return None if reply.answer is Answer.MISMATCH else 1e3 * (time.perf_counter() - begun)
+
     def bind_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
         """Share new memory with the form and the values of ``inputs``."""
         self.unbind()
@@ -128,7 +96,14 @@ class Exchange:
         self.settle()
         buffers = tuple(shared.spec for shared in self._inputs)
         form = self.form
-        payload = Binding(buffers, arguments=form.arguments, views=form.views, differentiates=form.differentiates)
+        payload = Binding(
+            buffers,
+            arguments=form.arguments,
+            views=form.views,
+            differentiates=form.differentiates,
+            resets=form.resets,
+            compared=len(form.buffers),
+        )
         fds = tuple(shared.descriptor for shared in self._inputs if shared.descriptor is not None)
         self.process.order(Order.BIND_INPUTS, payload=payload, fds=fds)
         for shared in self._inputs:
@@ -164,24 +139,36 @@ class Exchange:
     def check_inputs(self, case: Case) -> None:
         """Raise EvaluationEnded (``input_mutated``) if a call changed an input that the reference does not change."""
         if (i := self.changed(case.inputs)) is not None:
-            number = next((n for n, view in enumerate(self.form.views) if view.root == i), i)
+            number = self.form.argument(i)
             message = f"forward changed its input tensor {number}"
             raise EvaluationEnded(Category.INPUT_MUTATED, message, self.process.phase, input=number)
 
     def outputs(self, reply: Reply) -> list[Output]:
-        """Return views of a call's outputs in the process's memory, and of the shared inputs that it must change.
+        """Return views of a call's outputs in the process's memory, of the inputs and of the buffers that it changes.
 
         Raises:
             EvaluationEnded: they do not have the reference's form, or are not at the reported location.
         """
         structure, returned = self.form.structure, self._specs[: self.form.returned]
-        if reply.answer is Answer.MISMATCH or reply.tensors != returned or reply.structure != structure:
-            check_form(reply, structure, returned)
+        tensors, count = reply.tensors[: len(returned)], len(returned) + len(self.form.buffers)
+        is_complete = reply.answer is not Answer.MISMATCH and len(reply.tensors) == count
+        if not is_complete or tensors != returned or reply.structure != structure:
+            check_form(replace(reply, tensors=tensors) if is_complete else reply, structure, returned)
         views = [
             self._output(i, spec, location)
-            for i, (spec, location) in enumerate(zip(reply.tensors, reply.locations, strict=True))
+            for i, (spec, location) in enumerate(zip(tensors, reply.locations, strict=False))
         ]
-        return views + [self._inputs[number].tensor for number in self.form.mutated]
+        views += [self._inputs[number].tensor for number in self.form.mutated]
+        kept = zip(reply.tensors[len(returned) :], reply.locations[len(returned) :], strict=True)
+        return views + [self._buffer(self.form.effects + i, *each) for i, each in enumerate(kept)]
+
+    def _buffer(self, number: int, spec: TensorSpec, location: Location) -> Output:
+        """Return a view of a buffer after a call, or of any memory if the process keeps none of this form."""
+        if spec == self._specs[number]:
+            return self._output(number, spec, location)
+        self.form.unkept.add(number)
+        expected = self._specs[number]
+        return torch.empty((), dtype=expected.dtype, device=self._device).expand(expected.shape)
 
     def _output(self, i: int, spec: TensorSpec, location: Location) -> Output:
         try:
@@ -222,6 +209,7 @@ class Candidate(Exchange):
     """A candidate, from its opening to its last checked call.
 
     Attributes:
+        setup_ms: time in milliseconds of the model's setup(), or None if it declares none.
         activities: the GPU activities of the profiled call, as reported by the candidate, or None.
     """
 
@@ -231,6 +219,7 @@ class Candidate(Exchange):
         """Use a process, which knows nothing of the kernel, without waiting for its order ``opening``."""
         super().__init__(process, form, device)
         self.activities: list[Activity] | None = None
+        self.setup_ms: float | None = None
         self._opening = opening
         self._job = job
         self._settings = settings
@@ -252,6 +241,7 @@ class Candidate(Exchange):
         self.process.order(Order.LOAD, payload=self._job)
         self.process.enter(Phase.CONSTRUCT, self._deadlines.construct_s)
         self.process.order(Order.CONSTRUCT, payload=init_inputs)
+        self.setup_ms = self.set_up(case.inputs)
         self.bind_inputs(case.inputs)
         if warm_up:
             self.process.enter(Phase.COMPILE, self._deadlines.compile_s)
@@ -270,10 +260,14 @@ class Candidate(Exchange):
         Raises:
             EvaluationEnded: the answer is not right, or the call failed.
         """
+        return self.compare(case, self.answer(case))
+
+    def answer(self, case: Case) -> list[torch.Tensor]:
+        """Make one call on a case, and return its outputs. Raise EvaluationEnded if it failed."""
         self.load(case.inputs)
         self.settle()
         views = self.outputs(self.process.order(Order.RUN, promptly=self._device == "cuda", seed=case.seed))
-        return self.compare(case, self.read(views))
+        return self.read(views)
 
     def compare(self, case: Case, outputs: list[torch.Tensor]) -> dict[str, Any]:
         """Compare the outputs of a call on a case. See :meth:`run` for the result and the errors."""

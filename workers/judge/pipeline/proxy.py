@@ -11,6 +11,7 @@ import contextlib
 import math
 import mmap
 import os
+import re
 import secrets
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -33,13 +34,15 @@ from workers.judge.forkserver.process import SealedProcess
 from workers.judge.host import linux
 from workers.judge.pipeline import static
 from workers.judge.pipeline.blame import blaming, invalid_problem
-from workers.judge.pipeline.cases import DTYPES, Case
-from workers.judge.pipeline.exchange import Exchange, Form, Output, await_opening, own_memory
+from workers.judge.pipeline.cases import DTYPES, Case, Form
+from workers.judge.pipeline.exchange import Exchange, Output, await_opening, own_memory
 
 #: Maximum share of a CPU host's memory for the tensors of one call. Judge and candidate hold copies of them.
 _HOST_SHARE: Final = 1 / 8
 #: Maximum time in seconds for a process to free its memory before it is kept for another evaluation.
 _REST_S: Final = 5.0
+#: Pattern of a registered buffer's full name.
+_NAME: Final = re.compile(r"[\w.-]{1,300}")
 #: Time in seconds that a process gets to reply when no time is left, because an alarm needs a positive time.
 _LEAST_S: Final = 0.001
 
@@ -56,6 +59,9 @@ class Taken:
     #: Least CPU time in seconds of drawing an input set and of a forward so far, infinite before the first.
     draw_s: float
     call_s: float
+    #: Names of the registered buffers that forward changes, and the initial values of those in each answer.
+    resets: tuple[str, ...]
+    initial: tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +73,14 @@ class Question:
     wide: bool = False
     afresh: bool = False
     is_relative: bool = False
+    evaluates: bool = False
 
     def ask(self) -> Ask:
         """Return the question as a message."""
         slot, seed = self.case.slot, self.case.seed
         assert slot is not None
         nudge_seed = secrets.randbits(63) if self.nudge else 0
-        return Ask(slot, seed, self.wide, self.nudge, nudge_seed, afresh=self.afresh, is_relative=self.is_relative)
+        return Ask(slot, seed, self.wide, self.nudge, nudge_seed, self.afresh, self.is_relative, self.evaluates)
 
 
 class ReferenceProxy:
@@ -163,7 +170,12 @@ class ReferenceProxy:
         times = [reported.get(name) for name in ("draw_s", "call_s")]
         if any(type(seconds) is not float or not seconds >= 0 for seconds in times):
             raise EvaluationEnded(Category.REFERENCE_ERROR, "the problem reported impossible times", Phase.REFERENCE)
-        return Taken(*sizes, *times)
+        resets, initial = reported.get("resets"), reported.get("initial")
+        has_names = isinstance(resets, list) and all(type(name) is str and _NAME.fullmatch(name) for name in resets)
+        has_values = isinstance(initial, list) and all(isinstance(tensor, torch.Tensor) for tensor in initial)
+        if not (has_names and has_values and len(initial) <= len(resets)):
+            raise EvaluationEnded(Category.REFERENCE_ERROR, "the problem reported impossible buffers", Phase.REFERENCE)
+        return Taken(*sizes, *times, resets=tuple(resets), initial=tuple(initial))
 
     def allow(self, nbytes: int) -> None:
         """Set the GPU memory in bytes that the process can allocate."""

@@ -18,7 +18,7 @@ from typing import Final
 
 import torch
 
-from kqueue.contract import Comparison, Precision, Settings
+from kqueue.contract import Comparison, Policy, Precision, Settings
 from workers.judge.channel.bits import checksum
 from workers.judge.channel.orders import Order
 from workers.judge.channel.protocol import Reply
@@ -134,7 +134,7 @@ class Reference:
     @property
     def constant_outputs(self) -> list[int]:
         """Numbers of the outputs whose values for one given case would be right for every other given case."""
-        return [number for number, is_same in enumerate(self._same) if is_same]
+        return [number for number, is_same in enumerate(self._same) if is_same and self.form.is_returned(number)]
 
     @property
     def _is_quick(self) -> bool:
@@ -155,6 +155,12 @@ class Reference:
             first.outputs = self._outputs(self._call(first, afresh=True))
             taken = self.proxy.taken()
         self.draw_s, self.call_s = taken.draw_s, taken.call_s
+        self.form.resets, self.form.initial = taken.resets, taken.initial
+        self.form.buffers = taken.resets[: len(taken.initial)]
+        if self.form.returned + len(self.form.mutated) != self.form.effects:
+            raise invalid_problem("the reference reported other buffers than it answered with")
+        if self.settings.policies.buffers is Policy.ALLOW:
+            self.form.unkept.update(range(self.form.effects, len(self.form.output_specs)))
         self.oracle.call_s = _WIDE * self.call_s
         self.cache.plan(first)
         if self._is_quick:
@@ -351,6 +357,7 @@ class Reference:
         if any(
             not 0 < location.index <= len(inputs) or inputs[location.index - 1] != spec
             for location, spec in zip(changed, specs[returned:], strict=True)
+            if location.index != LASTING  # LASTING marks buffers.
         ):
             raise invalid_problem("the reference reported a changed input that is no input")
         self.proxy.check_size(specs, "Model.forward")
@@ -358,7 +365,7 @@ class Reference:
         self.form.output_strides = tuple(tuple(location.stride) for location in reply.locations)
         indices = [location.index for location in reply.locations]
         self.form.output_aliases = tuple(index - 1 if 0 < index < LASTING else None for index in indices)
-        self.form.lasting = tuple(i for i, index in enumerate(indices) if index == LASTING)
+        self.form.lasting = tuple(i for i, index in enumerate(indices) if index == LASTING and i < self.form.returned)
         self.written_bytes = min(reply.written_bytes, sum(map(bytes_of, specs)))
 
     def _inspect(self, results: Sequence[_Answer]) -> None:
@@ -366,7 +373,7 @@ class Reference:
         for answer in results:
             case = answer.case
             case.outputs = self._outputs(answer.reply)
-            case.exact, case.paths = self.oracle.tensors(answer.exact), self.form.paths
+            case.exact = self.oracle.tensors(answer.exact)
             case.again = functools.cache(functools.partial(self._again, case))
             moved = None if answer.moved is None else self._outputs(answer.moved)
             answer.look = answers.Look(
@@ -463,18 +470,18 @@ class Reference:
         if case.slot is not None and [checksum(tensor) for tensor in case.inputs] != before:
             raise invalid_problem("get_inputs() must return the same values when it is called under the same seeds")
 
-    def outputs(self, case: Case, *, wide: bool = False) -> list[torch.Tensor] | None:
-        """Answer a held case once more, in float64 if ``wide`` is set, and release its earlier outputs.
+    def outputs(self, case: Case, *, wide: bool = False, evaluates: bool = False) -> list[torch.Tensor] | None:
+        """Answer a held case once more, in float64 or in ``eval()`` mode, and release its earlier outputs.
 
         Returns:
             The outputs, or None if their form differs from the first outputs' form.
         """
         wide = wide and self.oracle.is_related
-        reply = self._call(case, afresh=True, wide=wide)
+        reply = self._call(case, afresh=True, wide=wide, evaluates=evaluates)
         expected = self.oracle.specs if wide else self.form.output_specs
         if (reply.structure, reply.tensors) != (self.form.structure, expected):
             return None
-        return self.proxy.tensors(expected, reply.locations, "Model.forward")
+        return self.proxy.tensors(expected, reply.locations, "Model.forward")[: self.form.effects]
 
     def _again(self, case: Case) -> list[torch.Tensor] | None:
         """Return the outputs to a held case's inputs changed by about a rounding error, or None if that fails."""
@@ -490,9 +497,11 @@ class Reference:
                 raise
             return None
 
-    def _call(self, case: Case, *, afresh: bool = False, wide: bool = False, nudge: float = 0.0) -> Reply:
+    def _call(
+        self, case: Case, *, afresh: bool = False, wide: bool = False, nudge: float = 0.0, evaluates: bool = False
+    ) -> Reply:
         begun = time.perf_counter()
-        [reply] = self.proxy.ask([Question(case, nudge, wide=wide, afresh=afresh, is_relative=nudge > 0)])
+        [reply] = self.proxy.ask([Question(case, nudge, wide, afresh, is_relative=nudge > 0, evaluates=evaluates)])
         if isinstance(reply, EvaluationEnded):
             raise reply
         self.forward_s = min(self.forward_s, time.perf_counter() - begun)
@@ -502,9 +511,9 @@ class Reference:
         return self.proxy.tensors(self.form.output_specs, reply.locations, "Model.forward")
 
     def digest(self, case: Case) -> str:
-        """Return a hash of the bits of a case's outputs."""
+        """Return a hash of the bits of a case's outputs, without the buffers, which are a random choice."""
         bits = hashlib.sha256()
-        for tensor in case.outputs:
+        for tensor in case.outputs[: self.form.effects]:
             if tensor.numel():
                 bits.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return bits.hexdigest()

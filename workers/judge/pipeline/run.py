@@ -111,7 +111,7 @@ def _run(context: Context) -> tuple[Outcome, bool]:
     try:
         return _run_stages(context), False
     except EvaluationEnded as ended:
-        context.evidence.note(ended.outcome)
+        context.evidence.note(ended)
         return _doubted(context, ended), isinstance(ended, OutOfAllowance)
     except (torch.OutOfMemoryError, torch.AcceleratorError, CudaCallError) as error:
         return clean_up.blame_for(context, error), False

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from kqueue.categories import Category
-from kqueue.contract import Outcome, Phase
+from kqueue.contract import Outcome, Phase, Policy
 from kqueue.evidence import Measurement
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.control import End
 from workers.judge.pipeline import provenance, sensitivity, series, speed_of_light
+from workers.judge.pipeline.cases import Form
 from workers.judge.pipeline.context import Context
 from workers.judge.pipeline.exchange import Candidate
 from workers.judge.pipeline.stages.measure import Measured, Times
@@ -56,6 +57,7 @@ def conclude(context: Context, referenced: Referenced, measured: Measured) -> Co
         _stop(context, candidate)
     else:
         _verify(context, candidate, times)
+    _report_buffers(context, referenced.reference.form)
     if candidate.activities is not None:
         facts = provenance.assess(candidate.activities, context.request.kernel, context.request.backend)
         context.evidence.provenance = facts
@@ -103,6 +105,22 @@ def _verify(context: Context, candidate: Candidate, times: Times) -> None:
     if times.stopwatch.has_other_layouts:
         with steps.alone("layouts"), steps.backstop(Phase.TIME):
             times.stopwatch.compare_layouts()
+
+
+def _report_buffers(context: Context, form: Form) -> None:
+    """Report the registered buffers that the reference changes and the kernel does not, and enforce the policy."""
+    policy = context.settings.policies.buffers
+    if not form.unkept or policy is Policy.ALLOW:
+        return
+    names = ", ".join(sorted(form.buffers[number - form.effects] for number in form.unkept))
+    meaning = (
+        "the reference changes these registered buffers, and the kernel does not have them or leaves them unchanged"
+    )
+    finding = {"rule": "buffers_not_kept", "severity": "note", "line": None, "evidence": names, "by": "kqueue"}
+    finding["meaning"] = meaning
+    context.evidence.findings = [*(context.evidence.findings or ()), finding]
+    if policy is Policy.REJECT:
+        raise EvaluationEnded(Category.REJECTED_BY_POLICY, f"{names}: {meaning}", Phase.CHECK, findings=[finding])
 
 
 def _compare_times(context: Context, referenced: Referenced, times: Times) -> tuple[Measurement, Measurement]:

@@ -44,4 +44,5 @@ def load(context: Context, referenced: Referenced, built: Built) -> Loaded:
         candidate.form = reference.form
         reference.cache.present(referenced.first)
         candidate.construct(reference.proxy.init_inputs, referenced.first, context.budget.plan, warm_up=triton)
+        context.evidence.setup_ms = candidate.setup_ms
     return Loaded(candidate)

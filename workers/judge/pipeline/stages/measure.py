@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Generator, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final
 
 import torch
 
-from kqueue.categories import Category
+from kqueue.categories import Blame, Category
 from kqueue.contract import Phase, Policy
+from kqueue.profiles import RULES
 from workers.judge.channel.activities import NotRecorded
 from workers.judge.channel.orders import Order
 from workers.judge.ending import EvaluationEnded
-from workers.judge.pipeline import parameters, speed_of_light, timing
+from workers.judge.pipeline import compare, parameters, speed_of_light, timing
 from workers.judge.pipeline.blame import ABOUT_FORM
 from workers.judge.pipeline.cases import GIVEN, Case
 from workers.judge.pipeline.clocks import CpuClock, GpuClock
@@ -89,6 +90,7 @@ def measure(context: Context, referenced: Referenced, loaded: Loaded) -> Measure
         if timed and shares:
             checks.run_again()
         checks.profile()
+        checks.evaluate()
     return Measured(candidate, checked, times)
 
 
@@ -174,15 +176,19 @@ class _Checks:
             every = chain(cases, (reference.cache.fresh() for _ in range(self._referenced.later)))
             try:
                 for case in every:
-                    if self._has_answered(case):
-                        self._evidence.errors.append(self._check(case, is_first=checked == 0))
+                    if not self._has_answered(case):
+                        continue
+                    if (errors := self._check(case, is_first=checked == 0)) is not None:
+                        self._evidence.errors.append(errors)
                         checked += 1
             except EvaluationEnded as ended:
                 if ended.outcome.category in _ABOUT_VALUES:
-                    self._evidence.note(ended.outcome)
+                    self._evidence.note(ended)
                     self._compare_rest(every)
                     self._explain()
+                    self.evaluate()
                 raise
+            self._evidence.is_compared = True
             try:
                 with self._confirming(cases[0]):
                     self._evidence.errors.append(self._call(cases[0]))
@@ -219,15 +225,42 @@ class _Checks:
                 if policy is Policy.REJECT:
                     raise  # A candidate could end itself to escape profiling.
 
+    def evaluate(self) -> None:
+        """Compare answers of both models in ``eval()`` mode, for profiles that need them. This comes last."""
+        names = [str(name) for name in self._context.settings.profiles if RULES[name].evaluates]
+        if not names:
+            return
+        process, faults = self._candidate.process, dict[str, str]()
+        try:
+            process.enter(Phase.CHECK, self._context.settings.deadlines.check_s)
+            process.order(Order.EVALUATE)
+            for _ in range(self._context.settings.checks):
+                case = self._reference.cache.fresh()
+                with self._steps.backstop(Phase.REFERENCE):
+                    outputs = self._reference.outputs(case, evaluates=True)
+                self._steps.enter(Phase.CHECK)
+                if outputs is None:
+                    return
+                answer = self._candidate.answer(case)[: self._reference.form.returned]
+                again = compare.by_profiles(answer, replace(case, outputs=outputs, exact=None), self._context.settings)
+                faults = again | {name: fault for name, fault in faults.items() if fault}
+        except EvaluationEnded as ended:
+            if ended.outcome.blame is not Blame.CANDIDATE:
+                return  # The problem has no answers in this mode, or the fleet failed.
+            faults = dict.fromkeys(names, ended.outcome.message)
+        self._evidence.errors.append({"profiles": faults})
+
     def _compare_rest(self, cases: Iterable[Case]) -> None:
-        """Compare further given cases until a kernel that failed one of the two verdicts has failed both."""
+        """Compare further given cases until a wrong kernel has failed both verdicts and all profiles."""
         with contextlib.suppress(EvaluationEnded):  # The reference's failure no longer matters.
             for case in cases:
                 errors = merge_errors(self._evidence.errors)
-                if not (errors["strict_correct"] or errors["kernelbench_correct"]):
-                    return
+                faults = [*errors["profiles"].values()]
+                if not (errors["strict_correct"] or errors["kernelbench_correct"]) and all(faults):
+                    break
                 if case.kind == GIVEN:
                     self._compare_one(case)
+            self._evidence.is_compared = True
 
     def _explain(self) -> None:
         """Record facts that can explain wrong values. The kernel reports its own parameters, so they decide nothing."""
@@ -241,13 +274,15 @@ class _Checks:
             evidence.parameters = parameters.difference(mine, theirs)
 
     def _compare_one(self, case: Case) -> None:
-        """Compare one more answer of a wrong kernel. A missing answer fails both verdicts."""
+        """Compare one more answer of a wrong kernel. A missing answer fails both verdicts and all profiles."""
         try:
             self._evidence.errors.append(self._call(case))
         except EvaluationEnded as ended:
-            self._evidence.note(ended.outcome)
+            self._evidence.note(ended)
             if ended.outcome.category not in _ABOUT_VALUES:
-                self._evidence.errors.append({"strict_correct": False, "kernelbench_correct": False})
+                faults = dict.fromkeys(merge_errors(self._evidence.errors)["profiles"], ended.outcome.message)
+                failed = {"strict_correct": False, "kernelbench_correct": False, "profiles": faults}
+                self._evidence.errors.append(failed)
 
     def _call(self, case: Case, *, is_first: bool = False) -> Fields:
         """Make one checked call on a case. Only the first one differs from a timed call."""
@@ -263,8 +298,11 @@ class _Checks:
         self._steps.enter(Phase.CHECK)
         return answered
 
-    def _check(self, case: Case, *, is_first: bool) -> Fields:
-        """Make one checked call, and another one on the same case if the answer is wrong."""
+    def _check(self, case: Case, *, is_first: bool) -> Fields | None:
+        """Make one checked call, and another one on the same case if the answer is wrong.
+
+        Return None for a variant of which the reference did not confirm its answer. It does not count as checked.
+        """
         try:
             with self._confirming(case):
                 return self._call(case, is_first=is_first)
@@ -273,7 +311,7 @@ class _Checks:
                 raise
             first = ended
         if not self._has_answered(case):
-            return {}  # The reference did not confirm its answer to the variant.
+            return None
         try:
             self._call(case)
         except EvaluationEnded:

@@ -92,6 +92,8 @@ def _begin(context: Context) -> tuple[Reference, Case]:
         proxy, cache = reference.proxy, reference.cache
         weights = proxy.taken().weights
         first = cache.first()
+        with proxy.blaming("Model.setup"):
+            context.evidence.reference_setup_ms = proxy.exchange.set_up(first.inputs)
         cache.warm_up_variants()
     context.evidence.inputs = [
         {"shape": view.shape, "dtype": str(cache.input_specs[view.root].dtype).removeprefix("torch.")}
