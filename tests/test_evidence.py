@@ -67,6 +67,9 @@ STORED: dict[str, Any] = {
         }],
     },
     "compiled_baseline": {"error": "it raised"},
+    "setup_ms": 3.5, "reference_setup_ms": 2.5,
+    "reference_draws": True, "training_modules": ["BatchNorm2d"], "parameters": "they are created in another order",
+    "profiles": [{"name": "kernelbench", "passed": False, "why": "output 0 differs"}],
     "shapes": {
         "rows": [{
             "name": "large", "held_out": False, "weight": 2.0, "category": "passed", "runtime_ms": 0.5,

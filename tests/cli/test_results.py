@@ -88,7 +88,6 @@ def test_findings_and_provenance_are_one_line_each(cli: Cli, engine: Engine, wor
     lines = cli("show", str(identity)).stdout.splitlines()
     assert {
         "cheat: patched_clock, line 7: replaces a clock: torch.cuda.Event = Quick",
-        "checks: 7",
         "robust-kbench: failed: too far",
     } <= {*lines}
     [line] = [line for line in lines if line.startswith("provenance")]
@@ -107,7 +106,6 @@ def test_what_a_candidate_printed_cannot_touch_the_terminal(cli: Cli, engine: En
     done = cli("show", str(identity))
     assert_harmless(done.stdout)
     assert r"\x1b[2J\x1b]0;pwned\x07 [bold red]passed[/] \u202eevil" in done.stdout
-    assert "SIGSEGV" in done.stdout
     assert "99 \\x1b" in done.stdout
     assert "\n1 \\x1b" not in done.stdout
     whole = cli("show", str(identity), "--log")

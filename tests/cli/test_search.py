@@ -182,7 +182,7 @@ def test_a_lucky_kernel_does_not_win(cli: Cli, judging: Judging, engine: Engine)
     # The first proposal is out after its test.
     assert [step["best"] for step in run["steps"]] == [0, 1, 0]
     duel = run["steps"][-1]["test"]["duel"]
-    assert (run["steps"][-1]["test"]["number"], duel["winner"], duel["rounds"]) == (2, "a", 13)
+    assert (run["steps"][-1]["test"]["number"], duel["winner"], duel["rounds"]) == (2, "a", 10)
     assert Path(cli.directory, "search-a", "best.py").read_text() == run["proposals"][0]["kernel"]
     before = rows(engine, "SELECT count(*) FROM evaluations")
     assert resume(cli, *recorded(cli, 2))["duel"] == duel

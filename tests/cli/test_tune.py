@@ -144,7 +144,7 @@ def test_an_interrupted_run_leaves_nothing_and_goes_on(
     assert (known(engine, "state <> 'done'"), known(engine, "category = 'cancelled'")) == (0, 3)
     judging(by_block(b4=8.0, b8=4.0, b16=2.0))
     refused = cli("search", "resume", "a", "--num-steps", "3")
-    assert (refused.returncode, "a tuning run does not have them" in refused.stderr) == (2, True)
+    assert (refused.returncode, "only a search has them" in refused.stderr) == (2, True)
     done = cli("search", "resume", "a", "--out", "found")
     assert done.returncode == 0, done.stderr
     assert Path(cli.directory, "found", "best.py").read_text() == KERNEL.replace("BLOCK = 4", "BLOCK = 16")
