@@ -5,7 +5,7 @@ PYTHON ?= 3.12
 PY := .venv/bin/python
 SBOM ?= dist/sbom.cdx.json
 
-.PHONY: help venv demo quick test adapters check docs site wheelhouse env sbom audit compose-test gpu-shown bench real clock integrity build-bench http-cost nightly planted soak queue-bench clean
+.PHONY: help venv demo quick test adapters check words docs site wheelhouse env sbom audit compose-test gpu-shown bench real clock integrity build-bench http-cost nightly planted soak queue-bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ check: venv ## check formatting, lint, types and imports between modules
 	$(PY) scripts/prose.py
 	.venv/bin/pyright --pythonpath $(PY)
 	.venv/bin/lint-imports --no-logo --no-cache
+
+words: venv ## judge the gallery on the CPU for docs/feedback.md
+	@$(PY) scripts/words.py
 
 docs: venv ## write the generated parts of the documents
 	@$(PY) scripts/docs.py

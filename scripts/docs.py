@@ -1,9 +1,9 @@
 """`make docs`: write the generated parts of the documents. With `--check` only list the outdated documents.
 
-`docs/categories.md`, `docs/evidence.md`, `docs/settings.md`, `docs/options.md` and `docs/api.md` are generated as a
-whole, and three documents have a generated table between comments: the commands in `docs/cli.md`, the routes in
-`docs/http.md`, and the static rules in `docs/policies.md`. The exit status is 0, or 1 if `--check` finds an outdated
-document.
+`docs/categories.md`, `docs/feedback.md`, `docs/evidence.md`, `docs/settings.md`, `docs/options.md` and `docs/api.md`
+are generated as a whole, and three documents have a generated table between comments: the commands in `docs/cli.md`,
+the routes in `docs/http.md`, and the static rules in `docs/policies.md`. The exit status is 0, or 1 if `--check` finds
+an outdated document.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import reference
 import typer.main
+import words
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADING = re.compile(r"^## ([a-z, ]+)$", re.MULTILINE)
@@ -76,6 +77,7 @@ def documents() -> dict[Path, str]:
     cli, http, policies = ((docs / name).read_text() for name in ("cli.md", "http.md", "policies.md"))
     return {
         docs / "categories.md": categories.markdown(),
+        docs / "feedback.md": words.page(),
         docs / "evidence.md": page(),
         docs / "settings.md": reference.settings(),
         docs / "options.md": reference.options(),

@@ -149,9 +149,10 @@ def with_backend(entry: Entry) -> Entry:
     """Return an entry with the backend that its source shows, unless it names one or has an error."""
     from kqueue.judging import guess_backend
 
-    if entry.error is not None or "backend" in entry.fields:
+    kernel = entry.fields.get("kernel")
+    if entry.error is not None or "backend" in entry.fields or not isinstance(kernel, str):
         return entry
-    return _entry(entry.where, lambda: {**entry.fields, "backend": guess_backend(entry.fields["kernel"])})
+    return _entry(entry.where, lambda: {**entry.fields, "backend": guess_backend(kernel)})
 
 
 def from_lines(path: str, fields: Mapping[str, Any]) -> Iterator[Entry]:

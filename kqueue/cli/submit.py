@@ -208,7 +208,7 @@ def _entries(patterns: Sequence[str], jsonl: str | None, fields: Mapping[str, An
             raise InvalidRequest("--kernel and --jsonl: give only one of them")
         if "idempotency_key" in fields:
             raise InvalidRequest("--idempotency-key names one evaluation: give each line its own key")
-        return sources.from_lines(jsonl, fields)
+        return map(sources.with_backend, sources.from_lines(jsonl, fields))
     if not patterns:
         raise InvalidRequest("nothing to judge: give --kernel PATH or --jsonl FILE")
     if "problem" not in fields:

@@ -124,7 +124,7 @@ def test_a_bad_line_does_not_spoil_the_others(cli: Cli, engine: Engine, worker: 
         (json.dumps(good | {"lane": "tpu"}).encode(), "unknown lane 'tpu'"),
         (json.dumps(good | {"backend": "cuda"}).encode(), "no live worker serves gpu, which a cuda kernel needs"),
         (json.dumps(good | {"backend": "cuda", "lane": "cpu"}).encode(), "cannot be judged on the lane cpu"),
-        (b'{"kernel_file": "sub/own.py", "backend": "torch", "settings": {"checks": 3}}', None),
+        (b'{"kernel_file": "sub/own.py", "settings": {"checks": 3}}', None),
     ]
     file = cli.write("lists/all.jsonl", b"\n\n".join(line for line, _ in cases))
     done = cli("submit", "--jsonl", str(file), "--json", "--problem", "relu.py", "--set", "seed=1")

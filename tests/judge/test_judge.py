@@ -205,7 +205,9 @@ def test_a_death_is_told_by_its_wait_status(rig: Rig, statement: str, facts: dic
 
 def test_output_and_files_are_bounded(rig: Rig) -> None:
     settings = QUICK.model_copy(update={"limits": Limits(output_bytes=1 << 16, scratch_bytes=64 << 20)})
-    assert judge(rig, right("while True: print('x' * 1000)"), settings).category is Category.OUTPUT_LIMIT
+    outcome = judge(rig, right("while True: print('x' * 1000)"), settings)
+    assert outcome.category is Category.OUTPUT_LIMIT
+    assert outcome.message.endswith(" was exceeded (setting limits.output_bytes)")
     outcome = judge(rig, right(FLOODS[1]), settings)
     assert (outcome.category, outcome.facts.reason) == (Category.OUTPUT_LIMIT, "scratch")
 

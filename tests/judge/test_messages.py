@@ -20,12 +20,24 @@ UNREADABLE = {
     "__module__ = 'm\\ud800'": "m?.E: x",
     "def __str__(self): return '\\ud800'": "kernel.E: ?",
 }
+#: Exceptions of Python and of the judge, and their message.
+SHORT = {
+    right("raise MemoryError"): "MemoryError: memory was refused (setting limits.host_memory_bytes)",
+    right("raise ValueError('x')"): "ValueError: x",
+    right("raise StopIteration"): "StopIteration",
+    "ModelNew = 1": "the source defines no class ModelNew derived from torch.nn.Module",
+}
 
 
 @pytest.mark.parametrize("body", UNREADABLE)
 def test_an_exception_without_a_text_is_reported_as_itself(rig: Rig, body: str) -> None:
     outcome = judge(rig, right("raise E('x')", f"class E(Exception):\n    {body}\n"))
     assert (outcome.category, outcome.message) == (Category.RUNTIME_ERROR, UNREADABLE[body])
+
+
+@pytest.mark.parametrize(("source", "message"), SHORT.items(), ids=["memory", "text", "no text", "entry point"])
+def test_a_message_names_no_internal_module(rig: Rig, source: str, message: str) -> None:
+    assert judge(rig, source).message == message
 
 
 def test_the_memory_limit_is_named_whatever_fills_it(rig: Rig) -> None:

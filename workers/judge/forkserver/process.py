@@ -43,6 +43,7 @@ _REASONS: Final = {
     End.OUTPUT: Category.OUTPUT_LIMIT,
     End.SCRATCH: Category.OUTPUT_LIMIT,
 }
+_SETTINGS: Final = {End.MEMORY: "host_memory_bytes", End.OUTPUT: "output_bytes", End.SCRATCH: "scratch_bytes"}
 
 
 class SealedProcess:
@@ -391,10 +392,7 @@ class SealedProcess:
         if reply.tag is Tag.RESOURCES and reply.shortage.resource:
             shortage = dataclasses.asdict(reply.shortage)
             facts["shortage"] = {name: one_line(v) if isinstance(v, str) else v for name, v in shortage.items()}
-        # The first words of a failed compilation are the compiler's. Elsewhere they are the exception's name.
-        is_compiler = reply.tag is Tag.COMPILE and has_diagnostic(reply.message)
-        message = reply.message if is_compiler else f"{reply.exception}: {reply.message}"
-        return EvaluationEnded(_category(reply, self._phase), message, self._phase, reply=reply, **facts)
+        return EvaluationEnded(_category(reply, self._phase), _message(reply), self._phase, reply=reply, **facts)
 
     def died(self) -> EvaluationEnded:
         """Return the outcome for the process's death, from the fork server's report."""
@@ -415,9 +413,10 @@ class SealedProcess:
             return EvaluationEnded(category, message, phase, **facts)
         if ended.reason in _REASONS:
             category = _REASONS[ended.reason]
-            message = f"the {ended.reason} limit of {ended.limit_bytes} bytes was exceeded"
+            limit = f"the {ended.reason} limit of {ended.limit_bytes} bytes"
+            message = f"{limit} was exceeded (setting limits.{_SETTINGS[ended.reason]})"
             if ended.reason is End.MEMORY:
-                message += f" (setting limits.host_memory_bytes): {ended.peak_bytes} bytes were in use at most"
+                message += f": {ended.peak_bytes} bytes were in use at most"
             if ended.reason is End.SCRATCH:
                 message += ", or there were too many files"
             return EvaluationEnded(category, message, self._phase, **facts)
@@ -460,6 +459,16 @@ def _readable(seconds: float, *sockets: socket.socket) -> list[socket.socket]:
         poll.register(each, select.POLLIN)
     ready = {descriptor for descriptor, _ in poll.poll(seconds * 1000)}
     return [each for each in sockets if each.fileno() in ready]
+
+
+def _message(reply: Reply) -> str:
+    """Return a verdict's message about an exception: its type and text, or a compiler's or the judge's words."""
+    if reply.tag is Tag.ENTRY_POINT or (reply.tag is Tag.COMPILE and has_diagnostic(reply.message)):
+        return reply.message
+    text = reply.message
+    if reply.tag is Tag.HOST_MEMORY:
+        text = f"{text or 'memory was refused'} (setting limits.{_SETTINGS[End.MEMORY]})"
+    return f"{reply.exception.removeprefix('builtins.')}: {text}".removesuffix(": ")
 
 
 def _category(reply: Reply, phase: Phase) -> Category:

@@ -154,7 +154,8 @@ class Baseline:
         return measurement
 
     def _blaming(self, exchange: Exchange) -> contextlib.AbstractContextManager[None]:
-        return blaming(_WHAT, exchange.process, self._reference.proxy.allowed_bytes)
+        proxy = self._reference.proxy
+        return blaming(_WHAT, exchange.process, proxy.settings.deadlines.reference_s, proxy.allowed_bytes)
 
     def _measure_reference(self, exchange: Exchange, basis: Basis, *, fine: bool) -> Measurement:
         series, _ = self._stopwatch(exchange).measure(self._settings.timing, basis=basis)

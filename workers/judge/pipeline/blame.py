@@ -33,12 +33,15 @@ def invalid_problem(message: str) -> EvaluationEnded:
 
 
 @contextlib.contextmanager
-def blaming(what: str, process: SealedProcess, allowed_bytes: int, *, optional: bool = False) -> Generator[None]:
+def blaming(
+    what: str, process: SealedProcess, deadline_s: float, allowed_bytes: int, *, optional: bool = False
+) -> Generator[None]:
     """Blame the problem for failures of a process that runs it, except for failures of the fleet.
 
     Args:
         what: the process's activity, for the message.
         process: the process. If the GPU had too little memory, it is ended to see which process holds the memory.
+        deadline_s: the setting ``deadlines.reference_s``, for the message.
         allowed_bytes: the process's GPU memory allowance.
         optional: True if the evaluation can continue after the failure. The process can then live on.
 
@@ -55,7 +58,7 @@ def blaming(what: str, process: SealedProcess, allowed_bytes: int, *, optional: 
             raise
         if ended.reply is not None and ended.reply.tag is Tag.GPU_MEMORY and not optional:
             raise _out_of_gpu_memory(what, process, allowed_bytes, dict(ended.outcome.facts)) from None
-        raise _blamed(ended, what) from None
+        raise _blamed(ended, what, deadline_s) from None
     except (torch.OutOfMemoryError, CudaCallError) as error:
         # The judge found no memory for its own copies.
         if optional or (isinstance(error, CudaCallError) and error.error_code != _OUT_OF_MEMORY):
@@ -63,7 +66,7 @@ def blaming(what: str, process: SealedProcess, allowed_bytes: int, *, optional: 
         raise _out_of_gpu_memory(what, process, allowed_bytes, {}) from None
 
 
-def _blamed(ended: EvaluationEnded, what: str) -> EvaluationEnded:
+def _blamed(ended: EvaluationEnded, what: str, deadline_s: float) -> EvaluationEnded:
     outcome, reply = ended.outcome, ended.reply
     facts = outcome.facts.model_dump()
     phase = Phase.REFERENCE
@@ -75,7 +78,9 @@ def _blamed(ended: EvaluationEnded, what: str) -> EvaluationEnded:
     if outcome.category in ABOUT_FORM:
         return invalid_problem(f"{UNSTEADY_FORM}: {outcome.message}")
     if outcome.category in (Category.TIMEOUT, Category.COMPILE_TIMEOUT):
-        message = "the reference did not end within its deadline"
+        message = f"the reference did not end within its deadline of {deadline_s:.4g} s (setting deadlines.reference_s)"
+        if outcome.phase is not Phase.REFERENCE:
+            message = f"{what}: {outcome.message}"
         return EvaluationEnded(Category.REFERENCE_TIMEOUT, message, phase, **facts)
     if outcome.category is Category.WORKER_LOST:
         return EvaluationEnded(Category.WORKER_LOST, f"{what}: {outcome.message}", phase, **facts)

@@ -125,7 +125,7 @@ class Build:
         if report.leftovers and not skipped:
             raise EvaluationEnded(
                 Category.SANDBOX_VIOLATION,
-                f"the kernel's build left {report.leftovers} process(es) behind",
+                f"processes that the kernel's build left behind: {report.leftovers}",
                 Phase.LOAD,
                 leftovers=report.leftovers,
             )

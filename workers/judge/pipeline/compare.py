@@ -556,7 +556,7 @@ class _Output:
 
     def _not_finite(self) -> _Fault:
         count = int(self.figures.strays)
-        message = f"{count} values are not finite where the reference's are"
+        message = f"{count} of {self.ref.numel()} values are not finite where the reference's are"
         return self._fault(Category.NOT_FINITE, message, count, lambda out, ref: ref.isfinite() & ~out.isfinite())
 
     def _beyond(self, tolerance: Tolerance, count: int) -> _Fault:

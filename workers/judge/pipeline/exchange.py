@@ -369,7 +369,7 @@ def check_form(reply: Reply, structure: str, specs: Sequence[TensorSpec]) -> Non
             raise _wrong(Category.WRONG_DTYPE, f"{names[i]} has dtype {dtype}, not {mine.dtype}", output=i)
     for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
         if mine.device != theirs.device:
-            raise _wrong(Category.WRONG_DEVICE, f"{names[i]} lives on {theirs.device}, not {mine.device}", output=i)
+            raise _wrong(Category.WRONG_DEVICE, f"{names[i]} is on {theirs.device}, not {mine.device}", output=i)
     raise _wrong(Category.WRONG_OUTPUT_STRUCTURE, "the output could not be copied", structure=reply.structure)
 
 

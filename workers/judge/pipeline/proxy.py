@@ -237,7 +237,8 @@ class ReferenceProxy:
 
     def blaming(self, what: str, *, optional: bool = False) -> contextlib.AbstractContextManager[None]:
         """Blame the problem for failures in the context. See :func:`.blame.blaming`."""
-        return blaming(what, self.process, self.allowed_bytes, optional=optional)
+        deadline_s = self.settings.deadlines.reference_s
+        return blaming(what, self.process, deadline_s, self.allowed_bytes, optional=optional)
 
     @contextlib.contextmanager
     def _within_deadline(self) -> Generator[None]:

@@ -87,7 +87,7 @@ def _stop(context: Context, candidate: Candidate) -> None:
     if report.leftovers:
         raise EvaluationEnded(
             Category.SANDBOX_VIOLATION,
-            f"the kernel left {report.leftovers} process(es) behind",
+            f"processes that the kernel left behind: {report.leftovers}",
             Phase.CLEANUP,
             leftovers=report.leftovers,
         )
