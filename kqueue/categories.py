@@ -117,7 +117,6 @@ _REUSABLE: Final = frozenset(
         Category.NOT_FINITE,
         Category.WRONG_VALUES,
         Category.INPUT_MUTATED,
-        Category.NEEDS_GPU,
     }
 )
 

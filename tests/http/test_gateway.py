@@ -27,6 +27,7 @@ TASK = {
     "kernel_code": "class ModelNew: t = 1",
     "backend": "torch",
 }
+DUEL = {"a": "entry", "b": {"kernel": "class ModelNew: b = 1", "backend": "torch"}}
 WAIT = {"timeout": 30}
 
 
@@ -60,6 +61,8 @@ CALLS: dict[tuple[str, str], Call] = {
     ("get", "/v1/problems/{problem_hash}"): Call("read"),
     ("get", "/v1/fleet"): Call("read"),
     ("get", "/metrics"): Call("read"),
+    ("post", "/v1/duels"): Call("problems", DUEL, status=201),
+    ("get", "/v1/duels/{duel_id}"): Call("read"),
     ("post", "/eval"): Call("problems", SOURCES),
     ("get", "/"): Call("read"),
     ("get", "/health"): Call("read"),
@@ -123,6 +126,7 @@ def test_all_that_is_offered_works(served: Served, token, fields, engine: Engine
     places = {"evaluation_id": first, "job_id": first, "name": "evidence.json", "batch": "b", "device_id": "0"}
     places["problem_hash"] = hashlib.sha256(str(fields()["problem"]).encode()).hexdigest()
     places["task_id"] = clients["problems"].post("/evaluate", json=TASK).json()["task_id"]
+    places["duel_id"] = clients["problems"].post("/v1/duels", json=DUEL | {"a": fields()}).json()["id"]
 
     def meant(body: Any) -> Any:
         match body:

@@ -225,7 +225,11 @@ def best(
     wanted: list[ColumnElement[bool]] = []
     columns = _BEST.c
     if problem is not None:
-        wanted.append(_is_named(problem, columns.problem_label, columns.problem_hash))
+        # The best evaluation can have named the problem by its hash only.
+        same = select(Evaluation.problem_hash).where(
+            _is_named(problem, Evaluation.problem_label, Evaluation.problem_hash)
+        )
+        wanted.append(columns.problem_hash.in_(same))
     if precision is not None:
         wanted.append(columns.precision == precision)
     if device is not None:

@@ -118,7 +118,8 @@ def test_only_the_result_of_a_held_out_shape_is_shown(category: Category) -> Non
         evidence=Evidence(output_bytes=4097, comparison=figures, provenance=origin(1, "4097")),
     )
     whole = over(right(1.0, 2.0), right(1.0, 2.0), failed)
-    assert (whole.category, whole.facts) == (category, Facts(shape="held out 1", withheld=True))
+    facts = Facts(shape="held out 1", withheld=True, instead_of=failed.facts.instead_of)
+    assert (whole.category, whole.facts) == (category, facts)
     assert "4097" not in whole.model_dump_json()
     assert whole.message.startswith(f"shape held out 1: {category}")
     assert (whole.phase, whole.log) == (failed.phase, "log")
