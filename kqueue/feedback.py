@@ -191,8 +191,8 @@ def causes(verdict: Result) -> Iterator[str]:
 def _times(verdict: Result) -> Iterator[str]:
     runtime = verdict.runtime
     if runtime is None:
-        why = verdict.evidence.untimed
-        yield "It was not timed." if why is None else f"It was not timed: {why}."
+        if verdict.evidence.untimed is None:  # The message has the reason.
+            yield "It was not timed."
         return
     clock = "the GPU's clock" if runtime.basis == "gpu_clock" else "the CPU's clock, including launching and waiting"
     yield (

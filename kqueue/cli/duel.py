@@ -28,13 +28,8 @@ def duel(
     ] = None,
     rounds: Annotated[int, typer.Option(help="Maximum number of rounds.")] = 40,
     backend: options.Backend = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device", metavar="DEVICE", help="A GPU's index or UUID, or cpu.", show_default="first GPU, else cpu"
-        ),
-    ] = None,
-    fleet: Annotated[bool, typer.Option("--fleet", help="Judge on the fleet instead of this machine.")] = False,
+    device: options.Device = None,
+    fleet: options.Fleet = False,
     url: runs.Url = None,
     lane: Annotated[str | None, typer.Option(help="With --fleet: auto, cpu, gpu, or gpu.<model>.")] = None,
     precision: options.Precision = None,

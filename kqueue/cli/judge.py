@@ -36,12 +36,7 @@ def judge(
     kernels: Annotated[list[str], typer.Argument(metavar="KERNEL", help="Files, folders and globs.")],
     *,
     backend: options.Backend = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device", metavar="DEVICE", help="A GPU's index or UUID, or cpu.", show_default="first GPU, else cpu"
-        ),
-    ] = None,
+    device: options.Device = None,
     judging: options.Judging,
     autopsies: Annotated[
         Path | None,

@@ -24,6 +24,13 @@ Evaluations = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids
 Backend = Annotated[
     str | None, typer.Option("--backend", "-b", help="cuda, triton, torch, cpp or cupy.", show_default=False)
 ]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device", metavar="DEVICE", help="A GPU's index or UUID, or cpu.", show_default="first GPU, else cpu"
+    ),
+]
+Fleet = Annotated[bool, typer.Option("--fleet", help="Judge on the fleet instead of this machine.")]
 Precision = Annotated[str | None, typer.Option("--precision", help="fp32, fp16 or bf16.")]
 Checks = Annotated[int | None, typer.Option("--checks", help="Number of input sets to compare.")]
 NoTiming = Annotated[bool, typer.Option("--no-timing", help="Do not time the kernels.")]

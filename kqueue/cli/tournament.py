@@ -37,13 +37,8 @@ def tournament(
     gpu_seconds: Annotated[float, typer.Option(help="Budget: seconds of exclusive use of the device.")] = 60.0,
     quote: Annotated[bool, typer.Option("--quote", help="Print the price, and stop.")] = False,
     backend: options.Backend = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device", metavar="DEVICE", help="A GPU's index or UUID, or cpu.", show_default="first GPU, else cpu"
-        ),
-    ] = None,
-    fleet: Annotated[bool, typer.Option("--fleet", help="Judge on the fleet instead of this machine.")] = False,
+    device: options.Device = None,
+    fleet: options.Fleet = False,
     gpu: Annotated[str, typer.Option(help="With --fleet: a GPU's model such as L40S, or any, auto, cpu.")] = "auto",
     url: runs.Url = None,
     precision: options.Precision = None,

@@ -150,11 +150,6 @@ class TournamentPlan(Task):
     gpu_seconds: Annotated[float, Field(gt=0, le=1e6)] = 60.0
     """Seconds of exclusive use of a device."""
 
-    @property
-    def duels(self) -> bool:
-        """False, because the tournament itself consists of duels."""
-        return False
-
     def tournament(self) -> Tournament:
         """Return the steps of the run."""
         return Tournament(len(self.candidates), self.settings.timing.calls, self.gpu_seconds)

@@ -1,8 +1,8 @@
 """Compare a candidate's outputs with the reference's.
 
 There are two verdicts. KernelBench's is ``torch.allclose`` on the problem's own inputs, for the values that ``forward``
-returns. Other projects' protocols (:mod:`kqueue.profiles`) are reported too. The strict verdict requires of
-every output tensor, and of inputs and registered buffers that the reference changes:
+returns. Other projects' protocols (:mod:`kqueue.profiles`) are reported too. The strict verdict requires of every
+output tensor, and of inputs and registered buffers that the reference changes:
 
 * Every value is within the tolerance. A value beyond it is excused only if the reference itself does no better for
   values of that size, as after cancellation. See :mod:`~workers.judge.pipeline.rounding`.
@@ -184,9 +184,10 @@ def _verdict(
         [output] = [output for output in judged if output.number == fault.output]
         category, message, count = _unless_unwritten(output, fault)
         causes: dict[str, Any] = {"unwritten": count} if count else {}
-        whole, of = (outputs, case) if case.restore is None else case.restore(outputs)
-        if not output.epsilon and choices.are_tied(whole, output.number, of):
-            causes["ties_only"] = True
+        if not output.epsilon and case.form.is_returned(output.number):
+            whole, of = (outputs, case) if case.restore is None else case.restore(outputs)
+            if choices.are_tied(whole, output.number, of):
+                causes["ties_only"] = True
         ended = EvaluationEnded(
             category,
             f"{case.form.name(fault.output)}{where}: {message}",
@@ -563,10 +564,11 @@ class _Output:
         fault = self._fault(Category.WRONG_VALUES, "", count, lambda out, ref: self._beyond_of(out, ref, tolerance))
         exactly = tolerance.atol == 0 == tolerance.rtol
         limit = "" if exactly else f" by more than {tolerance.atol:g} + {tolerance.rtol:g}·|reference|"
-        # Errors are measured where both values are finite, so infinite references have none.
-        one = fault.first[0]
         most = f"at most by {self.figures.max_abs:.6g}"
-        if self.figures.max_abs == 0:
+        # Errors are measured where both values are finite, so infinite references have none. On a GPU the count comes
+        # from another kernel than the positions, which can be none at a limit.
+        if self.figures.max_abs == 0 and fault.first:
+            one = fault.first[0]
             most = f"the first is {one['got']:.6g} instead of {one['expected']:.6g}"
         if tolerance.matched_ratio < 1:
             most += f". At least {tolerance.matched_ratio:.6g} of all must be within"

@@ -64,10 +64,8 @@ class Context:
         self.problem_hash, self.shape = request.problem_hash, shape
         if shape is not None:
             request = request.model_copy(update={"problem": problem_of(request.problem, shape)})
-        self.steps, self.evidence = (
-            Steps(status_page, slot, request.settings.total_s),
-            EvidenceBuilder(request.settings.profiles),
-        )
+        self.steps = Steps(status_page, slot, request.settings.total_s)
+        self.evidence = EvidenceBuilder(request.settings.profiles)
         timing = request.settings.timing
         if slot.interprets(request.backend) and timing.enabled and not timing.interpreter:
             settings = request.settings.model_copy(update={"timing": timing.off()})

@@ -29,8 +29,8 @@ from workers.judge.forkserver.process import SealedProcess
 from workers.judge.pipeline import answers, compare, rounding
 from workers.judge.pipeline.blame import UNSTEADY_FORM, invalid_problem
 from workers.judge.pipeline.case_cache import CaseCache
-from workers.judge.pipeline.cases import DTYPES, GIVEN, Case, values_at
-from workers.judge.pipeline.exchange import Exchange, Form
+from workers.judge.pipeline.cases import DTYPES, GIVEN, Case, Form, values_at
+from workers.judge.pipeline.exchange import Exchange
 from workers.judge.pipeline.oracle import Oracle
 from workers.judge.pipeline.proxy import Question, ReferenceProxy, bytes_of
 

@@ -51,7 +51,7 @@ from workers.judge.slot_config import SlotConfig
 METHOD: Final = "11"
 #: Number of launch-overhead measurements as a share of the calls, of a candidate and of the reference.
 OVERHEAD_SHARE: Final = 0.2
-_SERIES_SHARE: Final = 0.3
+_REFERENCE_SHARE: Final = 0.3
 #: Share of the time phase's deadline after which no further call begins.
 _BUDGET: Final = 0.6
 #: Time in seconds after which a series ends even if it is not precise, if it has enough calls, and for which the
@@ -77,7 +77,7 @@ _LEAST_S: Final = 0.001
 def usual_calls(timing: Timing) -> int:
     """Return the number of input sets for a series of candidate and reference that ends by precision."""
     calls = min(timing.calls, sum(series.ENOUGH))
-    shares = 2 + OVERHEAD_SHARE + _SERIES_SHARE + 2 * _IN_TURN_SHARE
+    shares = 2 + OVERHEAD_SHARE + _REFERENCE_SHARE + 2 * _IN_TURN_SHARE
     return 2 * timing.warmup + math.ceil(calls * shares) + 2 * series.FEWEST
 
 
@@ -155,7 +155,7 @@ class _Caller:
         self._kept = kept
         self._beside = beside
         self._overhead = Order.ENQUEUE_OVERHEAD if isinstance(clock, GpuClock) else Order.TIME_OVERHEAD
-        self._share = OVERHEAD_SHARE if kept is not None else _SERIES_SHARE
+        self._share = OVERHEAD_SHARE if kept is not None else _REFERENCE_SHARE
         self._random = random.SystemRandom()
         self._warming = timing.warmup
         self._misses = self._missed = 0
@@ -284,7 +284,7 @@ class _Caller:
 
     @contextlib.contextmanager
     def _confirming(self, case: Case) -> Generator[None]:
-        """Confirm the form of the reference's answer, which no one knows yet, before a kernel's is called wrong."""
+        """Confirm the form of the reference's answer, which is not known yet, before the kernel's is called wrong."""
         try:
             yield
         except EvaluationEnded as ended:
