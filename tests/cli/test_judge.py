@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kqueue import judging
+from kqueue.categories import Category
 from kqueue.config import load
 from kqueue.contract import Outcome, Request
 from kqueue.judging import LocalJudge
@@ -36,8 +37,8 @@ def local() -> Iterator[LocalJudge]:
 @pytest.fixture
 def kept(local: LocalJudge, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let commands use that judge, which outlives them."""
-    monkeypatch.setattr(judging, "LocalJudge", lambda _: local)
-    monkeypatch.setattr(LocalJudge, "close", lambda _: None)
+    monkeypatch.setattr(judging, "LocalJudge", {"cpu": local}.get)
+    monkeypatch.setattr(local, "close", lambda: None)
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_right_and_wrong_kernels(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> N
     def judged(_: LocalJudge, request: Request) -> Outcome:
         if "sleep" in request.kernel:
             raise KeyboardInterrupt
-        return Outcome(category="passed")
+        return Outcome(category=Category.PASSED)
 
     monkeypatch.setattr(LocalJudge, "__call__", judged)
     done = cli("judge", "relu.py", "right.py", "endless.py", *QUICK)
