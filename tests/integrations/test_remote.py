@@ -11,23 +11,23 @@ from typing import Any
 import pytest
 
 from kqueue import AsyncRemoteClient, LaneUnavailable, RemoteClient
+from kqueue.config import Config
 from kqueue.errors import AccessRefused
 from kqueue.integrations.modal_like import ModalEvaluatorConfig, ModalKernelEvaluator
 from kqueue.integrations.rl import KernelEnv, reward
 from kqueue.integrations.trace import KernelGuide
-from kqueue.local.fleet import LocalFleet
 from tests.http.standin import Served
 from tests.integrations.sources import BROKEN_REFERENCE, QUICK, REFERENCE, RIGHT, WRONG
-from tests.services import starts_services
 
 SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
 
 
-@pytest.fixture(scope="module")
-@starts_services
-def served(fleet: LocalFleet) -> Iterator[Served]:
-    """Start a server for the fleet."""
-    running = Served(fleet.config)
+@pytest.fixture
+def served(config: Config, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """Start a server for the fleet, whose settings are not in the environment."""
+    for name in config.environment():
+        monkeypatch.delenv(name)
+    running = Served(config)
     yield running
     running.close()
 

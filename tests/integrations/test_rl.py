@@ -37,14 +37,12 @@ def test_rewards_of_a_batch(config: Config) -> None:
     assert rewards(REFERENCE, []) == []
     # A lane without workers yields no information on the kernels.
     assert rewards(REFERENCE, [RIGHT, "", WRONG], lane="gpu.l40s") == [None, 0.0, None]
-    wrong, right = rewards(REFERENCE, [WRONG, RIGHT], score="speedup")
-    assert wrong == 0.0
-    assert right is None or right > 0  # a busy CPU can hide its time
+    assert rewards(REFERENCE, [WRONG, RIGHT], score="speedup") == [0.0, 2.0]
 
 
 def test_too_late_is_a_mask(config: Config) -> None:
     """An evaluation without a verdict in time is cancelled and its reward is None."""
-    slow = RIGHT.replace("import torch\n", "import torch, time\ntime.sleep(600)\n", 1)
+    slow = f"{RIGHT}# until /nowhere/\n"
 
     async def both() -> tuple[list[float | None], Any]:
         async with AsyncClient(config) as client:
