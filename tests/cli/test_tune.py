@@ -156,6 +156,7 @@ def test_an_interrupted_run_leaves_nothing_and_goes_on(
     assert re.search(r"a +done .* tune +Optuna", listed.stdout)
 
 
+@pytest.mark.nightly
 def test_what_was_accepted_is_cancelled_if_the_rest_is_refused(cli: Cli, worker: object, engine: Engine) -> None:
     """If a run's second kernel is refused, its first one is cancelled."""
     cli.write("kernel.py", KERNEL)
