@@ -21,8 +21,8 @@ from kqueue.config import Config
 from kqueue.contract import Outcome, Phase, Request
 from kqueue.evidence import Evidence, Facts, WrongLocation
 from kqueue.local.fleet import LocalFleet
-from kqueue.store import evaluations
 from tests.fleet.live import live_fleet
+from tests.http.standin import end
 from tests.samples import ended, measurement
 from tests.services import starts_services
 
@@ -88,10 +88,8 @@ def config(config: Config, engine: Engine, worker_id: UUID, monkeypatch: pytest.
             for identity, problem, kernel, settings in rows:
                 request = Request(problem=problem, kernel=kernel, backend="torch", settings=settings)
                 outcome = judged(request)
-                if outcome and (claim := evaluations.claim(engine, identity, worker_id=worker_id, lease_s=3600)):
-                    facts = {"device": "test device", "host": "here", "torch": "2.13", "python": "3.11"}
-                    evaluations.set_environment(engine, claim.attempt_id, facts, conditions=None)
-                    evaluations.finish(engine, identity, claim.number, outcome, written_by="judge", retry_delay_s=0)
+                if outcome is not None:
+                    end(engine, worker_id, identity, outcome)
 
     thread = threading.Thread(target=work)
     thread.start()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kqueue import Client, RemoteClient
+from kqueue import Client, EvaluationFailed, InvalidRequest, RemoteClient
 from kqueue.config import Config, load
 from kqueue.integrations.local import LocalKernelEvaluator
 from kqueue.integrations.modal_like import ModalEvaluatorConfig, ModalKernelEvaluator
@@ -43,8 +43,15 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def judge_everywhere(config: Config, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Judge kernels with each integration on the running fleet."""
     untimed = QUICK | {"num_perf_trials": 0}
-    result = LocalKernelEvaluator(gpu="cpu", **QUICK).evaluate(REFERENCE, RIGHT)
+    local = LocalKernelEvaluator(gpu="cpu", **QUICK)
+    result = local.evaluate(REFERENCE, RIGHT)
     assert (result["compiled"], result["correctness"]) == (True, True)
+    result = local.evaluate(REFERENCE, WRONG, True, measure_performance=False)
+    assert (result["compiled"], result["correctness"], result["runtime"]) == (True, False, -1.0)
+    with pytest.raises(EvaluationFailed):
+        local.evaluate(BROKEN_REFERENCE, RIGHT)
+    with pytest.raises(InvalidRequest, match="fortran"):
+        local.evaluate(REFERENCE, RIGHT, backend="fortran")
     settings: dict[str, Any] = untimed | {"lane": "cpu", "score": "correctness"}
     problems = [REFERENCE, REFERENCE, BROKEN_REFERENCE]
     assert asyncio.run(reward(problems, [f"```python\n{RIGHT}```", WRONG, RIGHT], **settings)) == [1.0, 0.0, None]
@@ -70,13 +77,16 @@ def judge_everywhere(config: Config, folder: Path, monkeypatch: pytest.MonkeyPat
         assert client.batch("run")[0].verdict().passed  # type: ignore[union-attr]
 
 
-def test_every_integration(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_integration(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`ephemeral` starts a fleet if there is none, all other integrations use it, and it ends with the evaluator."""
     evaluator = ModalKernelEvaluator(ModalEvaluatorConfig(gpu_type="cpu", deployment_mode="ephemeral"))
     try:
         result = asyncio.run(evaluator.evaluate_single(REFERENCE, WRONG, "torch", 1))
         assert result["metadata"]["category"] == "wrong_values"
         judge_everywhere(load(), tmp_path, monkeypatch)
+        assert "FAILED: wrong_values" in capsys.readouterr().err
     finally:
         asyncio.run(evaluator.close())
     assert load(home=home).database_url is None
