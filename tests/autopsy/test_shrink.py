@@ -7,8 +7,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -100,24 +100,16 @@ def test_it_stops_after_its_evaluations_with_the_best_so_far() -> None:
 
 def test_it_stops_in_time_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     """The running evaluation is stopped with the judge's process, and the next request starts another one."""
-    processes: list[Any] = []
-
-    def start(_: object) -> Any:
-        made = SimpleNamespace(owner=os.getpid(), machine=SimpleNamespace(device="cpu"), stopped=False)
-        made.ended = lambda: False
-        made.ask = lambda _: time.sleep(99)
-        made.stop = lambda: setattr(made, "stopped", True)
-        processes.append(made)
-        return made
-
-    monkeypatch.setattr(judging, "_Child", start)
+    process = {"owner": os.getpid(), "ended.return_value": False, "ask.side_effect": lambda _: time.sleep(99)}
+    first, second = (Mock(**process) for _ in range(2))
+    monkeypatch.setattr(judging, "_Child", Mock(side_effect=[first, second]))
     local = LocalJudge("cpu")
     known = Outcome(category=Category.TIMEOUT, message="late", phase=Phase.CHECK, facts=Facts(reason="deadline"))
     report = run.by_judge(Autopsy(request_of(problem=TAIL, kernel=TAIL_KERNEL), known), local, 0.5, lambda _: None)
     assert (report.ended, report.found) == ("time", False)
     assert "it ended before the kernel was judged again" in "\n".join(report.lines())
-    assert local.machine.device == "cpu"
-    assert [one.stopped for one in processes] == [True, False]
+    first.stop.assert_called_once()
+    assert local.machine is second.machine
 
 
 def test_what_needs_no_autopsy_is_told() -> None:

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import signal
 import subprocess
-import sys
 
 import anyio
 import httpx
@@ -30,21 +29,6 @@ def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     assert command(load(), "mcp") == (3, "", line)
     status, _, said = command(load(), "mcp", "--allow-host", "fleet.example")
     assert (status, "--allow-host: only for --http" in said) == (2, True)
-
-
-@pytest.mark.slow("starts programs")
-def test_help_needs_no_sdk_and_the_tools_no_torch() -> None:
-    """The command line does not import the SDK, and for a fleet over HTTP the tools import no Celery or SQLAlchemy."""
-    code = (
-        "import sys\nsys.argv = ['kqueue', '--help']\nfrom kqueue.cli import app\n"
-        "try: app(prog_name='kqueue')\nexcept SystemExit: pass\n"
-        "loaded = lambda: {name.partition('.')[0] for name in sys.modules}\n"
-        "print('LOADED', sorted(loaded() & {'mcp', 'httpx', 'fastapi', 'starlette', 'torch', 'workers'}))\n"
-        "import kqueue.mcp.connection; print('LATER', sorted(loaded() & {'httpx', 'torch', 'celery', 'sqlalchemy'}))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert "mcp" in done.stdout
-    assert "LOADED []\nLATER ['httpx']" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_bad_address() -> None:
