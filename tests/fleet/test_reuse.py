@@ -49,12 +49,3 @@ def test_what_waits_is_answered_by_its_equal(services: Services, tmp_path: Path)
     assert [v.reused_from for v in verdicts if v is not judged] == [judged.evaluation_id] * 3
     assert sum(len(services.attempts(identity)) for identity in ids) == 1
     assert [v.written_by for v in verdicts].count(Writer.DATABASE) == 3
-
-
-def test_a_fleet_may_reuse_nothing(services: Services, fleet: Fleet, start_fleet: Callable[..., Fleet]) -> None:
-    """With KQUEUE_REUSE=false equal evaluations are each judged."""
-    fleet.stop()
-    other = start_fleet(reuse=False)
-    verdicts = [services.verdict(services.submit("known ok # twice")) for _ in range(2)]
-    assert [(v.category, v.attempts, v.reused_from) for v in verdicts] == [("passed", 1, None)] * 2
-    other.stop()
