@@ -473,7 +473,7 @@ FAULTS = (
         "kqueue/flower.py",
         "        if request.path != self._health and not self._is_known(",
         "        if request.path == '/' and not self._is_known(",
-        ("tests/fleet/test_flower.py",),
+        ("tests/security/test_access.py",),
     ),
     Fault(
         "flower_any_host",
@@ -481,7 +481,7 @@ FAULTS = (
         "kqueue/flower.py",
         "        if not self._is_host(request.host):",
         "        if not request.host:",
-        ("tests/fleet/test_flower.py",),
+        ("tests/security/test_access.py",),
     ),
     Fault(
         "broken_body",

@@ -74,6 +74,7 @@ def test_one_trace_from_submit_to_verdict(services: Services, start: Callable[..
     """A trace has the producer's spans, the wait, the attempt and the judge's steps, and is hidden from the kernel."""
     fleet = start(true=True, variables=taking.variables())
     request = {"problem": PROBLEM, "kernel": KERNEL, "backend": "torch", "lane": "cpu"}
+    request |= {"settings": {"checks": 1, "timing": {"calls": 5, "warmup": 0}}}
     done = subprocess.run(
         [sys.executable, str(PRODUCER), "direct", json.dumps(request)],
         env=os.environ | services.config().environment() | taking.variables(),
