@@ -8,18 +8,15 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from multiprocessing import util
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-# Workers import these too.
 import kombu.pools
+from kombu import transport
 
-import workers.backend
-import workers.delivery
-import workers.judge.api
-import workers.messages  # noqa: F401
 from kqueue import logs
 from kqueue.config import load
 from kqueue.local.process import _Fork, _show
@@ -27,6 +24,12 @@ from workers import process, start
 from workers.fleet import Supervisor
 from workers.judge.gpu.devices import choose, devices
 from workers.plan import plan
+
+# Workers import these too.
+for module in ("celery.apps.worker", "celery.bin.worker", "celery.concurrency.prefork", "celery.worker.consumer"):
+    import_module(module)
+for module in ("workers.backend", "workers.delivery", "workers.judge.api", "workers.messages"):
+    import_module(module)
 
 
 class Worker(_Fork):
@@ -46,7 +49,8 @@ class Worker(_Fork):
             try:
                 # The supervisor's connections must not be used, collected or closed here.
                 gc.freeze()
-                for known in (kombu.pools.connections, kombu.pools.producers, util._afterfork_registry):
+                pools = (kombu.pools.connections, kombu.pools.producers, util._afterfork_registry)
+                for known in (*pools, transport._transport_cache):
                     known.clear()
                 signal.set_wakeup_fd(-1)
                 for number in signal.valid_signals():
