@@ -135,7 +135,7 @@ def test_a_request_of_another_version_is_the_fleets_failure(services: Any, fleet
 
 def test_a_slow_database_delays_no_kill_and_loses_no_verdict(services: Any, fleet: Any, tmp_path: Path) -> None:
     """At the hard limit the judge is killed first. A worker that cannot record it ends and hands the attempt back."""
-    evaluation = services.submit(f"write {tmp_path / 'pid'} 600", time_limit=1)
+    evaluation = services.submit(f"write {tmp_path / 'pid'} 600", time_limit=3)
     pid = int(services.until(lambda: _read(tmp_path / "pid")))
     with services.engine.begin() as connection:
         connection.execute(text("SELECT 1 FROM evaluations WHERE id = :id FOR UPDATE"), {"id": evaluation})

@@ -149,7 +149,7 @@ def test_a_whole_life_with_no_more_rights_than_these(house: House, fleet: Fleet,
         revoked = _sent(client, "sleep 60 # by Flower")
         house.services.started(revoked.evaluation_id)
         flower.text(f"/api/task/revoke/{revoked.evaluation_id}?terminate=true&signal=SIGKILL", post=True)
-        assert revoked.wait(30).category == "cancelled"
+        assert revoked.wait(90).category == "cancelled"
     assert house.refusals() == []
     assert "NOPERM" not in fleet.log.read_text() + _log(house).read_text()
 
