@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import text
 
 from kqueue import broker
@@ -68,6 +69,7 @@ def test_a_kernel_that_kills_its_judges_is_tried_three_times(services: Any, flee
     assert services.verdict(services.submit("ok")).passed
 
 
+@pytest.mark.nightly
 def test_a_suspect_is_judged_while_nobody_else_is(
     services: Any, fleet: Any, start_fleet: Callable[..., Any], tmp_path: Path
 ) -> None:

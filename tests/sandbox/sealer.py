@@ -14,7 +14,6 @@ import signal
 import socket
 import sys
 import tempfile
-import time
 import traceback
 from pathlib import Path
 from typing import Any, NoReturn
@@ -45,14 +44,12 @@ def _fork(
     answer: dict[str, Any] = {}
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        begun = time.perf_counter()
         if base:
             seal.apply(profile, base.means, group, parent, {writer}, files.mount)
         else:
             os.chdir(profile.scratch)
             os.environ.update(seal.private_directories(profile.scratch))
             tempfile.tempdir = None
-        answer["seal_ms"] = (time.perf_counter() - begun) * 1e3
         os.write(writer, b"\n")
         answer["value"] = attacks.ALL[do](*arguments)
     except OSError as error:
