@@ -1,13 +1,17 @@
-"""Workers start and end, services stop and return, and every evaluation ends once and in its turn."""
+"""Workers start, fail and end, and every evaluation ends once, in its turn, or by an equal one's verdict."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import os
+import re
 import signal
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -15,10 +19,18 @@ from uuid import UUID
 import pytest
 
 from kqueue import Client
+from kqueue.states import Writer
 from kqueue.store import evaluations
 from tests.chaos.rig import Whole
+from tests.fleet.told import HERE, Fleet, Services, renewing
 from tests.store.steps import change
 from workers.judge.host import linux
+
+
+@pytest.fixture(scope="module")
+def running_fleet(start_fleet: Callable[..., Fleet]) -> Callable[[], Fleet]:
+    """Return the module's fleet of one worker, which reuses verdicts. If a test has ended it, start another first."""
+    return renewing(partial(start_fleet, reuse=True))
 
 
 def _worker_pid(fleet: Any) -> int:
@@ -77,6 +89,101 @@ def test_a_worker_without_its_fork_server_is_replaced(services: Any, fleet: Any)
     [stand_in] = [pid for pid in linux.children(before.pid) if "sleep" in Path(f"/proc/{pid}/comm").read_text()]
     os.kill(stand_in, signal.SIGKILL)
     services.until(lambda: any(w.id != before.id for w in fleet.live()), what="the replacement")
+    assert services.verdict(services.submit("ok")).passed
+
+
+@pytest.mark.usefixtures("fleet")
+def test_an_equal_evaluation_takes_no_slot(services: Services) -> None:
+    """The verdict is there at once without a message, even while the only slot is busy."""
+    fields: dict[str, Any] = {"problem": "p", "kernel": "known ok", "backend": "torch", "lane": "cpu"}
+    with Client(services.config(lease_s=4)) as client:
+        first = client.evaluate(**fields, timeout=60)
+        running = services.submit("sleep 600")
+        services.started(running)
+        again = client.evaluate(**fields, timeout=60)
+        assert (again.reused_from, again.attempts, again.category) == (first.evaluation_id, 0, first.category)
+        queued = client.submit(**fields, reuse=False)
+        assert not queued.done()
+        assert client.cancel(running)
+        fresh = queued.wait(60)
+        assert (fresh.reused_from, fresh.attempts) == (None, 1)
+
+
+@pytest.mark.usefixtures("fleet")
+def test_what_waits_is_answered_by_its_equal(services: Services, tmp_path: Path) -> None:
+    """Of equal evaluations that wait for one slot, only one is judged."""
+    gate = tmp_path / "gate"
+    ids = [services.submit(f"known gate {gate}") for _ in range(4)]
+    services.until(lambda: any(services.attempts(identity) for identity in ids), what="the first attempt")
+    gate.touch()
+    verdicts = [services.verdict(identity) for identity in ids]
+    [judged] = [verdict for verdict in verdicts if verdict.reused_from is None]
+    assert [v.reused_from for v in verdicts if v is not judged] == [judged.evaluation_id] * 3
+    assert sum(len(services.attempts(identity)) for identity in ids) == 1
+    assert [v.written_by for v in verdicts].count(Writer.DATABASE) == 3
+
+
+def test_a_handler_that_fails_ends_the_worker(services: Any, fleet: Any) -> None:
+    """Celery would go on, but the worker is replaced until one can work."""
+    [worker] = fleet.live()
+    for where, handler, status in (
+        ("start", "_prepare", 1),
+        ("child", "_prepare_child", 0),
+        ("ready", "_report_ready", 1),
+    ):
+        told = len(fleet.log.read_text())
+        fails = services.directory / f"fail-at-{where}"
+        fails.touch()
+        if where == "start":
+            os.kill(worker.pid, signal.SIGKILL)
+        for words in (f"exited with status {status}", f"at={handler}", f"told to fail at {where}"):
+            services.until(lambda told=told, words=words: words in fleet.log.read_text()[told:], what=words)
+        fails.unlink()
+    assert services.verdict(services.submit("ok")).passed
+
+
+@pytest.mark.nightly
+def test_a_worker_without_a_directory_is_started_later(services: Any, fleet: Any) -> None:
+    """The supervisor keeps running although it cannot create the directory."""
+    told = len(fleet.log.read_text())
+    place = services.config().scratch / "fleet-0"
+    aside = place.rename(place.with_name("aside"))
+    place.touch()
+    os.kill(fleet.live()[0].pid, signal.SIGKILL)
+    services.until(lambda: "cannot be started now" in fleet.log.read_text()[told:], what="a failed start")
+    place.unlink()
+    aside.rename(place)
+    assert services.verdict(services.submit("ok")).passed
+    assert fleet.process.poll() is None
+
+
+def test_a_worker_that_is_not_ready_in_time_is_replaced(services: Any, fleet: Any, tmp_path: Path) -> None:
+    hangs, log = services.directory / "hang-at-start", tmp_path / "log"
+    hangs.touch()
+    environment = fleet.environment | {"JUDGES_PATIENCE_S": "1"}
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, str(HERE / "run_fleet.py")], env=environment, stdout=out, stderr=out
+        )
+    try:
+        services.until(lambda: log.read_text().count("has not become ready") == 2, what="the end of patience, twice")
+        killed = re.findall("has not become ready.* pid=([0-9]+)", log.read_text())
+        assert len(set(killed)) == 2
+        assert "was killed by SIGKILL" in log.read_text()
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+        hangs.unlink()
+
+
+def test_a_worker_that_fails_every_evaluation_is_replaced(services: Any, fleet: Any) -> None:
+    """Successive failures of the fleet count, whether a judge reports them or dies."""
+    [before] = fleet.live()
+    failures = ["raise", "exit 1"] * 5
+    for kernel in ["ok", *failures[1:], "ok", *failures]:
+        assert [worker.id for worker in fleet.live()] == [before.id]
+        assert services.verdict(services.submit(kernel)).category == ("passed" if kernel == "ok" else "judge_error")
+    services.until(lambda: [worker.id for worker in fleet.live()] not in ([], [before.id]), what="another worker")
     assert services.verdict(services.submit("ok")).passed
 
 

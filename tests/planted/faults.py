@@ -188,7 +188,7 @@ FAULTS = (
         "workers/app.py",
         "                    os._exit(1)\n",
         "                    pass\n",
-        ("tests/fleet/test_replaced.py",),
+        ("tests/fleet/test_life.py",),
     ),
     Fault(
         "never_replaced",
@@ -196,7 +196,7 @@ FAULTS = (
         "workers/delivery.py",
         "        if self._failures == _MOST_FAILURES:",
         "        if self._failures < 0:",
-        ("tests/fleet/test_replaced.py",),
+        ("tests/fleet/test_life.py",),
     ),
     Fault(
         "exception_text",
