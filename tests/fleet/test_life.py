@@ -157,6 +157,7 @@ def test_a_worker_without_a_directory_is_started_later(services: Any, fleet: Any
     assert fleet.process.poll() is None
 
 
+@pytest.mark.nightly
 def test_a_worker_that_is_not_ready_in_time_is_replaced(services: Any, fleet: Any, tmp_path: Path) -> None:
     hangs, log = services.directory / "hang-at-start", tmp_path / "log"
     hangs.touch()
