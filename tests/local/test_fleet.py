@@ -12,7 +12,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,7 +86,7 @@ def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path, monkeypat
     """A kernel is judged despite late HTTP, which is reported, clients find the fleet, and all its processes end."""
     monkeypatch.setattr("kqueue.local.parts._LATE_S", 0.5)
     home = open_home / "home"
-    config = Config(home=home, scratch=open_home / "scratch", gpus="none", cpu_slots=1, flower_port=0, http_port=0)
+    config = Config(home=home, scratch=open_home / "scratch", gpus="none", cpu_slots=1, http_port=0)
     before = set(below(os.getpid()))  # processes of other tests
     stopped: list[int] = []
     said: list[str] = []
@@ -106,7 +105,7 @@ def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path, monkeypat
     def http_servers() -> list[int]:
         return [pid for pid in below(os.getpid()) if pid not in before and "serve" in command_line(pid)]
 
-    with LocalFleet(config, flower=True, http=True, durable=False, report=report) as fleet:
+    with LocalFleet(config, http=True, durable=False, report=report) as fleet:
         children = [pid for pid in below(os.getpid()) if pid not in before]
         assert any(line.startswith("HTTP is not up after") for line in said)
         assert any(line.startswith("the worker fleet is up") for line in said)
@@ -119,8 +118,7 @@ def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path, monkeypat
         assert verdict.category is Category.PASSED, f"{verdict.message}\n{verdict.log}"
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
-        for part in ("HTTP", "Flower"):
-            until(lambda part=part: fleet.look() or [line for line in said if line.startswith(f"{part} is up")])
+        until(lambda: fleet.look() or [line for line in said if line.startswith("HTTP is up")])
         assert http_servers() == stopped
 
         assert (home / FLEET_FILE).stat().st_mode & 0o777 == 0o600
@@ -129,11 +127,9 @@ def test_fleet_judges_and_is_found_and_leaves_nothing(open_home: Path, monkeypat
         assert found.url == f"unix://{fleet.http_socket}"
         with RemoteClient(found.url) as kq:
             assert kq.verdict(verdict.evaluation_id) == verdict
-        with urllib.request.urlopen(f"{fleet.flower_url}/healthcheck", timeout=60) as answer:
-            assert answer.status == 200
         # The error names the owner of the home, but not the port, although both fleets use the same.
-        second = command(home, "--flower-port", fleet.flower_url.rpartition(":")[2])
-        told, _ = second.communicate(timeout=60)
+        second = command(home, "--no-flower", "--http-port", fleet.http_url.rpartition(":")[2])
+        told, _ = second.communicate(timeout=120)
         assert (second.returncode, f"in use by process {os.getpid()}" in told) == (3, True), told
         assert load(home=home).database_url == fleet.config.database_url
     until_gone(children)
