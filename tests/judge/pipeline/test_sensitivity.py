@@ -11,7 +11,7 @@ import torch
 
 from tests.judge.loopback import first_of, reference
 from workers.judge.channel.bits import checksum
-from workers.judge.pipeline import case_cache, sensitivity
+from workers.judge.pipeline import case_cache, compare, sensitivity
 from workers.judge.pipeline.reference import BOUNDS, Reference
 
 pytestmark = pytest.mark.slow("asks references often")
@@ -60,6 +60,25 @@ def test_noise_is_what_rounding_errors_of_the_inputs_do(inputs: str) -> None:
     made.answer(first)
     assert checksum(first.inputs[0]) == before
     assert first.noise == [plain, cancelled]
+
+
+NORMALISED = """
+import torch
+class Model(torch.nn.BatchNorm1d):
+    pass
+def get_inputs():
+    return [torch.randn(64, 8)]
+def get_init_inputs():
+    return [8]
+"""
+
+
+def test_noise_of_a_reference_with_buffers_is_that_of_its_outputs() -> None:
+    made = reference(NORMALISED, bounds=replace(BOUNDS["cpu"], quick_s=0.0))
+    first = first_of(made)
+    sensitivity.learn(made, first)
+    assert len(first.noise) == 1 < len(first.outputs)
+    assert compare.check_values(first.outputs, first, made.settings)["strict_correct"]
 
 
 # Regions -----------------------------------------------------------------------------------------------

@@ -61,8 +61,8 @@ class CaseCache:
         is_bound: True if variants could make the reference fail an assertion of the device, except for some kinds.
         has_varied: True after a variant was drawn.
         input_specs: specifications of the tensors among the inputs of one call, empty before the first draw.
-        noise: relative distance, for each output, between two reference outputs whose inputs differ by rounding
-            errors. Empty until it is measured. All cases share this list.
+        noise: relative distance, for each output that is no buffer, between two reference outputs whose inputs differ
+            by rounding errors. Empty until it is measured. All cases share this list.
     """
 
     def __init__(self, proxy: ReferenceProxy) -> None:

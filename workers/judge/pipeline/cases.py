@@ -129,8 +129,8 @@ class Case:
         outputs: the reference's output tensors, in the same memory. Empty until the case is answered.
         exact: outputs of the reference in float64, if available.
         unproven: such outputs, until it is known whether the float64 model is the same model.
-        noise: relative distance, for each output, between two reference outputs whose inputs differ by rounding
-            errors. Empty until it is measured. All cases of an evaluation share this list.
+        noise: relative distance, for each output that is no buffer, between two reference outputs whose inputs differ
+            by rounding errors. Empty until it is measured. All cases of an evaluation share this list.
         again: function that returns the reference's outputs to inputs changed by about a rounding error, or None.
         views: the arguments as views of ``inputs``. Empty if the arguments are the inputs themselves.
         selects: whether integers among the outputs can be indices that select by value.

@@ -311,7 +311,7 @@ class _Output:
             flat(out),
             flat(ref),
             flat(case.exact[number]).double() if case.exact is not None and floating else None,
-            case.noise[number] if case.noise and floating else None,
+            case.noise[number] if number < len(case.noise) and floating else None,
             case.again if floating else None,
             (*ref.shape, 2) if ref.is_complex() else tuple(numbers(ref).shape),
             math.prod(ref.shape[:-1]),
