@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from kqueue.cli import options
 from kqueue.cli.render import Columns, say, table, write_json
 from kqueue.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from kqueue.formats import Problem
 
 _Set = Annotated[Path, typer.Argument(metavar="SET", help="A file or folder of a known format.")]
 
@@ -40,21 +37,31 @@ def import_(
     from kqueue import formats
 
     rows: list[dict[str, Any]] = []
-    for entry in formats.read(folder):
-        row: dict[str, Any] = {"name": entry.name, "shapes": [], "kernels": [], "notes": [], "refused": None}
+    for number, entry in enumerate(formats.read(folder), 1):
+        row: dict[str, Any] = {
+            "number": number,
+            "name": entry.name,
+            "shapes": [],
+            "kernels": [],
+            "notes": [],
+            "refused": None,
+        }
         if isinstance(entry, formats.Refused):
             row["refused"] = entry.reason
         else:
             row["shapes"] = [shape.name for shape in entry.shapes]
             row |= {"kernels": list(entry.solutions), "notes": entry.notes}
             if out is not None:
-                _write(entry, out)
+                place = out / f"{_safe(entry.name)}.py"
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_text(entry.source, encoding="utf-8")
         rows.append(row)
         if as_json:
             write_json(row)
     refused = sum(row["refused"] is not None for row in rows)
     if not as_json:
         columns: Columns[dict[str, Any]] = {
+            "": lambda row: str(row["number"]),
             "problem": lambda row: row["name"],
             "shapes": lambda row: "-" if row["refused"] else str(len(row["shapes"]) or 1),
             "kernels": lambda row: "-" if row["refused"] else str(len(row["kernels"])),
@@ -82,23 +89,6 @@ def traces(
                 write_json(trace)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidRequest(f"line {number}: no verdict of `kqueue judge --json`: {error!r}") from None
-
-
-def _write(problem: Problem, folder: Path) -> None:
-    """Write a problem, and those of its kernels that can be translated."""
-    from kqueue import formats
-
-    place = folder / f"{_safe(problem.name)}.py"
-    texts = {place: problem.source}
-    for name, source in problem.solutions.items():
-        try:
-            text = formats.kernel(problem.source, source)
-            texts[place.with_suffix("") / f"{_safe(name).removesuffix('.py')}.py"] = text
-        except InvalidRequest as error:
-            say(f"{problem.name}: {name}: {error}")
-    for file, text in texts.items():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
 
 
 def _safe(name: str) -> str:

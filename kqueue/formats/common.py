@@ -6,11 +6,14 @@ A function raises InvalidRequest if a text or file is malformed. The message has
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from pydantic import ValidationError
 
 from kqueue import shapes
 from kqueue.contract import MAX_SOURCE_BYTES
@@ -28,14 +31,7 @@ _MOST_NAME: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem in kqueue's form.
-
-    Attributes:
-        name: its name in its set.
-        source: the problem's source. Nothing of it has run.
-        notes: differences from the set's own judgement.
-        solutions: texts of the set's kernels by name. :func:`kqueue.formats.kernel` translates them.
-    """
+    """A problem in kqueue's form, differences from the set's own judgement, and texts of the set's kernels by name."""
 
     name: str
     source: str
@@ -43,7 +39,6 @@ class Problem:
     solutions: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
-        """Check source and shapes."""
         parsed(self.source, "the translated problem")
         if len(self.source.encode()) > MAX_SOURCE_BYTES:
             raise InvalidRequest(f"the translated problem is larger than {MAX_SOURCE_BYTES} bytes")
@@ -75,12 +70,12 @@ def origin(problem: str) -> dict[str, Any]:
     return {}
 
 
-def each(path: Path, marker: str, translate: Callable[[Path, str], Problem]) -> Iterator[Problem | Refused]:
+def each(path: Path, marker: str, translate: Callable[[Path, str, Path], Problem]) -> Iterator[Problem | Refused]:
     """Yield the translation of each folder at a path that has a file of this name."""
     for file in files(path, marker):
-        folder = file.parent
-        name = str(folder.relative_to(path)) if path.is_dir() and folder != path else folder.resolve().name
-        yield attempt(name, lambda folder=folder, name=name: translate(folder, name))
+        root = path if path.is_dir() and path != file.parent else file.parent.resolve().parent
+        name = str(file.parent.resolve().relative_to(root.resolve()))
+        yield attempt(name, lambda folder=file.parent, name=name, root=root: translate(folder, name, root))
 
 
 def attempt(name: str, translate: Callable[[], Problem]) -> Problem | Refused:
@@ -98,6 +93,15 @@ def files(path: Path, pattern: str) -> list[Path]:
     return sorted(shown, key=lambda file: re.sub(r"\d+", lambda digits: digits[0].zfill(9), str(file)))
 
 
+def valid(model: Any, fields: object) -> Any:
+    """Return data as an instance of a model."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise InvalidRequest(f"{'.'.join(map(str, fault['loc'])) or 'it'}: {fault['msg']}") from None
+
+
 def read_text(path: Path) -> str:
     """Return a file's text."""
     try:
@@ -106,6 +110,15 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
+
+
+def fields(text: str | bytes) -> dict[str, Any]:
+    """Return a JSON object's fields. Empty if it is none."""
+    try:
+        known = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return known if isinstance(known, dict) else {}
 
 
 def parsed(source: str, what: str) -> ast.Module:
@@ -143,16 +156,6 @@ def function(tree: ast.Module | ast.ClassDef, name: str) -> ast.FunctionDef | No
     return next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name), None)
 
 
-def replaced(source: str, texts: Iterable[tuple[ast.stmt, str]]) -> str:
-    """Return a source with other text instead of some statements. All other statements keep their lines."""
-    lines = source.encode().splitlines(keepends=True)
-    for node, text in sorted(texts, key=lambda pair: pair[0].lineno, reverse=True):
-        first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
-        begin, end = lines[first][: node.col_offset], lines[last][node.end_col_offset :]
-        lines[first : last + 1] = [begin + text.encode() + end, *[b"\n"] * (last - first)]
-    return b"".join(lines).decode()
-
-
 def with_modules(source: str, modules: Mapping[str, str], what: str) -> str:
     """Return a source that first makes the modules that it imports, from their sources."""
     order: dict[str, None] = {}
@@ -168,12 +171,14 @@ def with_modules(source: str, modules: Mapping[str, str], what: str) -> str:
     need(tree := parsed(source, what))
     if not order:
         return source
-    future = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
-    lines = [ast.unparse(node) for node in future] + ["import sys as _sys", "import types as _types"]
+    lines = ["import sys as _sys", "import types as _types"]
     for name in order:
         lines.append(f"_sys.modules[{name!r}] = _module = _types.ModuleType({name!r})")
         lines.append(f"exec(compile({modules[name]!r}, {name + '.py'!r}, 'exec'), vars(_module))")
-    return "\n".join([*lines, replaced(source, [(node, "pass") for node in future])])
+    # `from __future__ import` stays in front.
+    future = [node.end_lineno or 0 for node in tree.body if getattr(node, "module", None) == "__future__"]
+    text = source.splitlines()
+    return "\n".join([*text[: max(future, default=0)], *lines, *text[max(future, default=0) :], ""])
 
 
 def assignments(facts: Mapping[str, Any], listed: Sequence[object], **more: object) -> str:

@@ -15,8 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import ValidationError, create_model
+from pydantic import create_model
 
+from kqueue.contract import MAX_SOURCE_BYTES
 from kqueue.errors import InvalidRequest
 from kqueue.formats import common
 from kqueue.formats.common import Problem, Refused
@@ -87,17 +88,12 @@ _INTO: Final = """\
 _Axis: Any = create_model("_Axis", type=Literal["const", "var"], value=(int | None, None))
 _Spec: Any = create_model("_Spec", shape=list[str] | None, dtype=str)
 _Specs: Any = dict[str, _Spec]
-_Definition: Any = create_model(
-    "_Definition", name=str, axes=dict[str, _Axis], inputs=_Specs, outputs=_Specs, reference=str
-)
-_Source: Any = create_model(
-    "_Source",
-    type=Literal["random", "scalar", "safetensors"],
-    value=(bool | int | float | None, None),
-    path=(str, ""),
-    tensor_key=(str, ""),
-)
-_Workload: Any = create_model("_Workload", uuid=(str, ""), axes=dict[str, int], inputs=dict[str, _Source])
+_Axes: Any = dict[str, _Axis]
+_Definition: Any = create_model("_Definition", name=str, axes=_Axes, inputs=_Specs, outputs=_Specs, reference=str)
+_Kind: Any = Literal["random", "scalar", "safetensors"]
+_Value: Any = (bool | int | float | None, None)
+_Source: Any = create_model("_Source", type=_Kind, value=_Value, path=(str, ""), tensor_key=(str, ""))
+_Workload: Any = create_model("_Workload", axes=dict[str, int], inputs=dict[str, _Source])
 _Build: Any = create_model("_Build", entry_point=str, destination_passing_style=(bool, True))
 _File: Any = create_model("_File", path=str, content=str)
 _Solution: Any = create_model("_Solution", definition=str, spec=_Build, sources=list[_File])
@@ -105,45 +101,36 @@ _Solution: Any = create_model("_Solution", definition=str, spec=_Build, sources=
 
 def find(path: Path) -> list[Path]:
     """Return the files of definitions at a path."""
-    found = common.files(path, "*.json")
-    return [file for file in found if {"axes", "reference"} <= _fields(common.read_text(file)).keys()]
+    found = [file for file in common.files(path, "*.json") if file == path or "definitions" in file.parts]
+    texts = {file: file.read_bytes() for file in found if file.stat().st_size <= MAX_SOURCE_BYTES}
+    return [file for file, text in texts.items() if {"axes", "reference"} <= common.fields(text).keys()]
 
 
 def read(path: Path) -> Iterator[Problem | Refused]:
     """Yield the definitions at a path, with all workloads and solutions of their set."""
     definitions = find(path)
-    root, workloads = _root(definitions[0]), workloads_of(path)
+    root = _root(definitions[0])
     solutions: dict[str, dict[str, str]] = {}
+    workloads: dict[str, list[dict[str, Any]]] = {}
+    for text in map(common.read_text, common.files(root, "*.jsonl")):
+        for row in map(common.fields, text.splitlines()):
+            if isinstance(workload := row.get("workload"), dict):
+                workloads.setdefault(str(row.get("definition")), []).append(workload)
     for text in map(common.read_text, common.files(root, "*.json")):
-        if "sources" in (known := _fields(text)):
+        if "sources" in (known := common.fields(text)):
             solutions.setdefault(str(known.get("definition")), {})[str(known.get("name"))] = text
     for file in definitions:
-        fields = _fields(common.read_text(file))
+        fields = common.fields(common.read_text(file))
         name = str(fields.get("name", file.stem))
-        given = workloads.get(name, []), root, solutions.get(name, {})
-        yield common.attempt(name, lambda fields=fields, given=given: _translate(_valid(_Definition, fields), *given))
-
-
-def workloads_of(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the different workloads of a set by definition. They are not validated."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for file in common.files(_root(find(path)[0]), "*.jsonl"):
-        for row in map(_fields, common.read_text(file).splitlines()):
-            if isinstance(workload := row.get("workload"), dict):
-                known = found.setdefault(str(row.get("definition")), {})
-                known.setdefault(json.dumps(workload, sort_keys=True), workload)
-    return {definition: list(known.values()) for definition, known in found.items()}
+        given = fields, workloads.get(name, []), root, solutions.get(name, {})
+        yield common.attempt(name, lambda given=given: _translate(*given))
 
 
 def kernel(source: str, facts: Mapping[str, Any], problem: str) -> str:  # noqa: ARG001
-    """Return the kernel that calls a solution (JSON), or the function ``run`` of Python source.
-
-    Raises:
-        InvalidRequest: the solution is malformed, for another definition, or not in Python.
-    """
+    """Return the kernel that calls a solution (JSON), or the function ``run`` of Python source."""
     entry, into = "run", False
     if source.lstrip().startswith("{"):
-        solution = _valid(_Solution, _fields(source))
+        solution = common.valid(_Solution, common.fields(source))
         if solution.definition != facts["name"]:
             raise InvalidRequest(f"kernel: the solution is for {solution.definition}, not for {facts['name']}")
         file, _, entry = solution.spec.entry_point.partition("::")
@@ -159,9 +146,8 @@ def kernel(source: str, facts: Mapping[str, Any], problem: str) -> str:  # noqa:
     return f"{source}\n{common.TORCH}\n{literals}_entry = {entry}\n{_OUTPUTS}{_CLASS.format('ModelNew')}{call}"
 
 
-def _translate(
-    definition: Any, listed: Sequence[Mapping[str, Any]], root: Path, solutions: Mapping[str, str]
-) -> Problem:
+def _translate(fields: object, listed: Sequence[Any], root: Path, solutions: Mapping[str, str]) -> Problem:
+    definition = common.valid(_Definition, fields)
     run = common.function(common.reference(definition.reference, "reference", {"run"}), "run")
     given = [one.arg for one in run.args.args] if run else []
     if given != list(definition.inputs):
@@ -176,7 +162,7 @@ def _translate(
     reasons: Counter[str] = Counter()
     for raw in listed:
         try:
-            shapes.append(_shape(definition, _valid(_Workload, raw), root, stored))
+            shapes.append(_shape(definition, raw, root, stored))
         except InvalidRequest as error:
             reasons[str(error)] += 1
     notes = [f"{count} of {len(listed)} workloads left out: {reason}" for reason, count in reasons.items()]
@@ -185,20 +171,19 @@ def _translate(
     shapes = common.distinct(shapes, notes, "workloads")
     used = {key for shape in shapes for key in shape["args"]["stored"].values()}
     sizes = {name: axis.value for name, axis in definition.axes.items() if axis.type == "const"}
-    inputs, outputs = (
-        {name: (spec.shape, spec.dtype) for name, spec in specs.items()}
-        for specs in (definition.inputs, definition.outputs)
-    )
+    specs = definition.inputs, definition.outputs
+    inputs, outputs = ({name: (spec.shape, spec.dtype) for name, spec in one.items()} for one in specs)
     facts: dict[str, Any] = {"format": NAME, "name": definition.name, "axes": sizes, "inputs": inputs}
-    facts |= {"outputs": outputs, "workloads": [shape.pop("uuid") for shape in shapes]}
+    facts |= {"outputs": outputs, "workloads": [shape.pop("workload") for shape in shapes]}
     kept = {key: text for key, text in stored.items() if key in used}
     literals = common.assignments(facts, shapes, AXES=sizes, INPUTS=inputs, OUTPUTS=outputs, STORED=kept)
     source = f"{definition.reference}\n{common.TORCH}\n{literals}{_OUTPUTS}{_MAKE}{_CLASS.format('Model')}"
     return Problem(definition.name, f"{source}        return _outputs(run(*inputs))\n", tuple(notes), solutions)
 
 
-def _shape(definition: Any, workload: Any, root: Path, stored: dict[str, str]) -> dict[str, Any]:
+def _shape(definition: Any, raw: Mapping[str, Any], root: Path, stored: dict[str, str]) -> dict[str, Any]:
     """Return the shape of a workload. Its stored tensors are added to ``stored``."""
+    workload = common.valid(_Workload, raw)
     free = {name for name, axis in definition.axes.items() if axis.type == "var"}
     if free != workload.axes.keys() or definition.inputs.keys() != workload.inputs.keys():
         raise InvalidRequest("its axes or inputs do not fit the definition's")
@@ -216,7 +201,7 @@ def _shape(definition: Any, workload: Any, root: Path, stored: dict[str, str]) -
     stored.update(new)
     scalars = {name: one.value for name, one in workload.inputs.items() if one.type == "scalar"}
     name = ", ".join(f"{name}={size}" for name, size in workload.axes.items())
-    return {"name": name, "args": {"axes": workload.axes, "scalars": scalars, "stored": keys}, "uuid": workload.uuid}
+    return {"name": name, "args": {"axes": workload.axes, "scalars": scalars, "stored": keys}, "workload": raw}
 
 
 def _tensor(root: Path, given: Any, dtype: str, shape: Sequence[int]) -> bytes:
@@ -245,20 +230,3 @@ def _root(definition: Path) -> Path:
     """Return the folder of the set that has a definition."""
     above = [folder for folder in definition.parents if folder.name == "definitions"]
     return above[-1].parent if above else definition.parent
-
-
-def _fields(text: str) -> dict[str, Any]:
-    """Return a JSON object's fields. Empty if it is none."""
-    try:
-        known = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return known if isinstance(known, dict) else {}
-
-
-def _valid(model: Any, fields: Mapping[str, Any]) -> Any:
-    try:
-        return model.model_validate(fields)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        raise InvalidRequest(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None

@@ -9,12 +9,15 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
+from pydantic import create_model
+
 from kqueue.errors import InvalidRequest
 from kqueue.formats import common
-from kqueue.formats.common import Problem, Refused
+from kqueue.formats.common import Problem
 
 NAME: Final = "gpumode"
 TITLE: Final = "GPU MODE's reference-kernels"
@@ -22,6 +25,11 @@ TITLE: Final = "GPU MODE's reference-kernels"
 _TEST_WEIGHT: Final = 1e-6
 #: Calls in ``check_implementation`` that compare with the reference's output.
 _COMPARES: Final = re.compile(r"\b(make_match_reference|match_reference|verbose_all\w+|allclose|assert_close)\(")
+_File: Any = create_model("_File", name=str, source=str)
+_Cases: Any = (list[dict[str, Any]] | None, None)
+_Task: Any = create_model(
+    "_Task", lang=(str, "py"), multi_gpu=(bool, False), files=list[_File], benchmarks=_Cases, tests=_Cases
+)
 _FRESH: Final = """
 
 def _fresh(data):
@@ -44,47 +52,37 @@ def get_inputs(**arguments):
 """
 
 
-def find(path: Path) -> list[Path]:
-    """Return the ``task.yml`` files at a path."""
-    return common.files(path, "task.yml")
-
-
-def read(path: Path) -> Iterator[Problem | Refused]:
-    """Yield the tasks at a path."""
-    return common.each(path, "task.yml", lambda folder, name: _translate(folder, name, path))
-
-
 def kernel(source: str, facts: Mapping[str, Any], problem: str) -> str:  # noqa: ARG001
-    """Return a submission as a kernel. Its imports of ``task`` become names of any type.
-
-    Raises:
-        InvalidRequest: it imports another file of its task.
-    """
+    """Return a submission as a kernel. Its imports of ``task`` become names of any type."""
     if "custom_kernel" not in common.defined(source):
         return source
-    texts: list[tuple[ast.stmt, str]] = []
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.ImportFrom) and node.module in facts["modules"]:
-            if node.module != "task":
-                raise InvalidRequest(
-                    f"kernel: it imports {node.module} of its task, which is not there: copy the used parts into it"
-                )
-            names = ", ".join(f"Any as {alias.asname or alias.name}" for alias in node.names)
-            texts.append((node, f"from typing import {names}"))
+    others = "|".join(re.escape(name) for name in facts["modules"] if name != "task")
+    if found := re.search(rf"^(?:from|import) +({others})\b", source, re.MULTILINE):
+        raise InvalidRequest(
+            f"kernel: it imports {found[1]} of its task, which is not there: copy the used parts into it"
+        )
+    text = re.sub(r"^from task import ([\w, ]+)", _any, source, flags=re.MULTILINE)
     buffers = f"BUFFERS = {tuple(map(int, facts['buffers']))}\n"
-    return "\n".join(
-        [common.replaced(source, texts), common.TORCH, buffers + _FRESH.format("ModelNew", "custom_kernel")]
-    )
+    return f"{text}\n{common.TORCH}\n{buffers}{_FRESH.format('ModelNew', 'custom_kernel')}"
 
 
-def _translate(folder: Path, name: str, path: Path) -> Problem:
-    task = _task(folder / "task.yml")
-    root = (path if path.is_dir() and path != folder else folder.parent).resolve()
+def _any(found: re.Match[str]) -> str:
+    return "from typing import " + ", ".join(f"Any as {one.split()[-1]}" for one in found[1].split(","))
+
+
+def _translate(folder: Path, name: str, root: Path) -> Problem:
+    task = common.valid(_Task, _yaml(folder / "task.yml"))
+    if task.lang != "py":
+        raise InvalidRequest(f"its language is {task.lang}: only a Python task has a reference that can be called")
+    if task.multi_gpu:
+        raise InvalidRequest("it needs several GPUs")
     modules: dict[str, str] = {}
-    for place, source in _files(task):
-        if not (file := (folder / source).resolve()).is_relative_to(root):
-            raise InvalidRequest(f"its file {source} is outside {root}: give the whole set's folder")
-        modules[place.removesuffix(".py")] = common.read_text(file)
+    for one in task.files:
+        file = (folder / one.source).resolve()
+        if one.name.endswith(".py") and not one.source.startswith("@"):
+            if not file.is_relative_to(root.resolve()):
+                raise InvalidRequest(f"its file {one.source} is outside {root}: give the whole set's folder")
+            modules[one.name.removesuffix(".py")] = common.read_text(file)
     text = modules.pop("reference", "")
     modules.pop("eval", None)
     tree = common.reference(text, "reference.py", {"ref_kernel", "generate_input", "check_implementation"})
@@ -99,49 +97,24 @@ def _translate(folder: Path, name: str, path: Path) -> Problem:
     literals = common.assignments(facts, listed, BUFFERS=buffers, **tolerance)
     source = common.with_modules(text, modules, "reference.py")
     end = _FRESH.format("Model", "ref_kernel") + _INPUTS.format(seed)
-    kernels = [
-        folder / "submission.py",
-        *common.files(folder, "solutions/**/*.py"),
-        *common.files(folder, "submissions/*.py"),
-    ]
-    solutions = {str(one.relative_to(folder)): common.read_text(one) for one in kernels if one.is_file()}
+    kernels = [*common.files(folder, "submission.py"), *common.files(folder, "s*s/**/*.py")]
+    solutions = {str(one.relative_to(folder)): common.read_text(one) for one in kernels}
     return Problem(name, "\n".join([source, common.TORCH, literals + end]), tuple(notes), solutions)
 
 
-def _task(file: Path) -> dict[str, Any]:
+def _yaml(file: Path) -> object:
     import yaml
 
     try:
-        task: Any = yaml.safe_load(common.read_text(file))
+        return yaml.safe_load(common.read_text(file))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"task.yml is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(task, dict):
-        raise InvalidRequest("task.yml is no mapping of files, tests and benchmarks")
-    known = cast("dict[str, Any]", task)
-    if (language := known.get("lang", "py")) != "py":
-        raise InvalidRequest(f"its language is {language}: only a Python task has a reference that can be called")
-    if known.get("multi_gpu"):
-        raise InvalidRequest("it needs several GPUs")
-    return known
 
 
-def _files(task: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the names and places of a task's Python files."""
-    try:
-        pairs = [(str(one["name"]), str(one["source"])) for one in task["files"]]
-    except (KeyError, TypeError):
-        raise InvalidRequest("files in task.yml is no list of a name and a source each") from None
-    return [(name, source) for name, source in pairs if name.endswith(".py") and not source.startswith("@")]
-
-
-def _shapes(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _shapes(task: Any) -> Iterator[dict[str, Any]]:
     """Yield the benchmarks, then the tests."""
-    for kind in ("benchmarks", "tests"):
-        listed = task.get(kind) or []
-        if not isinstance(listed, list) or not all(isinstance(one, dict) for one in cast("list[Any]", listed)):
-            raise InvalidRequest(f"{kind} in task.yml is no list of arguments")
-        weight = _TEST_WEIGHT if kind == "tests" and task.get("benchmarks") else 1.0
-        for one in cast("list[dict[str, Any]]", listed):
+    for listed, weight in ((task.benchmarks or (), 1.0), (task.tests or (), _TEST_WEIGHT if task.benchmarks else 1.0)):
+        for one in listed:
             yield {"args": {name: value for name, value in one.items() if name != "seed"}, "weight": weight}
 
 
@@ -186,3 +159,8 @@ def _buffers(tree: ast.Module) -> tuple[int, ...]:
         if names.count(name) == 1 and written and not re.search(rf"\b{name}\b", rest):
             found.append(place)
     return tuple(found)
+
+
+#: The ``task.yml`` files at a path, and the tasks' translations.
+find = partial(common.files, pattern="task.yml")
+read = partial(common.each, marker="task.yml", translate=_translate)

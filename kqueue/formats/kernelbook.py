@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
+
+from pydantic import create_model
 
 from kqueue.errors import InvalidRequest
 from kqueue.formats import common
@@ -17,6 +19,7 @@ from kqueue.formats.common import Problem, Refused
 NAME: Final = "kernelbook"
 TITLE: Final = "KernelBook"
 _CODE: Final = "python_code"
+_Row: Any = create_model("_Row", python_code=str, entry_point=str, triton_code=(str | None, None))
 
 
 def find(path: Path) -> list[Path]:
@@ -29,12 +32,8 @@ def read(path: Path) -> Iterator[Problem | Refused]:
     """Yield the rows at a path."""
     for file in find(path):
         for number, row in enumerate(_rows(file), 1):
-            if isinstance(row, dict):
-                known = cast("dict[str, Any]", row)
-                name = f"{known.get('entry_point')}_{known.get('uuid', number)}"
-                yield common.attempt(name, lambda name=name, known=known: _translate(name, known))
-            else:
-                yield Refused(f"row {number}", "it is no JSON object")
+            name = f"{row.get('entry_point', 'row')}_{row.get('uuid', number)}"
+            yield common.attempt(name, lambda name=name, row=row: _translate(name, common.valid(_Row, row)))
 
 
 def kernel(source: str, facts: Mapping[str, Any], problem: str) -> str:  # noqa: ARG001
@@ -43,15 +42,13 @@ def kernel(source: str, facts: Mapping[str, Any], problem: str) -> str:  # noqa:
     return f"{source}\n\nModelNew = {entry}\n" if entry in common.defined(source) else source
 
 
-def _translate(name: str, row: Mapping[str, Any]) -> Problem:
-    code, entry, triton = row.get(_CODE), row.get("entry_point"), row.get("triton_code")
-    if not isinstance(code, str) or not isinstance(entry, str):
-        raise InvalidRequest(f"{_CODE} and entry_point are no texts")
-    ours = frozenset() if entry == "Model" else frozenset({"Model"})
-    common.reference(code, _CODE, {entry, "get_inputs", "get_init_inputs"}, ours)
-    text = common.assignments({"format": NAME, "name": name, "entry_point": entry}, ())
-    text += f"Model = {entry}\n" if ours else ""
-    return Problem(name, f"{code}\n\n{text}", solutions={"triton_code": triton} if isinstance(triton, str) else {})
+def _translate(name: str, row: Any) -> Problem:
+    ours = frozenset[str]() if row.entry_point == "Model" else frozenset({"Model"})
+    common.reference(row.python_code, _CODE, {row.entry_point, "get_inputs", "get_init_inputs"}, ours)
+    text = common.assignments({"format": NAME, "name": name, "entry_point": row.entry_point}, ())
+    text += f"Model = {row.entry_point}\n" if ours else ""
+    solutions = {} if row.triton_code is None else {"triton_code": row.triton_code}
+    return Problem(name, f"{row.python_code}\n\n{text}", (), solutions)
 
 
 def _has_rows(file: Path) -> bool:
@@ -61,8 +58,8 @@ def _has_rows(file: Path) -> bool:
         return f'"{_CODE}"'.encode() in stream.read(4 << 20)  # other long columns can come before it
 
 
-def _rows(file: Path) -> Iterator[object]:
-    """Yield a file's rows. A line that is not JSON is None."""
+def _rows(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield a file's rows. A line that is no JSON object is a row without columns."""
     if file.suffix == ".parquet":
         try:
             from pyarrow import ArrowException, parquet
@@ -74,15 +71,11 @@ def _rows(file: Path) -> Iterator[object]:
         except (ArrowException, OSError) as error:
             raise InvalidRequest(f"{file}: no Parquet file: {error}") from None
     elif file.suffix == ".json":
-        rows = _json(file.read_bytes())
-        yield from cast("list[object]", rows) if isinstance(rows, list) else [rows]
+        try:
+            rows = json.loads(file.read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"{file}: not JSON: {error}") from None
+        yield from (row if isinstance(row, dict) else {} for row in (rows if isinstance(rows, list) else [rows]))
     else:
-        with file.open("rb") as stream:
-            yield from map(_json, filter(bytes.strip, stream))
-
-
-def _json(text: bytes) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+        with file.open(encoding="utf-8", errors="replace") as stream:
+            yield from map(common.fields, filter(str.strip, stream))

@@ -7,37 +7,30 @@ A kernel is CUDA source that exports ``forward``, or Python that defines ``forwa
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
+
+from pydantic import RootModel
 
 from kqueue.errors import InvalidRequest
 from kqueue.formats import common
-from kqueue.formats.common import Problem, Refused
+from kqueue.formats.common import Problem
 
 NAME: Final = "robust-kbench"
 TITLE: Final = "robust-kbench"
 _FILE: Final = "func_forward.py"
 _KERNEL: Final = "forward.cu"
 _PARTS: Final = ("init", "input", "shared")
+_Settings: Any = RootModel[dict[str, list[dict[str, Any]]]]
 _CLASS: Final = """
 
 class ModelNew(Model):
     def forward(self, *inputs):
         return super().forward(*inputs, fn=_kernel)
 """
-
-
-def find(path: Path) -> list[Path]:
-    """Return the ``func_forward.py`` files at a path."""
-    return common.files(path, _FILE)
-
-
-def read(path: Path) -> Iterator[Problem | Refused]:
-    """Yield the tasks at a path."""
-    return common.each(path, _FILE, _translate)
 
 
 def kernel(source: str, facts: Mapping[str, Any], problem: str) -> str:  # noqa: ARG001
@@ -52,7 +45,7 @@ def kernel(source: str, facts: Mapping[str, Any], problem: str) -> str:  # noqa:
     return f"{source}\n\n_kernel = forward_fn\n\n{model}{_CLASS}" if "forward_fn" in common.defined(source) else source
 
 
-def _translate(folder: Path, name: str) -> Problem:
+def _translate(folder: Path, name: str, root: Path) -> Problem:  # noqa: ARG001
     source = common.read_text(folder / _FILE)
     tree = common.reference(source, _FILE, {"Model", "forward_fn", "get_inputs"}, frozenset())
     notes = ["only forward is judged"] if (folder / "func_backward.py").is_file() else []
@@ -85,13 +78,14 @@ def _configs(folder: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
     if not path.is_file():
         notes.append("it has no config_forward.json, so all defaults apply")
         return
-    try:
-        given: Any = json.loads(common.read_text(path))
-        kind = "multi" if any(any(given.get(f"multi_{part}_configs", ())) for part in _PARTS) else "single"
-        lists = [cast("list[dict[str, Any]]", given.get(f"{kind}_{part}_configs") or [{}]) for part in _PARTS]
-        for init, one, both in product(*lists):
-            if clash := [name for name in init.keys() & one.keys() if init[name] != one[name]]:
-                raise InvalidRequest(f"construction and inputs have different values of {clash[0]}")
-            yield {"args": {**init, **one, **both}}
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise InvalidRequest(f"config_forward.json is no object of lists of settings: {error}") from None
+    given = common.valid(_Settings, common.fields(common.read_text(path))).root
+    kind = "multi" if any(any(given.get(f"multi_{part}_configs", [])) for part in _PARTS) else "single"
+    for init, one, both in product(*(given.get(f"{kind}_{part}_configs") or [{}] for part in _PARTS)):
+        if clash := [name for name in init.keys() & one.keys() if init[name] != one[name]]:
+            raise InvalidRequest(f"construction and inputs have different values of {clash[0]}")
+        yield {"args": {**init, **one, **both}}
+
+
+#: The ``func_forward.py`` files at a path, and the tasks' translations.
+find = partial(common.files, pattern=_FILE)
+read = partial(common.each, marker=_FILE, translate=_translate)

@@ -11,7 +11,7 @@ from kqueue.categories import Blame, Category
 from kqueue.contract import Outcome
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import Environment, ShapeResult
-from kqueue.formats import flashinfer, one, origin
+from kqueue.formats import one, origin
 
 #: Their status for our categories. All other failures of a kernel are runtime errors.
 _STATUS: Final = {
@@ -37,18 +37,13 @@ def traces_of(folder: Path, record: Mapping[str, Any]) -> Iterator[dict[str, Any
     if outcome.blame not in (Blame.NONE, Blame.CANDIDATE):
         raise InvalidRequest(f"{solution}: {outcome.category} says nothing about the kernel, so it is no trace")
     problem = one(folder, name)
-    workloads = {str(one.get("uuid")): one for one in flashinfer.workloads_of(folder).get(name, [])}
     names = [shape.name for shape in problem.shapes]
-    ids = dict(zip(names, origin(problem.source)["workloads"], strict=True))
+    workloads = dict(zip(names, origin(problem.source)["workloads"], strict=True))
     rows = outcome.evidence.shapes.rows if outcome.evidence.shapes else ()
     for row in rows or [ShapeResult(name=names[0], held_out=False, weight=1.0, category=outcome.category)]:
-        if row.category is not None and row.name in ids:
-            yield {
-                "definition": name,
-                "workload": workloads[ids[row.name]],
-                "solution": solution,
-                "evaluation": _evaluation(outcome, row, environment),
-            }
+        if row.category is not None:
+            evaluation = _evaluation(outcome, row, environment)
+            yield {"definition": name, "workload": workloads[row.name], "solution": solution, "evaluation": evaluation}
 
 
 def _evaluation(outcome: Outcome, row: ShapeResult, environment: Environment) -> dict[str, Any]:
