@@ -178,9 +178,10 @@ class _Run:
             kernel = data.decode("utf-8-sig", errors="surrogateescape")
             try:
                 kernel = adapted({"problem": problem, "kernel": kernel})["kernel"]
-                request = request_for(problem, kernel, **self._asked, batch=batch, reuse=False, **labels)
             except InvalidRequest as error:
                 request = error
+            else:
+                request = request_for(problem, kernel, **self._asked, batch=batch, reuse=False, **labels)
             if isinstance(request, InvalidRequest):
                 self.add(sample, _refused(sample, str(request)), digests)
             else:

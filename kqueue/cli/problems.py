@@ -26,10 +26,7 @@ def register(app: typer.Typer) -> None:
 def import_(
     folder: _Set,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Write the problems to DIR/NAME.py, and their kernels to the folder DIR/NAME."
-        ),
+        Path | None, typer.Option(metavar="DIR", help="Write the translated problems to DIR/NAME.py.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -38,14 +35,7 @@ def import_(
 
     rows: list[dict[str, Any]] = []
     for number, entry in enumerate(formats.read(folder), 1):
-        row: dict[str, Any] = {
-            "number": number,
-            "name": entry.name,
-            "shapes": [],
-            "kernels": [],
-            "notes": [],
-            "refused": None,
-        }
+        row: dict[str, Any] = {"number": number, "name": entry.name, "refused": None}
         if isinstance(entry, formats.Refused):
             row["refused"] = entry.reason
         else:

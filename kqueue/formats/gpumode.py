@@ -56,7 +56,7 @@ def kernel(source: str, facts: Mapping[str, Any], problem: str) -> str:  # noqa:
     """Return a submission as a kernel. Its imports of ``task`` become names of any type."""
     if "custom_kernel" not in common.defined(source):
         return source
-    others = "|".join(re.escape(name) for name in facts["modules"] if name != "task")
+    others = "|".join(re.escape(name) for name in ("reference", *facts["modules"]) if name != "task")
     if found := re.search(rf"^(?:from|import) +({others})\b", source, re.MULTILINE):
         raise InvalidRequest(
             f"kernel: it imports {found[1]} of its task, which is not there: copy the used parts into it"

@@ -12,33 +12,24 @@ GPUMODE: Final = {
     "scale/task.py": "from typing import TypeVar\ninput_t = TypeVar('input_t')\noutput_t = TypeVar('output_t')\n",
     "scale/task.yml": """
 lang: py
-files:
-  - {"name": "submission.py", "source": "@SUBMISSION@"}
-  - {"name": "task.py", "source": "task.py"}
-  - {"name": "utils.py", "source": "../utils.py"}
-  - {"name": "reference.py", "source": "reference.py"}
-tests:
-  - {"size": 4, "seed": 1}
-benchmarks:
-  - {"size": 8, "seed": 2}
-  - {"size": 8, "seed": 3}
+files: [{"name": "submission.py", "source": "@SUBMISSION@"}, {"name": "task.py", "source": "task.py"},
+        {"name": "utils.py", "source": "../utils.py"}, {"name": "reference.py", "source": "reference.py"}]
+tests: [{"size": 4, "seed": 1}]
+benchmarks: [{"size": 8, "seed": 2}, {"size": 8, "seed": 3}]
 """,
     "scale/reference.py": """
 from __future__ import annotations
 import torch
 from task import input_t, output_t
 from utils import near
-
 def ref_kernel(data: input_t) -> output_t:
     x, factor, out = data
     out[...] = x * factor
     return out
-
 def generate_input(size: int, seed: int):
     gen = torch.Generator(device="cuda").manual_seed(seed)
     x = torch.randn(size, size, device="cuda", generator=gen)
     return x, 2.0, torch.empty_like(x)
-
 def check_implementation(data, output):
     return near(data, output) and torch.allclose(output, ref_kernel(data), rtol=1e-3, atol=1e-2)
 """,
@@ -50,7 +41,7 @@ def custom_kernel(data: input_t) -> output_t:
     return out.mul_(factor)
 """,
 }
-#: The same task with a check of its own, two GPUs, a file elsewhere, a missing function, and text that is not YAML.
+#: Changes that make copies of the task malformed.
 BROKEN: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "property": {"reference.py": ("near(data, output) and torch.allclose", "bool")},
     "distributed": {"task.yml": ("lang: py", "lang: py\nmulti_gpu: true")},
@@ -79,38 +70,25 @@ def get_init_inputs():
 import torch
 class AdderNew(torch.nn.Module):
     def __init__(self, offset):
-        super(AdderNew, self).__init__()
-        self.offset = offset
-    def forward(self, x):
-        return x.add(self.offset)
+        super().__init__()
+        self.forward = lambda x: x.add(offset)
 """,
 }
 
-DEFINITION: Final[dict[str, Any]] = {
-    "name": "pick",
-    "op_type": "pick",
-    "axes": {"N": {"type": "var"}, "K": {"type": "const", "value": 3}},
-    "inputs": {
-        "x": {"shape": ["N", "K"], "dtype": "float32"},
-        "at": {"shape": ["N"], "dtype": "int32"},
-        "eps": {"shape": None, "dtype": "float32"},
-    },
-    "outputs": {"y": {"shape": ["N", "K"], "dtype": "float32"}},
-    "reference": "import torch\n\ndef run(x, at, eps):\n    return {'y': x[at.long()] + eps}\n",
-}
-SOLUTION: Final[dict[str, Any]] = {
-    "name": "into",
-    "definition": "pick",
-    "author": "a test",
-    "spec": {"language": "python", "target_hardware": ["cpu"], "entry_point": "src/main.py::run"},
-    "sources": [
-        {
-            "path": "src/main.py",
-            "content": "from parts import pick\ndef run(x, at, eps, y):\n    y.copy_(pick(x, at) + eps)\n",
-        },
-        {"path": "parts.py", "content": "def pick(x, at):\n    return x[at.long()]\n"},
-    ],
-}
+DEFINITION: Final[dict[str, Any]] = json.loads("""
+{"name": "pick", "op_type": "pick", "axes": {"N": {"type": "var"}, "K": {"type": "const", "value": 3}},
+ "inputs": {"x": {"shape": ["N", "K"], "dtype": "float32"}, "at": {"shape": ["N"], "dtype": "int32"},
+            "eps": {"shape": null, "dtype": "float32"}},
+ "outputs": {"y": {"shape": ["N", "K"], "dtype": "float32"}},
+ "reference": "import torch\\n\\ndef run(x, at, eps):\\n    return {'y': x[at.long()] + eps}\\n"}
+""")
+SOLUTION: Final[dict[str, Any]] = json.loads("""
+{"name": "into", "definition": "pick", "author": "a test",
+ "spec": {"language": "python", "target_hardware": ["cpu"], "entry_point": "src/main.py::run"},
+ "sources": [
+   {"path": "src/main.py", "content": "from parts import pick\\ndef run(x, at, eps, y):\\n  y.copy_(pick(x, at)+eps)"},
+   {"path": "parts.py", "content": "def pick(x, at):\\n    return x[at.long()]\\n"}]}
+""")
 
 ROBUST: Final = {
     "func_forward.py": """
@@ -127,13 +105,10 @@ class Model(nn.Module):
 def get_inputs(rows: int = 2, size: int = 5):
     return [torch.randn(rows, size)]
 """,
-    "config_forward.json": json.dumps(
-        {
-            "multi_input_configs": [{"rows": 2}, {"rows": 3}],
-            "multi_init_configs": [{"scale": 0.5}],
-            "multi_shared_configs": [{"size": 4}],
-        }
-    ),
+    "config_forward.json": """
+{"multi_input_configs": [{"rows": 2}, {"rows": 3}], "multi_init_configs": [{"scale": 0.5}],
+ "multi_shared_configs": [{"size": 4}]}
+""",
     "forward.cu": 'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("forward", &forward); }',
 }
 
@@ -150,10 +125,9 @@ def gpumode(root: Path) -> Path:
     """Write a task, and malformed copies of it."""
     write(root, GPUMODE)
     for name, changes in BROKEN.items():
-        files = {place: text for place, text in GPUMODE.items() if place.startswith("scale/")}
-        for place, (old, new) in changes.items():
-            files[f"scale/{place}"] = files[f"scale/{place}"].replace(old, new)
-        write(root, {place.replace("scale", name): text for place, text in files.items()})
+        for place, text in GPUMODE.items():
+            old, new = changes.get(place.removeprefix("scale/"), ("", ""))
+            write(root, {place.replace("scale", name): text.replace(old, new) if old else text})
     return root
 
 
@@ -163,23 +137,13 @@ def flashinfer(root: Path) -> Path:
     header = json.dumps({"at": {"dtype": "I32", "shape": [2], "data_offsets": [0, len(tensor)]}}).encode()
     (root / "blob").mkdir(parents=True)
     (root / "blob" / "at.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + tensor)
-    stored = {"type": "safetensors", "path": "blob/at.safetensors", "tensor_key": "at"}
-    given = {"x": {"type": "random"}, "at": stored, "eps": {"type": "scalar", "value": 0.5}}
-    places = ({}, {"path": "../secret"}, {"path": "definitions/pick.json"})
-    workloads = [
-        {"uuid": f"w{i}", "axes": {"N": 2}, "inputs": {**given, "at": {**stored, **place}}}
-        for i, place in enumerate(places)
-    ]
-    workloads.append({"uuid": "w3", "axes": {"N": 2}, "inputs": {**given, "eps": {"type": "scalar", "value": 0.25}}})
-    rows = [
-        json.dumps({"definition": "pick", "workload": one, "solution": None, "evaluation": None}) for one in workloads
-    ]
-    return write(
-        root,
-        {
-            "definitions/pick.json": json.dumps(DEFINITION),
-            "definitions/odd.json": json.dumps({**DEFINITION, "name": "odd", "reference": "def other(): ..."}),
-            "workloads/pick.jsonl": "\n".join(rows),
-            "solutions/into.json": json.dumps(SOLUTION),
-        },
-    )
+    rows: list[str] = []
+    places = {0.5: "blob/at.safetensors", 0.0: "../secret", 1.0: "definitions/pick.json", 0.25: "blob/at.safetensors"}
+    for eps, place in places.items():
+        stored = {"type": "safetensors", "path": place, "tensor_key": "at"}
+        inputs = {"x": {"type": "random"}, "at": stored, "eps": {"type": "scalar", "value": eps}}
+        workload = {"uuid": f"w{len(rows)}", "axes": {"N": 2}, "inputs": inputs}
+        rows.append(json.dumps({"definition": "pick", "workload": workload}))
+    odd = {**DEFINITION, "name": "odd", "reference": "def other(): ..."}
+    files = {"definitions/pick.json": json.dumps(DEFINITION), "definitions/odd.json": json.dumps(odd)}
+    return write(root, {**files, "workloads/pick.jsonl": "\n".join(rows), "solutions/into.json": json.dumps(SOLUTION)})

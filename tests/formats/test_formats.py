@@ -12,7 +12,7 @@ import pytest
 from pyarrow import Table, parquet
 
 from kqueue import formats
-from kqueue.cli import main
+from kqueue.cli import kernelbench, main, sources
 from kqueue.config import load
 from kqueue.contract import Outcome
 from kqueue.errors import InvalidRequest
@@ -34,6 +34,12 @@ def judge() -> Iterator[LocalJudge]:
 
 def judged(judge: LocalJudge, problem: formats.Problem, kernel: str) -> Outcome:
     return judge(problem=problem.source, kernel=formats.kernel(problem.source, kernel), settings=QUICK)
+
+
+def traces(judge: LocalJudge, root: Path, outcome: Outcome) -> list[dict[str, Any]]:
+    environment = judge.machine.environment.model_dump(mode="json")
+    verdict = {**outcome.model_dump(mode="json"), "environment": environment}
+    return list(traces_of(root, {"problem_label": "pick", "kernel_label": "into", "verdict": verdict}))
 
 
 def refused(path: Path) -> dict[str, str]:
@@ -60,22 +66,12 @@ def test_each_format_is_judged(judge: LocalJudge, tmp_path: Path) -> None:
     pick = formats.one(root, "pick")
     outcome = judged(judge, pick, pick.solutions["into"])
     assert outcome.passed, outcome.message
-    environment = judge.machine.environment.model_dump(mode="json")
-    record: dict[str, Any] = {
-        "problem_label": "pick",
-        "kernel_label": "into",
-        "verdict": outcome.model_dump(mode="json"),
-    }
-    record["verdict"]["environment"] = environment
-    first, second = traces_of(root, record)
+    first, second = traces(judge, root, outcome)
     assert (first["workload"]["uuid"], second["workload"]["uuid"]) == ("w0", "w3")
     assert first["evaluation"]["status"] == "PASSED"
     assert first["evaluation"]["performance"]["latency_ms"] > 0
     assert first["evaluation"]["correctness"]["max_absolute_error"] == 0
-    outcome = judged(judge, pick, "def run(x, at, eps):\n    return x * 2\n")
-    assert outcome.category == "wrong_values"
-    record["verdict"] = {**outcome.model_dump(mode="json"), "environment": environment}
-    [trace] = traces_of(root, record)
+    [trace] = traces(judge, root, judged(judge, pick, "def run(x, at, eps):\n    return x * 2\n"))
     assert trace["evaluation"]["status"] == "INCORRECT_NUMERICAL"
     assert trace["evaluation"]["performance"] is None
     assert trace["evaluation"]["correctness"]["max_absolute_error"] > 0
@@ -83,11 +79,11 @@ def test_each_format_is_judged(judge: LocalJudge, tmp_path: Path) -> None:
     task = formats.one(sets.write(tmp_path / "robust", sets.ROBUST), None)
     outcome = judged(judge, task, "def forward_fn(x, weight):\n    return weight * x\n")
     assert outcome.passed, outcome.message
-    assert judged(judge, task, "def forward_fn(x, weight):\n    return x\n").category == "wrong_values"
+    assert judged(judge, task, "def forward_fn(x, weight):\n    return x + weight\n").category == "wrong_values"
 
 
 def test_malformed_entries(tmp_path: Path) -> None:
-    """An entry that cannot be translated has its reason, and the others are translated."""
+    """A malformed entry gets a reason, and all others are translated."""
     root = sets.gpumode(tmp_path / "gpumode")
     (tmp_path / "utils.py").write_text("secret = 1\n")
     reasons = refused(root)
@@ -130,7 +126,7 @@ def test_malformed_entries(tmp_path: Path) -> None:
 
 
 def test_kernels_of_other_forms() -> None:
-    """A kernel in our form stays as it is, a malformed one is left to the judge, and CUDA source becomes a kernel."""
+    """Our own form stays unchanged, the judge gets a malformed kernel, and CUDA source becomes a kernel."""
     problem = "TRANSLATED_FROM = {'format': 'gpumode', 'buffers': [], 'modules': ['task', 'utils']}\n"
     for source in ("class ModelNew: ...\n", "def custom_kernel(:\n", "x = 1\n"):
         assert formats.kernel(problem, source) == source
@@ -143,7 +139,7 @@ def test_kernels_of_other_forms() -> None:
 
 
 def test_the_command_lists_and_writes(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """`kqueue problems import` exits with 1 if an entry was refused, and writes the others."""
+    """`kqueue problems import` exits with 1 if an entry was refused, and writes all translated problems."""
     root = sets.gpumode(tmp_path / "gpumode")
     monkeypatch.setattr(
         "sys.argv", ["kqueue", "problems", "import", str(root), "--out", str(tmp_path / "out"), "--json"]
@@ -153,4 +149,11 @@ def test_the_command_lists_and_writes(tmp_path: Path, monkeypatch: Any, capsys: 
     assert ended.value.code == 1
     rows = {row["name"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
     assert rows["scale"]["shapes"] == ["1: size=8", "2: size=4"]
-    assert (tmp_path / "out" / "scale.py").read_text() == formats.one(root, "scale").source
+    source = formats.one(root, "scale").source
+    assert (tmp_path / "out" / "scale.py").read_text() == source
+    generations = sets.write(tmp_path / "run", {f"level_1_problem_{rows['scale']['number']}_sample_0_kernel.py": "x"})
+    found, _ = kernelbench._find(generations, root, None)
+    assert [sample.problem["problem"] for sample in found.samples] == [source]
+    assert sources.read_problem(f"{root}#scale") == {"problem": source, "problem_label": "scale"}
+    [entry] = sources.from_kernels([root / "scale" / "submission.py"], {"problem": source})
+    assert "class ModelNew" in entry.fields["kernel"]
