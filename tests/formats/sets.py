@@ -37,8 +37,7 @@ def check_implementation(data, output):
 from task import input_t, output_t
 def custom_kernel(data: input_t) -> output_t:
     x, factor, out = data
-    out.copy_(x)
-    return out.mul_(factor)
+    return out.copy_(x).mul_(factor)
 """,
 }
 #: Changes that make copies of the task malformed.
@@ -93,13 +92,12 @@ SOLUTION: Final[dict[str, Any]] = json.loads("""
 ROBUST: Final = {
     "func_forward.py": """
 import torch
-from torch import nn
 def forward_fn(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x * weight
-class Model(nn.Module):
+class Model(torch.nn.Module):
     def __init__(self, size: int, scale: float = 2.0):
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(size) * scale)
+        self.weight = torch.nn.Parameter(torch.randn(size) * scale)
     def forward(self, x, fn=forward_fn):
         return fn(x, self.weight)
 def get_inputs(rows: int = 2, size: int = 5):

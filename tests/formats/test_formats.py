@@ -56,12 +56,10 @@ def test_each_format_is_judged(judge: LocalJudge, tmp_path: Path) -> None:
     assert [row.name for row in outcome.evidence.shapes.rows] == ["1: size=8", "2: size=4"]
     returned = "def custom_kernel(data):\n    return data[0] * data[1] + 0.1\n"
     assert judged(judge, scale, returned).category == "wrong_values"
-
     (tmp_path / "rows.json").write_text(json.dumps([sets.ROW]))
     adder = formats.one(tmp_path / "rows.json", None)
     outcome = judged(judge, adder, adder.solutions["triton_code"])
     assert outcome.passed, outcome.message
-
     root = sets.flashinfer(tmp_path / "flashinfer")
     pick = formats.one(root, "pick")
     outcome = judged(judge, pick, pick.solutions["into"])
@@ -75,7 +73,6 @@ def test_each_format_is_judged(judge: LocalJudge, tmp_path: Path) -> None:
     assert trace["evaluation"]["status"] == "INCORRECT_NUMERICAL"
     assert trace["evaluation"]["performance"] is None
     assert trace["evaluation"]["correctness"]["max_absolute_error"] > 0
-
     task = formats.one(sets.write(tmp_path / "robust", sets.ROBUST), None)
     outcome = judged(judge, task, "def forward_fn(x, weight):\n    return weight * x\n")
     assert outcome.passed, outcome.message
@@ -91,7 +88,6 @@ def test_malformed_entries(tmp_path: Path) -> None:
     expected = {"property": "tests properties", "distributed": "several GPUs", "outside": "is outside"}
     expected |= {"nothing": "does not define ref_kernel", "text": "is not YAML"}
     assert all(words in reasons[name] for name, words in expected.items()), reasons
-
     root = sets.flashinfer(tmp_path / "flashinfer")
     assert refused(root) == {"odd": "reference does not define run"}
     notes = formats.one(root, "pick").notes
@@ -102,7 +98,6 @@ def test_malformed_entries(tmp_path: Path) -> None:
     other = json.dumps({**sets.SOLUTION, "definition": "other"})
     with pytest.raises(InvalidRequest, match="is for other, not for pick"):
         formats.kernel(formats.one(root, "pick").source, other)
-
     rows = [
         sets.ROW,
         {**sets.ROW, "entry_point": "Gone"},
@@ -115,7 +110,6 @@ def test_malformed_entries(tmp_path: Path) -> None:
     assert len(refused(tmp_path / "rows.jsonl")) == 5
     parquet.write_table(Table.from_pylist([sets.ROW]), tmp_path / "rows.parquet")
     assert formats.one(tmp_path / "rows.parquet", "Adder_7") == formats.one(tmp_path / "rows.jsonl", "Adder_7")
-
     files = {**sets.ROBUST, "config_forward.json": '{"multi_init_configs": [{"depth": 1}]}'}
     [reason] = refused(sets.write(tmp_path / "robust", files)).values()
     assert "'depth', which neither" in reason
