@@ -80,7 +80,7 @@ def test_each_format_is_judged(judge: LocalJudge, tmp_path: Path) -> None:
 
 
 def test_malformed_entries(tmp_path: Path) -> None:
-    """A malformed entry gets a reason, and all others are translated."""
+    """A malformed entry gets a reason. All further entries are translated."""
     root = sets.gpumode(tmp_path / "gpumode")
     (tmp_path / "utils.py").write_text("secret = 1\n")
     reasons = refused(root)
