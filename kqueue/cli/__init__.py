@@ -32,6 +32,7 @@ from kqueue.cli import (
     logs,
     plot,
     probe,
+    problems,
     pytest,
     results,
     search,
@@ -160,7 +161,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
 }
 for _name, _function in COMMANDS.items():
     app.command(_name, context_settings=pytest.CONTEXT if _name == "pytest" else None)(with_groups(_function))
-for _group in (search, gpu, probe, token, database):
+for _group in (search, problems, gpu, probe, token, database):
     _group.register(app)
 
 

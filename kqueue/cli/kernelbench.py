@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import islice
@@ -19,12 +19,13 @@ import typer
 from kqueue.categories import Category
 from kqueue.cli import options
 from kqueue.cli.render import category_text, emit, print_table, progress, ratio, say
-from kqueue.cli.sources import read_source
+from kqueue.cli.sources import adapted, read_problem
 from kqueue.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from kqueue.client import Client
     from kqueue.contract import Request, Verdict
+    from kqueue.formats import Problem
 
 NumberT = TypeVar("NumberT", int, float)
 
@@ -42,7 +43,10 @@ _INCOMPLETE: Final = 3
 def kernelbench(
     problems: Annotated[
         Path,
-        typer.Option(metavar="DIR", help="References named N_name.py, in DIR or in DIR/level1, DIR/level2 and so on."),
+        typer.Option(
+            metavar="DIR",
+            help="References named N_name.py, in DIR or in DIR/level1, DIR/level2 and so on, or another project's set.",
+        ),
     ],
     generations: Annotated[
         Path, typer.Option(metavar="RUN_DIR", help="Kernels named level_L_problem_P_sample_S_kernel.py.")
@@ -116,7 +120,8 @@ class _Sample:
     """One generated kernel and its problem."""
 
     path: Path
-    problem: Path
+    #: Fields of a request: the problem and its label.
+    problem: Mapping[str, str]
     problem_id: int
     sample_id: int
 
@@ -164,14 +169,19 @@ class _Run:
 
         work: list[_Work] = []
         for sample in samples:
-            data, problem = sample.path.read_bytes(), read_source(sample.problem)
+            data, problem = sample.path.read_bytes(), sample.problem["problem"]
             digests = {"file_sha256": sha256(data).hexdigest(), "problem_sha256": sha256(problem.encode()).hexdigest()}
             if self._has(sample, digests):
                 continue
-            labels = {"problem_label": sample.problem.stem[:200], "kernel_label": sample.path.stem}
+            labels = {"problem_label": sample.problem["problem_label"][:200], "kernel_label": sample.path.stem}
             # Bytes that are not UTF-8 become surrogates, which the request's validation refuses.
             kernel = data.decode("utf-8-sig", errors="surrogateescape")
-            request = request_for(problem, kernel, **self._asked, batch=batch, reuse=False, **labels)
+            try:
+                kernel = adapted({"problem": problem, "kernel": kernel})["kernel"]
+            except InvalidRequest as error:
+                request = error
+            else:
+                request = request_for(problem, kernel, **self._asked, batch=batch, reuse=False, **labels)
             if isinstance(request, InvalidRequest):
                 self.add(sample, _refused(sample, str(request)), digests)
             else:
@@ -260,18 +270,32 @@ def _find(generations: Path, problems: Path, level: int | None) -> tuple[_Found,
     if chosen is None or chosen not in named:
         suffix = "" if level is None else f" of level {level}"
         raise InvalidRequest(f"--generations {generations}: no level_L_problem_P_sample_S_kernel.py{suffix}")
-    by_number = problems_of(problems, chosen)
+    by_number = _set(problems) or problems_of(problems, chosen)
     samples: list[_Sample] = []
     for problem_id, sample_id, path in sorted(named[chosen]):
         match by_number.get(problem_id, []):
             case [problem]:
-                samples.append(_Sample(path, problem, problem_id, sample_id))
+                if isinstance(problem, Path):
+                    fields = read_problem(str(problem))
+                else:
+                    fields = {"problem": problem.source, "problem_label": problem.name}
+                samples.append(_Sample(path, fields, problem_id, sample_id))
             case []:
-                bad.append(f"{path.name}: not judged, because {problems} has no {problem_id}_*.py for level {chosen}")
+                bad.append(
+                    f"{path.name}: not judged, because {problems} has no problem {problem_id} for level {chosen}"
+                )
             case several:
                 names = ", ".join(problem.name for problem in several)
                 bad.append(f"{path.name}: not judged, because problem {problem_id} could be any of {names}")
     return _Found(chosen, samples), bad
+
+
+def _set(folder: Path) -> Mapping[int, Sequence[Path | Problem]]:
+    """Return the problems of another project's set by their numbers in `kqueue problems import`."""
+    from kqueue import formats
+
+    known = enumerate(formats.read(folder), 1) if formats.recognise(folder) else ()
+    return {number: [entry] for number, entry in known if isinstance(entry, formats.Problem)}
 
 
 def problems_of(folder: Path, level: int) -> dict[int, list[Path]]:

@@ -186,7 +186,7 @@ def of_file(kernel: Path, backend: str | None, fields: Mapping[str, Any]) -> Req
     from kqueue.contract import parse_request
     from kqueue.judging import guess_backend
 
-    source = sources.read_source(kernel)
+    source = sources.adapted({**fields, "kernel": sources.read_source(kernel)})["kernel"]
     given = {"kernel": source, "kernel_label": kernel.stem, "backend": backend or guess_backend(source)}
     return parse_request({"priority": "interactive", **fields, **given})
 

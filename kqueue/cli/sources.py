@@ -18,6 +18,8 @@ from kqueue.errors import InvalidRequest
 
 #: Maximum size in bytes of a JSON line. It has up to two sources, and JSON can escape each byte as ``\u00xx``.
 _MAX_LINE_BYTES: Final = 16 << 20
+#: Endings of files that describe problems of other projects.
+_SETS: Final = frozenset({".json", ".jsonl", ".parquet", ".yml"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +64,39 @@ def read_source(path: Path) -> str:
 
 
 def read_problem(given: str) -> dict[str, str]:
-    """Return a request's fields for the problem in a file, or for a stored problem named ``sha256:HASH``.
+    """Return a request's fields for the problem in a file, in another project's set, or stored as ``sha256:HASH``.
+
+    A set is a folder or a file without the ending ``.py``, and ``SET#NAME`` one of its problems.
 
     Raises:
-        InvalidRequest: the file cannot be read or is not a source. The message names it.
+        InvalidRequest: the file cannot be read or is not a source, or the set has no such problem.
     """
     if given.startswith("sha256:"):
         return {"problem": given}
-    path = Path(given)
+    path, name = Path(given), None
+    if not path.exists() and "#" in given:
+        folder, _, name = given.rpartition("#")
+        path = Path(folder)
+    if name is not None or path.is_dir() or path.suffix in _SETS:
+        from kqueue import formats
+
+        problem = formats.one(path, name)
+        return {"problem": problem.source, "problem_label": problem.name[-200:]}
     return {"problem": read_source(path), "problem_label": path.stem}
+
+
+def adapted(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a request's fields with the kernel in the form that a translated problem needs.
+
+    Raises:
+        InvalidRequest: the kernel has its project's form and cannot be translated.
+    """
+    problem, kernel = fields.get("problem"), fields.get("kernel")
+    if not isinstance(problem, str) or not isinstance(kernel, str) or "TRANSLATED_FROM" not in problem:
+        return fields
+    from kqueue import formats
+
+    return {**fields, "kernel": formats.kernel(problem, kernel)}
 
 
 def find_kernels(patterns: Sequence[str]) -> list[Path]:
@@ -142,7 +168,9 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def from_kernels(paths: Iterable[Path], fields: Mapping[str, Any]) -> Iterator[Entry]:
     """Yield one entry for each kernel file. ``fields`` has the rest of the request."""
     for path in paths:
-        yield _entry(str(path), lambda path=path: {**fields, "kernel": read_source(path), "kernel_label": path.stem})
+        yield _entry(
+            str(path), lambda path=path: adapted({**fields, "kernel": read_source(path), "kernel_label": path.stem})
+        )
 
 
 def with_backend(entry: Entry) -> Entry:
@@ -198,11 +226,12 @@ def _from_line(line: bytes, base: Path, fields: Mapping[str, Any]) -> dict[str, 
             raise InvalidRequest(f"{name} and {name}_file are both given: give one")
         if not isinstance(file, str) or not file or "\0" in file:
             raise InvalidRequest(f"{name}_file: give a path, not {json.dumps(file)}")
-        record[name] = read_source(base / file)
-        record.setdefault(f"{name}_label", Path(file).stem)
+        found = read_problem(str(base / file)) if name == "problem" else {}
+        record[name] = found.get("problem") or read_source(base / file)
+        record.setdefault(f"{name}_label", found.get("problem_label", Path(file).stem))
     if "problem" in record:  # a line with its own problem must not inherit the command line's label
         fields = {name: value for name, value in fields.items() if name not in {"problem", "problem_label"}}
-    return merged(fields, record)
+    return adapted(merged(fields, record))
 
 
 def _json_object(text: str, where: str = "") -> dict[str, Any]:

@@ -11,7 +11,7 @@ import typer
 from kqueue.cli import options, runs
 from kqueue.cli.connection import database
 from kqueue.cli.render import milliseconds, print_table, ratio, write_json
-from kqueue.cli.sources import read_problem, read_source
+from kqueue.cli.sources import adapted, read_problem, read_source
 from kqueue.text import clean
 
 if TYPE_CHECKING:
@@ -74,14 +74,14 @@ def tune(
     from kqueue.search.plan import TunePlan, make_plan
     from kqueue.tuning import space
 
-    source = read_source(kernel)
+    fields = adapted({**read_problem(problem), "kernel": read_source(kernel)})
+    source = fields["kernel"]
     given = {"trials": trials, "finalists": finalists, "repeats": repeats}
     name = None if run_name is None else runs.checked(run_name)
     plan = make_plan(
         TunePlan,
         {
-            **read_problem(problem),
-            "kernel": source,
+            **fields,
             "backend": guess_backend(source) if backend is None else backend,
             "lane": lane_of(gpu),
             "settings": options.settings_of(

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -50,6 +50,8 @@ _MOST_BUFFERS: Final = 12
 _BUFFER_BYTES: Final = 16 << 20
 #: Number of values that show whether a tensor contains only whole numbers.
 _SAMPLE: Final = 1 << 12
+#: Class of generators, which :class:`_OnHost` replaces.
+_GENERATOR: Final = torch.Generator
 #: Part of torch's message if autograd is used outside of grad mode.
 _NEEDS_GRAD: Final = "does not require grad"
 
@@ -538,8 +540,21 @@ class ReferenceHarness(Harness):
         self._scalar_page[: len(data)] = data
 
 
+def _on_host(device: object = None) -> torch.Generator:  # noqa: ARG001 -- the argument of torch's class
+    return _GENERATOR()
+
+
 class _OnHost(TorchFunctionMode):
-    """Replaces CUDA devices by the CPU in calls of torch."""
+    """Replaces CUDA devices by the CPU in calls of torch, and in new generators, which no mode can see."""
+
+    def __enter__(self) -> Self:
+        setattr(torch, "Generator", _on_host)  # noqa: B010 -- torch declares it as a class
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        setattr(torch, "Generator", _GENERATOR)  # noqa: B010
+        super().__exit__(*error)
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.cuda:
