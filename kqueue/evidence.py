@@ -144,6 +144,21 @@ class TimedVariants(Part):
     fast on usual inputs only. None where the time is too short for a ratio."""
 
 
+class PassResult(Part):
+    """The time of one pass of an evaluation with gradients."""
+
+    name: Literal["forward", "backward", "both"]
+    """``forward`` in grad mode, ``backward`` (both minus forward), or ``both``."""
+    runtime_ms: float
+    """Median time of the kernel."""
+    baseline_ms: float
+    """Median time of the eager reference."""
+    speedup: float | None = None
+    """``baseline_ms / runtime_ms``. Null unless one clock took all times and both are above zero."""
+    speedup_interval: tuple[float, float] | None = None
+    """The 95 % interval of the speedup. That of the backward follows from the errors of the four times."""
+
+
 class ShapeResult(Part):
     """The result of one of a problem's shapes."""
 
@@ -169,6 +184,8 @@ class ShapeResult(Part):
     """Number of input sets, hidden variants included, on which the kernel agreed with the reference."""
     hidden_variants: int | None = None
     """Number of these that are hidden variants."""
+    passes: tuple[PassResult, ...] = ()
+    """Times of forward, backward and both, where gradients were asked for."""
     seconds: float | None = None
     """Time in seconds that the shape took."""
 
@@ -872,6 +889,12 @@ class Evidence(Part):
     ``compiled_baseline`` are of all judged shapes, ``comparison`` and ``provenance`` of those that are not held out.
     The rest is of the shape that failed, or else of the first, and a kernel that passed has no ``floor``. None where
     the problem names no shapes."""
+    gradients: tuple[str, ...] | None = _ABSENT
+    """Names of the gradients that were compared, such as ``inputs[0]`` and ``weight linear.weight``: at most 16, chosen
+    at random if there are more. None where no gradients were asked for."""
+    passes: tuple[PassResult, ...] | None = _ABSENT
+    """Times of forward, backward and both. The verdict's own times are those of both. None where no gradients were
+    asked for, or the kernel was not timed."""
     untimed: str | None = _ABSENT
     """Reason why a kernel was not timed although the settings requested it."""
     timed_variants: TimedVariants | None = _ABSENT

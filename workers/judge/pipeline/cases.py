@@ -12,6 +12,7 @@ import torch
 from kqueue.contract import Precision, Tolerance
 from kqueue.profiles import RULES, Protocol
 from workers.judge.channel.layout import put_back
+from workers.judge.channel.orders import Gradients
 from workers.judge.channel.tensors import PACKED, TensorSpec, View, output_name
 
 DTYPES: Final = {
@@ -54,7 +55,8 @@ class Form:
         unkept: numbers of those that the kernel does not have in this form, or leaves unchanged.
         draws: True if the reference has drawn random numbers, so that the seed of a call decides its answer.
         differentiates: True if the reference uses autograd in its forward.
-        paths: path of each output that forward returns.
+        paths: path of each output that forward returns. Names of gradients follow.
+        gradients: the gradients of each call, or None for none.
     """
 
     arguments: Any = None
@@ -71,16 +73,34 @@ class Form:
     draws: bool = False
     differentiates: bool = False
     paths: tuple[str, ...] = ()
+    gradients: Gradients | None = None
 
     @property
     def returned(self) -> int:
-        """Number of outputs that forward returns."""
+        """Number of outputs that forward returns, with the gradients."""
         return len(self.paths)
 
     @property
     def mutated(self) -> list[int]:
         """Numbers of the inputs that the reference changes."""
         return [number for number in self.output_aliases[self.returned :] if number is not None]
+
+    @property
+    def gradient_names(self) -> tuple[str, ...]:
+        """Names of the gradients among the outputs."""
+        wanted = self.gradients
+        return () if wanted is None else tuple(wanted.names[number] for number in wanted.delivered)
+
+    def input_name(self, number: int) -> str:
+        """Return the name of an input tensor in messages."""
+        argument = self.argument(number)
+        upstream = () if self.gradients is None else self.gradients.outputs
+        first = len(self.views) - len(upstream)
+        return (
+            f"input tensor {argument}"
+            if argument < first
+            else f"upstream gradient of output {upstream[argument - first]}"
+        )
 
     @property
     def effects(self) -> int:

@@ -26,7 +26,7 @@ from workers.judge.channel import scalar_page
 from workers.judge.channel.buffers import LocationError, SharedTensor, view_within
 from workers.judge.channel.flags import memory
 from workers.judge.channel.gpu_memory import CudaCallError
-from workers.judge.channel.orders import Ask, Job, Opening, Order
+from workers.judge.channel.orders import Ask, Differentiate, Gradients, Job, Opening, Order
 from workers.judge.channel.protocol import Reply
 from workers.judge.channel.tensors import Location, TensorSpec, Where
 from workers.judge.ending import EvaluationEnded
@@ -176,6 +176,25 @@ class ReferenceProxy:
         if not (has_names and has_values and len(initial) <= len(resets)):
             raise EvaluationEnded(Category.REFERENCE_ERROR, "the problem reported impossible buffers", Phase.REFERENCE)
         return Taken(*sizes, *times, resets=tuple(resets), initial=tuple(initial))
+
+    def differentiate(self, case: Case, what: str, *, backward: bool) -> Gradients:
+        """Return the gradients that the process finds on a held case, and computes from now on."""
+        assert case.slot is not None
+        self.order(Order.DIFFERENTIATE, what=what, payload=Differentiate(case.slot, backward), seed=case.seed)
+        try:
+            found = Gradients(**self.read(what, dict))
+            numbers = (*found.outputs, *found.delivered, *found.absent)
+            names = (*found.names, *(name for name, _ in found.weights))
+            sizes = (size for _, shape in found.weights for size in shape)
+            if any(type(number) is not int or number < 0 for number in (*numbers, *sizes)):
+                raise ValueError("a number that is none")
+            if any(type(name) is not str or not name.isprintable() for name in names):
+                raise ValueError("a name that is none")
+            _ = [found.names[number] for number in (*found.delivered, *found.absent)]
+        except (TypeError, ValueError, LookupError):
+            message = "the problem reported impossible gradients"
+            raise EvaluationEnded(Category.REFERENCE_ERROR, message, Phase.REFERENCE) from None
+        return found
 
     def allow(self, nbytes: int) -> None:
         """Set the GPU memory in bytes that the process can allocate."""

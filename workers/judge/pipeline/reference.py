@@ -147,6 +147,17 @@ class Reference:
     def _is_fp32(self) -> bool:
         return self.settings.precision is Precision.FP32
 
+    def differentiate(self, first: Case, *, backward: bool) -> Case:
+        """Have the process compute gradients, or only go forward in grad mode, from now on.
+
+        Returns:
+            The case with the same inputs, and with upstream gradients for ``backward``.
+        """
+        what = "Model.forward in grad mode"
+        self.form.gradients = self.proxy.differentiate(first, what, backward=backward)
+        self.form.differentiates = True
+        return self.cache.draw_anew(first)
+
     def answer_first(self, first: Case) -> int:
         """Answer the first case, which determines the form of a call's outputs. Return the GPU memory that it took."""
         self.answer(first, exactly=False)
@@ -336,7 +347,7 @@ class Reference:
         """Check and record the form of the first outputs."""
         structure, specs = reply.structure, reply.tensors
         try:
-            found = paths(structure)
+            found = (*paths(structure), *self.form.gradient_names)
         except ValueError:
             found = ()
         returned = len(found)

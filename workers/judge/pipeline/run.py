@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import Backend, Outcome, Phase, Request
+from kqueue.passes import Pass
 from kqueue.shapes import Shape
 from workers.judge.backend import JudgeBackend
 from workers.judge.channel import flags
@@ -23,7 +25,7 @@ from workers.judge.channel.protocol import Tag
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.handle import ForkServer
 from workers.judge.host.status_page import StatusPage
-from workers.judge.pipeline import static
+from workers.judge.pipeline import passes, static
 from workers.judge.pipeline.blame import OutOfAllowance
 from workers.judge.pipeline.context import Context, Grant
 from workers.judge.pipeline.cpu import CpuTime
@@ -60,18 +62,32 @@ def evaluate(
         Exception: the judge itself failed, which shows nothing about the kernel.
     """
     judge = functools.partial(_judge, request, slot, backend, status_page, forkserver, CpuTime())
-    listed = static.shapes_of(request)
-    if not listed:
+    listed, asked = static.shapes_of(request), static.passes_of(request)
+    if not listed and not asked:
         return judge()
     results: list[Judged] = []
     with forkserver.one_build():
+        if not listed:
+            return _judge_passes(judge, asked, None, is_first=True)
         for shape in listed:
             begun = time.monotonic()
-            outcome = judge(shape, is_first=not results)
+            outcome = _judge_passes(judge, asked, shape, is_first=not results)
             results.append(Judged(shape, outcome, time.monotonic() - begun))
             if not outcome.passed:
                 break
     return combine(listed, results)
+
+
+def _judge_passes(
+    judge: Callable[..., Outcome], asked: Sequence[Pass], shape: Shape | None, *, is_first: bool
+) -> Outcome:
+    """Judge all passes of a request, or of one shape of it: forward and backward together, and then forward alone."""
+    outcome = judge(shape, asked[0] if asked else None, is_first=is_first)
+    if not outcome.passed or outcome.runtime is None or len(asked) == 1:
+        return outcome
+    for other in asked[1:]:
+        outcome = passes.combine(outcome, judge(shape, other, is_first=False))
+    return outcome
 
 
 def _judge(
@@ -82,16 +98,17 @@ def _judge(
     forkserver: ForkServer,
     cpu: CpuTime,
     shape: Shape | None = None,
+    pass_: Pass | None = None,
     *,
     is_first: bool = True,
 ) -> Outcome:
-    """Judge a request, or one shape of it. Start again with more resources if it failed for lack of them.
+    """Judge a pass of a request, or of one shape of it. Start again with more resources if it failed for lack of them.
 
-    ``cpu`` counts the CPU time of all processes. ``is_first`` is False if the kernel has passed another shape.
+    ``cpu`` counts the CPU time of all processes. ``is_first`` is False if the kernel has passed another shape or pass.
     """
     granted = frozenset[Grant]()
     while True:
-        context = Context(request, slot, backend, status_page, forkserver, cpu, granted, shape)
+        context = Context(request, slot, backend, status_page, forkserver, cpu, granted, shape, pass_)
         outcome, ran_out = _run(context)
         outcome, reports = clean_up.settle(context, outcome)
         missing = _missing_grant(context, outcome, ran_out=ran_out)

@@ -1,0 +1,153 @@
+"""Gradients of a call, in a sealed process: the model runs in grad mode, then autograd goes backward.
+
+The upstream gradients are further inputs of the call, and the gradients further outputs, so they are exchanged,
+compared and timed like all others. Whatever a kernel changes here, the judge compares the tensors that it delivers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from workers.judge.channel.arguments import put_together
+from workers.judge.channel.orders import Gradients
+from workers.judge.channel.tensors import TensorSpec, describe
+
+#: Dtypes of the inputs that need gradients, if the problem marks none by ``requires_grad``.
+_DIFFERENTIABLE: Final = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+#: What a kernel needs for its gradients.
+_FUNCTION: Final = "wrap the kernel in a torch.autograd.Function whose backward returns a gradient for each input"
+
+
+class GradientError(Exception):
+    """A kernel does not have the reference's gradients. The message states the necessary change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Differentiated:
+    """The outputs of a call, and its gradients after them, without their graph."""
+
+    structure: str
+    tensors: list[torch.Tensor]
+
+
+def described(output: Any) -> tuple[str, list[torch.Tensor]]:
+    """Return the structure of an output, and its tensors in order, with the gradients if they were computed."""
+    return (output.structure, output.tensors) if type(output) is Differentiated else describe(output)
+
+
+def marks(tensors: Sequence[torch.Tensor]) -> list[bool]:
+    """Return for each input if it needs a gradient: those that the problem marks, or else all floating-point ones."""
+    marked = [tensor.requires_grad for tensor in tensors]
+    return marked if any(marked) else [tensor.dtype in _DIFFERENTIABLE for tensor in tensors]
+
+
+def weights_by_name(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return a model's parameters by their names without those of torch.compile's wrapper."""
+    return {name.replace("_orig_mod.", ""): one for name, one in torch.nn.Module.named_parameters(model)}
+
+
+def prepared(
+    model: torch.nn.Module, wanted: Gradients | None, arrangement: Any, tensors: Sequence[torch.Tensor]
+) -> Callable[[], Any]:
+    """Return a function that makes one call with new lists and dicts, and with its gradients if some are wanted."""
+    upstream: Sequence[torch.Tensor] = ()
+    if wanted is not None and wanted.outputs:
+        arrangement, count = arrangement[0], len(tensors) - len(wanted.outputs)
+        tensors, upstream = tensors[:count], tensors[count:]
+    positional, keywords = put_together(arrangement, tensors)
+    if wanted is None:
+        return lambda: model(*positional, **keywords)
+    sources = [*(tensor for tensor in tensors if tensor.requires_grad), *_weights(model, wanted)]
+    return partial(_differentiated, lambda: model(*positional, **keywords), wanted, sources, upstream)
+
+
+def _weights(model: torch.nn.Module, wanted: Gradients) -> list[torch.Tensor]:
+    """Return the parameters of a model that correspond to the reference's, by name or else by position."""
+    named = weights_by_name(model)
+    own = list(named.values())
+    is_alike = [tuple(one.shape) for one in own] == [shape for _, shape in wanted.weights]
+    found: list[torch.Tensor] = []
+    for position, (name, shape) in enumerate(wanted.weights):
+        one = named[name] if name in named else own[position] if is_alike else None
+        if one is None or tuple(one.shape) != shape or not one.requires_grad:
+            has = "none" if one is None else f"one of shape {list(one.shape)}, requires_grad={one.requires_grad}"
+            raise GradientError(
+                f"the reference has a gradient of the parameter {name} of shape {list(shape)}, and ModelNew has {has}:"
+                " give ModelNew the parameters of Model, by the same names or all of them in the same order"
+            )
+        found.append(one)
+    return found
+
+
+def _differentiated(
+    forward: Callable[[], Any], wanted: Gradients, sources: Sequence[torch.Tensor], upstream: Sequence[torch.Tensor]
+) -> Differentiated:
+    with torch.enable_grad():
+        structure, leaves = describe(forward())
+        outputs = [leaf.detach() for leaf in leaves]
+        shapes = [leaves[number].shape if number < len(leaves) else None for number in wanted.outputs]
+        # Outputs of another form have no gradients, and the judge reports the form.
+        if not upstream or shapes != [tensor.shape for tensor in upstream]:
+            return Differentiated(structure, outputs)
+        for number in wanted.outputs:
+            if not leaves[number].requires_grad:
+                raise GradientError(f"output {number} has no grad_fn, and the reference's has one: {_FUNCTION}")
+        roots = [leaves[number] for number in wanted.outputs]
+        found = _gradients(roots, sources, upstream)
+    for number in wanted.absent:
+        if found[number] is not None:
+            raise GradientError(
+                f"the gradient of {wanted.names[number]} is a tensor, and the reference's is None, because its output "
+                "does not depend on it: return None"
+            )
+    for number in wanted.delivered:
+        if (one := found[number]) is None:
+            raise GradientError(f"the gradient of {wanted.names[number]} is None: {_FUNCTION}")
+        if (kind := describe(one)[0]) != "Tensor":
+            raise GradientError(f"the gradient of {wanted.names[number]} is {kind}: return a dense tensor")
+        outputs.append(one)
+    return Differentiated(structure, outputs)
+
+
+def _gradients(
+    roots: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], upstream: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor | None, ...]:
+    return torch.autograd.grad(roots, sources, upstream, allow_unused=True)
+
+
+def learned(
+    model: torch.nn.Module,
+    arrangement: Any,
+    tensors: Sequence[torch.Tensor],
+    input_names: Sequence[str],
+    *,
+    backward: bool,
+) -> tuple[dict[str, Any], list[TensorSpec]]:
+    """Call a reference once, and return the fields of its :class:`.Gradients`, and the forms of upstream gradients.
+
+    Without ``backward`` there are none of either.
+    """
+    weights = {name: one for name, one in weights_by_name(model).items() if one.requires_grad}
+    sources = [*(tensor for tensor in tensors if tensor.requires_grad), *weights.values()]
+    if not backward:
+        return dict.fromkeys(("names", "weights", "outputs", "delivered", "absent"), ()), []
+    positional, keywords = put_together(arrangement, tensors)
+    with torch.enable_grad():
+        _, leaves = describe(model(*positional, **keywords))
+        numbers = [number for number, leaf in enumerate(leaves) if leaf.requires_grad]
+        roots = [leaves[number] for number in numbers]
+        upstream = [torch.ones_like(root) for root in roots]
+        found = _gradients(roots, sources, upstream) if roots and sources else ()
+    fields = {
+        "names": (*input_names, *(f"weight {name}" for name in weights)),
+        "weights": tuple((name, tuple(one.shape)) for name, one in weights.items()),
+        "outputs": tuple(numbers),
+        "delivered": tuple(number for number, one in enumerate(found) if one is not None),
+        "absent": tuple(number for number, one in enumerate(found) if one is None),
+    }
+    return fields, [TensorSpec.of(root) for root in roots]
