@@ -117,7 +117,11 @@ def _differentiated(
 def _gradients(
     roots: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], upstream: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor | None, ...]:
-    return torch.autograd.grad(roots, sources, upstream, allow_unused=True)
+    # torch.autograd.grad imports sympy at its first call, which takes 4 s of CPU time, to compare shapes.
+    variable: Any = torch.autograd.Variable
+    return variable._execution_engine.run_backward(
+        tuple(roots), tuple(upstream), False, False, tuple(sources), allow_unreachable=True, accumulate_grad=False
+    )
 
 
 def learned(

@@ -1,0 +1,125 @@
+"""Evaluations that check gradients and time forward and backward, on a CPU slot."""
+
+from __future__ import annotations
+
+import pytest
+
+from kqueue.categories import Category
+from kqueue.contract import Backend, Outcome, Request, Settings, Timing
+from tests.judge.linear import PROBLEM as LINEAR
+from tests.judge.rig import Rig
+
+pytestmark = pytest.mark.slow("judges several kernels")
+
+#: The second input is an index, the third has no influence, and the running mean is a buffer that each call changes.
+PROBLEM = """
+import torch
+BACKWARD = True
+class Model(torch.nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.linear = torch.nn.Linear(size, size)
+        self.register_buffer("mean", torch.zeros(size))
+    def forward(self, x, rows, unused):
+        self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return torch.tanh(self.linear(x))[rows] + self.mean, {"x": x * 2}
+def get_inputs():
+    return [torch.randn(4, 8), torch.randint(4, (3,)), torch.randn(2)]
+def get_init_inputs():
+    return [8]
+"""
+KERNEL = """
+import torch
+class Layer(torch.autograd.Function):
+    cached = None
+    @staticmethod
+    def forward(ctx, x, rows, unused, weight, bias):
+        y = torch.tanh(x @ weight.t() + bias)
+        ctx.save_for_backward(x, rows, weight, y)
+        return y[rows]
+    @staticmethod
+    def backward(ctx, upstream):
+        x, rows, weight, y = ctx.saved_tensors
+        grad = torch.zeros_like(y).index_add_(0, rows, upstream) * (1 - y * y)
+        result = [grad @ weight, None, None, grad.t() @ x, grad.sum(0)]
+        {backward}
+        return tuple(result)
+class ModelNew(torch.nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.linear = torch.nn.Linear(size, size)
+        self.register_buffer("mean", torch.zeros(size))
+        {construct}
+    def forward(self, x, rows, unused):
+        self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        y = Layer.apply(x, rows, unused, self.linear.weight, self.linear.bias) + self.mean
+        {forward}
+        return y, {{"x": x * 2}}
+"""
+QUICK = Settings(checks=2, timing=Timing(enabled=False))
+TIMED = Settings(checks=1, timing=Timing(calls=10, warmup=1))
+
+
+def judge(
+    rig: Rig,
+    settings: Settings = QUICK,
+    problem: str = PROBLEM,
+    *,
+    backward: str = "pass",
+    forward: str = "pass",
+    construct: str = "pass",
+) -> Outcome:
+    kernel = KERNEL.format(backward=backward, forward=forward, construct=construct)
+    return rig.judge(Request(problem=problem, kernel=kernel, backend=Backend.TORCH, settings=settings))
+
+
+def test_right_gradients_pass_with_a_time_for_each_pass(rig: Rig) -> None:
+    outcome = judge(rig, TIMED)
+    assert outcome.category is Category.PASSED, outcome.message + outcome.log
+    evidence = outcome.evidence
+    assert evidence.gradients == ("inputs[0]", "weight linear.weight", "weight linear.bias")
+    assert [one.shape for one in evidence.inputs or ()] == [(4, 8), (3,), (2,)]
+    assert evidence.checks is not None
+    assert evidence.checks > 1
+    assert evidence.verified_calls
+    assert evidence.passes is not None
+    forward, backward, both = evidence.passes
+    assert (forward.name, backward.name, both.name) == ("forward", "backward", "both")
+    assert (both.runtime_ms, both.speedup, both.speedup_interval) == (
+        outcome.runtime_ms, outcome.speedup, outcome.speedup_interval,
+    )  # fmt: skip
+    assert backward.runtime_ms == pytest.approx(both.runtime_ms - forward.runtime_ms)
+    assert {key.rpartition("pass=")[2] for _, _, key in rig.backend.baselines if "pass=" in key} == {"both", "forward"}
+
+
+@pytest.mark.parametrize(
+    ("change", "category", "words"),
+    [
+        ({"backward": "result[0] = result[0] * 1.01"}, Category.WRONG_VALUES, "gradient of inputs[0]: "),
+        ({"backward": "result[3] = result[3].flip(0)"}, Category.WRONG_VALUES, "gradient of weight linear.weight: "),
+        (
+            {"backward": "Layer.cached = Layer.cached or result; result = Layer.cached"},
+            Category.WRONG_VALUES, "gradient of inputs[0]: ",
+        ),
+        ({"forward": "y = y.detach()"}, Category.RUNTIME_ERROR, "output 0 has no grad_fn"),
+        ({"forward": "torch.set_grad_enabled(False); y = y + 0"}, Category.RUNTIME_ERROR, "output 0 has no grad_fn"),
+        ({"backward": "result[4] = None"}, Category.RUNTIME_ERROR, "the gradient of weight linear.bias is None"),
+        (
+            {"backward": "result[2] = x.new_zeros(2)"},
+            Category.RUNTIME_ERROR, "the gradient of inputs[2] is a tensor, and the reference's is None",
+        ),
+        (
+            {"construct": "self.linear = torch.nn.Linear(size, size, bias=False)"},
+            Category.RUNTIME_ERROR, "gradient of the parameter linear.bias of shape [8], and ModelNew has none",
+        ),
+        ({"backward": "upstream.zero_()"}, Category.INPUT_MUTATED, "changed its upstream gradient of output 0"),
+        ({"forward": "y = y[:2]"}, Category.WRONG_SHAPE, "output 0 has shape (2, 8), not (3, 8)"),
+    ],
+)  # fmt: skip
+def test_a_wrong_gradient_is_the_kernel_s_fault(
+    rig: Rig, change: dict[str, str], category: Category, words: str
+) -> None:
+    """It is named in Python's notation, with the necessary change."""
+    outcome = judge(rig, **change)
+    assert outcome.category is category, outcome.message + outcome.log
+    assert words in outcome.message
