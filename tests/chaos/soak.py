@@ -71,10 +71,10 @@ _HARD: Final = (
 #: Deadline in seconds of kernels that never end, by lane.
 _DEADLINE_S: Final = {"cpu": 1.0, "gpu": 3.0}
 #: Number of evaluations submitted at once, and number kept waiting in Redis.
-_SUBMIT: Final = 20
-_WAITING: Final = 40
+_SUBMIT: Final = 10
+_WAITING: Final = 20
 #: Limit of open evaluations. Those whose messages Redis lost wait for the sweeper in addition to new ones.
-_OPEN: Final = 120
+_OPEN: Final = 60
 _START_S: Final = 300.0
 #: Maximum seconds between two verdicts once the monkey has stopped.
 _STUCK_S: Final = 180.0

@@ -274,7 +274,7 @@ def tool_rig(judge_environment: None) -> Iterator[Rig]:
             yield rig
 
 
-@pytest.mark.slow("it waits for a device")
+@pytest.mark.nightly
 def test_a_tool_starts_before_the_device_is_had(tool_rig: Rig) -> None:
     slot = tool_rig.slot
     asked = Request(problem=PROBLEM, kernel=PLAIN, backend=Backend.TORCH, settings=Settings())
@@ -305,6 +305,7 @@ if Path("job.json").exists():
 """
 
 
+@pytest.mark.nightly
 def test_what_a_builder_has_made_is_not_compiled_under_a_tool(tool_rig: Rig) -> None:
     settings = Settings(examine=Examination(sanitize=(Sanitizer.MEMCHECK,)))
     source = extension.kernel(after=GIVEN)
@@ -327,6 +328,7 @@ def test_what_a_builder_has_made_is_not_compiled_under_a_tool(tool_rig: Rig) -> 
         processes.end(Outcome(category=Category.PASSED, message="", phase=Phase.EXAMINE), {})
 
 
+@pytest.mark.nightly
 def test_tests_are_watched_by_compute_sanitizer(tool_rig: Rig, tmp_path: Path) -> None:
     request = suite_of(tmp_path, "def test_it(): assert 0\n", names=["test_it"], examine={"sanitize": ["memcheck"]})
     outcome = tool_rig.judge(request)

@@ -31,7 +31,6 @@ GATE = {
     "deaths/looks_killed",
     "answers/structure_changes",
     "words/sheet_tensors",
-    "words/twice",
     "kept/speaks_ahead",
 }
 
@@ -106,6 +105,7 @@ def test_a_hostile_problem_spoils_its_own_evaluation_at_most(keeping: Rig, outsi
     assert_nothing_left(keeping)
 
 
+@pytest.mark.nightly
 def test_a_reference_that_works_while_it_is_kept_is_ended(keeping: Rig, outside: Outside) -> None:
     """A kept reference is ended after 4 s of CPU time plus a tenth of the time since, and an idle one is kept."""
     assert keeping.judge(ALL["kept/busy_thread"].request(outside)).category is Category.PASSED

@@ -84,6 +84,7 @@ def test_a_builder_compiles_a_source_once(rig: Rig, folder: Path) -> None:
     until(lambda: not list(rig.slot.scratch.iterdir()))
 
 
+@pytest.mark.nightly
 def test_a_version_of_the_same_name_keeps_its_own_library(rig: Rig) -> None:
     second = (
         "first = numbers; numbers = build(SOURCE.replace('(2)', '(3)').replace('PyInit_numbers', 'PyInit_numbers_v1'))"
@@ -180,6 +181,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.nightly
 def test_beside_a_gpu_only_the_candidate_s_compiler_refuses(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "_architectures", lambda: "9.0+PTX")
     monkeypatch.setattr(build, "Build", _BuildBesideGpu)
@@ -276,6 +278,7 @@ if WHO == "builder" and os.fork() == 0:
 """
 
 
+@pytest.mark.nightly
 def test_a_daemon_of_the_builder_is_a_violation(rig: Rig, folder: Path) -> None:
     outcome = judge(rig, kernel(after=LATE))
     assert (outcome.category, outcome.facts.leftovers) == (Category.SANDBOX_VIOLATION, 1)

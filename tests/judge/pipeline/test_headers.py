@@ -42,6 +42,7 @@ class ModelNew(torch.nn.Module):
 """
 
 
+@pytest.mark.nightly
 def test_an_extension_does_the_same_with_fewer_headers(rig: Rig) -> None:
     outcome = rig.judge(Request(problem=PROBLEM, kernel=KERNEL, backend=Backend.CPP, settings=QUICK))
     assert outcome.category is Category.PASSED, outcome

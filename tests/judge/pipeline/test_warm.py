@@ -45,10 +45,8 @@ KERNELS = {
     KERNEL.replace(
         RETURN, f"self.n = getattr(self, 'n', 0) + 1; {RETURN} * (0 if self.n == 3 else 1)"
     ): Category.NONDETERMINISTIC,
-    KERNEL.replace(RETURN, "raise ValueError(x.shape)"): Category.RUNTIME_ERROR,
     KERNEL.replace(RETURN, "import os; os._exit(3)"): Category.CRASHED,
     HANGING: Category.TIMEOUT,
-    KERNEL.replace(RETURN, f"{RETURN}[:1]"): Category.WRONG_SHAPE,
     KERNEL.replace(RETURN, "x.mul_(2); return torch.nn.functional.gelu(self.layer(x / 2))"): Category.INPUT_MUTATED,
 }
 SLOW = KERNEL.replace(RETURN, f"import time; time.sleep(0.01); {RETURN}")
@@ -233,6 +231,7 @@ def test_one_that_answers_otherwise_is_replaced(empty: Rig) -> None:
     assert uses(outcome) == 1
 
 
+@pytest.mark.nightly
 def test_a_fork_server_takes_all_that_it_keeps_along(judge_environment: None) -> None:
     with Rig(keeps=True) as rig:
         assert rig.judge(request()).passed
@@ -383,6 +382,7 @@ def test_it_makes_room_where_memory_is_wanted(keeping: Rig, made: int) -> None:
     until(lambda: not keeping.sealed(Role.CANDIDATE), what="its end")
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("made")
 def test_libraries_of_a_builder_reach_it(keeping: Rig) -> None:
     assert extension.judge(keeping, extension.kernel()).category is Category.PASSED

@@ -11,7 +11,6 @@ the kernel is timed, and :meth:`Baseline.settle` when the kernel is gone.
 from __future__ import annotations
 
 import contextlib
-import math
 from typing import Any, Final
 
 from kqueue.contract import Phase
@@ -29,7 +28,7 @@ from workers.judge.pipeline.series import Basis, Series, overhead_of, summarise
 #: Maximum factor by which the judge's own work inside a call can differ from its time when a baseline was cached.
 _DRIFT: Final = 1.25
 #: Share by which a time in turn with the kernel can be longer than a time without the kernel, or shorter than a cached
-#: one, by clock, and the difference in milliseconds that is noise.
+#: one, by clock, and the difference in milliseconds that is noise. The cached time's own error applies if it is more.
 _LONGER: Final[dict[Basis, float]] = {"gpu_clock": 0.02, "cpu_clock": 0.1}
 _SHORTER: Final = 0.05
 _NOISE_MS: Final[dict[Basis, float]] = {"gpu_clock": 0.0005, "cpu_clock": 0.02}
@@ -96,9 +95,11 @@ class Baseline:
             return self._baseline_for(series, compiled=False)
         measured = self.summarise(beside, fine=fine)
         cached = self._cached(beside.basis, fine=fine)
-        if cached is None or not _agree(measured, cached, _SHORTER):
+        if cached is not None and _is_shorter(measured, cached):
+            self._keep(cached := measured, measured.basis, replace=True)
+        elif cached is None or _is_longer(measured, cached):
             cached = self._take(beside.basis, fine=fine)
-        is_slowed = cached.is_fine == fine and not _agree(measured, cached, math.inf)
+        is_slowed = cached.is_fine == fine and _is_longer(measured, cached)
         self._context.evidence.baseline_taken = "without_kernel" if is_slowed else "in_turn"
         return cached if is_slowed else measured
 
@@ -130,6 +131,10 @@ class Baseline:
         key = self._settings_key(basis, compiled=compiled, fine=fine)
         return self._backend.baseline(self._problem_hash, self._environment_hash, key)
 
+    def _keep(self, measurement: Measurement, basis: Basis, *, compiled: bool = False, replace: bool) -> None:
+        key = self._settings_key(basis, compiled=compiled, fine=measurement.is_fine)
+        self._backend.keep_baseline(self._problem_hash, self._environment_hash, key, measurement, replace=replace)
+
     def _time_reference(
         self, exchange: Exchange, basis: Basis, *, compiled: bool = False, replace: bool = False, fine: bool = False
     ) -> Measurement:
@@ -145,13 +150,7 @@ class Baseline:
             # If the reference itself waits for the GPU, no other clock can time it.
             keys: set[Basis] = {measurement.basis, "gpu_clock"} if self._reference_blocks else {measurement.basis}
             for key in keys:
-                self._backend.keep_baseline(
-                    self._problem_hash,
-                    self._environment_hash,
-                    self._settings_key(key, compiled=compiled, fine=measurement.is_fine),
-                    measurement,
-                    replace=replace,
-                )
+                self._keep(measurement, key, compiled=compiled, replace=replace)
         return measurement
 
     def _blaming(self, exchange: Exchange) -> contextlib.AbstractContextManager[None]:
@@ -210,11 +209,16 @@ class Baseline:
         return timing.Stopwatch(exchange, self._reference, self._slot, self._instruments)
 
 
-def _agree(beside: Measurement, alone: Measurement, shorter: float) -> bool:
-    """Return whether a time in turn with a kernel is as long as one without it. It can be shorter by a share."""
-    noise = _NOISE_MS[beside.basis]
-    most = alone.median_ms * (1 + _LONGER[beside.basis]) + noise
-    return alone.median_ms * (1 - shorter) - noise <= beside.median_ms <= most
+def _is_longer(beside: Measurement, alone: Measurement) -> bool:
+    """Return whether a time in turn with a kernel is so long that the kernel can have slowed down the reference."""
+    most = alone.median_ms * (1 + _LONGER[beside.basis]) + _NOISE_MS[beside.basis]
+    return beside.median_ms > max(most, alone.median_ms * (1 + (alone.error or 0.0)))
+
+
+def _is_shorter(beside: Measurement, alone: Measurement) -> bool:
+    """Return whether a time in turn with a kernel shows that the machine has become faster since ``alone``."""
+    least = alone.median_ms * (1 - _SHORTER) - _NOISE_MS[beside.basis]
+    return beside.q1_ms > 0 and beside.median_ms < min(least, alone.median_ms * (1 - (alone.error or 0.0)))
 
 
 def _has_drifted(known: Measurement, now: float | None) -> bool:

@@ -16,7 +16,7 @@ Basis = Literal["gpu_clock", "cpu_clock"]
 #: Minimum number of calls in a measurement, even if the time budget is exceeded.
 FEWEST: Final = 5
 #: Minimum number of calls after which precision can end a measurement, and the maximum that is added at random. The
-#: second pair is for calls on a GPU longer than the limit in nanoseconds (with the judge's own work), which vary less.
+#: second pair is for calls longer than the limit in nanoseconds (with the judge's own work), which vary less.
 ENOUGH: Final = (15, 8)
 _ENOUGH_LONG: Final = (8, 5)
 _LONG_CALL_NS: Final = 5e6
@@ -71,7 +71,7 @@ class _Errors:
 
 _ERRORS: Final[dict[Basis, _Errors]] = {
     "gpu_clock": _Errors((2500.0, 0.005), (300.0, 0.005), (4e3, 0.02, 0.0), 4e3, 10e3, 500e3, 150.0, 2e3, 600.0),
-    "cpu_clock": _Errors((20e3, 0.02), (3e3, 0.02), (20e3, 0.05, 3.0), 100e3, 300e3, 5e6, 1e3, math.inf, 30e3),
+    "cpu_clock": _Errors((20e3, 0.02), (3e3, 0.02), (20e3, 0.05, 3.0), 100e3, 300e3, 5e6, 3e3, math.inf, 30e3),
 }
 
 
@@ -136,7 +136,7 @@ class Series:
 
     def enough(self, more: float) -> int:
         """Return the number of calls after which precision can end a series. ``more`` is its random number below 1."""
-        is_long = self.basis == "gpu_clock" and statistics.median(self.calls) > _LONG_CALL_NS
+        is_long = statistics.median(self.calls) > _LONG_CALL_NS
         fewest, most_more = _ENOUGH_LONG if is_long else ENOUGH
         return fewest + int(more * most_more)
 
@@ -255,7 +255,8 @@ def _own_times(series: Series, outside_ns: float, reference: Series | None) -> l
         overhead = min(overhead, statistics.median(reference.own_overheads) + errors.overheads_ns)
         least = min(least + times_reference * half_width(reference.calls), errors.most_ns)
     times = [each - overhead + series.empty_ns for each in series.own]
-    median = statistics.median(times)
+    if (median := statistics.median(times)) <= 0:
+        return None  # Noise in the overhead exceeds the forward's time.
     if reference is None:
         return times if abs(median - outside_ns) <= errors.reference_ns + share * abs(median) else None
     # A candidate would only claim to be shorter than it is.

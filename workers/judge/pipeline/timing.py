@@ -48,7 +48,7 @@ from workers.judge.pipeline.series import Basis, Series
 from workers.judge.slot_config import SlotConfig
 
 #: Version of this module's method, a part of the key under which baselines are cached.
-METHOD: Final = "11"
+METHOD: Final = "12"
 #: Number of launch-overhead measurements as a share of the calls, of a candidate and of the reference.
 OVERHEAD_SHARE: Final = 0.2
 _REFERENCE_SHARE: Final = 0.3
@@ -56,7 +56,7 @@ _REFERENCE_SHARE: Final = 0.3
 _BUDGET: Final = 0.6
 #: Time in seconds after which a series ends even if it is not precise, if it has enough calls, and for which the
 #: reference is called in turn. By the CPU's clock, more calls next to other processes hardly narrow the interval.
-_SERIES_S: Final[dict[Basis, float]] = {"gpu_clock": 1.0, "cpu_clock": 0.3}
+_SERIES_S: Final[dict[Basis, float]] = {"gpu_clock": 1.0, "cpu_clock": 0.2}
 #: Number of calls after an empty kernel as a share of the plain calls, and their minimum number.
 _IN_TURN_SHARE: Final = 0.15
 _FEWEST_IN_TURN: Final = 5
@@ -206,7 +206,8 @@ class _Caller:
             return False
         if late or self._is_spent():
             return True
-        return calls >= one.enough(more) and (long or one.is_precise(self._timing.precision))
+        wanted = self._timing.precision
+        return wanted > 0 and calls >= one.enough(more) and (long or one.is_precise(wanted))
 
     def _is_spent(self) -> bool:
         """Return whether this is the reference in turn with a kernel, and has used its time."""
