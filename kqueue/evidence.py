@@ -147,8 +147,9 @@ class TimedVariants(Part):
 class PassResult(Part):
     """The time of one pass of an evaluation with gradients."""
 
-    name: Literal["forward", "backward", "both"]
-    """``forward`` in grad mode, ``backward`` (both minus forward), or ``both``."""
+    name: str
+    """``forward`` (in grad mode), ``backward`` (both minus forward), or ``both``. The name of a shape precedes it where
+    the problem names several."""
     runtime_ms: float
     """Median time of the kernel."""
     baseline_ms: float
@@ -156,7 +157,7 @@ class PassResult(Part):
     speedup: float | None = None
     """``baseline_ms / runtime_ms``. Null unless one clock took all times and both are above zero."""
     speedup_interval: tuple[float, float] | None = None
-    """The 95 % interval of the speedup. That of the backward follows from the errors of the four times."""
+    """The 95 % interval of the speedup, from the errors of the times."""
 
 
 class ShapeResult(Part):
@@ -184,8 +185,6 @@ class ShapeResult(Part):
     """Number of input sets, hidden variants included, on which the kernel agreed with the reference."""
     hidden_variants: int | None = None
     """Number of these that are hidden variants."""
-    passes: tuple[PassResult, ...] = ()
-    """Times of forward, backward and both, where gradients were asked for."""
     seconds: float | None = None
     """Time in seconds that the shape took."""
 
@@ -764,7 +763,8 @@ class Facts(Part):
     output: int | None = _ABSENT
     """Number of the wrong output, from 0."""
     effect: str | None = _ABSENT
-    """Name of the wrong output if ``forward`` does not return it, such as ``input 0 after the call``."""
+    """Name of the wrong output if ``forward`` does not return it, such as ``input 0 after the call`` or ``gradient of
+    inputs[0]``."""
     input: int | None = _ABSENT
     """Number of the input that was changed or returned, from 0."""
     structure: str | None = _ABSENT

@@ -78,15 +78,13 @@ def describe(verdict: Result, kernel: str, *, note: str = "", limit: int = 6000)
 def shape_lines(evidence: Evidence) -> Iterator[str]:
     """Yield a line for each shape of the problem and for each pass, and one for the worst speedup and the spread."""
     for each in evidence.passes or ():
-        yield f"{each.name.capitalize()}: {_timed(each)}."
+        yield f"Pass {each.name}: {_timed(each)}."
     if (known := evidence.shapes) is None:
         return
     for row in known.rows:
         weight = "" if row.weight == 1 else f", weight {row.weight:g}"
         timed = "" if row.runtime_ms is None else f", {_timed(row)}"
         yield f"Shape {row.name}: {row.category or 'not judged, because another shape failed'}{timed}{weight}."
-        for each in row.passes:
-            yield f"  {each.name}: {_timed(each)}."
     if known.worst_speedup is not None and known.spread is not None:
         yield "Runtime and speedup are the shapes' weighted geometric means."
         yield (

@@ -6,7 +6,6 @@ import pytest
 
 from kqueue.categories import Category
 from kqueue.contract import Backend, Outcome, Request, Settings, Timing
-from tests.judge.linear import PROBLEM as LINEAR
 from tests.judge.rig import Rig
 
 pytestmark = pytest.mark.slow("judges several kernels")
@@ -49,7 +48,6 @@ class ModelNew(torch.nn.Module):
         super().__init__()
         self.linear = torch.nn.Linear(size, size)
         self.register_buffer("mean", torch.zeros(size))
-        {construct}
     def forward(self, x, rows, unused):
         self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
         y = Layer.apply(x, rows, unused, self.linear.weight, self.linear.bias) + self.mean
@@ -61,15 +59,9 @@ TIMED = Settings(checks=1, timing=Timing(calls=10, warmup=1))
 
 
 def judge(
-    rig: Rig,
-    settings: Settings = QUICK,
-    problem: str = PROBLEM,
-    *,
-    backward: str = "pass",
-    forward: str = "pass",
-    construct: str = "pass",
+    rig: Rig, settings: Settings = QUICK, problem: str = PROBLEM, *, backward: str = "pass", forward: str = "pass"
 ) -> Outcome:
-    kernel = KERNEL.format(backward=backward, forward=forward, construct=construct)
+    kernel = KERNEL.format(backward=backward, forward=forward)
     return rig.judge(Request(problem=problem, kernel=kernel, backend=Backend.TORCH, settings=settings))
 
 
@@ -93,33 +85,25 @@ def test_right_gradients_pass_with_a_time_for_each_pass(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "category", "words"),
+    ("backward", "forward", "category", "words"),
     [
-        ({"backward": "result[0] = result[0] * 1.01"}, Category.WRONG_VALUES, "gradient of inputs[0]: "),
-        ({"backward": "result[3] = result[3].flip(0)"}, Category.WRONG_VALUES, "gradient of weight linear.weight: "),
+        ("result[0] = result[0] * 1.01", "pass", Category.WRONG_VALUES, "gradient of inputs[0]: "),
+        ("result[3] = result[3].flip(0)", "pass", Category.WRONG_VALUES, "gradient of weight linear.weight: "),
         (
-            {"backward": "Layer.cached = Layer.cached or result; result = Layer.cached"},
+            "Layer.cached = result = Layer.cached or result", "pass",
             Category.WRONG_VALUES, "gradient of inputs[0]: ",
         ),
-        ({"forward": "y = y.detach()"}, Category.RUNTIME_ERROR, "output 0 has no grad_fn"),
-        ({"forward": "torch.set_grad_enabled(False); y = y + 0"}, Category.RUNTIME_ERROR, "output 0 has no grad_fn"),
-        ({"backward": "result[4] = None"}, Category.RUNTIME_ERROR, "the gradient of weight linear.bias is None"),
-        (
-            {"backward": "result[2] = x.new_zeros(2)"},
-            Category.RUNTIME_ERROR, "the gradient of inputs[2] is a tensor, and the reference's is None",
-        ),
-        (
-            {"construct": "self.linear = torch.nn.Linear(size, size, bias=False)"},
-            Category.RUNTIME_ERROR, "gradient of the parameter linear.bias of shape [8], and ModelNew has none",
-        ),
-        ({"backward": "upstream.zero_()"}, Category.INPUT_MUTATED, "changed its upstream gradient of output 0"),
-        ({"forward": "y = y[:2]"}, Category.WRONG_SHAPE, "output 0 has shape (2, 8), not (3, 8)"),
+        ("pass", "y = y.detach()", Category.RUNTIME_ERROR, "output 0 has no grad_fn"),
+        ("upstream.zero_()", "pass", Category.INPUT_MUTATED, "changed its upstream gradient of output 0"),
+        ("pass", "y = y[:2]", Category.WRONG_SHAPE, "output 0 has shape (2, 8), not (3, 8)"),
     ],
 )  # fmt: skip
 def test_a_wrong_gradient_is_the_kernel_s_fault(
-    rig: Rig, change: dict[str, str], category: Category, words: str
+    rig: Rig, backward: str, forward: str, category: Category, words: str
 ) -> None:
     """It is named in Python's notation, with the necessary change."""
-    outcome = judge(rig, **change)
+    outcome = judge(rig, backward=backward, forward=forward)
     assert outcome.category is category, outcome.message + outcome.log
     assert words in outcome.message
+    if category is Category.WRONG_VALUES:
+        assert outcome.facts.effect == words.removesuffix(": ")

@@ -16,6 +16,7 @@ from kqueue.store.evaluations.conditions import QUEUED
 from kqueue.store.models import Evaluation, Kernel, Problem
 from kqueue.store.sql import any_uuid
 
+_SEVERAL: Final = or_(Problem.source.contains(shapes.NAME), Problem.source.contains(passes.NAME))
 #: Query with one row for each message, which :func:`to_message` reads.
 MESSAGES: Final = (
     select(
@@ -28,15 +29,7 @@ MESSAGES: Final = (
         Evaluation.settings,
         Kernel.backend,
         # Only a few problems name several shapes or ask for gradients, and only their sources are read here.
-        case(
-            (
-                and_(
-                    Kernel.backend != Backend.PYTEST,
-                    or_(Problem.source.contains(shapes.NAME), Problem.source.contains(passes.NAME)),
-                ),
-                Problem.source,
-            )
-        ).label("source"),
+        case((and_(Kernel.backend != Backend.PYTEST, _SEVERAL), Problem.source)).label("source"),
     )
     .join_from(Evaluation, Kernel, Kernel.hash == Evaluation.kernel_hash)
     .join(Problem, Problem.hash == Evaluation.problem_hash)
@@ -51,7 +44,7 @@ def to_message(row: Row[*tuple[Any, ...]]) -> Message:
         evaluation_id=row.id,
         lane=row.lane,
         deadlines_s=_total_s(row.settings)
-        * passes.count(row.source or "", backward=row.settings.get("backward") is True),
+        * passes.count(row.source or "", backward=bool(row.settings.get("backward"))),
         label=" ".join(f"problem={problem} kernel={kernel} backend={row.backend} lane={row.lane}".split()),
     )
 

@@ -122,7 +122,7 @@ class _Kernel(Harness):
         """Call the model, with its gradients if the job needs them, and wait for the device."""
         set_seed(self._job.seed)
         if self._job.backward:
-            gradients.learned(self.own.model, arrangement, tensors, (), backward=True)
+            gradients.learned(self.own.model, arrangement, tensors)
         else:
             positional, keywords = put_together(arrangement, tensors)
             self.own.model(*positional, **keywords)

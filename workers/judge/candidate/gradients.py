@@ -19,8 +19,10 @@ from workers.judge.channel.tensors import TensorSpec, describe
 
 #: Dtypes of the inputs that need gradients, if the problem marks none by ``requires_grad``.
 _DIFFERENTIABLE: Final = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
-#: What a kernel needs for its gradients.
-_FUNCTION: Final = "wrap the kernel in a torch.autograd.Function whose backward returns a gradient for each input"
+_FUNCTION: Final = (
+    "wrap the kernel in a torch.autograd.Function whose backward returns a gradient for each input, or None where its"
+    " output does not depend on the input"
+)
 
 
 class GradientError(Exception):
@@ -99,24 +101,19 @@ def _differentiated(
                 raise GradientError(f"output {number} has no grad_fn, and the reference's has one: {_FUNCTION}")
         roots = [leaves[number] for number in wanted.outputs]
         found = _gradients(roots, sources, upstream)
-    for number in wanted.absent:
-        if found[number] is not None:
+    for number in (*wanted.delivered, *wanted.absent):
+        one = found[number]
+        got, expected = None if one is None else describe(one)[0], None if number in wanted.absent else "Tensor"
+        if got != expected:
             raise GradientError(
-                f"the gradient of {wanted.names[number]} is a tensor, and the reference's is None, because its output "
-                "does not depend on it: return None"
+                f"the gradient of {wanted.names[number]} is {got}, and the reference's is {expected}: {_FUNCTION}"
             )
-    for number in wanted.delivered:
-        if (one := found[number]) is None:
-            raise GradientError(f"the gradient of {wanted.names[number]} is None: {_FUNCTION}")
-        if (kind := describe(one)[0]) != "Tensor":
-            raise GradientError(f"the gradient of {wanted.names[number]} is {kind}: return a dense tensor")
-        outputs.append(one)
-    return Differentiated(structure, outputs)
+    return Differentiated(structure, [*outputs, *(found[number] for number in wanted.delivered)])
 
 
 def _gradients(
     roots: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], upstream: Sequence[torch.Tensor]
-) -> tuple[torch.Tensor | None, ...]:
+) -> tuple[Any, ...]:
     # torch.autograd.grad imports sympy at its first call, which takes 4 s of CPU time, to compare shapes.
     variable: Any = torch.autograd.Variable
     return variable._execution_engine.run_backward(
@@ -125,33 +122,24 @@ def _gradients(
 
 
 def learned(
-    model: torch.nn.Module,
-    arrangement: Any,
-    tensors: Sequence[torch.Tensor],
-    input_names: Sequence[str],
-    *,
-    backward: bool,
-) -> tuple[dict[str, Any], list[TensorSpec]]:
-    """Call a reference once, and return the fields of its :class:`.Gradients`, and the forms of upstream gradients.
-
-    Without ``backward`` there are none of either.
-    """
+    model: torch.nn.Module, arrangement: Any, tensors: Sequence[torch.Tensor], inputs: Sequence[str] = ()
+) -> tuple[Gradients, list[TensorSpec]]:
+    """Call a reference, and return its gradients and the forms of upstream gradients. ``inputs`` are names."""
     weights = {name: one for name, one in weights_by_name(model).items() if one.requires_grad}
     sources = [*(tensor for tensor in tensors if tensor.requires_grad), *weights.values()]
-    if not backward:
-        return dict.fromkeys(("names", "weights", "outputs", "delivered", "absent"), ()), []
     positional, keywords = put_together(arrangement, tensors)
     with torch.enable_grad():
-        _, leaves = describe(model(*positional, **keywords))
-        numbers = [number for number, leaf in enumerate(leaves) if leaf.requires_grad]
-        roots = [leaves[number] for number in numbers]
-        upstream = [torch.ones_like(root) for root in roots]
-        found = _gradients(roots, sources, upstream) if roots and sources else ()
-    fields = {
-        "names": (*input_names, *(f"weight {name}" for name in weights)),
-        "weights": tuple((name, tuple(one.shape)) for name, one in weights.items()),
-        "outputs": tuple(numbers),
-        "delivered": tuple(number for number, one in enumerate(found) if one is not None),
-        "absent": tuple(number for number, one in enumerate(found) if one is None),
-    }
-    return fields, [TensorSpec.of(root) for root in roots]
+        leaves = dict(enumerate(describe(model(*positional, **keywords))[1]))
+        roots = {number: leaf for number, leaf in leaves.items() if leaf.requires_grad}
+        found = (
+            _gradients([*roots.values()], sources, list(map(torch.ones_like, roots.values())))
+            if roots and sources
+            else ()
+        )
+    return Gradients(
+        names=(*inputs, *(f"weight {name}" for name in weights)),
+        weights=tuple((name, tuple(one.shape)) for name, one in weights.items()),
+        outputs=tuple(roots),
+        delivered=tuple(number for number, one in enumerate(found) if one is not None),
+        absent=tuple(number for number, one in enumerate(found) if one is None),
+    ), list(map(TensorSpec.of, roots.values()))

@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -31,7 +31,7 @@ from workers.judge.channel.arguments import FORM, LEAF, ArgumentsError, leaf_pat
 from workers.judge.channel.bits import same_bits
 from workers.judge.channel.buffers import OpenedBuffer, is_apart
 from workers.judge.channel.layout import put_back, refusal, taken_apart
-from workers.judge.channel.orders import Ask, Differentiate, Draw, Gradients, Order, Release
+from workers.judge.channel.orders import Ask, Draw, Gradients, Order, Release
 from workers.judge.channel.protocol import Answer, Reply
 from workers.judge.channel.randomness import set_seed
 from workers.judge.channel.tensors import LASTING, MAX_TENSORS, PACKED, Location, TensorSpec, View, widened
@@ -510,8 +510,8 @@ class ReferenceHarness(Harness):
 
     def _differentiate(self, command: Command) -> Reply:
         """Find the gradients that the model has, in a call that leaves its buffers unchanged."""
-        order: Differentiate = command.payload
-        own, held = self.own, self._sets[order.slot]
+        slot, backward = command.payload
+        own, held = self.own, self._sets[slot]
         self._differentiates = True
         self._gradients = Gradients((), (), (), (), ())
         form, tensors = self._inputs(held.seed, on_device=held.on_device)
@@ -520,20 +520,20 @@ class ReferenceHarness(Harness):
         given = put_back(tensors, form.views, differentiates=True)
         own.watch(tuple(buffers_of(own.model)), 0)
         set_seed(command.seed)
-        fields, self._upstream = gradients.learned(own.model, form.arguments, given, names, backward=order.backward)
+        if backward:
+            self._gradients, self._upstream = gradients.learned(own.model, form.arguments, given, names)
         own.reset()
         own.watch((), 0)
-        if order.backward and not fields["delivered"]:
+        if backward and not self._gradients.delivered:
             raise ProblemError(
                 "gradients are asked for, and the problem has none: its outputs must depend, by operations that"
                 " autograd knows, on a floating-point input or on a parameter that requires a gradient"
             )
         # Gradients of inputs precede those of weights, of which a random choice is delivered if there are many.
-        ranks = {number: (number >= len(names), random.SystemRandom().random()) for number in fields["delivered"]}
-        fields["delivered"] = tuple(sorted(sorted(ranks, key=ranks.__getitem__)[:_MOST_GRADIENTS]))
-        self._gradients = Gradients(**fields)
-        self._form = None
-        self._tell(fields, "the problem")
+        ranks = {number: (number >= len(names), random.SystemRandom().random()) for number in self._gradients.delivered}
+        some = tuple(sorted(sorted(ranks, key=ranks.__getitem__)[:_MOST_GRADIENTS]))
+        self._gradients, self._form = replace(self._gradients, delivered=some), None
+        self._tell(asdict(self._gradients), "the problem")
         return self.done(command)
 
     def _widen(self, command: Command) -> Reply:

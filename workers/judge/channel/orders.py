@@ -53,9 +53,9 @@ class Order(IntEnum):
     """Make one call under a profiler. Write the names of the executed kernels to the shared memory sent with the
     order."""
     DIFFERENTIATE = 31
-    """Reference: find the gradients of a stored input set (:class:`Differentiate`), and write the fields of
+    """Reference: find the gradients of a stored input set (a pair of its number and True), and write the fields of
     :class:`Gradients` to the scalar page. From then on inputs come with upstream gradients, and answers with
-    gradients."""
+    gradients. With False instead, calls only go forward, in grad mode."""
     BUILD = 13
     """Builder: receive the job, import its source, and store the libraries that it compiled."""
     INITIAL = 15
@@ -172,14 +172,6 @@ class Gradients:
     outputs: tuple[int, ...]
     delivered: tuple[int, ...]
     absent: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Differentiate:
-    """The stored input set on which the reference finds its gradients. Without ``backward``, calls only go forward."""
-
-    slot: int
-    backward: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,20 +87,9 @@ class Form:
 
     @property
     def gradient_names(self) -> tuple[str, ...]:
-        """Names of the gradients among the outputs."""
+        """Names of the gradients, which are the last of the returned outputs."""
         wanted = self.gradients
         return () if wanted is None else tuple(wanted.names[number] for number in wanted.delivered)
-
-    def input_name(self, number: int) -> str:
-        """Return the name of an input tensor in messages."""
-        argument = self.argument(number)
-        upstream = () if self.gradients is None else self.gradients.outputs
-        first = len(self.views) - len(upstream)
-        return (
-            f"input tensor {argument}"
-            if argument < first
-            else f"upstream gradient of output {upstream[argument - first]}"
-        )
 
     @property
     def effects(self) -> int:
@@ -118,6 +107,20 @@ class Form:
     def is_returned(self, number: int) -> bool:
         """Return whether an output is returned by forward, and not an input or a buffer that it changes."""
         return not self.structure or number < self.returned
+
+    def is_gradient(self, number: int) -> bool:
+        """Return whether an output is a gradient."""
+        return self.returned - len(self.gradient_names) <= number < self.returned
+
+    def effect(self, number: int) -> str | None:
+        """Return the name of an output that is not in the model's own return value, or None."""
+        return None if self.is_returned(number) and not self.is_gradient(number) else self.name(number)
+
+    def input_name(self, number: int) -> str:
+        """Return an input tensor's name in messages. Upstream gradients follow the arguments."""
+        argument, upstream = self.argument(number), () if self.gradients is None else self.gradients.outputs
+        beyond = argument - len(self.views) + len(upstream)
+        return f"input tensor {argument}" if beyond < 0 else f"upstream gradient of output {upstream[beyond]}"
 
     def argument(self, number: int) -> int:
         """Return the number of the first argument that is a view of an input tensor."""

@@ -194,7 +194,7 @@ def _verdict(
             Phase.CHECK,
             kind=case.kind,
             map=fault.map(),
-            effect=None if case.form.is_returned(fault.output) else case.form.name(fault.output),
+            effect=case.form.effect(fault.output),
             **figures,
             **fault.facts(),
             **causes,

@@ -181,7 +181,7 @@ class Exchange:
             if location.where is Where.INPUT and location.index < len(self._inputs):
                 view = view_within(self._inputs[location.index].flat, location, spec)
                 # A gradient can be the upstream gradient itself.
-                if self.form.output_aliases[i] == location.index or output_name(i, self.form.paths).startswith("grad"):
+                if self.form.output_aliases[i] == location.index or self.form.is_gradient(i):
                     return view
                 raise EvaluationEnded(
                     Category.WRONG_OUTPUT_STRUCTURE,

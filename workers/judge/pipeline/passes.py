@@ -1,4 +1,4 @@
-"""The outcome of a kernel over both passes of an evaluation with gradients, and the means of several shapes' passes."""
+"""The outcome of a kernel over both passes of an evaluation with gradients."""
 
 from __future__ import annotations
 
@@ -53,31 +53,3 @@ def _result(
             factor = 1 + math.hypot(error, other)
             row["speedup_interval"] = speedup / factor, speedup * factor
     return PassResult.model_validate(row)
-
-
-def mean(shapes: Sequence[Sequence[PassResult]], weights: Sequence[float]) -> tuple[PassResult, ...] | None:
-    """Return the weighted geometric means of the passes of all shapes, or None if a shape has no times."""
-    if not shapes or not all(shapes):
-        return None
-    shares = [weight / sum(weights) for weight in weights]
-    rows: list[PassResult] = []
-    for each in zip(*shapes, strict=True):
-        errors = [
-            share * (row.speedup_interval[1] / row.speedup - 1)
-            for share, row in zip(shares, each, strict=True)
-            if row.speedup and row.speedup_interval
-        ]
-        runtime_ms, baseline_ms = (
-            geometric([getattr(row, name) for row in each], shares) for name in ("runtime_ms", "baseline_ms")
-        )
-        error = math.hypot(*errors) if len(errors) == len(each) else None
-        is_clear = all(row.speedup is not None for row in each)
-        rows.append(_result(each[0].name, (runtime_ms, error), (baseline_ms, 0.0), is_clear=is_clear))
-    return tuple(rows)
-
-
-def geometric(values: Sequence[float], shares: Sequence[float]) -> float:
-    """Return the weighted geometric mean, or 0 if a time is below the launch overhead."""
-    if min(values) <= 0:
-        return 0.0
-    return math.exp(sum(share * math.log(value) for share, value in zip(shares, values, strict=True)))

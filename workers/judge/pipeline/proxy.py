@@ -26,7 +26,7 @@ from workers.judge.channel import scalar_page
 from workers.judge.channel.buffers import LocationError, SharedTensor, view_within
 from workers.judge.channel.flags import memory
 from workers.judge.channel.gpu_memory import CudaCallError
-from workers.judge.channel.orders import Ask, Differentiate, Gradients, Job, Opening, Order
+from workers.judge.channel.orders import Ask, Gradients, Job, Opening, Order
 from workers.judge.channel.protocol import Reply
 from workers.judge.channel.tensors import Location, TensorSpec, Where
 from workers.judge.ending import EvaluationEnded
@@ -180,18 +180,16 @@ class ReferenceProxy:
     def differentiate(self, case: Case, what: str, *, backward: bool) -> Gradients:
         """Return the gradients that the process finds on a held case, and computes from now on."""
         assert case.slot is not None
-        self.order(Order.DIFFERENTIATE, what=what, payload=Differentiate(case.slot, backward), seed=case.seed)
+        self.order(Order.DIFFERENTIATE, what=what, payload=(case.slot, backward), seed=case.seed)
         try:
             found = Gradients(**self.read(what, dict))
-            numbers = (*found.outputs, *found.delivered, *found.absent)
-            names = (*found.names, *(name for name, _ in found.weights))
             sizes = (size for _, shape in found.weights for size in shape)
-            if any(type(number) is not int or number < 0 for number in (*numbers, *sizes)):
-                raise ValueError("a number that is none")
-            if any(type(name) is not str or not name.isprintable() for name in names):
-                raise ValueError("a name that is none")
-            _ = [found.names[number] for number in (*found.delivered, *found.absent)]
-        except (TypeError, ValueError, LookupError):
+            if any(type(number) is not int or number < 0 for number in (*found.outputs, *found.absent, *sizes)):
+                raise ValueError("an impossible number")
+            names = [found.names[number] for number in (*found.delivered, *found.absent)]
+            if not all(name.isprintable() for name in (*names, *(name for name, _ in found.weights))):
+                raise ValueError("an impossible name")
+        except (AttributeError, TypeError, ValueError, LookupError):
             message = "the problem reported impossible gradients"
             raise EvaluationEnded(Category.REFERENCE_ERROR, message, Phase.REFERENCE) from None
         return found

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -62,32 +61,22 @@ def evaluate(
         Exception: the judge itself failed, which shows nothing about the kernel.
     """
     judge = functools.partial(_judge, request, slot, backend, status_page, forkserver, CpuTime())
-    listed, asked = static.shapes_of(request), static.passes_of(request)
-    if not listed and not asked:
+    listed, backward = static.shapes_of(request), static.asks_backward(request)
+    if not listed and not backward:
         return judge()
     results: list[Judged] = []
     with forkserver.one_build():
-        if not listed:
-            return _judge_passes(judge, asked, None, is_first=True)
-        for shape in listed:
+        for shape in listed or (None,):
             begun = time.monotonic()
-            outcome = _judge_passes(judge, asked, shape, is_first=not results)
+            outcome = judge(shape, Pass.BOTH if backward else None, is_first=not results)
+            if backward and outcome.runtime is not None:
+                outcome = passes.combine(outcome, judge(shape, Pass.FORWARD, is_first=False))
+            if shape is None:
+                return outcome
             results.append(Judged(shape, outcome, time.monotonic() - begun))
             if not outcome.passed:
                 break
     return combine(listed, results)
-
-
-def _judge_passes(
-    judge: Callable[..., Outcome], asked: Sequence[Pass], shape: Shape | None, *, is_first: bool
-) -> Outcome:
-    """Judge all passes of a request, or of one shape of it: forward and backward together, and then forward alone."""
-    outcome = judge(shape, asked[0] if asked else None, is_first=is_first)
-    if not outcome.passed or outcome.runtime is None or len(asked) == 1:
-        return outcome
-    for other in asked[1:]:
-        outcome = passes.combine(outcome, judge(shape, other, is_first=False))
-    return outcome
 
 
 def _judge(

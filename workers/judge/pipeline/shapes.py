@@ -14,9 +14,8 @@ from typing import Any, Final
 from kqueue.contract import Outcome, Phase
 from kqueue.evidence import BaselineError, Evidence, Facts, Measurement, Provenance, ShapeResult, ShapeResults
 from kqueue.shapes import Shape
-from workers.judge.pipeline import passes
 from workers.judge.pipeline.evidence import Fields, merge_errors
-from workers.judge.pipeline.passes import geometric
+from workers.judge.pipeline.passes import LATEST
 
 #: Phases whose failures do not depend on the shape, if they happen at the first one.
 _BEFORE_SHAPES: Final = frozenset({Phase.PREPARE, Phase.LOAD, Phase.COMPILE})
@@ -46,9 +45,7 @@ def combine(shapes: Sequence[Shape], results: Sequence[Judged]) -> Outcome:
         return _failure(last, shown.outcome.log, evidence)
     weights = [result.shape.weight for result in results]
     # One shape's speed-of-light bound says nothing about the mean time of all.
-    every = [result.outcome.evidence.passes or () for result in results]
-    means: Fields = {"compiled_baseline": _compiled(results, weights), "passes": passes.mean(every, weights)}
-    evidence = evidence.model_copy(update=means | {"floor": None})
+    evidence = evidence.model_copy(update={"compiled_baseline": _compiled(results, weights), "floor": None})
     update: Fields = {
         "runtime": _mean([result.outcome.runtime for result in results], weights),
         "baseline": _mean([result.outcome.baseline for result in results], weights),
@@ -88,7 +85,7 @@ def _failure(last: Judged, log: str, evidence: Evidence) -> Outcome:
 def _evidence(shapes: Sequence[Shape], results: Sequence[Judged], shown: Evidence) -> Evidence:
     """Return the evidence of one shape with the results of all."""
     everything = [result.outcome.evidence for result in results]
-    update: Fields = {name: getattr(everything[-1], name) for name in passes.LATEST}
+    update: Fields = {name: getattr(everything[-1], name) for name in LATEST}
     for name in _ADDED:
         counts = [count for one in everything if (count := getattr(one, name)) is not None]
         update[name] = sum(counts) if counts else None
@@ -98,6 +95,12 @@ def _evidence(shapes: Sequence[Shape], results: Sequence[Judged], shown: Evidenc
     update["comparison"] = merge_errors(figures) or None
     update["provenance"] = _provenance(results, public)
     update["shapes"] = _results(shapes, results)
+    passes = [
+        row.model_copy(update={"name": f"{result.shape.name}: {row.name}"})
+        for result in results
+        for row in result.outcome.evidence.passes or ()
+    ]
+    update["passes"] = tuple(passes) or None
     return shown.model_copy(update=update)
 
 
@@ -153,7 +156,6 @@ def _row(result: Judged) -> ShapeResult:
         timing_basis=outcome.timing_basis,
         checks=evidence.checks,
         hidden_variants=None if evidence.checks is None else evidence.checks - (evidence.checks_asked or 0),
-        passes=evidence.passes or (),
         seconds=round(result.seconds, 3),
     )
 
@@ -164,7 +166,7 @@ def _mean(times: Sequence[Measurement | None], weights: Sequence[float]) -> Meas
     if len(known) < len(times):
         return None
     shares = [weight / sum(weights) for weight in weights]
-    mean: Fields = {name: geometric([getattr(one, name) for one in known], shares) for name in _TIMES}
+    mean: Fields = {name: _geometric([getattr(one, name) for one in known], shares) for name in _TIMES}
     errors = [share * one.error for share, one in zip(shares, known, strict=True) if one.error is not None]
     # Errors of independent shapes add up in squares.
     error = math.hypot(*errors) if len(errors) == len(known) else None
@@ -181,3 +183,10 @@ def _mean(times: Sequence[Measurement | None], weights: Sequence[float]) -> Meas
         clocks=known[-1].clocks,
         **mean,
     )
+
+
+def _geometric(values: Sequence[float], shares: Sequence[float]) -> float:
+    """Return the weighted geometric mean, or 0 if a time is below the launch overhead."""
+    if min(values) <= 0:
+        return 0.0
+    return math.exp(sum(share * math.log(value) for share, value in zip(shares, values, strict=True)))

@@ -163,19 +163,12 @@ def shapes_of(request: Request) -> tuple[shapes.Shape, ...]:
     return ()
 
 
-def passes_of(request: Request) -> tuple[passes.Pass, ...]:
-    """Return the passes to judge, or none if no gradients are asked for or :func:`check_problem` rejects the problem.
-
-    Forward alone is only timed.
-    """
-    if request.backend is Backend.PYTEST:
-        return ()
-    try:
-        is_asked = request.settings.backward or passes.asked_by(request.problem)
-    except InvalidRequest:
-        return ()
-    timed = (passes.Pass.FORWARD,) if request.settings.timing.enabled else ()
-    return (passes.Pass.BOTH, *timed) if is_asked else ()
+def asks_backward(request: Request) -> bool:
+    """Return whether gradients are asked for, or False if :func:`check_problem` rejects the problem."""
+    with contextlib.suppress(InvalidRequest):
+        asked = request.settings.backward or passes.asked_by(request.problem)
+        return asked and request.backend is not Backend.PYTEST
+    return False
 
 
 def tolerance(source: str) -> Tolerance | None:
