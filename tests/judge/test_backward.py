@@ -84,6 +84,26 @@ def test_right_gradients_pass_with_a_time_for_each_pass(rig: Rig) -> None:
     assert {key.rpartition("pass=")[2] for _, _, key in rig.backend.baselines if "pass=" in key} == {"both", "forward"}
 
 
+KINK = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x, y):
+        return torch.relu({near} - 60 * x)
+def get_inputs():
+    return [torch.rand(64, 64), torch.rand(64, 64) * 1e-5]
+"""
+
+
+def test_a_gradient_may_be_on_either_side_of_a_kink(rig: Rig) -> None:
+    """Where rounding decides the side of a ReLU's kink, a right kernel can have the gradient of the other side."""
+    problem, kernel = KINK.format(near="(60 * x + y)"), KINK.format(near="(60 * (x + y / 60))")
+    settings = QUICK.model_copy(update={"backward": True})
+    for factor, category in (("", Category.PASSED), (" * 1.01", Category.WRONG_VALUES)):
+        source = kernel.replace("Model", "ModelNew").replace("60 * x)", f"60 * x){factor}")
+        outcome = rig.judge(Request(problem=problem, kernel=source, backend=Backend.TORCH, settings=settings))
+        assert outcome.category is category, outcome.message
+
+
 @pytest.mark.parametrize(
     ("backward", "forward", "category", "words"),
     [

@@ -388,14 +388,14 @@ class ReferenceHarness(Harness):
         names = random.SystemRandom().sample(list(before), len(before))
         self.own.watch(tuple(names), max(0, min(_MOST_BUFFERS, len(names), room)), before)
 
-    @staticmethod
-    def _prepared(inputs: list[torch.Tensor], ask: Ask) -> list[torch.Tensor]:
+    def _prepared(self, inputs: list[torch.Tensor], ask: Ask) -> list[torch.Tensor]:
         """Return the inputs as the question needs them: nudged, and in float64 or in their own dtype."""
         if ask.evaluates:
             return [tensor.clone() for tensor in inputs]
         set_seed(ask.nudge_seed)
         if ask.is_relative:
-            return [rounded_otherwise(tensor, ask.nudge) for tensor in inputs]
+            # Inputs with gradients are no indices.
+            return [rounded_otherwise(tensor, ask.nudge, keep=self._gradients is None) for tensor in inputs]
         dtypes = [widened(t.dtype) if ask.wide else t.dtype for t in inputs]
         return [(moved(t, ask.nudge) if ask.nudge else t).to(dtype) for t, dtype in zip(inputs, dtypes, strict=True)]
 
@@ -614,11 +614,13 @@ def moved(tensor: torch.Tensor, rounding: float) -> torch.Tensor:
     return (wide + rounding * (wide * torch.randn_like(wide) + typical * torch.randn_like(wide))).clamp(low, high)
 
 
-def rounded_otherwise(tensor: torch.Tensor, rounding: float) -> torch.Tensor:
-    """Return a copy with each value changed by about ``rounding`` of it, unless the values are whole numbers."""
+def rounded_otherwise(tensor: torch.Tensor, rounding: float, *, keep: bool = True) -> torch.Tensor:
+    """Return a copy with each value changed by about ``rounding`` of it, but ``keep`` values that are whole numbers."""
     # Whole numbers are often masks, one-hot vectors or indices, whose change is more than a rounding error.
     some = tensor.reshape(-1)[:_SAMPLE]
-    if not tensor.is_floating_point() or tensor.dtype in PACKED or torch.equal(some.float(), some.float().round()):
+    if not tensor.is_floating_point() or tensor.dtype in PACKED:
+        return tensor.clone()
+    if keep and torch.equal(some.float(), some.float().round()):
         return tensor.clone()
     exact = tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.dtype.itemsize > 1 else tensor.float()
     change = torch.randn_like(exact).mul_(rounding).mul_(exact).nan_to_num_(0.0, 0.0, 0.0)

@@ -264,6 +264,7 @@ class CaseCache:
         assert case.slot is not None
         slot, case.slot = case.slot, None
         case.inputs, case.outputs, case.exact, case.unproven, case.again = [], [], None, None, None
+        case.moved = tuple
         self._held.pop(slot, None)
         return slot
 

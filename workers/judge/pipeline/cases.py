@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -155,6 +155,8 @@ class Case:
         noise: relative distance, for each output, between two reference outputs whose inputs differ by rounding
             errors. Empty until it is measured. All cases of an evaluation share this list.
         again: function that returns the reference's outputs to inputs changed by about a rounding error, or None.
+        moved: function that yields such outputs to inputs changed by several rounding errors. Without any, the
+            comparison does not look for jumps.
         views: the arguments as views of ``inputs``. Empty if the arguments are the inputs themselves.
         selects: whether integers among the outputs can be indices that select by value.
         form: form of the problem's calls, which all cases of an evaluation share.
@@ -174,6 +176,7 @@ class Case:
     unproven: list[torch.Tensor] | None = None
     noise: list[float] = field(default_factory=list[float])
     again: Callable[[], list[torch.Tensor] | None] | None = None
+    moved: Callable[[], Iterable[list[torch.Tensor]]] = tuple
     views: tuple[View, ...] = ()
     selects: bool = False
     form: Form = field(default_factory=Form)

@@ -12,7 +12,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -44,6 +44,10 @@ _COLD_S: Final = 2.0
 _WIDE: Final = 2.0
 #: Approximate relative change of fp32 inputs that shows whether an answer is stable.
 _NUDGE: Final = 2.0**-24
+#: Number of answers to changed inputs that show where a gradient jumps, and the change in rounding errors. Sums of 4096
+#: terms in another order differ by about 2 of them.
+_MOVES: Final = 16
+_MOVED: Final = 16.0
 #: Multiple of the usual bound by which answers in fp32 can change with nudged inputs, for kinds that bring values close
 #: together. A variance from sums of squares loses twice as many digits as the inputs of a normalization have in common.
 #: The second value is for the larger changes of ``_NUDGE``.
@@ -386,6 +390,7 @@ class Reference:
             case.outputs = self._outputs(answer.reply)
             case.exact = self.oracle.tensors(answer.exact)
             case.again = functools.cache(functools.partial(self._again, case))
+            case.moved = functools.partial(self._moved, case)
             moved = None if answer.moved is None else self._outputs(answer.moved)
             answer.look = answers.Look(
                 case.outputs,
@@ -494,11 +499,18 @@ class Reference:
             return None
         return self.proxy.tensors(expected, reply.locations, "Model.forward")[: self.form.effects]
 
-    def _again(self, case: Case) -> list[torch.Tensor] | None:
+    def _moved(self, case: Case) -> Iterator[list[torch.Tensor]]:
+        """Yield outputs to inputs changed by several rounding errors, which can pass a step of a gradient."""
+        for _ in range(_MOVES):
+            if (answer := self._again(case, _MOVED)) is None:
+                return
+            yield answer
+
+    def _again(self, case: Case, times: float = 1.0) -> list[torch.Tensor] | None:
         """Return the outputs to a held case's inputs changed by about a rounding error, or None if that fails."""
         if case.slot is None or self.is_hurried:
             return None
-        nudge = 2.0**-10 if self.settings.tf32 else torch.finfo(DTYPES[self.settings.precision]).eps
+        nudge = times * (2.0**-10 if self.settings.tf32 else torch.finfo(DTYPES[self.settings.precision]).eps)
         try:
             reply = self._call(case, nudge=nudge)
             is_alike = (reply.structure, reply.tensors) == (self.form.structure, self.form.output_specs)
