@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from kqueue.categories import Category
 from kqueue.contract import Backend, Outcome, Request, Settings, Timing
@@ -84,24 +87,26 @@ def test_right_gradients_pass_with_a_time_for_each_pass(rig: Rig) -> None:
     assert {key.rpartition("pass=")[2] for _, _, key in rig.backend.baselines if "pass=" in key} == {"both", "forward"}
 
 
-KINK = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x, y):
-        return torch.relu({near} - 60 * x)
-def get_inputs():
-    return [torch.rand(64, 64), torch.rand(64, 64) * 1e-5]
-"""
-
-
-def test_a_gradient_may_be_on_either_side_of_a_kink(rig: Rig) -> None:
-    """Where rounding decides the side of a ReLU's kink, a right kernel can have the gradient of the other side."""
-    problem, kernel = KINK.format(near="(60 * x + y)"), KINK.format(near="(60 * (x + y / 60))")
-    settings = QUICK.model_copy(update={"backward": True})
-    for factor, category in (("", Category.PASSED), (" * 1.01", Category.WRONG_VALUES)):
-        source = kernel.replace("Model", "ModelNew").replace("60 * x)", f"60 * x){factor}")
-        outcome = rig.judge(Request(problem=problem, kernel=source, backend=Backend.TORCH, settings=settings))
-        assert outcome.category is category, outcome.message
+def test_a_gradient_may_be_on_either_side_of_a_kink() -> None:
+    """Where the reference's own gradient jumps between nearly equal inputs, a kernel can have that of either side."""
+    found = torch.randn(8, 8)
+    wanted = Gradients(("inputs[0]",), (), (0,), (0,), ())
+    specs = (TensorSpec.of(found),) * 2
+    form = Form(structure="Tensor", output_specs=specs, output_aliases=(None,) * 2, paths=("", "inputs[0]"))
+    form.gradients = wanted
+    other = found.clone()
+    other[3] = 0.0
+    case = Case(seed=0, outputs=[found, found], form=form, moved=lambda: [[found, found], [found, other]])
+    assert check_values([found, other], case, QUICK)["strict_correct"]
+    half = found.clone()
+    half[:4] = 0.0
+    elsewhere, all_of_it = found.clone(), replace(case, moved=lambda: [[found, half]])
+    elsewhere[4] = 0.0
+    for gradient, one in ((elsewhere, case), (other, replace(case, moved=tuple)), (half, all_of_it)):
+        with pytest.raises(EvaluationEnded, match=r"gradient of inputs\[0\]: "):
+            check_values([found, gradient], one, QUICK)
+    with pytest.raises(EvaluationEnded, match="output 0: "):
+        check_values([other, found], case, QUICK)
 
 
 @pytest.mark.parametrize(

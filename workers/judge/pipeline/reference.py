@@ -44,10 +44,10 @@ _COLD_S: Final = 2.0
 _WIDE: Final = 2.0
 #: Approximate relative change of fp32 inputs that shows whether an answer is stable.
 _NUDGE: Final = 2.0**-24
-#: Number of answers to changed inputs that show where a gradient jumps, and the change in rounding errors. Sums of 4096
-#: terms in another order differ by about 2 of them.
+#: Number of answers to changed inputs that show where a gradient jumps, and the change in rounding errors: of fp32 and
+#: of 16 bits. Sums of 4096 terms in another order differ by about 2 rounding errors of fp32.
 _MOVES: Final = 16
-_MOVED: Final = 16.0
+_MOVED: Final = (16.0, 2.0)
 #: Multiple of the usual bound by which answers in fp32 can change with nudged inputs, for kinds that bring values close
 #: together. A variance from sums of squares loses twice as many digits as the inputs of a normalization have in common.
 #: The second value is for the larger changes of ``_NUDGE``.
@@ -502,7 +502,7 @@ class Reference:
     def _moved(self, case: Case) -> Iterator[list[torch.Tensor]]:
         """Yield outputs to inputs changed by several rounding errors, which can pass a step of a gradient."""
         for _ in range(_MOVES):
-            if (answer := self._again(case, _MOVED)) is None:
+            if (answer := self._again(case, _MOVED[self.settings.tf32 or not self._is_fp32])) is None:
                 return
             yield answer
 
