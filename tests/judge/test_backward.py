@@ -10,6 +10,11 @@ import torch
 from kqueue.categories import Category
 from kqueue.contract import Backend, Outcome, Request, Settings, Timing
 from tests.judge.rig import Rig
+from workers.judge.channel.orders import Gradients
+from workers.judge.channel.tensors import TensorSpec
+from workers.judge.ending import EvaluationEnded
+from workers.judge.pipeline.cases import Case, Form
+from workers.judge.pipeline.compare import check_values
 
 pytestmark = pytest.mark.slow("judges several kernels")
 
