@@ -893,8 +893,8 @@ class Evidence(Part):
     """Names of the gradients that were compared, such as ``inputs[0]`` and ``weight linear.weight``: at most 16, chosen
     at random if there are more. None where no gradients were asked for."""
     passes: tuple[PassResult, ...] | None = _ABSENT
-    """Times of forward, backward and both. The verdict's own times are those of both. None where no gradients were
-    asked for, or the kernel was not timed."""
+    """Times of forward, backward and both. The last one is the verdict's own. None where no gradients were asked for,
+    or the kernel was not timed."""
     untimed: str | None = _ABSENT
     """Reason why a kernel was not timed although the settings requested it."""
     timed_variants: TimedVariants | None = _ABSENT

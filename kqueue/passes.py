@@ -20,7 +20,7 @@ class Pass(StrEnum):
     BOTH = "both"
     """Forward, then the gradients of inputs and parameters."""
     FORWARD = "forward"
-    """Forward in grad mode. Its time is subtracted from that of both."""
+    """Forward in grad mode. The time of the backward is the rest of the time of both."""
 
 
 def asked_by(problem: str) -> bool:

@@ -1,7 +1,7 @@
 """Gradients of a call, in a sealed process: the model runs in grad mode, then autograd goes backward.
 
-The upstream gradients are further inputs of the call, and the gradients further outputs, so they are exchanged,
-compared and timed like all others. Whatever a kernel changes here, the judge compares the tensors that it delivers.
+The upstream gradients are further inputs of the call, and the gradients further outputs. The judge exchanges, compares
+and times them like all inputs and outputs. A kernel can change this code in its own process, but not the comparison.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def marks(tensors: Sequence[torch.Tensor]) -> list[bool]:
 
 
 def weights_by_name(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return a model's parameters by their names without those of torch.compile's wrapper."""
+    """Return a model's parameters by name, without the name of torch.compile's wrapper."""
     return {name.replace("_orig_mod.", ""): one for name, one in torch.nn.Module.named_parameters(model)}
 
 

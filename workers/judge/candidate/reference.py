@@ -237,7 +237,7 @@ class ReferenceHarness(Harness):
             values = self._get_inputs()
             values = list(values) if inspect.isgenerator(values) else values
             if self._upstream:
-                set_seed(seed ^ 1)  # get_inputs() can have set a seed of its own.
+                set_seed(seed ^ 1)  # get_inputs() can have set another seed.
             upstream = [_upstream(spec) for spec in self._upstream]
         try:
             arrangement, tensors = take_apart(values)
@@ -529,7 +529,7 @@ class ReferenceHarness(Harness):
                 "gradients are asked for, and the problem has none: its outputs must depend, by operations that"
                 " autograd knows, on a floating-point input or on a parameter that requires a gradient"
             )
-        # Gradients of inputs precede those of weights, of which a random choice is delivered if there are many.
+        # All gradients of inputs are delivered, and a random choice of the weights' gradients if there are many.
         ranks = {number: (number >= len(names), random.SystemRandom().random()) for number in self._gradients.delivered}
         some = tuple(sorted(sorted(ranks, key=ranks.__getitem__)[:_MOST_GRADIENTS]))
         self._gradients, self._form = replace(self._gradients, delivered=some), None

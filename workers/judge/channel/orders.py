@@ -157,7 +157,7 @@ class BufferSpec:
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """The gradients that each call computes. Those of inputs that require a gradient come first, then those of weights.
+    """The gradients that each call computes. Gradients of inputs that require one precede gradients of weights.
 
     Attributes:
         names: names of all.
