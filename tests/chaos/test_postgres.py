@@ -70,9 +70,8 @@ def test_postgres_may_be_silent(services: Any, fleet: Any, whole: Any, seconds: 
     whole(running, waiting)
 
 
-@pytest.mark.parametrize(
-    "seconds", [2, pytest.param(40, marks=pytest.mark.nightly)], ids=["seconds", "past a judge's patience"]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("seconds", [2, 40], ids=["seconds", "past a judge's patience"])
 def test_a_message_may_come_while_postgres_is_silent(services: Any, fleet: Any, whole: Any, seconds: float) -> None:
     """A message that no worker can claim is kept or sent again, and uses up no attempt."""
     waiting = services.submit("ok", send=False)
@@ -114,9 +113,8 @@ def _refused(client: Client, why: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
-    "seconds", [2, pytest.param(15, marks=pytest.mark.nightly)], ids=["a moment", "past every limit on locks"]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("seconds", [2, 15], ids=["a moment", "past every limit on locks"])
 def test_a_table_may_be_locked_by_a_migration(services: Any, fleet: Any, whole: Any, seconds: float) -> None:
     """While ACCESS EXCLUSIVE locks block all statements, everything waits and nothing gives up for good."""
     running, waiting = services.submit("sleep 1", attempts=3), services.submit("ok", attempts=3)
@@ -127,6 +125,7 @@ def test_a_table_may_be_locked_by_a_migration(services: Any, fleet: Any, whole: 
     whole(running, waiting)
 
 
+@pytest.mark.nightly
 def test_the_schema_may_go_back_and_forth(services: Any, fleet: Any, whole: Any) -> None:
     """All queued evaluations are judged although the schema is downgraded and upgraded under running workers."""
     running = services.submit("sleep 1", attempts=3)

@@ -82,7 +82,7 @@ def test_redis_may_be_full(services: Any, fleet: Any, whole: Any, client: Client
 
 
 @pytest.mark.parametrize(
-    "number", [30, pytest.param(300, marks=[pytest.mark.nightly, pytest.mark.timeout(300)])], ids=["some", "hundreds"]
+    "number", [12, pytest.param(300, marks=[pytest.mark.nightly, pytest.mark.timeout(300)])], ids=["some", "hundreds"]
 )
 def test_redis_may_be_emptied_by_hand(services: Any, fleet: Any, whole: Any, number: int) -> None:
     """An emptied Redis is filled again, each evaluation is judged once, and a running one can be cancelled."""

@@ -8,20 +8,20 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
-from kqueue import broker
+from kqueue import broker, sweeper
 from kqueue.store import evaluations
 from kqueue.store import workers as registry
+from kqueue.store.engine import connect
 from tests.chaos.rig import PATIENCE_S, kill_tree, worker_of
-from tests.fleet.told import renewing
 from tests.store.steps import change
 from workers.judge.host import linux
 from workers.judge.sandbox import cgroups
@@ -54,34 +54,13 @@ int clock_gettime(clockid_t clock, struct timespec *out) {
 }
 """
 
-#: Sweeps without a pause until its input ends, then prints its results.
-SWEEPER = """
-import json, select, sys
-from kqueue import broker, sweeper
-from kqueue.config import load
-from kqueue.store.engine import connect
-
-config = load()
-engine, app = connect(config.require_database(), application="a sweeper", pool_size=2), broker.make_app(config)
-lost, published = [], 0
-print("ready", flush=True)
-while not select.select([sys.stdin], [], [], 0.02)[0]:
-    report = sweeper.sweep(engine, app, retry_delay_s=0.1)
-    lost += [str(identity) for identity, _ in report.lost]
-    published += report.published
-print(json.dumps({"lost": lost, "published": published}))
-"""
-
 
 class Clock:
-    """The realtime clock of this module's fleets, which can jump only where a compiler is installed."""
+    """The realtime clock of a fleet, which can jump."""
 
     def __init__(self, place: Path) -> None:
         self._file = place / "jump"
-        self.python: Path | None = None
         self.jump(0)
-        if shutil.which("gcc") is None:
-            return
         (place / "shim.c").write_text(SHIM)
         subprocess.run(
             ["gcc", "-shared", "-fPIC", "-O1", "-o", place / "shim.so", place / "shim.c", "-ldl"], check=True
@@ -97,25 +76,6 @@ class Clock:
         descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT)
         os.write(descriptor, seconds.to_bytes(8, "little", signed=True))
         os.close(descriptor)
-
-
-@pytest.fixture(scope="module")
-def clock(tmp_path_factory: pytest.TempPathFactory) -> Clock:
-    """Return the clock of this module's fleets."""
-    return Clock(tmp_path_factory.mktemp("clock"))
-
-
-@pytest.fixture(scope="module")
-def running_fleet(start_fleet: Callable[..., Any], clock: Clock) -> Callable[[], Any]:
-    """Return the module's fleet of one worker. If a test has stopped it, start another first."""
-    variables = {} if clock.python is None else {"JUDGES_PYTHON": str(clock.python)}
-    return renewing(partial(start_fleet, variables=variables))
-
-
-@pytest.fixture
-def fleet(running_fleet: Callable[[], Any]) -> Any:
-    """Return the module's fleet of one worker, which some tests stop."""
-    return running_fleet()
 
 
 def test_a_worker_told_to_end_finishes_first(services: Any, fleet: Any, whole: Any) -> None:
@@ -198,7 +158,7 @@ def test_messages_of_other_versions_do_no_harm(services: Any, fleet: Any, whole:
 
 def test_the_databases_clock_may_jump(services: Any, fleet: Any, whole: Any) -> None:
     """If all leases expire by a clock jump of an hour, the late outcome is dropped and one verdict stands."""
-    running = services.submit("sleep 4", attempts=3)
+    running = services.submit("sleep 2", attempts=3)
     services.started(running)
     change(services.engine, "UPDATE attempts SET lease_until = now() - interval '1 hour' WHERE ended_at IS NULL")
     attempts = whole(running)
@@ -210,38 +170,50 @@ def test_the_databases_clock_may_jump(services: Any, fleet: Any, whole: Any) -> 
 
 def test_sweepers_at_once_do_everything_once(services: Any, fleet: Any, whole: Any) -> None:
     """Three concurrent sweepers end each expired lease and resend each lost message once."""
-    command = [sys.executable, "-c", SWEEPER]
-    pipe = subprocess.PIPE
-    others = [subprocess.Popen(command, env=fleet.environment, stdin=pipe, stdout=pipe, text=True) for _ in range(2)]
-    dead = uuid4()
+    dead, over = uuid4(), threading.Event()
     where = {"name": "cpu-0@gone", "host": "gone", "pid": 1, "lanes": ["cpu"], "device": "cpu"}
     registry.register(services.engine, id=dead, **where)
     lost: list[UUID] = []
     unsent: list[UUID] = []
-    try:
-        for other in others:
-            assert other.stdout.readline() == "ready\n"
-        for _ in range(4):
-            for identity in [services.submit("ok", attempts=3, send=False) for _ in range(3)]:
-                # The sweeper can have found the lost message first. The fleet's worker has the evaluation then.
-                claimed = evaluations.claim(services.engine, identity, worker_id=dead, lease_s=0.5)
-                (lost if claimed else unsent).append(identity)
-            unsent += [services.submit("ok", attempts=3, send=False) for _ in range(8)]
-            services.age()
-            time.sleep(0.7)
-    finally:
-        said = [json.loads(other.communicate(timeout=PATIENCE_S)[0].splitlines()[-1]) for other in others]
+
+    def sweep() -> tuple[list[UUID], int]:
+        """Sweep without a pause until the test is over. Return the ended leases and the number of sent messages."""
+        ended, published = [], 0
+        engine = connect(services.postgres.url, application="a sweeper", pool_size=2)
+        app = broker.make_app(services.config())
+        while not over.wait(0.02):
+            report = sweeper.sweep(engine, app, retry_delay_s=0.1)
+            ended += [identity for identity, _ in report.lost]
+            published += report.published
+        engine.dispose()
+        app.close()
+        return ended, published
+
+    with ThreadPoolExecutor(2) as pool:
+        others = [pool.submit(sweep) for _ in range(2)]
+        try:
+            for _ in range(2):
+                for identity in [services.submit("ok", attempts=3, send=False) for _ in range(3)]:
+                    # The sweeper can have found the lost message first. The fleet's worker has the evaluation then.
+                    claimed = evaluations.claim(services.engine, identity, worker_id=dead, lease_s=0.5)
+                    (lost if claimed else unsent).append(identity)
+                unsent += [services.submit("ok", attempts=3, send=False) for _ in range(4)]
+                services.age()
+                time.sleep(0.7)
+        finally:
+            over.set()
+        said = [other.result(PATIENCE_S) for other in others]
     change(services.engine, "UPDATE workers SET heartbeat_at = now() - interval '1 hour' WHERE host = 'gone'")
     attempts = whole(*lost, attempts=2)
     assert [(a.category, a.written_by) for a in attempts] == [("worker_lost", "sweeper"), ("passed", "judge")] * len(
         lost
     )
     whole(*unsent, attempts=1)
-    ended = [identity for each in said for identity in each["lost"]]
+    ended = [identity for each, _ in said for identity in each]
     assert ended
     assert len(ended) == len(set(ended))
-    assert set(ended) <= set(map(str, lost))
-    assert any(each["published"] for each in said)
+    assert set(ended) <= set(lost)
+    assert any(published for _, published in said)
 
 
 def test_a_machine_that_is_gone_is_taken_over(services: Any, start_fleet: Any, fleet: Any, whole: Any) -> None:
@@ -254,13 +226,15 @@ def test_a_machine_that_is_gone_is_taken_over(services: Any, start_fleet: Any, f
     lost, passed, *_ = whole(running, waiting)
     assert (lost.category, lost.written_by, passed.category) == ("worker_lost", "sweeper", "passed")
     assert passed.worker_id in {worker.id for worker in second.live()}
-    second.stop()
 
 
-def test_a_hosts_clock_may_jump(services: Any, fleet: Any, whole: Any, clock: Clock) -> None:
+@pytest.mark.nightly
+def test_a_hosts_clock_may_jump(services: Any, start_fleet: Any, whole: Any, tmp_path: Path) -> None:
     """Nothing is lost or judged twice, because leases use the database's clock and deadlines a monotonic one."""
-    if clock.python is None:
+    if shutil.which("gcc") is None:
         pytest.skip("no compiler for the clock that jumps")
+    clock = Clock(tmp_path)
+    fleet = start_fleet(variables={"JUDGES_PYTHON": str(clock.python)})
     worker = fleet.live()[0]
     assert "shim.so" in Path(f"/proc/{worker.pid}/maps").read_text()
     try:

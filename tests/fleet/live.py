@@ -17,13 +17,13 @@ from tests.services import with_schema
 
 
 @contextmanager
-def live_fleet(*, http: bool = False) -> Iterator[LocalFleet]:
-    """Run a fleet with two slots that reuses no verdict. Without its programs skip the test, or fail it in CI."""
+def live_fleet(*, http: bool = False, slots: int = 2) -> Iterator[LocalFleet]:
+    """Run a fleet that reuses no verdict. Without its programs skip the test, or fail it in CI."""
     with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
         root = Path(name)
         root.chmod(0o711)  # candidates cannot enter pytest's folders
         config = load(
-            home=root / "home", scratch=root / "scratch", gpus="none", cpu_slots=2, reuse=False, probe_share=0
+            home=root / "home", scratch=root / "scratch", gpus="none", cpu_slots=slots, reuse=False, probe_share=0
         )
         (root / "home").mkdir(mode=0o700)
         with_schema(root / "home" / "postgres")

@@ -62,7 +62,9 @@ def _categories(services: Any, evaluation: UUID) -> list[str | None]:
 
 
 @pytest.mark.parametrize(
-    ("revoked", "category"), [("judging", "cancelled"), ("claimed", "worker_lost")], indirect=["revoked"]
+    ("revoked", "category"),
+    [("judging", "cancelled"), pytest.param("claimed", "worker_lost", marks=pytest.mark.nightly)],
+    indirect=["revoked"],
 )
 def test_the_next_evaluation_is_not_blamed(
     services: Any, unseen: Path, revoked: UUID, category: str, tmp_path: Path
@@ -90,6 +92,7 @@ def test_each_death_is_told_of_its_own_evaluation(services: Any, unseen: Path, r
     assert _categories(services, revoked) == ["cancelled"]
 
 
+@pytest.mark.nightly
 def test_a_hanging_test_of_the_gpu_ends_its_own_evaluation(
     services: Any, unseen: Path, revoked: UUID, tmp_path: Path
 ) -> None:

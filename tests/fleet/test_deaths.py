@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import text
 
 from kqueue import broker
@@ -23,9 +24,7 @@ DEATHS = [
     ("wrong", None, "wrong_values", {}, "judge"),
     ("raise", None, "judge_error", {"exception": "ZeroDivisionError"}, "judge"),
     ("signal SIGSEGV", None, "judge_error", {"signal": "SIGSEGV"}, "worker"),
-    ("null", None, "judge_error", {"signal": "SIGSEGV"}, "worker"),
     ("exit 0", None, "judge_error", {"exit_status": 0}, "worker"),
-    ("exit 1", None, "judge_error", {"exit_status": 1}, "worker"),
     ("sysexit 3", None, "judge_error", {"exit_status": 3}, "worker"),
     ("signal SIGALRM", None, "judge_error", {"signal": "SIGALRM"}, "worker"),
     ("signal SIGKILL", None, "worker_lost", {"signal": "SIGKILL"}, "worker"),
@@ -36,10 +35,9 @@ DEATHS = [
 
 def test_a_death_is_recorded_once_with_its_facts(services: Any, fleet: Any) -> None:
     """Each end of a judge gives one verdict with category, facts and writer, and the next evaluation is judged."""
-    ids = []
-    for kernel, limit, category, facts, written_by in DEATHS:
-        ids.append(services.submit(kernel, time_limit=limit))
-        verdict = services.verdict(ids[-1])
+    ids = [services.submit(kernel, time_limit=limit) for kernel, limit, *_ in DEATHS]
+    for identity, (kernel, _, category, facts, written_by) in zip(ids, DEATHS, strict=True):
+        verdict = services.verdict(identity)
         assert (verdict.category, verdict.written_by, verdict.attempts) == (category, written_by, 1), kernel
         assert facts.items() <= verdict.facts.model_dump().items(), kernel
     assert len(Whole(services)(*ids, category=None, attempts=1)) == len(DEATHS)
@@ -71,22 +69,23 @@ def test_a_kernel_that_kills_its_judges_is_tried_three_times(services: Any, flee
     assert services.verdict(services.submit("ok")).passed
 
 
+@pytest.mark.nightly
 def test_a_suspect_is_judged_while_nobody_else_is(
     services: Any, fleet: Any, start_fleet: Callable[..., Any], tmp_path: Path
 ) -> None:
     """During a suspect's third try the second slot waits, and its evaluations are judged afterwards."""
     mine = start_fleet()
     suspect = services.submit(f"suspect {tmp_path / 'alone'} 1", attempts=3)
-    others = [services.submit(f"span {tmp_path / 'others'} 0.2") for _ in range(12)]
+    others = [services.submit(f"span {tmp_path / 'others'} 0.2") for _ in range(6)]
     services.until(lambda: len(services.attempts(suspect)) == 3)
-    others += [services.submit(f"span {tmp_path / 'others'} 0.2") for _ in range(8)]  # the other slot has work now
+    others += [services.submit(f"span {tmp_path / 'others'} 0.2") for _ in range(4)]  # the other slot has work now
     verdict = services.verdict(suspect)
     assert (verdict.category, verdict.attempts, verdict.evidence.alone) == ("passed", 3, True)
     assert all(services.verdict(other).passed for other in others)
     mine.stop()
     [(begun, ended)] = _spans(tmp_path / "alone")
     spans = _spans(tmp_path / "others")
-    assert len(spans) == 20
+    assert len(spans) == 10
     assert [span for span in spans if span[0] < ended and span[1] > begun] == []
 
 
@@ -138,7 +137,7 @@ def test_a_request_of_another_version_is_the_fleets_failure(services: Any, fleet
 
 def test_a_slow_database_delays_no_kill_and_loses_no_verdict(services: Any, fleet: Any, tmp_path: Path) -> None:
     """At the hard limit the judge is killed first. A worker that cannot record it ends and hands the attempt back."""
-    evaluation = services.submit(f"write {tmp_path / 'pid'} 600", time_limit=1)
+    evaluation = services.submit(f"write {tmp_path / 'pid'} 600", time_limit=3)
     pid = int(services.until(lambda: _read(tmp_path / "pid")))
     with services.engine.begin() as connection:
         connection.execute(text("SELECT 1 FROM evaluations WHERE id = :id FOR UPDATE"), {"id": evaluation})

@@ -1,23 +1,36 @@
-"""Workers start and end, services stop and return, and every evaluation ends once and in its turn."""
+"""Workers start, fail and end, and every evaluation ends once, in its turn, or by an equal one's verdict."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import os
+import re
 import signal
 import statistics
-import time
+import subprocess
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import pytest
+
 from kqueue import Client
+from kqueue.states import Writer
 from kqueue.store import evaluations
 from tests.chaos.rig import Whole
+from tests.fleet.told import HERE, Fleet, Services, renewing
 from tests.store.steps import change
 from workers.judge.host import linux
+
+
+@pytest.fixture(scope="module")
+def running_fleet(start_fleet: Callable[..., Fleet]) -> Callable[[], Fleet]:
+    """Return the module's fleet of one worker, which reuses verdicts. If a test has ended it, start another first."""
+    return renewing(partial(start_fleet, reuse=True))
 
 
 def _worker_pid(fleet: Any) -> int:
@@ -30,14 +43,14 @@ def _state(services: Any, evaluation: UUID) -> str:
 
 def test_the_next_judge_is_there_at_once(services: Any, fleet: Any) -> None:
     """Guards the private parts of Celery that the pool extends: stock Celery needs 5 s for most tasks."""
-    ids = [services.submit("ok") for _ in range(31)]
+    ids = [services.submit("ok") for _ in range(13)]
     for identity in ids:
         services.verdict(identity)
     rows = services.rows(
         "SELECT started_at, ended_at FROM attempts WHERE evaluation_id = ANY(:ids) ORDER BY started_at", ids=ids
     )
     gaps = [(b.started_at - a.ended_at).total_seconds() for a, b in itertools.pairwise(rows)]
-    assert len(gaps) == 30
+    assert len(gaps) == 12
     # Stock Celery notices a child's end at its next check, every 5 s.
     assert statistics.median(gaps) < 4, gaps
 
@@ -70,16 +83,6 @@ def test_one_does_not_wait_for_anothers_many(services: Any, fleet: Any, tmp_path
     assert [row.evaluation_id for row in begun] == [one, *many]
 
 
-def test_a_killed_worker_is_replaced_and_its_evaluation_judged_elsewhere(services: Any, fleet: Any) -> None:
-    """The supervisor hands the evaluation of a killed worker back at once."""
-    evaluation = services.submit("sleep-once", attempts=3)
-    first = services.started(evaluation)
-    os.kill(_worker_pid(fleet), signal.SIGKILL)
-    lost, passed = Whole(services)(evaluation, attempts=2)
-    assert (lost.category, passed.category) == ("worker_lost", "passed")
-    assert lost.worker_id == first.worker_id != passed.worker_id
-
-
 def test_a_worker_without_its_fork_server_is_replaced(services: Any, fleet: Any) -> None:
     """Without its fork server a worker cannot judge, so it takes no more work and ends."""
     before = fleet.live()[0]
@@ -89,56 +92,100 @@ def test_a_worker_without_its_fork_server_is_replaced(services: Any, fleet: Any)
     assert services.verdict(services.submit("ok")).passed
 
 
-def test_redis_may_restart_while_a_judge_works(services: Any, fleet: Any) -> None:
-    """Running evaluations go on, queued ones are found or sent again, and each has one verdict."""
-    running, waiting = services.submit("sleep 2"), services.submit("ok")
-    services.started(running)
-    services.valkey.stop()
-    time.sleep(1)
-    unsent = services.submit("ok", send=False)
-    services.valkey.start()
-    assert services.verdict(running).passed
-    services.age()
-    assert len(Whole(services)(running, waiting, unsent, attempts=1)) == 3
+@pytest.mark.usefixtures("fleet")
+def test_an_equal_evaluation_takes_no_slot(services: Services) -> None:
+    """The verdict is there at once without a message, even while the only slot is busy."""
+    fields: dict[str, Any] = {"problem": "p", "kernel": "known ok", "backend": "torch", "lane": "cpu"}
+    with Client(services.config(lease_s=4)) as client:
+        first = client.evaluate(**fields, timeout=60)
+        running = services.submit("sleep 600")
+        services.started(running)
+        again = client.evaluate(**fields, timeout=60)
+        assert (again.reused_from, again.attempts, again.category) == (first.evaluation_id, 0, first.category)
+        queued = client.submit(**fields, reuse=False)
+        assert not queued.done()
+        assert client.cancel(running)
+        fresh = queued.wait(60)
+        assert (fresh.reused_from, fresh.attempts) == (None, 1)
 
 
-def test_postgres_may_restart_while_a_judge_works(services: Any, fleet: Any) -> None:
-    """The judge keeps its outcome until the database is back."""
-    running = services.submit("sleep 1")
-    services.started(running)
-    worker = fleet.live()[0].id
-    services.postgres.stop()
-    time.sleep(2)
-    services.postgres.start()
-    services.engine.dispose()
-    verdict = services.verdict(running)
-    assert (verdict.passed, verdict.written_by, verdict.attempts) == (True, "judge", 1)
-    services.until(lambda: [w for w in fleet.live() if w.id == worker], what="the worker's heartbeat")
-    Whole(services)(running, attempts=1)
+@pytest.mark.usefixtures("fleet")
+def test_what_waits_is_answered_by_its_equal(services: Services, tmp_path: Path) -> None:
+    """Of equal evaluations that wait for one slot, only one is judged."""
+    gate = tmp_path / "gate"
+    ids = [services.submit(f"known gate {gate}") for _ in range(4)]
+    services.until(lambda: any(services.attempts(identity) for identity in ids), what="the first attempt")
+    gate.touch()
+    verdicts = [services.verdict(identity) for identity in ids]
+    [judged] = [verdict for verdict in verdicts if verdict.reused_from is None]
+    assert [v.reused_from for v in verdicts if v is not judged] == [judged.evaluation_id] * 3
+    assert sum(len(services.attempts(identity)) for identity in ids) == 1
+    assert [v.written_by for v in verdicts].count(Writer.DATABASE) == 3
 
 
-def test_a_warm_stop_lets_the_judge_finish(services: Any, fleet: Any) -> None:
-    """After SIGTERM running evaluations end normally, queued ones stay queued, rows are closed, and processes end."""
-    pids = [fleet.process.pid, _worker_pid(fleet), *linux.children(_worker_pid(fleet))]
-    running, waiting = services.submit("sleep 1.5"), services.submit("ok")
-    services.started(running)
-    assert fleet.stop(signal.SIGTERM) == 0
-    assert services.verdict(running).passed
-    assert _state(services, waiting) == "queued"
-    assert fleet.live() == []
-    assert not any(services.alive(pid) for pid in pids)
-    evaluations.cancel(services.engine, waiting)
+def test_a_handler_that_fails_ends_the_worker(services: Any, fleet: Any) -> None:
+    """Celery would go on, but the worker is replaced until one can work."""
+    [worker] = fleet.live()
+    for where, handler, status in (
+        ("start", "_prepare", 1),
+        ("child", "_prepare_child", 0),
+        ("ready", "_report_ready", 1),
+    ):
+        told = len(fleet.log.read_text())
+        fails = services.directory / f"fail-at-{where}"
+        fails.touch()
+        if where == "start":
+            os.kill(worker.pid, signal.SIGKILL)
+        for words in (f"exited with status {status}", f"at={handler}", f"told to fail at {where}"):
+            services.until(lambda told=told, words=words: words in fleet.log.read_text()[told:], what=words)
+        fails.unlink()
+    assert services.verdict(services.submit("ok")).passed
 
 
-def test_a_warm_stop_ends_though_postgres_is_away(services: Any, fleet: Any) -> None:
-    """The stop waits for no unwritten record. A sweeper writes it after the leases have expired."""
-    services.verdict(services.submit("ok"))  # the stop would wait for a task that waits for Postgres
-    services.postgres.stop()
+@pytest.mark.nightly
+def test_a_worker_without_a_directory_is_started_later(services: Any, fleet: Any) -> None:
+    """The supervisor keeps running although it cannot create the directory."""
+    told = len(fleet.log.read_text())
+    place = services.config().scratch / "fleet-0"
+    aside = place.rename(place.with_name("aside"))
+    place.touch()
+    os.kill(fleet.live()[0].pid, signal.SIGKILL)
+    services.until(lambda: "cannot be started now" in fleet.log.read_text()[told:], what="a failed start")
+    place.unlink()
+    aside.rename(place)
+    assert services.verdict(services.submit("ok")).passed
+    assert fleet.process.poll() is None
+
+
+@pytest.mark.nightly
+def test_a_worker_that_is_not_ready_in_time_is_replaced(services: Any, fleet: Any, tmp_path: Path) -> None:
+    hangs, log = services.directory / "hang-at-start", tmp_path / "log"
+    hangs.touch()
+    environment = fleet.environment | {"JUDGES_PATIENCE_S": "1"}
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, str(HERE / "run_fleet.py")], env=environment, stdout=out, stderr=out
+        )
     try:
-        assert fleet.stop(signal.SIGTERM) == 0
+        services.until(lambda: log.read_text().count("has not become ready") == 2, what="the end of patience, twice")
+        killed = re.findall("has not become ready.* pid=([0-9]+)", log.read_text())
+        assert len(set(killed)) == 2
+        assert "was killed by SIGKILL" in log.read_text()
     finally:
-        services.postgres.start()
-        services.engine.dispose()
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+        hangs.unlink()
+
+
+def test_a_worker_that_fails_every_evaluation_is_replaced(services: Any, fleet: Any) -> None:
+    """Successive failures of the fleet count, whether a judge reports them or dies."""
+    [before] = fleet.live()
+    failures = ["raise", "exit 1"] * 5
+    for kernel in ["ok", *failures[1:], "ok", *failures]:
+        assert [worker.id for worker in fleet.live()] == [before.id]
+        assert services.verdict(services.submit(kernel)).category == ("passed" if kernel == "ok" else "judge_error")
+    services.until(lambda: [worker.id for worker in fleet.live()] not in ([], [before.id]), what="another worker")
+    assert services.verdict(services.submit("ok")).passed
 
 
 def test_a_quick_stop_hands_the_evaluation_back(services: Any, fleet: Any, running_fleet: Callable[[], Any]) -> None:
@@ -164,3 +211,28 @@ def test_nothing_outlives_a_killed_supervisor(services: Any, fleet: Any, running
     running_fleet()
     attempts = Whole(services)(running, attempts=2)
     assert [a.written_by for a in attempts] == ["sweeper", "judge"]
+
+
+def test_a_warm_stop_lets_the_judge_finish(services: Any, fleet: Any) -> None:
+    """After SIGTERM running evaluations end normally, queued ones stay queued, rows are closed, and processes end."""
+    pids = [fleet.process.pid, _worker_pid(fleet), *linux.children(_worker_pid(fleet))]
+    running, waiting = services.submit("sleep 1.5"), services.submit("ok")
+    services.started(running)
+    assert fleet.stop(signal.SIGTERM) == 0
+    assert services.verdict(running).passed
+    assert _state(services, waiting) == "queued"
+    assert fleet.live() == []
+    assert not any(services.alive(pid) for pid in pids)
+    evaluations.cancel(services.engine, waiting)
+
+
+@pytest.mark.nightly
+def test_a_warm_stop_ends_though_postgres_is_away(services: Any, fleet: Any) -> None:
+    """The stop waits for no unwritten record. A sweeper writes it after the leases have expired."""
+    services.verdict(services.submit("ok"))  # the stop would wait for a task that waits for Postgres
+    services.postgres.stop()
+    try:
+        assert fleet.stop(signal.SIGTERM) == 0
+    finally:
+        services.postgres.start()
+        services.engine.dispose()

@@ -129,7 +129,7 @@ class Fleet:
 
     def live(self) -> list[registry.LiveWorker]:
         mine = linux.children(self.process.pid)
-        return [worker for worker in registry.live(self.services.engine, within_s=5) if worker.pid in mine]
+        return [worker for worker in registry.live(self.services.engine, within_s=60) if worker.pid in mine]
 
     def stop(self, number: int = signal.SIGINT, timeout_s: float = 90.0) -> int:
         if self.process.poll() is None:

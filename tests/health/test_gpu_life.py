@@ -153,6 +153,7 @@ def test_facts_are_in_the_row_and_those_that_there_are_not_are_left_out(fleet: A
     fake.say(0, throttle=0, processes=[])
 
 
+@pytest.mark.nightly
 def test_who_waits_for_memory_is_told_until_that_ends(services: Any, fleet: Any, fake: Any, watcher: Any) -> None:
     """Judges book memory in files next to the device's lock, which the supervisor only reads."""
     folder = device_lock(services.config().scratch, fake.uuids[1]).with_suffix(".memory")
@@ -189,6 +190,7 @@ def test_who_waits_for_memory_is_told_until_that_ends(services: Any, fleet: Any,
     assert watcher.gpu(0).memory is None
 
 
+@pytest.mark.nightly
 def test_a_test_that_cannot_be_made_is_made_later(services: Any, fleet: Any, fake: Any, watcher: Any) -> None:
     """A test without free memory is no failure, but the GPU gets no evaluations until it passes."""
     fake.ends("unknown")

@@ -55,6 +55,7 @@ def test_a_full_disk_stops_intake_and_room_starts_it_again(
     fleet.stop()
 
 
+@pytest.mark.nightly
 def test_a_worker_that_starts_on_a_full_disk_works_when_there_is_room(
     services: Any, start_fleet: Callable[..., Any], small_disk: Path
 ) -> None:

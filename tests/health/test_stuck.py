@@ -99,6 +99,7 @@ def test_a_judge_that_does_not_die_blocks_its_slot_alone(
         assert services.verdict(identity).passed
 
 
+@pytest.mark.nightly
 def test_a_slot_is_not_used_again_while_its_last_life_is_there(
     services: Any, fleet: Any, freezer: Freezer, tmp_path: Path
 ) -> None:
@@ -126,6 +127,7 @@ def test_a_slot_is_not_used_again_while_its_last_life_is_there(
     broker.revoke(services.app, evaluation)
 
 
+@pytest.mark.nightly
 def test_a_fleet_ends_although_something_of_it_does_not(
     services: Any, fleet: Any, freezer: Freezer, tmp_path: Path
 ) -> None:

@@ -188,7 +188,7 @@ FAULTS = (
         "workers/app.py",
         "                    os._exit(1)\n",
         "                    pass\n",
-        ("tests/fleet/test_replaced.py",),
+        ("tests/fleet/test_life.py",),
     ),
     Fault(
         "never_replaced",
@@ -196,7 +196,7 @@ FAULTS = (
         "workers/delivery.py",
         "        if self._failures == _MOST_FAILURES:",
         "        if self._failures < 0:",
-        ("tests/fleet/test_replaced.py",),
+        ("tests/fleet/test_life.py",),
     ),
     Fault(
         "exception_text",
@@ -473,7 +473,7 @@ FAULTS = (
         "kqueue/flower.py",
         "        if request.path != self._health and not self._is_known(",
         "        if request.path == '/' and not self._is_known(",
-        ("tests/fleet/test_flower.py",),
+        ("tests/security/test_access.py",),
     ),
     Fault(
         "flower_any_host",
@@ -481,7 +481,7 @@ FAULTS = (
         "kqueue/flower.py",
         "        if not self._is_host(request.host):",
         "        if not request.host:",
-        ("tests/fleet/test_flower.py",),
+        ("tests/security/test_access.py",),
     ),
     Fault(
         "broken_body",

@@ -220,23 +220,6 @@ def compile_and_run() -> str:
     return subprocess.run(["./hello"], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def build_extension() -> int:
-    """Build an extension with torch and ninja, without torch's headers, which take half a minute."""
-    from torch.utils.cpp_extension import load_inline
-
-    source = """
-    #include <Python.h>
-    static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "answering", nullptr, -1, nullptr};
-    extern "C" PyObject* PyInit_answering() {
-        PyObject* module = PyModule_Create(&definition);
-        PyModule_AddIntConstant(module, "answer", 42);
-        return module;
-    }
-    """
-    module: Any = load_inline("answering", cpp_sources=source, no_implicit_headers=True)
-    return module.answer
-
-
 def own_children() -> bool:
     """Start two child processes, of which one sends a message and the other is ended by a signal."""
     fork = multiprocessing.get_context("fork")
@@ -262,7 +245,7 @@ ALL: dict[str, Callable[..., Any]] = {
     for each in (
         call, connect, read, own_memory, read_by_symlink, hoard, litter, order_device, order_devices, read_memory,
         clone_with, old_system_call, x32_system_call, status, limits, fork_many, eat, leave_daemon, multiply, use_files,
-        compile_and_run, build_extension, own_children, pool,
+        compile_and_run, own_children, pool,
     )
 } | {
     "interpret_triton": triton_kernel.doubles,

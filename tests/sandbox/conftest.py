@@ -15,19 +15,29 @@ _NOBODY = 65534
 
 
 @pytest.fixture(scope="session")
-def root_fleet() -> Iterator[Fleet]:
+def fleets() -> Iterator[dict[str, Fleet]]:
     if os.geteuid() != 0:
-        pytest.skip("these tests do not run as root")
+        with started({"ordinary": (os.geteuid(), 0)}) as ordinary:
+            yield ordinary
+        return
     held = uids.hold(load().candidate_uid)
     try:
-        yield from started(0, held.uid)
+        with started({"root": (0, held.uid), "ordinary": (_NOBODY, 0)}) as both:
+            yield both
     finally:
         held.release()
 
 
-@pytest.fixture(scope="session")
-def ordinary_fleet() -> Iterator[Fleet]:
-    yield from started(_NOBODY if os.geteuid() == 0 else os.geteuid(), 0)
+@pytest.fixture
+def root_fleet(fleets: dict[str, Fleet]) -> Fleet:
+    if "root" not in fleets:
+        pytest.skip("these tests do not run as root")
+    return fleets["root"]
+
+
+@pytest.fixture
+def ordinary_fleet(fleets: dict[str, Fleet]) -> Fleet:
+    return fleets["ordinary"]
 
 
 @pytest.fixture(params=["root_fleet", "ordinary_fleet"])

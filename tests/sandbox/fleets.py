@@ -11,10 +11,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -36,17 +36,16 @@ def greet(listener: socket.socket, word: bytes) -> None:
 @dataclass
 class Fleet:
     name: str
-    process: subprocess.Popen[str]
+    #: The connection to the program, for lines of JSON in both directions.
+    link: TextIO
     isolation: dict[str, Any]
 
     def do(self, what: str, *arguments: Any, sealed: bool = True, **bounds: int) -> dict[str, Any]:
         """Run a function of :mod:`tests.sandbox.attacks` in a fresh process. Return its answer."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         request = {"do": what, "arguments": arguments, "sealed": sealed, "bounds": bounds}
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        answer = json.loads(self.process.stdout.readline())
+        self.link.write(json.dumps(request) + "\n")
+        self.link.flush()
+        answer = json.loads(self.link.readline())
         assert "failed" not in answer, answer["failed"]
         return answer
 
@@ -56,24 +55,33 @@ class Fleet:
                 pytest.skip(f"{name}: {self.isolation[name]}")
 
 
-def started(user: int, candidates: int) -> Iterator[Fleet]:
-    place = Path(tempfile.mkdtemp(prefix="kqueue-sealer-"))
-    place.chmod(0o711)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.sandbox.sealer", str(user), str(place), str(candidates)],
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "2", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        first = process.stdout.readline()
-        assert first, "the stand-in did not start"
-        yield Fleet("root" if user == 0 else "ordinary", process, json.loads(first))
-    finally:
-        process.stdin.close()
-        process.wait(90)
-        shutil.rmtree(place, ignore_errors=True)
+@contextlib.contextmanager
+def started(users: Mapping[str, tuple[int, int]]) -> Iterator[dict[str, Fleet]]:
+    """Start a fleet for each name of ``users``, which gives the uids of the fleet and of its candidates."""
+    arguments: list[str] = []
+    with contextlib.ExitStack() as stack:
+        links: dict[str, TextIO] = {}
+        theirs: list[socket.socket] = []
+        for name, (user, candidates) in users.items():
+            place = tempfile.mkdtemp(prefix="kqueue-sealer-")
+            stack.callback(shutil.rmtree, place, ignore_errors=True)
+            Path(place).chmod(0o711)
+            ours, other = socket.socketpair()
+            links[name] = ours.makefile("rw")
+            ours.close()
+            theirs.append(other)
+            arguments += [str(user), place, str(candidates), str(other.fileno())]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.sandbox.sealer", *arguments],
+            cwd=Path(__file__).parents[2],
+            env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "2", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
+            pass_fds=[other.fileno() for other in theirs],
+        )
+        stack.callback(process.wait, 90)
+        for other in theirs:
+            other.close()
+        for link in links.values():
+            stack.callback(link.close)
+        reports = {name: link.readline() for name, link in links.items()}
+        assert all(reports.values()), "a stand-in did not start"
+        yield {name: Fleet(name, link, json.loads(reports[name])) for name, link in links.items()}

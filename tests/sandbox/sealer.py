@@ -1,7 +1,7 @@
 """A substitute for a fork server: it forks sealed processes that run one function each, and reports the results.
 
-``python -m tests.sandbox.sealer USER DIRECTORY UID``: USER is the uid of the fleet. If that is root, UID is the
-candidates' uid. Requests and answers are lines of JSON.
+``python -m tests.sandbox.sealer USER DIRECTORY UID SOCKET ...``, with four arguments for each fleet: USER is the uid of
+the fleet. If that is root, UID is the candidates' uid. Requests and answers are lines of JSON on the socket.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import errno
 import json
 import os
 import signal
+import socket
 import sys
 import tempfile
-import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from uuid import uuid4
 
 from tests.sandbox import attacks  # imported before the seal, because the seal hides it
@@ -44,14 +44,12 @@ def _fork(
     answer: dict[str, Any] = {}
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        begun = time.perf_counter()
         if base:
             seal.apply(profile, base.means, group, parent, {writer}, files.mount)
         else:
             os.chdir(profile.scratch)
             os.environ.update(seal.private_directories(profile.scratch))
             tempfile.tempdir = None
-        answer["seal_ms"] = (time.perf_counter() - begun) * 1e3
         os.write(writer, b"\n")
         answer["value"] = attacks.ALL[do](*arguments)
     except OSError as error:
@@ -108,22 +106,32 @@ def _serve(request: dict[str, Any], root: Path, base: self_check.SelfCheck, uid:
 
 def main() -> None:
     harness.preload()
-    user = int(sys.argv[1])
-    root = Path(sys.argv[2])
-    child = os.fork()  # like the fork server: freshly forked, with one thread
-    if child:
-        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    fleets = list(zip(*[iter(sys.argv[1:])] * 4, strict=True))
+    for user, directory, candidates, descriptor in fleets:
+        if os.fork() == 0:  # like the fork server: freshly forked, with one thread
+            for other in {int(fleet[3]) for fleet in fleets} - {int(descriptor)}:
+                os.close(other)
+            _answer(int(user), Path(directory), int(candidates), socket.socket(fileno=int(descriptor)))
+    for fleet in fleets:
+        os.close(int(fleet[3]))
+    for _ in fleets:
+        os.wait()
+
+
+def _answer(user: int, root: Path, candidates: int, link: socket.socket) -> NoReturn:
+    """Answer the requests for one fleet."""
+    stream = link.makefile("rw", buffering=1)
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
-    uid = int(sys.argv[3]) if os.geteuid() == 0 and user == 0 else None
+    uid = candidates if os.geteuid() == 0 and user == 0 else None
     if user != os.geteuid():
         if view.unreadable():
             view.rebuild()
         os.chown(root, user, user)
         seal.become(user)
     base = self_check.prepare(uid, "")
-    print(json.dumps(base.report() | {"groups": [str(p.directory) for p in base.groups._places]}), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(_serve(json.loads(line), root, base, uid)), flush=True)
+    print(json.dumps(base.report() | {"groups": [str(p.directory) for p in base.groups._places]}), file=stream)
+    for line in stream:
+        print(json.dumps(_serve(json.loads(line), root, base, uid)), file=stream)
     base.groups.close()
     os._exit(0)
 

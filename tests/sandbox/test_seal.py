@@ -6,6 +6,7 @@ Attacks that an unsealed process of the same user can make are tried there too, 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import os
 import platform
@@ -121,7 +122,8 @@ def test_files_are_bounded_by_the_mount(ordinary_fleet: Fleet) -> None:
 
 def test_what_it_runs_on_cannot_be_changed(fleet: Fleet) -> None:
     fleet.require("files")
-    for path in (__import__("torch").__file__, "/usr/bin/env", "/etc/passwd", "/proc/sys/kernel/core_pattern"):
+    torch = importlib.util.find_spec("torch")  # without an import, which takes seconds
+    for path in (torch.origin, "/usr/bin/env", "/etc/passwd", "/proc/sys/kernel/core_pattern"):
         assert refused(fleet.do("write", path)), path
 
 
@@ -388,7 +390,5 @@ def test_honest_work_is_done(fleet: Fleet) -> None:
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler")
-def test_programs_and_extensions_are_compiled(fleet: Fleet) -> None:
+def test_programs_are_compiled(fleet: Fleet) -> None:
     assert fleet.do("compile_and_run")["value"] == "hello"
-    if fleet.name == "root":
-        assert fleet.do("build_extension")["value"] == 42

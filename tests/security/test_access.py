@@ -1,12 +1,17 @@
-"""Redis in the compose stack: each user has the rights that its service needs, and no more."""
+"""Redis in the compose stack: each user has the rights that its service needs, and no more. Access to Flower."""
 
 from __future__ import annotations
 
+import base64
+import http.client
+import itertools
 import json
 import re
 import shlex
+import socket
 import urllib.error
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +22,9 @@ from kqueue import broker, sweeper
 from kqueue.cli import app
 from kqueue.client import Client
 from kqueue.errors import BrokerUnavailable
-from tests.fleet.told import fleets
-from tests.security.house import House, command_lines, running_flower, tables
+from kqueue.flower import GuardedFlower
+from tests.fleet.told import Fleet, Services, fleets
+from tests.security.house import Flower, House, command_lines, running_flower, tables
 from tests.waiting import until
 
 pytest.importorskip("flower")
@@ -68,13 +74,32 @@ def test_nobody_gets_in_without_a_name(house: House) -> None:
 
 
 @pytest.fixture(scope="module")
-def lived(house: House) -> Iterator[Any]:
-    """Start a fleet with the worker's rights, and Flower with Flower's."""
-    with (
-        fleets(house.services) as start,
-        running_flower(house.services.config(redis_url=house.guarded.url_of("flower")), _log(house)) as flower,
-    ):
-        yield start(**house.settings("worker")), flower
+def services(house: House) -> Services:
+    return house.services
+
+
+@pytest.fixture(scope="module")
+def flower(house: House) -> Iterator[Flower]:
+    """Start Flower with Flower's rights, in a folder with a stranger's configuration for it."""
+    directory = house.services.directory
+    (directory / "flowerconfig.py").write_text("open('planted', 'w')\n")
+    with running_flower(house.services.config(redis_url=house.guarded.url_of("flower")), _log(house)) as flower:
+        yield flower
+    assert not (directory / "planted").exists()
+
+
+@pytest.fixture(scope="module")
+def fleet(house: House, flower: Flower) -> Iterator[Fleet]:
+    """Start a fleet with the worker's rights, whose events reach Flower."""
+
+    def seen() -> bool:
+        house.services.verdict(house.services.submit("ok"))
+        return any(True for _ in flower.get("/api/tasks"))
+
+    with fleets(house.services) as start:
+        fleet = start(**house.settings("worker"))
+        until(seen, what="Flower's first event")
+        yield fleet
 
 
 def _log(house: House) -> Any:
@@ -91,9 +116,8 @@ def _sent(client: Client, kernel: str) -> Any:
     return client.submit(problem="p", kernel=kernel, backend="torch", lane="cpu")
 
 
-def test_a_whole_life_with_no_more_rights_than_these(house: House, lived: Any) -> None:
+def test_a_whole_life_with_no_more_rights_than_these(house: House, fleet: Fleet, flower: Flower) -> None:
     """Submitting, judging, cancelling, listing, sweeping and Flower need no command that Redis refuses."""
-    fleet, flower = lived
     house.refusals()
     with Client(**house.settings("producer")) as client:
         assert _sent(client, "ok").wait(60).category == "passed"
@@ -125,14 +149,13 @@ def test_a_whole_life_with_no_more_rights_than_these(house: House, lived: Any) -
         revoked = _sent(client, "sleep 60 # by Flower")
         house.services.started(revoked.evaluation_id)
         flower.text(f"/api/task/revoke/{revoked.evaluation_id}?terminate=true&signal=SIGKILL", post=True)
-        assert revoked.wait(30).category == "cancelled"
+        assert revoked.wait(90).category == "cancelled"
     assert house.refusals() == []
     assert "NOPERM" not in fleet.log.read_text() + _log(house).read_text()
 
 
-def test_labels_are_shown_as_text(house: House, lived: Any) -> None:
+def test_labels_are_shown_as_text(house: House, fleet: Fleet, flower: Flower) -> None:
     """Markup, escapes and reversed text in a label have no effect in Flower's pages or a terminal."""
-    _, flower = lived
     evil = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\x1b]0;title\x07\x1b[2J\u202egnp.exe\u2066"
     with Client(**house.settings("producer")) as client:
         ticket = client.submit(
@@ -164,9 +187,8 @@ def test_labels_are_shown_as_text(house: House, lived: Any) -> None:
             assert json.loads(done.stdout)["kernel_label"] == evil
 
 
-def test_such_a_life_says_no_password(house: House, lived: Any) -> None:
+def test_such_a_life_says_no_password(house: House, fleet: Fleet, flower: Flower) -> None:
     """Logs, command lines, Flower's pages and all tables hold no password. test_secrets.py covers failures."""
-    fleet, flower = lived
     with Client(**house.settings("producer")) as client:
         failed = _sent(client, "raise")
         assert failed.wait(60).category == "judge_error"
@@ -178,9 +200,8 @@ def test_such_a_life_says_no_password(house: House, lived: Any) -> None:
     assert [where for where, what in said.items() if "marked" in what] == []  # the prefix of all passwords
 
 
-def test_flower_sends_no_task(house: House, lived: Any) -> None:
+def test_flower_sends_no_task(house: House, fleet: Fleet, flower: Flower) -> None:
     """Flower's API offers to send tasks, but Redis refuses them."""
-    _, flower = lived
     with pytest.raises(urllib.error.HTTPError):
         flower.text(f"/api/task/send-task/{broker.EVALUATE}", post=True)
     house.refusals()
@@ -194,3 +215,94 @@ def test_a_sweeper_is_a_worker(house: House) -> None:
     with pytest.raises(BrokerUnavailable, match="permissions"):
         broker.waiting(broker.make_app(house.services.config(**house.settings("producer"))), "cpu")
     house.refusals()
+
+
+# Flower ------------------------------------------------------------------------------------------------
+
+SECRET = "ok # the source of a kernel that nobody else may see"
+
+
+def _task(services: Services, flower: Flower, identity: Any, state: str) -> dict[str, Any]:
+    def look() -> dict[str, Any] | None:
+        try:
+            task = flower.get(f"/api/task/info/{identity}")
+        except urllib.error.HTTPError:
+            return None
+        return task if task["state"] == state else None
+
+    return services.until(look, what=f"{state} in Flower")
+
+
+def test_a_finished_evaluation(services: Services, flower: Flower, fleet: Fleet) -> None:
+    """Name, id, labels, lane and category are shown, but not the source."""
+    identity = services.submit(SECRET, problem_label="softmax", kernel_label="v7")
+    task = _task(services, flower, identity, "SUCCESS")
+    assert task["name"] == "kqueue.evaluate"
+    assert str(identity) in task["args"]
+    assert all(word in task["kwargs"] for word in ("softmax", "v7", "cpu"))
+    assert "'category': 'passed'" in task["result"]
+    assert "nobody else may see" not in json.dumps(flower.get("/api/tasks"))
+
+
+def test_a_killed_judge(services: Services, flower: Flower, fleet: Fleet) -> None:
+    """The failure is readable, not `ExceptionWithTraceback()`."""
+    for kernel, limit, shown in (
+        ("exit 3", None, "judge_error: the judge exited with status 3"),
+        ("gil", 1, "judge_error: the judge overran Celery's hard limit"),
+    ):
+        identity = services.submit(kernel, time_limit=limit)
+        assert _task(services, flower, identity, "FAILURE")["exception"] == shown
+
+
+def _status(flower: Flower, path: str, *, method: str = "GET", host: str | None = None, auth: str | bytes = "") -> int:
+    """Request a page of Flower by the name ``host`` with the credentials ``auth``."""
+    port = int(flower.url.rpartition(":")[2])
+    encoded = base64.b64encode(auth.encode() if isinstance(auth, str) else auth).decode()
+    headers = ({"Authorization": f"Basic {encoded}"} if auth else {}) | ({"Host": host} if host is not None else {})
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(method, path, headers=headers)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_forged_tables_do_not_blind_flower(house: House, flower: Flower, fleet: Fleet) -> None:
+    """Values of any type under keys that stock kombu would read do not stop Flower."""
+    with redis.Redis.from_url(house.guarded.url_of("operator")) as client:
+        for key in ("_kombu.binding.reply.celery.pidbox", "_kombu.binding_permanent.celeryev", "flower.unacked"):
+            client.set(key, "x")
+    [live] = fleet.live()
+    [queue] = flower.get("/api/workers?refresh=true")[live.name]["active_queues"]
+    assert queue["name"] == "kqueue.cpu"
+
+
+#: Paths of pages, the API, metrics, files, and a missing page.
+PATHS = ("/", "/tasks", "/task/x/healthcheck", "/broker", "/api/tasks", "/metrics", "/static/js/flower.js", "/nothing")
+
+
+def test_only_the_password_opens_a_page(flower: Flower) -> None:
+    """Without the password only the health check answers, without any data."""
+    for auth in ("", "ann", "ann:", "ann:wrong", "\xe4nn:pass", b"\xff\xfe:\x00"):
+        assert {path: _status(flower, path, auth=auth) for path in PATHS} == dict.fromkeys(PATHS, 401), auth
+        assert _status(flower, "/api/task/revoke/x", method="POST", auth=auth) == 401
+        assert _status(flower, "/api/tasks", method="OPTIONS", auth=auth) == 401
+        assert _status(flower, "/healthcheck", auth=auth) == 200
+    found = {path: _status(flower, path, auth=flower.auth) for path in PATHS}
+    assert found == dict.fromkeys(PATHS, 200) | {"/task/x/healthcheck": 404, "/nothing": 404}
+
+
+def test_only_names_of_this_machine_are_accepted(flower: Flower) -> None:
+    """A page that points its own name to Flower's address reaches nothing, even with the password."""
+    evil = ("evil.example", "127.0.0.1.evil.example:5555", "localhost.evil.example", "[::1", "evil", "127.0.0.1:x@evil")
+    for host, path in itertools.product(evil, ("/", "/api/tasks", "/healthcheck")):
+        assert _status(flower, path, host=host, auth=flower.auth) in {400, 403}, (host, path)
+    for host in ("127.0.0.1:80", "localhost:5555", "LOCALHOST", "[::1]:5555", "10.1.2.3:5555", socket.gethostname()):
+        assert _status(flower, "/api/tasks", host=host, auth=flower.auth) == 200, host
+
+
+def test_flower_does_not_start_without_a_password() -> None:
+    """Missing credentials, or ones that Flower would misread, end the start with a message."""
+    for known in (None, [], [""], ["ann"], ["ann:"], [":pass"], ["ann:pa", "ss"], ["ann:p\xe4ss"]):
+        with pytest.raises(SystemExit, match="user:password"):
+            GuardedFlower(options=SimpleNamespace(basic_auth=known))

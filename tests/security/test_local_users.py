@@ -8,8 +8,6 @@ import json
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,9 +20,12 @@ from sqlalchemy import text
 
 from kqueue import AccessRefused, ConfigError, RemoteClient
 from kqueue.config import FLEET_FILE, Config, load
+from kqueue.local import parts
 from kqueue.local.fleet import LocalFleet
 from kqueue.store import tokens
 from kqueue.store.engine import connect
+from tests.cli.command import Cli
+from tests.fleet.told import HERE
 from tests.services import starts_services, with_schema
 
 #: Uid of a user without rights, outside the candidates' range.
@@ -66,8 +67,14 @@ def fleet(open_folder: Path) -> Iterator[LocalFleet]:
     config = load(**places, gpus="none", cpu_slots=1, http_port=0, flower_port=0)
     config.home_path.mkdir(mode=0o700)
     with_schema(config.home_path / "postgres")
-    with LocalFleet(config, http=True, flower=True, durable=False) as fleet:
-        yield fleet
+    with pytest.MonkeyPatch.context() as patch:
+        # Its workers judge nothing here, so they need no torch.
+        patch.setattr(parts.Workers, "words", ("run_fleet",))
+        patch.setattr(parts, "_WORKER", "judges")
+        patch.setenv("JUDGES", str(open_folder))
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]))
+        with LocalFleet(config, http=True, flower=True, durable=False) as fleet:
+            yield fleet
 
 
 def as_stranger(act: Callable[[], Any]) -> Any:
@@ -186,12 +193,11 @@ def test_a_stranger_opens_no_page_of_flower(fleet: LocalFleet, open_folder: Path
 
 def test_the_owner_s_link_opens_flower(fleet: LocalFleet, open_folder: Path) -> None:
     """`kqueue open --flower` prints a link with the password that opens every page, also under another address."""
-    command = [sys.executable, "-m", "kqueue", "open", "--no-browser", "--flower"]
-    environment = os.environ | {"KQUEUE_HOME": str(open_folder / "home")}
+    command = ("open", "--no-browser", "--flower")
+    cli = Cli(open_folder, {"KQUEUE_HOME": str(open_folder / "home")})
 
     def link(*more: str) -> SplitResult:
-        done = subprocess.run([*command, *more], env=environment, capture_output=True, text=True, check=True)
-        return urlsplit(done.stdout.strip())
+        return urlsplit(cli(*command, *more).stdout.strip())
 
     opened = link()
     assert f"http://127.0.0.1:{opened.port}" == fleet.flower_url
@@ -201,8 +207,7 @@ def test_the_owner_s_link_opens_flower(fleet: LocalFleet, open_folder: Path) -> 
     with httpx.Client(base_url=opened.geturl()) as browser:
         for path in ("/", "/tasks", "/broker", "/api/workers", "/metrics", "/static/js/flower.js"):
             assert browser.get(path).status_code == 200, path
-    environment["KQUEUE_HOME"] = str(open_folder / "nowhere")
-    none = subprocess.run(command, env=environment, capture_output=True, text=True)
+    none = cli(*command, KQUEUE_HOME=str(open_folder / "nowhere"))
     assert none.returncode != 0
     assert "no Flower found: start one with `kqueue up`" in none.stderr
 

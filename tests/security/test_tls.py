@@ -151,6 +151,7 @@ def test_a_service_is_not_who_it_should_be(place: Place) -> None:
         assert place.house.guarded.passwords["producer"] not in str(told.value)
 
 
+@pytest.mark.nightly
 def test_a_fleet_does_not_start_there(place: Place) -> None:
     """The supervisor waits a while for either service, then exits with the reason."""
     right, password = place.settings("right", "worker"), place.house.guarded.passwords["worker"]

@@ -65,23 +65,34 @@ def test_what_is_printed_is_what_pytest_prints(cli: Cli, options: str) -> None:
     compare(cli, *shlex.split(options))
 
 
-def test_a_class_can_have_a_process_of_its_own(cli: Cli) -> None:
-    """Only the tests of a class share its process, and each result is reported like pytest's."""
+def test_a_process_of_tests_is_a_class_s_and_has_files_and_settings_of_its_own(cli: Cli) -> None:
+    """Only the tests of a class share a process.
+
+    It has a temporary folder, new caches except those that the user configured, and no setting of the fleet.
+    """
     module = """
-import os
+import os, tempfile
 seen = set()
 def test_one(): seen.add("one"); print("pid", os.getpid())
 def test_two(): assert "one" not in seen
 class TestThree:
     def test_three(self): assert not seen; seen.add("three")
     def test_four(self): assert "three" in seen
+def test_own():
+    assert not [name for name in os.environ if name.startswith("KQUEUE_")]
+    assert os.environ["TRITON_CACHE_DIR"] == "/a/cache/of/mine"
+    assert os.environ["CUPY_CACHE_DIR"] != os.environ["TORCH_EXTENSIONS_DIR"]
+    assert tempfile.gettempdir() == os.environ["TMPDIR"]
+    open("tmpdir", "w").write(os.environ["TMPDIR"])
 """
     cli.write("test_a.py", module)
-    done = cli.process("pytest", "-v", "--isolate=class")
+    settings = {"TRITON_CACHE_DIR": "/a/cache/of/mine", "KQUEUE_DATABASE_URL": "postgresql://u:p@h/d"}
+    done = cli.process("pytest", "-v", "--isolate=class", **settings)
     told = dict(re.findall(r"^test_a.py::(\S+) (\w+) +\[", done.stdout, re.MULTILINE))
-    assert {name for name, word in told.items() if word == "FAILED"} == {"test_two"}
-    assert len(told) == 4
-    assert "1 failed, 3 passed" in done.stdout
+    assert {name for name, word in told.items() if word == "FAILED"} == {"test_two"}, done.stdout
+    assert len(told) == 5
+    assert "1 failed, 4 passed" in done.stdout
+    assert not Path((cli.directory / "tmpdir").read_text()).exists()
 
 
 @pytest.mark.nightly
@@ -119,16 +130,21 @@ def test_a_test_that_ends_its_process_fails_alone(cli: Cli) -> None:
     assert not alive(int((cli.directory / "pid").read_text()))
 
 
-def test_a_test_that_takes_too_long_is_ended(cli: Cli) -> None:
-    """The test fails with its location. The limit is for a single test, and the imports before it can take longer."""
+def test_a_test_that_takes_too_long_is_ended_by_the_plugin_alone(cli: Cli) -> None:
+    """The test fails with its location. The limit is for a single test, and the imports before it can take longer.
+
+    `pytest --kqueue` in a project's settings is equivalent to `kqueue pytest`.
+    """
+    cli.write("pytest.ini", "[pytest]\naddopts = -p kqueue --kqueue --kqueue-slots 2 --kqueue-timeout 2\n")
+    cli.write("test_a.py", "import os\ndef test_a(): os._exit(0)\ndef test_b(): pass\n")
     cli.write(
         "test_hangs.py",
         "import os, time\n"
         "if 'KQUEUE_HOME' not in os.environ:\n    time.sleep(3)\n"
         "def test_hangs():\n    open('hangs', 'w').close()\n    time.sleep(10_000)\n",
     )
-    done = cli.process("pytest", "--kqueue-timeout", "2", KQUEUE_HOME=str(cli.directory / "home"))
-    assert (done.returncode, "1 failed" in done.stdout) == (1, True)
+    done = plain(cli)
+    assert (done.returncode, "2 failed, 1 passed" in done.stdout) == (1, True), done.stdout
     assert "took longer than 2 s (--kqueue-timeout)" in done.stdout
     if (cli.directory / "hangs").exists():  # on a busy host it possibly has not got so far
         assert "in test_hangs" in done.stdout
@@ -150,7 +166,9 @@ def test_waits(resource):
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.nightly), signal.SIGKILL], ids=lambda number: number.name
+)
 def test_nothing_outlives_the_command(cli: Cli, number: signal.Signals) -> None:
     """Ctrl-C tears fixtures down and reports, and any end of the command ends its tests and their processes."""
     cli.write("test_waits.py", WAITING)
@@ -175,23 +193,6 @@ def test_a_test_can_end_the_run(cli: Cli) -> None:
     done = cli.process("pytest", "-s")
     assert done.returncode == 9
     assert all(words in done.stdout for words in ("Exit: enough", "from the test"))
-
-
-def test_a_process_of_tests_has_files_and_settings_of_its_own(cli: Cli) -> None:
-    """It has a temporary folder, new caches except those that the user configured, and no setting of the fleet."""
-    cli.write(
-        "test_own.py",
-        "import os, tempfile\n"
-        "def test_own():\n"
-        "    assert not [name for name in os.environ if name.startswith('KQUEUE_')]\n"
-        "    assert os.environ['TRITON_CACHE_DIR'] == '/a/cache/of/mine'\n"
-        "    assert os.environ['CUPY_CACHE_DIR'] != os.environ['TORCH_EXTENSIONS_DIR']\n"
-        "    assert tempfile.gettempdir() == os.environ['TMPDIR']\n"
-        "    open('tmpdir', 'w').write(os.environ['TMPDIR'])\n",
-    )
-    done = cli.process("pytest", TRITON_CACHE_DIR="/a/cache/of/mine", KQUEUE_DATABASE_URL="postgresql://u:p@h/d")
-    assert done.returncode == 0, done.stdout
-    assert not Path((cli.directory / "tmpdir").read_text()).exists()
 
 
 TURNS = """
@@ -326,6 +327,7 @@ def test_what_failed_is_run_once_more_under_compute_sanitizer(cli: Cli, tmp_path
 
 
 REFUSED = [
+    (["--pdb"], "none", "--pdb needs the tests in pytest's own process"),
     (["-p", "xdist", "-n", "2"], "none", "leave out pytest-xdist's options"),
     (["--sanitize"], "none", "compute-sanitizer is neither on PATH nor below CUDA_HOME"),
     (["--kqueue-timeout", "soon"], "none", "'soon' is not a number of seconds"),
@@ -334,14 +336,8 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("options", "gpus", "words"),
-    [
-        (["--pdb"], "none", "--pdb needs the tests in pytest's own process"),
-        *(pytest.param(*case, marks=pytest.mark.nightly) for case in REFUSED),
-    ],
-    ids=str,
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("options", "gpus", "words"), REFUSED, ids=str)
 def test_what_cannot_be_is_refused(cli: Cli, options: list[str], gpus: str, words: str) -> None:
     """Usage errors and missing GPUs exit with 4 before any test runs."""
     cli.write("test_a.py", "def test_a(): open('ran', 'w').close()\n")
@@ -362,11 +358,3 @@ def test_without_its_option_the_plugin_does_nothing(cli: Cli) -> None:
     )
     done = plain(cli, "-p", "kqueue")
     assert done.returncode == 0, done.stdout
-
-
-def test_the_plugin_is_all_that_the_command_needs(cli: Cli) -> None:
-    """`pytest --kqueue` in a project's settings is equivalent to `kqueue pytest`."""
-    cli.write("pytest.ini", "[pytest]\naddopts = -p kqueue --kqueue --kqueue-slots 2\n")
-    cli.write("test_a.py", "import os\ndef test_a(): os._exit(0)\ndef test_b(): pass\n")
-    done = plain(cli)
-    assert (done.returncode, "1 failed, 1 passed" in done.stdout) == (1, True)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 @pytest.fixture(scope="module")
 @starts_services
 def fleet() -> Iterator[LocalFleet]:
-    with live_fleet(http=True) as running:
+    with live_fleet(slots=1) as running:
         yield running
 
 
@@ -45,11 +45,11 @@ def engine(fleet: LocalFleet) -> Iterator[Engine]:
 def test_what_is_reported_is_what_pytest_reports(on_fleet: Cli) -> None:
     """The terminal report and the JUnit file equal pytest's."""
     write_two(on_fleet)
-    isolated = on_fleet.process("pytest", "--fleet", "--slots", "1", "-rA", "--junitxml", "isolated.xml")
-    expected = plain(on_fleet, "-rA")  # without a JUnit file, which would add a warning of record_property
+    options = ("-rA", "-o", "junit_family=xunit1", "--junitxml")  # the other family adds a warning of record_property
+    isolated = on_fleet.process("pytest", "--fleet", *options, "isolated.xml")
+    expected = plain(on_fleet, *options, "plain.xml")
     assert body(isolated.stdout) == body(expected.stdout)
     assert isolated.returncode == expected.returncode
-    plain(on_fleet, "--junitxml", "plain.xml")
     assert cases(on_fleet.directory / "isolated.xml") == cases(on_fleet.directory / "plain.xml")
 
 
@@ -100,6 +100,7 @@ def test_fails(): assert 0
 """
 
 
+@pytest.mark.nightly
 def test_the_tests_of_a_worker_that_is_killed_run_again(on_fleet: Cli, engine: Engine) -> None:
     """The tests run on another worker, each is reported once, and no test is blamed."""
     on_fleet.write("test_slow.py", "import time\ndef test_one(): pass\ndef test_two(): time.sleep(4)\n")
@@ -129,7 +130,7 @@ WHERE e.batch = (SELECT batch FROM evaluations ORDER BY submitted_at DESC LIMIT 
 
 def test_a_signal_cancels_what_was_submitted(on_fleet: Cli, engine: Engine) -> None:
     """Running tests are killed, queued ones do not begin, and pytest reports the existing results."""
-    for each in range(4):
+    for each in range(2):
         on_fleet.write(f"test_more_{each}.py", "import time\ndef test_waits(): time.sleep(10_000)\n")
 
     def states() -> list[str]:
@@ -137,12 +138,12 @@ def test_a_signal_cancels_what_was_submitted(on_fleet: Cli, engine: Engine) -> N
             return list(connection.execute(text(STATES)).scalars())
 
     with running(on_fleet, "--fleet") as process:
-        until(lambda: sorted(states()) == ["queued", "queued", "running", "running"], LIMIT_S)
+        until(lambda: sorted(states()) == ["queued", "running"], LIMIT_S)
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 2
     assert "KeyboardInterrupt" in out
-    assert states() == ["cancelled"] * 4
+    assert states() == ["cancelled"] * 2
 
 
 def test_a_failure_of_the_fleet_is_nobody_s(on_fleet: Cli, engine: Engine) -> None:
@@ -178,13 +179,14 @@ def test_what_cannot_travel_is_refused(on_fleet: Cli) -> None:
         assert (done.returncode, words in done.stdout + done.stderr) == (4, True)
 
 
-def test_it_travels_by_http(on_fleet: Cli, fleet: LocalFleet, tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_it_travels_by_http(cli: Cli, tmp_path: Path) -> None:
     """The sender needs only the address of `kqueue serve` and a token."""
-    on_fleet.write("test_a.py", "def test_a(): pass\n")
-    assert fleet.http_url is not None
-    token = load(home=fleet.config.home_path, url=fleet.http_url).token
-    assert token is not None
-    url = ["--url", fleet.http_url]
-    away = {"KQUEUE_HOME": str(tmp_path / "home"), "KQUEUE_TOKEN": token.get_secret_value()}
-    done = on_fleet.process("pytest", "--fleet", *url, **away)
+    cli.write("test_a.py", "def test_a(): pass\n")
+    with live_fleet(slots=1, http=True) as fleet:
+        assert fleet.http_url is not None
+        token = load(home=fleet.config.home_path, url=fleet.http_url).token
+        assert token is not None
+        away = {"KQUEUE_HOME": str(tmp_path / "home"), "KQUEUE_TOKEN": token.get_secret_value()}
+        done = cli.process("pytest", "--fleet", "--url", fleet.http_url, **away)
     assert "1 passed" in done.stdout, done.stdout + done.stderr
