@@ -1,28 +1,34 @@
-"""Autopsies with a real judge: their results, and `repro.py`, which fails only with a wrong kernel."""
+"""Autopsies: their results, and `repro.py`, which fails only with a wrong kernel."""
 
 from __future__ import annotations
 
+import os
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from kqueue import judging
 from kqueue.autopsy import run
 from kqueue.autopsy.report import Report
 from kqueue.autopsy.shrink import Autopsy, refused
 from kqueue.categories import Category
 from kqueue.config import load
-from kqueue.contract import Outcome, Phase
-from kqueue.evidence import Facts
+from kqueue.contract import Outcome, Phase, Request
+from kqueue.evidence import Evidence, Facts, InputTensor, WrongLocation
 from kqueue.judging import LocalJudge, request_of
 from tests.autopsy.tail import TAIL, TAIL_KERNEL, execute, fails
+from tests.samples import ended
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 #: Time limit in seconds far above the duration of these autopsies.
 LONG_S = 600.0
 
-pytestmark = [pytest.mark.slow("each has a judge judge several problems"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow("runs programs with torch"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +40,28 @@ def local() -> Iterator[LocalJudge]:
             yield judge
 
 
-def dissect(local: LocalJudge, problem: str, kernel: str, *, most: int = 100) -> Report:
+def judge_here(request: Request) -> Outcome:
+    """Judge a kernel for one input set in this process, as a real judge does in seconds."""
+    import torch
+
+    sources: dict[str, Any] = {}
+    try:
+        exec(request.kernel, sources)
+    except SyntaxError:
+        return ended(Category.SYNTAX_ERROR)
+    exec(request.problem, sources)
+    [given] = sources["get_inputs"]()
+    expected, got = (sources[name]()(given.clone()) for name in ("Model", "ModelNew"))
+    evidence = Evidence(inputs=(InputTensor(shape=tuple(given.shape), dtype="float32"),))
+    wrong = torch.nonzero(expected != got).tolist()
+    if not wrong:
+        return Outcome(category=Category.PASSED, evidence=evidence)
+    first = tuple(WrongLocation(index=tuple(index), expected=1.0, got=0.0) for index in wrong[:1])
+    facts = Facts(output=0, kind="given", wrong=len(wrong), of=got.numel(), first=first)
+    return ended(Category.WRONG_VALUES, facts=facts, evidence=evidence)
+
+
+def dissect(local: Any, problem: str, kernel: str, *, most: int = 100) -> Report:
     request = request_of(problem=problem, kernel=kernel, settings={"checks": 2, "timing": {"enabled": False}})
     return run.by_judge(Autopsy(request, most=most), local, LONG_S, lambda _: None)
 
@@ -48,9 +75,9 @@ def test_a_kernel_of_the_gallery_shrinks_to_one_element(local: LocalJudge, tmp_p
     fails(report.repro, tmp_path, "died of SIGSEGV")
 
 
-def test_a_tail_is_found_by_bisection_with_its_first_wrong_place(local: LocalJudge, tmp_path: Path) -> None:
+def test_a_tail_is_found_by_bisection_with_its_first_wrong_place(tmp_path: Path) -> None:
     """The smallest failing row has 41 elements, of which the last nine are wrong. Powers of two hide the failure."""
-    report = dissect(local, TAIL, TAIL_KERNEL)
+    report = dissect(judge_here, TAIL, TAIL_KERNEL)
     assert [after.shape for after in report.after or ()] == [(1, 41)]
     assert [(change.name, change.after) for change in report.changes] == [("N", 41), ("get_inputs()", 1)]
     assert [first.index for first in (report.facts.first or ())[:1]] == [(0, 32)]
@@ -63,44 +90,45 @@ def test_a_tail_is_found_by_bisection_with_its_first_wrong_place(local: LocalJud
     assert execute(right, tmp_path)[0] == 0
 
 
-def test_it_stops_after_its_evaluations_with_the_best_so_far(local: LocalJudge) -> None:
+def test_it_stops_after_its_evaluations_with_the_best_so_far() -> None:
     """With two evaluations, the second is of a smaller problem on which the kernel is right."""
-    report = dissect(local, TAIL, TAIL_KERNEL, most=2)
+    report = dissect(judge_here, TAIL, TAIL_KERNEL, most=2)
     assert (report.ended, report.evaluations) == ("evaluations", 2)
     assert report.elements_after == report.elements_before == 4 * 3001
     assert report.found
 
 
-def test_it_stops_in_time_with_the_best_so_far(local: LocalJudge) -> None:
-    """The running evaluation is stopped, and the judge serves the next request."""
-    request = request_of(
-        problem=TAIL, kernel="import time\n" + TAIL_KERNEL.replace("return out", "time.sleep(99); return out")
-    )
+def test_it_stops_in_time_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The running evaluation is stopped with the judge's process, and the next request starts another one."""
+    process = {"owner": os.getpid(), "ended.return_value": False, "ask.side_effect": lambda _: time.sleep(99)}
+    first, second = (Mock(**process) for _ in range(2))
+    monkeypatch.setattr(judging, "_Child", Mock(side_effect=[first, second]))
+    local = LocalJudge("cpu")
     known = Outcome(category=Category.TIMEOUT, message="late", phase=Phase.CHECK, facts=Facts(reason="deadline"))
-    report = run.by_judge(Autopsy(request, known), local, 1.0, lambda _: None)
+    report = run.by_judge(Autopsy(request_of(problem=TAIL, kernel=TAIL_KERNEL), known), local, 0.5, lambda _: None)
     assert (report.ended, report.found) == ("time", False)
     assert "it ended before the kernel was judged again" in "\n".join(report.lines())
-    assert local(request_of(problem=TAIL, kernel="class ModelNew(")).category is Category.SYNTAX_ERROR
+    first.stop.assert_called_once()
+    assert local.machine is second.machine
 
 
-def test_what_needs_no_autopsy_is_told(local: LocalJudge) -> None:
+def test_what_needs_no_autopsy_is_told() -> None:
     """Passed kernels, failures that sizes do not decide, and fleet failures get no reproduction."""
     for kernel, said in (
         ("class ModelNew(", "syntax_error: this failure does not depend on inputs"),
         (TAIL_KERNEL.replace("] = 0", "] += 0"), "the kernel passed"),
     ):
-        report = dissect(local, TAIL, kernel)
+        report = dissect(judge_here, TAIL, kernel)
         assert (report.ended, report.found) == ("refused", False)
         assert said in "\n".join(report.lines())
     lost = Outcome(category=Category.WORKER_LOST, message="gone")
     assert "this says nothing about the kernel" in (refused(lost) or "")
 
 
-@pytest.mark.nightly
-def test_a_failure_that_does_not_come_again_is_told(local: LocalJudge) -> None:
+def test_a_failure_that_does_not_come_again_is_told() -> None:
     """A kernel that failed by chance gets no reproduction."""
     request = request_of(problem=TAIL, kernel=TAIL_KERNEL.replace("] = 0", "] += 0"))
     facts = Facts(reason="exited", signal="SIGSEGV")
     known = Outcome(category=Category.CRASHED, message="died", phase=Phase.CHECK, facts=facts)
-    report = run.by_judge(Autopsy(request, known), local, LONG_S, lambda _: None)
+    report = run.by_judge(Autopsy(request, known), judge_here, LONG_S, lambda _: None)  # type: ignore[arg-type]
     assert (report.ended, report.found) == ("not_again", False)

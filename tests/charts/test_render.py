@@ -62,16 +62,14 @@ def words(picture: bytes) -> str:
     return "\n".join("".join(found.itertext()) for found in root.iter("{http://www.w3.org/2000/svg}text"))
 
 
-@pytest.mark.parametrize("chart", full("Ada's kernels"), ids=lambda chart: type(chart).__name__)
-def test_a_chart_is_the_same_picture_each_time(chart: charts.Chart) -> None:
-    """The files are equal byte by byte in both formats, without a date. Light and dark differ."""
-    svg = charts.render(chart, theme=charts.Theme.LIGHT)
-    assert charts.render(chart, theme=charts.Theme.LIGHT) == svg
-    assert "Ada's kernels" in words(svg)
-    assert b"<dc:date>" not in svg
-    dark = charts.render(chart, theme=charts.Theme.DARK)
+def test_a_chart_has_two_themes_and_two_forms() -> None:
+    """Files have no date, a PNG is equal byte by byte each time, and light and dark differ."""
+    chart = full("Ada's kernels")[0]
+    light, dark = (charts.render(chart, theme=theme) for theme in (charts.Theme.LIGHT, charts.Theme.DARK))
+    assert "Ada's kernels" in words(light)
     assert "Ada's kernels" in words(dark)
-    assert dark != svg
+    assert b"<dc:date>" not in light
+    assert dark != light
     png = charts.render(chart, form=charts.Form.PNG)
     assert charts.render(chart, form=charts.Form.PNG) == png
     assert png.startswith(b"\x89PNG\r\n\x1a\n")
@@ -82,12 +80,13 @@ def test_a_chart_is_the_same_picture_each_time(chart: charts.Chart) -> None:
 
 @pytest.mark.parametrize("chart", full(HOSTILE), ids=lambda chart: type(chart).__name__)
 def test_hostile_text_is_shown_and_does_nothing(chart: charts.Chart) -> None:
-    """A picture has no markup, formula or control character of a label, and no line longer than its space."""
-    shown = words(charts.render(chart))
+    """A picture has no markup, formula or control character of a label, no line that is too long, and no chance."""
+    svg = charts.render(chart)
+    assert charts.render(chart) == svg
+    shown = words(svg)
     assert "</text><script>" in shown
     assert "x" * 100 not in shown
     assert not set(shown) & set("\x1b\u202e\x00")
-    charts.render(chart, form=charts.Form.PNG)
 
 
 @pytest.mark.parametrize("chart", empty("Nobody's"), ids=lambda chart: type(chart).__name__)
@@ -98,7 +97,7 @@ def test_what_holds_nothing_says_so(chart: charts.Chart) -> None:
 
 def test_what_the_pictures_say() -> None:
     """Text states the best result so far, the share of problems at p, the counts by category and the medians."""
-    best, board, categories, fast_p, times, *_ = (words(charts.render(chart)) for chart in full("it"))
+    best, board, categories, fast_p, times = (words(charts.render(chart)) for chart in full("it")[:5])
     assert "best so far: 2.25x" in best
     assert "the kernel failed (2)" in best
     assert "3.00x" in board

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import io
 import json
@@ -18,6 +19,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+import typer.main
 from sqlalchemy import Engine, text
 
 from kqueue.cli import main
@@ -28,6 +30,8 @@ PROBLEM = "class Model: ...\n"
 KERNEL = "class ModelNew: ...\n"
 COMMAND = (sys.executable, "-m", "kqueue")
 Done = subprocess.CompletedProcess[str]
+# Typer builds all commands for each call, which takes longer than most commands.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 
 @dataclass(frozen=True)

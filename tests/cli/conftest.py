@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Engine
 
-from kqueue import doctor
+from kqueue import charts, doctor
 from kqueue.config import Config
 from tests.cli.command import KERNEL, PROBLEM, Cli, Judgement, judge
 
@@ -28,6 +28,12 @@ def cli(config: Config, tmp_path: Path) -> Cli:
 def services(config: Config) -> Callable[[str], doctor.Check]:
     """Return a function that makes the doctor's check of one service, but not the slow checks of this host."""
     return lambda name: next(check for check in doctor._services(config, deep=False) if check.name == name)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write a picture's form in place of the picture, which takes half a second to draw."""
+    monkeypatch.setattr(charts, "render", lambda _, form: str(form).encode())
 
 
 @pytest.fixture

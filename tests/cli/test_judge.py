@@ -1,4 +1,4 @@
-"""`kqueue judge`: verdicts without a fleet, output, exit statuses, and cleanup after Ctrl-C."""
+"""`kqueue judge` and `kqueue duel`: verdicts without a fleet, output, exit statuses, and cleanup after an end."""
 
 from __future__ import annotations
 
@@ -10,14 +10,35 @@ from pathlib import Path
 
 import pytest
 
+from kqueue import judging
+from kqueue.categories import Category
+from kqueue.config import load
+from kqueue.contract import Outcome, Request
+from kqueue.judging import LocalJudge
 from tests.cli.command import Cli
 from tests.samples import RELU, RELU_KERNEL
 from tests.waiting import alive, until
 from workers.judge.host import linux
 
-pytestmark = pytest.mark.slow("each command starts a judge")
+pytestmark = pytest.mark.slow("starts judges")
 
 QUICK = ("--device", "cpu", "--checks", "1", "--no-timing")
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[LocalJudge]:
+    """Start one judge for all commands that run in this process."""
+    with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
+        Path(name).chmod(0o711)
+        with LocalJudge("cpu", config=load(scratch=Path(name))) as judge:
+            yield judge
+
+
+@pytest.fixture
+def kept(local: LocalJudge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands use that judge, which outlives them."""
+    monkeypatch.setattr(judging, "LocalJudge", {"cpu": local}.get)
+    monkeypatch.setattr(local, "close", lambda: None)
 
 
 @pytest.fixture
@@ -44,16 +65,30 @@ def below(pid: int) -> set[int]:
     return children.union(*map(below, children))
 
 
-def test_right_and_wrong_kernels(cli: Cli) -> None:
-    """Each kernel has a row, one wrong kernel makes the status 1, and stderr names the device."""
-    done = cli("judge", "relu.py", "right.py", "wrong.py", "--device", "cpu", "--checks", "1", "--calls", "5")
+@pytest.mark.usefixtures("kept")
+def test_right_and_wrong_kernels(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each judged kernel has a row, even after Ctrl-C. A failure exits with 1, Ctrl-C with 130, no GPU with 3."""
+    done = cli("judge", "relu.py", "right.py", "wrong.py", *QUICK)
     assert done.returncode == 1, done.stderr
-    rows = [line.split()[:2] for line in done.stdout.splitlines() if ".py" in line]
-    assert rows == [["right.py", "passed"], ["wrong.py", "wrong_values"]]
+    rows = [["right.py", "passed"], ["wrong.py", "wrong_values"]]
+    assert [line.split()[:2] for line in done.stdout.splitlines() if ".py" in line] == rows
     assert done.stderr.startswith("kqueue: judging on ")
     assert "secret" not in done.stderr
+    refused = cli("judge", "relu.py", "right.py", "--backend", "cuda", *QUICK)
+    assert (refused.returncode, "a cuda kernel needs a GPU" in refused.stderr) == (3, True)
+
+    def judged(_: LocalJudge, request: Request) -> Outcome:
+        if "sleep" in request.kernel:
+            raise KeyboardInterrupt
+        return Outcome(category=Category.PASSED)
+
+    monkeypatch.setattr(LocalJudge, "__call__", judged)
+    done = cli("judge", "relu.py", "right.py", "endless.py", *QUICK)
+    assert done.returncode == 130
+    assert [line.split()[:2] for line in done.stdout.splitlines() if ".py" in line] == rows[:1]
 
 
+@pytest.mark.usefixtures("kept")
 def test_a_duel(cli: Cli) -> None:
     """A wrong kernel loses at once, a duel without a decision exits with 1, and bad options with 2."""
     quick = ("--device", "cpu", "--checks", "1", "--calls", "5")
@@ -68,16 +103,24 @@ def test_a_duel(cli: Cli) -> None:
         assert cli("duel", "relu.py", "right.py", "right.py", *option).returncode == 2
 
 
-def test_json_lines_come_as_they_are_judged(cli: Cli) -> None:
-    """With --json each kernel's complete line is printed in order as soon as it is judged."""
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, *(pytest.param(n, marks=pytest.mark.nightly) for n in (signal.SIGINT, signal.SIGHUP))]
+)
+def test_json_lines_come_as_they_are_judged_and_an_end_leaves_nothing(cli: Cli, number: signal.Signals) -> None:
+    """With --json each complete line is printed once its kernel is judged. A signal leaves no process and no file."""
     kernels = ("right.py", "gone.py", "wrong.py", "endless.py")
     with cli.start("judge", "relu.py", *kernels, *QUICK, "--json") as process:
         assert process.stdout is not None
         # The last kernel never ends, so these lines are printed before it.
         right, gone, wrong = (json.loads(process.stdout.readline()) for _ in range(3))
-        process.send_signal(signal.SIGINT)
+        # Its process has loaded its source, and the prewarmed candidate for the next kernel has not.
+        until(lambda: any(Path(f"/proc/{pid}/cwd/kernel.py").exists() for pid in below(process.pid)), 120, "endless.py")
+        started = below(process.pid)
+        process.send_signal(number)
         assert process.stdout.read() == ""
-    assert process.returncode == 130
+    assert process.returncode == (-number if number is signal.SIGKILL else 130)
+    until(lambda: not any(map(alive, started)), what="the end of its processes")
+    assert [path.name for path in (cli.directory / "scratch").iterdir()] == ["locks"]
     assert [line["input"] for line in (right, gone, wrong)] == ["right.py", "gone.py", "wrong.py"]
     assert (right["verdict"]["category"], right["verdict"]["blame"], right["error"]) == ("passed", "none", None)
     assert right["verdict"]["backend"] == "torch"
@@ -101,33 +144,3 @@ def test_bad_input_is_refused_at_once(cli: Cli) -> None:
         done = cli("judge", *arguments)
         assert (done.returncode, message in done.stderr, len(done.stderr.splitlines())) == (2, True, 1)
     assert not (cli.directory / "scratch").exists()
-
-
-def test_a_machine_that_cannot_judge(cli: Cli) -> None:
-    """A missing device and a kernel that needs a GPU exit with 3."""
-    for arguments, message in (
-        (("--device", "977"), "device=977: no GPU 977"),
-        (("--backend", "cuda", *QUICK), "a cuda kernel needs a GPU"),
-    ):
-        done = cli("judge", "relu.py", "right.py", *arguments)
-        assert (done.returncode, message in done.stderr) == (3, True)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["SIGINT", "SIGKILL"])
-def test_nothing_is_left_when_it_is_ended(cli: Cli, number: signal.Signals) -> None:
-    """Ctrl-C and SIGKILL leave no process and no file of a running kernel."""
-    with cli.start("judge", "relu.py", "endless.py", *QUICK) as process:
-        until(lambda: any(name(pid) == "kq-candidate" for pid in below(process.pid)), 120, "the candidate")
-        started = below(process.pid)
-        process.send_signal(number)
-        process.communicate()
-    assert process.returncode == (-number if number is signal.SIGKILL else 130)
-    until(lambda: not any(map(alive, started)), what="the end of its processes")
-    assert [path.name for path in (cli.directory / "scratch").iterdir()] == ["locks"]
-
-
-def name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""

@@ -317,7 +317,7 @@ class TestFaults:
             assert [v.evaluation_id for v in verdicts] == [t.evaluation_id for t in tickets]
             # A stop during a wait asks the client to retry, and the server exits.
             last = await clients[0].submit(**fields(10))
-            waiting = asyncio.create_task(last.wait(timeout=3))
+            waiting = asyncio.create_task(last.wait(timeout=1.5))
             await asyncio.sleep(0.5)
             await asyncio.to_thread(second.close)
             with pytest.raises(WaitTimeout):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
 import subprocess
 import sys
 import time
@@ -14,11 +12,10 @@ from typing import Any
 import pytest
 
 from kqueue import Client
-from kqueue.config import Config
 from kqueue.feedback import instruction
 from kqueue.integrations.common import take_from
 from kqueue.integrations.extraction import Taken, take
-from kqueue.integrations.rl import KernelEnv, reward
+from kqueue.integrations.rl import KernelEnv
 from kqueue.integrations.trace import KernelGuide
 from tests.integrations.answers import ANSWERS, DRAFT, FENCED, FENCED_ANSWERS, KERNEL
 from tests.integrations.sources import QUICK, REFERENCE, RIGHT
@@ -157,7 +154,7 @@ _STRING = f"{_CLASS} x='''\n"
 def test_hostile_answers_take_linear_time(head: str, filler: str) -> None:
     """Hostile answers are parsed in seconds, where a comparison of all pairs of parts would take hours."""
     begun = time.process_time()
-    take(head + filler * (300_000 // len(filler)) + "x")
+    take(head + filler * (100_000 // len(filler)) + "x")
     assert time.process_time() - begun < 30
 
 
@@ -174,15 +171,6 @@ def test_the_parser_is_loaded_when_it_is_needed() -> None:
 # Integrations ------------------------------------------------------------------------------------------
 
 SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
-
-
-def test_right_kernels_are_rewarded(config: Config, caplog: pytest.LogCaptureFixture) -> None:
-    """Each form gets its kernel's reward, and each kernel's place is logged."""
-    shapes = ("block", "never closed", "behind reasoning", "draft, then kernel", "source between prose")
-    answers = [ANSWERS[shape].replace(KERNEL.rstrip(), RIGHT.strip()) for shape in shapes]
-    with caplog.at_level(logging.INFO, "kqueue.integrations.rl"):
-        assert asyncio.run(reward(REFERENCE, answers, **SETTINGS)) == [1.0] * len(answers)
-    assert "answer 0: taken: block 1 of 1 (python), lines 2-" in caplog.text
 
 
 def test_feedback_says_what_was_taken(kq: Client) -> None:

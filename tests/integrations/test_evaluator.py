@@ -1,4 +1,4 @@
-"""The evaluator with Modal's interface, with a live fleet."""
+"""The evaluator with Modal's interface."""
 
 from __future__ import annotations
 
@@ -70,11 +70,10 @@ def test_one_kernel(config: Config) -> None:
     assert (result["format_ok"], result["compiled"], result["correctness"]) == (True, True, True)
     assert (result["tests_passed"], result["tests_total"]) == (1, 1)
     assert (result["error_message"], result["code_length"]) == (None, len(RIGHT))
-    assert None not in (result["runtime_ms"], result["baseline_runtime_ms"])
+    assert (result["runtime_ms"], result["baseline_runtime_ms"], result["speedup"]) == (0.5, 1.0, 2.0)
     metadata = result["metadata"]
     assert (metadata["timing_method"], metadata["timing_basis"]) == ("do_bench", "cpu_clock")
-    # Above a threshold of zero every speedup is excessive. A busy CPU can have none.
-    assert metadata.get("excessive_speedup", False) == (result["speedup"] is not None)
+    assert metadata["excessive_speedup"]  # every speedup is, above a threshold of zero
     result, _ = evaluated(config, lambda e: e.evaluate_single(REFERENCE, RIGHT, "torch", 1))
     assert result["correctness"] is True
     assert (result["runtime_ms"], result["baseline_runtime_ms"], result["speedup"]) == (None, None, None)

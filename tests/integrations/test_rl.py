@@ -28,23 +28,23 @@ def again(kernel: str, key: str) -> Request:
     return request_of(REFERENCE, kernel, **QUICK, lane="cpu", idempotency_key=key)
 
 
-def test_rewards_of_a_batch(config: Config) -> None:
+def test_rewards_of_a_batch(config: Config, caplog: pytest.LogCaptureFixture) -> None:
     """Rewards are in order for any form of answer: None if the problem failed, 0 if the kernel did."""
     turns = [{"role": "user", "content": "faster!"}, {"role": "assistant", "content": f"```\n{RIGHT}\n```"}]
     completions = [WRONG, f"Sure.\n```python\n{RIGHT}\n```", RIGHT, turns, "", "I cannot do that.", []]
     problems = [REFERENCE, REFERENCE, BROKEN_REFERENCE, REFERENCE, REFERENCE, REFERENCE, REFERENCE]
-    assert rewards(problems, completions) == [0.0, 1.0, None, 1.0, 0.0, 0.0, 0.0]
+    with caplog.at_level("INFO", "kqueue.integrations.rl"):
+        assert rewards(problems, completions) == [0.0, 1.0, None, 1.0, 0.0, 0.0, 0.0]
+    assert "answer 1: taken: block 1 of 1 (python), lines 3-" in caplog.text
     assert rewards(REFERENCE, []) == []
     # A lane without workers yields no information on the kernels.
     assert rewards(REFERENCE, [RIGHT, "", WRONG], lane="gpu.l40s") == [None, 0.0, None]
-    wrong, right = rewards(REFERENCE, [WRONG, RIGHT], score="speedup")
-    assert wrong == 0.0
-    assert right is None or right > 0  # a busy CPU can hide its time
+    assert rewards(REFERENCE, [WRONG, RIGHT], score="speedup") == [0.0, 2.0]
 
 
 def test_too_late_is_a_mask(config: Config) -> None:
     """An evaluation without a verdict in time is cancelled and its reward is None."""
-    slow = RIGHT.replace("import torch\n", "import torch, time\ntime.sleep(600)\n", 1)
+    slow = f"{RIGHT}# until /nowhere/\n"
 
     async def both() -> tuple[list[float | None], Any]:
         async with AsyncClient(config) as client:

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import signal
 import subprocess
-import sys
 
 import anyio
 import httpx
@@ -22,14 +21,6 @@ from tests.mcp.agents import COMMAND, Here, Http, over_http, told
 GIVEN = {"problem": "class Model: ...", "kernel": "class ModelNew: ...", "backend": "torch"}
 
 
-def run(*arguments: str, code: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command until it exits, and return its output."""
-    command = [*COMMAND, *arguments] if not code else [sys.executable, "-c", code]
-    return subprocess.run(
-        command, env=os.environ | environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
-    )
-
-
 def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """It exits with 3 and one line. An HTTP option without `--http` is refused first."""
     find = importlib.util.find_spec
@@ -40,30 +31,13 @@ def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     assert (status, "--allow-host: only for --http" in said) == (2, True)
 
 
-@pytest.mark.slow("starts programs")
-def test_help_needs_no_sdk_and_the_tools_no_torch() -> None:
-    """The command line does not import the SDK, and for a fleet over HTTP the tools import no Celery or SQLAlchemy."""
-    code = (
-        "import sys\nsys.argv = ['kqueue', '--help']\nfrom kqueue.cli import app\n"
-        "try: app(prog_name='kqueue')\nexcept SystemExit: pass\n"
-        "loaded = lambda: {name.partition('.')[0] for name in sys.modules}\n"
-        "print('LOADED', sorted(loaded() & {'mcp', 'httpx', 'fastapi', 'starlette', 'torch', 'workers'}))\n"
-        "import kqueue.mcp.connection; print('LATER', sorted(loaded() & {'httpx', 'torch', 'celery', 'sqlalchemy'}))"
-    )
-    done = run(code=code)
-    assert "mcp" in done.stdout
-    assert "LOADED []\nLATER ['httpx']" in done.stdout, done.stdout + done.stderr
-
-
-@pytest.mark.slow("starts programs")
 def test_a_bad_address() -> None:
     """The error is one line with the address."""
-    done = run("--http", "192.0.2.1:0", KQUEUE_URL="http://127.0.0.1:1")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1), done.stderr
-    assert "cannot listen on 192.0.2.1:0" in done.stderr
+    status, out, said = command(load(url="http://127.0.0.1:1"), "mcp", "--http", "192.0.2.1:0")
+    assert (status, out, said.count("\n"), "cannot listen on 192.0.2.1:0" in said) == (3, "", 0, True), said
 
 
-@pytest.mark.slow("starts programs")
+@pytest.mark.nightly
 def test_it_ends_when_it_is_told() -> None:
     """A signal ends the process on stdio at once, although its input is open."""
     with subprocess.Popen(
@@ -103,7 +77,7 @@ async def test_a_wait_lives_through_a_restart(serve, config, worker_id, token, j
     heard: list[str] = []
     served = serve(config)
     monkeypatch.setenv("KQUEUE_URL", served.url)
-    monkeypatch.setattr(fleet, "_RETRY_S", 1.0)
+    monkeypatch.setattr(fleet, "_RETRY_S", 0.3)
 
     async def progress(_seconds: float, _of: float | None, message: str | None) -> None:
         heard.append(message or "")
@@ -132,7 +106,7 @@ async def test_a_wait_lives_through_a_restart(serve, config, worker_id, token, j
 def test_an_agent_elsewhere_is_told_that_the_fleet_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer is a 503 with Retry-After, without the fleet's address."""
     monkeypatch.setenv("KQUEUE_URL", "http://127.0.0.1:1")
-    monkeypatch.setattr(fleet, "_RETRY_S", 1.0)
+    monkeypatch.setattr(fleet, "_RETRY_S", 0.3)
     with Here() as here:
         answer = httpx.post(here.url, json={}, headers={"Authorization": "Bearer kq_x"}, timeout=60)
         assert "127.0.0.1:1" not in problem_of(answer, 503, "database_unavailable")["detail"]

@@ -507,7 +507,7 @@ FAULTS = (
         "kqueue/signals.py",
         "            signal.signal(number, signal.default_int_handler)",
         "            pass",
-        ("tests/cli/test_signals.py",),
+        ("tests/cli/test_submit.py",),
     ),
     Fault(
         "mcp_silent",

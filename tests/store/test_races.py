@@ -23,7 +23,7 @@ from tests.store.steps import change
 PASSED = Outcome(category=Category.PASSED, message="fine")
 LOST = Outcome(category=Category.WORKER_LOST, message="killed")
 #: Number of rounds, enough for each pair of racers to meet in both orders.
-ROUNDS = 12
+ROUNDS = 6
 
 
 def race(*racers: Callable[[], Any]) -> list[Any]:

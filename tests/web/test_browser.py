@@ -63,6 +63,7 @@ def _log_in(tab: Any, secret: str) -> Any:
     return tab
 
 
+@pytest.mark.nightly
 def test_by_keyboard_alone(visit, token, queued: UUID, judge) -> None:
     judge(queued, ended(Category.WRONG_VALUES))
     tab = visit()
@@ -145,6 +146,7 @@ def test_news_come_without_a_reload(visit, served: Served, token, judge) -> None
     assert wrong == []
 
 
+@pytest.mark.nightly
 def test_without_a_script(visit: Callable[..., Any], token: Callable[[str], str], queued: UUID) -> None:
     tab = _log_in(visit(java_script_enabled=False), token("submit"))
     tab.goto(f"/evaluations/{queued}")

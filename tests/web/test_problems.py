@@ -6,13 +6,12 @@ import csv
 import io
 from collections.abc import Callable
 from threading import BoundedSemaphore
-from typing import Any
 from uuid import UUID, uuid4
 
 import httpx
 import pytest
 
-from kqueue import charts
+from kqueue import charts, differences
 from kqueue.categories import Category
 from kqueue.charts import Theme
 from kqueue.contract import Outcome, Request
@@ -161,9 +160,10 @@ def test_two_kernels_side_by_side(served: Served, browser: httpx.Client, judge: 
     shown(browser, f"/compare/{one}/zz", 422)
 
 
-def test_sources_of_too_many_lines_are_not_compared_here(served: Served, browser: httpx.Client, judge: Judge) -> None:
+def test_sources_of_too_many_lines_are_not_compared_here(served, browser, judge, monkeypatch) -> None:
     """The pages have all other parts, and name the command for the comparison."""
-    empty = "\n" * 100_000
+    monkeypatch.setattr(differences, "_LINES", 20)
+    empty = "\n" * 20
     one, other = (judged(served, judge, took(0.5), kernel=f"class ModelNew: {name}\n{empty}") for name in "ab")
     told = f"<code>kqueue diff {one} {other}</code>"
     for address in (f"/compare/{one}/{other}", f"/evaluations/{one}?against={other}"):
@@ -190,9 +190,9 @@ def test_a_chart_is_drawn_once_for_what_it_shows(served, browser, judge, monkeyp
     """Each theme has a cached chart, a new verdict makes a new one, and the cache keeps the latest ones."""
     drawings: list[object] = []
 
-    def counted(chart: charts.Chart, **more: Any) -> bytes:
+    def counted(chart: charts.Chart, theme: Theme) -> bytes:
         drawings.append(chart)
-        return charts.render(chart, **more)
+        return f"{theme} {chart.title.ljust(50)} {len(drawings)}".encode()
 
     monkeypatch.setattr(pictures, "render", counted)
     address = f"/problems/{problem_hash}/board.svg"
