@@ -143,6 +143,7 @@ def _table() -> Iterator[Entry]:
     yield _good("large_add_relu", "triton", GPU)
     yield _good("large_add_relu", "cuda", GPU)
     yield _good("tiny_values", "torch", BOTH)
+    yield _good("scaled_silu", "torch", BOTH)
 
     # ---- refused before they run --------------------------------------------------------------------
     yield _bad("syntax_error", c.SYNTAX_ERROR, "torch", BOTH)
@@ -207,6 +208,7 @@ def _table() -> Iterator[Entry]:
     yield _bad("wrong_values_cpp", c.WRONG_VALUES, "cpp", BOTH)
     yield _bad("stale_answer", c.WRONG_VALUES, "torch", BOTH)
     yield _bad("zeros", c.WRONG_VALUES, "torch", BOTH, problem="tiny_values")
+    yield _bad("wrong_gradient", c.WRONG_VALUES, "torch", BOTH, problem="scaled_silu")
     yield _bad("input_mutated", c.INPUT_MUTATED, "torch", BOTH)
     yield _bad("nondeterministic", c.NONDETERMINISTIC, "torch", BOTH)
 

@@ -151,7 +151,7 @@ _Seconds = Annotated[float, Field(gt=0, le=3600)]
 
 
 class Deadlines(_Model):
-    """The deadlines of the phases in seconds. Each shape of a problem has these deadlines."""
+    """The deadlines of the phases in seconds. Each shape of a problem, and each pass with gradients, has them."""
 
     reference_s: _Seconds = 120.0
     """Deadline for loading the problem, making the inputs and running the reference on them."""
@@ -300,6 +300,9 @@ class Settings(_Model):
     formats e8m0 and e2m1, equality for the rest."""
     comparison: Comparison = Comparison.STRICT
     """Comparison that decides if values are correct."""
+    backward: bool = False
+    """Compare the gradients of floating-point inputs and of parameters too, and time forward and backward together. A
+    problem can ask for that by ``BACKWARD = True``."""
     profiles: Annotated[tuple[Protocol, ...], Field(max_length=len(Protocol))] = ()
     """Other projects' protocols by which the values are compared too. Their results are evidence and do not change the
     verdict."""

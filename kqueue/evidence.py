@@ -144,6 +144,22 @@ class TimedVariants(Part):
     fast on usual inputs only. None where the time is too short for a ratio."""
 
 
+class PassResult(Part):
+    """The time of one pass of an evaluation with gradients."""
+
+    name: str
+    """``forward`` (in grad mode), ``backward`` (both minus forward), or ``both``. The name of a shape precedes it where
+    the problem names several."""
+    runtime_ms: float
+    """Median time of the kernel."""
+    baseline_ms: float
+    """Median time of the eager reference."""
+    speedup: float | None = None
+    """``baseline_ms / runtime_ms``. Null unless one clock took all times and both are above zero."""
+    speedup_interval: tuple[float, float] | None = None
+    """The 95 % interval of the speedup, from the errors of the times."""
+
+
 class ShapeResult(Part):
     """The result of one of a problem's shapes."""
 
@@ -747,7 +763,8 @@ class Facts(Part):
     output: int | None = _ABSENT
     """Number of the wrong output, from 0."""
     effect: str | None = _ABSENT
-    """Name of the wrong output if ``forward`` does not return it, such as ``input 0 after the call``."""
+    """Name of the wrong output if ``forward`` does not return it, such as ``input 0 after the call`` or ``gradient of
+    inputs[0]``."""
     input: int | None = _ABSENT
     """Number of the input that was changed or returned, from 0."""
     structure: str | None = _ABSENT
@@ -872,6 +889,12 @@ class Evidence(Part):
     ``compiled_baseline`` are of all judged shapes, ``comparison`` and ``provenance`` of those that are not held out.
     The rest is of the shape that failed, or else of the first, and a kernel that passed has no ``floor``. None where
     the problem names no shapes."""
+    gradients: tuple[str, ...] | None = _ABSENT
+    """Names of the gradients that were compared, such as ``inputs[0]`` and ``weight linear.weight``: at most 16, chosen
+    at random if there are more. None where no gradients were asked for."""
+    passes: tuple[PassResult, ...] | None = _ABSENT
+    """Times of forward, backward and both. The last one is the verdict's own. None where no gradients were asked for,
+    or the kernel was not timed."""
     untimed: str | None = _ABSENT
     """Reason why a kernel was not timed although the settings requested it."""
     timed_variants: TimedVariants | None = _ABSENT

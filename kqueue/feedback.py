@@ -9,7 +9,7 @@ from typing import Final
 from kqueue import examinations
 from kqueue.categories import Blame, Category
 from kqueue.contract import Result, Verdict
-from kqueue.evidence import Evidence, Finding, json_number
+from kqueue.evidence import Evidence, Finding, PassResult, ShapeResult, json_number
 from kqueue.figures import milliseconds, ratio, span
 from kqueue.shapes import public
 from kqueue.text import DIAGNOSTIC
@@ -76,14 +76,14 @@ def describe(verdict: Result, kernel: str, *, note: str = "", limit: int = 6000)
 
 
 def shape_lines(evidence: Evidence) -> Iterator[str]:
-    """Yield a line for each shape of the problem, and one for the worst speedup and the spread."""
+    """Yield a line for each shape of the problem and for each pass, and one for the worst speedup and the spread."""
+    for each in evidence.passes or ():
+        yield f"Pass {each.name}: {_timed(each)}."
     if (known := evidence.shapes) is None:
         return
     for row in known.rows:
-        times = f", {milliseconds(row.runtime_ms)} ms, reference {milliseconds(row.baseline_ms)} ms"
-        speedup = f", speedup {ratio(row.speedup)}{span(row.speedup_interval)}" if row.speedup is not None else ""
         weight = "" if row.weight == 1 else f", weight {row.weight:g}"
-        timed = "" if row.runtime_ms is None else times + speedup
+        timed = "" if row.runtime_ms is None else f", {_timed(row)}"
         yield f"Shape {row.name}: {row.category or 'not judged, because another shape failed'}{timed}{weight}."
     if known.worst_speedup is not None and known.spread is not None:
         yield "Runtime and speedup are the shapes' weighted geometric means."
@@ -91,6 +91,11 @@ def shape_lines(evidence: Evidence) -> Iterator[str]:
             f"The worst speedup is {ratio(known.worst_speedup)} ({known.worst}), and the best is {known.spread:.2f} "
             "times that."
         )
+
+
+def _timed(row: ShapeResult | PassResult) -> str:
+    speedup = f", speedup {ratio(row.speedup)}{span(row.speedup_interval)}" if row.speedup is not None else ""
+    return f"{milliseconds(row.runtime_ms)} ms, reference {milliseconds(row.baseline_ms)} ms{speedup}"
 
 
 def last_frame(log: str) -> tuple[int, str | None] | None:

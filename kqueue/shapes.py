@@ -123,7 +123,7 @@ def problem_of(source: str, shape: Shape) -> str:
                 f"{shape.name} of the problem's {NAME} has the argument {name!r}, which neither get_inputs() nor "
                 "get_init_inputs() takes"
             )
-    [(begin, end, _)] = _statements(source)
+    [(begin, end, _)] = assigned(source, NAME)
     text = source.encode()
     cut = text[begin:end].count(b"\n")
     lines = [f"{text[:begin].decode()}{NAME} = ({chr(10) * cut}){text[end:].decode()}"]
@@ -144,7 +144,7 @@ def public(source: str) -> str:
         elements = _elements(source)
         if not any(shape.held_out for _, shape in elements):
             return source if _body(source) else _NOT_SHOWN
-        [(begin, end, _)] = _statements(source)
+        [(begin, end, _)] = assigned(source, NAME)
     except InvalidRequest:
         return _NOT_SHOWN if "held_out" in source else source
     text = source.encode()
@@ -168,12 +168,12 @@ def _body(source: str) -> Sequence[ast.stmt]:
         return ()
 
 
-def _statements(source: str) -> list[tuple[int, int, ast.expr | None]]:
-    """Return the top-level assignments to the variable: their offsets in bytes of UTF-8, and the value."""
+def assigned(source: str, variable: str) -> list[tuple[int, int, ast.expr | None]]:
+    """Return the top-level assignments to a variable: their offsets in bytes of UTF-8, and the value."""
     found: list[tuple[int, int, ast.expr | None]] = []
-    for node in _body(source) if NAME in source else ():
+    for node in _body(source) if variable in source else ():
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if any(isinstance(target, ast.Name) and target.id == NAME for target in targets):
+        if any(isinstance(target, ast.Name) and target.id == variable for target in targets):
             found.append((*_span(source, node), getattr(node, "value", None)))
     return found
 
@@ -190,7 +190,7 @@ def _span(source: str, node: ast.stmt | ast.expr) -> tuple[int, int]:
 
 def _elements(source: str) -> list[tuple[tuple[int, int], Shape]]:
     """Return the shapes as they are written, each with its offsets in bytes of UTF-8."""
-    statements = _statements(source)
+    statements = assigned(source, NAME)
     if not statements:
         return []
     value = statements[0][2]

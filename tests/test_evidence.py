@@ -38,6 +38,10 @@ STORED: dict[str, Any] = {
     "reference_is_constant": False,
     "constant_outputs": [],
     "verified_calls": 16, "untimed": "no GPU",
+    "gradients": ["inputs[0]", "weight linear.weight"],
+    "passes": [{
+        "name": "forward", "runtime_ms": 1.0, "baseline_ms": 2.0, "speedup": 2.0, "speedup_interval": [1.5, 2.5],
+    }],
     "timed_variants": {"count": 4, "ratio": 1.25},
     "baseline_taken": "in_turn",
     "floor": {"bytes_in": 8, "bytes_out": 4, "bandwidth_gbs": 4000.0, "floor_ms": 0.1, "floor_out_ms": 0.05},

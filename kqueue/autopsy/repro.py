@@ -9,6 +9,7 @@ import re
 from importlib import resources
 from typing import Final
 
+from kqueue import passes
 from kqueue.contract import Request, Result
 from kqueue.text import clean
 
@@ -45,6 +46,7 @@ def render(request: Request, problem: str, result: Result, seeds: tuple[int, ...
         "SEED": settings.seed,
         "SETS": len(seeds) or _SETS,
         "TOLERANCE": None if given is None else (given.atol, given.rtol, given.by),
+        "BACKWARD": settings.backward or passes.asked_by(problem),
         "STRICT": settings.comparison == "strict",
         "LIMIT_S": getattr(settings.deadlines, f"{result.phase}_s", 60.0),
         "HOST_BYTES": settings.limits.host_memory_bytes,

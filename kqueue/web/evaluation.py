@@ -42,6 +42,7 @@ _OTHERS: Final = 50
 #: Fields of the evidence that have their own sections on the page.
 _SHOWN: Final = {
     "isolation", "durations_s", "cpu_s", "findings", "profiles", "attempts", "sanitized", "profile", "shapes",
+    "passes",
 }  # fmt: skip
 
 

@@ -77,6 +77,7 @@ def _values() -> Iterator[Program]:
         " these inputs never need. A problem that needs negative numbers must draw some.",
     )
     yield program(v + "identity_output", "identity outputs", WRONG | FORM)
+    yield from _each("gradient_cached backward_skipped", "gradients", WRONG, backward=True)
     yield from _each("weight_skip", "weight skipping", WRONG, problem="linear_relu")
     yield program(v + "weight_skip_branch", "weight skipping", WRONG, problem="layer_scale")
     yield program(

@@ -31,7 +31,7 @@ _GATE = {
         zeroed_outputs gc_walk_model frame_walk_answers reference_import constant_gate mean_of_half
         weight_skip_branch range_specialised tolerance_matched_ratio nan_for_infinity nested_tuple
         sparse_output input_in_place policy_obvious_rejected saturation_left_out padding_once
-        effect_skipped layout_ignored
+        effect_skipped layout_ignored gradient_cached
     """,
     "processes": """
         channel_forged_extra stdout_verdict log_bomb exception_without_words memory_children

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Engine, Row, and_, case, func, select, update
+from sqlalchemy import Engine, Row, and_, case, func, or_, select, update
 
-from kqueue import shapes
+from kqueue import passes, shapes
 from kqueue.contract import Backend, Settings
 from kqueue.message import Message
 from kqueue.store.engine import transaction
@@ -16,6 +16,7 @@ from kqueue.store.evaluations.conditions import QUEUED
 from kqueue.store.models import Evaluation, Kernel, Problem
 from kqueue.store.sql import any_uuid
 
+_SEVERAL: Final = or_(Problem.source.contains(shapes.NAME), Problem.source.contains(passes.NAME))
 #: Query with one row for each message, which :func:`to_message` reads.
 MESSAGES: Final = (
     select(
@@ -27,10 +28,8 @@ MESSAGES: Final = (
         Evaluation.lane,
         Evaluation.settings,
         Kernel.backend,
-        # Only a few problems name several shapes, and only their sources are read here.
-        case((and_(Kernel.backend != Backend.PYTEST, Problem.source.contains(shapes.NAME)), Problem.source)).label(
-            "source"
-        ),
+        # Only a few problems name several shapes or ask for gradients, and only their sources are read here.
+        case((and_(Kernel.backend != Backend.PYTEST, _SEVERAL), Problem.source)).label("source"),
     )
     .join_from(Evaluation, Kernel, Kernel.hash == Evaluation.kernel_hash)
     .join(Problem, Problem.hash == Evaluation.problem_hash)
@@ -44,7 +43,8 @@ def to_message(row: Row[*tuple[Any, ...]]) -> Message:
     return Message(
         evaluation_id=row.id,
         lane=row.lane,
-        deadlines_s=_total_s(row.settings) * shapes.count(row.source or ""),
+        deadlines_s=_total_s(row.settings)
+        * passes.count(row.source or "", backward=bool(row.settings.get("backward"))),
         label=" ".join(f"problem={problem} kernel={kernel} backend={row.backend} lane={row.lane}".split()),
     )
 

@@ -27,7 +27,7 @@ from workers.judge.channel.protocol import Answer, Reply
 from workers.judge.channel.tensors import DTYPES, TensorSpec, describe, paths
 from workers.judge.ending import EvaluationEnded
 from workers.judge.pipeline import compare
-from workers.judge.pipeline.cases import Case
+from workers.judge.pipeline.cases import Case, Form
 from workers.judge.pipeline.compare import check_each, check_values, need_no_excuse
 from workers.judge.pipeline.evidence import merge_errors
 from workers.judge.pipeline.exchange import check_form
@@ -188,7 +188,7 @@ def test_structure_goes_before_shape_before_dtype_before_device(
 ) -> None:
     reply = Reply(Answer.MISMATCH, 1, structure=structure, tensors=(spec,))
     with pytest.raises(EvaluationEnded) as caught:
-        check_form(reply, "Tensor", [torch.zeros(2)])
+        check_form(reply, Form(structure="Tensor", paths=("",)), [torch.zeros(2)])
     assert caught.value.outcome.category is category
 
 

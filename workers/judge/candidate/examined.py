@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 
+from workers.judge.candidate import gradients
 from workers.judge.candidate.harness import Harness, import_file
 from workers.judge.channel import flags
 from workers.judge.channel.arguments import of_constructor, put_together, take_apart
@@ -61,14 +62,13 @@ def main(tool: str) -> None:
     kernel = _Kernel(flags.attach(flags.create()))
     kernel.begin(*task_from(Path(JOB).read_text(encoding="utf-8")))
     problem = import_file(Path(PROBLEM))
-    initial, inputs = kernel.arguments_of(problem)
+    initial, *inputs = kernel.arguments_of(problem)
     kernel.construct(initial)
-    positional, keywords = inputs
     with torch.no_grad():
         for _ in range(_WARMUP if profile else 0):
-            kernel.call(positional, keywords)
+            kernel.call(*inputs)
         with kernel.looked_at() if profile else contextlib.nullcontext():
-            kernel.call(positional, keywords)
+            kernel.call(*inputs)
 
 
 class _Kernel(Harness):
@@ -82,8 +82,8 @@ class _Kernel(Harness):
         if self.on_gpu:
             torch.cuda.init()
 
-    def arguments_of(self, problem: Any) -> tuple[Any, tuple[list[Any], dict[str, Any]]]:
-        """Return the constructor's arguments and the arguments of a call, in separate allocations."""
+    def arguments_of(self, problem: Any) -> tuple[Any, Any, list[torch.Tensor]]:
+        """Return the constructor's arguments, and a call's arrangement and its tensors in separate allocations."""
         torch.manual_seed(self._job.seed)
         initial = problem.get_init_inputs() if callable(getattr(problem, "get_init_inputs", None)) else []
         set_seed(self._job.seed)
@@ -97,7 +97,9 @@ class _Kernel(Harness):
         meta = [torch.empty(root.shape, dtype=self.dtype_of(root), device="meta") for root in roots]
         self._form = Binding(tuple(map(form_of, meta)), arrangement, tuple(views))
         placed = put_back([self.to_device(root).clone() for root in roots], views)
-        return of_constructor(initial, problem.Model), put_together(arrangement, placed)
+        for tensor, needs in zip(placed, gradients.marks(tensors), strict=True):
+            tensor.requires_grad_(self._job.backward and needs)
+        return of_constructor(initial, problem.Model), arrangement, placed
 
     def construct(self, initial: Any) -> None:
         """Import the kernel's source, construct its model and set it up."""
@@ -116,8 +118,12 @@ class _Kernel(Harness):
         yield
         cudart.cudaProfilerStop()
 
-    def call(self, positional: list[Any], keywords: dict[str, Any]) -> None:
-        """Call the model and wait for the device."""
+    def call(self, arrangement: Any, tensors: list[torch.Tensor]) -> None:
+        """Call the model, with its gradients if the job needs them, and wait for the device."""
         set_seed(self._job.seed)
-        self.own.model(*positional, **keywords)
+        if self._job.backward:
+            gradients.learned(self.own.model, arrangement, tensors)
+        else:
+            positional, keywords = put_together(arrangement, tensors)
+            self.own.model(*positional, **keywords)
         self.settle()

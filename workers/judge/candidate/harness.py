@@ -24,7 +24,7 @@ from typing import Any, Final, cast
 
 import torch
 
-from workers.judge.candidate import failures, interpreter, libraries, memory, profile, warm_up
+from workers.judge.candidate import failures, gradients, interpreter, libraries, memory, profile, warm_up
 from workers.judge.candidate.instance import Instance, is_plain, weights_of
 from workers.judge.channel import activities, flags
 from workers.judge.channel.arguments import check, put_together
@@ -39,7 +39,7 @@ from workers.judge.channel.parameters import described
 from workers.judge.channel.protocol import Answer, Reply, Tag
 from workers.judge.channel.randomness import set_seed
 from workers.judge.channel.semaphores import Semaphores
-from workers.judge.channel.tensors import MAX_DIMS, MAX_TENSORS, Location, TensorSpec, Where, describe
+from workers.judge.channel.tensors import MAX_DIMS, MAX_TENSORS, Location, TensorSpec, Where
 from workers.judge.channel.wire import Command, receive_command
 
 #: Import name of the kernel's module.
@@ -329,6 +329,7 @@ class Harness:
         own.inputs = self._opened(command)
         check(binding.arguments)
         own.arrangement, own.views, own.differentiates = binding.arguments, binding.views, binding.differentiates
+        own.gradients = binding.gradients
         if binding.resets != own.resets:
             own.watch(binding.resets, binding.compared)
         own.input_memory = [
@@ -382,8 +383,7 @@ class Harness:
         compiling = contextlib.nullcontext() if self._job.compiled else warm_up.launching_nothing(launched)
         try:
             with compiling, self.grad_mode():
-                positional, keywords = self.own.arguments()
-                self.own.model(*positional, **keywords)
+                self.own.call()()
                 self.settle()
         except Exception as error:  # noqa: BLE001 -- unwritten data can cause any exception
             if not launched and failures.tag_of(error) in (Tag.COMPILE, Tag.RESOURCES):
@@ -398,12 +398,12 @@ class Harness:
         own = self.own
         self._renew_memory()
         own.reset()
-        positional, keywords = own.arguments()
+        call = own.call()
         set_seed(command.seed)
         is_host = not (self.on_gpu or self.holds_sets)
         with self.grad_mode(), memory.marked_host_memory() if is_host else contextlib.nullcontext():
             self.settle()
-            output = own.model(*positional, **keywords)
+            output = call()
             self.settle()
             reply = self.deliver(command, output)
             self.settle()
@@ -445,10 +445,9 @@ class Harness:
     def _profile(self, command: Command) -> Reply:
         """Record a few calls with CUPTI. The result is only evidence, so a failure is recorded too."""
         [memory] = command.descriptors
-        positional, keywords = self.own.arguments()
         try:
             with self.grad_mode():
-                page = activities.encode(profile.kernels(lambda: self.own.model(*positional, **keywords)))
+                page = activities.encode(profile.kernels(self.own.call()))
         except Exception as error:  # noqa: BLE001 -- CUPTI's, or the kernel's under CUPTI
             page = activities.encode_failure(f"{failures.qualified(type(error))}: {failures.text_of(error)}")
         os.pwrite(memory, page, 0)
@@ -458,14 +457,14 @@ class Harness:
         """Return the function that a timed call runs: the model, or a no-op for the launch overhead."""
         # Two processes share a GPU by time slices, and a call without launches would not wait for its slice. So a
         # launch overhead launches an empty kernel. So does a call that is compared with such a launch overhead.
-        model, last, (positional, keywords) = self.own.model, None, self.own.arguments()
+        last, call = None, self.own.call()
         is_overhead = command.order in (Order.TIME_OVERHEAD, Order.ENQUEUE_OVERHEAD)
         if is_overhead:
             last = self.own.last
         else:
             self._renew_memory()
             self.own.reset()
-        forward = (lambda: last) if is_overhead else (lambda: model(*positional, **keywords))
+        forward = (lambda: last) if is_overhead else call
         if command.order is Order.ENQUEUE or not self.on_gpu:
             return forward
         return lambda: (self._empty.zero_(), forward())[1]
@@ -473,7 +472,7 @@ class Harness:
     def deliver(self, command: Command, output: Any) -> Reply:
         """Deliver outputs of the reference's structure. Describe outputs of another structure."""
         own = self.own
-        structure, leaves = describe(output)
+        structure, leaves = gradients.described(output)
         specs = tuple(TensorSpec.of(leaf) for leaf in leaves[:MAX_TENSORS])
         own.last, own.delivered = output, []
         if command.order is not Order.TIME_OVERHEAD:

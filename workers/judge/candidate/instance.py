@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 import torch
 
-from workers.judge.channel.arguments import put_together
+from workers.judge.candidate import gradients
 from workers.judge.channel.buffers import OpenedBuffer
 from workers.judge.channel.layout import put_back
-from workers.judge.channel.orders import BufferSpec
+from workers.judge.channel.orders import BufferSpec, Gradients
 from workers.judge.channel.tensors import TensorSpec, View, describe
 
 
@@ -65,6 +66,7 @@ class Instance:
         arrangement: arrangement of ``forward``'s arguments.
         views: the tensors among the arguments, as views of ``inputs``.
         differentiates: whether ``forward`` is called in grad mode.
+        gradients: the gradients that each call computes, or None for none.
         input_memory: address and size in bytes of each input of the last call.
         structure: arrangement of the reference's outputs (:func:`~workers.judge.channel.tensors.describe`).
         forms: forms of the reference's outputs.
@@ -82,6 +84,7 @@ class Instance:
     arrangement: Any = None
     views: tuple[View, ...] = ()
     differentiates: bool = False
+    gradients: Gradients | None = None
     inputs: list[OpenedBuffer] = field(default_factory=list[OpenedBuffer])
     input_memory: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     structure: str = ""
@@ -132,7 +135,7 @@ class Instance:
                 return number
         return None
 
-    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
-        """Return the positional and keyword arguments of one call, with new lists and dicts for each call."""
-        roots = [opened.tensor for opened in self.inputs]
-        return put_together(self.arrangement, put_back(roots, self.views, differentiates=self.differentiates))
+    def call(self) -> Callable[[], Any]:
+        """Return a function that makes one call of the model."""
+        tensors = put_back([one.tensor for one in self.inputs], self.views, differentiates=self.differentiates)
+        return gradients.prepared(self.model, self.gradients, self.arrangement, tensors)

@@ -15,26 +15,26 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self, cast
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from workers.judge.candidate import failures, variants
+from workers.judge.candidate import failures, gradients, variants
 from workers.judge.candidate.harness import Harness, ProblemError
 from workers.judge.candidate.instance import Instance, buffers_of, is_plain, modules_of, weights_of
 from workers.judge.channel import scalar_page
 from workers.judge.channel.arena import Arena
-from workers.judge.channel.arguments import FORM, ArgumentsError, of_constructor, put_together, take_apart
+from workers.judge.channel.arguments import FORM, LEAF, ArgumentsError, leaf_paths, of_constructor, take_apart
 from workers.judge.channel.bits import same_bits
 from workers.judge.channel.buffers import OpenedBuffer, is_apart
 from workers.judge.channel.layout import put_back, refusal, taken_apart
-from workers.judge.channel.orders import Ask, Draw, Order, Release
+from workers.judge.channel.orders import Ask, Draw, Gradients, Order, Release
 from workers.judge.channel.protocol import Answer, Reply
 from workers.judge.channel.randomness import set_seed
-from workers.judge.channel.tensors import LASTING, MAX_TENSORS, PACKED, Location, TensorSpec, View, describe, widened
+from workers.judge.channel.tensors import LASTING, MAX_TENSORS, PACKED, Location, TensorSpec, View, widened
 from workers.judge.channel.wire import Command
 from workers.judge.host import linux
 
@@ -48,6 +48,8 @@ _COPIED_BYTES: Final = 64 << 20
 #: more, as in deep networks, a random choice is compared.
 _MOST_BUFFERS: Final = 12
 _BUFFER_BYTES: Final = 16 << 20
+#: Maximum number of gradients that each answer has. Of more, a random choice is compared.
+_MOST_GRADIENTS: Final = 16
 #: Number of values that show whether a tensor contains only whole numbers.
 _SAMPLE: Final = 1 << 12
 #: Class of generators, which :class:`_OnHost` replaces.
@@ -99,6 +101,9 @@ class ReferenceHarness(Harness):
         self._has_warmed_up = False
         #: Whether forward uses autograd, which needs grad mode.
         self._differentiates = False
+        #: Gradients of each call, and forms of the upstream gradients that are drawn with the inputs. None for none.
+        self._gradients: Gradients | None = None
+        self._upstream: list[TensorSpec] = []
         #: Least CPU time in seconds of drawing an input set and of a forward, also in earlier evaluations.
         self._cpu_s = {"draw_s": math.inf, "call_s": math.inf}
         #: Copy of the model in float64, for inputs in float64.
@@ -109,6 +114,7 @@ class ReferenceHarness(Harness):
             Order.DRAW: self._draw,
             Order.RELEASE: self._release,
             Order.WIDEN: self._widen,
+            Order.DIFFERENTIATE: self._differentiate,
             Order.ARENA: self._take_arena,
             Order.ANSWER: self._answer,
             Order.REST: self._rest,
@@ -232,6 +238,9 @@ class ReferenceHarness(Harness):
         with where, self.on_host(), self._timed("draw_s"):
             values = self._get_inputs()
             values = list(values) if inspect.isgenerator(values) else values
+            if self._upstream:
+                set_seed(seed ^ 1)  # get_inputs() can have set another seed.
+            upstream = [_upstream(spec) for spec in self._upstream]
         try:
             arrangement, tensors = take_apart(values)
         except ArgumentsError as error:
@@ -242,8 +251,14 @@ class ReferenceHarness(Harness):
             if reason := refusal(tensor):
                 raise ProblemError(f"get_inputs() returned as input {number} {reason}")
         roots, views = taken_apart([tensor.detach().resolve_conj().resolve_neg() for tensor in tensors])
-        views = [view._replace(requires_grad=tensor.requires_grad) for view, tensor in zip(views, tensors, strict=True)]
-        return _Form(arrangement, views), [self.to_device(root) for root in roots]
+        marked = [tensor.requires_grad for tensor in tensors] if self._gradients is None else gradients.marks(tensors)
+        views = [view._replace(requires_grad=needs) for view, needs in zip(views, marked, strict=True)]
+        roots = [self.to_device(root) for root in roots]
+        if upstream:
+            arrangement = [arrangement, [LEAF] * len(upstream)]
+            views += [View(len(roots) + i, 0, tuple(one.shape), one.stride()) for i, one in enumerate(upstream)]
+            roots += [one.to(self.device) for one in upstream]
+        return _Form(arrangement, views), roots
 
     def on_host(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context in which a problem that names a GPU makes its tensors on the CPU, where there is no GPU."""
@@ -350,7 +365,7 @@ class ReferenceHarness(Harness):
         self._mutated |= changed
         if changes is not None:
             self._effects = sorted(changed)
-            self._watch(changes(), MAX_TENSORS - len(changed) - len(describe(output)[1]))
+            self._watch(changes(), MAX_TENSORS - len(changed) - len(gradients.described(output)[1]))
         if needs_copies:
             self._restore(held)
             given = [tensor.clone() for tensor in held.inputs]
@@ -375,14 +390,14 @@ class ReferenceHarness(Harness):
         names = random.SystemRandom().sample(list(before), len(before))
         self.own.watch(tuple(names), max(0, min(_MOST_BUFFERS, len(names), room)), before)
 
-    @staticmethod
-    def _prepared(inputs: list[torch.Tensor], ask: Ask) -> list[torch.Tensor]:
+    def _prepared(self, inputs: list[torch.Tensor], ask: Ask) -> list[torch.Tensor]:
         """Return the inputs as the question needs them: nudged, and in float64 or in their own dtype."""
         if ask.evaluates:
             return [tensor.clone() for tensor in inputs]
         set_seed(ask.nudge_seed)
         if ask.is_relative:
-            return [rounded_otherwise(tensor, ask.nudge) for tensor in inputs]
+            # Inputs with gradients are no indices.
+            return [rounded_otherwise(tensor, ask.nudge, keep=self._gradients is None) for tensor in inputs]
         dtypes = [widened(t.dtype) if ask.wide else t.dtype for t in inputs]
         return [(moved(t, ask.nudge) if ask.nudge else t).to(dtype) for t, dtype in zip(inputs, dtypes, strict=True)]
 
@@ -402,16 +417,15 @@ class ReferenceHarness(Harness):
         if ask.wide and own.resets != self.own.resets:
             own.watch(self.own.resets, self.own.compared)
         own.reset()
-        positional, keywords = put_together(
-            held.form.arguments, put_back(tensors, held.form.views, differentiates=self._differentiates)
-        )
+        arguments = put_back(tensors, held.form.views, differentiates=self._differentiates)
+        call = gradients.prepared(own.model, self._gradients, held.form.arguments, arguments)
         mode = _evaluating(own.model) if ask.evaluates else contextlib.nullcontext()
-        gradients = torch.set_grad_enabled(self._differentiates)
-        with _default_dtype(torch.float64) if ask.wide else mode, gradients:
+        grad_mode = torch.set_grad_enabled(self._differentiates)
+        with _default_dtype(torch.float64) if ask.wide else mode, grad_mode:
             set_seed(ask.seed)
             before = self._random_state()
             with contextlib.nullcontext() if ask.wide else self._timed("call_s"):
-                output = own.model(*positional, **keywords)
+                output = call()
             if self.is_serial:
                 self.see_launches()
             else:
@@ -444,7 +458,7 @@ class ReferenceHarness(Harness):
         The inputs and buffers that forward changes follow, with their values after the call.
         """
         own = self._instance(ask)
-        structure, leaves = describe(output)
+        structure, leaves = gradients.described(output)
         if reason := next(filter(None, map(refusal, leaves)), ""):
             raise ProblemError(f"Model.forward returned {reason}")
         tensors = leaves[:MAX_TENSORS]
@@ -496,6 +510,34 @@ class ReferenceHarness(Harness):
                 sizes[where] = max(sizes.get(where, 0), min(leaf.nbytes, storage.nbytes()))
         return sum(sizes.values())
 
+    def _differentiate(self, command: Command) -> Reply:
+        """Find the gradients that the model has, in a call that leaves its buffers unchanged."""
+        slot, backward = command.payload
+        own, held = self.own, self._sets[slot]
+        self._differentiates = True
+        self._gradients = Gradients((), (), (), (), ())
+        form, tensors = self._inputs(held.seed, on_device=held.on_device)
+        paths = zip(leaf_paths(form.arguments, "inputs"), form.views, strict=True)
+        names = [path for path, view in paths if view.requires_grad]
+        given = put_back(tensors, form.views, differentiates=True)
+        own.watch(tuple(buffers_of(own.model)), 0)
+        set_seed(command.seed)
+        if backward:
+            self._gradients, self._upstream = gradients.learned(own.model, form.arguments, given, names)
+        own.reset()
+        own.watch((), 0)
+        if backward and not self._gradients.delivered:
+            raise ProblemError(
+                "gradients are asked for, and the problem has none: its outputs must depend, by operations that"
+                " autograd knows, on a floating-point input or on a parameter that requires a gradient"
+            )
+        # All gradients of inputs are delivered, and a random choice of the weights' gradients if there are many.
+        ranks = {number: (number >= len(names), random.SystemRandom().random()) for number in self._gradients.delivered}
+        some = tuple(sorted(sorted(ranks, key=ranks.__getitem__)[:_MOST_GRADIENTS]))
+        self._gradients, self._form = replace(self._gradients, delivered=some), None
+        self._tell(asdict(self._gradients), "the problem")
+        return self.done(command)
+
     def _widen(self, command: Command) -> Reply:
         """Copy the model with all its tensors in float64, including tensors in plain attributes."""
         with torch.no_grad():
@@ -512,6 +554,7 @@ class ReferenceHarness(Harness):
         """Drop the evaluation's buffers, models and tensors."""
         self._sets, self._form, self._variants = {}, None, None
         self._mutated, self._effects, self._differentiates = set(), None, False
+        self._gradients, self._upstream = None, []
         for instance in (self.own, self._wide):
             self.unbind(instance.inputs)
         self.own, self._wide = Instance(), Instance()
@@ -542,6 +585,13 @@ class ReferenceHarness(Harness):
 
 def _on_host(device: object = None) -> torch.Generator:  # noqa: ARG001 -- the argument of torch's class
     return _GENERATOR()
+
+
+def _upstream(spec: TensorSpec) -> torch.Tensor:
+    """Draw the upstream gradient of an output."""
+    assert spec.dtype is not None
+    dtype = spec.dtype if spec.dtype.is_complex else torch.float32
+    return torch.randn(spec.shape, dtype=dtype).to(spec.dtype)
 
 
 class _OnHost(TorchFunctionMode):
@@ -579,11 +629,13 @@ def moved(tensor: torch.Tensor, rounding: float) -> torch.Tensor:
     return (wide + rounding * (wide * torch.randn_like(wide) + typical * torch.randn_like(wide))).clamp(low, high)
 
 
-def rounded_otherwise(tensor: torch.Tensor, rounding: float) -> torch.Tensor:
-    """Return a copy with each value changed by about ``rounding`` of it, unless the values are whole numbers."""
+def rounded_otherwise(tensor: torch.Tensor, rounding: float, *, keep: bool = True) -> torch.Tensor:
+    """Return a copy with each value changed by about ``rounding`` of it, but ``keep`` values that are whole numbers."""
     # Whole numbers are often masks, one-hot vectors or indices, whose change is more than a rounding error.
     some = tensor.reshape(-1)[:_SAMPLE]
-    if not tensor.is_floating_point() or tensor.dtype in PACKED or torch.equal(some.float(), some.float().round()):
+    if not tensor.is_floating_point() or tensor.dtype in PACKED:
+        return tensor.clone()
+    if keep and torch.equal(some.float(), some.float().round()):
         return tensor.clone()
     exact = tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.dtype.itemsize > 1 else tensor.float()
     change = torch.randn_like(exact).mul_(rounding).mul_(exact).nan_to_num_(0.0, 0.0, 0.0)

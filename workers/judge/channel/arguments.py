@@ -76,6 +76,19 @@ def _without_tensors(value: Any, depth: int, tensors: list[torch.Tensor]) -> Any
     return Built(data.name, _without_tensors(data.attributes, depth + 1, tensors))
 
 
+def leaf_paths(arrangement: Any, path: str) -> Iterator[str]:
+    """Yield the path of each tensor in an arrangement, such as ``inputs[0]``."""
+    if arrangement is LEAF:
+        yield path
+    elif isinstance(arrangement, (list, tuple)):
+        for number, item in enumerate(cast("Sequence[Any]", arrangement)):
+            yield from leaf_paths(item, f"{path}[{number}]")
+    elif isinstance(arrangement, (dict, Built)):
+        values = arrangement.attributes if isinstance(arrangement, Built) else cast("dict[str, Any]", arrangement)
+        for key, item in values.items():
+            yield from leaf_paths(item, f"{path}[{key!r}]")
+
+
 def check(arrangement: Any) -> int:
     """Validate an untrusted arrangement, and return its number of leaves.
 

@@ -52,6 +52,10 @@ class Order(IntEnum):
     PROFILE = 12
     """Make one call under a profiler. Write the names of the executed kernels to the shared memory sent with the
     order."""
+    DIFFERENTIATE = 31
+    """Reference: find the gradients of a stored input set (a pair of its number and True), and write the fields of
+    :class:`Gradients` to the scalar page. From then on inputs come with upstream gradients, and answers with
+    gradients. With False instead, calls only go forward, in grad mode."""
     BUILD = 13
     """Builder: receive the job, import its source, and store the libraries that it compiled."""
     INITIAL = 15
@@ -118,6 +122,7 @@ class Job:
         compiled: run the model under ``torch.compile``.
         built: path of precompiled libraries. Empty for none.
         architectures: GPU architectures for which a builder compiles. Empty for none.
+        backward: compute gradients in a run under a tool.
     """
 
     source: str
@@ -131,6 +136,7 @@ class Job:
     device_asserts: bool = False
     lines: bool = False
     architectures: str = ""
+    backward: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +156,25 @@ class BufferSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Gradients:
+    """The gradients that each call computes. Gradients of inputs that require one precede gradients of weights.
+
+    Attributes:
+        names: names of all.
+        weights: names and shapes of the reference's parameters that require a gradient.
+        outputs: numbers of the outputs with an upstream gradient. Empty if calls only go forward, in grad mode.
+        delivered: numbers of the gradients that are delivered after the outputs.
+        absent: numbers of those that the reference does not have.
+    """
+
+    names: tuple[str, ...]
+    weights: tuple[tuple[str, tuple[int, ...]], ...]
+    outputs: tuple[int, ...]
+    delivered: tuple[int, ...]
+    absent: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Binding:
     """The shared buffers of the inputs or outputs, in order.
 
@@ -162,6 +187,7 @@ class Binding:
             as not written before the next call.
         resets: for inputs, the names of registered buffers that are reset before each call.
         compared: number of the first of these buffers that are delivered after the outputs.
+        gradients: for inputs, the gradients that each call computes, or None for none.
     """
 
     buffers: tuple[BufferSpec, ...]
@@ -172,6 +198,7 @@ class Binding:
     lasting: tuple[int, ...] = ()
     resets: tuple[str, ...] = ()
     compared: int = 0
+    gradients: Gradients | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,8 +177,10 @@ def _paths(node: ast.expr, path: str) -> list[str]:
 
 
 def output_name(number: int, every: tuple[str, ...]) -> str:
-    """Return the words for an output, with its path unless that is only its number."""
+    """Return the words for an output, with its path unless that is only its number, or the name of a gradient."""
     path = every[number] if number < len(every) else ""
+    if path and not path.startswith("["):
+        return f"gradient of {path}"
     return f"output {number}" + (f" at {path}" if path not in ("", f"[{number}]") else "")
 
 

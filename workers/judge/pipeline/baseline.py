@@ -53,6 +53,7 @@ class Baseline:
         self._steps = context.steps
         self._problem_hash = context.problem_hash
         self._shape = "" if context.shape is None else f" shape={context.shape.name}"
+        self._shape += "" if context.pass_ is None else f" pass={context.pass_}"
         self._environment_hash = environment_hash
         self._reference = reference
         self._instruments = instruments

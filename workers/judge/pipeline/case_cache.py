@@ -232,6 +232,14 @@ class CaseCache:
         if case.slot is None:
             self.draw([case])
 
+    def draw_anew(self, case: Case) -> Case:
+        """Draw a case again from the same seeds, in the form that inputs have from now on."""
+        self.drop([case])
+        self._form.arguments = None
+        again = self.again(case.drawn, case.seed, on_device=case.on_device)
+        self.draw([again])
+        return again
+
     def drop(self, cases: Sequence[Case]) -> None:
         """Release the inputs and outputs of cases."""
         slots = tuple(self._forget(case) for case in cases if case.slot is not None)
@@ -256,6 +264,7 @@ class CaseCache:
         assert case.slot is not None
         slot, case.slot = case.slot, None
         case.inputs, case.outputs, case.exact, case.unproven, case.again = [], [], None, None, None
+        case.moved = tuple
         self._held.pop(slot, None)
         return slot
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ import torch
 from kqueue.contract import Precision, Tolerance
 from kqueue.profiles import RULES, Protocol
 from workers.judge.channel.layout import put_back
+from workers.judge.channel.orders import Gradients
 from workers.judge.channel.tensors import PACKED, TensorSpec, View, output_name
 
 DTYPES: Final = {
@@ -54,7 +55,8 @@ class Form:
         unkept: numbers of those that the kernel does not have in this form, or leaves unchanged.
         draws: True if the reference has drawn random numbers, so that the seed of a call decides its answer.
         differentiates: True if the reference uses autograd in its forward.
-        paths: path of each output that forward returns.
+        paths: path of each output that forward returns. Names of gradients follow.
+        gradients: the gradients of each call, or None for none.
     """
 
     arguments: Any = None
@@ -71,16 +73,23 @@ class Form:
     draws: bool = False
     differentiates: bool = False
     paths: tuple[str, ...] = ()
+    gradients: Gradients | None = None
 
     @property
     def returned(self) -> int:
-        """Number of outputs that forward returns."""
+        """Number of outputs that forward returns, with the gradients."""
         return len(self.paths)
 
     @property
     def mutated(self) -> list[int]:
         """Numbers of the inputs that the reference changes."""
         return [number for number in self.output_aliases[self.returned :] if number is not None]
+
+    @property
+    def gradient_names(self) -> tuple[str, ...]:
+        """Names of the gradients, which are the last of the returned outputs."""
+        wanted = self.gradients
+        return () if wanted is None else tuple(wanted.names[number] for number in wanted.delivered)
 
     @property
     def effects(self) -> int:
@@ -98,6 +107,20 @@ class Form:
     def is_returned(self, number: int) -> bool:
         """Return whether an output is returned by forward, and not an input or a buffer that it changes."""
         return not self.structure or number < self.returned
+
+    def is_gradient(self, number: int) -> bool:
+        """Return whether an output is a gradient."""
+        return self.returned - len(self.gradient_names) <= number < self.returned
+
+    def effect(self, number: int) -> str | None:
+        """Return the name of an output that is not in the model's own return value, or None."""
+        return None if self.is_returned(number) and not self.is_gradient(number) else self.name(number)
+
+    def input_name(self, number: int) -> str:
+        """Return an input tensor's name in messages. Upstream gradients follow the arguments."""
+        argument, upstream = self.argument(number), () if self.gradients is None else self.gradients.outputs
+        beyond = argument - len(self.views) + len(upstream)
+        return f"input tensor {argument}" if beyond < 0 else f"upstream gradient of output {upstream[beyond]}"
 
     def argument(self, number: int) -> int:
         """Return the number of the first argument that is a view of an input tensor."""
@@ -132,6 +155,8 @@ class Case:
         noise: relative distance, for each output that is no buffer, between two reference outputs whose inputs differ
             by rounding errors. Empty until it is measured. All cases of an evaluation share this list.
         again: function that returns the reference's outputs to inputs changed by about a rounding error, or None.
+        moved: function that yields such outputs to inputs changed by several rounding errors. Without any, the
+            comparison does not look for jumps.
         views: the arguments as views of ``inputs``. Empty if the arguments are the inputs themselves.
         selects: whether integers among the outputs can be indices that select by value.
         form: form of the problem's calls, which all cases of an evaluation share.
@@ -151,6 +176,7 @@ class Case:
     unproven: list[torch.Tensor] | None = None
     noise: list[float] = field(default_factory=list[float])
     again: Callable[[], list[torch.Tensor] | None] | None = None
+    moved: Callable[[], Iterable[list[torch.Tensor]]] = tuple
     views: tuple[View, ...] = ()
     selects: bool = False
     form: Form = field(default_factory=Form)

@@ -6,6 +6,7 @@ import contextlib
 import enum
 
 from kqueue.contract import Request
+from kqueue.passes import Pass
 from kqueue.shapes import Shape, problem_of
 from workers.judge.backend import JudgeBackend
 from workers.judge.forkserver.handle import ForkServer
@@ -40,6 +41,7 @@ class Context:
         granted: GPU resources that the evaluation gets because it failed without them.
         problem_hash: hash of the submitted problem.
         shape: the shape of the problem to judge, or None. ``request`` then has the problem with this shape only.
+        pass_: the pass with gradients to judge, or None for a plain forward.
         watch: the GPU's clocks.
         fence: the finding of Markdown around the kernel's source, which was taken out of it, or None.
         request, settings: the request and its settings, without timing where times would say nothing.
@@ -56,12 +58,13 @@ class Context:
         cpu: CpuTime,
         granted: frozenset[Grant],
         shape: Shape | None,
+        pass_: Pass | None,
     ) -> None:
         """Prepare without starting a process."""
         kernel, self.fence = static.without_fence(request.kernel)
         if self.fence is not None:
             request = request.model_copy(update={"kernel": kernel})
-        self.problem_hash, self.shape = request.problem_hash, shape
+        self.problem_hash, self.shape, self.pass_ = request.problem_hash, shape, pass_
         if shape is not None:
             request = request.model_copy(update={"problem": problem_of(request.problem, shape)})
         self.steps = Steps(status_page, slot, request.settings.total_s)
@@ -75,7 +78,7 @@ class Context:
         self.backend, self.forkserver = backend, forkserver
         self.cpu, self.granted = cpu, granted
         self.watch = environment.Watch(slot)
-        self.processes = Processes(request, slot, forkserver, cpu)
+        self.processes = Processes(request, slot, forkserver, cpu, pass_)
         self.budget = Budget(request, slot, self.processes, self.steps, self.evidence)
         self.device = Device(slot, backend, self.steps, self.evidence, timed=request.settings.timing.enabled)
 

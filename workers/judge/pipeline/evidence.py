@@ -42,6 +42,7 @@ class EvidenceBuilder:
     verified_calls: int | None = None
     setup_ms: float | None = None
     reference_setup_ms: float | None = None
+    gradients: tuple[str, ...] | None = None
     untimed: str | None = None
     timed_variants: Fields | None = None
     baseline_taken: str | None = None

@@ -20,7 +20,7 @@ from workers.judge.channel.buffers import LocationError, SharedTensor, form_of, 
 from workers.judge.channel.flags import memory
 from workers.judge.channel.orders import Binding, Job, Order
 from workers.judge.channel.protocol import Answer, Reply
-from workers.judge.channel.tensors import Location, TensorSpec, Where, output_name, paths
+from workers.judge.channel.tensors import Location, TensorSpec, Where, output_name
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.handle import ForkServerError
 from workers.judge.forkserver.process import SealedProcess
@@ -83,7 +83,10 @@ class Exchange:
 
     def set_up(self, inputs: Sequence[torch.Tensor]) -> float | None:
         """Call the model's setup(), which gets the form of the inputs. Return its time in ms, or None without one."""
-        form = Binding(tuple(form_of(tensor.to("meta")) for tensor in inputs), self.form.arguments, self.form.views)
+        wanted, arguments = self.form.gradients, self.form.arguments
+        if wanted is not None and wanted.outputs:
+            arguments = arguments[0]  # Upstream gradients follow.
+        form = Binding(tuple(form_of(tensor.to("meta")) for tensor in inputs), arguments, self.form.views)
         begun = time.perf_counter()
         reply = self.process.order(Order.SET_UP, payload=form)
         return None if reply.answer is Answer.MISMATCH else 1e3 * (time.perf_counter() - begun)
@@ -103,6 +106,7 @@ class Exchange:
             differentiates=form.differentiates,
             resets=form.resets,
             compared=len(form.buffers),
+            gradients=form.gradients,
         )
         fds = tuple(shared.descriptor for shared in self._inputs if shared.descriptor is not None)
         self.process.order(Order.BIND_INPUTS, payload=payload, fds=fds)
@@ -140,7 +144,7 @@ class Exchange:
         """Raise EvaluationEnded (``input_mutated``) if a call changed an input that the reference does not change."""
         if (i := self.changed(case.inputs)) is not None:
             number = self.form.argument(i)
-            message = f"forward changed its input tensor {number}"
+            message = f"forward changed its {self.form.input_name(i)}"
             raise EvaluationEnded(Category.INPUT_MUTATED, message, self.process.phase, input=number)
 
     def outputs(self, reply: Reply) -> list[Output]:
@@ -153,7 +157,7 @@ class Exchange:
         tensors, count = reply.tensors[: len(returned)], len(returned) + len(self.form.buffers)
         is_complete = reply.answer is not Answer.MISMATCH and len(reply.tensors) == count
         if not is_complete or tensors != returned or reply.structure != structure:
-            check_form(replace(reply, tensors=tensors) if is_complete else reply, structure, returned)
+            check_form(replace(reply, tensors=tensors) if is_complete else reply, self.form, returned)
         views = [
             self._output(i, spec, location)
             for i, (spec, location) in enumerate(zip(tensors, reply.locations, strict=False))
@@ -176,7 +180,8 @@ class Exchange:
                 return torch.empty(spec.shape, dtype=spec.dtype, device=self._device)
             if location.where is Where.INPUT and location.index < len(self._inputs):
                 view = view_within(self._inputs[location.index].flat, location, spec)
-                if self.form.output_aliases[i] == location.index:
+                # A gradient can be the upstream gradient itself.
+                if self.form.output_aliases[i] == location.index or self.form.is_gradient(i):
                     return view
                 raise EvaluationEnded(
                     Category.WRONG_OUTPUT_STRUCTURE,
@@ -349,17 +354,21 @@ def _shuffled(pairs: Iterable[_Pair]) -> list[_Pair]:
     return chosen
 
 
-def check_form(reply: Reply, structure: str, specs: Sequence[TensorSpec]) -> None:
-    """Raise EvaluationEnded with the first difference from the form of the reference's outputs."""
+def check_form(reply: Reply, form: Form, specs: Sequence[TensorSpec]) -> None:
+    """Raise EvaluationEnded with the first difference from the form of the reference's outputs.
+
+    An output of another shape has no gradients, so they can be missing.
+    """
     got = list(reply.tensors)
-    if reply.structure != structure or len(got) != len(specs):
+    least = len(specs) - len(form.gradient_names)
+    if reply.structure != form.structure or not least <= len(got) <= len(specs):
         raise _wrong(
             Category.WRONG_OUTPUT_STRUCTURE,
-            f"the output is {reply.structure}, the reference's is {structure}",
+            f"the output is {reply.structure}, the reference's is {form.structure}",
             structure=reply.structure,
         )
-    every = paths(structure)
-    names = [output_name(i, every) for i in range(len(specs))]
+    names = [output_name(i, form.paths) for i in range(len(specs))]
+    specs = specs[: len(got)]
     for i, (mine, theirs) in enumerate(zip(specs, got, strict=True)):
         if mine.shape != theirs.shape:
             raise _wrong(Category.WRONG_SHAPE, f"{names[i]} has shape {theirs.shape}, not {mine.shape}", output=i)

@@ -104,7 +104,7 @@ class KeptCalls:
         else:
             # On a CPU the calls of all series use the same memory, because other memory would be in other caches.
             kept = [tensor.clone() for tensor in outputs]
-        drawn = replace(case, slot=None, inputs=[], outputs=[], exact=None, unproven=None, again=None)
+        drawn = replace(case, slot=None, inputs=[], outputs=[], exact=None, unproven=None, again=None, moved=tuple)
         self._proofs[index : index + 1] = [Proof(kept, pieces, drawn, number, ns)]
         return True, is_held
 
@@ -189,7 +189,7 @@ def _of_pieces(proof: Proof) -> Case:
     case = proof.case
     if proof.pieces is None:
         return case
-    pieces, again = proof.pieces, case.again
+    pieces, again, moved = proof.pieces, case.again, case.moved
 
     def cut(tensors: list[torch.Tensor] | None) -> list[torch.Tensor] | None:
         return None if tensors is None else [_cut(t, where) for t, where in zip(tensors, pieces, strict=True)]
@@ -199,7 +199,8 @@ def _of_pieces(proof: Proof) -> Case:
 
     parts = cut(case.outputs) or []
     answer = None if again is None else lambda: cut(again())
-    return replace(case, slot=None, inputs=[], outputs=parts, exact=cut(case.exact), again=answer, restore=restore)
+    of_pieces = replace(case, slot=None, inputs=[], outputs=parts, exact=cut(case.exact), again=answer, restore=restore)
+    return replace(of_pieces, moved=lambda: filter(None, map(cut, moved())))
 
 
 def _filled(values: torch.Tensor, tensor: torch.Tensor, pieces: list[slice]) -> torch.Tensor:

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from kqueue.categories import Blame
 from kqueue.contract import Outcome, Phase, Request
+from kqueue.passes import Pass
 from workers.judge.channel.orders import Job, Opening, Order
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.control import Report
@@ -51,7 +52,9 @@ class Processes:
         builder: builder of the libraries that the candidate imports, or their reuse, or None if there are none.
     """
 
-    def __init__(self, request: Request, slot: SlotConfig, forkserver: ForkServer, cpu: CpuTime) -> None:
+    def __init__(
+        self, request: Request, slot: SlotConfig, forkserver: ForkServer, cpu: CpuTime, pass_: Pass | None = None
+    ) -> None:
         """Prepare without forking a process. ``cpu`` counts the CPU time of all processes."""
         self.reference: Reference | None = None
         self.candidate: Candidate | None = None
@@ -67,6 +70,9 @@ class Processes:
         self._device = "cuda" if slot.on_gpu else "cpu"
         #: Without uids, a leftover of one process could be blamed on a later kernel.
         self._keeps = slot.keeps_processes and slot.uid is not None
+        # A reference that computes gradients has another form of calls than a kept one.
+        self._keeps_reference = self._keeps and pass_ is None
+        self._pass = pass_
         #: Key under which the reference is kept.
         self._key = warm.key(request, self._device)
         self._memo: warm.Memo | None = None
@@ -86,7 +92,7 @@ class Processes:
         Next to a kept reference the candidate is forked at once. A new reference opens the device first, because the
         driver opens it for one process at a time.
         """
-        if self._keeps and (kept := self._forkserver.take(self._key)) is not None:
+        if self._keeps_reference and (kept := self._forkserver.take(self._key)) is not None:
             message, descriptors = kept
             process = SealedProcess.taken(
                 self._forkserver,
@@ -291,7 +297,7 @@ class Processes:
 
     def _keep(self, outcome: Outcome) -> bool:
         """Keep the reference for the next evaluation of the problem if possible, and return whether it was kept."""
-        if not self._keeps or self.reference is None:
+        if not self._keeps_reference or self.reference is None:
             return False
         memo = warm.memo_of(self.reference, outcome, self._uses)
         if memo is None:
@@ -345,4 +351,5 @@ class Processes:
             built=built,
             device_asserts=self._settings.debug.device_asserts,
             lines=bool(self._settings.examine),
+            backward=self._pass is Pass.BOTH,
         )

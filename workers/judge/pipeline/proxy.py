@@ -26,7 +26,7 @@ from workers.judge.channel import scalar_page
 from workers.judge.channel.buffers import LocationError, SharedTensor, view_within
 from workers.judge.channel.flags import memory
 from workers.judge.channel.gpu_memory import CudaCallError
-from workers.judge.channel.orders import Ask, Job, Opening, Order
+from workers.judge.channel.orders import Ask, Gradients, Job, Opening, Order
 from workers.judge.channel.protocol import Reply
 from workers.judge.channel.tensors import Location, TensorSpec, Where
 from workers.judge.ending import EvaluationEnded
@@ -176,6 +176,23 @@ class ReferenceProxy:
         if not (has_names and has_values and len(initial) <= len(resets)):
             raise EvaluationEnded(Category.REFERENCE_ERROR, "the problem reported impossible buffers", Phase.REFERENCE)
         return Taken(*sizes, *times, resets=tuple(resets), initial=tuple(initial))
+
+    def differentiate(self, case: Case, what: str, *, backward: bool) -> Gradients:
+        """Return the gradients that the process finds on a held case, and computes from now on."""
+        assert case.slot is not None
+        self.order(Order.DIFFERENTIATE, what=what, payload=(case.slot, backward), seed=case.seed)
+        try:
+            found = Gradients(**self.read(what, dict))
+            sizes = (size for _, shape in found.weights for size in shape)
+            if any(type(number) is not int or number < 0 for number in (*found.outputs, *found.absent, *sizes)):
+                raise ValueError("an impossible number")
+            names = [found.names[number] for number in (*found.delivered, *found.absent)]
+            if not all(name.isprintable() for name in (*names, *(name for name, _ in found.weights))):
+                raise ValueError("an impossible name")
+        except (AttributeError, TypeError, ValueError, LookupError):
+            message = "the problem reported impossible gradients"
+            raise EvaluationEnded(Category.REFERENCE_ERROR, message, Phase.REFERENCE) from None
+        return found
 
     def allow(self, nbytes: int) -> None:
         """Set the GPU memory in bytes that the process can allocate."""

@@ -15,6 +15,7 @@ import torch
 
 from kqueue.categories import Blame, Category
 from kqueue.contract import Backend, Outcome, Phase, Request
+from kqueue.passes import Pass
 from kqueue.shapes import Shape
 from workers.judge.backend import JudgeBackend
 from workers.judge.channel import flags
@@ -23,7 +24,7 @@ from workers.judge.channel.protocol import Tag
 from workers.judge.ending import EvaluationEnded
 from workers.judge.forkserver.handle import ForkServer
 from workers.judge.host.status_page import StatusPage
-from workers.judge.pipeline import static
+from workers.judge.pipeline import passes, static
 from workers.judge.pipeline.blame import OutOfAllowance
 from workers.judge.pipeline.context import Context, Grant
 from workers.judge.pipeline.cpu import CpuTime
@@ -60,14 +61,18 @@ def evaluate(
         Exception: the judge itself failed, which shows nothing about the kernel.
     """
     judge = functools.partial(_judge, request, slot, backend, status_page, forkserver, CpuTime())
-    listed = static.shapes_of(request)
-    if not listed:
+    listed, backward = static.shapes_of(request), static.asks_backward(request)
+    if not listed and not backward:
         return judge()
     results: list[Judged] = []
     with forkserver.one_build():
-        for shape in listed:
+        for shape in listed or (None,):
             begun = time.monotonic()
-            outcome = judge(shape, is_first=not results)
+            outcome = judge(shape, Pass.BOTH if backward else None, is_first=not results)
+            if backward and outcome.runtime is not None:
+                outcome = passes.combine(outcome, judge(shape, Pass.FORWARD, is_first=False))
+            if shape is None:
+                return outcome
             results.append(Judged(shape, outcome, time.monotonic() - begun))
             if not outcome.passed:
                 break
@@ -82,16 +87,17 @@ def _judge(
     forkserver: ForkServer,
     cpu: CpuTime,
     shape: Shape | None = None,
+    pass_: Pass | None = None,
     *,
     is_first: bool = True,
 ) -> Outcome:
-    """Judge a request, or one shape of it. Start again with more resources if it failed for lack of them.
+    """Judge a pass of a request, or of one shape of it. Start again with more resources if it failed for lack of them.
 
-    ``cpu`` counts the CPU time of all processes. ``is_first`` is False if the kernel has passed another shape.
+    ``cpu`` counts the CPU time of all processes. ``is_first`` is False if the kernel has passed another shape or pass.
     """
     granted = frozenset[Grant]()
     while True:
-        context = Context(request, slot, backend, status_page, forkserver, cpu, granted, shape)
+        context = Context(request, slot, backend, status_page, forkserver, cpu, granted, shape, pass_)
         outcome, ran_out = _run(context)
         outcome, reports = clean_up.settle(context, outcome)
         missing = _missing_grant(context, outcome, ran_out=ran_out)

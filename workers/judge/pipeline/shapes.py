@@ -15,14 +15,14 @@ from kqueue.contract import Outcome, Phase
 from kqueue.evidence import BaselineError, Evidence, Facts, Measurement, Provenance, ShapeResult, ShapeResults
 from kqueue.shapes import Shape
 from workers.judge.pipeline.evidence import Fields, merge_errors
+from workers.judge.pipeline.passes import LATEST
 
 #: Phases whose failures do not depend on the shape, if they happen at the first one.
 _BEFORE_SHAPES: Final = frozenset({Phase.PREPARE, Phase.LOAD, Phase.COMPILE})
 #: Fields of a measurement that are averaged over shapes.
 _TIMES: Final = ("median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms")
-#: Fields of the evidence that are added over shapes, and those about the device or processes, which the last one has.
+#: Fields of the evidence that are added over shapes.
 _ADDED: Final = ("checks", "checks_asked", "verified_calls")
-_LATEST: Final = ("cpu_s", "canary", "leaked_bytes", "cleanup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def _failure(last: Judged, log: str, evidence: Evidence) -> Outcome:
 def _evidence(shapes: Sequence[Shape], results: Sequence[Judged], shown: Evidence) -> Evidence:
     """Return the evidence of one shape with the results of all."""
     everything = [result.outcome.evidence for result in results]
-    update: Fields = {name: getattr(everything[-1], name) for name in _LATEST}
+    update: Fields = {name: getattr(everything[-1], name) for name in LATEST}
     for name in _ADDED:
         counts = [count for one in everything if (count := getattr(one, name)) is not None]
         update[name] = sum(counts) if counts else None
@@ -95,6 +95,12 @@ def _evidence(shapes: Sequence[Shape], results: Sequence[Judged], shown: Evidenc
     update["comparison"] = merge_errors(figures) or None
     update["provenance"] = _provenance(results, public)
     update["shapes"] = _results(shapes, results)
+    passes = [
+        row.model_copy(update={"name": f"{result.shape.name}: {row.name}"})
+        for result in results
+        for row in result.outcome.evidence.passes or ()
+    ]
+    update["passes"] = tuple(passes) or None
     return shown.model_copy(update=update)
 
 

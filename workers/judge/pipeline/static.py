@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import kernelguard
 
-from kqueue import shapes
+from kqueue import passes, shapes
 from kqueue.categories import Category
 from kqueue.contract import Backend, Phase, Policy, Request, Tolerance
 from kqueue.errors import InvalidRequest
@@ -135,7 +135,7 @@ def _is_python(source: str) -> bool:
 
 
 def check_problem(source: str) -> None:
-    """Reject a problem that is not Python, or whose shapes are malformed.
+    """Reject a problem that is not Python, or whose shapes or request for gradients are malformed.
 
     Raises:
         EvaluationEnded: ``invalid_problem``.
@@ -147,6 +147,7 @@ def check_problem(source: str) -> None:
             Category.INVALID_PROBLEM, f"the problem's source is not valid Python: {error}", Phase.REFERENCE
         ) from None
     try:
+        passes.asked_by(source)
         for shape in shapes.read(source):
             shapes.problem_of(source, shape)
     except InvalidRequest as error:
@@ -162,19 +163,21 @@ def shapes_of(request: Request) -> tuple[shapes.Shape, ...]:
     return ()
 
 
+def asks_backward(request: Request) -> bool:
+    """Return whether gradients are asked for, or False if :func:`check_problem` rejects the problem."""
+    with contextlib.suppress(InvalidRequest):
+        asked = request.settings.backward or passes.asked_by(request.problem)
+        return asked and request.backend is not Backend.PYTEST
+    return False
+
+
 def tolerance(source: str) -> Tolerance | None:
     """Read the tolerance that a problem sets for its outputs from its text. Return None if it sets none.
 
     Raises:
         EvaluationEnded: ``invalid_problem`` if it is no such literal, or so wide that anything would be right.
     """
-    if _TOLERANCE not in source:
-        return None
-    values: list[ast.expr | None] = []
-    for node in ast.parse(source.encode()).body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if any(isinstance(target, ast.Name) and target.id == _TOLERANCE for target in targets):
-            values.append(getattr(node, "value", None))
+    values = [value for _, _, value in shapes.assigned(source, _TOLERANCE)]
     if not values:
         return None
     try:

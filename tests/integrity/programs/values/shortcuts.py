@@ -114,3 +114,44 @@ def forward(self, x: torch.Tensor) -> torch.Tensor: return x.t()
 torch._neg_view costs nothing: the negation is done by whoever compares. Here it is done in the call that is timed, at
 the kernel's own cost, or the output is refused as a view of the judge's input."""
 def forward(self, x: torch.Tensor) -> torch.Tensor: return torch._neg_view(x)
+
+# %% gradient_cached
+"""Returns the gradients of the first call in every later one.
+A check that calls backward once, or always with the same upstream gradient, accepts it. Here each call has its own
+inputs and upstream gradients, and timed calls are verified."""
+class Cached(torch.autograd.Function):
+    known = []
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return F.gelu(x, approximate="tanh")
+
+    @staticmethod
+    def backward(ctx, upstream):
+        if not Cached.known:
+            Cached.known.append(torch.ops.aten.gelu_backward(upstream, ctx.saved_tensors[0], approximate="tanh"))
+        return Cached.known[0]
+
+def forward(self, x: torch.Tensor) -> torch.Tensor: return Cached.apply(x)
+
+# %% backward_skipped
+"""Goes backward in the first calls, and then returns the upstream gradient itself.
+Where only the first gradients are compared, the timed backward costs nothing. Here timed calls are verified too, and
+the kernel does not know when timing begins."""
+class Skipped(torch.autograd.Function):
+    calls = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return F.gelu(x, approximate="tanh")
+
+    @staticmethod
+    def backward(ctx, upstream):
+        Skipped.calls += 1
+        if Skipped.calls > 20:
+            return upstream
+        return torch.ops.aten.gelu_backward(upstream, ctx.saved_tensors[0], approximate="tanh")
+
+def forward(self, x: torch.Tensor) -> torch.Tensor: return Skipped.apply(x)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from kqueue.contract import Phase
+from kqueue.passes import Pass
 from workers.judge.pipeline import answers, clocks, compare, plan, sensitivity, timing
 from workers.judge.pipeline.baseline import Baseline
 from workers.judge.pipeline.cases import Case
@@ -102,6 +103,9 @@ def _begin(context: Context) -> tuple[Reference, Case]:
     budget.book(plan.of_first_call(cache.input_bytes, weights, **budget.whole, alone=alone))
     with context.untimed_if_large(reference, "reference"), steps.timed("reference"), steps.backstop(Phase.REFERENCE):
         proxy.allow(budget.plan.reference)
+        if context.pass_ is not None:
+            first = reference.differentiate(first, backward=context.pass_ is Pass.BOTH)
+            context.evidence.gradients = reference.form.gradient_names
         reference.oracle.widen()
         peak = reference.answer_first(first)
     outputs = first.nbytes - cache.input_bytes
