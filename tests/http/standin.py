@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import ssl
 import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -29,9 +27,6 @@ from kqueue.web.now import Glances
 from tests.http.serving import admin_token
 from tests.samples import passed, request_fields
 from tests.waiting import until
-
-# Each HTTP client reads all certificates, which takes longer than most requests.
-ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 
 class Served:
