@@ -34,8 +34,8 @@ _PROBLEM: Final = re.compile(r"(\d+)_.*\.py")
 _RESULTS: Final = "eval_results.json"
 #: Number of evaluations submitted in one transaction.
 _CHUNK: Final = 100
-#: Seconds between two writes of the results file, which is always written whole.
-_WRITE_EVERY_S: Final = 2.0
+#: Quotient of the pause between two writes of the results file and the time of the last one. Each write replaces all.
+_PAUSE: Final = 20
 #: Exit status if some samples have no result, so that the command must be run again.
 _INCOMPLETE: Final = 3
 
@@ -158,7 +158,7 @@ class _Run:
         resumed = file.exists() and self._token_file.exists()
         self._token = self._token_file.read_text().strip() if resumed else uuid4().hex
         self.results: dict[str, list[dict[str, Any]]] = _read(file, level, asked) if file.exists() else {}
-        self._written = time.monotonic()
+        self._due = 0.0
         if not resumed:
             self.write()
             self._token_file.write_text(self._token + "\n")
@@ -198,12 +198,14 @@ class _Run:
         table = self.results.setdefault(str(sample.problem_id), [])
         remaining = [entry for entry in table if entry["sample_id"] != sample.sample_id]
         table[:] = sorted([*remaining, row], key=itemgetter("sample_id"))
-        if time.monotonic() - self._written > _WRITE_EVERY_S:
+        if time.monotonic() > self._due:
             self.write()
 
     def write(self) -> None:
+        begun = time.monotonic()
         _write(self.file, dict(sorted(self.results.items(), key=lambda item: int(item[0]))))
-        self._written = time.monotonic()
+        ended = time.monotonic()
+        self._due = ended + _PAUSE * (ended - begun)
 
     def _has(self, sample: _Sample, digests: dict[str, str]) -> bool:
         """Return True if these exact files have a result. Results of other programs have no hashes, and count too."""
