@@ -93,7 +93,7 @@ def test_right_gradients_pass_with_a_time_for_each_pass(rig: Rig) -> None:
 
 
 def test_a_gradient_may_be_on_either_side_of_a_kink() -> None:
-    """Where the reference's own gradient jumps between nearly equal inputs, a kernel can have that of either side."""
+    """A kernel can have the gradient of either side where the reference's gradient jumps."""
     found = torch.randn(8, 8)
     wanted = Gradients(("inputs[0]",), (), (0,), (0,), ())
     specs = (TensorSpec.of(found),) * 2

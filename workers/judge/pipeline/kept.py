@@ -199,8 +199,16 @@ def _of_pieces(proof: Proof) -> Case:
 
     parts = cut(case.outputs) or []
     answer = None if again is None else lambda: cut(again())
-    of_pieces = replace(case, slot=None, inputs=[], outputs=parts, exact=cut(case.exact), again=answer, restore=restore)
-    return replace(of_pieces, moved=lambda: filter(None, map(cut, moved())))
+    return replace(
+        case,
+        slot=None,
+        inputs=[],
+        outputs=parts,
+        exact=cut(case.exact),
+        again=answer,
+        moved=lambda: filter(None, map(cut, moved())),
+        restore=restore,
+    )
 
 
 def _filled(values: torch.Tensor, tensor: torch.Tensor, pieces: list[slice]) -> torch.Tensor:
