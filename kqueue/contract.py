@@ -204,7 +204,7 @@ class Timing(_Model):
     precision: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Half the width of the median's 95 % confidence interval, relative to the median, at which timing stops. 0 makes
     all calls."""
-    warmup: Annotated[int, Field(ge=0, le=1_000)] = 3
+    warmup: Annotated[int, Field(ge=0, le=1_000)] = 1
     """Number of warm-up calls before the timed ones and after the checked ones."""
     cold_l2: bool = True
     """Flush the GPU's L2 cache before every timed call."""

@@ -53,7 +53,7 @@ def _matmul(name: str, family: str, expected: frozenset[Category]) -> Program:
 def _streams_and_threads() -> Iterator[Program]:
     for name in ("side_stream_unjoined", "half_the_work_cpu_clock"):
         yield _matmul(name, "side streams unjoined", HONEST | WRONG)
-    yield program("timing/side_stream_long", "side streams unjoined", WRONG, lanes=GPU, **SLOW)
+    yield program("timing/side_stream_long", "side streams unjoined", HONEST | WRONG, lanes=GPU, **SLOW)
     yield _matmul("side_stream_joined_late", "side streams joined late", HONEST | WRONG)
     yield _matmul("side_stream_early", "work before GO", WRONG)
     yield program("timing/thread_after_return", "threads", WRONG)

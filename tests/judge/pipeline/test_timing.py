@@ -254,27 +254,33 @@ def test_the_floor_counts_what_must_be_written_once() -> None:
         assert found["floor_out_ms"] == pytest.approx(written / 4e12 * 1e3)
 
 
+def took(median_ms: float, *, high_ms: float | None = None) -> Measurement:
+    """Return the measurement of a kernel with this time, and with an error of 1 us or this upper end of its range."""
+    high_ms = median_ms + 0.001 if high_ms is None else high_ms
+    return measured().model_copy(update={"median_ms": median_ms, "high_ms": high_ms})
+
+
 def test_faster_than_memory_is_refused_with_the_figures() -> None:
     known = {"bytes_in": 0, "bytes_out": 400 << 20, "bandwidth_gbs": 4000.0, "floor_ms": 0.105, "floor_out_ms": 0.105}
-    slow = measured()
-    speed_of_light.enforce(known, slow)
+    speed_of_light.enforce(known, measured())
     with pytest.raises(EvaluationEnded) as raised:
-        speed_of_light.enforce(known, slow.model_copy(update={"median_ms": 0.01}))
+        speed_of_light.enforce(known, took(0.01))
     assert raised.value.outcome.category is Category.REWARD_HACK
     assert raised.value.outcome.facts.hack == "faster_than_memory"
     assert raised.value.outcome.facts.floor_out_ms == 0.105
+    speed_of_light.enforce(known, took(0.01, high_ms=0.1))
     # Any time passes where the bound is below the clock's resolution or where a kernel writes nothing.
     tiny = {"bytes_in": 0, "bytes_out": 4096, "bandwidth_gbs": 4000.0, "floor_ms": 1e-6, "floor_out_ms": 1e-6}
     nothing = tiny | {"bytes_out": 0, "floor_out_ms": 0.0}
-    speed_of_light.enforce(tiny, slow.model_copy(update={"median_ms": -0.0005}))
-    speed_of_light.enforce(nothing, slow.model_copy(update={"median_ms": -0.005}))
+    speed_of_light.enforce(tiny, took(-0.0005))
+    speed_of_light.enforce(nothing, took(-0.005))
     with pytest.raises(EvaluationEnded):
-        speed_of_light.enforce(tiny, slow.model_copy(update={"median_ms": -0.005}))
+        speed_of_light.enforce(tiny, took(-0.005))
 
 
 def test_what_must_be_read_counts_only_where_a_time_is_too_short_for_all_inputs() -> None:
     known = speed_of_light.floor(400 << 20, 4096, 4e12)
-    slow, fast = measured().model_copy(update={"median_ms": 0.09}), measured().model_copy(update={"median_ms": 0.03})
+    slow, fast = took(0.09), took(0.03)
     assert not speed_of_light.is_beyond(known, slow, 0)
     assert speed_of_light.is_beyond(known, fast, 0)
     assert speed_of_light.is_beyond(known, fast, 100 << 20)

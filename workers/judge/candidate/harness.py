@@ -496,10 +496,10 @@ class Harness:
         """Return an output's location. An output that the judge cannot read there is copied at the kernel's cost."""
         if not self.can_locate(leaf):
             return Location()
+        leaf = leaf.detach().resolve_conj().resolve_neg()
         number = own.input_of(leaf)
         if number is None:
             own.made[i] = leaf
-        leaf = leaf.detach().resolve_conj().resolve_neg()
         if number is not None and is_apart(leaf.shape, leaf.stride()):
             offset = leaf.data_ptr() - own.input_memory[number][0]
             return Location(Where.INPUT, number, offset=offset, stride=leaf.stride())

@@ -464,6 +464,8 @@ def _is_whole(tensor: torch.Tensor) -> bool:
     """Return whether all values are whole, or infinite as in a mask."""
     if not tensor.is_floating_point():
         return not tensor.is_complex()
+    if tensor.dtype is torch.float4_e2m1fn_x2:
+        return False  # torch cannot convert it. On a GPU the attempt fails a device assertion.
     return all(torch.equal(piece, piece.round()) for piece in _pieces(tensor))
 
 
@@ -476,9 +478,8 @@ def _is_mask(tensor: torch.Tensor) -> bool:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return True
-    if not tensor.numel():
+    can_be_infinite = (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype is not torch.float4_e2m1fn_x2
+    if not (can_be_infinite and tensor.numel()):
         return True
     return bool(torch.stack(extremes(tensor)).isfinite().all())
 

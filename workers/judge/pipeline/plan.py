@@ -112,7 +112,8 @@ def settled(inputs: int, outputs: int, weights: int, peak: int, *, whole: int, s
     both = max(judge, 2 * (inputs + outputs) + min(_BESIDE_BYTES, share // 6))
     has_turns = both + peak + must <= share  # More would leave less memory for the problems of other slots.
     judge = both if has_turns else judge
-    reference = max(least["reference"], int(_MORE * peak) + min(_MORE_BYTES, share // 8))
+    more = min(_MORE_BYTES, max(share // 8, inputs + outputs))  # Another call can need both once more.
+    reference = max(least["reference"], int(_MORE * peak) + more)
     reference = max(min(reference, whole - judge - must), peak)
     candidate = max(least["candidate"], _KERNEL * max(peak, inputs + outputs + weights))
     # If a problem fills the GPU, its kernels get the remaining memory.

@@ -13,11 +13,12 @@ from workers.judge.slot_config import SlotConfig
 
 Basis = Literal["gpu_clock", "cpu_clock"]
 
-#: Minimum number of calls in a measurement, even if the time budget is exceeded.
+#: Minimum number of calls in a measurement, even if the time budget is exceeded, and of overhead calls.
 FEWEST: Final = 5
+FEWEST_OVERHEADS: Final = 3
 #: Minimum number of calls after which precision can end a measurement, and the maximum that is added at random. The
 #: second pair is for calls longer than the limit in nanoseconds (with the judge's own work), which vary less.
-ENOUGH: Final = (15, 8)
+ENOUGH: Final = (9, 6)
 _ENOUGH_LONG: Final = (8, 5)
 _LONG_CALL_NS: Final = 5e6
 #: Time by which a call after an empty kernel can exceed a plain one, in nanoseconds and as a share. The kernel takes
@@ -122,6 +123,12 @@ class Series:
         return statistics.median(self.in_turn) > call + _IN_TURN_SLACK[0] + _IN_TURN_SLACK[1] * call
 
     @property
+    def is_plausible(self) -> bool:
+        """True unless the overhead is longer than the calls by more than the clock's error, so that it has changed."""
+        fixed, _ = _ERRORS[self.basis].outside
+        return statistics.median(self.overheads) <= statistics.median(self.calls) + fixed
+
+    @property
     def skew(self) -> float:
         """Mean of the calls divided by their median, without the longest few, which other processes cause."""
         ordered = sorted(self.calls)
@@ -142,7 +149,7 @@ class Series:
 
     def knows_overhead(self, wanted: float) -> bool:
         """Return whether the launch overhead is so precise that more measurements would not improve net times."""
-        if self.basis != "gpu_clock" or len(self.overheads) < FEWEST or len(self.calls) < FEWEST:
+        if self.basis != "gpu_clock" or len(self.overheads) < FEWEST_OVERHEADS or len(self.calls) < FEWEST:
             return False
         net = statistics.median(self.calls) - statistics.median(self.overheads)
         enough = _ERRORS[self.basis].confirming_ns / 2 if min(self.own) >= 0 else 0.0

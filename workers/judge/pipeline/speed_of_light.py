@@ -9,7 +9,8 @@ from kqueue.contract import Phase
 from kqueue.evidence import Measurement
 from workers.judge.ending import EvaluationEnded
 
-#: Tolerance below the bound: a factor and a time in milliseconds. Both bandwidth and time are measurements.
+#: Tolerance below the bound: a factor, and a time in milliseconds. Both bandwidth and time are measurements. The error
+#: of the time counts if it is more.
 _SHARE: Final = 0.7
 _SLACK_MS: Final = 0.003
 
@@ -42,7 +43,11 @@ def cacheable(runtime: Measurement, l2: int) -> int:
 def is_beyond(known: dict[str, Any], runtime: Measurement, cached: int) -> bool:
     """Return whether a time is too short to read all inputs except ``cached`` bytes."""
     least_ms = known["floor_ms"] - cached / (known["bandwidth_gbs"] * 1e9) * 1e3
-    return runtime.median_ms + _SLACK_MS < _SHARE * least_ms
+    return _most_ms(runtime) < _SHARE * least_ms
+
+
+def _most_ms(runtime: Measurement) -> float:
+    return max(runtime.median_ms + _SLACK_MS, runtime.high_ms or 0.0)
 
 
 def needing(known: dict[str, Any], needed: int, cached: int) -> dict[str, Any]:
@@ -61,7 +66,7 @@ def enforce(known: dict[str, Any], runtime: Measurement) -> None:
     read, written = known.get("bytes_needed", 0), known["bytes_out"]
     least_ms = known.get("floor_needed_ms", known["floor_out_ms"])
     # A kernel that moves nothing can take no time, and noise can make the measurement negative.
-    if (read or written) and runtime.median_ms + _SLACK_MS < _SHARE * least_ms:
+    if (read or written) and _most_ms(runtime) < _SHARE * least_ms:
         raise EvaluationEnded(
             Category.REWARD_HACK,
             f"{runtime.median_ms:.4f} ms is too short to read {read} bytes and write {written} at"

@@ -48,10 +48,12 @@ from workers.judge.pipeline.series import Basis, Series
 from workers.judge.slot_config import SlotConfig
 
 #: Version of this module's method, a part of the key under which baselines are cached.
-METHOD: Final = "12"
+METHOD: Final = "13"
 #: Number of launch-overhead measurements as a share of the calls, of a candidate and of the reference.
 OVERHEAD_SHARE: Final = 0.2
 _REFERENCE_SHARE: Final = 0.3
+#: The same share until there are enough. They are spread over the calls, because the first calls can be slower.
+_FIRST_SHARE: Final = 0.5
 #: Share of the time phase's deadline after which no further call begins.
 _BUDGET: Final = 0.6
 #: Time in seconds after which a series ends even if it is not precise, if it has enough calls, and for which the
@@ -59,7 +61,7 @@ _BUDGET: Final = 0.6
 _SERIES_S: Final[dict[Basis, float]] = {"gpu_clock": 1.0, "cpu_clock": 0.2}
 #: Number of calls after an empty kernel as a share of the plain calls, and their minimum number.
 _IN_TURN_SHARE: Final = 0.15
-_FEWEST_IN_TURN: Final = 5
+_FEWEST_IN_TURN: Final = 3
 #: Number of calls over which the calls on variants are spread.
 _SPREAD: Final = 12
 #: Number of calls between two reads of the device's clocks.
@@ -173,7 +175,10 @@ class _Caller:
         if self._is_spent() and len(self.series.calls) >= series.FEWEST:
             return
         ready = self._warming == 0
-        wants = self._random.random() < self._share or (ready and len(self.series.overheads) < series.FEWEST)
+        share, missing = self._share, series.FEWEST_OVERHEADS - len(self.series.overheads)
+        if missing > 0:
+            share = max(_FIRST_SHARE, missing / max(1, self._timing.calls - len(self.series.calls)))
+        wants = self._random.random() < share
         if wants and not self.series.knows_overhead(self._timing.precision):
             case = self._inputs.for_overhead(on_gpu=isinstance(self._clock, GpuClock))
             sample = self._time(self._overhead, case)
@@ -198,7 +203,7 @@ class _Caller:
             late: True if it has taken so long that it ends with the fewest calls.
         """
         one, calls = self.series, len(self.series.calls)
-        if len(one.overheads) < series.FEWEST:
+        if len(one.overheads) < series.FEWEST_OVERHEADS:
             return False
         if calls >= self._timing.calls:
             return True
@@ -207,7 +212,11 @@ class _Caller:
         if late or self._is_spent():
             return True
         wanted = self._timing.precision
-        return wanted > 0 and calls >= one.enough(more) and (long or one.is_precise(wanted))
+        if wanted <= 0 or calls < one.enough(more):
+            return False
+        if not one.is_plausible and calls < 2 * sum(series.ENOUGH):
+            return False
+        return long or one.is_precise(wanted)
 
     def _is_spent(self) -> bool:
         """Return whether this is the reference in turn with a kernel, and has used its time."""

@@ -30,11 +30,9 @@ from workers.judge.pipeline.series import Series
 from workers.judge.pipeline.stages.load import Loaded
 from workers.judge.pipeline.stages.refer import Referenced
 
-#: Number of timed calls that are verified: as many as the reference answers in this time in seconds, within bounds.
-_MOST_PROOFS: Final = 16
-_SLOW_PROOFS: Final = 8
+#: Maximum and minimum number of timed calls that are verified. A slow reference verifies fewer.
+_MOST_PROOFS: Final = 8
 _FEWEST_PROOFS: Final = 2
-_PROOFS_S: Final = 0.05
 #: Maximum number of hidden variants among the timed calls.
 _TIMED_VARIANTS: Final = 3
 #: Categories that another run on the same input can overturn.
@@ -120,7 +118,9 @@ def _time(
     reference, instruments, baseline = referenced.reference, referenced.instruments, referenced.baseline
     assert baseline is not None
     context.budget.record()
-    kept = KeptCalls(reference, _proofs(context, reference), on_gpu=context.slot.on_gpu)
+    by_deadline = int(reference.proxy.left_s / 2 / reference.forward_s)
+    most = max(_FEWEST_PROOFS, min(_MOST_PROOFS, by_deadline))
+    kept = KeptCalls(reference, most, on_gpu=context.slot.on_gpu)
     stopwatch = timing.Stopwatch(candidate, reference, context.slot, instruments, kept)
     with contextlib.ExitStack() as held, context.steps.timed("time"):
         beside = None
@@ -139,14 +139,6 @@ def _time(
         bound = speed_of_light.floor(reference.cache.input_bytes, reference.written_bytes, bandwidth)
     context.evidence.floor = bound
     return Times(stopwatch, kept, series, other, bound)
-
-
-def _proofs(context: Context, reference: Reference) -> int:
-    """Return the number of timed calls to verify, limited by the reference's speed."""
-    by_time = max(int(_PROOFS_S / reference.forward_s), _SLOW_PROOFS)
-    by_deadline = int(reference.proxy.left_s / 2 / reference.forward_s)
-    most = _MOST_PROOFS if context.slot.on_gpu else _SLOW_PROOFS
-    return max(_FEWEST_PROOFS, min(most, by_time, by_deadline))
 
 
 class _Checks:
