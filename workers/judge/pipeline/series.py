@@ -32,6 +32,8 @@ _OVERHEAD_PART: Final = 0.25
 _RESOLUTION_NS: Final = 500.0
 #: Time in nanoseconds by which a candidate's overhead by the CPU's clock on a GPU can exceed the reference's.
 _CPU_OVERHEAD_NS: Final = 50e3
+#: Error in nanoseconds between two processes that wait for the GPU in their forwards, with six busy slots on an H100.
+_WAITING_NS: Final = 35e3
 #: Factor by which the mean of a kernel's calls can exceed their median more than the reference's does.
 _SKEW: Final = 1.1
 #: Share of the longest calls that does not count in that mean. Time slices of other contexts lengthened up to a third
@@ -216,6 +218,8 @@ def summarise(
     samples, (fixed, share) = (series.calls, series.overheads), _ERRORS[series.basis].outside
     if own is not None:
         times, samples, (fixed, share) = own, (series.own, series.own_overheads), _ERRORS[series.basis].own
+    if slot.on_gpu and series.basis == "cpu_clock":
+        fixed = max(fixed, _WAITING_NS)
     q1, median, q3 = (each / 1e6 for each in statistics.quantiles(times, n=4, method="inclusive"))
     error_ms = math.hypot(*map(half_width, samples), fixed, share * median * 1e6) / 1e6
     times = [each / 1e6 for each in times]
