@@ -21,12 +21,12 @@ from kqueue.categories import Category
 from kqueue.contract import Comparison, Precision, Settings, Tolerance
 from kqueue.evidence import Facts
 from kqueue.profiles import Protocol
-from workers.judge.candidate.reference import rounded_otherwise
+from workers.judge.candidate.variants import rounded_otherwise
 from workers.judge.channel.marks import mark
 from workers.judge.channel.protocol import Answer, Reply
 from workers.judge.channel.tensors import DTYPES, TensorSpec, describe, paths
 from workers.judge.ending import EvaluationEnded
-from workers.judge.pipeline import compare
+from workers.judge.pipeline import compare, evidence
 from workers.judge.pipeline.cases import Case, Form
 from workers.judge.pipeline.compare import check_each, check_values, need_no_excuse
 from workers.judge.pipeline.evidence import merge_errors
@@ -797,7 +797,7 @@ def test_a_wrong_output_that_cannot_be_mapped_is_wrong(monkeypatch: pytest.Monke
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(compare, "_overlaps", full)
+    monkeypatch.setattr(evidence, "_overlaps", full)
     assert facts_of(fault(torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.int64))).map is None
 
 

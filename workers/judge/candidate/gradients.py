@@ -143,3 +143,10 @@ def learned(
         delivered=tuple(number for number, one in enumerate(found) if one is not None),
         absent=tuple(number for number, one in enumerate(found) if one is None),
     ), list(map(TensorSpec.of, roots.values()))
+
+
+def upstream(spec: TensorSpec) -> torch.Tensor:
+    """Draw the upstream gradient of an output."""
+    assert spec.dtype is not None
+    dtype = spec.dtype if spec.dtype.is_complex else torch.float32
+    return torch.randn(spec.shape, dtype=dtype).to(spec.dtype)

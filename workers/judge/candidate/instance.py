@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import torch
 
@@ -139,3 +140,45 @@ class Instance:
         """Return a function that makes one call of the model."""
         tensors = put_back([one.tensor for one in self.inputs], self.views, differentiates=self.differentiates)
         return gradients.prepared(self.model, self.gradients, self.arrangement, tensors)
+
+
+def lasting_of(model: torch.nn.Module) -> set[int]:
+    """Return the addresses of all memory of a model: weights, and tensors in attributes of its modules."""
+    kept = weights_of(model)
+    for module in modules_of(model):
+        kept += tensors_in(list(vars(module).values()))
+    return {tensor.untyped_storage().data_ptr() for tensor in kept}
+
+
+def tensors_in(output: Any) -> list[torch.Tensor]:
+    """Return the dense tensors in nested lists, tuples and dicts."""
+    if isinstance(output, torch.Tensor):
+        return [output] if output.layout is torch.strided else []
+    if isinstance(output, dict):
+        output = list(cast("dict[Any, Any]", output).values())
+    if isinstance(output, (list, tuple)):
+        return [tensor for item in cast("list[Any]", output) for tensor in tensors_in(item)]
+    return []
+
+
+@contextlib.contextmanager
+def evaluating(model: torch.nn.Module) -> Generator[None]:
+    """Put a model in ``eval()`` mode inside the ``with`` block."""
+    before = [(module, module.training) for module in modules_of(model)]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Any:
+    """Set torch's default dtype inside the ``with`` block."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -17,14 +17,22 @@ import traceback
 from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Self, cast
+from typing import Any, Final
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from workers.judge.candidate import failures, gradients, variants
 from workers.judge.candidate.harness import Harness, ProblemError
-from workers.judge.candidate.instance import Instance, buffers_of, is_plain, modules_of, weights_of
+from workers.judge.candidate.instance import (
+    Instance,
+    buffers_of,
+    default_dtype,
+    evaluating,
+    is_plain,
+    lasting_of,
+    modules_of,
+    weights_of,
+)
 from workers.judge.channel import scalar_page
 from workers.judge.channel.arena import Arena
 from workers.judge.channel.arguments import FORM, LEAF, ArgumentsError, leaf_paths, of_constructor, take_apart
@@ -34,7 +42,7 @@ from workers.judge.channel.layout import put_back, refusal, taken_apart
 from workers.judge.channel.orders import Ask, Draw, Gradients, Order, Release
 from workers.judge.channel.protocol import Answer, Reply
 from workers.judge.channel.randomness import set_seed
-from workers.judge.channel.tensors import LASTING, MAX_TENSORS, PACKED, Location, TensorSpec, View, widened
+from workers.judge.channel.tensors import LASTING, MAX_TENSORS, Location, TensorSpec, View, widened
 from workers.judge.channel.wire import Command
 from workers.judge.host import linux
 
@@ -50,10 +58,6 @@ _MOST_BUFFERS: Final = 12
 _BUFFER_BYTES: Final = 16 << 20
 #: Maximum number of gradients that each answer has. Of more, a random choice is compared.
 _MOST_GRADIENTS: Final = 16
-#: Number of values that show whether a tensor contains only whole numbers.
-_SAMPLE: Final = 1 << 12
-#: Class of generators, which :class:`_OnHost` replaces.
-_GENERATOR: Final = torch.Generator
 #: Part of torch's message if autograd is used outside of grad mode.
 _NEEDS_GRAD: Final = "does not require grad"
 
@@ -240,7 +244,7 @@ class ReferenceHarness(Harness):
             values = list(values) if inspect.isgenerator(values) else values
             if self._upstream:
                 set_seed(seed ^ 1)  # get_inputs() can have set another seed.
-            upstream = [_upstream(spec) for spec in self._upstream]
+            upstream = [gradients.upstream(spec) for spec in self._upstream]
         try:
             arrangement, tensors = take_apart(values)
         except ArgumentsError as error:
@@ -262,7 +266,7 @@ class ReferenceHarness(Harness):
 
     def on_host(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context in which a problem that names a GPU makes its tensors on the CPU, where there is no GPU."""
-        return contextlib.nullcontext() if self.on_gpu else _OnHost()
+        return contextlib.nullcontext() if self.on_gpu else variants.OnHost()
 
     def _construct(self, command: Command) -> Reply:
         reply = super()._construct(command)
@@ -397,9 +401,12 @@ class ReferenceHarness(Harness):
         set_seed(ask.nudge_seed)
         if ask.is_relative:
             # Inputs with gradients are no indices.
-            return [rounded_otherwise(tensor, ask.nudge, keep=self._gradients is None) for tensor in inputs]
+            return [variants.rounded_otherwise(tensor, ask.nudge, keep=self._gradients is None) for tensor in inputs]
         dtypes = [widened(t.dtype) if ask.wide else t.dtype for t in inputs]
-        return [(moved(t, ask.nudge) if ask.nudge else t).to(dtype) for t, dtype in zip(inputs, dtypes, strict=True)]
+        return [
+            (variants.moved(t, ask.nudge) if ask.nudge else t).to(dtype)
+            for t, dtype in zip(inputs, dtypes, strict=True)
+        ]
 
     def _call(self, ask: Ask, held: _Set, tensors: list[torch.Tensor]) -> tuple[Any, bool]:
         """Return the model's output, and whether the call drew random numbers. Find out whether it needs grad mode."""
@@ -419,9 +426,9 @@ class ReferenceHarness(Harness):
         own.reset()
         arguments = put_back(tensors, held.form.views, differentiates=self._differentiates)
         call = gradients.prepared(own.model, self._gradients, held.form.arguments, arguments)
-        mode = _evaluating(own.model) if ask.evaluates else contextlib.nullcontext()
+        mode = evaluating(own.model) if ask.evaluates else contextlib.nullcontext()
         grad_mode = torch.set_grad_enabled(self._differentiates)
-        with _default_dtype(torch.float64) if ask.wide else mode, grad_mode:
+        with default_dtype(torch.float64) if ask.wide else mode, grad_mode:
             set_seed(ask.seed)
             before = self._random_state()
             with contextlib.nullcontext() if ask.wide else self._timed("call_s"):
@@ -463,7 +470,7 @@ class ReferenceHarness(Harness):
             raise ProblemError(f"Model.forward returned {reason}")
         tensors = leaves[:MAX_TENSORS]
         locations: list[Location] = []
-        lasting = _lasting(own.model)
+        lasting = lasting_of(own.model)
         for leaf in tensors:
             if not self.can_locate(leaf):
                 locations.append(Location())
@@ -583,105 +590,5 @@ class ReferenceHarness(Harness):
         self._scalar_page[: len(data)] = data
 
 
-def _on_host(device: object = None) -> torch.Generator:  # noqa: ARG001 -- the argument of torch's class
-    return _GENERATOR()
-
-
-def _upstream(spec: TensorSpec) -> torch.Tensor:
-    """Draw the upstream gradient of an output."""
-    assert spec.dtype is not None
-    dtype = spec.dtype if spec.dtype.is_complex else torch.float32
-    return torch.randn(spec.shape, dtype=dtype).to(spec.dtype)
-
-
-class _OnHost(TorchFunctionMode):
-    """Replaces CUDA devices by the CPU in calls of torch, and in new generators, which no mode can see."""
-
-    def __enter__(self) -> Self:
-        setattr(torch, "Generator", _on_host)  # noqa: B010 -- torch declares it as a class
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        setattr(torch, "Generator", _GENERATOR)  # noqa: B010
-        super().__exit__(*error)
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.cuda:
-            return args[0]
-        given = {name: self._replaced(value) for name, value in (kwargs or {}).items()}
-        return func(*map(self._replaced, args), **given)
-
-    @staticmethod
-    def _replaced(value: Any) -> Any:
-        if isinstance(value, torch.device):
-            return torch.device("cpu") if value.type == "cuda" else value
-        return "cpu" if isinstance(value, str) and value.partition(":")[0] == "cuda" else value
-
-
-def moved(tensor: torch.Tensor, rounding: float) -> torch.Tensor:
-    """Return floating values in float64, each changed by about ``rounding`` but within the range of the tensor."""
-    if not tensor.is_floating_point() or tensor.dtype in PACKED or not tensor.numel():
-        return tensor
-    wide = tensor.double()
-    low, high = wide.aminmax()
-    typical = wide.square().mean().sqrt()
-    return (wide + rounding * (wide * torch.randn_like(wide) + typical * torch.randn_like(wide))).clamp(low, high)
-
-
-def rounded_otherwise(tensor: torch.Tensor, rounding: float, *, keep: bool = True) -> torch.Tensor:
-    """Return a copy with each value changed by about ``rounding`` of it, but ``keep`` values that are whole numbers."""
-    # Whole numbers are often masks, one-hot vectors or indices, whose change is more than a rounding error.
-    some = tensor.reshape(-1)[:_SAMPLE]
-    if not tensor.is_floating_point() or tensor.dtype in PACKED:
-        return tensor.clone()
-    if keep and torch.equal(some.float(), some.float().round()):
-        return tensor.clone()
-    exact = tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.dtype.itemsize > 1 else tensor.float()
-    change = torch.randn_like(exact).mul_(rounding).mul_(exact).nan_to_num_(0.0, 0.0, 0.0)
-    return change.add_(exact).to(tensor.dtype)
-
-
 def _total(statistics: dict[str, Any], name: str) -> int:
     return statistics[name]["all"]["current"]
-
-
-def _lasting(model: torch.nn.Module) -> set[int]:
-    """Return the addresses of all memory of a model: weights, and tensors in attributes of its modules."""
-    kept = weights_of(model)
-    for module in modules_of(model):
-        kept += _tensors(list(vars(module).values()))
-    return {tensor.untyped_storage().data_ptr() for tensor in kept}
-
-
-def _tensors(output: Any) -> list[torch.Tensor]:
-    if isinstance(output, torch.Tensor):
-        return [output] if output.layout is torch.strided else []
-    if isinstance(output, dict):
-        output = list(cast("dict[Any, Any]", output).values())
-    if isinstance(output, (list, tuple)):
-        return [tensor for item in cast("list[Any]", output) for tensor in _tensors(item)]
-    return []
-
-
-@contextlib.contextmanager
-def _evaluating(model: torch.nn.Module) -> Generator[None]:
-    """Put a model in ``eval()`` mode inside the ``with`` block."""
-    before = [(module, module.training) for module in modules_of(model)]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
-
-
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Any:
-    """Set torch's default dtype inside the ``with`` block."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

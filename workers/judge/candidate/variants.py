@@ -14,13 +14,14 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from workers.judge.channel.bits import checksum, extremes
 from workers.judge.channel.randomness import ANY_SIZE, AROUND, ENDS, NUDGED, POKED, REGIONS, set_seed
+from workers.judge.channel.tensors import PACKED
 
 #: Function that returns the tensors of one call of ``get_inputs()`` with a seed.
 Draw = Callable[[int], list[torch.Tensor]]
@@ -74,6 +75,10 @@ _TAIL: Final = 1 / 16
 #: Number of blocks, and the share of its variation that each block keeps.
 _BLOCKS: Final = 9
 _PULLED: Final = 1 / 8
+#: Number of values that show whether a tensor contains only whole numbers.
+_SAMPLE: Final = 1 << 12
+#: Class of generators, which :class:`OnHost` replaces.
+_GENERATOR: Final = torch.Generator
 
 
 class Variants:
@@ -488,3 +493,55 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield a tensor's values in pieces, which need little memory to process."""
     for piece in tensor.reshape(-1).split(_PIECE):
         yield piece.float() if piece.dtype.itemsize == 1 else piece
+
+
+def moved(tensor: torch.Tensor, rounding: float) -> torch.Tensor:
+    """Return floating values in float64, each changed by about ``rounding`` but within the range of the tensor."""
+    if not tensor.is_floating_point() or tensor.dtype in PACKED or not tensor.numel():
+        return tensor
+    wide = tensor.double()
+    low, high = wide.aminmax()
+    typical = wide.square().mean().sqrt()
+    return (wide + rounding * (wide * torch.randn_like(wide) + typical * torch.randn_like(wide))).clamp(low, high)
+
+
+def rounded_otherwise(tensor: torch.Tensor, rounding: float, *, keep: bool = True) -> torch.Tensor:
+    """Return a copy with each value changed by about ``rounding`` of it, but ``keep`` values that are whole numbers."""
+    # Whole numbers are often masks, one-hot vectors or indices, whose change is more than a rounding error.
+    some = tensor.reshape(-1)[:_SAMPLE]
+    if not tensor.is_floating_point() or tensor.dtype in PACKED:
+        return tensor.clone()
+    if keep and torch.equal(some.float(), some.float().round()):
+        return tensor.clone()
+    exact = tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.dtype.itemsize > 1 else tensor.float()
+    change = torch.randn_like(exact).mul_(rounding).mul_(exact).nan_to_num_(0.0, 0.0, 0.0)
+    return change.add_(exact).to(tensor.dtype)
+
+
+def _on_host(device: object = None) -> torch.Generator:  # noqa: ARG001 -- the argument of torch's class
+    return _GENERATOR()
+
+
+class OnHost(TorchFunctionMode):
+    """Replaces CUDA devices by the CPU in calls of torch, and in new generators, which no mode can see."""
+
+    def __enter__(self) -> Self:
+        setattr(torch, "Generator", _on_host)  # noqa: B010 -- torch declares it as a class
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        setattr(torch, "Generator", _GENERATOR)  # noqa: B010
+        super().__exit__(*error)
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.cuda:
+            return args[0]
+        given = {name: self._replaced(value) for name, value in (kwargs or {}).items()}
+        return func(*map(self._replaced, args), **given)
+
+    @staticmethod
+    def _replaced(value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return torch.device("cpu") if value.type == "cuda" else value
+        return "cpu" if isinstance(value, str) and value.partition(":")[0] == "cuda" else value

@@ -13,7 +13,6 @@ output tensor, and of inputs and registered buffers that the reference changes:
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,13 +30,11 @@ from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import onepass
 from workers.judge.pipeline import choices, rounding
 from workers.judge.pipeline.cases import CLOSE, DTYPES, GIVEN, Case, comparable, differ, numbers
+from workers.judge.pipeline.evidence import Figures, wrong_map
 from workers.judge.pipeline.grades import GRADES, Grade, epsilon_for, grade_for, tolerance_for
 
 #: Ratio of the output's error to the reference's own that suggests a lower precision.
 _COARSE: Final = 32.0
-#: Ratio of the errors of a kernel of lower precision to the reference's own. Measured on products of 64 to 8192 terms:
-#: up to 1 when summed in blocks, 7.2 when summed one by one, 700 in TF32, 5000 in bf16.
-_LENIENCE: Final = 8.0
 #: Distance relative to the spread of the reference's values around their mean from which the spread is tested.
 _FROM_MEAN: Final = 0.5
 #: Share of values that are far off relative to their own size from which each size is tested.
@@ -45,13 +42,9 @@ _FAR_OFF: Final = 1 / 64
 _SHOWN: Final = 5
 #: Number of values to compare at a time, to bound memory.
 _CHUNK: Final = 1 << 24
-#: Maximum number of rows and columns of the map of wrong values.
-_CELLS: Final = 16
 #: Share of a gradient's values at which it can jump, and factor of the known jumps that bounds an error there.
 _JUMPING: Final = 1 / 4
 _JUMPS: Final = 2.0
-#: Sample size for estimating the usual error.
-_SAMPLE: Final = 1 << 16
 
 
 def check_values(outputs: list[torch.Tensor], case: Case, settings: Settings) -> dict[str, Any]:
@@ -125,7 +118,7 @@ def same_outputs(outputs: list[torch.Tensor], case: Case, settings: Settings) ->
     for output in judged:
         # The reference need not be asked for another answer if the known ones differ by more than rounding errors.
         is_strict, errors = settings.comparison is Comparison.STRICT, output.errors()
-        differs = output.figures.wrong and (errors is None or errors[0] > _LENIENCE * errors[1])
+        differs = output.figures.wrong and (errors is None or errors[0] > rounding.LENIENCE * errors[1])
         fault = output.strict_fault() if is_strict and not differs else output.kernelbench_fault()
         is_same[output.number] = fault is None and not (is_strict and differs)
     return is_same
@@ -223,44 +216,6 @@ def _unless_unwritten(output: _Output, fault: _Fault) -> tuple[Category, str, in
     if fault.category is Category.NOT_FINITE and strays == fault.wrong:
         return Category.WRONG_VALUES, told, count
     return fault.category, f"{told}. {fault.message}", count
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """The figures from one pass over an output. Sums and norms are in float64, over finite values."""
-
-    #: Numbers of values: not finite where the reference is, beyond the tolerance, beyond KernelBench's tolerance, and
-    #: farther off, relative to their own size, than twice ``Grade.farthest``.
-    strays: float
-    wrong: float
-    unlike: float
-    far_off: float
-    #: Number and sum of the reference's finite values, then sums of squares: output minus reference, reference, output
-    #: minus exact, reference minus exact, exact.
-    finite: float
-    total: float
-    distance2: float
-    size2: float
-    astray2: float
-    own2: float
-    truth2: float
-    max_abs: float
-    max_rel: float
-
-    @property
-    def distance(self) -> float:
-        return self.distance2**0.5
-
-    @property
-    def size(self) -> float:
-        return self.size2**0.5
-
-    @property
-    def spread(self) -> float:
-        """Norm of the reference's values minus their mean."""
-        # A power would raise OverflowError where this product gives infinity.
-        around = self.size2 - self.total * self.total / max(self.finite, 1.0)
-        return around**0.5 if around > 1e-13 * self.size2 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -544,38 +499,11 @@ class _Output:
         if figures.strays or figures.finite < self.ref.numel():
             return False
         least, most = (bound * errors[2] for bound in grade.downgrade)
-        return ratio >= _COARSE and least <= errors[0] <= most and self._is_rounded()
-
-    def _is_rounded(self) -> bool:
-        """Return whether most values are coarse, even after removing a constant offset and a factor."""
-        # A few large errors leave most values fine. Without its constant offset or wrong factor, an output has only a
-        # right kernel's rounding errors, which are within _LENIENCE times the reference's own.
-        out, ref, truth = self._sampled()
-        # Zeros, such as a ReLU's, are exact in every precision.
-        counted = (out != 0) | (truth != 0)
-        out, ref, truth = out[counted], ref[counted], truth[counted]
-        if truth.numel() < rounding.ENOUGH:
-            return False
-        error, usual_size = out - truth, truth.abs().median()
-        own = (ref - truth).abs().median() if self.exact is not None else (self.noise or 0.0) * usual_size
-        own = torch.maximum(own, self.epsilon / 4 * usual_size)
-        usual = error.abs().median()
-        if not bool(usual >= _LENIENCE * own):
-            return False
-        # Few large errors would dominate the linear fit.
-        near = error.abs() <= _LENIENCE * usual
-        error, truth = error[near], truth[near]
-        around = truth - truth.mean()
-        slope = (error * around).sum() / around.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
-        return bool((error - error.mean() - slope * around).abs().median() >= _LENIENCE * own)
-
-    def _sampled(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return random values of the output, the reference and the best known answer that are all finite."""
-        some = rounding.positions(self.ref, _SAMPLE)
-        out, ref = comparable(self.out[some]).double(), comparable(self.ref[some]).double()
-        truth = ref if self.exact is None else self.exact[some]
-        usable = ref.isfinite() & truth.isfinite() & out.isfinite()
-        return out[usable], ref[usable], truth[usable]
+        return (
+            ratio >= _COARSE
+            and least <= errors[0] <= most
+            and rounding.are_coarse(self.out, self.ref, self.exact, self.noise, self.epsilon)
+        )
 
     def _beyond_of(
         self, out: torch.Tensor, ref: torch.Tensor, tolerance: Tolerance, *, either: bool = False
@@ -621,50 +549,15 @@ class _Output:
                 first.append({"index": index, "expected": expected, "got": got})
             if len(first) >= _SHOWN:
                 break
-        return _Fault(category, message, self.number, first, count, self.ref.numel(), partial(self._map, where))
-
-    def _map(self, where: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> dict[str, Any] | None:
-        """Return the fields of a :class:`kqueue.evidence.WrongMap`, or None if the device has no memory for it."""
-        rows, columns = self.rows, self.ref.numel() // self.rows
-        down, across = _cells(rows), _cells(columns)
-        # Whole rows at a time, or parts of a long row.
-        height, width = max(1, _CHUNK // columns), min(columns, _CHUNK)
-        try:
-            counts = torch.zeros(len(down), len(across), dtype=torch.int64, device=self.ref.device)
-            for top, left in itertools.product(range(0, rows, height), range(0, columns, width)):
-                tall, wide = min(height, rows - top), min(width, columns - left)
-                part = slice(top * columns + left, top * columns + left + tall * wide)
-                mask = where(self.out[part], self.ref[part]).view(tall, wide)
-                for i, y in _overlaps(down, top, tall):
-                    line = mask[y].sum(0)
-                    for j, x in _overlaps(across, left, wide):
-                        counts[i, j] += line[x].sum()
-            wrong: list[list[int]] = counts.tolist()
-        except RuntimeError:  # Other processes used the memory. The verdict does not need the map.
-            return None
-        shares = [
-            "".join(_digit(wrong[i][j], len(y) * len(x)) for j, x in enumerate(across)) for i, y in enumerate(down)
-        ]
-        return {"rows": rows, "columns": columns, "shares": shares}
-
-
-def _cells(size: int) -> list[range]:
-    """Divide positions into cells of equal size, as far as possible."""
-    number = min(_CELLS, size)
-    return [range(cell * size // number, (cell + 1) * size // number) for cell in range(number)]
-
-
-def _overlaps(cells: Sequence[range], begin: int, size: int) -> Iterator[tuple[int, slice]]:
-    """Yield the cells that overlap ``size`` positions from ``begin`` on, each with the positions inside it."""
-    for number, cell in enumerate(cells):
-        first, last = max(cell.start, begin), min(cell.stop, begin + size)
-        if first < last:
-            yield number, slice(first - begin, last - begin)
-
-
-def _digit(wrong: int, of: int) -> str:
-    """Return the digit of a share in a :class:`kqueue.evidence.WrongMap`."""
-    return "0" if not wrong else "9" if wrong == of else str(1 + 8 * wrong // of)
+        return _Fault(
+            category,
+            message,
+            self.number,
+            first,
+            count,
+            self.ref.numel(),
+            partial(wrong_map, self.out, self.ref, self.rows, where),
+        )
 
 
 def _merged(judged: Sequence[_Output], *, given: bool) -> dict[str, Any]:
