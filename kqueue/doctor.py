@@ -192,7 +192,7 @@ def _unconfigured(variable: str, module: str) -> Result:
     if importlib.util.find_spec(module) is not None:
         fix = f"start a fleet on this machine with `kqueue up`, or set {variable}"
         return Result("no fleet found, but an embedded server is installed", fix)
-    fix = f"set {variable}, or install `kqueue[embedded]` and start a fleet with `kqueue up`"
+    fix = f"set {variable}, or install `kqueue[fleet]` and start a fleet with `kqueue up`"
     return Result("no fleet found", fix, State.FAIL)
 
 

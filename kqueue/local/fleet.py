@@ -98,9 +98,15 @@ class LocalFleet:
             ConfigError: the settings are invalid.
             DatabaseUnavailable, SchemaMismatch: a configured database cannot be used.
         """
-        require_worker()
         home = self.config.home_path
-        # Created first, so that errors in their settings are reported at once.
+        # Created and checked first, so that a missing part or a wrong setting is reported before the home is created.
+        require_worker("fleet")
+        postgres = Postgres(home / "postgres", durable=self._durable, log=home / "logs" / "postgres.log")
+        valkey = Valkey(home / "valkey", log=home / "logs" / "valkey.log")
+        if self.config.database_url is None:
+            postgres.check()
+        if self.config.redis_url is None:
+            valkey.check()
         flower = Flower(self.config, home / "logs" / "flower.log") if self._flower else None
         http = Http(self.config, home / "logs" / "http.log") if self._http else None
         webs: list[Web] = [web for web in (flower, http) if web is not None]
@@ -117,7 +123,7 @@ class LocalFleet:
                     "another fleet of this user runs on this machine: evaluations of both take turns on its devices. "
                     "`kqueue status` shows which process they wait for"
                 )
-            self._start_services(home)
+            self._start_services(postgres, valkey)
             if self._fork:
                 load_modules([*Workers.modules, *(module for web in webs for module in web.modules)])
             workers = self._start_workers(home)
@@ -221,15 +227,13 @@ class LocalFleet:
                 return
             time.sleep(_CHECK_S / 2)
 
-    def _start_services(self, home: Path) -> None:
+    def _start_services(self, postgres: Postgres, valkey: Valkey) -> None:
         addresses: dict[str, SecretStr] = {}
         if self.config.database_url is None:
-            postgres = Postgres(home / "postgres", durable=self._durable, log=home / "logs" / "postgres.log")
             self._exit.callback(postgres.stop)
             self._start_part("Postgres", postgres).came_up()
             addresses["database_url"] = SecretStr(postgres.url)
         if self.config.redis_url is None:
-            valkey = Valkey(home / "valkey", log=home / "logs" / "valkey.log")
             self._exit.callback(valkey.stop)
             self._start_part("Valkey", valkey).came_up()
             addresses["redis_url"] = SecretStr(valkey.url)

