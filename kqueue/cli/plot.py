@@ -72,7 +72,11 @@ def plot(
     form = form_of(out)
     with database("plot") as engine:
         named = reports.named(engine, what)
-        fitting = _DRAWN[named.kind](engine, named.key)
+        name, fitting = _DRAWN[named.kind](engine, named.key)
+        if not fitting:
+            raise InvalidRequest(
+                f"the {named.kind} {what} has nothing to draw: no time was measured. See `kqueue show {what}`"
+            )
         if kind is not None and kind not in fitting:
             raise InvalidRequest(f"--kind {kind}: for a {named.kind} use one of {', '.join(fitting)}")
         chosen = [Kinds(kind)] if kind is not None else list(fitting) if out is None else list(fitting)[:1]
@@ -82,7 +86,7 @@ def plot(
         sys.stdout.buffer.write(drawn[chosen[0]])
         sys.stdout.flush()
         return
-    stem = re.sub(r"[^A-Za-z0-9._+-]", "-", named.key).lstrip(".-")[:60] or str(named.kind)
+    stem = re.sub(r"[^A-Za-z0-9._+-]", "-", name).lstrip(".-")[:60] or str(named.kind)
     for one, picture in drawn.items():
         write_picture(Path(f"{stem}-{one}.{form}") if out is None else Path(out), picture)
 
@@ -90,7 +94,8 @@ def plot(
 # Charts of each kind of subject -------------------------------------------------------------------------
 
 
-_Charts = Mapping[Kinds, "Callable[[], charts.Chart]"]
+#: The name for files, and the function that makes each chart.
+_Charts = tuple[str, Mapping[Kinds, "Callable[[], charts.Chart]"]]
 
 
 def _of_problem(engine: Engine, key: str) -> _Charts:
@@ -102,32 +107,27 @@ def _of_problem(engine: Engine, key: str) -> _Charts:
     name = stored.problem_label or key[:12]
     points = reports.best_so_far(engine, key)
 
-    def leaders() -> charts.Chart:
-        bars = [
-            charts.Bar(
-                one.kernel_label or one.kernel_hash[:12],
-                one.speedup,
-                one.speedup_low,
-                one.speedup_high,
-                one.device or "",
-            )
-            for one in boards.leaderboard(engine, key, limit=_BARS)
-            if one.speedup is not None
-        ]
-        return charts.Leaderboard(f"Fastest kernels: {name}", bars)
-
+    bars = [
+        charts.Bar(
+            one.kernel_label or one.kernel_hash[:12], one.speedup, one.speedup_low, one.speedup_high, one.device or ""
+        )
+        for one in boards.leaderboard(engine, key, limit=_BARS)
+        if one.speedup is not None
+    ]
     available: dict[Kinds, Callable[[], charts.Chart]] = {
         Kinds.BEST: lambda: charts.BestSoFar(
             f"Best so far: {name}", [charts.Point(one.at, one.speedup, one.blame, one.evaluation_id) for one in points]
         ),
-        Kinds.LEADERBOARD: leaders,
+        Kinds.LEADERBOARD: lambda: charts.Leaderboard(f"Fastest kernels: {name}", bars),
         Kinds.CATEGORIES: lambda: charts.Categories(
             f"Outcomes: {name}", [charts.Stack(name, reports.outcomes(engine, problem_hash=key))]
         ),
     }
+    if not bars:
+        del available[Kinds.LEADERBOARD]
     if profiles := {one.name: one.profile for one in boards.profiled(engine, key)}:
         available[Kinds.ROOFLINE] = lambda: examinations.roofline(f"Roofline: {name}", profiles)
-    return available
+    return _with_id(stored.problem_label, key), available
 
 
 def _of_batch(engine: Engine, key: str) -> _Charts:
@@ -138,7 +138,7 @@ def _of_batch(engine: Engine, key: str) -> _Charts:
         result = reports.fast_p(engine, key)
         return charts.FastP(f"fast_p: {key}", result.speedups, result.problems)
 
-    return {
+    return key, {
         Kinds.CATEGORIES: lambda: charts.Categories(
             f"Outcomes: {key}", [charts.Stack(key, reports.outcomes(engine, batch=key))]
         ),
@@ -151,7 +151,7 @@ def _of_run(engine: Engine, key: str) -> _Charts:
     from kqueue.search import tuning
     from kqueue.search.plan import TunePlan, read_plan
     from kqueue.search.results import curve
-    from kqueue.store import searches
+    from kqueue.store import reports, searches
 
     run = searches.find(engine, key)
     plan = read_plan(run.plan)
@@ -161,7 +161,9 @@ def _of_run(engine: Engine, key: str) -> _Charts:
     }
     if isinstance(plan, TunePlan):
         available[Kinds.IMPORTANCES] = lambda: charts.Importances(run.name, tuning.importances(plan, proposals))
-    return available
+    if reports.batch_state(engine, run.name) is not None:
+        available.update(_of_batch(engine, run.name)[1])
+    return run.name, available
 
 
 def _of_evaluation(engine: Engine, key: str) -> _Charts:
@@ -171,7 +173,7 @@ def _of_evaluation(engine: Engine, key: str) -> _Charts:
     detail = reports.show(engine, UUID(key))
     verdict = detail.verdict
     timed: list[tuple[str, Measurement | None]] = []
-    if verdict is not None:
+    if verdict is not None and verdict.runtime is not None:
         timed = [
             (detail.kernel_label or "the kernel", verdict.runtime),
             ("the reference", verdict.baseline),
@@ -183,14 +185,19 @@ def _of_evaluation(engine: Engine, key: str) -> _Charts:
         if one is not None
     ]
     name = detail.problem_label or key[:8]
-    available: dict[Kinds, Callable[[], charts.Chart]] = {
-        Kinds.TIMES: lambda: charts.Times(f"Timed calls: {name}", spreads)
-    }
+    available: dict[Kinds, Callable[[], charts.Chart]] = {}
+    if spreads:
+        available[Kinds.TIMES] = lambda: charts.Times(f"Timed calls: {name}", spreads)
     profile = verdict and verdict.evidence.profile
     if profile:
         label = detail.kernel_label or "the kernel"
         available[Kinds.ROOFLINE] = lambda: examinations.roofline(f"Roofline: {name}", {label: profile})
-    return available
+    return _with_id(detail.kernel_label, key), available
+
+
+def _with_id(label: str | None, key: str) -> str:
+    """Return a name for files: a label, and the first digits of a hash or id because labels are not unique."""
+    return f"{label[:48]}-{key[:8]}" if label else key[:12]
 
 
 def _measured(measurement: object) -> Measurement | None:

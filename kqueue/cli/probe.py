@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kqueue.cli.connection import database
-from kqueue.cli.render import age, console, print_table, text, write_json
+from kqueue.cli.render import age, console, first, print_table, text, write_json
 from kqueue.errors import InvalidRequest
 from kqueue.states import Finding, ProbeKind
 
@@ -76,7 +76,8 @@ def list_probes(
     from kqueue.store import probes
 
     with database("probe list") as engine:
-        listed = probes.listing(engine, since=datetime.now(UTC) - timedelta(days=days), limit=limit)
+        since = datetime.now(UTC) - timedelta(days=days)
+        listed = first(probes.listing(engine, since=since, limit=limit + 1), limit)
     if as_json:
         for one in listed:
             write_json(asdict(one))

@@ -40,6 +40,8 @@ RowT = TypeVar("RowT")
 #: The columns of a table: names, each with the function that returns the cell of a row.
 Columns = Mapping[str, Callable[[RowT], object]]
 
+#: Columns between two columns of a table.
+_GAP: Final = 3
 #: Name of standard output.
 STDOUT: Final = "-"
 _STYLES: Final = {"none": "green", "candidate": "red", "problem": "magenta", "fleet": "yellow", "nobody": "dim"}
@@ -101,6 +103,13 @@ def emit(
         show(view)
 
 
+def first(rows: Sequence[RowT], limit: int) -> list[RowT]:
+    """Return the first ``limit`` rows, and print to stderr if there are more."""
+    if len(rows) > limit:
+        say(f"there are more than these {limit}: see --limit")
+    return list(rows[:limit])
+
+
 def table(columns: Columns[RowT], *, title: str = "", empty: str = "") -> Callable[[Iterable[RowT]], None]:
     """Return a function that prints rows as a table. Without rows it prints the line ``empty``, if there is one."""
 
@@ -114,7 +123,7 @@ def table(columns: Columns[RowT], *, title: str = "", empty: str = "") -> Callab
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
-    """Print a table.
+    """Print a table. If its words do not fit next to each other, print each row as lines of a name and its cell.
 
     Args:
         columns: names of the columns. Times and counts are aligned to the right.
@@ -123,16 +132,36 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
         title: the title, or an empty string for none.
     """
     from rich import box
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
+    cells = [[one if isinstance(one, Text) else text("" if one is None else one) for one in row] for row in rows]
+    whole: list[int] = []
+    words: list[int] = []
+    for column in zip(map(Text, columns), *cells, strict=True):
+        whole.append(max(cell.cell_len for cell in column))
+        words.append(max((cell_len(word) for cell in column for word in cell.plain.split()), default=1))
+    out = console()
+    spare = out.width - sum(words) - _GAP * len(columns)
+    if spare < 0:
+        if title:
+            out.print(title)
+        for row in cells:
+            out.print()
+            for column, cell in zip(columns, row, strict=True):
+                if cell.plain:
+                    out.print(Text(f"{column or '-':<{max(map(len, columns))}}  ") + cell, soft_wrap=True)
+        return
     shown = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
-    for column in columns:
+    for column, longest, width in zip(columns, whole, words, strict=True):
         numeric = column.endswith((" ms", " s")) or column in {"n", "speedup", "attempts"}
-        shown.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        shown.add_row(*(cell if isinstance(cell, Text) else text("" if cell is None else cell) for cell in row))
-    console().print(shown)
+        more = min(spare, longest - width)
+        spare -= more
+        shown.add_column(column, justify="right" if numeric else "left", overflow="fold", width=width + more)
+    for row in cells:
+        shown.add_row(*row)
+    out.print(shown)
 
 
 def category_text(category: str, blame: str) -> Text:

@@ -19,6 +19,7 @@ from kqueue.cli.render import (
     budget,
     category_text,
     emit,
+    first,
     message_cell,
     milliseconds,
     ratio,
@@ -70,16 +71,16 @@ def results(
 
     with database("results") as engine:
         if best:
-            ranked = boards.ranking(engine, since=after, limit=limit, **filters)
-            emit(ranked, table(_RANKED, empty="no measured kernel matches"), as_json=as_json)
+            ranked = boards.ranking(engine, since=after, limit=limit + 1, **filters)
+            emit(first(ranked, limit), table(_RANKED, empty="no measured kernel matches"), as_json=as_json)
             return
         if state is EvaluationState.DONE:
-            listed_rows = reports.results(engine, since=after, limit=limit, **filters)
+            listed_rows = reports.results(engine, since=after, limit=limit + 1, **filters)
         else:
-            listed_rows = reports.listing(engine, state=state, since=after, limit=limit, **filters)
+            listed_rows = reports.listing(engine, state=state, since=after, limit=limit + 1, **filters)
     done = state is EvaluationState.DONE
     empty = f"no {'finished' if done else state} evaluation matches"
-    emit(listed_rows, table(_FINISHED if done else _OPEN, empty=empty), as_json=as_json)
+    emit(first(listed_rows, limit), table(_FINISHED if done else _OPEN, empty=empty), as_json=as_json)
 
 
 _NAMES: Final[Columns[Listed]] = {
@@ -226,7 +227,7 @@ def cost(
     if by not in list(By):
         raise InvalidRequest(f"--by {by}: use one of {', '.join(By)}")
     with database("cost") as engine:
-        rows = costs(engine, by=By(by), since=after, limit=limit)
+        rows = first(costs(engine, by=By(by), since=after, limit=limit + 1), limit)
         payers = {row.key: budgets.token_of(row.key) for row in rows if by == By.PRODUCER}
         known_budgets = budgets.of(engine, {payer for payer in payers.values() if payer is not None})
     limits = {

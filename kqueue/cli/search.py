@@ -14,7 +14,7 @@ import typer
 from kqueue.cli import options, runs, tournament, tune
 from kqueue.cli.connection import database
 from kqueue.cli.kernelbench import problems_of
-from kqueue.cli.render import milliseconds, moment, print_table, ratio, say, write_json
+from kqueue.cli.render import first, milliseconds, moment, print_table, ratio, say, write_json
 from kqueue.cli.sources import read_source
 from kqueue.errors import InvalidRequest
 from kqueue.text import clean
@@ -240,7 +240,7 @@ def list_runs(
     from kqueue.store import searches
 
     with database("search") as engine:
-        rows = _all_found(engine, searches.listing(engine, limit))
+        rows = _all_found(engine, first(searches.listing(engine, limit + 1), limit))
     if not as_json:
         _print_runs(rows)
         return

@@ -157,6 +157,8 @@ def _print(view: _Status) -> None:
     else:
         console().print("queue: empty, and no worker is alive")
     table(_CROWD, title="queued by producer")(view.queued[:_CROWDS])
+    if len(view.queued) > _CROWDS:
+        console().print(f"and {len(view.queued) - _CROWDS} more: --json has all of them")
     table(_WORKER, title="workers")(view.workers)
     table(_KEPT_WAITING, title="waiting for a device")(one for one in view.workers if one.waits_for is not None)
     table(_WAITING, title="waiting for GPU memory")((gpu, one) for gpu in view.gpu_memory for one in gpu["waiting"])

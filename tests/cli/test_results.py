@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from uuid import UUID
 
 import pytest
 from sqlalchemy import Engine
 
 from kqueue.categories import Category
+from kqueue.cli.render import print_table
 from kqueue.contract import Outcome, Phase
 from kqueue.evidence import Evidence, Facts
 from kqueue.store import evaluations
@@ -141,8 +143,21 @@ def test_results_are_chosen_by_what_is_asked(cli: Cli, engine: Engine, worker: U
     assert labels("--where", "batch=two", "--where", "category=crashed", "--since", "2020-01-31") == {"b"}
     assert labels("--since", "2199-01-01") == set()
     assert len(labels("--limit", "2")) == 2
+    for arguments in (("results",), ("results", "--best"), ("results", "--json"), ("cost", "--by", "batch", "--json")):
+        assert "there are more than these 1: see --limit" in cli(*arguments, "--limit", "1").stderr
+        assert cli(*arguments, "--limit", "3").stderr == ""
     shown = cli("results").stdout
     assert all(word in shown for word in ("relu", "crashed", "2.00x", "test device"))
+
+
+def test_a_table_breaks_no_name(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the words of a table do not fit next to each other, each row is printed as lines."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    row = ["softmax_online", "a reason with several words", None]
+    for width, shown in ((52, "softmax_online   a reason with several"), (20, "kernel   softmax_online\nmessage  a reason with")):
+        monkeypatch.setenv("COLUMNS", str(width))
+        print_table(("kernel", "message", ""), [row])
+        assert shown in capsys.readouterr().out
 
 
 def test_a_question_that_cannot_be_meant_is_refused(cli: Cli) -> None:

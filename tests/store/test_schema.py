@@ -103,6 +103,6 @@ def test_check_says_what_to_do_about_another_schema(engine: Engine, database_url
         change(engine, "UPDATE alembic_version SET version_num = :number", number=revision)
         with pytest.raises(SchemaMismatch, match=advice):
             schema.check(engine)
-    with pytest.raises(SchemaMismatch):
+    with pytest.raises(SchemaMismatch, match="newer version, so upgrade kqueue"):
         schema.upgrade(database_url)
     assert schema.current(database_url) == "9999"

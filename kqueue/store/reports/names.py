@@ -42,7 +42,7 @@ def named(engine: Engine, word: str, *, among: Collection[Kind] = tuple(Kind)) -
     """Return the problem, batch, run of a search or evaluation that a word names.
 
     Problems are named by their hash, with or without ``sha256:``, runs by their name or id, and evaluations by their
-    id. The first digits of hashes and ids suffice.
+    id. The first digits of hashes and ids suffice. A run takes precedence over its batch, which has its name.
 
     Args:
         among: the accepted kinds.
@@ -51,6 +51,9 @@ def named(engine: Engine, word: str, *, among: Collection[Kind] = tuple(Kind)) -
         InvalidRequest: it names no object, or several.
     """
     matches = [one for one in _matches(engine, word) if one.kind in among]
+    runs = {one.key for one in matches if one.kind is Kind.RUN}
+    # The evaluations of a search are the batch of its name.
+    matches = [one for one in matches if one.kind is not Kind.BATCH or one.key not in runs]
     # A complete name or id takes precedence over prefixes.
     whole = [one for one in matches if word.removeprefix("sha256:").lower() == one.key or word == one.key]
     if len(matches) == 1 or len(whole) == 1:
