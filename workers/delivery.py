@@ -41,6 +41,7 @@ from __future__ import annotations
 
 import os
 import signal
+from ast import literal_eval
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -196,8 +197,9 @@ class Recorder:
 class Request(request.Request):
     """Celery's view of one delivery, in the worker's parent.
 
-    This class corrects three faults: stock Celery 5.7 reports a hard limit twice, shows Flower a killed child's failure
-    as ``ExceptionWithTraceback()``, and waits at a cold stop for a task that no child has accepted yet.
+    This class corrects four faults: stock Celery 5.7 reports a hard limit twice, shows Flower a killed child's failure
+    as ``ExceptionWithTraceback()`` and every other outcome as a success, and waits at a cold stop for a task that no
+    child has accepted yet.
     """
 
     _reason = ""
@@ -224,19 +226,23 @@ class Request(request.Request):
             self.task.recorder.count(failed=True)
         super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
 
-    def on_success(self, failed__retval__runtime: tuple[bool, Any, float], **kwargs: Any) -> None:
-        """Count the outcome of a task that returned or raised."""
-        raised, result, _ = failed__retval__runtime
-        if not raised and result["category"] is not None:
-            self.task.recorder.count(failed=result["blame"] == Blame.FLEET)
-        super().on_success(failed__retval__runtime, **kwargs)
-
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: ARG002
         """Log the hard limit. :meth:`on_failure` was called just before and did the rest."""
         _log.error("the judge overran Celery's hard limit", evaluation=self.id, limit_s=timeout)
 
     def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002
-        """Send an event to Flower. A failure shows only its category, because a traceback could quote a source."""
+        """Send an event to Flower, and count the outcome of a task that returned.
+
+        Celery replaces ``on_success``, but calls this from it. A failure shows only its category, because a traceback
+        could quote a source.
+        """
+        if type == "task-succeeded":
+            result = literal_eval(fields["result"])
+            if result["category"] is not None:
+                self.task.recorder.count(failed=result["blame"] == Blame.FLEET)
+                if result["category"] != Category.PASSED:
+                    type, fields = "task-failed", {}  # noqa: A001
+                    self._reason = f"{result['category']} (blame: {result['blame']})"
         if type == "task-failed":
             fields |= {"exception": self._reason, "traceback": ""}
         super().send_event(type, **fields)

@@ -247,6 +247,7 @@ def test_a_finished_evaluation(services: Services, flower: Flower, fleet: Fleet)
 def test_a_killed_judge(services: Services, flower: Flower, fleet: Fleet) -> None:
     """The failure is readable, not `ExceptionWithTraceback()`."""
     for kernel, limit, shown in (
+        ("wrong", None, "wrong_values (blame: candidate)"),
         ("exit 3", None, "judge_error: the judge exited with status 3"),
         ("gil", 1, "judge_error: the judge overran Celery's hard limit"),
     ):
