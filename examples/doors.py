@@ -13,7 +13,7 @@ import time
 from uuid import uuid4
 
 import httpx
-from eval_client import KERNEL, KERNELS, PROBLEM, authorization, error_message
+from eval_client import KERNEL, KERNELS, PROBLEM, address, authorization, error_message
 
 from kqueue import KqueueError
 from kqueue.integrations.local import LocalKernelEvaluator as LocalKernelEvaluatorWrapper
@@ -133,7 +133,7 @@ def simple_eval_server(server: httpx.Client) -> None:
 
 
 def main() -> int:
-    url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:18188"
+    url = address()
     asyncio.run(modal())
     local()
     with httpx.Client(base_url=url, headers=authorization(url), timeout=300) as server:

@@ -11,7 +11,7 @@ import sys
 
 import httpx
 
-from kqueue.config import load
+from kqueue.config import http_url, load
 
 PROBLEM = """
 import torch
@@ -61,6 +61,11 @@ KERNELS = {
 EXPECTED = {"right": (True, True), "wrong": (True, False), "crashes": (True, False)}
 
 
+def address() -> str:
+    """Return the address in the arguments, or the one of the user's running `kqueue up`."""
+    return sys.argv[1] if len(sys.argv) > 1 else http_url(load())
+
+
 def authorization(url: str) -> dict[str, str]:
     """Return the header with the token from KQUEUE_TOKEN, or from the user's running `kqueue up`."""
     token = load(url=url).token
@@ -76,7 +81,7 @@ def error_message(error: httpx.HTTPError) -> str:
 
 def main() -> int:
     """Evaluate the three kernels and print their results."""
-    url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:18188"
+    url = address()
     headers = authorization(url)
     found = {}
     with httpx.Client(base_url=url, headers=headers, timeout=600) as server:

@@ -1,18 +1,19 @@
 """A client that submits kernels as jobs, polls them, and reads the results.
 
-python examples/job_client.py [http://127.0.0.1:18188]
+    python examples/job_client.py                          # uses the fleet of `kqueue up` on this machine
+    python examples/job_client.py http://gpu-host:18188    # takes a token from KQUEUE_TOKEN
 """
 
 import sys
 import time
 
 import httpx
-from eval_client import EXPECTED, KERNELS, PROBLEM, authorization, error_message
+from eval_client import EXPECTED, KERNELS, PROBLEM, address, authorization, error_message
 
 
 def main() -> int:
     """Submit the kernels of `eval_client.py` and print their results."""
-    url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:18188"
+    url = address()
     headers = authorization(url)
     found = {}
     with httpx.Client(base_url=url, headers=headers, timeout=60) as server:

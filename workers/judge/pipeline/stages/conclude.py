@@ -37,7 +37,7 @@ class Concluded:
     @property
     def outcome(self) -> Outcome:
         """The outcome, still without evidence."""
-        variants = f"{self.hidden} of them hidden variants"
+        variants = f"{self.hidden} of them hidden variants, random each time"
         if not self.hidden:
             variants = f"none of them a hidden variant: {self.unvaried}"
         message = f"right on {self.checks} input sets, {variants}"
