@@ -55,7 +55,8 @@ SAID = {
     # The clients of other servers learn the fallback for GPUs from the fleet.
     "doors": [
         "asked gpu.a100, judged on cpu: compiled=True correct=True",
-        "(5 / 5) and 7 hidden: right on 12 input sets, 7 of them hidden variants, random each time",
+        "requested and completed checks          (5 / 5) and ",
+        "of them hidden variants, random each time",
         "KernelGYM: crashes kernel",
         "send the header Content-Type: application/json",
     ],
