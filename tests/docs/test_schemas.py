@@ -1,0 +1,69 @@
+"""The published schemas: the code keeps them, and the comparison finds what breaks them."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+Tree = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def schemas() -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location("schemas", ROOT / "scripts" / "schemas.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_code_keeps_the_published_schemas(schemas: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody who relies on a published schema is broken. An intended break is published by `make schemas`."""
+    status = schemas.main(["--check"])
+    assert (status, capsys.readouterr().out) == (0, "")
+
+
+def _submit(tree: Tree) -> Tree:
+    return tree["paths"]["/v1/evaluations"]["post"]
+
+
+#: Changes of a schema, each with the words that report it, or without words if it breaks nobody.
+CHANGES: list[tuple[str, Callable[[Tree], object], str]] = [
+    ("verdict", lambda tree: tree["properties"].pop("speedup"), "verdict.speedup is gone"),
+    ("verdict", lambda tree: tree["required"].remove("category"), "verdict.category is optional now"),
+    ("verdict", lambda tree: tree["$defs"]["Category"]["enum"].remove("crashed"), "verdict.category: crashed is gone"),
+    ("verdict", lambda tree: tree["$defs"]["Category"]["enum"].append("melted"), ""),
+    ("verdict", lambda tree: tree["properties"]["message"].update(type="integer"), "message: integer is possible"),
+    ("verdict", lambda tree: tree["properties"].update(more={"type": "string"}), ""),
+    ("request", lambda tree: tree["required"].append("lane"), "request.lane is required now"),
+    ("request", lambda tree: tree["properties"].update(more={"type": "string"}), ""),
+    ("request", lambda tree: tree["properties"]["lane"].update(maxLength=3), "request.lane: maxLength is 3 now"),
+    ("http", lambda tree: tree["paths"].pop("/v1/fleet"), "GET /v1/fleet is gone"),
+    ("http", lambda tree: _submit(tree)["responses"].clear(), "answers 201 application/json: it is gone"),
+    ("http", lambda tree: _submit(tree).pop("requestBody"), "POST /v1/evaluations takes application/json: it is gone"),
+    ("python", lambda tree: tree.pop("Client.submit"), "Client.submit is gone"),
+    ("python", lambda tree: tree["Client.get"].update(more=True), "Client.get: more is required now"),
+    ("python", lambda tree: tree["Client.get"].update(more=False), ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "change", "words"), CHANGES)
+def test_a_breaking_change_is_found(
+    schemas: types.ModuleType, name: str, change: Callable[[Tree], object], words: str
+) -> None:
+    """A removed or narrowed part is reported. An addition is not."""
+    old = json.loads((ROOT / "docs" / "schemas" / f"{name}.json").read_text())
+    new = copy.deepcopy(old)
+    change(new)
+    found = list(schemas.broken(name, old, new))
+    assert bool(found) == bool(words), found
+    assert words in "".join(found)
