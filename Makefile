@@ -5,7 +5,7 @@ PYTHON ?= 3.12
 PY := .venv/bin/python
 SBOM ?= dist/sbom.cdx.json
 
-.PHONY: help venv demo quick test adapters check words docs site wheelhouse env sbom audit compose-test gpu-shown bench real clock integrity build-bench http-cost nightly planted soak queue-bench clean
+.PHONY: help venv demo quick test adapters check words docs schemas site wheelhouse env sbom audit release compose-test gpu-shown bench real clock integrity build-bench http-cost nightly planted soak queue-bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ words: venv ## judge the gallery on the CPU for docs/feedback.md
 docs: venv ## write the generated parts of the documents
 	@$(PY) scripts/docs.py
 
+schemas: venv ## publish the JSON schemas of the stable interfaces in docs/schemas
+	@$(PY) scripts/schemas.py $(ARGS)
+
 site: venv ## download the tools for the documentation, and build a site in dist/site
 	@$(PY) scripts/bootstrap.py site
 	PYTHONPATH=.site NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet $(ARGS)
@@ -67,6 +70,9 @@ sbom: venv ## list the installed packages, as CycloneDX (SBOM=dist/sbom.cdx.json
 
 audit: venv ## report known vulnerabilities of the installed packages (ARGS=--if-reachable: no failure without a network)
 	@$(PY) scripts/audit.py $(ARGS)
+
+release: venv ## build the last commit into dist/release, and check it in empty environments (ARGS=--draft: undated)
+	@$(PY) scripts/release.py $(ARGS)
 
 compose-test: venv ## start the compose stack and judge kernels with it (needs Docker, or root and ENGINE=own)
 	$(if $(filter own,$(ENGINE)),$(PY) scripts/engine.py) $(PY) -m pytest -m compose tests/compose $(ARGS)

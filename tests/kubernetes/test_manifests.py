@@ -118,7 +118,7 @@ def test_the_services_are_those_of_compose() -> None:
     for name, template, container in pods():
         service = services[component(template)]
         image = {"worker-cpu": "kqueue-worker-cpu"}.get(name, service["image"].partition(":")[0])
-        assert container["image"] == f"registry.example/{image}:0.1.0"
+        assert container["image"] == f"registry.example/{image}:0.2.0"
         if component(template) in {"migrate", "http", "prune", "flower"}:
             assert container["command"] == service["command"], name
     commands = {container["command"][-1] for _, template, container in pods() if component(template) == "worker"}
