@@ -1,6 +1,6 @@
-"""Print the notes of a version from CHANGELOG.md: `notes.py VERSION [--dated]`. With `--dated` the version needs a date.
+"""`notes.py VERSION [--dated]`: print the notes of a version from CHANGELOG.md.
 
-Each change is one entry below a heading that names its readers. Otherwise the exit status is 1.
+Each heading must name the readers of its entries. With `--dated` the version needs a date. Otherwise the status is 1.
 """
 
 from __future__ import annotations

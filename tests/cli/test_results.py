@@ -154,7 +154,10 @@ def test_a_table_breaks_no_name(capsys: pytest.CaptureFixture[str], monkeypatch:
     """Where the words of a table do not fit next to each other, each row is printed as lines."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     row = ["softmax_online", "a reason with several words", None]
-    for width, shown in ((52, "softmax_online   a reason with several"), (20, "kernel   softmax_online\nmessage  a reason with")):
+    for width, shown in (
+        (52, "softmax_online   a reason with several"),
+        (20, "kernel   softmax_online\nmessage  a reason with"),
+    ):
         monkeypatch.setenv("COLUMNS", str(width))
         print_table(("kernel", "message", ""), [row])
         assert shown in capsys.readouterr().out

@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+
+from tests.docs import shell
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,6 +21,17 @@ def test_generated_parts_are_up_to_date() -> None:
         [sys.executable, ROOT / "scripts" / "docs.py", "--check"], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_workflows_call_targets_that_exist() -> None:
+    """GitHub's workflows run the gate, the nightly tests and the release by targets of the Makefile."""
+    files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    jobs = [job for file in files for job in yaml.safe_load(file.read_text())["jobs"].values()]
+    commands = [step.get("run", "") for job in jobs for step in job["steps"]]
+    called = [words for command in commands for words in re.findall(r"\bmake (.+)", command)]
+    assert called == ["check", "test", "soak MINUTES=1", "nightly", "release"]
+    for words in called:
+        assert shell.of_make(words.split()) is None
 
 
 def test_make_help_lists_every_target() -> None:
