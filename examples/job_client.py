@@ -1,7 +1,7 @@
 """A client that submits kernels as jobs, polls them, and reads the results.
 
-    python examples/job_client.py                          # uses the fleet of `kqueue up` on this machine
-    python examples/job_client.py http://gpu-host:18188    # takes a token from KQUEUE_TOKEN
+python examples/job_client.py                          # uses the fleet of `kqueue up` on this machine
+python examples/job_client.py http://gpu-host:18188    # takes a token from KQUEUE_TOKEN
 """
 
 import sys

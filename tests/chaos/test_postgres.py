@@ -177,7 +177,8 @@ def test_postgres_may_fail_over(tmp_path: Path) -> None:
         sockets = _sockets(primary)
         standby_data = tmp_path / "b" / "data"
         standby_data.parent.mkdir()
-        copy = [str(embedded._binaries(standby_data) / "pg_basebackup"), "-h", sockets, "-U", "postgres", "-D", str(standby_data)]
+        copy = [str(embedded._binaries(standby_data) / "pg_basebackup"), "-h", sockets, "-U", "postgres"]
+        copy += ["-D", str(standby_data)]
         subprocess.run([*copy, "-R", "-X", "stream", "-c", "fast"], check=True, env=embedded.clean_environment())
         with Postgres(tmp_path / "b", durable=False) as standby:
             hosts = quote(f"{sockets},{_sockets(standby)}", safe=",")

@@ -35,7 +35,9 @@ def judge(rig: Rig, kernel: str, reference: str = SUMS, **settings: object) -> O
 def test_a_kernel_is_checked_and_not_timed_unless_asked_for(rig: Rig) -> None:
     outcome = judge(rig, _TOP + _MODEL)
     assert (outcome.category, outcome.runtime, outcome.baseline) == (Category.PASSED, None, None), outcome.message
-    assert outcome.message.endswith("hidden variants, random each time; not timed: Triton's interpreter runs on the CPU")
+    assert outcome.message.endswith(
+        "hidden variants, random each time; not timed: Triton's interpreter runs on the CPU"
+    )
     assert outcome.evidence.checks is not None
     assert outcome.evidence.checks > 2
     timed = judge(rig, _TOP + _MODEL, timing=Timing(calls=5, warmup=0, interpreter=True))

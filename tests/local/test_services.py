@@ -206,7 +206,7 @@ def test_a_database_of_another_version_gets_its_server_or_a_remedy(
     """A server of the database's version on PATH is used. Without one, the message names the remedies."""
     (with_schema(tmp_path / "pg") / "data" / "PG_VERSION").write_text("9\n")
     server = Postgres(tmp_path / "pg")
-    with pytest.raises(LocalFleetError, match="put `postgres` and `initdb` of version 9 on PATH.*KQUEUE_HOME"):
+    with pytest.raises(LocalFleetError, match=r"put `postgres` and `initdb` of version 9 on PATH.*KQUEUE_HOME"):
         server.check()
     for name in ("postgres", "initdb"):
         program = tmp_path / "bin" / name

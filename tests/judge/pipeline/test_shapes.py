@@ -50,7 +50,10 @@ def test_the_speedup_is_the_weighted_geometric_mean() -> None:
     ]  # fmt: skip
     assert (known.worst, known.worst_speedup, known.spread) == ("large", 0.5, pytest.approx(8.0))
     assert (whole.evidence.checks, whole.evidence.checks_asked, whole.evidence.verified_calls) == (15, 6, 9)
-    assert whole.message == "right on 15 input sets of 3 shapes (1 held out), 9 of the sets hidden variants, random each time"
+    assert (
+        whole.message
+        == "right on 15 input sets of 3 shapes (1 held out), 9 of the sets hidden variants, random each time"
+    )
     words = "\n".join(shape_lines(whole.evidence))
     assert "Shape large: passed, 10 ms, reference 5 ms, speedup 0.50x (0.48x to 0.53x), weight 3." in words
     assert "The worst speedup is 0.50x (large), and the best is 8.00 times that." in words
