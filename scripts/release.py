@@ -148,7 +148,7 @@ class Environment:
     def up(self, home: Path) -> Iterator[None]:
         """Run a fleet during the block."""
         command = [self._kqueue, "up", "--gpus", "none", "--cpu-slots", "1", "--http-port", "0", "--flower-port", "0"]
-        log = home.with_suffix(".log")
+        log = home.with_name(f"{home.name}.log")
         with log.open("a") as file:
             variables = self._variables | {"KQUEUE_HOME": str(home)}
             fleet = subprocess.Popen(command, cwd=self._folder, env=variables, stdout=file, stderr=file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,14 @@ def test_workflows_call_targets_that_exist() -> None:
     assert called == ["check", "test", "soak MINUTES=1", "nightly", "release"]
     for words in called:
         assert shell.of_make(words.split()) is None
+
+
+def test_the_changelog_has_notes_of_the_version() -> None:
+    """CHANGELOG.md has a section for the version, whose headings name their readers."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    command = [sys.executable, ROOT / "scripts" / "notes.py", version]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.startswith("###")) == (0, True), done.stderr
 
 
 def test_make_help_lists_every_target() -> None:
