@@ -27,7 +27,6 @@ from typing import Any
 
 from kqueue import Category, Client, Request, Verdict
 from kqueue.config import load
-from kqueue.contract import Backend
 from kqueue.local.fleet import LocalFleet
 
 PROBLEM = """
@@ -104,16 +103,16 @@ ModelNew().to(device)(torch.randn(256, 1024, device=device)).sum().item()
 """
 
 
-def kernels(backend: Backend, first: int, count: int) -> list[str]:
+def kernels(backend: str, first: int, count: int) -> list[str]:
     """Return ``count`` different sources, numbered from ``first``."""
-    middle = CUDA if backend is Backend.CUDA else CPP
+    middle = CUDA if backend == "cuda" else CPP
     numbers = range(first, first + count)
     return [(TOP + middle + BOTTOM).format(i=i, block=(64, 128, 256, 512)[i % 4]) for i in numbers]
 
 
-def plain(sources: list[str], backend: Backend) -> list[float]:
+def plain(sources: list[str], backend: str) -> list[float]:
     """Compile and call each kernel in a fresh process. Return the seconds of each."""
-    device = "cuda" if backend is Backend.CUDA else "cpu"
+    device = "cuda" if backend == "cuda" else "cpu"
     seconds: list[float] = []
     for source in sources:
         with tempfile.TemporaryDirectory() as folder:
@@ -132,7 +131,7 @@ def plain(sources: list[str], backend: Backend) -> list[float]:
     return seconds
 
 
-def requests(sources: list[str], backend: Backend) -> list[Request]:
+def requests(sources: list[str], backend: str) -> list[Request]:
     return [Request(problem=PROBLEM, kernel=source, backend=backend) for source in sources]
 
 
@@ -165,7 +164,7 @@ def builds_of(verdicts: list[Verdict]) -> dict[str, Any]:
     }
 
 
-def measure(client: Client, backend: Backend, count: int, plainly: int) -> dict[str, Any]:
+def measure(client: Client, backend: str, count: int, plainly: int) -> dict[str, Any]:
     """Return all figures: seconds, and kernels per minute. Print each when it is known."""
     result: dict[str, Any] = {}
 
@@ -206,8 +205,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=None, help="file for the result")
     options = parser.parse_args()
     has_gpu = Path("/dev/nvidiactl").exists()
-    backend = Backend(options.backend or ("cuda" if has_gpu else "cpp"))
-    on_gpu = backend is Backend.CUDA
+    backend = options.backend or ("cuda" if has_gpu else "cpp")
+    on_gpu = backend == "cuda"
     slots = options.slots or (8 if on_gpu else os.cpu_count() or 1)
     chosen: dict[str, Any] = (
         {"slots_per_gpu": slots, "cpu_slots": 0} if on_gpu else {"gpus": "none", "cpu_slots": slots}

@@ -136,7 +136,7 @@ class Row:
         return Request(
             problem=self.problem,
             kernel=self.kernel,
-            backend=self.backend,  # pyright: ignore[reportArgumentType] -- pydantic turns it into a Backend
+            backend=self.backend,
             lane=LANE,
             settings=Settings(timing=timing or Timing()),
             kernel_label=self.name,

@@ -24,7 +24,7 @@ from typing import Any
 from speed import PATIENCE_S, about, fleet
 from speed import gallery as gallery_entries
 
-from kqueue import Backend, Request, Verdict
+from kqueue import Request, Verdict
 
 #: Names of the gallery's right kernels.
 KERNELS = ("softmax", "matmul", "layer_norm", "gelu")
@@ -53,7 +53,7 @@ def pairs(lane: str) -> dict[str, Request]:
     found = {f"{backend} {name}": entries[f"good/{backend}/{name}"].request(lane) for name in KERNELS}
     for name, (body, shape) in ITSELF.items():
         problem, kernel = (PROBLEM.format(name=model, body=body, shape=shape) for model in ("Model", "ModelNew"))
-        found[name] = Request(problem=problem, kernel=kernel, backend=Backend.TORCH, lane=lane)
+        found[name] = Request(problem=problem, kernel=kernel, backend="torch", lane=lane)
     return found
 
 

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from kqueue.client.remote import AsyncRemoteClient as AsyncRemoteClient
     from kqueue.client.remote import RemoteClient as RemoteClient
     from kqueue.config import Config as Config
-    from kqueue.contract import Backend as Backend
     from kqueue.contract import Deadlines as Deadlines
     from kqueue.contract import Limits as Limits
     from kqueue.contract import Outcome as Outcome
@@ -74,7 +73,6 @@ _HOMES: Final = {
     "kqueue.client": ["AsyncClient", "AsyncTicket", "Client", "Ticket"],
     "kqueue.config": ["Config"],
     "kqueue.contract": [
-        "Backend",
         "Deadlines",
         "Limits",
         "Outcome",

@@ -17,6 +17,8 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field, field_validator, model_validator
 
+from kqueue import backends
+from kqueue.backends import PYTEST
 from kqueue.categories import Blame, Category
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import NEEDS, Environment, Evidence, Facts, Measurement, Part
@@ -41,22 +43,8 @@ HASH: Final = "[0-9a-f]{64}"
 _PROBLEM_NAME: Final = re.compile(f"sha256:({HASH})")
 
 
-class Backend(StrEnum):
-    """The language or library of a kernel, or ``pytest`` for a repository's tests."""
-
-    CUDA = "cuda"
-    TRITON = "triton"
-    TORCH = "torch"
-    CPP = "cpp"
-    CUPY = "cupy"
-    PYTEST = "pytest"
-    """No kernel but the tests of a repository, which replaces the problem. ``kqueue pytest --fleet`` submits them."""
-
-
-#: The backends of kernels.
-KERNEL_BACKENDS: Final = tuple(backend for backend in Backend if backend is not Backend.PYTEST)
-#: The backends that the ``cpu`` lane can judge (Triton through its interpreter).
-CPU_BACKENDS: Final = frozenset({Backend.TORCH, Backend.CPP, Backend.TRITON, Backend.PYTEST})
+#: Name of a registered backend (:mod:`kqueue.backends`), or ``pytest`` for a repository's tests.
+BackendName = Annotated[str, backends.Known]
 
 
 def gpu_model(name: str) -> str:
@@ -362,8 +350,8 @@ class Request(_Model):
     reads them: without a byte-order mark, and with ``\\n`` at the end of each line."""
     kernel: str
     """Source of the candidate, with ``class ModelNew``."""
-    backend: Backend
-    """Language or library of the kernel."""
+    backend: BackendName
+    """Name of the kernel's language or library."""
     lane: Annotated[str, Field(max_length=64)] = "auto"
     """``cpu``, ``gpu``, ``gpu.<model>`` or ``auto``. ``auto`` is ``gpu`` if a GPU worker is alive, otherwise
     ``cpu``."""
@@ -411,10 +399,10 @@ class Request(_Model):
     @model_validator(mode="after")
     def _tests_are_tests(self) -> Self:
         # A problem can be named by its hash alone, so the judge checks that it is a repository's files.
-        if self.kernel.startswith(TESTS_LINE) is not (self.backend is Backend.PYTEST):
+        if self.kernel.startswith(TESTS_LINE) is not (self.backend == PYTEST):
             raise ValueError("a repository's tests are not a kernel: `kqueue pytest --fleet` submits them")
         examined = self.settings.examine not in (Examination(), Examination(sanitize=(Sanitizer.MEMCHECK,)))
-        if self.backend is Backend.PYTEST and examined:
+        if self.backend == PYTEST and examined:
             raise ValueError("a repository's tests can only be examined with compute-sanitizer's memcheck")
         return self
 
@@ -600,7 +588,7 @@ class Verdict(_Result):
     evaluation_id: UUID
     problem_label: str | None = None
     kernel_label: str | None = None
-    backend: Backend
+    backend: str
     lane: str
     attempts: int
     """Number of attempts. 0 if none started, or if the verdict was reused."""

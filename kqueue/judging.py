@@ -30,8 +30,10 @@ from typing import IO, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import PydanticSerializationError
 
+from kqueue import backends
+from kqueue.backends import Backend
 from kqueue.config import Config, load
-from kqueue.contract import CPU_BACKENDS, Backend, Outcome, Precision, Request, Settings, parse_request
+from kqueue.contract import Outcome, Precision, Request, Settings, parse_request
 from kqueue.duels import MOST, Duel, Match
 from kqueue.duels import duel as fight
 from kqueue.errors import InvalidRequest, JudgeUnavailable
@@ -41,14 +43,6 @@ from kqueue.evidence import Environment
 _STOP_S: Final = 20.0
 #: Maximum number of bytes of the child's own messages that an error shows.
 _MESSAGE_BYTES: Final = 2000
-
-#: Packages whose import shows a backend.
-_PACKAGES: Final = {"triton": Backend.TRITON, "cupy": Backend.CUPY}
-#: Names of arguments and endings of files that show a compiled backend. A source that compiles CUDA usually has both.
-_COMPILED: Final = {
-    Backend.CUDA: re.compile(r"cuda_sources?|.*\.cu"),
-    Backend.CPP: re.compile(r"cpp_sources?|.*\.cpp"),
-}
 
 
 class Start(BaseModel):
@@ -88,25 +82,34 @@ class Machine(BaseModel):
     """The factors that times depend on: the device's name, driver, CUDA, torch, Triton, host."""
 
 
-def guess_backend(source: str) -> Backend:
+def guess_backend(source: str) -> str:
     """Return the backend that a kernel's source is written for.
 
-    A source that imports Triton or CuPy, or compiles CUDA or C++, has that backend. Any other source has ``torch``.
+    A source that imports a backend's modules, or compiles CUDA or C++, has that backend. Any other source has
+    ``torch``.
 
     Raises:
         InvalidRequest: the source matches more than one.
     """
-    signs = set(_signs(source))
-    if Backend.CUDA in signs:
-        signs.discard(Backend.CPP)
-    shown = [backend for backend in (*_PACKAGES.values(), *_COMPILED) if backend in signs]
-    if len(shown) > 1:
-        raise InvalidRequest(f"backend: the source could be {' or '.join(shown)}: name one of them")
-    return shown[0] if shown else Backend.TORCH
+    imported, words = set[str](), set[str]()
+    for name, is_module in _signs(source):
+        (imported if is_module else words).add(name)
+    shown = [backend for backend in backends.registered().values() if _is_shown(backend, imported, words)]
+    included = {name for backend in shown for name in backend.includes}
+    names = [backend.name for backend in shown if backend.name not in included]
+    if len(names) > 1:
+        raise InvalidRequest(f"backend: the source could be {' or '.join(names)}: name one of them")
+    return names[0] if names else "torch"
 
 
-def _signs(source: str) -> Iterator[Backend]:
-    """Yield the backends that a source shows in imports, argument names and strings, but not in docstrings."""
+def _is_shown(backend: Backend, imported: Iterable[str], words: Iterable[str]) -> bool:
+    return any(f"{name}.".startswith(f"{module}.") for name in imported for module in backend.modules) or (
+        backend.words != "" and any(re.fullmatch(backend.words, word) for word in words)
+    )
+
+
+def _signs(source: str) -> Iterator[tuple[str, bool]]:
+    """Yield a source's imported names, and its argument names and strings without docstrings. True marks the former."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -115,16 +118,14 @@ def _signs(source: str) -> Iterator[Backend]:
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
-                packages = [alias.name for alias in names]
-            case ast.ImportFrom(module=str(module), level=0):
-                packages = [module]
+                yield from ((alias.name, True) for alias in names)
+            case ast.ImportFrom(module=str(module), level=0, names=names):
+                yield from ((f"{module}.{alias.name}", True) for alias in names)
             case ast.keyword(arg=str(word)) | ast.Name(id=word) | ast.Constant(value=str(word)):
                 if id(node) not in unused:
-                    yield from (backend for backend, sign in _COMPILED.items() if sign.fullmatch(word))
-                continue
+                    yield word, False
             case _:
-                continue
-        yield from (_PACKAGES[top] for name in packages if (top := name.partition(".")[0]) in _PACKAGES)
+                pass
 
 
 class LocalJudge:
@@ -185,7 +186,7 @@ class LocalJudge:
         *,
         problem: str | None = None,
         kernel: str | None = None,
-        backend: Backend | str | None = None,
+        backend: str | None = None,
         settings: Settings | Mapping[str, Any] | None = None,
     ) -> Outcome:
         """Judge one kernel, given as a :class:`Request` or by its fields.
@@ -194,7 +195,7 @@ class LocalJudge:
             request: the whole request. Its lane, batch, idempotency key and queue wait are ignored.
             problem: source of the reference.
             kernel: source of the candidate.
-            backend: ``cuda``, ``triton``, ``torch``, ``cpp`` or ``cupy``. By default it is guessed from the source.
+            backend: name of a backend, such as ``triton``. By default it is guessed from the source.
             settings: settings of the evaluation.
 
         Raises:
@@ -209,7 +210,7 @@ class LocalJudge:
             raise InvalidRequest("problem: only a fleet has stored problems: give the source")
         with self._lock:
             child = self._started()
-            if child.machine.device == "cpu" and request.backend not in CPU_BACKENDS:
+            if child.machine.device == "cpu" and not backends.find(request.backend).cpu:
                 raise JudgeUnavailable(f"a {request.backend} kernel needs a GPU, and this judge uses the CPU")
             try:
                 answer = child.ask(request)
@@ -262,7 +263,7 @@ def judge(
     *,
     problem: str,
     kernel: str,
-    backend: Backend | str | None = None,
+    backend: str | None = None,
     precision: Precision | str | None = None,
     settings: Settings | Mapping[str, Any] | None = None,
     device: str | None = None,
@@ -272,7 +273,7 @@ def judge(
     Args:
         problem: source of the reference: ``Model``, ``get_inputs()`` and ``get_init_inputs()``.
         kernel: source of the candidate: ``ModelNew``.
-        backend: ``cuda``, ``triton``, ``torch``, ``cpp`` or ``cupy``. By default it is guessed from the source.
+        backend: name of a backend, such as ``triton``. By default it is guessed from the source.
         precision: ``fp32``, ``fp16`` or ``bf16``, which overrides the settings'.
         settings: settings of the evaluation.
         device: a GPU's UUID or index, or ``cpu``. The default is the first GPU, or the CPU where there is none.
@@ -294,7 +295,7 @@ def duel(
     problem: str,
     a: str,
     b: str,
-    backend: Backend | str | None = None,
+    backend: str | None = None,
     precision: Precision | str | None = None,
     settings: Settings | Mapping[str, Any] | None = None,
     device: str | None = None,
@@ -320,7 +321,7 @@ def request_of(
     *,
     problem: str | None,
     kernel: str | None,
-    backend: Backend | str | None = None,
+    backend: str | None = None,
     precision: Precision | str | None = None,
     settings: Settings | Mapping[str, Any] | None = None,
 ) -> Request:

@@ -16,8 +16,9 @@ from math import comb
 from statistics import fmean, geometric_mean
 from typing import Any, Final
 
+from kqueue import backends
 from kqueue.categories import Blame, Category
-from kqueue.contract import KERNEL_BACKENDS, Backend, Comparison, Deadlines, Precision, Request, Verdict, parse_request
+from kqueue.contract import Comparison, Deadlines, Precision, Request, Verdict, parse_request
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import Measurement, json_number
 
@@ -70,7 +71,7 @@ def request_of(problem: str, kernel: str, **arguments: Any) -> Request:
         kernel: source of the candidate, ``ModelNew``.
         arguments: KernelBench's arguments:
 
-            - ``backend``: ``cuda`` (the default), ``triton``, ``torch``, ``cpp`` or ``cupy``, in any case.
+            - ``backend``: name of a backend in any case. The default is ``cuda``.
             - ``seed_num``: seed before both constructors, or None, the default, for a secret one. The seeds of inputs
               are secret.
             - ``num_correct_trials`` (5): number of input sets to check, 1 to 100.
@@ -190,12 +191,11 @@ def _stats(measurement: Measurement | None, where: dict[str, Any]) -> dict[str, 
     return {**times, "num_trials": measurement.count, **where}
 
 
-def _backend(name: object) -> Backend:
+def _backend(name: object) -> str:
     backend = str(name).lower()
-    if backend not in KERNEL_BACKENDS:
-        backends = ", ".join(KERNEL_BACKENDS)
-        raise InvalidRequest(f"backend: {name!r} cannot be judged here: use one of {backends}")
-    return Backend(backend)
+    if backend not in backends.registered():
+        raise InvalidRequest(f"backend: {name!r} cannot be judged here: use one of {', '.join(backends.registered())}")
+    return backend
 
 
 def _precision(name: object) -> Precision:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kqueue.categories import Blame, Category
-from kqueue.contract import Backend, Request, Settings, Timing, Verdict
+from kqueue.contract import Request, Settings, Timing, Verdict
 from kqueue.states import Finding, ProbeKind
 
 #: Relative weights of the kinds of probes in a random draw.
@@ -196,7 +196,7 @@ def draw(lane: str, kind: ProbeKind | None = None) -> Probe:
     request = Request(
         problem=_filled(_module("Model", problem) + _INPUTS, names),
         kernel=_filled(triton or _module("ModelNew", kernel), names),
-        backend=Backend.TORCH if triton is None else Backend.TRITON,
+        backend="torch" if triton is None else "triton",
         lane=lane,
         settings=Settings(checks=2, timing=timing),
         reuse=False,

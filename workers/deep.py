@@ -17,7 +17,6 @@ from typing import Final
 
 from kqueue.categories import Category
 from kqueue.config import Config
-from kqueue.contract import Backend
 from kqueue.doctor import Result, State
 from kqueue.errors import JudgeUnavailable
 from kqueue.judging import LocalJudge
@@ -142,7 +141,7 @@ class _Case:
     name: str
     kernel: str
     shown: str = "compiled and ran"
-    backend: Backend = Backend.TORCH
+    backend: str = "torch"
     expected: Category = Category.PASSED
     problem: str = _PROBLEM
     timed: bool = False
@@ -159,13 +158,13 @@ def _cases(tools: Collection[str], *, on_gpu: bool) -> Iterator[_Case]:
     yield _Case("seed", _WEIGHTS, "both models drew the same weights", problem=_problem(_WEIGHTS, "64, 64"))
     yield _Case("operations", _ON_HOST, agree, problem=_problem(_kernel(_OPERATIONS), "128, 128"))
     lacks = "" if find_spec("triton") else "triton is not installed"
-    yield _Case("triton kernel", _TRITON, backend=Backend.TRITON, lacks=lacks)
-    yield _Case("c++ kernel", _CPP, backend=Backend.CPP, lacks="" if "ninja" in tools else "there is no ninja")
+    yield _Case("triton kernel", _TRITON, backend="triton", lacks=lacks)
+    yield _Case("c++ kernel", _CPP, backend="cpp", lacks="" if "ninja" in tools else "there is no ninja")
     if on_gpu:
         lacks = "" if {"nvcc", "ninja"} <= set(tools) else "there is no nvcc or no ninja"
-        yield _Case("cuda kernel", _CUDA, backend=Backend.CUDA, lacks=lacks)
+        yield _Case("cuda kernel", _CUDA, backend="cuda", lacks=lacks)
         lacks = "" if find_spec("cupy") else "cupy is not installed"
-        yield _Case("cupy kernel", _CUPY, backend=Backend.CUPY, lacks=lacks)
+        yield _Case("cupy kernel", _CUPY, backend="cupy", lacks=lacks)
 
 
 def judged(config: Config, tools: Collection[str]) -> Iterator[tuple[str, Result]]:

@@ -120,7 +120,7 @@ class Traces:
                 "kqueue.blame": course.blame.value,
                 "kqueue.lane": course.lane,
                 "kqueue.priority": course.priority.value,
-                "kqueue.backend": course.backend.value,
+                "kqueue.backend": course.backend,
                 "kqueue.device": course.model,
                 "kqueue.reused": course.reused,
                 "kqueue.attempts": len(course.tries),

@@ -54,7 +54,7 @@ def kernelbench(
     level: Annotated[
         int | None, typer.Option(help="The level to judge.", show_default="the only level in RUN_DIR")
     ] = None,
-    backend: Annotated[str, typer.Option("--backend", "-b", help="cuda, triton, torch, cpp or cupy.")] = "cuda",
+    backend: Annotated[str, typer.Option("--backend", "-b", help="Backend of the kernels, such as triton.")] = "cuda",
     lane: Annotated[str, typer.Option(help="auto, cpu, gpu, or gpu.<model>.")] = "auto",
     precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16.")] = "fp32",
     checks: Annotated[int, typer.Option(help="Number of input sets to compare.")] = 5,

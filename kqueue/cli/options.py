@@ -22,7 +22,7 @@ Timeout = Annotated[float | None, typer.Option(metavar="S", min=0, help="Maximum
 Evaluation = Annotated[str, typer.Argument(metavar="ID", help="An evaluation's id, or its first digits.")]
 Evaluations = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids, or their first digits.")]
 Backend = Annotated[
-    str | None, typer.Option("--backend", "-b", help="cuda, triton, torch, cpp or cupy.", show_default=False)
+    str | None, typer.Option("--backend", "-b", help="Backend of the kernel, such as triton.", show_default=False)
 ]
 Device = Annotated[
     str | None,

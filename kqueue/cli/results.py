@@ -133,11 +133,12 @@ def _speedup(row: Listed | Placed) -> str:
 
 def _filters(where: Iterable[str], options: Mapping[str, str | None], among: Sequence[str] = _WHERE) -> dict[str, Any]:
     """Return the conditions as :class:`kqueue.store.reports.Filters`. ``where`` can have the fields ``among``."""
+    from kqueue import backends
     from kqueue.categories import Blame, Category
-    from kqueue.contract import Backend
 
     asked: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    kinds: dict[str, type[StrEnum]] = {"category": Category, "blame": Blame, "backend": Backend, "priority": Priority}
+    kinds: dict[str, type[StrEnum]] = {"category": Category, "blame": Blame, "priority": Priority}
+    choices: dict[str, Iterable[str]] = {**kinds, "backend": backends.names()}
     for condition in where:
         field, mark, value = condition.partition("=")
         if field not in among:
@@ -146,11 +147,10 @@ def _filters(where: Iterable[str], options: Mapping[str, str | None], among: Seq
             raise InvalidRequest(f"--where {condition}: write {field}=VALUE")
         if field in asked:
             raise InvalidRequest(f"--where {condition}: {field} is given twice")
-        kind = kinds.get(field, str)
-        if kind is not str and value not in list(kinds[field]):
-            fix = "see `kqueue categories`" if kind is Category else f"use one of {', '.join(kinds[field])}"
+        if field in choices and value not in list(choices[field]):
+            fix = "see `kqueue categories`" if field == "category" else f"use one of {', '.join(choices[field])}"
             raise InvalidRequest(f"unknown {field} {value!r}: {fix}")
-        asked[field] = kind(value)
+        asked[field] = kinds.get(field, str)(value)
     return asked
 
 

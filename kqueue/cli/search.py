@@ -79,7 +79,7 @@ def search(
     proposer: _Command = None,
     recorded: _Folder = None,
     answer_s: Annotated[float, typer.Option(help="Maximum seconds for one answer.")] = 600.0,
-    backend: Annotated[str, typer.Option("--backend", "-b", help="cuda, triton, torch, cpp or cupy.")] = "cuda",
+    backend: Annotated[str, typer.Option("--backend", "-b", help="Backend of the kernels, such as triton.")] = "cuda",
     gpu: Annotated[str, typer.Option(help="A GPU's model such as L40S, or any, auto, cpu.")] = "auto",
     url: runs.Url = None,
     algorithm: Annotated[str, typer.Option(help="PS, PS_Summarizer, PS_epsNet or PS_epsNet_Summarizer.")] = "PS",

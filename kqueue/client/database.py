@@ -15,10 +15,10 @@ from celery import Celery
 from pydantic import SecretStr
 from sqlalchemy import Engine
 
-from kqueue import broker, tracing
+from kqueue import backends, broker, tracing
 from kqueue.client.transport import Accepted, Transport, all_valid
 from kqueue.config import Config, load
-from kqueue.contract import CPU_BACKENDS, Request, Verdict
+from kqueue.contract import Request, Verdict
 from kqueue.errors import (
     BrokerUnavailable,
     DatabaseUnavailable,
@@ -198,7 +198,7 @@ def lane_for(request: Request, live: Mapping[str, int], allow_idle_lane: bool, f
         UnknownLane: there is no such lane.
         LaneUnavailable: no live worker serves the lane.
     """
-    on_cpu = request.backend in CPU_BACKENDS
+    on_cpu = backends.find(request.backend).cpu
     if request.lane == "auto":
         for lane in ("gpu", "cpu") if on_cpu else ("gpu",):
             if lane in live:

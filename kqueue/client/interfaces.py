@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack
 from uuid import UUID
 
 from kqueue.client.transport import Accepted, Entry, Transport, all_valid, check, check_each
-from kqueue.contract import Backend, Request, Settings, Verdict
+from kqueue.contract import Request, Settings, Verdict
 from kqueue.duels import MOST, Duel, Match, duel
 from kqueue.errors import InvalidRequest, KqueueError, UnknownEvaluation, WaitTimeout
 from kqueue.states import Priority
@@ -28,7 +28,7 @@ class Fields(TypedDict, total=False):
 
     problem: str | None
     kernel: str | None
-    backend: Backend | str | None
+    backend: str | None
     lane: str
     settings: Settings | Mapping[str, Any] | None
     problem_label: str | None

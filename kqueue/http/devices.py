@@ -13,7 +13,8 @@ from typing import Annotated, Any, Final
 from fastapi import Depends, Request
 from sqlalchemy import Engine
 
-from kqueue.contract import CPU_BACKENDS, KERNEL_BACKENDS, gpu_model
+from kqueue import backends
+from kqueue.contract import gpu_model
 from kqueue.errors import ServiceError
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
@@ -106,8 +107,8 @@ class View:
     def backends(self) -> list[str]:
         """The kernel backends that some live worker can judge."""
         if "gpu" in self.lanes:
-            return [backend.value for backend in KERNEL_BACKENDS]
-        return sorted(CPU_BACKENDS.intersection(KERNEL_BACKENDS)) if "cpu" in self.lanes else []
+            return list(backends.registered())
+        return backends.on_cpu() if "cpu" in self.lanes else []
 
     def total(self, state: EvaluationState) -> int:
         """Return the number of evaluations in a state, ``queued`` or ``running``, on all lanes."""

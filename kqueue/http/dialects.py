@@ -63,7 +63,7 @@ class KernelRequest(Bounded):
     )
     num_correct_trials: int = Field(5, ge=1, le=100, description="Number of input sets to check.")
     num_perf_trials: int = Field(100, ge=0, le=10_000, description="Maximum number of timed calls.")
-    backend: str = Field("cuda", description="`cuda`, `triton`, `torch`, `cpp` or `cupy`.")
+    backend: str = Field("cuda", description="Name of a backend, such as `cuda` or `triton`.")
 
     def as_request(self, **arguments: Any) -> Request:
         """Return the request for this kernel and further arguments of :func:`~kqueue.kernelbench.request_of`.

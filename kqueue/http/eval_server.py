@@ -10,9 +10,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from kqueue import kernelbench
+from kqueue import backends, kernelbench
 from kqueue.categories import Blame
-from kqueue.contract import Backend, Verdict
+from kqueue.contract import Verdict
 from kqueue.http import dialects
 from kqueue.http.auth import Anybody, Reader, Submitter
 from kqueue.http.devices import CurrentFleet, Device, View
@@ -26,13 +26,6 @@ router: Final = APIRouter(tags=["simple_eval_server"])
 _SERVICE: Final = "kqueue"
 #: Maximum age of the attempts that `/fault_statistics` counts.
 _FAULTS_OF: Final = timedelta(days=1)
-_DESCRIPTIONS: Final = {
-    Backend.CUDA: "CUDA C++ through torch's extension builder",
-    Backend.TRITON: "Triton kernels",
-    Backend.TORCH: "PyTorch's own operators",
-    Backend.CPP: "C++ through torch's extension builder",
-    Backend.CUPY: "CuPy's raw kernels",
-}
 
 
 class EvalRequest(KernelRequest):
@@ -218,10 +211,10 @@ async def backend_info(fleet: CurrentFleet, _: Reader) -> dict[str, Any]:
     view = await fleet.get()
     return {
         "supported_backends": view.backends,
-        "default_backend": Backend.CUDA,
-        "backend_descriptions": {name: _DESCRIPTIONS[Backend(name)] for name in view.backends},
+        "default_backend": "cuda",
+        "backend_descriptions": {name: backends.find(name).description for name in view.backends},
         "cuda_available": bool(view.devices),
-        "triton_available": Backend.TRITON in view.backends,
+        "triton_available": "triton" in view.backends,
         "process_isolation": True,
         "cuda_arch_list": view.architectures,
     }

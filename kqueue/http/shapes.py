@@ -50,7 +50,7 @@ class Rival(Body):
     """The second kernel of a duel. All else is as in the first one's request."""
 
     kernel: str
-    backend: contract.Backend
+    backend: contract.BackendName
     kernel_label: Text = None
 
 
@@ -102,7 +102,7 @@ class ListQuery(BaseModel):
     category: Category | None = None
     blame: Blame | None = None
     problem: Annotated[Text, Field(description="A label, or the beginning of a hash.")] = None
-    backend: contract.Backend | None = None
+    backend: contract.BackendName | None = None
     lane: Text = None
     batch: Text = None
     since: Annotated[datetime | None, Field(description="Earliest time of submission, UTC by default.")] = None

@@ -84,7 +84,7 @@ class TaskRequest(KernelRequest):
         pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$",
         description="Name of the reference's class. The candidate's class has this name with `New` appended.",
     )
-    backend: str = Field("triton", description="`cuda`, `triton`, `torch`, `cpp` or `cupy`.")
+    backend: str = Field("triton", description="Name of a backend, such as `cuda` or `triton`.")
     num_warmup: int = Field(3, ge=0, le=1000)
     seed_num: int | None = Field(
         None,

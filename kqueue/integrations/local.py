@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 from kqueue.client import Client
 from kqueue.client.database import lane_for
 from kqueue.config import Config, load
-from kqueue.contract import Backend, Request, Verdict
+from kqueue.contract import Request, Verdict
 from kqueue.errors import EvaluationFailed, HomeInUse, InvalidRequest, KqueueError
 from kqueue.feedback import describe
 from kqueue.integrations.common import fallback_of, lane_of
@@ -89,7 +89,7 @@ class LocalKernelEvaluator:
             finally:
                 engine.dispose()
             # Any kernel will do, because an evaluation can have another backend.
-            anything = request_of("...", "...", backend=Backend.TORCH, lane=self._arguments["lane"])
+            anything = request_of("...", "...", backend="torch", lane=self._arguments["lane"])
             lane_for(anything, live, allow_idle_lane=False, fallback=settings.gpu_fallback)
             return self
 

@@ -111,7 +111,7 @@ class Evaluation:
     """The arguments of one evaluation.
 
     Attributes:
-        backend: ``cuda``, ``triton``, ``torch``, ``cpp`` or ``cupy``.
+        backend: name of a backend, such as ``cuda`` or ``triton``.
         num_correct_trials: number of input sets to check.
         measure_performance: True to time the kernel.
         num_perf_trials: maximum number of timed calls.

@@ -40,7 +40,7 @@ class KernelTaskConfig(vf.TaskConfig):
     """Settings for judging a task's kernels."""
 
     backend: str = "triton"
-    """``cuda``, ``triton``, ``torch``, ``cpp`` or ``cupy``."""
+    """Name of a backend, such as ``cuda`` or ``triton``."""
     lane: str = "auto"
     """``auto``, ``cpu``, ``gpu`` or ``gpu.<model>``."""
     score: Policy = "speedup"

@@ -22,7 +22,7 @@ LINE_CHARS: Final = 160
 INSTRUCTIONS: Final = f"""\
 kqueue judges GPU kernels: is a kernel right, and how fast is it? A problem is PyTorch source with `class Model`,
 `get_inputs()` and `get_init_inputs()`. A kernel is Python source with `class ModelNew`, which has the constructor and
-the forward of Model, in Triton, CUDA, C++, CuPy or plain torch.
+the forward of Model, in Triton, CUDA, plain torch or another backend that the tools list.
 
 To improve a kernel: call `judge`, read the feedback, change the source, judge again. For several kernels at once call
 `submit`, then `wait`. To know which of two is faster call `duel`. Each evaluation gets one verdict: a category, and who

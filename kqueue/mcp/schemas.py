@@ -13,7 +13,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, TextContent
 from pydantic import BaseModel, Field
 
-from kqueue.contract import Backend, Verdict
+from kqueue.contract import BackendName, Verdict
 from kqueue.errors import AccessRefused, InvalidRequest, KqueueError, ServiceError, UnknownEvaluation
 from kqueue.mcp.connection import Call
 from kqueue.text import clean
@@ -34,7 +34,7 @@ ProblemSource = Annotated[
     ),
 ]
 KernelSource = Annotated[str, Field(description="Python source with `class ModelNew`. At most 1 MiB.")]
-Language = Annotated[Backend, Field(description="The kernel's language. `torch` is plain PyTorch.")]
+Language = Annotated[BackendName, Field(description="The kernel's language. `torch` is plain PyTorch.")]
 LaneName = Annotated[
     str,
     Field(description="`auto` (a GPU if there is one, else the CPU), `gpu`, `gpu.<model>` like `gpu.h200`, or `cpu`."),

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from kqueue.contract import Backend, Request, Settings, parse_request
+from kqueue.contract import BackendName, Request, Settings, parse_request
 from kqueue.errors import InvalidRequest
 from kqueue.tuning.halving import FINALISTS, MOST_TRIALS, REPEATS, TRIALS, Entry, Halving
 from kqueue.tuning.space import Parameter, Space
@@ -51,7 +51,7 @@ class Task(BaseModel):
     problem_label: str | None = None
     kernel: str
     """The kernel to start from."""
-    backend: Backend
+    backend: BackendName
     lane: str = "auto"
     settings: Settings = Settings()
     metrics: Annotated[tuple[str, ...], Field(min_length=1)] = ("inverse_runtime",)
@@ -145,7 +145,7 @@ class TournamentPlan(Task):
 
     algorithm: Literal["tournament"] = "tournament"
     metrics: Annotated[tuple[str, ...], Field(min_length=1, max_length=1)] = ("speedup",)
-    candidates: Annotated[tuple[tuple[str, Backend, str], ...], Field(min_length=1, max_length=MOST_KERNELS)]
+    candidates: Annotated[tuple[tuple[str, BackendName, str], ...], Field(min_length=1, max_length=MOST_KERNELS)]
     """Label, backend and source of each kernel. The sources differ."""
     gpu_seconds: Annotated[float, Field(gt=0, le=1e6)] = 60.0
     """Seconds of exclusive use of a device."""

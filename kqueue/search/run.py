@@ -400,12 +400,12 @@ class Search(Runner[Plan]):
             step=step.number,
             number=proposal.number,
             problem=public(self.plan.problem),
-            backend=str(self.plan.backend),
+            backend=self.plan.backend,
             kernel=kernel,
             scores=parent.scores or {},
             feedback=feedback,
             summary=step.summary,
-            prompt=prompt(self.plan.problem, str(self.plan.backend), kernel, feedback, step.summary),
+            prompt=prompt(self.plan.problem, self.plan.backend, kernel, feedback, step.summary),
         )
 
     def _judged(self, proposal: Proposal) -> Proposal:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final
 from uuid import UUID
 
 from fastapi import Request, Response
 
-from kqueue import figures
+from kqueue import backends, figures
 from kqueue.categories import Blame, Category
-from kqueue.contract import Backend
 from kqueue.errors import InvalidRequest
 from kqueue.http import cursors
 from kqueue.http.gateway import Gateway
@@ -21,12 +21,11 @@ from kqueue.web.route import Viewer, page, pages
 router: Final = pages()
 
 _PAGE: Final = 50
-#: Filters with a fixed set of values.
+#: Filters whose values are fixed. The filter `backend` has the registered names.
 _CHOICES: Final[dict[str, type[StrEnum]]] = {
     "state": EvaluationState,
     "category": Category,
     "blame": Blame,
-    "backend": Backend,
 }
 #: Filters with any text as value.
 _TEXTS: Final = ("problem", "lane", "batch", "producer")
@@ -37,7 +36,7 @@ _LONGEST: Final = 200
 async def evaluations(request: Request, _: Viewer) -> Response:
     """Show evaluations, the latest submission first."""
     asked = {
-        name: value for name in (*_CHOICES, *_TEXTS, "since") if (value := request.query_params.get(name, "").strip())
+        name: value for name in (*_choices(), *_TEXTS, "since") if (value := request.query_params.get(name, "").strip())
     }
     cursor = request.query_params.get("cursor")
     gateway: Gateway = request.app.state.gateway
@@ -55,24 +54,29 @@ async def evaluations(request: Request, _: Viewer) -> Response:
         "evaluations.html",
         rows=rows,
         asked=asked,
-        choices={name: list(kind) for name, kind in _CHOICES.items()},
+        choices=_choices(),
         texts=_TEXTS,
         is_first=not cursor,
         more=more,
     )
 
 
+def _choices() -> Mapping[str, Sequence[str]]:
+    """Return the values of each filter that has a set of values."""
+    return {name: list(kind) for name, kind in _CHOICES.items()} | {"backend": backends.names()}
+
+
 def _filters(asked: dict[str, str]) -> dict[str, Any]:
     """Return the arguments for :class:`kqueue.store.reports.Filters`, or raise InvalidRequest for a wrong value."""
     filters: dict[str, Any] = {}
+    choices = _choices()
     for name, value in asked.items():
         if len(value) > _LONGEST or "\0" in value:
             raise InvalidRequest(f"{name}: must have at most {_LONGEST} characters and no NUL")
-        if name in _CHOICES:
-            try:
-                filters[name] = _CHOICES[name](value)
-            except ValueError:
-                raise InvalidRequest(f"{name}: use one of {', '.join(_CHOICES[name])}") from None
+        if name in choices:
+            if value not in choices[name]:
+                raise InvalidRequest(f"{name}: use one of {', '.join(choices[name])}")
+            filters[name] = _CHOICES.get(name, str)(value)
         elif name in _TEXTS:
             filters[name] = value
     return filters

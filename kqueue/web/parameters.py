@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from fastapi import Path
 from pydantic import BeforeValidator, StringConstraints
 
-from kqueue.contract import Backend, Precision
+from kqueue.contract import BackendName, Precision
 from kqueue.http.events import BatchName
 from kqueue.http.gateway import CurrentGateway
 
@@ -27,7 +27,7 @@ TextFilter = Annotated[
 ]
 #: Filters with a fixed set of values.
 PrecisionFilter = Annotated[Precision | None, BeforeValidator(_given)]
-BackendFilter = Annotated[Backend | None, BeforeValidator(_given)]
+BackendFilter = Annotated[BackendName | None, BeforeValidator(_given)]
 #: Name of a run, or the beginning of its id.
 RunName = Annotated[str, Path(min_length=1, max_length=100, pattern=r"^[^\x00]+$")]
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Final
 from fastapi import Path, Query, Request, Response
 from sqlalchemy import Engine
 
-from kqueue import charts, examinations
+from kqueue import backends, charts, examinations
 from kqueue.charts import Theme
-from kqueue.contract import HASH, KERNEL_BACKENDS, Precision
+from kqueue.contract import HASH, Precision
 from kqueue.errors import UnknownProblem
 from kqueue.http import cursors
 from kqueue.http.failures import HttpError
@@ -114,7 +114,7 @@ async def problem(
         request,
         "problem.html",
         asked=given_filters(**filters),
-        choices={"precision": list(Precision), "backend": list(KERNEL_BACKENDS)},
+        choices={"precision": list(Precision), "backend": list(backends.registered())},
         can_draw=can_draw(),
         **fields,
     )

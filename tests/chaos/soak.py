@@ -32,11 +32,11 @@ from gallery import Entry, entries
 from sqlalchemy import Engine, text
 from sqlalchemy.engine import make_url
 
-from kqueue import Client
+from kqueue import Client, backends
 from kqueue.categories import Category
 from kqueue.cli.render import print_table
 from kqueue.config import Config, load
-from kqueue.contract import KERNEL_BACKENDS, Backend, Deadlines, Request, Timing
+from kqueue.contract import Deadlines, Request, Timing
 from kqueue.errors import KqueueError, ServiceError
 from kqueue.local.process import Child, wait_until_ready
 from kqueue.store.engine import connect, transaction
@@ -181,7 +181,7 @@ def _gallery(lane: str) -> list[Entry]:
     """Return the entries that are judged, each made quick."""
     from workers.judge.pipeline.tools import missing
 
-    able = {backend for backend in KERNEL_BACKENDS if not missing(backend)} - {Backend.CPP, Backend.CUDA}
+    able = {backend for backend in backends.registered() if not missing(backend)} - {"cpp", "cuda"}
     left_out = {
         entry.name
         for entry in entries("cpu")

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 import torch
 
-from kqueue import Backend, Category, ConfigError, InvalidRequest, Measurement, Precision, Verdict
+from kqueue import Category, ConfigError, InvalidRequest, Measurement, Precision, Verdict
 from kqueue.contract import Comparison, Phase
 from kqueue.evidence import Environment, ErrorFigures, Evidence, SpeedOfLightBound
 from kqueue.feedback import causes, describe
@@ -39,7 +39,7 @@ CLOSE = ErrorFigures(
 
 def verdict(category: Category = Category.PASSED, **fields: Any) -> Verdict:
     """Return a verdict of the lane gpu.h200."""
-    made: dict[str, Any] = {"evaluation_id": uuid4(), "backend": Backend.CUDA, "lane": "gpu.h200", "attempts": 1}
+    made: dict[str, Any] = {"evaluation_id": uuid4(), "backend": "cuda", "lane": "gpu.h200", "attempts": 1}
     made |= {"submitted_at": datetime.now(UTC), "finished_at": datetime.now(UTC), "message": "what happened"}
     environment = Environment(device="NVIDIA H200", torch="2.11", python="3.12", host="here")
     made |= {"written_by": "judge", "environment": environment}
@@ -52,7 +52,7 @@ def test_arguments_become_settings() -> None:
     asked |= {"precision": "torch.bfloat16", "comparison": "kernelbench", "timeout_s": 30}
     request = request_of("class Model: ...", "class ModelNew: ...", **asked, lane="gpu.h200", batch="run")
     settings = request.settings
-    assert (request.backend, request.lane, request.batch) == (Backend.TRITON, "gpu.h200", "run")
+    assert (request.backend, request.lane, request.batch) == ("triton", "gpu.h200", "run")
     assert (settings.seed, settings.checks, settings.precision) == (7, 3, Precision.BF16)
     assert settings.comparison is Comparison.KERNELBENCH
     assert (settings.timing.enabled, settings.timing.calls) == (True, 250)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kqueue.categories import Blame, Category
-from kqueue.contract import Backend, Deadlines, Outcome, Policies, Policy, Request, Settings, Timing, Verdict
+from kqueue.contract import Deadlines, Outcome, Policies, Policy, Request, Settings, Timing, Verdict
 from tests.integrity.compose import compose, programs_of
 
 HERE: Final = Path(__file__).resolve().parent
@@ -84,7 +84,7 @@ class Program:
     family: str
     problem: str
     file: str
-    backend: Backend
+    backend: str
     lanes: frozenset[str]
     expected: frozenset[Category]
     honest: str | None = None
@@ -171,7 +171,7 @@ def program(
         family=family,
         problem=problem,
         file=file or name,
-        backend=Backend(backend),
+        backend=backend,
         lanes=lanes,
         expected=frozenset({expected} if isinstance(expected, Category) else expected),
         settings=Settings(**settings),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Deadlines, Limits, Request, Settings, Timing
+from kqueue.contract import Deadlines, Limits, Request, Settings, Timing
 from tests.integrity.compose import compose, programs_of
 
 HERE: Final = Path(__file__).resolve().parent / "hostile"
@@ -99,7 +99,7 @@ def request(problem: str, *, timed: bool = False, reference_s: float = 30.0) -> 
             host_memory_bytes=256 << 20, output_bytes=1 << 20, processes=64, file_bytes=64 << 20, scratch_bytes=16 << 20
         ),
     )
-    return Request(problem=problem, kernel=KERNEL, backend=Backend.TORCH, lane="cpu", settings=settings)
+    return Request(problem=problem, kernel=KERNEL, backend="torch", lane="cpu", settings=settings)
 
 
 def _rows(folder: str, expected: Category | set[Category], *names: str, **more: Any) -> Iterator[Hostile]:

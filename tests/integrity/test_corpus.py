@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from kqueue import backends
 from kqueue.categories import Category
-from kqueue.contract import CPU_BACKENDS
 from tests.integrity import report
 from tests.integrity.compose import compose, names
 from tests.integrity.corpus import CONTROL, KERNELS, OWN_PROBLEMS, Facts, Judgement, Program, judge, program, programs
@@ -18,7 +18,7 @@ from tests.integrity.hostile_problems import TEXTS, problems
 from tests.judge.rig import Rig
 
 ALL = {entry.name: entry for entry in programs()}
-CPU_LANE = [entry for entry in programs("cpu") if entry.backend in CPU_BACKENDS]
+CPU_LANE = [entry for entry in programs("cpu") if entry.backend in backends.on_cpu()]
 #: The program of each folder that the gate judges for its whole family. The rest is judged nightly.
 _GATE = {
     "timing": """
@@ -93,7 +93,7 @@ def test_requests_are_valid() -> None:
                 defined, used = names(source)
                 assert used <= defined | vars(builtins).keys(), entry.name
             if lane == "cpu":
-                assert entry.backend in CPU_BACKENDS, entry.name
+                assert entry.backend in backends.on_cpu(), entry.name
                 assert request.settings.timing.calls <= 16
     with pytest.raises(ValueError, match="has a constant SIZE"):
         program("controls/torch_gelu", CONTROL, PASSED, constants={"SIZE": 1}).sources("gpu")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kqueue.contract import Backend, Outcome, Request, Settings, Timing
+from kqueue.contract import Outcome, Request, Settings, Timing
 from tests.judge.rig import Rig
 from tests.judge.sources import problem
 
@@ -46,7 +46,7 @@ def kernel(top: str = "", after: str = "", number: int = 2) -> str:
 
 def judge(rig: Rig, source: str, settings: Settings = QUICK) -> Outcome:
     """Return the outcome of a kernel, and assert that the judge survived."""
-    request = Request(problem=PROBLEM, kernel=source, backend=Backend.CPP, settings=settings)
+    request = Request(problem=PROBLEM, kernel=source, backend="cpp", settings=settings)
     outcome = rig.judge(request)
     assert isinstance(outcome, Outcome), f"the judge died: {outcome}"
     return outcome

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kqueue.contract import Backend, Outcome, Request, Settings, Timing
+from kqueue.contract import Outcome, Request, Settings, Timing
 from tests.judge.rig import Rig
 
 PROBLEM = """
@@ -37,7 +37,7 @@ FLOODS = [
 
 
 def judge(rig: Rig, kernel: str, settings: Settings = QUICK, problem: str = PROBLEM) -> Outcome:
-    request = Request(problem=problem, kernel=kernel, backend=Backend.TORCH, settings=settings)
+    request = Request(problem=problem, kernel=kernel, backend="torch", settings=settings)
     return rig.judge(request)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Outcome, Request, Settings, Timing
+from kqueue.contract import Outcome, Request, Settings, Timing
 from tests.judge.rig import Rig
 from workers.judge.channel.orders import Gradients
 from workers.judge.channel.tensors import TensorSpec
@@ -70,7 +70,7 @@ def judge(
     rig: Rig, settings: Settings = QUICK, problem: str = PROBLEM, *, backward: str = "pass", forward: str = "pass"
 ) -> Outcome:
     kernel = KERNEL.format(backward=backward, forward=forward)
-    return rig.judge(Request(problem=problem, kernel=kernel, backend=Backend.TORCH, settings=settings))
+    return rig.judge(Request(problem=problem, kernel=kernel, backend="torch", settings=settings))
 
 
 def test_right_gradients_pass_with_a_time_for_each_pass(rig: Rig) -> None:

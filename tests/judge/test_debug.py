@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Debug, Request, Settings, Timing
+from kqueue.contract import Debug, Request, Settings, Timing
 from tests.judge.rig import Rig
 from tests.judge.sources import problem
 
@@ -31,7 +31,7 @@ class ModelNew(torch.nn.Module):
 """
 
 
-def judge(rig: Rig, kernel: str = KERNEL, backend: Backend = Backend.TRITON, **switches: bool) -> tuple[Category, str]:
+def judge(rig: Rig, kernel: str = KERNEL, backend: str = "triton", **switches: bool) -> tuple[Category, str]:
     settings = Settings(checks=1, timing=Timing(enabled=False), debug=Debug(**switches))
     outcome = rig.judge(Request(problem=PROBLEM, kernel=kernel, backend=backend, settings=settings))
     return outcome.category, outcome.log

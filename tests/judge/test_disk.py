@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Limits, Outcome, Request, Settings, Timing
+from kqueue.contract import Limits, Outcome, Request, Settings, Timing
 from tests.judge.extension import PROBLEM
 from tests.judge.linear import FLOODS
 from tests.judge.rig import Rig
@@ -61,7 +61,7 @@ def small(disk: Path, judge_environment: None) -> Iterator[Rig]:
 
 def judge(rig: Rig, kernel: str, limits: Limits | None = None) -> Outcome:
     settings = Settings(checks=1, timing=Timing(enabled=False), limits=limits or Limits())
-    return rig.judge(Request(problem=PROBLEM, kernel=kernel, backend=Backend.TORCH, settings=settings))
+    return rig.judge(Request(problem=PROBLEM, kernel=kernel, backend="torch", settings=settings))
 
 
 def test_a_full_disk_is_no_kernels_fault(small: Rig, disk: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from pydantic import ValidationError
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Examination, Outcome, Phase, Request, Sanitizer, Settings, Timing
+from kqueue.contract import Examination, Outcome, Phase, Request, Sanitizer, Settings, Timing
 from tests.judge import extension
 from tests.judge.rig import Rig
 from tests.judge.sources import kernel, problem, suite_of
@@ -89,7 +89,7 @@ class ModelNew(torch.nn.Module):
 '''
 
 
-def judge(rig: Rig, kernel: str, backend: Backend = Backend.TRITON, **examine: Any) -> Outcome:
+def judge(rig: Rig, kernel: str, backend: str = "triton", **examine: Any) -> Outcome:
     settings = Settings(checks=1, timing=Timing(enabled=False), examine=Examination(**examine))
     return rig.judge(Request(problem=PROBLEM, kernel=kernel, backend=backend, settings=settings))
 
@@ -197,8 +197,8 @@ def test_a_report_comes_back_as_it_was_written() -> None:
 def test_without_a_gpu_it_says_so(rig: Rig) -> None:
     settings = Settings(examine=Examination(profile=True))
     with pytest.raises(ValidationError, match="need a GPU"):
-        Request(problem=PROBLEM, kernel=PLAIN, backend=Backend.TORCH, lane="cpu", settings=settings)
-    outcome = judge(rig, PLAIN, Backend.TORCH, sanitize=("memcheck",), profile=True)
+        Request(problem=PROBLEM, kernel=PLAIN, backend="torch", lane="cpu", settings=settings)
+    outcome = judge(rig, PLAIN, "torch", sanitize=("memcheck",), profile=True)
     assert outcome.category is Category.PASSED
     assert outcome.evidence.sanitized is not None
     assert [run.error for run in outcome.evidence.sanitized] == ["it needs a GPU"]
@@ -223,7 +223,7 @@ def test_a_read_beyond_an_input_is_found(compiling_rig: Rig) -> None:
 @pytest.mark.gpu
 @pytest.mark.timeout(400)
 def test_a_race_is_found(compiling_rig: Rig) -> None:
-    outcome = judge(compiling_rig, CUDA, Backend.CUDA, sanitize=("racecheck",), profile=True)
+    outcome = judge(compiling_rig, CUDA, "cuda", sanitize=("racecheck",), profile=True)
     [run] = outcome.evidence.sanitized or ()
     assert any("Race" in finding.kind for finding in run.findings), (run, outcome.category, outcome.message)
     assert any(finding.file and finding.file.endswith(".cu") for finding in run.findings)
@@ -277,7 +277,7 @@ def tool_rig(judge_environment: None) -> Iterator[Rig]:
 @pytest.mark.nightly
 def test_a_tool_starts_before_the_device_is_had(tool_rig: Rig) -> None:
     slot = tool_rig.slot
-    asked = Request(problem=PROBLEM, kernel=PLAIN, backend=Backend.TORCH, settings=Settings())
+    asked = Request(problem=PROBLEM, kernel=PLAIN, backend="torch", settings=Settings())
     steps = Steps(StatusPage(), slot, asked.settings.total_s)
     examining = Processes(asked, slot, tool_rig.forkserver, CpuTime()).examiner(steps)
     with opened(slot.lock) as others:
@@ -309,7 +309,7 @@ if Path("job.json").exists():
 def test_what_a_builder_has_made_is_not_compiled_under_a_tool(tool_rig: Rig) -> None:
     settings = Settings(examine=Examination(sanitize=(Sanitizer.MEMCHECK,)))
     source = extension.kernel(after=GIVEN)
-    asked = Request(problem=extension.PROBLEM, kernel=source, backend=Backend.CPP, settings=settings)
+    asked = Request(problem=extension.PROBLEM, kernel=source, backend="cpp", settings=settings)
     steps = Steps(StatusPage(), tool_rig.slot, asked.settings.total_s)
     processes = Processes(asked, tool_rig.slot, tool_rig.forkserver, CpuTime())
     pytests = signal.getsignal(signal.SIGALRM)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kqueue.categories import Blame, Category
-from kqueue.contract import Backend, Outcome, Request, Settings, Timing
+from kqueue.contract import Outcome, Request, Settings, Timing
 from tests.judge.rig import Rig
 from tests.judge.sources import problem
 
@@ -29,7 +29,7 @@ SUMS = problem("x: x.sum(-1)", "return [torch.rand(4, 64)]")
 
 def judge(rig: Rig, kernel: str, reference: str = SUMS, **settings: object) -> Outcome:
     made = Settings.model_validate({"checks": 2, "timing": {"calls": 5, "warmup": 0}, **settings})
-    return rig.judge(Request(problem=reference, kernel=kernel, backend=Backend.TRITON, settings=made))
+    return rig.judge(Request(problem=reference, kernel=kernel, backend="triton", settings=made))
 
 
 def test_a_kernel_is_checked_and_not_timed_unless_asked_for(rig: Rig) -> None:

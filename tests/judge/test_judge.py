@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Deadlines, Limits, Phase, Precision, Request, Settings, Timing
+from kqueue.contract import Deadlines, Limits, Phase, Precision, Request, Settings, Timing
 from tests.judge.linear import FLOODS, PROBLEM, QUICK, judge, right
 from tests.judge.rig import Rig
 from tests.waiting import until
@@ -267,7 +267,7 @@ def test_a_judge_waits_no_longer_than_all_deadlines_together(rig: Rig, monkeypat
     """If nothing else ends a candidate, SIGALRM ends the judge, and the next evaluation succeeds."""
     monkeypatch.setattr(steps, "_BACKSTOP_S", 3 - QUICK.deadlines.total_s)
     kernel = right("import time; time.sleep(600)")
-    ended = rig.judge(Request(problem=PROBLEM, kernel=kernel, backend=Backend.TORCH, settings=QUICK))
+    ended = rig.judge(Request(problem=PROBLEM, kernel=kernel, backend="torch", settings=QUICK))
     assert (ended.category, ended.phase) == (Category.JUDGE_ERROR, Phase.CHECK)
     assert ended.facts.signal == "SIGALRM"
     until(lambda: linux.children(rig.forkserver.pid) == [])
@@ -291,7 +291,7 @@ def test_the_judge_s_death_takes_the_candidate_with_it(rig: Rig, victim: str) ->
 @pytest.mark.skipif(os.getuid() != 0, reason="a candidate with the fleet's uid may enter all that the fleet may")
 def test_a_seal_that_fails_is_the_fleet_s_fault(rig: Rig) -> None:
     """A candidate whose directory cannot be entered never ran, so the fleet is blamed."""
-    request = Request(problem=PROBLEM, kernel=right(), backend=Backend.TORCH, settings=QUICK)
+    request = Request(problem=PROBLEM, kernel=right(), backend="torch", settings=QUICK)
     # The directory is private, and outside every directory that a candidate can own.
     with tempfile.TemporaryDirectory(dir="/run") as closed:
         outcome = rig.judge_at(replace(rig.slot, scratch=Path(closed)), request)
@@ -304,7 +304,7 @@ def test_a_seal_that_fails_is_the_fleet_s_fault(rig: Rig) -> None:
 
 def test_a_worker_without_a_compiler_blames_no_kernel(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    request = Request(problem=PROBLEM, kernel=right(), backend=Backend.CPP, settings=QUICK)
+    request = Request(problem=PROBLEM, kernel=right(), backend="cpp", settings=QUICK)
     outcome = rig.judge(request)
     assert outcome.category is Category.JUDGE_ERROR
     assert "C++ compiler" in outcome.message
@@ -399,7 +399,7 @@ print("seen", len(seen), *[one for one in seen if word in one])
 """
     judges = Judges(rig.forkserver)
     judges.status_page.open(identity, 7)
-    request = Request(problem=PROBLEM, kernel=right(top=top), backend=Backend.TORCH, settings=QUICK)
+    request = Request(problem=PROBLEM, kernel=right(top=top), backend="torch", settings=QUICK)
     outcome = judges.judge(request, rig.slot, rig.backend)
     judges.leave()
     assert outcome.category is Category.PASSED, outcome.message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Phase, Request, Settings, Timing
+from kqueue.contract import Phase, Request, Settings, Timing
 from tests.judge import extension
 from tests.judge.linear import PROBLEM, QUICK, judge, right
 from tests.judge.rig import Rig
@@ -41,7 +41,7 @@ def test_every_shape_is_checked_and_timed(rig: Rig) -> None:
     for row in known.rows:
         assert sum(f"shape={row.name}" in key for key in keys) >= 1
     problems = {problem for problem, _, _ in rig.backend.baselines}
-    assert problems == {Request(problem=SHAPES, kernel="k", backend=Backend.TORCH).problem_hash}
+    assert problems == {Request(problem=SHAPES, kernel="k", backend="torch").problem_hash}
 
 
 def test_the_first_shape_that_fails_ends_the_evaluation(rig: Rig) -> None:
@@ -76,7 +76,7 @@ def get_inputs(n):
     return [torch.rand(n)]
 SHAPES = [{"args": {"n": 4}}, {"args": {"n": 5}}]
 """
-    request = Request(problem=problem, kernel=extension.kernel(), backend=Backend.CPP, settings=extension.QUICK)
+    request = Request(problem=problem, kernel=extension.kernel(), backend="cpp", settings=extension.QUICK)
     outcome = rig.judge(request)
     assert (outcome.category, outcome.facts.shape) == (Category.WRONG_VALUES, "n=5")
     assert outcome.evidence.build is not None

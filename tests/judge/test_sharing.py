@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Deadlines, Outcome, Phase, Request, Settings, Timing
+from kqueue.contract import Deadlines, Outcome, Phase, Request, Settings, Timing
 from tests.judge.rig import Rig
 from tests.judge.sources import kernel, problem
 from workers.judge.pipeline.cases import Case
@@ -35,7 +35,7 @@ def _shared_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def judge(rig: Rig, source: str, settings: Settings = QUICK) -> Outcome:
-    return rig.judge(Request(problem=PROBLEM, kernel=source, backend=Backend.TORCH, settings=settings))
+    return rig.judge(Request(problem=PROBLEM, kernel=source, backend="torch", settings=settings))
 
 
 def test_only_the_timing_has_the_device_alone(rig: Rig) -> None:

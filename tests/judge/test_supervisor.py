@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Request
+from kqueue.contract import Request
 from tests.judge.linear import PROBLEM, QUICK, right
 from tests.judge.rig import Rig
 from tests.waiting import until
@@ -34,7 +34,7 @@ def judges(rig: Rig) -> Iterator[Judges]:
 
 
 def judge(judges: Judges, kernel: str) -> Category:
-    request = Request(problem=PROBLEM, kernel=kernel, backend=Backend.TORCH, settings=QUICK)
+    request = Request(problem=PROBLEM, kernel=kernel, backend="torch", settings=QUICK)
     return judges.judge(request, judges.forkserver.slot, InMemoryBackend()).category
 
 
@@ -100,7 +100,7 @@ def test_a_judge_whose_asker_failed_is_ended(judges: Judges) -> None:
         def environment(self, facts: dict[str, Any]) -> str:
             raise RuntimeError("there is no record to be had")
 
-    request = Request(problem=PROBLEM, kernel=right(), backend=Backend.TORCH, settings=QUICK)
+    request = Request(problem=PROBLEM, kernel=right(), backend="torch", settings=QUICK)
     with pytest.raises(RuntimeError, match="no record"):
         judges.judge(request, judges.forkserver.slot, Broken())
     until(lambda: first not in linux.children(judges.pid))
@@ -133,6 +133,6 @@ def test_the_judge_itself_holds_the_room(judges: Judges) -> None:
             holders.update(int(lock[4]) for lock in locks if lock[5].rpartition(":")[2] == inode)
             return super().environment(facts)
 
-    request = Request(problem=PROBLEM, kernel=right(), backend=Backend.TORCH, settings=QUICK)
+    request = Request(problem=PROBLEM, kernel=right(), backend="torch", settings=QUICK)
     assert judges.judge(request, slot, Looking()).category is Category.PASSED
     assert holders == {sitting(judges)}

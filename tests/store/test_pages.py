@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Request
+from kqueue.contract import Request
 from kqueue.errors import UnknownProblem
 from kqueue.store import evaluations, reports, retention, schema
 from kqueue.store.engine import connect, together, transaction
@@ -42,7 +42,7 @@ def test_a_kernel_has_one_line_with_its_median_time(engine: Engine, judged: Judg
     change(engine, "UPDATE verdicts SET reused_from = :best WHERE evaluation_id = :copy", best=middle, copy=copy)
     first, second = boards.leaderboard(engine, problem_hash)
     assert (first.kernel_label, first.runtime_ms, first.speedup, first.evaluation_id) == ("fast", 2, 5, middle)
-    assert (first.measured, first.producer, first.backend, first.device) == (3, "eve", Backend.TORCH, "cpu")
+    assert (first.measured, first.producer, first.backend, first.device) == (3, "eve", "torch", "cpu")
     assert (first.slowest, first.fastest) == (2.5, 100)
     assert (first.q1_ms, first.q3_ms, first.baseline_ms, first.compiled_ms) == (1.8, 2.2, 10, None)
     assert (second.kernel_label, second.measured) == ("slow", 1)

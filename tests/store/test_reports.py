@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from kqueue.categories import Blame, Category
-from kqueue.contract import Backend, Request
+from kqueue.contract import Request
 from kqueue.errors import InvalidRequest, UnknownEvaluation
 from kqueue.store import evaluations, reports
 from kqueue.store.reports import boards
@@ -31,7 +31,7 @@ def test_show(engine: Engine, judged) -> None:
         reports.show(engine, uuid4())
     identity = judged(Category.PASSED, ms=5, problem_label="p", kernel_label="k", batch="b")
     detail = reports.show(engine, identity)
-    assert (detail.state, detail.lane, detail.backend, detail.batch) == ("done", "cpu", Backend.TORCH, "b")
+    assert (detail.state, detail.lane, detail.backend, detail.batch) == ("done", "cpu", "torch", "b")
     assert (detail.problem, detail.kernel) == ("class Model: ...", "class ModelNew: number = 0")
     assert detail.verdict == evaluations.verdict(engine, identity)
     (attempt,) = detail.attempts
@@ -74,7 +74,7 @@ def test_results_and_their_filters(engine: Engine, judged) -> None:
     assert ids() == [crash, slow]
     assert ids(limit=1) == [crash]
     assert ids(category=Category.PASSED) == ids(blame=Blame.NONE) == ids(batch="b") == ids(problem="soft_max") == [slow]
-    assert ids(backend=Backend.CPP) == ids(category=Category.CRASHED) == [crash]
+    assert ids(backend="cpp") == ids(category=Category.CRASHED) == [crash]
     passed = reports.results(engine, category=Category.PASSED)[0]
     assert ids(problem=passed.problem_hash[:10]) == [slow]
     assert ids(problem="soft%") == ids(problem="s_ft_max") == ids(since=now + timedelta(hours=1)) == []

@@ -11,7 +11,6 @@ import pytest
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
 from kqueue.categories import Blame, Category
-from kqueue.contract import Backend
 from kqueue.states import Priority, Writer
 from kqueue.store.reports import Course, Try
 from tests.traces.collector import Span, read
@@ -35,7 +34,7 @@ def attempt(number: int, begin: float, end: float | None, category: Category | N
 _SECOND: dict[str, Any] = {"begun_s": {"check": 1, "reference": 0.25, "time": 2.5, "cut off": 0.1}}
 _SECOND |= {"durations_s": {"reference": 0.5, "check": 1.25, "time": 9.0}}
 _KNOWN: dict[str, Any] = {"evaluation_id": UUID(int=7), "traceparent": PARENT, "lane": "cpu", "model": "a CPU"}
-_KNOWN |= {"priority": Priority.BATCH, "backend": Backend.TORCH, "submitted_at": at(0), "finished_at": at(6)}
+_KNOWN |= {"priority": Priority.BATCH, "backend": "torch", "submitted_at": at(0), "finished_at": at(6)}
 _KNOWN |= {"category": Category.PASSED, "blame": Blame.NONE, "written_by": Writer.JUDGE, "reused": False}
 _FIRST = attempt(1, 1, 2, Category.WORKER_LOST, written_by=Writer.WORKER)
 COURSE = Course(**_KNOWN, tries=(_FIRST, attempt(2, 3, 6, Category.PASSED, **_SECOND)))

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from kqueue.contract import Backend
+from kqueue import backends
 
 #: Action if foreign processes use the GPU when a kernel is to be timed: wait until they stop, refuse to time it, or
 #: time it and label the result.
@@ -54,9 +54,9 @@ class SlotConfig:
         """True if the slot is on a GPU."""
         return self.device != "cpu"
 
-    def interprets(self, backend: Backend) -> bool:
+    def interprets(self, backend: str) -> bool:
         """Return whether kernels of this backend run in Triton's interpreter."""
-        return backend is Backend.TRITON and not self.on_gpu
+        return backends.find(backend).triton and not self.on_gpu
 
     @property
     def ledger(self) -> Path:

@@ -19,10 +19,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from kqueue.backends import PYTEST
 from kqueue.categories import Blame, Category
 from kqueue.client import Client, Ticket
 from kqueue.client.remote import RemoteClient
-from kqueue.contract import TESTS_LINE, Backend, Phase, Verdict, parse_request
+from kqueue.contract import TESTS_LINE, Phase, Verdict, parse_request
 from kqueue.errors import ConfigError, KqueueError, UnknownProblem
 from workers.testing import claims, groups, repository, sanitizer
 from workers.testing.groups import Group, named
@@ -126,7 +127,7 @@ class Fleet:
             order |= {"renew_s": None, "renew_bytes": None, "stacks_s": None}
         fields: dict[str, Any] = {
             "kernel": TESTS_LINE + json.dumps(order),
-            "backend": Backend.PYTEST,
+            "backend": PYTEST,
             "lane": self._lane,
             "problem_label": self._root.name[:_LABEL] or None,
             "kernel_label": group.name[:_LABEL],

@@ -6,7 +6,8 @@ from typing import Final
 
 from sqlalchemy import and_, false, func, literal_column, select
 
-from kqueue.contract import TESTS_LINE, Backend
+from kqueue.backends import PYTEST
+from kqueue.contract import TESTS_LINE
 from kqueue.states import EvaluationState
 from kqueue.store.models import Attempt, Evaluation, Kernel, Problem
 
@@ -30,7 +31,7 @@ REAL_PROBLEM: Final = and_(
 )
 REAL_KERNEL: Final = and_(
     ~select(Evaluation.id).where(Evaluation.kernel_hash == Kernel.hash, Evaluation.probe).correlate(Kernel).exists(),
-    Kernel.backend != Backend.PYTEST,
+    Kernel.backend != PYTEST,
 )
 #: Condition for an attempt whose lease has expired.
 OVERDUE: Final = and_(Attempt.ended_at.is_(None), Attempt.lease_until < func.now())

@@ -9,7 +9,8 @@ from uuid import UUID
 from sqlalchemy import Engine, Row, and_, case, func, or_, select, update
 
 from kqueue import passes, shapes
-from kqueue.contract import Backend, Settings
+from kqueue.backends import PYTEST
+from kqueue.contract import Settings
 from kqueue.message import Message
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations.conditions import QUEUED
@@ -29,7 +30,7 @@ MESSAGES: Final = (
         Evaluation.settings,
         Kernel.backend,
         # Only a few problems name several shapes or ask for gradients, and only their sources are read here.
-        case((and_(Kernel.backend != Backend.PYTEST, _SEVERAL), Problem.source)).label("source"),
+        case((and_(Kernel.backend != PYTEST, _SEVERAL), Problem.source)).label("source"),
     )
     .join_from(Evaluation, Kernel, Kernel.hash == Evaluation.kernel_hash)
     .join(Problem, Problem.hash == Evaluation.problem_hash)

@@ -246,7 +246,7 @@ def _write_sources(connection: Connection, requests: Sequence[Request]) -> None:
     """Write the problems and kernels that are not stored yet. Raise UnknownProblem for an unknown name."""
     problems = {r.problem_hash: {"hash": r.problem_hash, "source": r.problem} for r in requests if not r.names_problem}
     named = {r.problem_hash for r in requests if r.names_problem} - problems.keys()
-    kernels = {r.kernel_hash: {"hash": r.kernel_hash, "backend": r.backend.value, "source": r.kernel} for r in requests}
+    kernels = {r.kernel_hash: {"hash": r.kernel_hash, "backend": r.backend, "source": r.kernel} for r in requests}
     if named:
         stored = connection.scalars(select(Problem.hash).where(Problem.hash == any_text(named)))
         if unknown := named - set(stored):

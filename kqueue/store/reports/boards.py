@@ -23,7 +23,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.selectable import Subquery
 
-from kqueue.contract import Backend
 from kqueue.errors import UnknownEvaluation
 from kqueue.evidence import Profile
 from kqueue.store.engine import transaction
@@ -98,7 +97,7 @@ class Placed:
     problem_label: str | None
     kernel_hash: str
     kernel_label: str | None
-    backend: Backend
+    backend: str
     precision: str
     device: str | None
     runtime_ms: float
@@ -226,7 +225,7 @@ def leaderboard(
     *,
     precision: str | None = None,
     device: str | None = None,
-    backend: Backend | None = None,
+    backend: str | None = None,
     limit: int = 50,
 ) -> list[Placed]:
     """Return a problem's kernels that passed and were timed, as in :func:`ranking`.

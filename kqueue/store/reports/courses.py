@@ -13,7 +13,6 @@ from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import aliased
 
 from kqueue.categories import Blame, Category
-from kqueue.contract import Backend
 from kqueue.states import Priority, Writer
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import REAL
@@ -64,7 +63,7 @@ class Course:
     traceparent: str | None
     lane: str
     priority: Priority
-    backend: Backend
+    backend: str
     submitted_at: datetime
     finished_at: datetime
     category: Category

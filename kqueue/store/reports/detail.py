@@ -12,7 +12,6 @@ from sqlalchemy import Connection, Engine, case, select
 
 from kqueue import contract, shapes
 from kqueue.categories import Category
-from kqueue.contract import Backend
 from kqueue.errors import InvalidRequest, UnknownEvaluation
 from kqueue.states import EvaluationState, Writer
 from kqueue.store import evaluations, models
@@ -73,7 +72,7 @@ class Evaluation:
     evaluation_id: UUID
     state: EvaluationState
     lane: str
-    backend: Backend
+    backend: str
     problem_label: str | None
     problem_hash: str
     kernel_label: str | None

@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Double, Engine, cast, column, func, litera
 from sqlalchemy.orm import InstrumentedAttribute
 
 from kqueue.categories import Blame, Category
-from kqueue.contract import HASH, Backend
+from kqueue.contract import HASH
 from kqueue.states import EvaluationState, Priority
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN, REAL
@@ -34,7 +34,7 @@ class Listed:
     problem_hash: str
     kernel_label: str | None
     kernel_hash: str
-    backend: Backend
+    backend: str
     lane: str
     priority: Priority
     producer: str
@@ -65,7 +65,7 @@ class Filters(TypedDict, total=False):
     blame: Blame | None
     problem: str | None
     """A problem's label, or a prefix of its hash."""
-    backend: Backend | None
+    backend: str | None
     lane: str | None
     batch: str | None
     priority: Priority | None
@@ -87,7 +87,7 @@ class Best:
     device: str | None
     kernel_hash: str
     kernel_label: str | None
-    backend: Backend
+    backend: str
     runtime_ms: float
     baseline_ms: float | None
     speedup: float | None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Deadlines, Limits, Outcome, Request, Settings, Timing
+from kqueue.contract import Deadlines, Limits, Outcome, Request, Settings, Timing
 from tests.judge.rig import Rig
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
@@ -138,7 +138,7 @@ def judge(rig: Rig, kernel: str = "", problem: str = PROBLEM) -> Outcome:
     )
     source = (kernel or "import torch\nMARK = MARK_WORD\nforge = str\n") + _KERNEL
     source = source.replace("MARK_WORD", hex(MARK))
-    return rig.judge(Request(problem=problem, kernel=source, backend=Backend.TORCH, settings=settings))
+    return rig.judge(Request(problem=problem, kernel=source, backend="torch", settings=settings))
 
 
 @pytest.mark.parametrize("attack", [_REMAP, _FINDS_ITS_OWN], ids=["descriptors", "control"])

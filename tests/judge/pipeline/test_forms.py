@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Comparison, Outcome, Policies, Policy, Request, Settings, Timing
+from kqueue.contract import Comparison, Outcome, Policies, Policy, Request, Settings, Timing
 from kqueue.profiles import Protocol
 from tests.judge.rig import Rig
 from tests.judge.sources import kernel, problem
@@ -17,7 +17,7 @@ TIMED = Settings(checks=2, timing=Timing(calls=20, warmup=1))
 
 
 def judge(rig: Rig, source: str, forward: str, settings: Settings = QUICK) -> Outcome:
-    request = Request(problem=source, kernel=kernel(forward), backend=Backend.TORCH, settings=settings)
+    request = Request(problem=source, kernel=kernel(forward), backend="torch", settings=settings)
     return rig.judge(request)
 
 
@@ -111,7 +111,7 @@ def test_patches_of_torch_s_builder_are_the_same_in_all_calls(rig: Rig) -> None:
     request = Request(
         problem=problem("x: x * 2"),
         kernel="import torch.utils.cpp_extension\nseen = []\n" + kernel(forward),
-        backend=Backend.TORCH,
+        backend="torch",
         settings=Settings(checks=2, timing=Timing(calls=5, warmup=1)),
     )
     outcome = rig.judge(request)
@@ -134,7 +134,7 @@ def test_patches_of_torch_s_builder_are_the_same_in_all_calls(rig: Rig) -> None:
 def test_inputs_keep_their_layout(rig: Rig, inputs: str, forward: str, strides: str) -> None:
     checked = f"        assert [t.stride() for t in locals().values() if isinstance(t, torch.Tensor)] == {strides}\n"
     asserting = kernel(forward).replace("        return", checked + "        return")
-    request = Request(problem=problem(forward, inputs), kernel=asserting, backend=Backend.TORCH, settings=QUICK)
+    request = Request(problem=problem(forward, inputs), kernel=asserting, backend="torch", settings=QUICK)
     outcome = rig.judge(request)
     assert outcome.category is Category.PASSED, outcome.message
 
@@ -150,7 +150,7 @@ def test_attributes_can_hide_methods_of_a_module(rig: Rig) -> None:
     request = Request(
         problem=problem("x: torch.relu(x)"),
         kernel=kernel("x: torch.relu(x)").replace("def forward", hiding),
-        backend=Backend.TORCH,
+        backend="torch",
         settings=QUICK,
     )
     outcome = rig.judge(request)
@@ -205,7 +205,7 @@ def test_arguments_can_be_objects_of_torch_and_made_on_a_gpu(rig: Rig) -> None:
         "    return [[torch.nn.functional.gelu], {'layer': torch.nn.Sequential(*layers)}]"
     )
     right = kernel(answer).replace("    def forward", init + "    def forward")
-    outcome = rig.judge(Request(problem=source, kernel=right, backend=Backend.TORCH, settings=QUICK))
+    outcome = rig.judge(Request(problem=source, kernel=right, backend="torch", settings=QUICK))
     assert outcome.category is Category.PASSED, outcome.message
 
 
@@ -232,7 +232,7 @@ def test_a_kernel_finds_a_plain_command_line_and_can_be_in_a_fence(rig: Rig) -> 
     request = Request(
         problem=problem("x: (x.add_(x), None)[1]"),
         kernel=f"My kernel:\n```python\n{source}```\n",
-        backend=Backend.TORCH,
+        backend="torch",
         settings=QUICK,
     )
     outcome = rig.judge(request)
@@ -283,7 +283,7 @@ REJECT = QUICK.model_copy(update={"policies": Policies(buffers=Policy.REJECT)})
 def test_running_statistics_are_compared_where_the_kernel_keeps_them(
     rig: Rig, source: str, settings: Settings, category: Category, told: str, unkept: str
 ) -> None:
-    outcome = rig.judge(Request(problem=NORM, kernel=source, backend=Backend.TORCH, settings=settings))
+    outcome = rig.judge(Request(problem=NORM, kernel=source, backend="torch", settings=settings))
     assert outcome.category is category, outcome.message
     assert told in outcome.message
     findings = [found.evidence for found in outcome.evidence.findings or () if found.rule == "buffers_not_kept"]
@@ -296,7 +296,7 @@ def test_statistics_that_are_wrong_only_in_later_calls_are_found(rig: Rig) -> No
     late = NORMED.replace(
         "return", "self.n = getattr(self, 'n', 0) + 1; self.norm.momentum = 0.1 + (self.n > 16)\n        return"
     )
-    outcome = rig.judge(Request(problem=NORM, kernel=late, backend=Backend.TORCH, settings=TIMED))
+    outcome = rig.judge(Request(problem=NORM, kernel=late, backend="torch", settings=TIMED))
     assert outcome.category is Category.NONDETERMINISTIC
     assert "buffer norm.running_" in outcome.message
 
@@ -313,7 +313,7 @@ def test_profiles_are_told_beside_the_verdict(rig: Rig) -> None:
     ):
         settings = TIMED.model_copy(update={"profiles": profiles})
         source = NORMED.replace("self.norm(x)", forward)
-        outcome = rig.judge(Request(problem=NORM, kernel=source, backend=Backend.TORCH, settings=settings))
+        outcome = rig.judge(Request(problem=NORM, kernel=source, backend="torch", settings=settings))
         assert outcome.category is category, outcome.message
         rows = outcome.evidence.profiles or ()
         assert [(one.name, one.passed) for one in rows] == [*zip(profiles, passed, strict=True)]
@@ -353,7 +353,7 @@ def test_a_declared_setup_runs_once_without_values_and_is_timed_apart(
         "    def forward", SETUP.format(parameters="self", body="self.factor = 2")
     )
     judged = kernel(forward).replace("    def forward", declared)
-    outcome = rig.judge(Request(problem=source, kernel=judged, backend=Backend.TORCH, settings=TIMED))
+    outcome = rig.judge(Request(problem=source, kernel=judged, backend="torch", settings=TIMED))
     assert outcome.category is category, outcome.message
     assert outcome.evidence.reference_setup_ms
     assert (outcome.evidence.setup_ms is not None) is told

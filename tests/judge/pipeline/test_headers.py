@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Request
+from kqueue.contract import Request
 from tests.judge.extension import PROBLEM, QUICK
 from tests.judge.rig import Rig
 from workers.judge.candidate import headers
@@ -44,7 +44,7 @@ class ModelNew(torch.nn.Module):
 
 @pytest.mark.nightly
 def test_an_extension_does_the_same_with_fewer_headers(rig: Rig) -> None:
-    outcome = rig.judge(Request(problem=PROBLEM, kernel=KERNEL, backend=Backend.CPP, settings=QUICK))
+    outcome = rig.judge(Request(problem=PROBLEM, kernel=KERNEL, backend="cpp", settings=QUICK))
     assert outcome.category is Category.PASSED, outcome
     assert (outcome.evidence.build.where, outcome.evidence.build.libraries) == ("builder", 1)
     assert "builder: main.o.headers few\n" in outcome.log

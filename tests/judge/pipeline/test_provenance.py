@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Phase, Policy
+from kqueue.contract import Phase, Policy
 from kqueue.evidence import Provenance
 from workers.judge.channel import activities
 from workers.judge.ending import EvaluationEnded
@@ -99,7 +99,7 @@ LIBRARY = [
 
 
 def assess(rows: dict[str, int], source: str, backend: str = "cuda") -> dict[str, object]:
-    result = provenance.assess([(name, ns, 1) for name, ns in rows.items()], source, Backend(backend))
+    result = provenance.assess([(name, ns, 1) for name, ns in rows.items()], source, backend)
     assert Provenance.model_validate(result).model_dump(mode="json") == result
     return result
 
@@ -142,8 +142,8 @@ def test_what_cannot_be_told_accuses_nobody() -> None:
 
 
 def test_only_a_policy_ends_a_decoy_s_evaluation() -> None:
-    decoy = provenance.assess([(LIBRARY[0], 100, 1)], TRITON, Backend.TRITON)
-    honest = provenance.assess([("add_kernel", 100, 1)], TRITON, Backend.TRITON)
+    decoy = provenance.assess([(LIBRARY[0], 100, 1)], TRITON, "triton")
+    honest = provenance.assess([("add_kernel", 100, 1)], TRITON, "triton")
     for policy in (Policy.ALLOW, Policy.FLAG):
         provenance.enforce(decoy, policy)
     for result in (honest, None):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kqueue.contract import Backend, Policies, Policy, Request, Settings
+from kqueue.contract import Policies, Policy, Request, Settings
 from tests.judge.linear import PROBLEM, right
 from tests.judge.rig import Rig
 from workers.judge.api import Judges
@@ -35,7 +35,7 @@ def judges(rig: Rig) -> Iterator[Judges]:
 
 def _judge(judges: Judges, kernel: str, problem: str = PROBLEM) -> Any:
     settings = Settings(policies=Policies(findings=Policy.REJECT))
-    request = Request(problem=problem, kernel=kernel, backend=Backend.TORCH, settings=settings)
+    request = Request(problem=problem, kernel=kernel, backend="torch", settings=settings)
     backend: Any = _NoBackend()
     return judges.judge(request, judges.forkserver.slot, backend)
 

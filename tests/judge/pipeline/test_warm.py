@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Deadlines, Limits, Outcome, Phase, Precision, Request, Settings, Timing
+from kqueue.contract import Deadlines, Limits, Outcome, Phase, Precision, Request, Settings, Timing
 from tests.judge import extension, linear
 from tests.judge.rig import Rig
 from tests.waiting import until
@@ -56,7 +56,7 @@ PATIENT = QUICK.model_copy(update={"deadlines": Deadlines()})
 
 
 def request(kernel: str = KERNEL, problem: str = PROBLEM, settings: Settings = QUICK) -> Request:
-    return Request(problem=problem, kernel=kernel, backend=Backend.TORCH, settings=settings)
+    return Request(problem=problem, kernel=kernel, backend="torch", settings=settings)
 
 
 def uses(outcome: Outcome) -> int:

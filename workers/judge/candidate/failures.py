@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any, Final
 
+from kqueue.backends import registered
 from kqueue.text import from_diagnostic
 from workers.judge.channel.gpu_memory import CudaCallError, driver
 from workers.judge.channel.protocol import Answer, Reply, Shortage, Tag
@@ -14,13 +15,9 @@ from workers.judge.channel.wire import Command
 
 #: Tags of known exceptions, by qualified name because their packages can be missing or import this module.
 _TAGS: Final = {
-    "triton.compiler.errors.CompilationError": Tag.COMPILE,
-    "triton.compiler.errors.CompileTimeAssertionFailure": Tag.COMPILE,
-    "triton.compiler.errors.UnsupportedLanguageConstruct": Tag.COMPILE,
-    "triton.runtime.errors.PTXASError": Tag.COMPILE,
-    "triton.runtime.errors.OutOfResources": Tag.RESOURCES,
-    "cupy.cuda.compiler.CompileException": Tag.COMPILE,
-    "cupy.cuda.memory.OutOfMemoryError": Tag.GPU_MEMORY,
+    **{name: Tag.COMPILE for backend in registered().values() for name in backend.compile_errors},
+    **{name: Tag.RESOURCES for backend in registered().values() for name in backend.resource_errors},
+    **{name: Tag.GPU_MEMORY for backend in registered().values() for name in backend.memory_errors},
     "torch.OutOfMemoryError": Tag.GPU_MEMORY,
     "torch.cuda.OutOfMemoryError": Tag.GPU_MEMORY,
     "builtins.MemoryError": Tag.HOST_MEMORY,

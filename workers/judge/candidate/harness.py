@@ -24,6 +24,7 @@ from typing import Any, Final, cast
 
 import torch
 
+from kqueue.backends import registered
 from workers.judge.candidate import failures, gradients, interpreter, libraries, memory, profile, warm_up
 from workers.judge.candidate.instance import Instance, is_plain, weights_of
 from workers.judge.channel import activities, flags
@@ -242,8 +243,9 @@ class Harness:
         if not (isinstance(entry, type) and issubclass(entry, torch.nn.Module)):
             raise EntryPointError(f"the source defines no class {self._job.entry} derived from torch.nn.Module")
         self._class = entry
-        if self.on_gpu and "cupy" in sys.modules:
-            _have_cupy_use_torch(sys.modules["cupy"])
+        for backend in registered().values() if self.on_gpu else ():
+            if backend.prepare is not None and (loaded := sys.modules.get(backend.modules[0])) is not None:
+                backend.prepare(loaded, torch)
 
     def _build(self, command: Command) -> Reply:
         """Import the source only for the libraries that it compiles."""
@@ -607,16 +609,3 @@ def _have_triton_assert() -> None:
 
         knobs.runtime.debug = True
         builder.options = replace(builder.options, debug=True)
-
-
-def _have_cupy_use_torch(cupy: Any) -> None:
-    """Make CuPy allocate from torch, whose memory the judge can map. CuPy's own memory would need copies."""
-
-    def allocate(nbytes: int, device: int) -> int:
-        return torch.cuda.caching_allocator_alloc(nbytes, device, cupy.cuda.get_current_stream().ptr)
-
-    def free(pointer: int, device: int) -> None:  # noqa: ARG001
-        torch.cuda.caching_allocator_delete(pointer)
-
-    with contextlib.suppress(AttributeError):  # another module of that name
-        cupy.cuda.set_allocator(cupy.cuda.PythonFunctionAllocator(allocate, free).malloc)

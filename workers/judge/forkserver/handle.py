@@ -15,6 +15,7 @@ from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from kqueue.backends import registered
 from workers.judge.channel.packets import receive_with_fds, send_with_fds
 from workers.judge.forkserver import builds, control
 from workers.judge.forkserver.control import Keep, Spawn, Take
@@ -202,7 +203,9 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of the fork server, and so of every sealed process."""
     # The interpreter's directory comes first, because tools such as ninja are installed there.
     path = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
-    return {name: environment[name] for name in _PASSED if name in environment} | _SET | {"PATH": path}
+    passed = {name: environment[name] for name in _PASSED if name in environment}
+    of_backends = dict(pair for backend in registered().values() for pair in backend.environment)
+    return of_backends | passed | _SET | {"PATH": path}
 
 
 def prepare_scratch(slot: SlotConfig) -> None:

@@ -20,11 +20,11 @@ def facts(slot: SlotConfig) -> dict[str, Any]:
     return device | {
         "cuda": torch.version.cuda if slot.on_gpu else None,
         "torch": torch.__version__,
-        "triton": _version("triton"),
+        "triton": installed("triton"),
         "python": platform.python_version(),
         "host": platform.node(),
         "os": f"{platform.system()} {platform.release()}",
-        "kqueue": _version("kqueue"),
+        "kqueue": installed("kqueue"),
     }
 
 
@@ -106,7 +106,8 @@ def _cpu() -> str:
     return platform.machine()
 
 
-def _version(package: str) -> str | None:
+def installed(package: str) -> str | None:
+    """Return the version of an installed package, or None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -7,8 +7,9 @@ from typing import Final
 
 import torch
 
+from kqueue.backends import PYTEST
 from kqueue.categories import Category
-from kqueue.contract import Backend, Phase, Request
+from kqueue.contract import Phase, Request
 from kqueue.limits import GPU_WAIT_S
 from workers.judge.ending import EvaluationEnded
 from workers.judge.gpu import booking
@@ -35,7 +36,7 @@ class Budget:
     ) -> None:
         """Book nothing yet."""
         self.plan = plan.of_first_draw(whole=0, siblings=1, alone=False)
-        self._is_tests = request.backend is Backend.PYTEST
+        self._is_tests = request.backend == PYTEST
         self._slot = slot
         self._processes = processes
         self._steps = steps

@@ -22,7 +22,7 @@ from typing import Any, Final
 import torch
 
 from kqueue.categories import Category
-from kqueue.contract import Backend, Deadlines, Outcome, Phase
+from kqueue.contract import Deadlines, Outcome, Phase
 from workers.judge.candidate.libraries import is_lasting
 from workers.judge.channel.orders import Job, Opening, Order
 from workers.judge.ending import EvaluationEnded
@@ -34,8 +34,6 @@ from workers.judge.pipeline.evidence import EvidenceBuilder, Fields
 from workers.judge.sandbox import shelf
 from workers.judge.sandbox.seal import Profile
 
-#: The backends whose sources torch's extension builder compiles.
-BACKENDS: Final = frozenset({Backend.CUDA, Backend.CPP})
 _FINAL: Final = frozenset({Category.COMPILE_TIMEOUT, Category.SANDBOX_VIOLATION})
 #: Failures of a builder whose finished libraries are kept: exceptions of its source, but no exceeded limits.
 _REPEATED: Final = frozenset({Category.IMPORT_ERROR, Category.COMPILE_ERROR})

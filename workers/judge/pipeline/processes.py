@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
+from kqueue import backends
 from kqueue.categories import Blame
 from kqueue.contract import Outcome, Phase, Request
 from kqueue.passes import Pass
@@ -159,7 +160,7 @@ class Processes:
         process, opening, built = self._take_candidate() or self._fork_candidate()
         self._others.append(process)
         self._cpu.count(Role.CANDIDATE, process)
-        if self._request.backend in build.BACKENDS:
+        if backends.find(self._request.backend).extensions:
             self._built = built
             self._begin_build()
         job = self._job(self._request.kernel, static.ENTRY, built=self._built)

@@ -12,8 +12,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from kqueue import backends
+from kqueue.backends import registered
 from kqueue.categories import Category
-from kqueue.contract import Backend, Phase, Policy
+from kqueue.contract import Phase, Policy
 from workers.judge.channel.activities import REST
 from workers.judge.ending import EvaluationEnded
 
@@ -24,9 +26,11 @@ BASIS: Final = "the candidate's own profile"
 _COPIES: Final = frozenset({"[memcpy]", "[memset]"})
 _LIBRARIES_SHOWN: Final = 8
 _OWN_SHOWN: Final = 16
-#: Backends whose kernels must be in the source. Torch kernels use torch's, and C++ kernels run on CPUs or use torch's
-#: operators.
-_OWN_EXPECTED: Final = frozenset({Backend.CUDA, Backend.TRITON, Backend.CUPY})
+_BACKENDS: Final = tuple(registered().values())
+_DECORATORS: Final = frozenset(name for backend in _BACKENDS for name in backend.kernel_decorators)
+_WRAPPERS: Final = frozenset(name for backend in _BACKENDS for name in backend.kernel_wrappers)
+_NAMERS: Final = {name: (at, default) for backend in _BACKENDS for name, at, default in backend.kernel_namers}
+_NAMES: Final = tuple(re.compile(name) for backend in _BACKENDS for name in backend.kernel_names)
 
 #: Namespaces that always belong to a library, because the names inside them can be any.
 _FOREIGN: Final = ("at::", "c10::", "at_cuda_detail::", "cudnn::", "cublas::", "cublasLt::", "pytorch_flash::")
@@ -37,16 +41,17 @@ _HEADERS: Final = {
     "cutlass": ("cutlass::", "cute::"),
     "cute": ("cutlass::", "cute::"),
 }
-#: Names of kernels of torch, its compiler, cuBLAS, cuDNN, CUTLASS, cuFFT, NCCL and CuPy.
-_LIBRARY: Final = re.compile(
+#: Names of kernels of torch, its compiler, cuBLAS, cuDNN, CUTLASS, cuFFT and NCCL.
+_COMMON: Final = re.compile(
     r"""
-      triton_(poi|per|red|tem|for|spl|mm|bmm)_ | nvjet_ | cudnn_ | cublas | cutlass | nccl | cupy_ | fmha_
+      triton_(poi|per|red|tem|for|spl|mm|bmm)_ | nvjet_ | cudnn_ | cublas | cutlass | nccl | fmha_
     | (sm\d+|maxwell|volta|turing|ampere|ada|hopper|blackwell)_\w*(gemm|fprop|dgrad|wgrad|xmma|cudnn|cublas|winograd)
     | gemm(SN|k1)_ | gemv(2T|2N|NSP)_ | internal::gemvx:: | splitKreduce | dot_kernel | reduce_1Block
     | softmax_warp_(for|back)ward | cunn_\w*Soft | implicit_convolve | (regular|vector|multi)_fft
     """,
     re.VERBOSE,
 )
+_LIBRARIES: Final = (_COMMON, *(re.compile(backend.library) for backend in _BACKENDS if backend.library))
 #: A comment in C++, even if it does not end.
 CPP_COMMENT: Final = re.compile(r"//[^\n]*|/\*(?:.*?\*/|.*\Z)", re.DOTALL)
 _INCLUDE: Final = re.compile(r'#\s*include\s*[<"](\w+)/')
@@ -82,13 +87,13 @@ def texts(nodes: Sequence[ast.AST]) -> list[str]:
     ]
 
 
-def assess(kernels: Sequence[tuple[str, int, int]], source: str, backend: Backend) -> dict[str, Any]:
+def assess(kernels: Sequence[tuple[str, int, int]], source: str, backend: str) -> dict[str, Any]:
     """Attribute the GPU time of one call to own kernels, libraries and copies.
 
     Args:
         kernels: name, nanoseconds and launches, from :func:`workers.judge.channel.activities.decode`.
         source: the kernel's source.
-        backend: the claimed backend. Kernels for ``torch`` and ``cpp`` are never decoys.
+        backend: the claimed backend, which decides if the kernel can be a decoy.
 
     Returns:
         A JSON-safe record. Shares are of all GPU time of the call, including copies. ``decoy`` is True if own and
@@ -114,7 +119,7 @@ def assess(kernels: Sequence[tuple[str, int, int]], source: str, backend: Backen
         return round(ns / total, 4) if total else 0.0
 
     decoy = (
-        backend in _OWN_EXPECTED
+        backends.find(backend).own_kernels
         and in_kernels > 0
         and sum(mine.values()) + sum(unclear.values()) < DECOY_BELOW * in_kernels
     )
@@ -183,10 +188,9 @@ def _owner(name: str, own: frozenset[str], compiled: tuple[str, ...]) -> str:
     if path.startswith(_FOREIGN) or any(path.startswith(spaces) for spaces in _HEADERS.values()):
         return "library"
     base = path.rpartition("::")[2]
-    # Passes of CuPy's reductions have a suffix, and so have torch's compiled variants of a Triton kernel.
-    if base in own or re.sub(r"(_pass[12]|_\d{1,4})\Z", "", base) in own:
+    if base in own or any((match := name.fullmatch(base)) and match["name"] in own for name in _NAMES):
         return "own"
-    return "library" if _LIBRARY.match(path) else "unclear"
+    return "library" if any(library.match(path) for library in _LIBRARIES) else "unclear"
 
 
 def _path(name: str) -> str:
@@ -227,24 +231,23 @@ def _last(node: ast.expr) -> str:
 
 
 def _compiles(decorator: ast.expr) -> bool:
-    """Return whether a decorator turns a function into a GPU kernel: Triton's, Gluon's, Numba's or CuPy's."""
+    """Return whether a decorator turns a function into a GPU kernel."""
     made = decorator.func if isinstance(decorator, ast.Call) else decorator
-    return _last(made) in ("jit", "autotune", "heuristics", "rawkernel", "fuse")
+    return _last(made) in _DECORATORS
 
 
 def _made_by_call(call: ast.Call) -> Iterator[str]:
-    """Yield the names of the kernels that a call creates: a wrapped function, or CuPy's by name."""
+    """Yield the names of the kernels that a call creates: a wrapped function, or the name that the call gives."""
     made = _last(call.func)
-    if made in ("jit", "fuse", "rawkernel"):
+    if made in _WRAPPERS:
         yield from (argument.id for argument in call.args[:1] if isinstance(argument, ast.Name))
-    position = {"RawKernel": 1, "ElementwiseKernel": 3, "ReductionKernel": 6}.get(made)
-    given = [k.value for k in call.keywords if k.arg in ("name", "kernel_name")]
-    if position is not None:
+    if made in _NAMERS:
+        position, default = _NAMERS[made]
+        given = [keyword.value for keyword in call.keywords if keyword.arg in ("name", "kernel_name")]
         given += call.args[position : position + 1]
-    if position is not None or made == "fuse":
-        yield from (n.value for n in given if isinstance(n, ast.Constant) and isinstance(n.value, str))
-    if position is not None and not given:
-        yield {"ElementwiseKernel": "kernel", "ReductionKernel": "reduce_kernel"}.get(made, "")
+        yield from (node.value for node in given if isinstance(node, ast.Constant) and isinstance(node.value, str))
+        if default and not given:
+            yield default
 
 
 def _globals(code: str) -> Iterator[str]:

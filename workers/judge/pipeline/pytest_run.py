@@ -15,8 +15,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from kqueue.backends import PYTEST
 from kqueue.categories import Category
-from kqueue.contract import TESTS_LINE, Backend, Outcome, Phase, Request
+from kqueue.contract import TESTS_LINE, Outcome, Phase, Request
 from kqueue.evidence import Facts, Tests
 from workers.judge.channel.lines import Lines, content
 from workers.judge.channel.orders import Order, Testing
@@ -52,10 +53,8 @@ _ALL_RUN: Final = frozenset({0, 5})
 
 def check(request: Request) -> None:
     """Raise EvaluationEnded if the problem is a repository's files for a kernel, or no repository's files for tests."""
-    if request.problem.startswith(TESTS_LINE) is not (request.backend is Backend.PYTEST):
-        actual = (
-            "no repository's files" if request.backend is Backend.PYTEST else "a repository's files, and no problem"
-        )
+    if request.problem.startswith(TESTS_LINE) is not (request.backend == PYTEST):
+        actual = "no repository's files" if request.backend == PYTEST else "a repository's files, and no problem"
         raise invalid_problem(f"the stored source holds {actual}")
 
 

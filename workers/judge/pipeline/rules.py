@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Final
 
-from kqueue.contract import Backend
 from workers.judge.pipeline import provenance
 
 #: The class that a kernel's source defines.
@@ -24,7 +23,7 @@ ENTRY: Final = "ModelNew"
 _PARTS: Final = 12
 
 
-def hits(source: str, backend: Backend) -> Iterator[tuple[str, int]]:
+def hits(source: str, backend: str) -> Iterator[tuple[str, int]]:
     """Yield the rules of :data:`.findings.RULES` that a source triggers, each with a line. Pairs can repeat.
 
     Raises:
@@ -563,9 +562,9 @@ def _blank(comment: re.Match[str]) -> str:
     return " " + "\n" * comment[0].count("\n")
 
 
-def _authorship(reading: _Reading, backend: Backend) -> _Hits:
+def _authorship(reading: _Reading, backend: str) -> _Hits:
     """Find signs that the author did not write the claimed kernel."""
-    claims = backend is not Backend.TORCH
+    claims = backend != "torch"
     for node in reading.nodes:
         if isinstance(node, ast.Attribute | ast.Name) and reading.name(node) == "torch.compile":
             yield ("compiled_by_torch" if claims else "torch_compile"), node.lineno

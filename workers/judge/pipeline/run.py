@@ -13,8 +13,9 @@ from typing import Final
 
 import torch
 
+from kqueue.backends import PYTEST
 from kqueue.categories import Blame, Category
-from kqueue.contract import Backend, Outcome, Phase, Request
+from kqueue.contract import Outcome, Phase, Request
 from kqueue.passes import Pass
 from kqueue.shapes import Shape
 from workers.judge.backend import JudgeBackend
@@ -150,7 +151,7 @@ def _doubted(context: Context, ended: EvaluationEnded) -> Outcome:
 def _run_stages(context: Context) -> Outcome:
     prepared = prepare(context)
     with context.watch:
-        if context.request.backend is Backend.PYTEST:
+        if context.request.backend == PYTEST:
             return run_tests(context)
         referenced = refer(context, prepared)
         built = build(context)

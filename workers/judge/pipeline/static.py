@@ -22,8 +22,9 @@ from typing import Any, Final
 import kernelguard
 
 from kqueue import passes, shapes
+from kqueue.backends import PYTEST
 from kqueue.categories import Category
-from kqueue.contract import Backend, Phase, Policy, Request, Tolerance
+from kqueue.contract import Phase, Policy, Request, Tolerance
 from kqueue.errors import InvalidRequest
 from kqueue.integrations import extraction
 from workers.judge.ending import EvaluationEnded
@@ -67,7 +68,7 @@ _INTERRUPTIBLE: Final = frozenset(
 )
 
 
-def findings(source: str, backend: Backend, *, own_s: float = _OWN_S) -> list[dict[str, Any]]:
+def findings(source: str, backend: str, *, own_s: float = _OWN_S) -> list[dict[str, Any]]:
     """Apply all rules to a kernel's source. Call it from the main thread.
 
     ``own_s`` is the maximum CPU time in seconds of the project's own rules.
@@ -156,7 +157,7 @@ def check_problem(source: str) -> None:
 
 def shapes_of(request: Request) -> tuple[shapes.Shape, ...]:
     """Return the shapes of a request's problem, or none if it names none or :func:`check_problem` rejects it."""
-    if request.backend is not Backend.PYTEST and shapes.NAME in request.problem:
+    if request.backend != PYTEST and shapes.NAME in request.problem:
         with contextlib.suppress(EvaluationEnded):
             check_problem(request.problem)
             return shapes.read(request.problem)
@@ -167,7 +168,7 @@ def asks_backward(request: Request) -> bool:
     """Return whether gradients are asked for, or False if :func:`check_problem` rejects the problem."""
     with contextlib.suppress(InvalidRequest):
         asked = request.settings.backward or passes.asked_by(request.problem)
-        return asked and request.backend is not Backend.PYTEST
+        return asked and request.backend != PYTEST
     return False
 
 
@@ -241,7 +242,7 @@ def _imports_anything(node: ast.AST) -> bool:
 # The project's own rules -----------------------------------------------------------------------------
 
 
-def _own(source: str, backend: Backend, seconds: float) -> Iterator[dict[str, Any]]:
+def _own(source: str, backend: str, seconds: float) -> Iterator[dict[str, Any]]:
     hits = set[tuple[str, int]]()
     try:
         with _cpu_time(seconds):

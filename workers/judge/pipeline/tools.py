@@ -10,12 +10,15 @@ from pathlib import Path
 
 import torch
 
+from kqueue import backends
+from kqueue.backends import Backend
 from kqueue.categories import Category
-from kqueue.contract import Backend, Phase
+from kqueue.contract import Phase
 from workers.judge.ending import EvaluationEnded
+from workers.judge.gpu.environment import installed
 
 
-def require(backend: Backend) -> None:
+def require(backend: str) -> None:
     """Check that this worker has the tools for a backend.
 
     Raises:
@@ -31,23 +34,27 @@ def require(backend: Backend) -> None:
         )
 
 
-def missing(backend: Backend) -> list[str]:
+def missing(name: str) -> list[str]:
     """Return the tools that a backend lacks here, each with a remedy."""
-    packages = {Backend.TRITON: "triton", Backend.CUPY: "cupy", Backend.PYTEST: "pytest"}
-    lacks: list[str] = []
-    if backend in packages and importlib.util.find_spec(packages[backend]) is None:
-        lacks.append(f"the package {packages[backend]} is not installed")
-    if backend in (Backend.CPP, Backend.CUDA):
-        if shutil.which(os.environ.get("CXX", "c++")) is None:
-            lacks.append("there is no C++ compiler: install g++, or set CXX")
+    backend = backends.find(name)
+    lacks = [f"the package {module} is not installed" for module in backend.modules if not _is_there(backend, module)]
+    if "c++" in backend.compilers and shutil.which(os.environ.get("CXX", "c++")) is None:
+        lacks.append("there is no C++ compiler: install g++, or set CXX")
+    if backend.extensions:
         if importlib.util.find_spec("ninja") is None and shutil.which("ninja") is None:
             lacks.append("ninja is not installed")
         if not Path(sysconfig.get_path("include"), "Python.h").exists():
             lacks.append("Python's headers are not installed (on Debian and Ubuntu: python3-dev)")
-    if backend is Backend.CUDA:
+    if "nvcc" in backend.compilers:
         if torch.version.cuda is None:
             lacks.append("torch is a build without CUDA")
         home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
         if shutil.which("nvcc") is None and not (home and Path(home, "bin", "nvcc").exists()):
             lacks.append("there is no nvcc: install the CUDA toolkit, or set CUDA_HOME to its directory")
     return lacks
+
+
+def _is_there(backend: Backend, module: str) -> bool:
+    """Return whether a module can be imported, without an import of the packages that contain it."""
+    top, dot, _ = module.partition(".")
+    return importlib.util.find_spec(top) is not None and (not dot or any(map(installed, backend.distributions)))

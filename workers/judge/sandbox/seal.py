@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from kqueue import backends
 from workers.judge.host import linux
 from workers.judge.sandbox import landlock, seccomp
 from workers.judge.sandbox.cgroups import Group
@@ -161,9 +162,9 @@ def restrict_files(means: Means, scratch: str, more: tuple[str, ...] = ()) -> No
 
 def private_directories(scratch: str) -> dict[str, str]:
     """Return environment variables that place a candidate's caches and temporary files in its own directory."""
-    names = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "TRITON_HOME", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
-    more = ("TORCHINDUCTOR_CACHE_DIR", "CUPY_CACHE_DIR", "CUDA_CACHE_PATH", "NUMBA_CACHE_DIR")
-    return {name: str(Path(scratch, name.lower())) for name in (*names, *more)}
+    names = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
+    caches = (name for backend in backends.registered().values() for name in backend.caches)
+    return {name: str(Path(scratch, name.lower())) for name in (*names, *caches)}
 
 
 def _close_all_but(keep: set[int]) -> None:

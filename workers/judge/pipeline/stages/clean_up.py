@@ -8,8 +8,9 @@ from typing import Final
 
 import torch
 
+from kqueue.backends import PYTEST
 from kqueue.categories import Blame, Category
-from kqueue.contract import Backend, Outcome, Phase
+from kqueue.contract import Outcome, Phase
 from kqueue.evidence import Facts
 from workers.judge.channel.gpu_memory import CudaCallError
 from workers.judge.ending import EvaluationEnded
@@ -127,7 +128,7 @@ def _check_memory(context: Context, outcome: Outcome) -> Outcome:
 def examine_kernel(context: Context, outcome: Outcome) -> None:
     """Run the kernel again under the requested tools, without effect on the verdict."""
     asked, evidence, candidate = context.settings.examine, context.evidence, context.processes.candidate
-    if not asked or context.request.backend is Backend.PYTEST or not examine.is_worthwhile(outcome):
+    if not asked or context.request.backend == PYTEST or not examine.is_worthwhile(outcome):
         return
     if not context.slot.on_gpu:
         why = {"error": "it needs a GPU", "seconds": 0.0}

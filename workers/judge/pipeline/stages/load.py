@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kqueue.contract import Backend, Phase
+from kqueue import backends
+from kqueue.contract import Phase
 from workers.judge.pipeline.context import Context
 from workers.judge.pipeline.exchange import Candidate
 from workers.judge.pipeline.stages.refer import Referenced
@@ -40,7 +41,7 @@ def load(context: Context, referenced: Referenced, built: Built) -> Loaded:
     """Import the source and construct the model."""
     candidate, reference = built.candidate, referenced.reference
     with context.steps.timed("construct"), context.steps.backstop(Phase.CONSTRUCT):
-        triton = context.slot.on_gpu and context.request.backend is Backend.TRITON
+        triton = context.slot.on_gpu and backends.find(context.request.backend).triton
         candidate.form = reference.form
         reference.cache.present(referenced.first)
         candidate.construct(reference.proxy.init_inputs, referenced.first, context.budget.plan, warm_up=triton)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kqueue.contract import Backend, Phase, Policy
+from kqueue.backends import PYTEST
+from kqueue.contract import Phase, Policy
 from workers.judge.gpu import environment
 from workers.judge.pipeline import pytest_run, static, tools
 from workers.judge.pipeline.context import Context
@@ -23,7 +24,7 @@ def prepare(context: Context) -> Prepared:
     request = context.request
     context.steps.enter(Phase.PREPARE)
     pytest_run.check(request)
-    if request.backend is not Backend.PYTEST:
+    if request.backend != PYTEST:
         _read_sources(context)
     tools.require(request.backend)
     environment_hash = context.backend.environment(environment.facts(context.slot))
