@@ -220,7 +220,7 @@ def test_a_row_need_not_have_what_its_category_needs() -> None:
 
 def test_a_row_that_is_no_verdict_is_refused() -> None:
     """Only entries of facts, evidence and environment can be dropped."""
-    for wrong in ({"backend": "fortran"}, {"category": "lost"}, {"attempts": None}, {"facts": "none"}):
+    for wrong in ({"backend": None}, {"category": "lost"}, {"attempts": None}, {"facts": "none"}):
         with pytest.raises(ValidationError):
             Verdict.load(stored(**wrong))
 

@@ -19,6 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
+from kqueue.backends import Backend, registered
 from kqueue.config import Config, load
 from kqueue.contract import gpu_model
 from kqueue.doctor import Check, Result, State, installed, report
@@ -166,12 +167,19 @@ def _torch() -> Iterator[tuple[str, Result]]:
     for index in range(torch.cuda.device_count() if built else 0):
         yield f"cuda:{index}", _kernel_runs(torch, f"cuda:{index}")
     yield "triton", _triton()
-    names = ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x")
-    if cupy := next((f"{name} {version}" for name in names if (version := installed(name))), None):
-        yield "cupy", Result(cupy)
-    else:
-        fix = f"for kernels of backend cupy: install `cupy-cuda{built.split('.')[0]}x`" if built else ""
-        yield "cupy", Result("not installed", fix, State.INFO)
+    for backend in registered().values():
+        if backend.distributions and not backend.triton:
+            yield backend.name, _package(backend, built)
+
+
+def _package(backend: Backend, cuda: str | None) -> Result:
+    """Report the package of a backend. ``cuda`` is the version that torch was built for."""
+    for name in backend.distributions:
+        if version := installed(name):
+            return Result(f"{name} {version}")
+    package = backend.install.format(cuda=(cuda or "").partition(".")[0])
+    fix = f"for kernels of backend {backend.name}: install `{package}`" if cuda else ""
+    return Result("not installed", fix, State.INFO)
 
 
 def _kernel_runs(torch: Any, device: str) -> Result:

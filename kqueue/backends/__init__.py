@@ -43,7 +43,7 @@ class Backend:
         words: expression that matches names of arguments and texts, such as file names, that show the backend.
         includes: backends whose signs mean nothing in a source that shows this one.
         extensions: True if torch's extension builder compiles the sources.
-        compilers: programs that it needs: ``c++``, ``nvcc``.
+        compilers: programs that it needs, of ``c++``, ``nvcc`` and ``tileiras``.
         triton: True if Triton compiles its kernels. The ``cpu`` lane interprets them.
         cpu: True if the ``cpu`` lane can judge it.
         own_kernels: False if all GPU work of an honest kernel can be a library's. Otherwise it is a decoy.

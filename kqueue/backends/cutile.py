@@ -10,6 +10,7 @@ CUTILE: Final = Backend(
     modules=("cuda.tile",),
     distributions=("cuda-tile",),
     install="cuda-tile[tileiras]",
+    compilers=("tileiras",),
     kernel_decorators=("kernel",),
     # The suffix encodes the calling convention and the parameters.
     kernel_names=(r"(?P<name>.+)_K\w*",),

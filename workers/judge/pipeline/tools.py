@@ -48,10 +48,16 @@ def missing(name: str) -> list[str]:
     if "nvcc" in backend.compilers:
         if torch.version.cuda is None:
             lacks.append("torch is a build without CUDA")
-        home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-        if shutil.which("nvcc") is None and not (home and Path(home, "bin", "nvcc").exists()):
+        if not _is_in_toolkit("nvcc"):
             lacks.append("there is no nvcc: install the CUDA toolkit, or set CUDA_HOME to its directory")
+    if "tileiras" in backend.compilers and not (_is_in_toolkit("tileiras") or installed("nvidia-cuda-tileiras")):
+        lacks.append("there is no tileiras: install nvidia-cuda-tileiras, or the CUDA toolkit 13.1 or newer")
     return lacks
+
+
+def _is_in_toolkit(program: str) -> bool:
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    return shutil.which(program) is not None or bool(home and Path(home, "bin", program).exists())
 
 
 def _is_there(backend: Backend, module: str) -> bool:
