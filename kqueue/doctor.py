@@ -127,7 +127,7 @@ def examine(config: Config, *, deep: bool = False) -> Iterator[Check]:
     """Run every check of this host, in the order of display. Takes seconds if torch is installed.
 
     Args:
-        deep: also judge kernels of every backend, time the services, and report the fleet's faults. Takes minutes.
+        deep: also judge known kernels, time the services, and report the fleet's faults. Takes minutes.
     """
     command = [sys.executable, "-m", "workers.doctor", *(["--deep"] if deep else [])]
     # The worker's checks take longest, so they start first and run concurrently with the rest.

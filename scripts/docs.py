@@ -1,9 +1,9 @@
 """`make docs`: write the generated parts of the documents. With `--check` only list the outdated documents.
 
 `docs/categories.md`, `docs/feedback.md`, `docs/evidence.md`, `docs/settings.md`, `docs/options.md` and `docs/api.md`
-are generated as a whole, and three documents have a generated table between comments: the commands in `docs/cli.md`,
-the routes in `docs/http.md`, and the static rules in `docs/policies.md`. The exit status is 0, or 1 if `--check` finds
-an outdated document.
+are generated as a whole, and four documents have a generated table between comments: the commands in `docs/cli.md`,
+the routes in `docs/http.md`, the static rules in `docs/policies.md`, and the backends in `docs/backends.md`. The exit
+status is 0, or 1 if `--check` finds an outdated document.
 """
 
 from __future__ import annotations
@@ -60,6 +60,24 @@ def rule_table() -> str:
     return "\n".join(lines) + "\n\n"
 
 
+def backend_table() -> str:
+    """Return the table of the backends that kqueue brings."""
+    from kqueue.backends import registered
+
+    lines = ["| backend | description | needs | lanes |", "|---|---|---|---|"]
+    for backend in registered().values():
+        needs = ", ".join(f"`{name}`" for name in (*backend.modules, *backend.compilers)) or "torch"
+        lanes = (
+            "`gpu`, `cpu` through Triton's interpreter"
+            if backend.triton
+            else "`gpu`, `cpu`"
+            if backend.cpu
+            else "`gpu`"
+        )
+        lines.append(f"| `{backend.name}` | {backend.description} | {needs} | {lanes} |")
+    return "\n".join(lines) + "\n"
+
+
 def fill(document: str, name: str, table: str) -> str:
     """Return ``document`` with ``table`` between the comments around the block ``name``."""
     block = re.compile(rf"(<!-- {name}: [^\n]* -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
@@ -74,7 +92,8 @@ def documents() -> dict[Path, str]:
     from kqueue.cli.categories import page
 
     docs = ROOT / "docs"
-    cli, http, policies = ((docs / name).read_text() for name in ("cli.md", "http.md", "policies.md"))
+    names = ("cli.md", "http.md", "policies.md", "backends.md")
+    cli, http, policies, backends = ((docs / name).read_text() for name in names)
     return {
         docs / "categories.md": categories.markdown(),
         docs / "feedback.md": words.page(),
@@ -85,6 +104,7 @@ def documents() -> dict[Path, str]:
         docs / "http.md": fill(http, "routes", reference.routes()),
         docs / "cli.md": fill(cli, "commands", command_table(cli)),
         docs / "policies.md": fill(policies, "rules", rule_table()),
+        docs / "backends.md": fill(backends, "backends", backend_table()),
     }
 
 

@@ -1,10 +1,10 @@
-"""Backends: the languages and libraries of kernels, each described in a file of its own.
+"""Backends: the languages and libraries of kernels, with one file for each.
 
 An installed package registers one by an entry point in the group ``kqueue.backends``. Its name is the backend's, and it
 refers to a :class:`Backend`::
 
     [project.entry-points."kqueue.backends"]
-    helion = "my_package.kqueue_backend:HELION"
+    mylang = "my_package.kqueue_backend:MYLANG"
 
 Clients, services and judges load the description, so its module imports nothing but this one. A description helps to
 judge honest kernels. Nothing that protects the judge depends on it, because any source can be submitted as any backend.

@@ -21,7 +21,7 @@ _STYLES: Final = {"ok": "green", "info": "dim", "warn": "yellow", "fail": "bold 
 
 def doctor(
     deep: Annotated[
-        bool, typer.Option("--deep", help="Also judge kernels of every backend, and report faults. Takes minutes.")
+        bool, typer.Option("--deep", help="Also judge known kernels, and report faults. Takes minutes.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:

@@ -9,6 +9,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
+from kqueue import backends
 from kqueue.store import gpus
 from tests.fleet.told import Fleet, Services
 from tests.health.gpus import Gpus, Watcher
@@ -54,7 +55,7 @@ def test_what_is_told_of_devices(http: httpx.Client, services: Services, fake: G
     """GPUs are numbered by host and index, with the supervisor's last observation, and idle ones are available."""
     found = services.until(lambda: (h := http.get("/health").json())["available_gpu_devices"] == 2 and h)
     assert (found["status"], found["total_gpu_devices"], found["available_device_ids"]) == ("healthy", 2, [0, 1])
-    assert found["supported_backends"] == ["cuda", "triton", "torch", "cpp", "cupy"]
+    assert found["supported_backends"] == list(backends.registered())
     assert http.get("/status").json()["device_status"] == {"cuda:0": "idle", "cuda:1": "idle"}
     fake.say(1, temperature=66)
     shown = services.until(

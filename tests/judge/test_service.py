@@ -223,5 +223,5 @@ def test_the_backend_shows_in_the_source() -> None:
     words = '"""As in x.cu and cpp_sources."""\nimport tritonic\nimport torch  # triton\n'
     assert guess_backend(words) == guess_backend("def f(:") == "torch"
     assert guess_backend(words + "load(name='k', sources=['k.cpp', 'k.cu'])") == "cuda"
-    with pytest.raises(InvalidRequest, match="triton or cupy"):
+    with pytest.raises(InvalidRequest, match="cupy or triton"):
         guess_backend("import triton\nimport cupy\n")

@@ -65,6 +65,15 @@ d = cupy.ElementwiseKernel("float32 a", "float32 c", "c = a + 1")
 e = cupy.ReductionKernel("float32 a", "float32 c", "a * a", "a + b", "c = sqrt(a)", "0", "my_norm")
 f = cupy.fuse(kernel_name="my_fused")(lambda a: a * 2 + 1)
 """
+EXAMPLES = Path(__file__).parents[3] / "examples/kernels/good"
+#: Kernels of the gallery, whose names were taken from what each library compiles for sm_90, without a GPU.
+GALLERY = {
+    "tilelang": "gelu_tile_kernel",
+    "cute": "kernel_cutlass_gelu_kernel_tensorptrf32generico5242881_tensorptrf32generico5242881_0",
+    "cutile": "gelu_kernel_Kt1_A1f32_1t1_A1f32_1t1_I1024",
+    "numba": "_ZN6kernel11gelu_kernelB2v1B92cw51cXTLSUwv1sCUt9Uw1VEE5ArrayIfLi1E1C7mutable7alignedE",
+    "jax": "gelu_kernel_mosaic_gpu",
+}
 
 OWN = {
     CUDA: [
@@ -83,6 +92,9 @@ OWN = {
         "raw_gelu", "void mod_k<float>(float*, int)", "my_fma", "kernel", "my_norm_pass1", "my_norm_pass2", "my_norm",
         "my_fused",
     ],
+    **{
+        Path(EXAMPLES, backend, "gelu.py").read_text(): [name] for backend, name in GALLERY.items()
+    },
 }  # fmt: skip
 LIBRARY = [
     "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize128x64x8_stage3_warpsize2x2x1_ffma_aligna4_execute_kernel__5x_cublas",

@@ -1,0 +1,157 @@
+"""Backends that other packages register, the validation of names, and the mapping of compilers' exceptions."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kqueue import backends
+from kqueue.backends.cupy import use_torch_memory
+from kqueue.contract import parse_request
+from kqueue.errors import InvalidRequest
+from workers.judge.candidate import failures
+from workers.judge.channel.protocol import Tag
+from workers.judge.pipeline.tools import missing
+
+ENTRY = "from kqueue.backends import Backend\nMYLANG = Backend(\n    name='mylang', description='MyLang', {}\n)\n"
+#: Each stands for a class of a package, named with its module, or with a base class of it.
+RAISED = {
+    "triton.compiler.errors.CompilationError": Tag.COMPILE,
+    "triton.runtime.errors.OutOfResources": Tag.RESOURCES,
+    "cupy.cuda.compiler.CompileException": Tag.COMPILE,
+    "cupy.cuda.memory.OutOfMemoryError": Tag.GPU_MEMORY,
+    "cuda.tile._exception.TypeCheckingError < cuda.tile._exception.TileError": Tag.COMPILE,
+    "cutlass.base_dsl.common.DSLUserCodeError < cutlass.base_dsl.common.DSLBaseError": Tag.COMPILE,
+    "cutlass.base_dsl.common.DSLCudaRuntimeError < cutlass.base_dsl.common.DSLBaseError": Tag.OTHER,
+    "jax.errors.TracerBoolConversionError < jax.errors.JAXTypeError": Tag.COMPILE,
+    "jax.errors.JaxRuntimeError": Tag.OTHER,
+    "numba.cuda.core.errors.TypingError < numba.core.errors.NumbaError": Tag.COMPILE,
+    "tvm.error.InternalError < tvm.error.TVMError": Tag.COMPILE,
+}
+
+
+def install(folder: Path, name: str, value: str, source: str, package: str = "third") -> None:
+    """Write a package with a backend to a folder, as an installer does."""
+    about = folder / f"{package}-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[kqueue.backends]\n{name} = {value}\n")
+    (folder / f"{package}.py").write_text(source)
+
+
+def run(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that finds the folder's packages."""
+    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{Path(backends.__file__).parents[2]}"}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_another_package_adds_a_backend(tmp_path: Path) -> None:
+    """Requests, the guess, caches, environments and exceptions follow from its description alone."""
+    fields = """modules=('mylang',), caches=('MYLANG_CACHE_DIR',), environment=(('MYLANG_QUIET', '1'),),
+    compile_errors=('mylang.Refused',), kernel_decorators=('mylang_kernel',)"""
+    install(tmp_path, "mylang", "third:MYLANG", ENTRY.format(fields))
+    done = run(tmp_path, PROGRAM)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "request": "mylang",
+        "guess": "mylang",
+        "missing": ["the package mylang is not installed"],
+        "cache": "/s/mylang_cache_dir",
+        "quiet": "1",
+        "compile": True,
+        "own": ["gelu"],
+    }
+
+
+PROGRAM = """
+import json
+from pathlib import PurePath
+from kqueue.contract import parse_request
+from kqueue.judging import guess_backend
+from workers.judge.candidate import failures
+from workers.judge.channel.protocol import Tag
+from workers.judge.forkserver.handle import clean_environment
+from workers.judge.pipeline import provenance
+from workers.judge.pipeline.tools import missing
+from workers.judge.sandbox.seal import private_directories
+
+Refused = type("Refused", (Exception,), {"__module__": "mylang"})
+source = "import mylang\\n@mylang.mylang_kernel\\ndef gelu(x): ..."
+print(json.dumps({
+    "request": parse_request({"problem": "p", "kernel": "k", "backend": "mylang"}).backend,
+    "guess": guess_backend(source),
+    "missing": missing("mylang"),
+    "cache": private_directories("/s")["MYLANG_CACHE_DIR"],
+    "quiet": clean_environment({})["MYLANG_QUIET"],
+    "compile": failures.tag_of(Refused()) is Tag.COMPILE,
+    "own": list(provenance.own_kernels(provenance.nodes_of(source))),
+}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("cuda", "third:MYLANG", "the backend cuda (third:MYLANG) is not a kqueue.backends.Backend with this name"),
+        ("mylang", "third:NAME", "the backend mylang (third:NAME) is not a kqueue.backends.Backend with this name"),
+        ("mylang", "third:NONE", "the backend mylang (third:NONE) cannot be loaded: AttributeError"),
+        ("cuda", "kqueue.backends.cuda:CUDA", "has the name of another backend: remove one of the packages"),
+        ("pytest", "kqueue.backends:TESTS", "has the name of another backend: remove one of the packages"),
+    ],
+)
+def test_a_registration_that_cannot_be_used_is_named(tmp_path: Path, name: str, value: str, error: str) -> None:
+    """No package can replace a backend, and a wrong entry is an error, not a backend that is absent."""
+    install(tmp_path, name, value, ENTRY.format("") + "NAME = 'mylang'\n")
+    done = run(tmp_path, "from kqueue import backends; backends.registered()")
+    assert f"kqueue.errors.ConfigError: the backend {name} ({value})" in done.stderr
+    assert error in done.stderr
+
+
+@pytest.mark.parametrize("name", ["fortran", "CUDA", "", 5, None, ["cuda"]])
+def test_a_request_names_a_registered_backend(name: object) -> None:
+    """The error of any other value lists the names."""
+    with pytest.raises(InvalidRequest, match=r"^backend: Input should be 'cpp', 'cuda', .*'triton' or 'pytest'"):
+        parse_request({"problem": "p", "kernel": "k", "backend": name})
+
+
+@pytest.mark.parametrize("raised", RAISED)
+def test_an_exception_of_a_package_is_known_by_its_name(raised: str) -> None:
+    """The package can be missing here. A class is also known by its base class, and errors of launches stay apart."""
+    kind: type[Exception] = Exception
+    for name in reversed(raised.split(" < ")):
+        module, _, own = name.rpartition(".")
+        kind = type(own, (kind,), {"__module__": module})
+    assert failures.tag_of(kind()) is RAISED[raised]
+
+
+def test_a_module_within_a_package_is_not_imported_to_find_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another package of the same top name does not count, and the judge imports none of them."""
+    package = tmp_path / "cutlass"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert missing("cute") == ["the package cutlass.cute is not installed"]
+    install(tmp_path, "none", "none:NONE", "", package="nvidia_cutlass_dsl")
+    (tmp_path / "nvidia_cutlass_dsl-1.0.dist-info" / "entry_points.txt").unlink()
+    assert missing("cute") == []
+
+
+def test_cupy_allocates_from_torch() -> None:
+    """Any other module named cupy is left alone."""
+    taken: list[object] = []
+    cuda = SimpleNamespace(
+        PythonFunctionAllocator=lambda allocate, free: SimpleNamespace(malloc=(allocate, free)),
+        get_current_stream=lambda: SimpleNamespace(ptr=7),
+        set_allocator=taken.append,
+    )
+    torch = SimpleNamespace(cuda=SimpleNamespace(caching_allocator_alloc=lambda *given: given))
+    use_torch_memory(SimpleNamespace(cuda=cuda), torch)
+    use_torch_memory(SimpleNamespace(), torch)
+    [(allocate, _)] = taken
+    assert allocate(64, 0) == (64, 0, 7)
