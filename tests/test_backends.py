@@ -52,44 +52,35 @@ def run(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_another_package_adds_a_backend(tmp_path: Path) -> None:
-    """Requests, the guess, caches, environments and exceptions follow from its description alone."""
+    """Requests, the guess, caches, environments and provenance follow from its description alone."""
     fields = """modules=('mylang',), caches=('MYLANG_CACHE_DIR',), environment=(('MYLANG_QUIET', '1'),),
-    compile_errors=('mylang.Refused',), kernel_decorators=('mylang_kernel',)"""
+    kernel_decorators=('mylang_kernel',)"""
     install(tmp_path, "mylang", "third:MYLANG", ENTRY.format(fields))
     done = run(tmp_path, PROGRAM)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
         "request": "mylang",
         "guess": "mylang",
-        "missing": ["the package mylang is not installed"],
         "cache": "/s/mylang_cache_dir",
         "quiet": "1",
-        "compile": True,
         "own": ["gelu"],
     }
 
 
 PROGRAM = """
 import json
-from pathlib import PurePath
 from kqueue.contract import parse_request
 from kqueue.judging import guess_backend
-from workers.judge.candidate import failures
-from workers.judge.channel.protocol import Tag
 from workers.judge.forkserver.handle import clean_environment
 from workers.judge.pipeline import provenance
-from workers.judge.pipeline.tools import missing
 from workers.judge.sandbox.seal import private_directories
 
-Refused = type("Refused", (Exception,), {"__module__": "mylang"})
 source = "import mylang\\n@mylang.mylang_kernel\\ndef gelu(x): ..."
 print(json.dumps({
     "request": parse_request({"problem": "p", "kernel": "k", "backend": "mylang"}).backend,
     "guess": guess_backend(source),
-    "missing": missing("mylang"),
     "cache": private_directories("/s")["MYLANG_CACHE_DIR"],
     "quiet": clean_environment({})["MYLANG_QUIET"],
-    "compile": failures.tag_of(Refused()) is Tag.COMPILE,
     "own": list(provenance.own_kernels(provenance.nodes_of(source))),
 }))
 """

@@ -301,7 +301,7 @@ WRONG = [
     ("judge", asked(problem="sha256:" + "0" * 64), "unknown problem"),
     ("judge", asked(problem_label="x" * 300), "problem_label: "),
     ("judge", {"problem": PROBLEM, "kernel": "k"}, "backend"),
-    ("judge", asked(backend="fortran"), "'cuda', 'triton'"),
+    ("judge", asked(backend="fortran"), "'cuda', 'cupy'"),
     ("judge", asked(timeout_s=1e9), "less than or equal to 600"),
     ("submit", {"problem": PROBLEM, "kernels": []}, "at least 1"),
     ("wait", {"evaluation_ids": [str(uuid4())]}, "has this id: use one that `judge` or `submit` returned"),
