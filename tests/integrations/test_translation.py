@@ -69,7 +69,7 @@ def test_few_trials() -> None:
 def test_wrong_arguments_are_named() -> None:
     """A wrong argument is refused by its name."""
     for wrong, named in (
-        ({"backend": "tilelang"}, "backend: 'tilelang'"),
+        ({"backend": "fortran"}, "backend: 'fortran'"),
         ({"precision": "fp8"}, "precision: 'fp8'"),
         ({"num_correct_trials": 0}, "num_correct_trials"),
         ({"num_correct_trials": True}, "num_correct_trials"),

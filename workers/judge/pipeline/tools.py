@@ -51,7 +51,7 @@ def missing(name: str) -> list[str]:
         if not _is_in_toolkit("nvcc"):
             lacks.append("there is no nvcc: install the CUDA toolkit, or set CUDA_HOME to its directory")
     if "tileiras" in backend.compilers and not (_is_in_toolkit("tileiras") or installed("nvidia-cuda-tileiras")):
-        lacks.append("there is no tileiras: install nvidia-cuda-tileiras, or the CUDA toolkit 13.1 or newer")
+        lacks.append("there is no tileiras: install cuda-tile[tileiras], or the CUDA toolkit 13.1 or newer")
     return lacks
 
 
