@@ -26,7 +26,7 @@ from workers.judge.pipeline.clocks import Instruments
 from workers.judge.pipeline.exchange import Exchange
 from workers.judge.pipeline.kept import KeptCalls
 from workers.judge.pipeline.reference import BOUNDS, Reference
-from workers.judge.pipeline.series import FEWEST, Series, overhead_of, summarise
+from workers.judge.pipeline.series import FEWEST, FEWEST_OVERHEADS, Series, overhead_of, summarise
 from workers.judge.slot_config import SlotConfig
 
 CPU = SlotConfig(
@@ -364,6 +364,24 @@ def test_the_reference_is_timed_in_turn_and_variants_are_called_and_verified() -
     assert len(beside.calls) >= FEWEST  # A slow reference is called less often.
     assert len(calls) == 5
     assert len(calls.verify()) == 2  # Figures are given of those that are compared with float64 answers.
+
+
+def test_a_reference_without_time_left_still_has_its_overhead_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Overhead calls are made at random turns, so the time of a reference in turn can end before them."""
+    monkeypatch.setattr(timing, "_SERIES_S", {"cpu_clock": 0.0})
+    made, other = reference(DOUBLING, checks=1), reference(DOUBLING, checks=1)
+    for each in (made, other):
+        each.answer_first(each.cache.first())
+    with made.timed(beside=True) as exchange, other.timed() as candidate:
+        stopwatch = timing.Stopwatch(candidate, made, CPU, WATCH)
+        for _ in range(12):
+            _, beside = stopwatch.measure(
+                Timing(calls=100, warmup=0),
+                basis="cpu_clock",
+                beside=timing.Beside(exchange, contextlib.nullcontext),
+            )
+            assert beside is not None
+            assert len(beside.overheads) >= FEWEST_OVERHEADS
 
 
 def test_a_histogram_holds_every_call() -> None:

@@ -172,9 +172,9 @@ class _Caller:
 
     def turn(self) -> None:
         """Make one timed call, and at random some of the other calls."""
-        if self._is_spent() and len(self.series.calls) >= series.FEWEST:
+        one, ready = self.series, self._warming == 0
+        if self._is_spent() and len(one.calls) >= series.FEWEST and len(one.overheads) >= series.FEWEST_OVERHEADS:
             return
-        ready = self._warming == 0
         share, missing = self._share, series.FEWEST_OVERHEADS - len(self.series.overheads)
         if missing > 0:
             share = max(_FIRST_SHARE, missing / max(1, self._timing.calls - len(self.series.calls)))
