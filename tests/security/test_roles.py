@@ -18,7 +18,7 @@ from sqlalchemy.engine import make_url
 
 from kqueue.client import Client
 from kqueue.errors import ConfigError, DatabaseUnavailable
-from kqueue.local.postgres import Postgres
+from kqueue.local.servers import Postgres
 from kqueue.store import roles, schema, tokens
 from kqueue.store.engine import connect
 from kqueue.store.models import Base
