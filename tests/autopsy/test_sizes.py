@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kqueue import sizes
-from kqueue.autopsy import inputs
-from kqueue.autopsy.inputs import Fill
+from kqueue.autopsy import shrink
+from kqueue.autopsy.shrink import Fill
 from kqueue.contract import Request
 
 PROBLEM = '''"""Größen: 7 stands in a text."""
@@ -63,7 +63,7 @@ def test_a_source_that_cannot_be_read_or_is_data_has_no_sizes(source: str) -> No
 
 def test_fixed_inputs_keep_the_source_and_are_a_valid_problem() -> None:
     """Fixed inputs are appended, so that the problem's line numbers stay valid."""
-    made = inputs.fixed(PROBLEM, (3, 4), Fill.ONES, (0, 5))
+    made = shrink.fixed(PROBLEM, (3, 4), Fill.ONES, (0, 5))
     assert made.startswith(PROBLEM)
     assert made.rstrip().endswith("get_inputs = _fixed_inputs(get_inputs, (3, 4), 'ones', (0, 5))")
     Request(problem=made, kernel="class ModelNew: ...", backend="torch")  # type: ignore[arg-type]
