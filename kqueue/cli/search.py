@@ -474,7 +474,7 @@ def _proposer_of(plan: AnyPlan) -> str:
 
 def _show_run(record: runs.Record) -> None:
     from kqueue.search.plan import TournamentPlan
-    from kqueue.search.tournament import results_of
+    from kqueue.search.tuning import results_of
 
     _print_runs([record])
     by_step: dict[int, list[Proposal]] = {}
@@ -496,7 +496,7 @@ def _show_run(record: runs.Record) -> None:
     )
     print_table(("step", "from", "judged", "passed", "best", "score", "judged once more"), rows)
     if isinstance(record.plan, TournamentPlan):
-        tournament.show(record.plan, record.places, results_of(record.proposals))
+        tournament.show(record.plan, record.places, results_of(record.plan, record.proposals))
     elif record.tuned is None:
         _print_proposals(record.best)
         record.show_duel()

@@ -206,11 +206,11 @@ class _Journal:
 def finish(record: runs.Record, *, out: Path | None, as_json: bool) -> None:
     """Write the files of a completed tournament on a fleet, and print its results."""
     from kqueue.search.plan import TournamentPlan
-    from kqueue.search.tournament import results_of
+    from kqueue.search.tuning import results_of
 
     assert isinstance(record.plan, TournamentPlan)
     folder = out or Path(f"tournament-{record.run.name}")
-    _show(record.plan, record.places, results_of(record.proposals), folder, as_json=as_json)
+    _show(record.plan, record.places, results_of(record.plan, record.proposals), folder, as_json=as_json)
 
 
 def _show(

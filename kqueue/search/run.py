@@ -32,9 +32,8 @@ from kqueue.duels import Duel, Match, duel
 from kqueue.errors import EvaluationFailed, InvalidRequest, ProposerFailed
 from kqueue.feedback import describe
 from kqueue.integrations.extraction import take
-from kqueue.search.metrics import Metric, scores_of
 from kqueue.search.plan import Plan, Task
-from kqueue.search.population import Candidate, Expansion, choose, fronts
+from kqueue.search.population import Candidate, Expansion, Metric, choose, fronts, scores_of
 from kqueue.search.proposers import Proposer, Question, digest, prompt
 from kqueue.shapes import public
 from kqueue.states import SearchState
