@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kqueue.cli import options, runs, tournament, tune
+from kqueue.cli import options, runs, tune
 from kqueue.cli.connection import database
 from kqueue.cli.kernelbench import problems_of
 from kqueue.cli.render import first, milliseconds, moment, print_table, ratio, say, write_json
@@ -194,7 +194,7 @@ def resume(
         elif any(value is not None for value in changed.values()):
             raise InvalidRequest("--num-steps, --num-threads: only a search has them")
         record = runs.carry_out(engine, plan, run, verbose=verbose)
-        others = tune.finish if isinstance(plan, TunePlan) else tournament.finish
+        others = tune.finish_tuning if isinstance(plan, TunePlan) else tune.finish_tournament
         finish = _finish if isinstance(plan, Plan) else others
         finish(record, out=out, as_json=as_json)
 
@@ -496,12 +496,12 @@ def _show_run(record: runs.Record) -> None:
     )
     print_table(("step", "from", "judged", "passed", "best", "score", "judged once more"), rows)
     if isinstance(record.plan, TournamentPlan):
-        tournament.show(record.plan, record.places, results_of(record.plan, record.proposals))
+        tune.show_places(record.plan, record.places, results_of(record.plan, record.proposals))
     elif record.tuned is None:
         _print_proposals(record.best)
         record.show_duel()
     else:
-        tune.show(record, record.tuned)
+        tune.show_tuned(record, record.tuned)
     if record.state in {"interrupted", "stopped"}:
         # The options are not printed, because the record could have been changed by another user.
         typer.echo(f"resume it with `kqueue search resume {clean(record.run.name)}` and its original options")
