@@ -2,7 +2,8 @@
 
 Start with :data:`COMMANDS`, which names the function of each command. Its parameters are the options, of which
 :mod:`~kqueue.cli.options` has the shared ones. It builds a view, which :func:`~kqueue.cli.render.emit` prints as text
-or JSON. Other packages are imported in the functions that need them, so that a command starts fast.
+or JSON. An error is a :class:`KqueueError`, which :func:`main` prints. Other packages are imported in the functions
+that need them, so that a command starts fast.
 """
 
 from __future__ import annotations

@@ -218,11 +218,7 @@ def autopsy(
 
 
 def write_repro(report: Report, out: Path) -> Path | None:
-    """Write repro.py into a folder, which is created if needed. Return its path, or None if there is no program.
-
-    Raises:
-        InvalidRequest: it cannot be written.
-    """
+    """Write repro.py into a folder, which is created if needed. Return its path, or None if there is no program."""
     if report.repro is None:
         return None
     try:

@@ -40,11 +40,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", help="Print each verdict's f
 
 
 def checked(name: str) -> str:
-    """Return a run's name.
-
-    Raises:
-        InvalidRequest: it is not a valid name.
-    """
+    """Return a run's name if it is valid."""
     from kqueue.store.models import SEARCH_NAME
 
     if not re.fullmatch(SEARCH_NAME, name):

@@ -6,6 +6,7 @@ import shlex
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -51,7 +52,8 @@ _Out = Annotated[
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer()
-    settings = {"token_normalize_func": _dashed}
+    # Trace's scripts write ``--num_steps``.
+    settings = {"token_normalize_func": methodcaller("replace", "_", "-")}
     group.callback(invoke_without_command=True, context_settings=settings)(search)
     group.command()(resume)
     group.command()(show)
@@ -126,7 +128,10 @@ def search(
     name = None if run_name is None else runs.checked(run_name)
     file = _problem(problem, task_idx, level, kernelbench)
     reference = read_source(file)
-    who, given = _proposer(model, proposer, recorded)
+    proposers = _proposers(model, proposer, recorded)
+    if len(proposers) != 1:
+        raise InvalidRequest("--model, --proposer, --recorded: give one of them to write kernels")
+    [(who, given)] = proposers
     plan = make_plan(
         Plan,
         {
@@ -281,11 +286,6 @@ def compare(
             typer.echo(clean(file), err=as_json)
 
 
-def _dashed(name: str) -> str:
-    """Return an option's name with dashes, because Trace's scripts write ``--num_steps``."""
-    return name.replace("_", "-")
-
-
 # Arguments ---------------------------------------------------------------------------------------------
 
 
@@ -303,13 +303,6 @@ def _problem(problem: Path | None, task_idx: int | None, level: int, kernelbench
     if task_idx >= len(files):
         raise InvalidRequest(f"--task-idx {task_idx}: level {level} in {kernelbench} has {len(files)} problems, from 0")
     return files[task_idx]
-
-
-def _proposer(model: str | None, proposer: str | None, recorded: Path | None) -> tuple[str, str]:
-    chosen = _proposers(model, proposer, recorded)
-    if len(chosen) != 1:
-        raise InvalidRequest("--model, --proposer, --recorded: give one of them to write kernels")
-    return chosen[0]
 
 
 def _proposers(model: str | None, proposer: str | None, recorded: Path | None) -> list[tuple[str, str]]:

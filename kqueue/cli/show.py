@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from heapq import nlargest
@@ -162,7 +161,11 @@ def _print_verdict(verdict: Verdict, kernel: str, *, all_of_log: bool) -> None:
         {
             "finished": f"{moment(verdict.finished_at)}, written by {verdict.written_by}",
             "reused": reused,
-            **{f"  {name}": _value(value) for name, value in environment.items() if value is not None},
+            **{
+                f"  {name}": value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+                for name, value in environment.items()
+                if value is not None
+            },
         },
         all_of_log=all_of_log,
     )
@@ -212,10 +215,6 @@ def _measurement(taken: Measurement | None) -> str:
         f"{median} ms, quartiles {q1} to {q3}, {taken.count} calls, {'cold' if taken.cold_l2 else 'warm'} L2, "
         f"{overhead} ms launch overhead subtracted, basis {taken.basis}"
     )
-
-
-def _value(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 # diff ------------------------------------------------------------------------------------------------
@@ -327,7 +326,10 @@ def logs(
     """
     from kqueue.config import load
 
-    files = file if file is not None else _own_files(load().home_path)
+    if file is None:
+        # Of the fleet that runs, or ran, here. Rotated files come first.
+        folder = load().home_path / "logs"
+        file = [str(path) for path in (*sorted(folder.glob("*.log.1")), *sorted(folder.glob("*.log")))]
     detail = None
     try:
         detail = detail_of("logs", evaluation)
@@ -340,7 +342,7 @@ def logs(
             raise error from None
         say(f"searching only log files: {error}")
     recorded = [] if detail is None else list(timeline(detail))
-    entries, omitted = latest((*recorded, *(one for name in files for one in _read(name, identity))), limit)
+    entries, omitted = latest((*recorded, *(one for name in file for one in _read(name, identity))), limit)
     if not entries and detail is None:
         raise UnknownEvaluation(identity)
     if omitted:
@@ -424,28 +426,16 @@ def lines_about(stream: BinaryIO, source: str, identity: UUID) -> Iterator[Event
         yield _followed_by(current, following)
 
 
-def _own_files(home: Path) -> list[str]:
-    """Return the logs of the fleet that runs, or ran, under a home. Rotated files come first."""
-    folder = home / "logs"
-    return [str(path) for path in (*sorted(folder.glob("*.log.1")), *sorted(folder.glob("*.log")))]
-
-
 def _read(name: str, identity: UUID) -> Iterator[Event]:
-    with _opened(name) as stream:
-        yield from lines_about(stream, "stdin" if name == "-" else Path(name).name, identity)
-
-
-@contextmanager
-def _opened(name: str) -> Generator[BinaryIO]:
     if name == "-":
-        yield sys.stdin.buffer
+        yield from lines_about(sys.stdin.buffer, "stdin", identity)
         return
     try:
         stream = Path(name).open("rb")  # noqa: SIM115 -- closed below
     except OSError as error:
         raise InvalidRequest(f"--file {name}: it cannot be read: {error.strerror}") from None
     with stream:
-        yield stream
+        yield from lines_about(stream, Path(name).name, identity)
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes]:

@@ -9,7 +9,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -246,7 +246,8 @@ def _run(
     items: list[Item] = []
     write_ready = _writer(items, wait=wait, as_json=as_json)
     with Client() as client, _way_back(items, batch):
-        for chunk in _chunks(entries):
+        source = iter(entries)
+        while chunk := list(islice(source, _CHUNK)):
             items += _submit(client, chunk, allow_idle_lane)
             write_ready()
         if wait:
@@ -267,12 +268,6 @@ def _writer(items: Sequence[Item], *, wait: bool, as_json: bool) -> Callable[[],
             written += 1
 
     return write_ready
-
-
-def _chunks(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    source = iter(entries)
-    while chunk := list(islice(source, _CHUNK)):
-        yield chunk
 
 
 def _submit(client: Client, entries: Sequence[Entry], allow_idle_lane: bool) -> list[Item]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kqueue.search.plan import TournamentPlan
     from kqueue.search.tuning import Configuration, Tuned
     from kqueue.tuning.halving import Result
-    from kqueue.tuning.tournament import Place, Quote
+    from kqueue.tuning.tournament import Place
 
 #: Maximum number of configurations in the printed table.
 _ROWS: Final = 40
@@ -353,7 +353,12 @@ def _play(plan: TournamentPlan, judge: _Judge, journal: _Journal | None, *, only
                 spent = sum(each.device_s for each in results)
                 bar.update(task, completed=spent, description=f"{len(results)} judged, device seconds")
             if not quoted and (quote := steps.quote(results)) is not None:
-                say(_price(plan, quote))
+                fits = "all" if quote.kernels == len(plan.candidates) else f"{quote.kernels} of"
+                say(
+                    f"price: {quote.coarse_s:.3g} device seconds for the first time of a kernel, {quote.device_s:.3g} "
+                    f"at most in total. The budget of {plan.gpu_seconds:g} is enough for {fits} "
+                    f"{len(plan.candidates)} kernels"
+                )
                 if plan.gpu_seconds < quote.least_s:
                     raise InvalidRequest(f"--gpu-seconds {plan.gpu_seconds:g}: give at least {quote.least_s:.3g}")
                 quoted = True
@@ -362,24 +367,11 @@ def _play(plan: TournamentPlan, judge: _Judge, journal: _Journal | None, *, only
     return results
 
 
-def _price(plan: TournamentPlan, quote: Quote) -> str:
-    fits = "all" if quote.kernels == len(plan.candidates) else f"{quote.kernels} of"
-    return (
-        f"price: {quote.coarse_s:.3g} device seconds for the first time of a kernel, {quote.device_s:.3g} at most in "
-        f"total. The budget of {plan.gpu_seconds:g} is enough for {fits} {len(plan.candidates)} kernels"
-    )
-
-
 class _Journal:
     """The results of a tournament on this machine, in ``results.jsonl``, so that a later process can continue it."""
 
     def __init__(self, folder: Path, plan: TournamentPlan) -> None:
-        """Read the journal in a folder.
-
-        Raises:
-            ConfigError: the folder cannot be written.
-            InvalidRequest: it has the results of another tournament.
-        """
+        """Read the journal in a folder."""
         from kqueue.tuning.halving import Entry, Result
 
         same = plan.model_dump_json(exclude={"gpu_seconds"})

@@ -79,7 +79,9 @@ class Child:
             if os.getppid() != owner:
                 os._exit(1)
 
-        output = _open_log(log)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        bound_log(log)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self._process: subprocess.Popen[bytes] | _Fork
             if run is not None:
@@ -262,12 +264,6 @@ def command_line(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     except OSError:
         return []
-
-
-def _open_log(log: Path) -> int:
-    log.parent.mkdir(parents=True, exist_ok=True)
-    bound_log(log)
-    return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
 def running(pid: int) -> bool:

@@ -63,14 +63,9 @@ def curve(runs: Mapping[str, tuple[Task, Sequence[Proposal], Sequence[Step]]]) -
     for name, (plan, proposals, steps) in runs.items():
         metric = plan.metrics[0]
         tests = [(test["number"], test["scores"][metric]) for step in steps if (test := step.test) and test["scores"]]
-        curves.append(
-            charts.Curve(name if len(metrics) == 1 else f"{name}, {metric}", _points(proposals, metric), tests)
-        )
+        points = [(one.number, one.scores[metric]) for one in proposals if one.scores and metric in one.scores]
+        curves.append(charts.Curve(name if len(metrics) == 1 else f"{name}, {metric}", points, tests))
     return charts.SearchCurve(", ".join(runs), next(iter(metrics)) if len(metrics) == 1 else "score", curves)
-
-
-def _points(proposals: Sequence[Proposal], metric: str) -> list[tuple[int, float]]:
-    return [(one.number, one.scores[metric]) for one in proposals if one.scores is not None and metric in one.scores]
 
 
 @contextmanager
