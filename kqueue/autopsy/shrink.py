@@ -14,7 +14,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import Final, TypeVar
 
-from kqueue import shapes, sizes
+from kqueue import shapes
 from kqueue.autopsy.report import SEED, Change, Ended, Report, program, words_of
 from kqueue.categories import Category
 from kqueue.contract import Examination, Phase, Request, Result, Settings
@@ -353,7 +353,7 @@ class Autopsy:
                 if shape.name == name and not shape.held_out:
                     problem = shapes.problem_of(self._request.problem, shape)
                     self._request = self._request.model_copy(update={"problem": problem})
-        self._numbers = sizes.find(self._request.problem)
+        self._numbers = shapes.sizes_of(self._request.problem)
         self._own = Case(tuple(number.value for number in self._numbers))
 
     def _confirm(self) -> Rounds[bool]:
@@ -529,7 +529,7 @@ class Autopsy:
         return settings.model_copy(update={"deadlines": settings.deadlines.model_copy(update=limits)})
 
     def _source(self, case: Case) -> str:
-        source = sizes.rewrite(self._request.problem, self._numbers, case.sizes)
+        source = shapes.with_sizes(self._request.problem, self._numbers, case.sizes)
         return fixed(source, case.seeds, case.fill, case.keep) if case.seeds else source
 
     def _changes(self, case: Case) -> Iterator[Change]:

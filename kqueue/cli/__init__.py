@@ -27,7 +27,6 @@ from kqueue.cli import (
     kernelbench,
     operate,
     plot,
-    problems,
     pytest,
     results,
     search,
@@ -153,7 +152,7 @@ for _name, _function in COMMANDS.items():
     app.command(_name, context_settings=pytest.CONTEXT if _name == "pytest" else None)(with_groups(_function))
 for _register in (
     search.register,
-    problems.register,
+    kernelbench.register,
     devices.register_gpu,
     devices.register_probe,
     token.register,
