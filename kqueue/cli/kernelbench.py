@@ -78,7 +78,7 @@ def kernelbench(
     from kqueue.kernelbench import scores_of
 
     ks, ps = _numbers(k, "--k", int), _numbers(p, "--p", float)
-    generation_set, bad = _find(generations, problems, level)
+    level, samples, bad = _find(generations, problems, level)
     asked = {
         "backend": backend,
         "lane": lane,
@@ -88,8 +88,8 @@ def kernelbench(
         "measure_performance": not no_timing,
         "comparison": comparison,
     }
-    run = _Run(out or generations / _RESULTS, generation_set.level, asked)
-    todo = run.to_do(generation_set.samples, batch=generations.resolve().name or None)
+    run = _Run(out or generations / _RESULTS, level, asked)
+    todo = run.to_do(samples, batch=generations.resolve().name or None)
     evaluated = len(todo)
     try:
         with Client() as client:
@@ -106,7 +106,7 @@ def kernelbench(
     for line in [*bad, *(f"{name}: no result, {why}" for name, why in left_out)]:
         say(line)
     record = {
-        "level": generation_set.level,
+        "level": level,
         "results": str(run.file),
         "evaluated": evaluated - len(left_out),
         "left_out": [name for name, _ in left_out],
@@ -127,12 +127,6 @@ class _Sample:
     problem: Mapping[str, str]
     problem_id: int
     sample_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    level: int
-    samples: list[_Sample]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,8 +249,8 @@ def _verdicts(client: Client, todo: Iterable[_Work], run: _Run) -> Iterator[tupl
         yield waiting[ticket.evaluation_id], verdict, ticket.created
 
 
-def _find(generations: Path, problems: Path, level: int | None) -> tuple[_Found, list[str]]:
-    """Return one level's generations with their problems, and messages about the remaining files."""
+def _find(generations: Path, problems: Path, level: int | None) -> tuple[int, list[_Sample], list[str]]:
+    """Return the level, its generations with their problems, and messages about the remaining files."""
     for folder, option in ((generations, "--generations"), (problems, "--problems")):
         if not folder.is_dir():
             raise InvalidRequest(f"{option} {folder}: no such folder")
@@ -292,7 +286,7 @@ def _find(generations: Path, problems: Path, level: int | None) -> tuple[_Found,
             case several:
                 names = ", ".join(problem.name for problem in several)
                 bad.append(f"{path.name}: not judged, because problem {problem_id} could be any of {names}")
-    return _Found(chosen, samples), bad
+    return chosen, samples, bad
 
 
 def _set(folder: Path) -> Mapping[int, Sequence[Path | Problem]]:
