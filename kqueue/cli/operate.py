@@ -21,7 +21,7 @@ import typer
 from kqueue.cli import options
 from kqueue.cli.connection import database
 from kqueue.cli.render import console, emit, text
-from kqueue.errors import ConfigError
+from kqueue.errors import ConfigError, InvalidRequest
 from kqueue.text import one_line
 
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ def mcp(
     KQUEUE_DATABASE_URL and KQUEUE_REDIS_URL, or the fleet of this machine). With --http, it serves any number of
     agents, and each needs a token of the fleet.
     """
-    from kqueue.errors import InvalidRequest
     from kqueue.mcp import require_mcp
 
     if allow_host and http is None:
@@ -150,7 +149,6 @@ def sweep(
     Every fleet sweeps every few seconds by itself. Exits with 3 if Redis cannot be reached.
     """
     from kqueue.config import load
-    from kqueue.errors import ConfigError
     from kqueue.store import schema
 
     config = load()
