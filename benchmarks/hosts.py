@@ -50,8 +50,7 @@ from kqueue.config import Config, load
 from kqueue.contract import Outcome
 from kqueue.errors import DatabaseUnavailable
 from kqueue.evidence import Evidence
-from kqueue.local.postgres import Postgres
-from kqueue.local.valkey import Valkey
+from kqueue.local.servers import Postgres, Valkey
 from kqueue.states import Writer
 from kqueue.store import evaluations, schema
 from kqueue.store import workers as registry

@@ -33,8 +33,7 @@ from kqueue.categories import Category
 from kqueue.config import Config, load
 from kqueue.contract import Outcome, Phase, Request
 from kqueue.evidence import Measurement
-from kqueue.local.postgres import Postgres
-from kqueue.local.valkey import Valkey
+from kqueue.local.servers import Postgres, Valkey
 from kqueue.states import Writer
 from kqueue.store import evaluations, schema, workers
 from kqueue.store.engine import connect

@@ -49,8 +49,7 @@ from kqueue import Category, Client, Request, broker
 from kqueue.config import Config, load
 from kqueue.contract import Outcome
 from kqueue.local.fleet import LocalFleet
-from kqueue.local.postgres import Postgres
-from kqueue.local.valkey import Valkey
+from kqueue.local.servers import Postgres, Valkey
 from kqueue.states import EvaluationState, Writer
 from kqueue.store import evaluations, reports, schema, workers
 from kqueue.store.engine import connect

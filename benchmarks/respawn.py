@@ -24,7 +24,7 @@ from celery import signals
 
 from kqueue import broker
 from kqueue.config import load
-from kqueue.local.valkey import Valkey
+from kqueue.local.servers import Valkey
 
 #: Name, pool, and whether the parent calls ``gc.freeze()``.
 CASES = [("stock", "prefork", False), ("kqueue", "workers.pool:TaskPool", True)]

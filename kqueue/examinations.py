@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from kqueue import sizes
+from kqueue import shapes
 from kqueue.categories import Category
 from kqueue.charts import Roofline, Spot
 from kqueue.contract import Examination, Request, Result, Sanitizer, parse_request
@@ -65,8 +65,8 @@ def is_profiled(evidence: Evidence) -> bool:
 
 def smaller(problem: str) -> str:
     """Return a problem with its sizes halved until they are at most 128. The name of a stored problem is unchanged."""
-    numbers = sizes.find(problem)
-    return sizes.rewrite(problem, numbers, [_halved(number.value) for number in numbers])
+    numbers = shapes.sizes_of(problem)
+    return shapes.with_sizes(problem, numbers, [_halved(number.value) for number in numbers])
 
 
 def _halved(size: int) -> int:

@@ -9,7 +9,7 @@ from typing import Final
 from kqueue import examinations
 from kqueue.categories import Blame, Category
 from kqueue.contract import Result, Verdict
-from kqueue.evidence import Evidence, Finding, PassResult, ShapeResult, json_number
+from kqueue.evidence import Evidence, PassResult, ShapeResult, json_number
 from kqueue.figures import milliseconds, ratio, span
 from kqueue.shapes import public
 from kqueue.text import DIAGNOSTIC
@@ -70,7 +70,8 @@ def describe(verdict: Result, kernel: str, *, note: str = "", limit: int = 6000)
         when = "" if verdict.judged_at is None else f", of {verdict.judged_at:%Y-%m-%d %H:%M} UTC"
         lines.append(f"This is the verdict of the equal evaluation {verdict.reused_from}{when}. Nothing was run again.")
     if verdict.blame is not Blame.FLEET:
-        lines += [f"Note: {finding.meaning}{_line(finding)}" for finding in verdict.evidence.findings or ()]
+        for finding in verdict.evidence.findings or ():
+            lines.append(f"Note: {finding.meaning}" + ("" if finding.line is None else f" (line {finding.line})"))
     text = "\n".join(lines)
     return text if len(text) <= limit else f"{text[: limit - 14]}\n... (cut off)"
 
@@ -228,10 +229,6 @@ def _limits(verdict: Result) -> Iterator[str]:
         yield f"GPU time by source: {evidence.provenance.why}."
     if evidence.comparison is not None and evidence.comparison.precision_downgrade:
         yield "It computes at a lower precision than the reference."
-
-
-def _line(finding: Finding) -> str:
-    return "" if finding.line is None else f" (line {finding.line})"
 
 
 def _short(text: str) -> str:

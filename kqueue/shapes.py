@@ -1,7 +1,9 @@
-"""The input shapes of a problem: named sets of keyword arguments for its ``get_inputs`` and ``get_init_inputs``.
+"""The input shapes and the sizes of a problem, both read from its text, so that nothing of the source runs.
 
-A problem lists them as literals, such as ``SHAPES = [{"name": "large", "args": {"n": 4096}}]``. They are read from its
-text, so nothing of the source runs, and the shapes that are held out can be cut from it before it is shown.
+Shapes are named sets of keyword arguments for its ``get_inputs`` and ``get_init_inputs``. A problem lists them as
+literals, such as ``SHAPES = [{"name": "large", "args": {"n": 4096}}]``. The shapes that are held out can be cut from
+the source before it is shown. Sizes are whole numbers in the source that can decide how large its inputs are. They are
+rewritten by their offsets, so the rest of the source stays unchanged.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import ast
 import keyword
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, cast
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, field_validator
@@ -23,7 +26,7 @@ MOST: Final = 32
 HELD_OUT: Final = "held out"
 #: Text instead of a source whose held-out shapes cannot be found.
 _NOT_SHOWN: Final = f"# This problem is not shown: its {NAME} cannot be read, and some can be held out.\n"
-#: The functions that get a shape's arguments.
+#: The functions that get a shape's arguments, and whose numbers are sizes, in addition to constants.
 _MAKERS: Final = ("get_inputs", "get_init_inputs")
 #: Maxima of one shape's arguments: characters as text, and depth of nesting.
 _MOST_CHARACTERS: Final = 16 << 10
@@ -238,3 +241,91 @@ def _parts(value: object) -> Iterator[object]:
         yield from (*pairs, *pairs.values())
     else:
         yield ...
+
+
+#: A constant that is not a size.
+_TOLERANCE: Final = "OUTPUT_TOLERANCE"
+#: Maximum count of numbers in a source. A problem with more contains its data.
+_MOST_SIZES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number of at least 2 in a problem's source.
+
+    Attributes:
+        begin, end: its offsets in the source, in bytes of UTF-8.
+        line: its line, from 1.
+        name: the constant or function that contains it.
+    """
+
+    begin: int
+    end: int
+    line: int
+    name: str
+    value: int
+
+
+def sizes_of(source: str) -> tuple[Number, ...]:
+    """Return the numbers in a problem's constants, and in the functions that make its inputs, in order.
+
+    Numbers in functions of the same source that those functions call count too. Numbers in classes do not, because a
+    kernel has the same layers and cannot follow a change. Return nothing if the source is not valid Python, or has more
+    than 64 such numbers.
+    """
+    body = _body(source)
+    starts = [0]
+    for line in source.encode().splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    numbers: list[Number] = []
+    makers = _makers(body)
+    for statement in body:
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            name = ", ".join(ast.unparse(target) for target in targets)
+            inside: ast.AST | None = None if name == _TOLERANCE else statement.value
+        elif isinstance(statement, ast.FunctionDef) and statement.name in makers:
+            name, inside = f"{statement.name}()", statement
+        else:
+            continue
+        for node in _numbers(inside):
+            assert node.end_col_offset is not None
+            begin = starts[node.lineno - 1] + node.col_offset
+            end = starts[(node.end_lineno or node.lineno) - 1] + node.end_col_offset
+            assert isinstance(node.value, int)
+            numbers.append(Number(begin, end, node.lineno, name, node.value))
+    return tuple(sorted(numbers, key=lambda number: number.begin)) if len(numbers) <= _MOST_SIZES else ()
+
+
+def _makers(body: Sequence[ast.stmt]) -> set[str]:
+    """Return the names of the functions that make inputs, and of the functions that they name."""
+    functions = {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
+    wanted = [name for name in _MAKERS if name in functions]
+    makers = set(wanted)
+    while wanted:
+        for node in ast.walk(functions[wanted.pop()]):
+            if isinstance(node, ast.Name) and node.id in functions and node.id not in makers:
+                makers.add(node.id)
+                wanted.append(node.id)
+    return makers
+
+
+def _numbers(node: ast.AST | None) -> Iterator[ast.Constant]:
+    # Numbers in f-strings have no offsets in the source.
+    if node is None or isinstance(node, ast.JoinedStr):
+        return
+    if isinstance(node, ast.Constant):
+        if type(node.value) is int and node.value >= 2:
+            yield node
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _numbers(child)
+
+
+def with_sizes(source: str, numbers: Sequence[Number], values: Sequence[int]) -> str:
+    """Return the source with the value at the same index in ``values`` for each number of :func:`sizes_of`."""
+    text = source.encode()
+    for number, value in sorted(zip(numbers, values, strict=True), key=lambda pair: -pair[0].begin):
+        if value != number.value:
+            text = text[: number.begin] + str(value).encode() + text[number.end :]
+    return text.decode()

@@ -39,7 +39,7 @@ UP_S = 300
 SET_REVISION = """
 import sys, psycopg
 from pathlib import Path
-from kqueue.local.postgres import Postgres
+from kqueue.local.servers import Postgres
 from kqueue.store import schema
 with Postgres(Path(sys.argv[1])) as server:
     schema.upgrade(server.url)

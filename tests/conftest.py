@@ -29,8 +29,7 @@ import redis
 from sqlalchemy import Engine, text
 
 from kqueue.config import Config, load
-from kqueue.local.postgres import Postgres
-from kqueue.local.valkey import Valkey
+from kqueue.local.servers import Postgres, Valkey
 from kqueue.store import workers
 from kqueue.store.engine import connect
 from tests.samples import request_fields

@@ -16,8 +16,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
 from kqueue.errors import LocalFleetError
-from kqueue.local.postgres import Postgres
-from kqueue.local.valkey import Valkey
+from kqueue.local.servers import Postgres, Valkey
 from kqueue.store import schema
 
 #: The database of a cluster of :func:`with_schema`. Nothing connects to it.

@@ -2,7 +2,8 @@
 
 Start with :data:`COMMANDS`, which names the function of each command. Its parameters are the options, of which
 :mod:`~kqueue.cli.options` has the shared ones. It builds a view, which :func:`~kqueue.cli.render.emit` prints as text
-or JSON. Other packages are imported in the functions that need them, so that a command starts fast.
+or JSON. An error is a :class:`KqueueError`, which :func:`main` prints. Other packages are imported in the functions
+that need them, so that a command starts fast.
 """
 
 from __future__ import annotations
@@ -18,34 +19,22 @@ import typer
 import typer.core
 
 from kqueue.cli import (
-    autopsy,
-    browse,
     categories,
-    database,
-    doctor,
-    duel,
+    devices,
     examine,
     fleet,
-    gpu,
     judge,
     kernelbench,
-    logs,
+    operate,
     plot,
-    probe,
-    problems,
     pytest,
     results,
     search,
-    serve,
     show,
     status,
     submit,
-    sweep,
     token,
-    top,
-    tournament,
     tune,
-    watch,
 )
 from kqueue.cli.options import with_groups
 from kqueue.cli.render import drop_output, say
@@ -126,17 +115,17 @@ def _root(
     """A worker fleet that judges GPU kernels."""
 
 
-#: The functions of the commands, in the order of the help. A group of commands has a function `register` in its module.
+#: The functions of the commands, in the order of the help. A group of commands has its own function that registers it.
 COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "judge": judge.judge,
     "submit": submit.submit,
     "wait": submit.wait,
-    "watch": watch.watch,
-    "duel": duel.duel,
+    "watch": submit.watch,
+    "duel": judge.duel,
     "kernelbench": kernelbench.kernelbench,
     "tune": tune.tune,
-    "tournament": tournament.tournament,
-    "autopsy": autopsy.autopsy,
+    "tournament": tune.tournament,
+    "autopsy": examine.autopsy,
     "sanitize": examine.sanitize,
     "profile": examine.profile,
     "status": status.status,
@@ -144,25 +133,32 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "results": results.results,
     "cancel": results.cancel,
     "cost": results.cost,
-    "logs": logs.logs,
+    "logs": show.logs,
     "plot": plot.plot,
     "diff": show.diff,
     "up": fleet.up,
     "worker": fleet.worker,
-    "top": top.top,
+    "top": status.top,
     "pytest": pytest.pytest,
-    "serve": serve.serve,
-    "open": browse.open_,
-    "mcp": serve.mcp,
-    "sweep": sweep.sweep,
+    "serve": operate.serve,
+    "open": operate.open_,
+    "mcp": operate.mcp,
+    "sweep": operate.sweep,
     "categories": categories.categories,
     "evidence": categories.evidence,
-    "doctor": doctor.doctor,
+    "doctor": operate.doctor,
 }
 for _name, _function in COMMANDS.items():
     app.command(_name, context_settings=pytest.CONTEXT if _name == "pytest" else None)(with_groups(_function))
-for _group in (search, problems, gpu, probe, token, database):
-    _group.register(app)
+for _register in (
+    search.register,
+    kernelbench.register,
+    devices.register_gpu,
+    devices.register_probe,
+    token.register,
+    operate.register,
+):
+    _register(app)
 
 
 def exit_status(error: KqueueError) -> int:

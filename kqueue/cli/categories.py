@@ -126,7 +126,9 @@ def kind_of(annotation: Any) -> str:
     arguments = [argument for argument in get_args(annotation) if argument is not NoneType]
     match get_origin(annotation):
         case None:
-            return _NAMES.get(annotation) or _named(annotation)
+            if name := _NAMES.get(annotation):
+                return name
+            return " or ".join(annotation) if issubclass(annotation, StrEnum) else annotation.__name__
         case origin if origin is tuple:
             return f"list of {kind_of(arguments[0])}"
         case origin if origin is dict:
@@ -137,10 +139,6 @@ def kind_of(annotation: Any) -> str:
             return kind_of(arguments[0])
         case _:
             return " or ".join(map(kind_of, arguments))
-
-
-def _named(annotation: Any) -> str:
-    return " or ".join(annotation) if issubclass(annotation, StrEnum) else annotation.__name__
 
 
 def _parts(model: type[Part]) -> Iterator[type[Part]]:

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def database(command: str) -> Generator[Engine]:
-    """Connect to the fleet's database on behalf of a command.
-
-    Raises:
-        ConfigError, DatabaseUnavailable, SchemaMismatch: no database is configured, or it cannot be used.
-    """
+    """Connect to the fleet's database on behalf of a command."""
     from kqueue.config import load
     from kqueue.store import schema
 

@@ -1,4 +1,4 @@
-"""`kqueue judge`: verdicts on this machine, without a fleet."""
+"""`kqueue judge`: verdicts on this machine, without a fleet. `kqueue duel`: which of two kernels is faster."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kqueue.cli import autopsy, options, sources
-from kqueue.cli.render import console, progress, say, table, write_json
+from kqueue.cli import examine, options, runs, sources
+from kqueue.cli.render import console, make_bar, progress, say, table, write_json
 from kqueue.cli.show import print_result
 from kqueue.cli.sources import Entry
 from kqueue.cli.submit import VERDICT, Item, say_verdict
 from kqueue.errors import InvalidRequest, JudgeUnavailable
-from kqueue.text import one_line
+from kqueue.text import clean, one_line
 
 if TYPE_CHECKING:
     from kqueue.autopsy.report import Report
     from kqueue.contract import Outcome, Request
+    from kqueue.duels import Duel
     from kqueue.judging import LocalJudge, Machine
 
 #: Exit statuses, in order of precedence: this machine could not judge a kernel, a kernel was refused, a kernel failed.
@@ -147,7 +148,7 @@ def _dissect(local: LocalJudge, task: _Task, folder: Path) -> None:
         return
     made = Autopsy(task.request, task.outcome)
     task.report = run.by_judge(made, local, _AUTOPSY_S, lambda _: None)
-    task.repro = autopsy.write(task.report, folder)
+    task.repro = examine.write_repro(task.report, folder)
     if task.report.ended == "interrupted":
         raise KeyboardInterrupt
 
@@ -155,7 +156,7 @@ def _dissect(local: LocalJudge, task: _Task, folder: Path) -> None:
 def _write(task: _Task, local: LocalJudge) -> None:
     record = task.item.to_json()
     if task.report is not None:
-        record["autopsy"] = autopsy.to_json(task.report, task.repro)
+        record["autopsy"] = examine.autopsy_record(task.report, task.repro)
     if task.outcome is not None and task.request is not None:
         record["verdict"] = {
             **task.outcome.model_dump(mode="json"),
@@ -175,7 +176,7 @@ def _print(tasks: Sequence[_Task], *, all_of_log: bool) -> None:
         if task.report is not None:
             if len(tasks) > 1:
                 console().print(f"--- {one_line(task.item.entry.where)}", style="bold")
-            autopsy.show(task.report, task.repro)
+            examine.show_autopsy(task.report, task.repro)
 
 
 def _print_table(tasks: Sequence[_Task]) -> None:
@@ -188,3 +189,72 @@ def where(machine: Machine) -> str:
     environment = machine.environment
     device = environment.device if machine.device == "cpu" else f"{environment.device} ({machine.device})"
     return f"judging on {device}, torch {environment.torch}, isolation {machine.isolation}"
+
+
+def duel(
+    problem: Annotated[str, typer.Argument(metavar="PROBLEM", help="File with the reference.")],
+    a: Annotated[Path, typer.Argument(metavar="A", help="File with a kernel.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="File with the other kernel.")],
+    *,
+    within: Annotated[
+        float | None,
+        typer.Option(metavar="PART", help="End as equal once the difference is at most this part, such as 0.01."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Maximum number of rounds.")] = 40,
+    backend: options.Backend = None,
+    device: options.Device = None,
+    fleet: options.Fleet = False,
+    url: runs.Url = None,
+    lane: Annotated[str | None, typer.Option(help="With --fleet: auto, cpu, gpu, or gpu.<model>.")] = None,
+    precision: options.Precision = None,
+    checks: options.Checks = None,
+    calls: options.Calls = None,
+    settings: options.SettingsTree = None,
+    assignments: options.Assignments = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON line.")] = False,
+) -> None:
+    """Find out which of two kernels is faster, by how much and with what certainty. Exit with 1 without a decision."""
+    from kqueue.duels import Match
+    from kqueue.duels import duel as fight
+
+    on_fleet = fleet or url is not None
+    if lane is not None and not on_fleet:
+        raise InvalidRequest("--lane: only a fleet has lanes: give --fleet too")
+    if device is not None and on_fleet:
+        raise InvalidRequest("--device: a fleet's devices are chosen with --lane")
+    tree = options.settings_of(settings, assignments, precision=precision, checks=checks, calls=calls)
+    fields: dict[str, Any] = {**sources.read_problem(problem), "settings": tree, "priority": "batch"}
+    if "problem_label" not in fields and not on_fleet:
+        raise InvalidRequest(f"{problem}: only a fleet has stored problems: give a file")
+    if lane is not None:
+        fields["lane"] = lane
+    requests = options.of_file(a, backend, fields), options.of_file(b, backend, fields)
+    match = Match.of(*requests, within=within, most=rounds)
+    with make_bar(quiet=as_json) as bar:
+        task = bar.add_task("waiting", total=rounds)
+
+        def report(now: Duel) -> None:
+            bar.update(task, completed=now.rounds, description=now.message)
+
+        if on_fleet:
+            with runs.client_of(url) as client:
+                end = client.duel(*requests, within=within, rounds=rounds, report=report)
+        else:
+            from kqueue.judging import LocalJudge
+
+            end = match.state([])
+            with LocalJudge(device) as local:
+                if not as_json:
+                    say(where(local.machine))
+                for end in fight(local.map, match):
+                    report(end)
+            for doubt in local.doubts:
+                say(f"the GPU could be unfit: {doubt}")
+    if as_json:
+        write_json(end.model_dump(mode="json"))
+    else:
+        typer.echo(clean(f"A is {a}, B is {b}\n{end.message}"))
+    if end.reason == "void":
+        raise typer.Exit(3)
+    if end.winner is None and end.reason != "equal":
+        raise typer.Exit(1)

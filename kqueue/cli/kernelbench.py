@@ -1,4 +1,7 @@
-"""`kqueue kernelbench`: judge and score a folder of generations, in KernelBench's own file formats."""
+"""`kqueue kernelbench` and `kqueue problems`: the generations and the sets of problems of other projects.
+
+The generations and their results have KernelBench's own file formats.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ import typer
 
 from kqueue.categories import Category
 from kqueue.cli import options
-from kqueue.cli.render import category_text, emit, print_table, progress, ratio, say
+from kqueue.cli.render import Columns, category_text, emit, print_table, progress, ratio, say, table, write_json
 from kqueue.cli.sources import adapted, read_problem
 from kqueue.errors import InvalidRequest
 
@@ -75,7 +78,7 @@ def kernelbench(
     from kqueue.kernelbench import scores_of
 
     ks, ps = _numbers(k, "--k", int), _numbers(p, "--p", float)
-    generation_set, bad = _find(generations, problems, level)
+    level, samples, bad = _find(generations, problems, level)
     asked = {
         "backend": backend,
         "lane": lane,
@@ -85,8 +88,8 @@ def kernelbench(
         "measure_performance": not no_timing,
         "comparison": comparison,
     }
-    run = _Run(out or generations / _RESULTS, generation_set.level, asked)
-    todo = run.to_do(generation_set.samples, batch=generations.resolve().name or None)
+    run = _Run(out or generations / _RESULTS, level, asked)
+    todo = run.to_do(samples, batch=generations.resolve().name or None)
     evaluated = len(todo)
     try:
         with Client() as client:
@@ -103,7 +106,7 @@ def kernelbench(
     for line in [*bad, *(f"{name}: no result, {why}" for name, why in left_out)]:
         say(line)
     record = {
-        "level": generation_set.level,
+        "level": level,
         "results": str(run.file),
         "evaluated": evaluated - len(left_out),
         "left_out": [name for name, _ in left_out],
@@ -124,12 +127,6 @@ class _Sample:
     problem: Mapping[str, str]
     problem_id: int
     sample_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    level: int
-    samples: list[_Sample]
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +249,8 @@ def _verdicts(client: Client, todo: Iterable[_Work], run: _Run) -> Iterator[tupl
         yield waiting[ticket.evaluation_id], verdict, ticket.created
 
 
-def _find(generations: Path, problems: Path, level: int | None) -> tuple[_Found, list[str]]:
-    """Return one level's generations with their problems, and messages about the remaining files."""
+def _find(generations: Path, problems: Path, level: int | None) -> tuple[int, list[_Sample], list[str]]:
+    """Return the level, its generations with their problems, and messages about the remaining files."""
     for folder, option in ((generations, "--generations"), (problems, "--problems")):
         if not folder.is_dir():
             raise InvalidRequest(f"{option} {folder}: no such folder")
@@ -289,7 +286,7 @@ def _find(generations: Path, problems: Path, level: int | None) -> tuple[_Found,
             case several:
                 names = ", ".join(problem.name for problem in several)
                 bad.append(f"{path.name}: not judged, because problem {problem_id} could be any of {names}")
-    return _Found(chosen, samples), bad
+    return chosen, samples, bad
 
 
 def _set(folder: Path) -> Mapping[int, Sequence[Path | Problem]]:
@@ -431,3 +428,77 @@ def _write(file: Path, content: Any) -> None:
         fresh.replace(file)
     except OSError as error:
         raise InvalidRequest(f"{file}: cannot be written: {error.strerror or error}: use another --out") from None
+
+
+_Set = Annotated[Path, typer.Argument(metavar="SET", help="A file or folder of a known format.")]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(no_args_is_help=True, help="Use other projects' sets of problems.")
+    group.command("import")(import_)
+    group.command()(traces)
+    app.add_typer(group, name="problems", cls=app.info.cls)
+
+
+def import_(
+    folder: _Set,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the translated problems to DIR/NAME.py.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """List the problems of a set. Exit with 1 if some cannot be translated. The list has the reasons."""
+    from kqueue import formats
+
+    rows: list[dict[str, Any]] = []
+    for number, entry in enumerate(formats.read(folder), 1):
+        row: dict[str, Any] = {"number": number, "name": entry.name, "refused": None}
+        if isinstance(entry, formats.Refused):
+            row["refused"] = entry.reason
+        else:
+            row["shapes"] = [shape.name for shape in entry.shapes]
+            row |= {"kernels": list(entry.solutions), "notes": entry.notes}
+            if out is not None:
+                place = out / f"{_safe(entry.name)}.py"
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_text(entry.source, encoding="utf-8")
+        rows.append(row)
+        if as_json:
+            write_json(row)
+    refused = sum(row["refused"] is not None for row in rows)
+    if not as_json:
+        columns: Columns[dict[str, Any]] = {
+            "": lambda row: str(row["number"]),
+            "problem": lambda row: row["name"],
+            "shapes": lambda row: "-" if row["refused"] else str(len(row["shapes"]) or 1),
+            "kernels": lambda row: "-" if row["refused"] else str(len(row["kernels"])),
+            "note": lambda row: f"refused: {row['refused']}" if row["refused"] else "; ".join(row["notes"]),
+        }
+        table(columns)(rows)
+        say(f"{len(rows) - refused} of {len(rows)} translated from {formats.recognise(folder)}")
+    if refused:
+        raise typer.Exit(1)
+
+
+def traces(
+    folder: _Set,
+    verdicts: Annotated[
+        typer.FileText, typer.Argument(metavar="VERDICTS", help="Output of `judge --json`, or - for stdin.")
+    ],
+) -> None:
+    """Print verdicts on a set of flashinfer-bench as its traces, one for each workload."""
+    from kqueue.formats.traces import traces_of
+
+    for number, line in enumerate(filter(str.strip, verdicts), 1):
+        try:
+            record = json.loads(line)
+            for trace in traces_of(folder, record):
+                write_json(trace)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidRequest(f"line {number}: no verdict of `kqueue judge --json`: {error!r}") from None
+
+
+def _safe(name: str) -> str:
+    """Return a name as a relative path below a folder."""
+    parts = [re.sub(r"[^\w.+-]", "_", part).lstrip(".") for part in name.split("/")]
+    return "/".join(filter(None, parts)) or "_"

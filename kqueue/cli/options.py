@@ -77,7 +77,7 @@ class Judging:
     assignments: Assignments = None
 
     def tree(self) -> dict[str, Any]:
-        """Return the settings in JSON. :func:`settings_of` has the errors."""
+        """Return the settings in JSON."""
         return settings_of(**vars(self))
 
 
@@ -90,11 +90,7 @@ def settings_of(
     calls: int | None = None,
     no_timing: bool = False,
 ) -> dict[str, Any]:
-    """Return the settings from ``--settings``, overridden by ``--set``, overridden by the short options.
-
-    Raises:
-        InvalidRequest: the settings are not JSON, or an assignment has no name.
-    """
+    """Return the settings from ``--settings``, overridden by ``--set``, overridden by the short options."""
     tree = sources.read_settings(settings, assignments or ())
     for short in (
         {} if precision is None else {"precision": precision},
@@ -154,11 +150,6 @@ class Examined:
             command: name of the command. Its evaluations are in the batch of this name and the examined evaluation's
                 id.
             what: another kernel of the problem, or None for the named one.
-
-        Raises:
-            InvalidRequest: the options do not fit, or a file is wrong.
-            EvaluationFailed: the fleet or the problem failed in the evaluation.
-            KqueueError: it has no verdict yet, or the fleet cannot be used.
         """
         what = what or self.what
         if self.problem is None:
@@ -178,11 +169,7 @@ class Examined:
 
 
 def of_file(kernel: Path, backend: str | None, fields: Mapping[str, Any]) -> Request:
-    """Return the request for a kernel's file with the other ``fields``. By default its priority is ``interactive``.
-
-    Raises:
-        InvalidRequest: the file or a field is wrong.
-    """
+    """Return the request for a kernel's file with the other ``fields``. By default its priority is ``interactive``."""
     from kqueue.contract import parse_request
     from kqueue.judging import guess_backend
 

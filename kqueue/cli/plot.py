@@ -168,16 +168,18 @@ def _of_run(engine: Engine, key: str) -> _Charts:
 
 def _of_evaluation(engine: Engine, key: str) -> _Charts:
     from kqueue import charts, examinations
+    from kqueue.evidence import Measurement
     from kqueue.store import reports
 
     detail = reports.show(engine, UUID(key))
     verdict = detail.verdict
     timed: list[tuple[str, Measurement | None]] = []
     if verdict is not None and verdict.runtime is not None:
+        compiled = verdict.evidence.compiled_baseline
         timed = [
             (detail.kernel_label or "the kernel", verdict.runtime),
             ("the reference", verdict.baseline),
-            ("the reference, compiled", _measured(verdict.evidence.compiled_baseline)),
+            ("the reference, compiled", compiled if isinstance(compiled, Measurement) else None),
         ]
     spreads = [
         charts.Spread(label, one.min_ms, one.q1_ms, one.median_ms, one.q3_ms, one.max_ms, one.count)
@@ -198,13 +200,6 @@ def _of_evaluation(engine: Engine, key: str) -> _Charts:
 def _with_id(label: str | None, key: str) -> str:
     """Return a name for files: a label, and the first digits of a hash or id because labels are not unique."""
     return f"{label[:48]}-{key[:8]}" if label else key[:12]
-
-
-def _measured(measurement: object) -> Measurement | None:
-    """Return a measurement, or None for one that failed."""
-    from kqueue.evidence import Measurement
-
-    return measurement if isinstance(measurement, Measurement) else None
 
 
 _DRAWN: Final[Mapping[str, Callable[[Engine, str], _Charts]]] = {

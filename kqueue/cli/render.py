@@ -219,11 +219,7 @@ def counted(counts: Mapping[str, int]) -> str:
 
 
 def form_of(out: str | None) -> Form:
-    """Return the format for the argument of ``--out``. The default, and the format of standard output, is SVG.
-
-    Raises:
-        InvalidRequest: its ending is not a supported format.
-    """
+    """Return the format for the argument of ``--out``. The default, and the format of standard output, is SVG."""
     from kqueue.charts import Form
 
     if out is None or out == STDOUT:
@@ -235,11 +231,7 @@ def form_of(out: str | None) -> Form:
 
 
 def write_picture(file: Path, picture: bytes) -> None:
-    """Write a picture, and print its path.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
+    """Write a picture, and print its path."""
     existed = file.exists()
     try:
         file.write_bytes(picture)

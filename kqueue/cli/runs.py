@@ -40,11 +40,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", help="Print each verdict's f
 
 
 def checked(name: str) -> str:
-    """Return a run's name.
-
-    Raises:
-        InvalidRequest: it is not a valid name.
-    """
+    """Return a run's name if it is valid."""
     from kqueue.store.models import SEARCH_NAME
 
     if not re.fullmatch(SEARCH_NAME, name):
@@ -83,7 +79,7 @@ class Record:
     def best(self) -> Sequence[Proposal]:
         """The best proposals. For a tuning run without a winner, the best one of the last step."""
         from kqueue.search.run import best_of, settled
-        from kqueue.search.tournament import latest_of
+        from kqueue.search.tuning import latest_of
 
         if places := self.places:
             return [self.proposals[latest_of(self.proposals, one.kernel)] for one in places]
@@ -97,11 +93,11 @@ class Record:
     def places(self) -> Sequence[Place]:
         """The best kernels of a tournament. Empty for other runs."""
         from kqueue.search.plan import TournamentPlan
-        from kqueue.search.tournament import results_of
+        from kqueue.search.tuning import results_of
 
         if not isinstance(self.plan, TournamentPlan):
             return []
-        return self.plan.tournament().places(results_of(self.proposals))
+        return self.plan.tournament().places(results_of(self.plan, self.proposals))
 
     @property
     def duel(self) -> Duel | None:
@@ -147,13 +143,12 @@ class Record:
 
 def carry_out(engine: Engine, plan: AnyPlan, run: Run | str, *, verbose: bool) -> Record:
     """Complete a run. A text is the name of a new one, which is recorded when all prerequisites are met."""
-    from kqueue.search.metrics import metrics_of
     from kqueue.search.plan import Plan, TunePlan
+    from kqueue.search.population import metrics_of
     from kqueue.search.proposers import make_proposer
     from kqueue.search.results import WandbWatcher, load_wandb
     from kqueue.search.run import Search
-    from kqueue.search.tournament import TournamentRun
-    from kqueue.search.tuning import Tuning
+    from kqueue.search.tuning import TournamentRun, Tuning
     from kqueue.store import searches
     from kqueue.tuning.halving import load_optuna
 

@@ -6,12 +6,13 @@ import shlex
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kqueue.cli import options, runs, tournament, tune
+from kqueue.cli import options, runs, tune
 from kqueue.cli.connection import database
 from kqueue.cli.kernelbench import problems_of
 from kqueue.cli.render import first, milliseconds, moment, print_table, ratio, say, write_json
@@ -51,7 +52,8 @@ _Out = Annotated[
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer()
-    settings = {"token_normalize_func": _dashed}
+    # Trace's scripts write ``--num_steps``.
+    settings = {"token_normalize_func": methodcaller("replace", "_", "-")}
     group.callback(invoke_without_command=True, context_settings=settings)(search)
     group.command()(resume)
     group.command()(show)
@@ -126,7 +128,10 @@ def search(
     name = None if run_name is None else runs.checked(run_name)
     file = _problem(problem, task_idx, level, kernelbench)
     reference = read_source(file)
-    who, given = _proposer(model, proposer, recorded)
+    proposers = _proposers(model, proposer, recorded)
+    if len(proposers) != 1:
+        raise InvalidRequest("--model, --proposer, --recorded: give one of them to write kernels")
+    [(who, given)] = proposers
     plan = make_plan(
         Plan,
         {
@@ -194,7 +199,7 @@ def resume(
         elif any(value is not None for value in changed.values()):
             raise InvalidRequest("--num-steps, --num-threads: only a search has them")
         record = runs.carry_out(engine, plan, run, verbose=verbose)
-        others = tune.finish if isinstance(plan, TunePlan) else tournament.finish
+        others = tune.finish_tuning if isinstance(plan, TunePlan) else tune.finish_tournament
         finish = _finish if isinstance(plan, Plan) else others
         finish(record, out=out, as_json=as_json)
 
@@ -281,11 +286,6 @@ def compare(
             typer.echo(clean(file), err=as_json)
 
 
-def _dashed(name: str) -> str:
-    """Return an option's name with dashes, because Trace's scripts write ``--num_steps``."""
-    return name.replace("_", "-")
-
-
 # Arguments ---------------------------------------------------------------------------------------------
 
 
@@ -303,13 +303,6 @@ def _problem(problem: Path | None, task_idx: int | None, level: int, kernelbench
     if task_idx >= len(files):
         raise InvalidRequest(f"--task-idx {task_idx}: level {level} in {kernelbench} has {len(files)} problems, from 0")
     return files[task_idx]
-
-
-def _proposer(model: str | None, proposer: str | None, recorded: Path | None) -> tuple[str, str]:
-    chosen = _proposers(model, proposer, recorded)
-    if len(chosen) != 1:
-        raise InvalidRequest("--model, --proposer, --recorded: give one of them to write kernels")
-    return chosen[0]
 
 
 def _proposers(model: str | None, proposer: str | None, recorded: Path | None) -> list[tuple[str, str]]:
@@ -474,7 +467,7 @@ def _proposer_of(plan: AnyPlan) -> str:
 
 def _show_run(record: runs.Record) -> None:
     from kqueue.search.plan import TournamentPlan
-    from kqueue.search.tournament import results_of
+    from kqueue.search.tuning import results_of
 
     _print_runs([record])
     by_step: dict[int, list[Proposal]] = {}
@@ -496,12 +489,12 @@ def _show_run(record: runs.Record) -> None:
     )
     print_table(("step", "from", "judged", "passed", "best", "score", "judged once more"), rows)
     if isinstance(record.plan, TournamentPlan):
-        tournament.show(record.plan, record.places, results_of(record.proposals))
+        tune.show_places(record.plan, record.places, results_of(record.plan, record.proposals))
     elif record.tuned is None:
         _print_proposals(record.best)
         record.show_duel()
     else:
-        tune.show(record, record.tuned)
+        tune.show_tuned(record, record.tuned)
     if record.state in {"interrupted", "stopped"}:
         # The options are not printed, because the record could have been changed by another user.
         typer.echo(f"resume it with `kqueue search resume {clean(record.run.name)}` and its original options")

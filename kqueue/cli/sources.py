@@ -1,6 +1,7 @@
 """Turn arguments of commands (files, folders, globs, JSON lines, settings) into fields of requests.
 
-An error in one kernel or line is stored in its :class:`Entry` and does not affect the remaining ones.
+An error in one kernel or line is stored in its :class:`Entry` and does not affect the remaining ones. A function raises
+InvalidRequest if a file or text is malformed. The message names it.
 """
 
 from __future__ import annotations
@@ -38,11 +39,7 @@ class Entry:
 
 
 def read_source(path: Path) -> str:
-    """Read a source file.
-
-    Raises:
-        InvalidRequest: the file cannot be read, is too large, empty or not UTF-8. The message names the file.
-    """
+    """Read a source file."""
     from kqueue.contract import MAX_SOURCE_BYTES
 
     try:
@@ -67,9 +64,6 @@ def read_problem(given: str) -> dict[str, str]:
     """Return a request's fields for the problem in a file, in another project's set, or stored as ``sha256:HASH``.
 
     A set is a folder or a file without the ending ``.py``, and ``SET#NAME`` one of its problems.
-
-    Raises:
-        InvalidRequest: the file cannot be read or is not a source, or the set has no such problem.
     """
     if given.startswith("sha256:"):
         return {"problem": given}
@@ -86,11 +80,7 @@ def read_problem(given: str) -> dict[str, str]:
 
 
 def adapted(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return a request's fields with the kernel in the form that a translated problem needs.
-
-    Raises:
-        InvalidRequest: the kernel has its project's form and cannot be translated.
-    """
+    """Return a request's fields with the kernel in the form that a translated problem needs."""
     problem, kernel = fields.get("problem"), fields.get("kernel")
     if not isinstance(problem, str) or not isinstance(kernel, str) or "TRANSLATED_FROM" not in problem:
         return fields
@@ -104,9 +94,6 @@ def find_kernels(patterns: Sequence[str]) -> list[Path]:
 
     Args:
         patterns: paths, folders (for their ``*.py``) and globs.
-
-    Raises:
-        InvalidRequest: a pattern matches nothing.
     """
     paths: dict[Path, None] = {}
     for pattern in patterns:
@@ -132,9 +119,6 @@ def read_settings(given: str | None, assignments: Iterable[str]) -> dict[str, An
     Args:
         given: a JSON file's path, or inline JSON.
         assignments: the arguments of ``--set``, such as ``deadlines.check_s=5``.
-
-    Raises:
-        InvalidRequest: ``given`` is not JSON, or an assignment has no name.
     """
     settings: dict[str, Any] = {}
     if given is not None:
@@ -188,9 +172,6 @@ def from_lines(path: str, fields: Mapping[str, Any]) -> Iterator[Entry]:
 
     A line is a Request. It can name ``problem_file`` and ``kernel_file`` instead of the sources, relative to the
     file's folder. ``fields`` provides the defaults.
-
-    Raises:
-        InvalidRequest: the file cannot be opened.
     """
     base = Path() if path == "-" else Path(path).parent
     with ExitStack() as stack:

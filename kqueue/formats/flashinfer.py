@@ -109,7 +109,9 @@ def find(path: Path) -> list[Path]:
 def read(path: Path) -> Iterator[Problem | Refused]:
     """Yield the definitions at a path, with all workloads and solutions of their set."""
     definitions = find(path)
-    root = _root(definitions[0])
+    # The set is the folder with ``definitions``.
+    above = [folder for folder in definitions[0].parents if folder.name == "definitions"]
+    root = above[-1].parent if above else definitions[0].parent
     solutions: dict[str, dict[str, str]] = {}
     workloads: dict[str, list[dict[str, Any]]] = {}
     for text in map(common.read_text, common.files(root, "*.jsonl")):
@@ -224,9 +226,3 @@ def _tensor(root: Path, given: Any, dtype: str, shape: Sequence[int]) -> bytes:
 
 def _module(file: str) -> str:
     return file.removesuffix(".py").replace("/", ".")
-
-
-def _root(definition: Path) -> Path:
-    """Return the folder of the set that has a definition."""
-    above = [folder for folder in definition.parents if folder.name == "definitions"]
-    return above[-1].parent if above else definition.parent

@@ -197,22 +197,15 @@ def starting_kernel(source: str) -> str:
     if "Model" not in classes:
         raise InvalidRequest("the initial kernel: defines neither ModelNew nor Model: give a kernel or a reference")
     lines = source.encode().splitlines(keepends=True)
+    positions: set[tuple[int, int]] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id == "Model":
+            positions.add((node.lineno, node.col_offset))
+        elif isinstance(node, ast.ClassDef) and node.name == "Model":
+            after = node.col_offset + len("class")
+            positions.add((node.lineno, lines[node.lineno - 1].index(b"Model", after)))
     # From the end, so that earlier positions stay valid. Columns are in bytes.
-    for line, column in sorted({_position(node, lines) for node in ast.walk(tree) if _names_model(node)}, reverse=True):
+    for line, column in sorted(positions, reverse=True):
         text = lines[line - 1]
         lines[line - 1] = text[:column] + b"ModelNew" + text[column + len("Model") :]
     return b"".join(lines).decode()
-
-
-def _names_model(node: ast.AST) -> bool:
-    return (isinstance(node, ast.Name) and node.id == "Model") or (
-        isinstance(node, ast.ClassDef) and node.name == "Model"
-    )
-
-
-def _position(node: ast.AST, lines: list[bytes]) -> tuple[int, int]:
-    """Return the line (from 1) and byte column of a node's name."""
-    assert isinstance(node, ast.Name | ast.ClassDef)
-    if isinstance(node, ast.Name):
-        return node.lineno, node.col_offset
-    return node.lineno, lines[node.lineno - 1].index(b"Model", node.col_offset + len("class"))

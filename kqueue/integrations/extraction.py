@@ -418,8 +418,11 @@ def _end(state: StateBlock, first: int, end: int, run: str, head: str) -> tuple[
         tried += 1
         opens = not closes and _WORD.fullmatch(line.lstrip(run[0]).strip()) is not None
         ends.setdefault("behind" if behind else "alone" if closes else "opens" if opens else "words", (number, behind))
-        if "alone" in ends and (tried >= _MOST_TRIES or not _may_hold_fences(content(*ends["alone"]))):
-            break
+        if "alone" in ends:
+            so_far = content(*ends["alone"])
+            # The beginning of a kernel can have fences in its multi-line strings.
+            if tried >= _MOST_TRIES or _ENTRY not in so_far or ("'''" not in so_far and '"""' not in so_far):
+                break
     else:
         if reader.grade(content(end, 0)) >= _Grade.PART:
             return end, content(end, 0), False
@@ -429,11 +432,6 @@ def _end(state: StateBlock, first: int, end: int, run: str, head: str) -> tuple[
         return end, content(end, 0), False
     opens = "kernel" not in ends and chosen == ends.get("opens")
     return chosen[0] + (not opens), content(*chosen), not opens
-
-
-def _may_hold_fences(source: str) -> bool:
-    """Return True if the source can be the beginning of a kernel with fences in its multi-line strings."""
-    return _ENTRY in source and ("'''" in source or '"""' in source)
 
 
 def _line(state: StateBlock, number: int) -> str:

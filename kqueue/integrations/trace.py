@@ -38,21 +38,19 @@ def _from_opto(module: str, name: str) -> Any:
 class _Forwards:
     """A substitute for Trace's ``Module``: a call runs ``forward``."""
 
+    forward: Callable[..., Any]
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
 
 
 class _Guides:
     """A substitute for Trace's ``Guide``: a call runs ``get_feedback``."""
 
+    get_feedback: Callable[..., tuple[float, str]]
+
     def __call__(self, task: Any, response: Any, info: Any, **kwargs: Any) -> tuple[float, str]:
         return self.get_feedback(task, response, info, **kwargs)
-
-    def get_feedback(self, task: Any, response: Any, info: Any, **kwargs: Any) -> tuple[float, str]:
-        raise NotImplementedError
 
 
 _Guide: Any = _from_opto("opto.trainer.guide", "Guide") or _Guides

@@ -20,9 +20,8 @@ from pydantic import SecretStr
 from kqueue.config import FLEET_FILE, Config
 from kqueue.errors import DatabaseUnavailable, LocalFleetError, ServiceError
 from kqueue.local.parts import Flower, Http, Part, Supervised, Web, Workers, load_modules, require_worker
-from kqueue.local.postgres import Postgres
 from kqueue.local.process import Lock, bound_log, drop_socket_directory, socket_directory
-from kqueue.local.valkey import Valkey
+from kqueue.local.servers import Postgres, Valkey
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

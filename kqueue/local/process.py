@@ -79,7 +79,9 @@ class Child:
             if os.getppid() != owner:
                 os._exit(1)
 
-        output = _open_log(log)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        bound_log(log)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self._process: subprocess.Popen[bytes] | _Fork
             if run is not None:
@@ -155,9 +157,15 @@ class Child:
                     os.killpg(self.pid, signal.SIGKILL)
                 self.wait(_KILLED_S)
 
-    def tail(self, lines: int = 20) -> str:
-        """Return the last lines of its log."""
-        return log_tail(self.log, lines)
+    def tail(self) -> str:
+        """Return the last 20 lines of its log. Empty if there is no log."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(max(0, self.log.stat().st_size - (32 << 10)))
+                text = file.read().decode(errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-20:])
 
     def last_words(self) -> str:
         """Return a message with its exit status and the end of its log."""
@@ -232,17 +240,6 @@ def _show(argv: Sequence[str]) -> None:
         ctypes.memmove(start, line[: room - 1].ljust(room, b"\0"), room)
 
 
-def log_tail(log: Path, lines: int = 20) -> str:
-    """Return the last lines of a log. Empty if there is no log."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - (32 << 10)))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return ""
-    return "\n".join(text.splitlines()[-lines:])
-
-
 def bound_log(log: Path, most_bytes: int = _LOG_BYTES) -> None:
     """Rotate a log above a size: copy it to ``<name>.1`` and truncate it, so that its writer can go on appending.
 
@@ -262,12 +259,6 @@ def command_line(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     except OSError:
         return []
-
-
-def _open_log(log: Path) -> int:
-    log.parent.mkdir(parents=True, exist_ok=True)
-    bound_log(log)
-    return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
 def running(pid: int) -> bool:
@@ -373,10 +364,8 @@ def drop_socket_directory(path: Path, directory: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def wait_until_ready(
-    child: Child, what: str, ready: Callable[[], bool], timeout_s: float, *, every_s: float = 0.01
-) -> None:
-    """Call ``ready`` every ``every_s`` seconds until it returns True.
+def wait_until_ready(child: Child, what: str, ready: Callable[[], bool], timeout_s: float) -> None:
+    """Call ``ready`` every hundredth of a second until it returns True.
 
     Raises:
         LocalFleetError: the child ended, or ``timeout_s`` seconds passed. The message shows the end of its log.
@@ -389,4 +378,4 @@ def wait_until_ready(
             raise LocalFleetError(
                 f"{what} did not become ready in {timeout_s:.0f} s. The end of {child.log}:\n{child.tail()}"
             )
-        time.sleep(every_s)
+        time.sleep(0.01)

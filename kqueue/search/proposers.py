@@ -264,7 +264,8 @@ def digest(proposals: Sequence[Proposal]) -> str:
     failures: dict[str, list[Proposal]] = defaultdict(list)
     for one in reversed(ended.values()):
         if one.category != "passed" and one.scores is not None:
-            failures[f"{one.category or 'no kernel'}: {_first_line(one.message)}"].append(one)
+            first_line = (one.message or "").partition("\n")[0][:_MESSAGE_CHARACTERS]
+            failures[f"{one.category or 'no kernel'}: {first_line}"].append(one)
     if failures:
         lines.append("Failed:")
     for failure, proposals_failed in list(failures.items())[:_MOST_FAILURES]:
@@ -310,7 +311,3 @@ def _scores(one: Proposal) -> str:
 def _numbers(proposals: Sequence[Proposal]) -> str:
     shown = ", ".join(str(one.number) for one in proposals[:5])
     return f"proposal {shown}" if len(proposals) == 1 else f"{len(proposals)} times: proposals {shown}"
-
-
-def _first_line(message: str | None) -> str:
-    return (message or "").partition("\n")[0][:_MESSAGE_CHARACTERS]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from kqueue import charts
-from kqueue.duels import Duel
 from kqueue.errors import ConfigError
 from kqueue.search.plan import Plan, Task
+from kqueue.search.run import Watcher
 from kqueue.store.searches import Proposal, Run, Step
 
 
@@ -63,14 +63,9 @@ def curve(runs: Mapping[str, tuple[Task, Sequence[Proposal], Sequence[Step]]]) -
     for name, (plan, proposals, steps) in runs.items():
         metric = plan.metrics[0]
         tests = [(test["number"], test["scores"][metric]) for step in steps if (test := step.test) and test["scores"]]
-        curves.append(
-            charts.Curve(name if len(metrics) == 1 else f"{name}, {metric}", _points(proposals, metric), tests)
-        )
+        points = [(one.number, one.scores[metric]) for one in proposals if one.scores and metric in one.scores]
+        curves.append(charts.Curve(name if len(metrics) == 1 else f"{name}, {metric}", points, tests))
     return charts.SearchCurve(", ".join(runs), next(iter(metrics)) if len(metrics) == 1 else "score", curves)
-
-
-def _points(proposals: Sequence[Proposal], metric: str) -> list[tuple[int, float]]:
-    return [(one.number, one.scores[metric]) for one in proposals if one.scores is not None and metric in one.scores]
 
 
 @contextmanager
@@ -95,7 +90,7 @@ def load_wandb() -> Any:
         raise ConfigError(f"--use-wandb needs wandb ({error}): pip install 'kqueue[search]'") from None
 
 
-class WandbWatcher:
+class WandbWatcher(Watcher):
     """A watcher that sends a point for each reported step to Weights & Biases."""
 
     def __init__(self, run: Run, plan: Plan) -> None:
@@ -118,9 +113,6 @@ class WandbWatcher:
             raise ConfigError(f"--use-wandb: {error}. WANDB_MODE=offline needs no login") from None
         self._every = plan.log_frequency
 
-    def proposal(self, proposal: Proposal, done: int, planned: int) -> None:
-        """Do nothing, because points are for steps."""
-
     def step(self, step: Step, proposals: Mapping[int, Proposal]) -> None:
         """Send the best scores, the times of the best kernel, and counts."""
         if step.number % self._every:
@@ -138,9 +130,6 @@ class WandbWatcher:
         if step.test is not None and step.test["scores"]:
             point |= {f"test/{name}": score for name, score in step.test["scores"].items()}
         self._run.log({name: value for name, value in point.items() if value is not None}, step=step.number)
-
-    def duel(self, state: Duel) -> None:
-        """Do nothing, because points are for steps."""
 
     def finish(self) -> None:
         """Send the remaining points."""

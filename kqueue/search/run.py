@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from statistics import median_low
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from sqlalchemy import Engine
 
@@ -32,9 +32,8 @@ from kqueue.duels import Duel, Match, duel
 from kqueue.errors import EvaluationFailed, InvalidRequest, ProposerFailed
 from kqueue.feedback import describe
 from kqueue.integrations.extraction import take
-from kqueue.search.metrics import Metric, scores_of
 from kqueue.search.plan import Plan, Task
-from kqueue.search.population import Candidate, Expansion, choose, fronts
+from kqueue.search.population import Candidate, Expansion, Metric, choose, fronts, scores_of
 from kqueue.search.proposers import Proposer, Question, digest, prompt
 from kqueue.shapes import public
 from kqueue.states import SearchState
@@ -51,20 +50,17 @@ _REFUSED: Final = 0.0
 _TRIES: Final = 3
 
 
-class Watcher(Protocol):
+class Watcher:
     """A receiver of progress, called in the thread that runs the search."""
 
     def proposal(self, proposal: Proposal, done: int, planned: int) -> None:
         """Handle the end of a proposal, after which ``done`` of the step's ``planned`` ones have ended."""
-        ...
 
     def step(self, step: Step, proposals: Mapping[int, Proposal]) -> None:
         """Handle the end of a step."""
-        ...
 
     def duel(self, state: Duel) -> None:
         """Handle a result in the duel of the best kernel (B) with the start (A)."""
-        ...
 
 
 @contextmanager

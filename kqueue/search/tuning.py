@@ -1,31 +1,35 @@
-"""A tuning run. It judges and records the evaluations that :mod:`kqueue.tuning` requests, one batch in each step.
+"""Tuning runs and tournaments on a fleet. They judge and record the evaluations that :mod:`kqueue.tuning` requests.
 
-A proposal is one evaluation of one configuration. Its ``answer`` is the configuration with the number of timed calls,
-as JSON, and its ``kernel`` the source. A step is planned in one transaction. The rest depends only on the record, so
-any process can resume the run (see :mod:`kqueue.search.run`).
+Each step is a batch. A proposal is one evaluation of one configuration, or of one kernel of a tournament. Its
+``answer`` names it with the number of timed calls, as JSON, and its ``kernel`` is the source. In a tournament, its
+scores have the device seconds too. A step is planned in one transaction. The rest depends only on the record, so any
+process can resume the run (see :mod:`kqueue.search.run`).
 """
 
 from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from kqueue.client import Ticket, wire
 from kqueue.contract import Request, Verdict
 from kqueue.errors import InvalidRequest, KqueueError
-from kqueue.search.metrics import scores_of
-from kqueue.search.plan import Task, TunePlan
+from kqueue.search.plan import Task, TournamentPlan, TunePlan
+from kqueue.search.population import scores_of
 from kqueue.search.run import Runner, fought, is_to_be_judged_again
 from kqueue.store.searches import Proposal, Step
 from kqueue.tuning.halving import Entry, Halving, Result, Standing, Winner, ranked
 from kqueue.tuning.space import ORIGINAL
+from kqueue.tuning.tournament import Tournament
 
 _PlanT = TypeVar("_PlanT", bound=Task)
+#: Name of the device seconds among the scores.
+_DEVICE: Final = "device_s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +90,8 @@ def found(plan: TunePlan, proposals: Sequence[Proposal], steps: Sequence[Step], 
     Raises:
         InvalidRequest: a proposal's record cannot be read.
     """
-    halving = plan.halving()
+    halving, results = plan.halving(), results_of(plan, proposals)
     judged = [one for one in proposals if one.ended_at is not None]
-    results = [_result(plan, one) for one in judged]
     duel = fought(steps)
     winner = halving.winner(results, duel and duel.winner == "b") if done else None
     configurations = [
@@ -100,28 +103,39 @@ def found(plan: TunePlan, proposals: Sequence[Proposal], steps: Sequence[Step], 
 
 def importances(plan: TunePlan, proposals: Sequence[Proposal]) -> dict[str, float]:
     """Return the importance of each name. See :meth:`~kqueue.tuning.halving.Halving.importances`."""
-    return plan.halving().importances([_result(plan, one) for one in proposals if one.ended_at is not None])
+    return plan.halving().importances(results_of(plan, proposals))
 
 
-def _answer(entry: Entry, values: Mapping[str, str]) -> str:
+def _answer(entry: Entry, values: Mapping[str, str], **more: int) -> str:
     given = entry.config == ORIGINAL
     answer = {"calls": entry.calls, "repeat": entry.repeat, "given": given, "values": values}
-    return json.dumps(answer, ensure_ascii=False)
+    return json.dumps(answer | more, ensure_ascii=False)
 
 
 def _entry(proposal: Proposal) -> Entry:
-    """Parse a proposal's answer."""
+    """Parse a proposal's answer. The kernel of a tournament is named by its index."""
     try:
         answer: dict[str, Any] = json.loads(proposal.answer or "")
-        config = ORIGINAL if answer["given"] else tuple(str(value) for value in answer["values"].values())
-        return Entry(config, int(answer["calls"]), int(answer["repeat"]))
+        values = [int(answer["index"])] if "index" in answer else [] if answer["given"] else answer["values"].values()
+        return Entry(tuple(map(str, values)), int(answer["calls"]), int(answer["repeat"]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise InvalidRequest(f"proposal {proposal.number} does not belong to a tuning run") from None
+        raise InvalidRequest(f"proposal {proposal.number} belongs to no tuning run or tournament") from None
 
 
-def _result(plan: TunePlan, proposal: Proposal) -> Result:
-    score = (proposal.scores or {}).get(plan.metrics[0])
-    return Result(_entry(proposal), proposal.category == "passed", score)
+def results_of(plan: TunePlan | TournamentPlan, proposals: Iterable[Proposal]) -> list[Result]:
+    """Return the results of a run's ended proposals.
+
+    Raises:
+        InvalidRequest: a proposal's record cannot be read.
+    """
+    return [_result(plan, one) for one in proposals if one.ended_at is not None]
+
+
+def _result(plan: TunePlan | TournamentPlan, proposal: Proposal) -> Result:
+    scores = proposal.scores or {}
+    return Result(
+        _entry(proposal), proposal.category == "passed", scores.get(plan.metrics[0]), scores.get(_DEVICE, 0.0)
+    )
 
 
 class Batches(Runner[_PlanT]):
@@ -240,3 +254,44 @@ class Tuning(Batches[TunePlan]):
             settings=settings.model_copy(update={"timing": timing}),
         )
         return self._request(request, str(number), attempt, fresh=entry.repeat > 0)
+
+
+class TournamentRun(Batches[TournamentPlan]):
+    """A tournament. See :class:`~kqueue.search.run.Runner`."""
+
+    @cached_property
+    def _tournament(self) -> Tournament:
+        return self.plan.tournament()
+
+    def _results(self) -> list[Result]:
+        return results_of(self.plan, self.proposals.values())
+
+    def _planned(self, number: int) -> tuple[list[dict[str, Any]], None]:  # noqa: ARG002 the results decide
+        def columns(number: int, entry: Entry) -> dict[str, Any]:
+            index = int(entry.config[0])
+            label, _, kernel = self.plan.candidates[index]
+            answer = _answer(entry, {"kernel": label}, index=index)
+            return {"number": number, "parent": None, "answer": answer, "kernel": kernel}
+
+        entries = self._tournament.next(self._results()) or ()
+        return [columns(number, entry) for number, entry in enumerate(entries, len(self.proposals))], None
+
+    def _conclusion(self, step: Step) -> dict[str, Any]:  # noqa: ARG002 the results decide
+        places = self._tournament.places(self._results())
+        return {"best": latest_of(self.proposals.values(), places[0].kernel) if places else None}
+
+    def _finalists(self, steps: Mapping[int, Step]) -> None:
+        """Return None, because the tournament itself consists of duels."""
+
+    def _scores(self, verdict: Verdict) -> dict[str, float] | None:
+        scores = super()._scores(verdict)
+        return scores and scores | {_DEVICE: verdict.device_s * (verdict.reused_from is None)}
+
+    def _evaluation(self, number: int, attempt: int) -> Request:
+        entry = _entry(self.proposals[number])
+        return self._request(self.plan.evaluation(entry), str(number), attempt, fresh=entry.repeat != 0)
+
+
+def latest_of(proposals: Iterable[Proposal], kernel: int) -> int:
+    """Return the number of the last proposal of a kernel of a tournament."""
+    return max(one.number for one in proposals if _entry(one).config == (str(kernel),))

@@ -1,11 +1,5 @@
-"""Tuning of a kernel's numeric parameters.
+"""Tuning of the values that a kernel names, and tournaments of kernels.
 
-===========================================  =====================================================
-:mod:`~kqueue.tuning.sites`                  finds and replaces the values that a source names
-:mod:`~kqueue.tuning.space`                  parses the requested values into configurations
-:mod:`~kqueue.tuning.halving`                chooses the next evaluations and the winner
-===========================================  =====================================================
-
-This package neither judges nor records. The callers do: `kqueue tune` (:mod:`kqueue.search.tuning`) and the tool of
-`kqueue mcp`.
+This package neither judges nor records. The callers do: the runs of :mod:`kqueue.search.tuning`, `kqueue tournament` on
+this machine, and the tool of `kqueue mcp`.
 """

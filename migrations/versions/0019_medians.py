@@ -53,5 +53,5 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Restore the fastest single verdicts. Roles must be granted the view again (`kqueue fleet roles`)."""
     op.execute("DROP VIEW best_verdicts")
-    query = importlib.import_module("migrations.versions.0015_probes")._views()["best_verdicts"]
+    _, query = importlib.import_module("migrations.versions.0018_everything").VIEWS["best_verdicts"]
     op.execute(f"CREATE VIEW best_verdicts AS {query}")

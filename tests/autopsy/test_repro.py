@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from kqueue.autopsy import repro
+from kqueue.autopsy import report
 from kqueue.categories import Category
 from kqueue.contract import Outcome, Phase
 from kqueue.evidence import Facts
@@ -29,10 +29,10 @@ def test_sources_and_messages_cannot_leave_their_places() -> None:
         phase=Phase.CHECK,
         facts=Facts(exception="builtins.ValueError"),
     )
-    harmless = _parts(repro.render(request_of(problem="a", kernel="b"), "a", outcome, (0,), ""))
+    harmless = _parts(report.program(request_of(problem="a", kernel="b"), "a", outcome, (0,), ""))
     for problem in HOSTILE:
         for kernel in HOSTILE:
-            found = _parts(repro.render(request_of(problem=problem, kernel=kernel), problem, outcome, (0,), "words"))
+            found = _parts(report.program(request_of(problem=problem, kernel=kernel), problem, outcome, (0,), "words"))
             assert (found["PROBLEM"], found["KERNEL"]) == (problem, kernel)
             assert found[""] == harmless[""]
 

@@ -9,8 +9,8 @@ from typing import Final, Self
 from urllib.parse import quote
 
 from kqueue.local import postgres as embedded
-from kqueue.local.postgres import Postgres
 from kqueue.local.process import Child, wait_until_ready
+from kqueue.local.servers import Postgres
 
 _SETTINGS: Final = """
 [databases]

@@ -252,9 +252,7 @@ def _start_fleet(root: Path, gpus: str | None, slots: int) -> Child:
         environment=environment,
         death_signal=signal.SIGINT,
     )
-    wait_until_ready(
-        fleet, "kqueue up", lambda: load(home=root / "home").database_url is not None, _START_S, every_s=0.2
-    )
+    wait_until_ready(fleet, "kqueue up", lambda: load(home=root / "home").database_url is not None, _START_S)
     return fleet
 
 

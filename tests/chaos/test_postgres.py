@@ -19,9 +19,8 @@ from sqlalchemy import text
 
 from kqueue import Client, Request
 from kqueue.errors import DatabaseUnavailable
-from kqueue.local import postgres as embedded
-from kqueue.local.postgres import Postgres
-from kqueue.local.valkey import Valkey
+from kqueue.local import servers as embedded
+from kqueue.local.servers import Postgres, Valkey
 from kqueue.store import evaluations, schema
 from tests.chaos.rig import Halted, Whole
 from tests.fleet.told import Services, fleets
@@ -177,8 +176,7 @@ def test_postgres_may_fail_over(tmp_path: Path) -> None:
         sockets = _sockets(primary)
         standby_data = tmp_path / "b" / "data"
         standby_data.parent.mkdir()
-        copy = [str(embedded._binaries(standby_data) / "pg_basebackup"), "-h", sockets, "-U", "postgres"]
-        copy += ["-D", str(standby_data)]
+        copy = [str(primary._program() / "pg_basebackup"), "-h", sockets, "-U", "postgres", "-D", str(standby_data)]
         subprocess.run([*copy, "-R", "-X", "stream", "-c", "fast"], check=True, env=embedded.clean_environment())
         with Postgres(tmp_path / "b", durable=False) as standby:
             hosts = quote(f"{sockets},{_sockets(standby)}", safe=",")

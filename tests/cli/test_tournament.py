@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine
 
 from kqueue.categories import Category
-from kqueue.cli import tournament
+from kqueue.cli import tune
 from kqueue.contract import Outcome, Request
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import Evidence
@@ -78,8 +78,8 @@ def test_a_tournament_on_this_machine_goes_on_where_it_ended(tmp_path: Path) -> 
             yield judged(asked[-1])
 
     def play(*, only_quote: bool = False) -> int:
-        journal = tournament._Journal(tmp_path, plan)
-        return len(tournament._play(plan, judge, journal, only_quote=only_quote))
+        journal = tune._Journal(tmp_path, plan)
+        return len(tune._play(plan, judge, journal, only_quote=only_quote))
 
     assert play(only_quote=True) == len(asked) < 7
     with pytest.raises(KeyboardInterrupt):
@@ -91,4 +91,4 @@ def test_a_tournament_on_this_machine_goes_on_where_it_ended(tmp_path: Path) -> 
         file.write('{"kernel": 1')
     assert play() == len(asked) - 1
     with pytest.raises(InvalidRequest, match="has another tournament"):
-        tournament._Journal(tmp_path, plan.model_copy(update={"candidates": plan.candidates[:2]}))
+        tune._Journal(tmp_path, plan.model_copy(update={"candidates": plan.candidates[:2]}))

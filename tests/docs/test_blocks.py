@@ -162,20 +162,3 @@ def test_the_tutorial_can_be_followed(reader: Reader) -> None:
     told = ("", "passed", "wrong_values", "", "", "passed", "crashed", "crashed", "passed")
     assert [word for word, text in zip(told, said, strict=True) if word not in text] == [], said
     assert "blame: candidate" in said[2]
-
-
-def test_the_index_that_may_be_made_before_a_migration(reader: Reader) -> None:
-    """docs/operations.md's statement creates the same index as the migration, which skips an existing one."""
-    [block] = [block for block in BLOCKS if block.language == "sql" and block.reason]
-    name, other = "ix_verdicts_words", "ix_verdicts_words_of_the_migration"
-    with psycopg.connect(reader.environment["OWNER_URL"], autocommit=True) as connection:
-        connection.execute(f"ALTER INDEX {name} RENAME TO {other}".encode())
-        try:
-            connection.execute(block.text.encode())
-            asked = "SELECT pg_get_indexdef(%s::regclass)"
-            made, expected = (connection.execute(asked, [index]).fetchone() for index in (name, other))
-        finally:
-            connection.execute(f"DROP INDEX IF EXISTS {name}".encode())
-            connection.execute(f"ALTER INDEX {other} RENAME TO {name}".encode())
-    assert made is not None
-    assert expected == (made[0].replace(name, other),)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kqueue.local.postgres import Postgres
-from kqueue.local.valkey import Valkey
+from kqueue.local.servers import Postgres, Valkey
 from tests.fleet.told import Fleet, Services, fleets, renewing
 from tests.services import starts_services, with_schema
 

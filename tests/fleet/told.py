@@ -22,8 +22,7 @@ from sqlalchemy import text
 from kqueue import broker
 from kqueue.config import Config, load
 from kqueue.contract import Request, Settings, Verdict
-from kqueue.local.postgres import Postgres
-from kqueue.local.valkey import Valkey
+from kqueue.local.servers import Postgres, Valkey
 from kqueue.store import engine as store_engine
 from kqueue.store import evaluations
 from kqueue.store import workers as registry

@@ -146,8 +146,8 @@ def test_the_command_lists_and_writes(tmp_path: Path, monkeypatch: Any, capsys: 
     source = formats.one(root, "scale").source
     assert (tmp_path / "out" / "scale.py").read_text() == source
     generations = sets.write(tmp_path / "run", {f"level_1_problem_{rows['scale']['number']}_sample_0_kernel.py": "x"})
-    found, _ = kernelbench._find(generations, root, None)
-    assert [sample.problem["problem"] for sample in found.samples] == [source]
+    _, samples, _ = kernelbench._find(generations, root, None)
+    assert [sample.problem["problem"] for sample in samples] == [source]
     assert sources.read_problem(f"{root}#scale") == {"problem": source, "problem_label": "scale"}
     [entry] = sources.from_kernels([root / "scale" / "submission.py"], {"problem": source})
     assert "class ModelNew" in entry.fields["kernel"]

@@ -15,7 +15,7 @@ from sqlalchemy.engine import make_url
 from kqueue.config import Config, load
 from kqueue.contract import Outcome
 from kqueue.http.app import create_app
-from kqueue.local.valkey import Valkey
+from kqueue.local.servers import Valkey
 from kqueue.store import roles, tokens
 from tests.http.standin import Served, end, worker_that_passes_all
 from tests.services import Server

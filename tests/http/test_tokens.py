@@ -21,12 +21,10 @@ from kqueue import (
 from kqueue.config import Config, load
 from kqueue.http.app import create_app
 from kqueue.states import Priority
-from kqueue.store import schema, tokens
-from kqueue.store.engine import connect
+from kqueue.store import tokens
 from tests.http.serving import command, problem_of
 from tests.http.standin import Served, end
 from tests.samples import request_fields
-from tests.services import Server
 from tests.store.steps import change
 
 #: The least scope of each of some requests.
@@ -171,38 +169,6 @@ class TestTheSwitch:
             monkeypatch.setenv("KQUEUE_HTTP_TOKENS", value)
             with pytest.raises(ConfigError, match="KQUEUE_HTTP_TOKENS"):
                 load()
-
-
-class TestMigration:
-    def test_what_they_may(self, server: Server) -> None:
-        """A migrated `submit` token keeps its right to new problems, and a downgrade adds no right."""
-        url = server.empty_database(f"test_{uuid4().hex}")
-        schema.upgrade(url, "0003")
-        engine = connect(url, application="tests", pool_size=1)
-
-        def scopes() -> dict[str, list[str]]:
-            with engine.connect() as connection:
-                rows = connection.execute(text("SELECT name, scopes FROM tokens"))
-                return {row.name: row.scopes for row in rows}
-
-        try:
-            given = {"r": "{read}", "s": "{submit}", "rs": "{read,submit}", "a": "{admin}"}
-            with engine.begin() as connection:
-                for name, before in given.items():
-                    connection.execute(
-                        text("INSERT INTO tokens (id, name, digest, scopes) VALUES (:id, :name, :name, :scopes)"),
-                        {"id": uuid4(), "name": name, "scopes": before},
-                    )
-            schema.upgrade(url)
-            assert scopes() == {"r": ["read"], "s": ["problems"], "rs": ["read", "problems"], "a": ["admin"]}
-            tokens.create(engine, "new", [tokens.Scope.SUBMIT])
-            engine.dispose()
-            schema.downgrade(url, "0003")
-            before = {"r": ["read"], "s": ["submit"], "rs": ["read", "submit"], "a": ["admin"], "new": ["read"]}
-            assert scopes() == before
-        finally:
-            engine.dispose()
-            server.drop(url)
 
 
 class TestKept:

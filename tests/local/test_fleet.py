@@ -23,8 +23,8 @@ from kqueue.config import FLEET_FILE, Config, load
 from kqueue.errors import LocalFleetError
 from kqueue.http import OPEN_WARNING
 from kqueue.local.fleet import LocalFleet
-from kqueue.local.postgres import Postgres
 from kqueue.local.process import command_line, running
+from kqueue.local.servers import Postgres
 from kqueue.store import tokens
 from kqueue.store.engine import connect
 from tests.chaos.family import below, descriptors

@@ -15,9 +15,8 @@ import psycopg
 import pytest
 
 from kqueue.errors import LocalFleetError
-from kqueue.local.postgres import Postgres
 from kqueue.local.process import running
-from kqueue.local.valkey import Valkey
+from kqueue.local.servers import Postgres, Valkey
 from tests.services import with_schema
 from tests.waiting import until
 
@@ -26,8 +25,8 @@ pytestmark = pytest.mark.services
 OWNER = """
 import signal, sys, time
 from pathlib import Path
-from kqueue.local.postgres import Postgres
-from kqueue.local.valkey import Valkey
+from kqueue.local.servers import Postgres
+from kqueue.local.servers import Valkey
 from tests.services import with_schema
 with Postgres(Path(sys.argv[1]) / "pg", durable=False) as pg, Valkey(Path(sys.argv[1]) / "vk") as vk:
     print(pg.pid, vk.pid, pg.url, vk.url, flush=True)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from kqueue.cli.logs import Event, latest, lines_about
+from kqueue.cli.show import Event, latest, lines_about
 
 MINE: Final = UUID("11111111-2222-3333-4444-555555555555")
 OTHER: Final = UUID("99999999-2222-3333-4444-555555555555")

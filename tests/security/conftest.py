@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from sqlalchemy.engine import make_url
 
-from kqueue.local.postgres import Postgres
+from kqueue.local.servers import Postgres
 from kqueue.store import roles
 from tests.fleet.told import Services
 from tests.security.house import Guarded, House

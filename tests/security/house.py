@@ -21,7 +21,7 @@ import redis
 from sqlalchemy import Engine, text
 
 from kqueue.config import Config
-from kqueue.local.valkey import Valkey
+from kqueue.local.servers import Valkey
 from kqueue.store.models import Base
 from tests.chaos.family import below, words
 from tests.fleet.told import Services

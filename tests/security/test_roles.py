@@ -18,7 +18,7 @@ from sqlalchemy.engine import make_url
 
 from kqueue.client import Client
 from kqueue.errors import ConfigError, DatabaseUnavailable
-from kqueue.local.postgres import Postgres
+from kqueue.local.servers import Postgres
 from kqueue.store import roles, schema, tokens
 from kqueue.store.engine import connect
 from kqueue.store.models import Base
@@ -172,7 +172,7 @@ def test_an_upgrade_makes_the_rights_exact(database_url: str, engine: Engine) ->
 def test_a_downgrade_leaves_the_roles_and_takes_their_rights(database_url: str, engine: Engine, server: Any) -> None:
     """A downgrade in one database does not affect other databases of the cluster."""
     other = server.clone()
-    schema.downgrade(database_url, "0002")
+    schema.downgrade(database_url, "base")
     assert granted(engine) == set()
     at_other = connect(other, application="tests")
     assert granted(at_other) == {right for role in roles.ROLES for right in roles.rights(role)}

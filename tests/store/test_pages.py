@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 from sqlalchemy import Engine, text
@@ -13,7 +13,7 @@ from sqlalchemy import Engine, text
 from kqueue.categories import Category
 from kqueue.contract import Request
 from kqueue.errors import UnknownProblem
-from kqueue.store import evaluations, reports, retention, schema
+from kqueue.store import evaluations, reports, retention
 from kqueue.store.engine import connect, together, transaction
 from kqueue.store.reports import batches, boards, curves, texts
 from kqueue.store.reports.texts import Where
@@ -132,35 +132,6 @@ def test_summaries_tell_what_verdicts_do(engine: Engine, judged: Judge, worker_i
     assert _apart(engine) == []
 
 
-def test_what_was_there_before_is_summarised(server: Any) -> None:
-    """The migration copies verdicts and batches, except probes."""
-    url = server.empty_database(f"summaries_{uuid4().hex}")
-    engine = connect(url, application="tests")
-    try:
-        schema.upgrade(url, "0016")
-        with engine.begin() as connection:
-            for statement in _EARLIER.split(";"):
-                connection.execute(text(statement))
-        schema.upgrade(url)
-        assert _apart(engine) == []
-        assert _rows(engine, "SELECT category, batch, reused FROM summaries ORDER BY 2") == [("passed", "b", False)]
-        last = "SELECT name FROM batches JOIN evaluations ON batch = name AND submitted_at = last_at"
-        assert _rows(engine, last) == [("b",)]
-    finally:
-        engine.dispose()
-        server.drop(url)
-
-
-#: Evaluations from before the summaries: one passed, one queued, and a probe.
-_EARLIER = """
-INSERT INTO problems (hash, source) VALUES ('p', '');
-INSERT INTO kernels (hash, backend, source) VALUES ('k', 'torch', '');
-INSERT INTO evaluations (id, problem_hash, kernel_hash, lane, settings, state, batch, probe)
-SELECT gen_random_uuid(), 'p', 'k', 'cpu', '{}', state, batch, probe
-FROM (VALUES ('done', 'b', false), ('queued', NULL, false), ('done', NULL, true)) AS given (state, batch, probe);
-INSERT INTO verdicts (evaluation_id, category, blame, message, speedup, facts, evidence, log, written_by)
-SELECT id, 'passed', 'none', '', 2, '{}', '{}', '', 'judge' FROM evaluations WHERE state = 'done'
-"""
 _TOLD = """
 SELECT v.evaluation_id, e.problem_hash, e.kernel_hash, e.batch, v.category, v.runtime_ms, v.speedup,
        v.reused_from IS NOT NULL, v.finished_at

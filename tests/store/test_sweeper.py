@@ -20,7 +20,7 @@ from kqueue import broker
 from kqueue.config import Config, load
 from kqueue.contract import Request
 from kqueue.errors import BrokerUnavailable
-from kqueue.local.valkey import Valkey
+from kqueue.local.servers import Valkey
 from kqueue.message import Message
 from kqueue.store import evaluations, workers
 from kqueue.store.evaluations import Recorded

@@ -7,7 +7,7 @@ import ast
 import pytest
 
 from kqueue.errors import InvalidRequest
-from kqueue.tuning.sites import Tunable
+from kqueue.tuning.space import Tunable
 
 SOURCE = '''"""Says #define DOC 1, and is no code."""
 import triton

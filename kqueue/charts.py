@@ -1,16 +1,28 @@
-"""Drawing of each kind of chart on a figure of matplotlib."""
+"""Pictures of a fleet's results, drawn from plain data as SVG or PNG, in a light or a dark theme.
+
+A chart is a dataclass, independent of the database. Any text in it can be untrusted. It is escaped and shortened when
+it is drawn. :func:`render` uses matplotlib's objects instead of its global state, which threads would share. The same
+chart gives the same bytes.
+"""
 
 from __future__ import annotations
 
+import threading
+import warnings
 from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from io import BytesIO
 from itertools import accumulate
 from typing import Any, Final
+from uuid import UUID
 
-from kqueue.categories import CATEGORIES, Blame
-from kqueue.charts import data
+from kqueue.categories import CATEGORIES, Blame, Category
+from kqueue.errors import ConfigError
 from kqueue.text import one_line
 
 #: Maximum number of characters of a label.
@@ -37,9 +49,274 @@ _CURVE_LINES: Final = ("-", "--", "-.", ":")
 _PAPER: Final = "axes.facecolor"
 _INK: Final = "text.color"
 _QUIET: Final = "axes.edgecolor"
+_DOTS_PER_INCH: Final = 144
+#: Lock for matplotlib's settings and the warning filters, which are global.
+_GLOBALS: Final = threading.Lock()
 
 
-def draw(figure: Any, chart: data.Chart) -> None:
+class Theme(StrEnum):
+    """The background."""
+
+    LIGHT = "light"
+    DARK = "dark"
+
+
+class Form(StrEnum):
+    """The formats of pictures, named by their file endings."""
+
+    SVG = "svg"
+    PNG = "png"
+
+
+#: Background, text, secondary text, grid lines.
+_INKS: Final = {
+    Theme.LIGHT: ("#ffffff", "#1f2933", "#5f6b7a", "#e3e7ec"),
+    Theme.DARK: ("#12161c", "#e6eaf0", "#9aa7b8", "#2a313b"),
+}
+#: Okabe's and Ito's colours, which all people can distinguish, darker or lighter for the background.
+_COLOURS: Final = {
+    Theme.LIGHT: ("#0072b2", "#d55e00", "#009e73", "#b4548d", "#b8860b", "#3a9bd9", "#4d4d4d"),
+    Theme.DARK: ("#56b4e9", "#f0883e", "#2fc79b", "#e08fc0", "#f0c94a", "#8ea8ff", "#b0b0b0"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A candidate.
+
+    Attributes:
+        at: time of its verdict.
+        speedup: the baseline's time divided by the candidate's, or None if it was not timed.
+        blame: the blame of its verdict, ``none`` if it passed.
+    """
+
+    at: datetime
+    speedup: float | None
+    blame: Blame
+    evaluation_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class BestSoFar:
+    """The speedup of the best correct kernel over time, and every candidate as a point."""
+
+    title: str
+    points: Sequence[Point]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A kernel of a leaderboard.
+
+    Attributes:
+        speedup: the baseline's time divided by the kernel's.
+        low, high: the speedup at the third and the first quartile of its times, or None where they are unknown.
+        note: text next to the bar, such as the device.
+    """
+
+    label: str
+    speedup: float
+    low: float | None = None
+    high: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaderboard:
+    """Speedups with their spread, the best first."""
+
+    title: str
+    bars: Sequence[Bar]
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The number of evaluations of one group in each category."""
+
+    label: str
+    counts: Mapping[Category, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Categories:
+    """A bar for each group, divided into its categories in the order of their blame."""
+
+    title: str
+    stacks: Sequence[Stack]
+
+
+@dataclass(frozen=True, slots=True)
+class FastP:
+    """KernelBench's fast_p over p: the share of problems with a correct kernel that is more than p times as fast.
+
+    Attributes:
+        speedups: the speedup of the best correct kernel of each problem that has one, or 0 where none was timed.
+        problems: number of problems, including those without a correct kernel.
+    """
+
+    title: str
+    speedups: Sequence[float]
+    problems: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Statistics of timed calls in milliseconds. A fleet does not record single calls."""
+
+    label: str
+    min_ms: float
+    q1_ms: float
+    median_ms: float
+    q3_ms: float
+    max_ms: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """The distribution of a kernel's timed calls, and of its baseline's."""
+
+    title: str
+    spreads: Sequence[Spread]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A run of a search.
+
+    Attributes:
+        points: number and score of each proposal that has a score, in order.
+        tests: number of proposals so far and score, for each test of the best kernel.
+    """
+
+    label: str
+    points: Sequence[tuple[int, float]]
+    tests: Sequence[tuple[int, float]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SearchCurve:
+    """The scores of runs in a metric, and the best so far, over proposals."""
+
+    title: str
+    metric: str
+    curves: Sequence[Curve]
+
+
+@dataclass(frozen=True, slots=True)
+class Importances:
+    """The importance of each name of a tuning run: shares of 1 by name, the largest first."""
+
+    title: str
+    shares: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A kernel on a roofline.
+
+    Attributes:
+        flops_per_byte: operations for each byte moved.
+        gflops: throughput in 10^9 operations a second.
+    """
+
+    label: str
+    flops_per_byte: float
+    gflops: float
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """The throughput of kernels compared with a GPU's limits, over their operations for each byte.
+
+    Attributes:
+        peak_gbs: peak memory bandwidth in 10^9 bytes a second.
+        peak_gflops: peak throughput in 10^9 operations a second.
+        spots: the kernels, the longest first.
+    """
+
+    title: str
+    peak_gbs: float
+    peak_gflops: float
+    spots: Sequence[Spot]
+
+
+Chart = BestSoFar | Leaderboard | Categories | FastP | Times | SearchCurve | Importances | Roofline
+
+
+def render(chart: Chart, *, theme: Theme = Theme.LIGHT, form: Form = Form.SVG) -> bytes:
+    """Draw a chart. The same chart gives the same bytes under one version of matplotlib.
+
+    Args:
+        chart: the chart. If it is empty, the picture says so.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError(f"a picture needs matplotlib ({error}): pip install 'kqueue[plots]'") from None
+    # Omit the date and the version of matplotlib.
+    none: dict[str, Any] = {"Date": None, "Creator": None} if form is Form.SVG else {"Software": None}
+    settings: Any = _settings(theme)
+    held = BytesIO()
+    with _GLOBALS, mpl.rc_context(settings), warnings.catch_warnings():
+        # A label can have characters that no installed font has. They are drawn as boxes.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure = Figure(layout="constrained")
+        _draw(figure, chart)
+        figure.savefig(held, format=form.value, dpi=_DOTS_PER_INCH, metadata=none | {"Title": one_line(chart.title)})
+    return held.getvalue()
+
+
+def _settings(theme: Theme) -> dict[str, Any]:
+    """Return matplotlib's settings for a theme."""
+    paper, text, secondary, grid = _INKS[theme]
+    return {
+        "axes.axisbelow": True,
+        "axes.edgecolor": secondary,
+        "axes.facecolor": paper,
+        "axes.grid": True,
+        "axes.labelcolor": secondary,
+        "axes.prop_cycle": f"cycler(color={_COLOURS[theme]})",
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "axes.titlecolor": text,
+        "axes.titlelocation": "left",
+        "axes.titlepad": 14,
+        "axes.titlesize": 13,
+        "axes.titleweight": "bold",
+        "figure.constrained_layout.h_pad": 0.14,
+        "figure.constrained_layout.w_pad": 0.14,
+        "figure.facecolor": paper,
+        "figure.figsize": (8.0, 4.5),
+        "font.family": ["DejaVu Sans"],
+        "font.size": 10,
+        "grid.color": grid,
+        "grid.linewidth": 0.8,
+        "hatch.color": paper,
+        "hatch.linewidth": 1.0,
+        "legend.frameon": False,
+        "legend.labelcolor": text,
+        "savefig.facecolor": paper,
+        # Ids within an SVG would be random.
+        "svg.hashsalt": "kqueue",
+        # Text stays text, for search and for screen readers.
+        "svg.fonttype": "none",
+        "text.color": text,
+        # A dollar sign in a label does not begin a formula.
+        "text.parse_math": False,
+        "timezone": "UTC",
+        "xtick.color": secondary,
+        "ytick.color": secondary,
+        "xtick.labelcolor": secondary,
+        "ytick.labelcolor": text,
+    }
+
+
+def _draw(figure: Any, chart: Chart) -> None:
     """Draw a chart on a figure, under the theme's settings."""
     axes = figure.subplots()
     axes.set_title(_short(chart.title, _TITLE))
@@ -50,7 +327,7 @@ def draw(figure: Any, chart: data.Chart) -> None:
         )
 
 
-def _best_so_far(chart: data.BestSoFar, axes: Any) -> bool:
+def _best_so_far(chart: BestSoFar, axes: Any) -> bool:
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 
     points = sorted(chart.points, key=lambda point: (point.at, point.evaluation_id))
@@ -59,7 +336,7 @@ def _best_so_far(chart: data.BestSoFar, axes: Any) -> bool:
     flat = len(points) > _POINTS
     began, first = points[0].at, float(date2num(points[0].at))
 
-    def days(some: Iterable[data.Point]) -> array[float]:
+    def days(some: Iterable[Point]) -> array[float]:
         # An array, because matplotlib would check each item of a list of tens of thousands, more than once.
         return array("d", (first + (point.at - began).total_seconds() / 86400 for point in some))
 
@@ -100,7 +377,7 @@ def _best_so_far(chart: data.BestSoFar, axes: Any) -> bool:
     return True
 
 
-def _leaderboard(chart: data.Leaderboard, axes: Any) -> bool:
+def _leaderboard(chart: Leaderboard, axes: Any) -> bool:
     if not chart.bars:
         return False
     positions = _rows(axes, [bar.label for bar in chart.bars])
@@ -122,7 +399,7 @@ def _leaderboard(chart: data.Leaderboard, axes: Any) -> bool:
     return True
 
 
-def _categories(chart: data.Categories, axes: Any) -> bool:
+def _categories(chart: Categories, axes: Any) -> bool:
     stacks = [stack for stack in chart.stacks if sum(stack.counts.values())]
     if not stacks:
         return False
@@ -160,7 +437,7 @@ def _categories(chart: data.Categories, axes: Any) -> bool:
     return True
 
 
-def _fast_p(chart: data.FastP, axes: Any) -> bool:
+def _fast_p(chart: FastP, axes: Any) -> bool:
     if not chart.problems:
         return False
     speedups = sorted(chart.speedups)
@@ -191,7 +468,7 @@ def _annotate(axes: Any, x: float, y: float, label: str) -> None:
     axes.annotate(label, (x, y), xytext=(9, 7), textcoords="offset points")
 
 
-def _times(chart: data.Times, axes: Any) -> bool:
+def _times(chart: Times, axes: Any) -> bool:
     if not chart.spreads:
         return False
     positions = _rows(axes, [one.label for one in chart.spreads], each=0.7)
@@ -217,7 +494,7 @@ def _times(chart: data.Times, axes: Any) -> bool:
     return True
 
 
-def _search_curve(chart: data.SearchCurve, axes: Any) -> bool:
+def _search_curve(chart: SearchCurve, axes: Any) -> bool:
     curves = [curve for curve in chart.curves if curve.points or curve.tests]
     if not curves:
         return False
@@ -244,7 +521,7 @@ def _search_curve(chart: data.SearchCurve, axes: Any) -> bool:
     return True
 
 
-def _importances(chart: data.Importances, axes: Any) -> bool:
+def _importances(chart: Importances, axes: Any) -> bool:
     if not chart.shares:
         return False
     positions = _rows(axes, list(chart.shares))
@@ -255,7 +532,7 @@ def _importances(chart: data.Importances, axes: Any) -> bool:
     return True
 
 
-def _roofline(chart: data.Roofline, axes: Any) -> bool:
+def _roofline(chart: Roofline, axes: Any) -> bool:
     spots = [spot for spot in chart.spots if spot.flops_per_byte > 0 and spot.gflops > 0][:_SPOTS]
     if not spots or min(chart.peak_gbs, chart.peak_gflops) <= 0:
         return False
@@ -320,12 +597,12 @@ def _mixed(paint: str, other: str, share: float) -> Sequence[float]:
 
 #: Function that draws each kind of chart. It returns False if there is nothing to draw.
 _DRAWN: Final[Mapping[type[Any], Callable[[Any, Any], bool]]] = {
-    data.BestSoFar: _best_so_far,
-    data.Leaderboard: _leaderboard,
-    data.Categories: _categories,
-    data.FastP: _fast_p,
-    data.Times: _times,
-    data.SearchCurve: _search_curve,
-    data.Importances: _importances,
-    data.Roofline: _roofline,
+    BestSoFar: _best_so_far,
+    Leaderboard: _leaderboard,
+    Categories: _categories,
+    FastP: _fast_p,
+    Times: _times,
+    SearchCurve: _search_curve,
+    Importances: _importances,
+    Roofline: _roofline,
 }
