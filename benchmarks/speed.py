@@ -1,6 +1,6 @@
-"""Measure how fast small kernels are judged: `python benchmarks/speed.py --out DIR [--slots N,...] [--evaluations N]`.
+"""Measure how fast small kernels are judged: `python benchmarks/speed.py --out DIR [--slots N,...] [--gpus N,...]`.
 
-For each number of slots it starts a fleet. After a warm-up with two kernels of each problem for each slot it judges
+For each number of GPUs, and each number of slots on a GPU, it starts a fleet. After a warm-up with two kernels of each problem for each slot it judges
 
 1. right kernels of seven problems in one batch, all different. It measures evaluations per second, the host's CPU time,
    the exclusive use of the device, and the duration of each stage.
@@ -10,7 +10,7 @@ For each number of slots it starts a fleet. After a warm-up with two kernels of 
 It reports each kernel's time in the verdicts of the busy and of the idle fleet, which must not differ. It also reports
 each batch's seconds as a multiple of the exclusive use of the device by its evaluations.
 
-On the idle fleet with the first number of slots it judges one kernel after the other: new and known Triton kernels, and
+On the first fleet, when it is idle, it judges one kernel after the other: new and known Triton kernels, and
 torch kernels. For comparison it runs a simple script, a fresh Python process for each of the same kernels, which
 compares five answers with `torch.allclose` and times a hundred calls.
 
@@ -112,12 +112,13 @@ class Kernels:
 
 
 @contextmanager
-def fleet(lane: str, slots: int) -> Generator[Client]:
-    """Run a fleet with this many slots in a temporary home."""
+def fleet(lane: str, slots: int, gpus: Sequence[str]) -> Generator[Client]:
+    """Run a fleet with this many slots on each of the GPUs with these UUIDs, or on the CPU, in a temporary home."""
     with tempfile.TemporaryDirectory(prefix="kqueue-speed-") as folder:
         root = Path(folder)
         root.chmod(0o711)  # candidates with other uids must reach their scratch directories
-        kinds = {"slots_per_gpu": slots, "cpu_slots": 0} if lane == "gpu" else {"gpus": "none", "cpu_slots": slots}
+        kinds = {"slots_per_gpu": slots, "cpu_slots": 0} if lane == "gpu" else {"cpu_slots": slots}
+        kinds |= {"gpus": ",".join(gpus) or "none"}
         config = load(home=root / "home", scratch=root / "scratch", reuse=False, probe_share=0, **kinds)
         with LocalFleet(config, durable=False) as running, running.client() as client:
             yield client
