@@ -36,7 +36,6 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
@@ -53,15 +52,13 @@ from workers.judge.forkserver import files, handle, prewarm, process, server
 from workers.judge.gpu.devices import choose, devices
 from workers.judge.host import linux
 from workers.judge.pipeline.exchange import await_opening
-from workers.judge.sandbox import self_check
+from workers.judge.sandbox import cgroups, self_check
 from workers.judge.sandbox.seal import Profile, Role
 from workers.plan import Scratch, environment, plan
 from workers.slot import Slot
 
-#: Time limits in seconds of one operation, which is then killed, and of a wait for a slot.
-OPERATION_S, PATIENCE_S = 60, 300.0
-#: Size in bytes of shared GPU memory, and the times of an operation.
-SHARED_BYTES: Final = 2 << 20
+#: Time limits in seconds of an operation, which is then killed, and of a wait for a slot. Size of shared GPU memory.
+OPERATION_S, PATIENCE_S, SHARED_BYTES = 60, 300.0, 2 << 20
 TIMES = ("fork", "prepare", "step", "step user", "step sys", "step wait", "exit", "user", "sys", "wait", "host")
 
 
@@ -78,6 +75,12 @@ class Parent:
         scratch, host_bytes = str(self.slot.scratch / uuid4().hex), linux.physical_bytes() // 2
         return Profile(Role.CANDIDATE, self.slot.uid, scratch, 512, 2 << 30, host_bytes, 8 << 20, 2 << 30)
 
+    def group(self) -> cgroups.Group:
+        """Create a candidate's control group. Raise OSError if the host permits none."""
+        if (group := self.check.groups.group(linux.physical_bytes() // 2, 512)) is None:
+            raise OSError(f"no control groups: {self.check.measures['cgroup_memory']}")
+        return group
+
 
 #: A step: a generator that prepares the step before its first ``yield``, and cleans up after its second.
 Step = Callable[[Parent], Generator[None]]
@@ -88,33 +91,42 @@ def fork(_parent: Parent) -> Generator[None]:
     yield
 
 
-def namespace(kind: int, _parent: Parent) -> Generator[None]:
-    """Create a namespace. Linux removes it after the exit."""
+def network_namespace(_parent: Parent) -> Generator[None]:
+    """Create a network namespace. Linux removes it after the exit."""
     yield
-    linux.unshare(kind)
+    linux.unshare(linux.CLONE_NEWNET)
 
 
 def private_files(parent: Parent) -> Generator[None]:
     """Create a candidate's private file system, and attach it in a new mount namespace."""
-    covers, own = parent.check.means.covers, parent.profile()
-    if covers is None:
+    if (covers := parent.check.means.covers) is None:
         raise OSError(f"no mounts: {parent.check.measures['mounts']}")
+    own = parent.profile()
     yield
-    mount = files.Files(own, covers).mount
-    assert mount is not None
-    covers.attach(mount, own.scratch)
+    covers.attach(files.Files(own, covers).mount, own.scratch)
 
 
-def control_group(join: bool, parent: Parent) -> Generator[None]:
-    """Create and remove a control group. With ``join``, fork a process that joins it and exits meanwhile."""
+def control_group(parent: Parent) -> Generator[None]:
+    """Create and remove a control group."""
     yield
-    if (group := parent.check.groups.group(linux.physical_bytes() // 2, 512)) is None:
-        raise OSError(f"no control groups: {parent.check.measures['cgroup_memory']}")
-    if join and (pid := os.fork()):
-        os.waitpid(pid, 0)
-    elif join:
+    parent.group().remove()
+
+
+def joined_group(parent: Parent) -> Generator[None]:
+    """Move another process into a control group."""
+    group, (ours, theirs) = parent.group(), multiprocessing.Pipe()
+    if (pid := os.fork()) == 0:
+        theirs.send("forked")
+        theirs.recv()
         group.join()
+        theirs.send("joined")
         linux.leave(0)
+    ours.recv()
+    yield
+    ours.send("join")
+    ours.recv()
+    yield
+    os.waitpid(pid, 0)
     group.remove()
 
 
@@ -159,8 +171,7 @@ def cublas_handle(_parent: Parent) -> Generator[None]:
     """Multiply matrices for the first time."""
     matrix = opened()
     yield
-    _ = matrix @ matrix
-    torch.cuda.synchronize()
+    (matrix @ matrix).cpu()
 
 
 def memory_handle(_parent: Parent) -> Generator[None]:
@@ -168,14 +179,12 @@ def memory_handle(_parent: Parent) -> Generator[None]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if (pid := os.fork()) == 0:
         linux.die_with(os.getppid())()
-        ours.close()
         opened()
         theirs.send(b"opened")
         _, [descriptor] = packets.receive_with_fds(theirs, 8)
         gpu_memory.open_descriptor(descriptor, SHARED_BYTES).close()
         theirs.send(b"unmapped")
         linux.leave(0)
-    theirs.close()
     opened()
     ours.recv(8)
     yield
@@ -200,9 +209,9 @@ def triton_kernel(parent: Parent) -> Generator[None]:
 
 def cupti(_parent: Parent) -> Generator[None]:
     """Record the kernels of a call with CUPTI."""
-    rows = opened()
+    call = opened().zero_
     yield
-    profile.kernels(rows.zero_)
+    profile.kernels(call)
 
 
 def opened() -> torch.Tensor:
@@ -213,17 +222,9 @@ def opened() -> torch.Tensor:
 
 
 #: The steps that use no GPU, those that need one, and all. A sealed process uses the slot's device.
-HOST: Final[dict[str, Step]] = {
-    "fork": fork,
-    "network_namespace": partial(namespace, linux.CLONE_NEWNET),
-    "ipc_namespace": partial(namespace, linux.CLONE_NEWIPC),
-    "private_files": private_files,
-    "control_group": partial(control_group, False),
-    "joined_group": partial(control_group, True),
-}
-NEED_GPU = (cu_init, bare_context, torch_context, pinned_page, cublas_handle, memory_handle, triton_kernel, cupti)
-GPU: Final[dict[str, Step]] = {step.__name__: step for step in NEED_GPU}
-STEPS: Final = {**HOST, **GPU, "sealed_process": sealed_process}
+HOST: Final = (fork, network_namespace, private_files, control_group, joined_group)
+GPU = (cu_init, bare_context, torch_context, pinned_page, cublas_handle, memory_handle, triton_kernel, cupti)
+STEPS: Final[dict[str, Step]] = {step.__name__: step for step in (*HOST, *GPU, sealed_process)}
 
 
 def serve(slot: Slot, requests: Connection) -> None:
@@ -244,8 +245,7 @@ def serve(slot: Slot, requests: Connection) -> None:
     with prewarm.cached_in(str(slot.scratch / "triton")):
         prewarm.put(prewarm.prepare())
     gc.freeze()
-    sizes = [line for line in linux.read("/proc/self/status").splitlines() if line.startswith(("Rss", "Vm"))]
-    requests.send(check.report() | {"sizes": sizes, "mappings": linux.read("/proc/self/maps").count("\n")})
+    requests.send(check.report() | {"mappings": linux.read("/proc/self/maps").count("\n")})
     parent = Parent(slot, forkserver, check)
     with contextlib.suppress(EOFError):
         while True:
@@ -313,11 +313,10 @@ def slots(count: int, gpus: Sequence[str]) -> Generator[tuple[list[Connection], 
         counts = {"slots_per_gpu": -(-count // len(gpus)), "cpu_slots": 0} if gpus else {"cpu_slots": count}
         config = load(home=root / "home", scratch=root / "scratch", gpus=",".join(gpus) or "none", **counts)
         planned = plan(config, [device for device in devices() if device.uuid in gpus], cores)
-        planned.sort(key=lambda slot: int(slot.name.rpartition("-")[2]))
         scratch = Scratch(config.scratch)
         stack.callback(scratch.release)
         connections, spawning = list[Connection](), multiprocessing.get_context("spawn")
-        for slot in scratch.assign(planned[:count]):
+        for slot in scratch.assign(sorted(planned, key=lambda slot: int(slot.name.rpartition("-")[2]))[:count]):
             ours, theirs = spawning.Pipe()
             program = spawning.Process(target=serve, args=(slot, theirs), daemon=True)
             variables = handle.clean_environment(environment(slot, config, cores, os.environ))
@@ -326,8 +325,7 @@ def slots(count: int, gpus: Sequence[str]) -> Generator[tuple[list[Connection], 
             theirs.close()
             connections.append(ours)
             stack.callback(program.join, 30.0)
-        for connection in connections:
-            stack.callback(connection.close)
+            stack.callback(ours.close)
         yield connections, [received(connection) for connection in connections]
 
 
@@ -379,18 +377,20 @@ def main() -> int:
     levels = [*map(int, options.at_once.split(","))]
     found = choose("all", devices(), os.environ.get("CUDA_VISIBLE_DEVICES")) if options.lane == "gpu" else []
     counts = sorted(map(int, options.gpus.split(","))) if options.gpus else sorted({min(1, len(found)), len(found)})
+    if max(counts) > len(found) or (options.lane == "gpu" and not found):
+        parser.error(f"this host has {len(found)} GPUs")
     rows, reports = list[dict[str, Any]](), dict[int, Any]()
     for gpus in counts:
         left_out = {*(HOST if gpus > counts[0] else ()), *(() if gpus else GPU)}
-        names = [name for name in options.only.split(",") if name not in left_out]
+        names = [name for name in options.only.split(",") if STEPS[name] not in left_out]
         with slots(max(levels), [device.uuid for device in found[:gpus]]) as (connections, reports[gpus]):
             for name, level in itertools.product(names, levels):
-                about = {"name": name, "gpus": gpus, "slots": level}
-                rows.append(about | measure(name, options.seconds, connections[:level]))
+                figures = measure(name, options.seconds, connections[:level])
+                rows.append({"name": name, "gpus": gpus, "slots": level} | figures)
                 print(json.dumps(rows[-1]), flush=True)
     lines = "\n".join(table(sorted(rows, key=lambda row: [*STEPS].index(row["name"]))))
-    host = {"cores": os.cpu_count(), "gpus": [device.name for device in found], "slots": reports}
-    (options.out / "serial.json").write_text(json.dumps({"host": host, "rows": rows}, indent=1) + "\n")
+    figures = {"cores": os.cpu_count(), "gpus": [gpu.name for gpu in found], "slots": reports, "rows": rows}
+    (options.out / "serial.json").write_text(json.dumps(figures, indent=1) + "\n")
     (options.out / "serial.txt").write_text(lines + "\n")
     print(lines)
     return int(any("error" in row for row in rows))
