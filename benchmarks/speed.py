@@ -1,6 +1,7 @@
-"""Measure how fast small kernels are judged: `python benchmarks/speed.py --out DIR [--slots N,...] [--evaluations N]`.
+"""Measure how fast small kernels are judged: `python benchmarks/speed.py --out DIR [--slots N,...] [--gpus N,...]`.
 
-For each number of slots it starts a fleet. After a warm-up with two kernels of each problem for each slot it judges
+For each number of GPUs, and each number of slots on each of them, it starts a fleet. After a warm-up with two kernels
+of each problem for each slot it judges
 
 1. right kernels of seven problems in one batch, all different. It measures evaluations per second, the host's CPU time,
    the exclusive use of the device, and the duration of each stage.
@@ -10,9 +11,9 @@ For each number of slots it starts a fleet. After a warm-up with two kernels of 
 It reports each kernel's time in the verdicts of the busy and of the idle fleet, which must not differ. It also reports
 each batch's seconds as a multiple of the exclusive use of the device by its evaluations.
 
-On the idle fleet with the first number of slots it judges one kernel after the other: new and known Triton kernels, and
-torch kernels. For comparison it runs a simple script, a fresh Python process for each of the same kernels, which
-compares five answers with `torch.allclose` and times a hundred calls.
+On the first fleet, once it is idle, it judges one kernel after the other: new and known Triton kernels, and torch
+kernels. For comparison it runs a simple script, a fresh Python process for each of the same kernels, which compares
+five answers with `torch.allclose` and times a hundred calls.
 
 The host must be quiet, because all of its CPU time is counted. Figures go to `DIR/speed.json`, pictures to
 `DIR/speed.svg` and `DIR/stages.svg`. The exit status is 0 only if every category is the expected one. With `--lane cpu`
@@ -34,7 +35,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ from gallery import entries as gallery
 from kqueue import Client, Request, Verdict
 from kqueue.config import load
 from kqueue.local.fleet import LocalFleet
+from workers.judge.gpu.devices import choose, devices
 
 SMALL = ("gelu", "row_sum", "softmax", "layer_norm", "linear_relu", "row_max", "matmul")
 #: Faulty kernels that end quickly.
@@ -112,12 +114,13 @@ class Kernels:
 
 
 @contextmanager
-def fleet(lane: str, slots: int) -> Generator[Client]:
-    """Run a fleet with this many slots in a temporary home."""
+def fleet(lane: str, slots: int, gpus: Sequence[str]) -> Generator[Client]:
+    """Run a fleet with this many slots on each of the GPUs with these UUIDs, or on the CPU, in a temporary home."""
     with tempfile.TemporaryDirectory(prefix="kqueue-speed-") as folder:
         root = Path(folder)
         root.chmod(0o711)  # candidates with other uids must reach their scratch directories
-        kinds = {"slots_per_gpu": slots, "cpu_slots": 0} if lane == "gpu" else {"gpus": "none", "cpu_slots": slots}
+        kinds = {"slots_per_gpu": slots, "cpu_slots": 0} if lane == "gpu" else {"cpu_slots": slots}
+        kinds |= {"gpus": ",".join(gpus) or "none"}
         config = load(home=root / "home", scratch=root / "scratch", reuse=False, probe_share=0, **kinds)
         with LocalFleet(config, durable=False) as running, running.client() as client:
             yield client
@@ -267,7 +270,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="the folder for figures and pictures")
     parser.add_argument("--lane", choices=("gpu", "cpu"), default="gpu")
-    parser.add_argument("--slots", default="4,6,8", help="numbers of slots, the first also for the latency (4,6,8)")
+    parser.add_argument("--slots", default="4,6,8", help="numbers of slots on each GPU, or on the CPU (4,6,8)")
+    parser.add_argument("--gpus", help="numbers of GPUs (all of this host's)")
     parser.add_argument("--evaluations", type=int, default=112, help="evaluations in each measured batch (112)")
     parser.add_argument("--idle", type=int, default=14, help="evaluations of each kind on the idle fleet (14)")
     parser.add_argument("--plain", type=int, default=7, help="processes without a fleet (7)")
@@ -277,11 +281,16 @@ def main() -> int:
     found: dict[str, Any] = {"plain": plain(kernels, options.plain), "slots": {}}
     print("plain", json.dumps(found["plain"]), flush=True)
     wrong = 0
-    for slots in map(int, options.slots.split(",")):
-        with fleet(options.lane, slots) as client:
-            found["slots"][slots], differing = throughput(client, kernels, slots, options.evaluations)
+    have = choose("all", devices(), os.environ.get("CUDA_VISIBLE_DEVICES")) if options.lane == "gpu" else []
+    counts = [int(count) for count in options.gpus.split(",")] if options.gpus else [len(have)]
+    if max(counts) > len(have):
+        parser.error(f"--gpus {options.gpus}: this host has {len(have)}")
+    for gpus, slots in product(counts, map(int, options.slots.split(","))):
+        name = f"{gpus} x {slots}" if gpus > 1 else str(slots)
+        with fleet(options.lane, slots, [gpu.uuid for gpu in have[:gpus]]) as client:
+            found["slots"][name], differing = throughput(client, kernels, max(gpus, 1) * slots, options.evaluations)
             wrong += differing
-            print(slots, "slots", json.dumps(found["slots"][slots]), flush=True)
+            print(name, "slots", json.dumps(found["slots"][name]), flush=True)
             if "latency" not in found:
                 found["latency"], differing = latency(client, kernels, options.idle)
                 wrong += differing

@@ -308,6 +308,8 @@ def find_uv() -> str | None:
 def uv_settings() -> dict[str, str]:
     """Return the environment for uv with pip's configuration, which uv does not read itself."""
     settings = dict(os.environ)
+    # Unlike pip, uv does not compile by default. Sealed processes never write bytecode, so each would compile again.
+    settings.setdefault("UV_COMPILE_BYTECODE", "1")
     links, index = pip_setting("find-links"), pip_setting("index-url")
     if links:
         settings.setdefault("UV_FIND_LINKS", ",".join(links))

@@ -18,6 +18,7 @@ from typing import Final, NoReturn
 from kqueue import logs
 from workers.judge import api
 from workers.judge.forkserver import handle as launch
+from workers.judge.forkserver.orphans import kill_leftovers
 from workers.judge.host.status_page import StatusPage
 from workers.slot import PAGE_VARIABLE, READY_VARIABLE, SETTINGS_VARIABLE, Slot
 
@@ -29,12 +30,13 @@ def main() -> NoReturn:
     """Fork the slot's fork server and judge supervisor, then become its worker with the arguments of ``celery``."""
     # Garbage collection takes a tenth of the imports' time and finds nothing. Forks and workers.app enable it again.
     gc.disable()
+    slot = Slot.from_environment()
+    kill_leftovers(slot.uid)
     from workers.judge.candidate import harness  # imports torch, which become_worker() does not need
     from workers.judge.forkserver import server
 
     harness.preload()
     gc.freeze()  # loaded modules stay, in this process and in all forks
-    slot = Slot.from_environment()
     launch.prepare_scratch(slot)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()

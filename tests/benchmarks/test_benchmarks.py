@@ -26,6 +26,7 @@ def run(name: str, *arguments: str | Path, statuses: tuple[int, ...] = (0,)) -> 
     ("name", "few"),
     [
         ("speed", "--lane cpu --slots 1 --evaluations 4 --idle 1 --plain 1"),
+        ("serial", "--lane cpu --at-once 1,2 --seconds 0.1 --only fork,sealed_process"),
         ("builds", "--backend cpp --count 1 --plain 1 --slots 1"),
         ("queueing", "--submissions 4 --queued 0,50 --judged 50 --no-fleet"),
         ("hosts", "--hosts 2 --slots 1 --rate 2 --busy 2 --seconds 3"),
@@ -34,7 +35,7 @@ def run(name: str, *arguments: str | Path, statuses: tuple[int, ...] = (0,)) -> 
 )
 def test_figures_are_written(tmp_path: Path, name: str, few: str) -> None:
     """Each benchmark writes its figures, speed also its pictures, and no evaluation ends unexpectedly."""
-    run(name, *few.split(), "--out", tmp_path if name == "speed" else tmp_path / "found.json")
+    run(name, *few.split(), "--out", tmp_path if name in ("speed", "serial") else tmp_path / "found.json")
     [figures] = tmp_path.glob("*.json")
     found = json.loads(figures.read_text())
     assert found

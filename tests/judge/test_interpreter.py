@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 from kqueue.categories import Blame, Category
 from kqueue.contract import Outcome, Request, Settings, Timing
 from tests.judge.rig import Rig
 from tests.judge.sources import problem
+from workers.judge.candidate import interpreter
 
 _TOP = """
 import torch, triton
@@ -24,12 +29,27 @@ class ModelNew(torch.nn.Module):
         total[(x.shape[0],)](x, out, SIZE=x.shape[1])
         return out
 """
+_MISSING = """
+import mmap, sys
+from workers.judge.candidate import harness, interpreter
+harness.preload()
+before = set(sys.modules)
+interpreter.install(memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("Q"))
+print(*(set(sys.modules) - before))
+"""
 SUMS = problem("x: x.sum(-1)", "return [torch.rand(4, 64)]")
 
 
 def judge(rig: Rig, kernel: str, reference: str = SUMS, **settings: object) -> Outcome:
     made = Settings.model_validate({"checks": 2, "timing": {"calls": 5, "warmup": 0}, **settings})
     return rig.judge(Request(problem=reference, kernel=kernel, backend="triton", settings=made))
+
+
+def test_a_fork_server_imports_what_its_processes_need() -> None:
+    """A sealed process of a CPU slot imports no module when it opens its device."""
+    environment = os.environ | {interpreter.VARIABLE: "1"}
+    done = subprocess.run([sys.executable, "-c", _MISSING], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
 
 
 def test_a_kernel_is_checked_and_not_timed_unless_asked_for(rig: Rig) -> None:

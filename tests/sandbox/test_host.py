@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.judge.rig import Rig
+from workers.judge.forkserver import handle
 from workers.judge.host import linux, uids
 from workers.judge.sandbox import cgroups
 from workers.judge.sandbox.cgroups import Group, Groups, Lack
@@ -81,3 +83,15 @@ def test_who_has_other_temporary_files_gets_another_uid(tmp_path: Path) -> None:
     done = subprocess.run(command, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True)
     mine.release()
     assert int(done.stdout) > mine.uid, done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only a fleet of root has uids")
+def test_a_fork_server_kills_the_processes_of_its_uids() -> None:
+    """No process that an earlier user of a slot's uids left is alive when a fork server is ready."""
+    with Rig() as rig:
+        assert rig.slot.uid is not None
+        left = [subprocess.Popen(["sleep", "1000"], user=uid) for uid in uids.all_of(rig.slot.uid)]
+        again = handle.start(rig.slot)
+        again.wait_ready()
+        again.stop()
+        assert {process.poll() for process in left} == {-signal.SIGKILL}

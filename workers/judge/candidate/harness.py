@@ -77,8 +77,12 @@ def preload() -> None:
     logging.disable(logging.WARNING)
     try:
         importlib.import_module("torch.utils.cpp_extension")
-        with contextlib.suppress(ImportError), interpreter.uninterpreted():
-            importlib.import_module("triton.language")
+        with contextlib.suppress(ImportError):
+            with interpreter.uninterpreted():
+                importlib.import_module("triton.language")
+            if interpreter.VARIABLE in os.environ:
+                # Sealed processes of a CPU slot use it, and would compile its source each time.
+                importlib.import_module("triton.runtime.interpreter")
     finally:
         logging.disable(logging.NOTSET)
         if visible is None:

@@ -107,7 +107,12 @@ class Files:
 
     def release(self) -> list[Path]:
         """Close the file system after the process's end. Return the directories that the caller must remove."""
-        left = [Path(self._profile.built or "")] if self._has_shelf else []
+        left: list[Path] = []
+        if self._has_shelf:
+            try:
+                Path(self._profile.built or "").rmdir()  # most kernels have no library
+            except OSError:
+                left.append(Path(self._profile.built or ""))
         if self.mount is None:
             return [*left, Path(self._profile.scratch)]
         os.close(self.mount)

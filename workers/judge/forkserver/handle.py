@@ -174,10 +174,13 @@ class ForkServer:
 #: Program of the fork server. Its arguments are the socket's descriptor, the parent's pid, and the uid or 0.
 _PROGRAM: Final = """
 import socket, sys
+from workers.judge.forkserver.orphans import kill_leftovers
+uid = int(sys.argv[3]) or None
+kill_leftovers(uid)
 from workers.judge.candidate import harness
 from workers.judge.forkserver import server
 harness.preload()
-server.main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]) or None)
+server.main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), uid)
 """
 
 

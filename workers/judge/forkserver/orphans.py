@@ -152,6 +152,15 @@ def await_end(pid: int, seconds: float) -> None:
         os.close(descriptor)
 
 
+def kill_leftovers(uid: int | None) -> None:
+    """Kill the processes that an earlier user of a slot's uid left under any uid of its sealed processes.
+
+    Call this before large imports, because it forks for each uid, and a large process forks slowly.
+    """
+    for leftover in () if uid is None else uids.all_of(uid):
+        kill_uid(leftover)
+
+
 def kill_uid(uid: int) -> None:
     """Kill all processes of a uid at once, because a loop over pids would race with their forks."""
     try:

@@ -31,10 +31,9 @@ from workers.judge.forkserver import control, prewarm
 from workers.judge.forkserver.control import End, Keep, Spawn, Take
 from workers.judge.forkserver.kept import IDLE, KeptProcesses
 from workers.judge.forkserver.launchers import Launchers
-from workers.judge.forkserver.orphans import kill_uid
 from workers.judge.forkserver.spawn import Spawner
 from workers.judge.forkserver.watch import Watch
-from workers.judge.host import linux, uids
+from workers.judge.host import linux
 from workers.judge.sandbox import self_check
 
 _log: Any = structlog.get_logger(__name__)
@@ -101,9 +100,10 @@ class EventLoop:
 
 
 def main(requests: socket.socket, parent: int, uid: int | None) -> NoReturn:
-    """Run a slot's fork server in a new child of ``parent``, with which it ends, after :func:`harness.preload`.
+    """Run a slot's fork server in a new child of ``parent``, with which it ends.
 
-    ``uid`` is the slot's uid for sealed processes. Processes that an earlier user of the uid left are killed.
+    Call this after :func:`.orphans.kill_leftovers` and :func:`harness.preload`. ``uid`` is the slot's uid for sealed
+    processes.
     """
     os.setsid()
     linux.die_with(parent)()
@@ -115,9 +115,6 @@ def main(requests: socket.socket, parent: int, uid: int | None) -> NoReturn:
     base = self_check.prepare(uid, os.environ.get("CUDA_VISIBLE_DEVICES"))
     # Entering a namespace can clear this setting.
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if uid is not None and base.measures["own_uid"] is True:
-        for leftover in uids.all_of(uid):
-            kill_uid(leftover)
     logs.configure_early()
     # Imported libraries have threads, but none of them holds a lock while they are idle.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
