@@ -99,7 +99,7 @@ def run_evaluation(claim: Claim, slot: Slot, judges: Judges, engine: Engine) -> 
     """Judge a claimed evaluation with the slot's judge."""
     config = load()
     own = replace(slot, gpu_shared=config.gpu_shared, alone=claim.alone)
-    backend = StoredBackend(engine, claim.attempt_id, judges.conditions if config.reuse else None)
+    backend = StoredBackend(engine, claim.attempt_id, claim.owner, judges.conditions if config.reuse else None)
     return judges.judge(claim.request, own, backend)
 
 

@@ -163,7 +163,7 @@ SELECT id, 'passed', 'none', '', 2, '{}', '{}', '', 'judge' FROM evaluations WHE
 """
 _TOLD = """
 SELECT v.evaluation_id, e.problem_hash, e.kernel_hash, e.batch, v.category, v.runtime_ms, v.speedup,
-       v.reused_from IS NOT NULL, v.finished_at
+       v.reused_from IS NOT NULL, v.finished_at, e.owner
 FROM verdicts AS v JOIN evaluations AS e ON e.id = v.evaluation_id WHERE NOT e.probe
 """
 
