@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, Final
+from dataclasses import dataclass
+from typing import Annotated, Final
 from urllib.parse import SplitResult, urlsplit
 
 from fastapi import Depends, Request, Security
@@ -29,22 +29,22 @@ _BEARER: Final = HTTPBearer(auto_error=False, description="A token of `kqueue to
 _Declared = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
 
 
-def require(scope: Scope | str) -> Callable[..., Coroutine[Any, Any, Caller]]:
-    """Return a dependency of routes that returns a caller with ``scope`` and refuses one without it.
+@dataclass(frozen=True)
+class Require:
+    """A dependency of routes that returns a caller with a scope and refuses one without it.
 
-    Its transactions act for the caller, but with the scope ``admin`` for the fleet.
+    Transactions act for the caller, but with the scope ``admin`` for the fleet.
     """
-    wanted = Scope(scope)
 
-    async def check(request: Request, _: _Declared) -> Caller:
+    scope: Scope
+
+    async def __call__(self, request: Request, _: _Declared) -> Caller:
         caller = await identify(request)
-        if not caller.may(wanted):
-            raise HttpError.insufficient_scope(wanted, f"this needs a token of the scope {wanted}")
-        if wanted is Scope.ADMIN:
+        if not caller.may(self.scope):
+            raise HttpError.insufficient_scope(self.scope, f"this needs a token of the scope {self.scope}")
+        if self.scope is Scope.ADMIN:
             act_as(FLEET)
         return caller
-
-    return check
 
 
 async def known(request: Request, _: _Declared) -> Caller | None:
@@ -77,9 +77,9 @@ async def identify(request: Request) -> Caller:
 
 
 #: Callers with the scope to read, to submit kernels, and to run the fleet.
-Reader = Annotated[Caller, Depends(require(Scope.READ))]
-Submitter = Annotated[Caller, Depends(require(Scope.SUBMIT))]
-Admin = Annotated[Caller, Depends(require(Scope.ADMIN))]
+Reader = Annotated[Caller, Depends(Require(Scope.READ))]
+Submitter = Annotated[Caller, Depends(Require(Scope.SUBMIT))]
+Admin = Annotated[Caller, Depends(Require(Scope.ADMIN))]
 #: Caller of a public route, None without a credential.
 Anybody = Annotated[Caller | None, Depends(known)]
 
