@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from kqueue.cli import options
 from kqueue.cli.connection import database
 
 _group = typer.Typer(help="The database's schema.", no_args_is_help=True)
@@ -64,17 +65,21 @@ def check() -> None:
 def login(
     name: Annotated[str, typer.Argument(help="The login's name.")],
     role: Annotated[Role, typer.Option(help="The purpose of the login, which limits its privileges.")],
+    owner: options.Owner = "local",
 ) -> None:
     """Create a login for a role, or change its password. Connect as the owner of the tables.
+
+    A producer sees and cancels the work of its owner only. All other roles see the work of all owners.
 
     The password is read from stdin or prompted for, so that neither `ps` nor the server's log shows it.
     """
     from kqueue.store import roles
 
+    options.check_owner(owner)
     if sys.stdin.isatty():
         password: str = typer.prompt("password", hide_input=True, confirmation_prompt=True)
     else:
         password = sys.stdin.readline().rstrip("\r\n")
     with database("db login") as engine:
-        roles.login(engine, name, f"kqueue_{role}", password)
+        roles.login(engine, name, f"kqueue_{role}", password, owner=owner)
     typer.echo(f"{name} has the privileges of a {role}")
