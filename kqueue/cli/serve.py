@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from kqueue.cli import options
+
 
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on (KQUEUE_HTTP_ADDRESS).")] = None,
@@ -38,6 +40,12 @@ def mcp(
         list[str] | None,
         typer.Option(metavar="NAME", help="With --http: a host name that clients use, such as a proxy's. Repeatable."),
     ] = None,
+    owner: Annotated[
+        str | None,
+        typer.Option(
+            help="On stdio, with the fleet's database: the owner of the agent's work, which is all that it sees."
+        ),
+    ] = None,
 ) -> None:
     """Serve the fleet to agents as tools, over the Model Context Protocol.
 
@@ -50,6 +58,10 @@ def mcp(
 
     if allow_host and http is None:
         raise InvalidRequest("--allow-host: only for --http: omit it, or give --http HOST:PORT")
+    if owner is not None:
+        options.check_owner(owner)
+        if http is not None:
+            raise InvalidRequest("--owner: only on stdio: with --http each agent has the owner of its token")
     require_mcp()
     from kqueue import logs
     from kqueue.config import load
@@ -60,6 +72,6 @@ def mcp(
     from kqueue.mcp import serving
 
     if http is None:
-        serving.serve_stdio()
+        serving.serve_stdio(owner)
     else:
         serving.serve_http(http, allow_host or [], typer.echo)

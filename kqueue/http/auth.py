@@ -21,6 +21,8 @@ from kqueue.store.tokens import Scope
 #: Key in an ASGI scope under which :mod:`kqueue.http.server` puts the uid of a unix socket's peer. Requests over TCP
 #: never have it: the server sets it by the type of the connection, and no header can set it.
 PEER_UID: Final = "kqueue.peer_uid"
+#: Key of the owner for whom alone such a peer acts, if it does.
+PEER_OWNER: Final = "kqueue.peer_owner"
 
 #: Scopes of callers without a token.
 _EVERYTHING: Final = (Scope.ADMIN, *tokens.WIDE)
@@ -110,6 +112,8 @@ def without_token(request: Request) -> Caller | None:
     peer: int | None = request.scope.get(PEER_UID)
     if peer is not None:
         # Access to the socket gives other users no rights.
+        if peer in {0, os.geteuid()} and (owner := request.scope.get(PEER_OWNER)) is not None:
+            return Caller(f"an agent of {owner}", (Scope.PROBLEMS,), owner=owner)
         return Caller("the fleet's owner", _EVERYTHING) if peer in {0, os.geteuid()} else None
     gateway: Gateway = request.app.state.gateway
     if not trusts_local_users(gateway.config):

@@ -293,6 +293,12 @@ def _secure(connection: Connection, present: Collection[str]) -> None:
         connection.exec_driver_sql(f"CREATE POLICY {name} ON {table} {wanted[table, name]}")
 
 
+def is_trusted(engine: Engine) -> bool:
+    """Return True if sessions of this login can act for any owner."""
+    with transaction(engine) as connection:
+        return connection.scalars(text("SELECT kqueue_trusted()")).one()
+
+
 def login(engine: Engine, name: str, role: str, password: str, *, owner: str = LOCAL) -> None:
     """Create a login that is a member of exactly one of the roles, or change the password of an existing one.
 
