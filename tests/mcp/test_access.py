@@ -21,7 +21,6 @@ from kqueue.store import tokens
 from tests.http.serving import problem_of
 from tests.http.standin import Served
 from tests.mcp.agents import Here, over_http, over_stdio, refusal, text_of, told
-from tests.mcp.test_tools import TOOLS
 
 NEW = {"problem": "class Model: new = 1", "kernel": "class ModelNew: ...", "backend": "torch", "timeout_s": 0}
 HELLO = {
@@ -241,7 +240,7 @@ async def test_an_agent_reads_only_what_its_owner_submitted(
     async with over_http(here.url, token(owner="bob")) if door == "http" else inside as client:
         unknown, nowhere = str(uuid4()), f"sha256:{'0' * 64}"
         theirs, nothing = _calls(identity, stored), _calls(unknown, nowhere)
-        assert {*theirs, "explain"} == TOOLS
+        assert {*theirs, "explain"} == {tool.name for tool in (await client.list_tools()).tools}
         for tool, arguments in theirs.items():
             said, same = [await client.call_tool(tool, one) for one in (arguments, nothing[tool])]
             text = text_of(said).replace(identity, unknown).replace(stored[7:], nowhere[7:])

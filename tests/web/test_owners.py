@@ -20,7 +20,6 @@ from kqueue.store.engine import Viewer, acting
 from kqueue.store.tokens import Scope
 from scripts.reference import scopes
 from tests.http.standin import Served, end
-from tests.http.test_gateway import DUEL
 from tests.samples import request_fields
 from tests.web.visiting import HTML, OWN_FORM, enter
 
@@ -93,7 +92,8 @@ def _body(path: str, places: Mapping[str, str]) -> Any:
         case "/v1/evaluations/wait":
             return {"evaluation_ids": [places["evaluation_id"]], "timeout": 0}
         case "/v1/duels":
-            return DUEL | {"a": request_fields(**problem)}
+            b = {"kernel": "class ModelNew: b = 1", "backend": "torch"}
+            return {"a": request_fields(**problem), "b": b}
         case _:
             return {}
 
