@@ -219,7 +219,9 @@ def scopes(app: Any) -> dict[tuple[str, str], Scope | None]:
             elif hasattr(route, "original_router"):
                 yield from walk(route.original_router.routes)
 
-    return {(method, one.path_format): needed(one.dependant) for one in walk(app.routes) for method in sorted(one.methods)}
+    return {
+        (method, one.path_format): needed(one.dependant) for one in walk(app.routes) for method in sorted(one.methods)
+    }
 
 
 def _scope(needed: dict[tuple[str, str], Scope | None], method: str, path: str) -> str:

@@ -63,8 +63,8 @@ BEGIN
 END
 $$;
 """
-#: Its callers see their own evaluations only, but a lane's window counts those of all owners. For a login that is held
-#: to its owner it counts only that owner's, unless the tables belong to a superuser.
+#: Its callers see their own evaluations only, but a lane's window counts the evaluations of all owners. For a producer's
+#: login it counts only the ones of its owner, unless the tables belong to a superuser.
 _WAITING: Final = """
 CREATE FUNCTION {schema}.kqueue_waiting(of_lane text, most integer) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -226,7 +226,7 @@ def downgrade() -> None:
         )
     for table, key in _TABLES.items():
         if key is not None:
-            _keep_one(table, key, "DELETE FROM " + table)
+            _keep_one(table, key, f"DELETE FROM {table}")  # noqa: S608
             op.drop_constraint(f"pk_{table}", table)
             op.create_primary_key(op.f(f"pk_{table}"), table, [key])
         op.drop_column(table, "owner")
@@ -247,7 +247,7 @@ def downgrade() -> None:
 
 
 def _keep_one(table: str, key: str, change: str) -> None:
-    """Change all rows of equal keys except those of the first owner."""
+    """Change all rows of equal keys, except the first owner's."""
     op.execute(f"""
         {change} WHERE EXISTS (SELECT FROM {table} AS o WHERE o.{key} = {table}.{key} AND o.owner < {table}.owner)
     """)
