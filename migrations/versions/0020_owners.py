@@ -63,8 +63,8 @@ BEGIN
 END
 $$;
 """
-#: Its callers see their own evaluations only, but a lane's window counts the evaluations of all owners. For a producer's
-#: login it counts only the ones of its owner, unless the tables belong to a superuser.
+#: Its callers see their own evaluations only, but a lane's window counts the evaluations of all owners. For producers'
+#: logins it counts only the ones of their owner, unless the tables belong to a superuser.
 _WAITING: Final = """
 CREATE FUNCTION {schema}.kqueue_waiting(of_lane text, most integer) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
