@@ -10,6 +10,7 @@ import typer
 
 from kqueue.cli import options
 from kqueue.cli.connection import database
+from kqueue.errors import InvalidRequest
 
 _group = typer.Typer(help="The database's schema.", no_args_is_help=True)
 
@@ -74,8 +75,11 @@ def login(
     The password is read from stdin or prompted for, so that neither `ps` nor the server's log shows it.
     """
     from kqueue.store import roles
+    from kqueue.store.models import LOCAL
 
     options.check_owner(owner)
+    if owner != LOCAL and role is not Role.PRODUCER:
+        raise InvalidRequest(f"--owner: only for producers, because a {role} serves all owners")
     if sys.stdin.isatty():
         password: str = typer.prompt("password", hide_input=True, confirmation_prompt=True)
     else:
