@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import typer.main
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from kqueue.cli.categories import in_markdown, kind_of
+
+if TYPE_CHECKING:
+    from kqueue.store.tokens import Scope
 
 SETTINGS = """\
 # Settings
@@ -186,10 +189,41 @@ def routes() -> str:
     from kqueue.config import load
     from kqueue.http.app import create_app
 
-    described = create_app(load(database_url="postgresql+psycopg://nowhere/none")).openapi()["paths"]
+    app = create_app(load(database_url="postgresql+psycopg://nowhere/none"))
+    described, needed = app.openapi()["paths"], scopes(app)
     rows = [
-        f"| `{method.upper()} {path}` | {in_markdown(one.get('description', '').partition(chr(10) * 2)[0])} |"
+        f"| `{method.upper()} {path}` | {_scope(needed, method, path)} "
+        f"| {in_markdown(one.get('description', '').partition(chr(10) * 2)[0])} |"
         for path, methods in sorted(described.items())
         for method, one in methods.items()
     ]
-    return "| route | purpose |\n|---|---|\n" + "\n".join(rows) + "\n"
+    return "| route | scope | purpose |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def scopes(app: Any) -> dict[tuple[str, str], Scope | None]:
+    """Return the scope that each route of an application needs, or None for a public one, by method and path."""
+    from kqueue.http.auth import Require
+    from kqueue.store.tokens import Scope
+    from kqueue.web import route as pages
+
+    by_page = {pages.viewer: Scope.READ, pages.actor: Scope.SUBMIT}
+
+    def needed(dependant: Any) -> Scope | None:
+        own = dependant.call.scope if isinstance(dependant.call, Require) else by_page.get(dependant.call)
+        return own or next(filter(None, map(needed, dependant.dependencies)), None)
+
+    def walk(routes: Iterable[Any]) -> Iterator[Any]:
+        for route in routes:
+            if hasattr(route, "dependant"):
+                yield route
+            elif hasattr(route, "original_router"):
+                yield from walk(route.original_router.routes)
+
+    return {
+        (method, one.path_format): needed(one.dependant) for one in walk(app.routes) for method in sorted(one.methods)
+    }
+
+
+def _scope(needed: dict[tuple[str, str], Scope | None], method: str, path: str) -> str:
+    scope = needed.get((method.upper(), path))
+    return "" if scope is None else f"`{scope}`"

@@ -89,10 +89,10 @@ class Server:
         self.execute(f'CREATE DATABASE "{name}" TEMPLATE template0')
         return database(self._url, name)
 
-    def clone(self) -> str:
-        """Create a database with the newest schema. Return its URL."""
+    def clone(self, template: str = _TEMPLATE, owner: str = "postgres") -> str:
+        """Create a database of a user with the newest schema, or another database's. Return its URL."""
         name = f"test_{uuid4().hex}"
-        self.execute(f'CREATE DATABASE "{name}" TEMPLATE "{_TEMPLATE}" STRATEGY file_copy')
+        self.execute(f'CREATE DATABASE "{name}" OWNER "{owner}" TEMPLATE "{template}" STRATEGY file_copy')
         return database(self._url, name)
 
     def drop(self, url: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import hashlib
 import os
 import signal
 import socket
@@ -37,6 +38,7 @@ from kqueue.states import Writer
 from kqueue.store import engine as store_engine
 from kqueue.store import evaluations
 from kqueue.store.evaluations import Claim, Recorded
+from kqueue.store.models import LOCAL
 from workers import delivery, messages
 from workers.backend import StoredBackend
 from workers.judge import api, deaths
@@ -99,8 +101,9 @@ def run_evaluation(claim: Claim, slot: Slot, judges: Judges, engine: Engine) -> 
     """Judge a claimed evaluation with the slot's judge."""
     config = load()
     own = replace(slot, gpu_shared=config.gpu_shared, alone=claim.alone)
-    backend = StoredBackend(engine, claim.attempt_id, judges.conditions if config.reuse else None)
-    return judges.judge(claim.request, own, backend)
+    backend = StoredBackend(engine, claim.attempt_id, claim.owner, judges.conditions if config.reuse else None)
+    caches = "" if claim.owner == LOCAL else hashlib.sha256(claim.owner.encode()).hexdigest()
+    return judges.judge(claim.request, own, backend, caches)
 
 
 @app.task(name=broker.EVALUATE, base=_Evaluate)

@@ -18,10 +18,11 @@ class StoredBackend:
     Every method except :meth:`doubt` raises DatabaseUnavailable if Postgres is away.
     """
 
-    def __init__(self, engine: Engine, attempt_id: int, conditions: str | None) -> None:
-        """Bind the backend to an attempt. ``conditions`` is None if no verdict is to be reused."""
+    def __init__(self, engine: Engine, attempt_id: int, owner: str, conditions: str | None) -> None:
+        """Bind the backend to an attempt and its owner. ``conditions`` is None if no verdict is to be reused."""
         self._engine = engine
         self._attempt_id = attempt_id
+        self._owner = owner
         self._conditions = conditions
 
     def environment(self, facts: dict[str, Any]) -> str:
@@ -30,13 +31,14 @@ class StoredBackend:
 
     def baseline(self, problem_hash: str, environment_hash: str, settings_key: str) -> Measurement | None:
         """Return the cached baseline, or None."""
-        return baselines.get(self._engine, problem_hash, environment_hash, settings_key)
+        return baselines.get(self._engine, problem_hash, environment_hash, settings_key, owner=self._owner)
 
     def keep_baseline(
         self, problem_hash: str, environment_hash: str, settings_key: str, measurement: Measurement, *, replace: bool
     ) -> None:
         """Cache a baseline."""
-        baselines.put(self._engine, problem_hash, environment_hash, settings_key, measurement, replace=replace)
+        key = (problem_hash, environment_hash, settings_key)
+        baselines.put(self._engine, *key, measurement, owner=self._owner, replace=replace)
 
     def doubt(self, device: str, reason: str) -> None:
         """Request a GPU self-test. Without Postgres the request is lost, because the verdict matters more."""

@@ -63,6 +63,12 @@ def mcp(
         list[str] | None,
         typer.Option(metavar="NAME", help="With --http: a host name that clients use, such as a proxy's. Repeatable."),
     ] = None,
+    owner: Annotated[
+        str | None,
+        typer.Option(
+            help="On stdio, with the fleet's database: the owner of the agent's work, which is all that it sees."
+        ),
+    ] = None,
 ) -> None:
     """Serve the fleet to agents as tools, over the Model Context Protocol.
 
@@ -74,6 +80,10 @@ def mcp(
 
     if allow_host and http is None:
         raise InvalidRequest("--allow-host: only for --http: omit it, or give --http HOST:PORT")
+    if owner is not None:
+        options.check_owner(owner)
+        if http is not None:
+            raise InvalidRequest("--owner: only on stdio: with --http each agent has the owner of its token")
     require_mcp()
     from kqueue import logs
     from kqueue.config import load
@@ -84,7 +94,7 @@ def mcp(
     from kqueue.mcp import serving
 
     if http is None:
-        serving.serve_stdio()
+        serving.serve_stdio(owner)
     else:
         serving.serve_http(http, allow_host or [], typer.echo)
 
@@ -269,19 +279,26 @@ def check() -> None:
 def login(
     name: Annotated[str, typer.Argument(help="The login's name.")],
     role: Annotated[Role, typer.Option(help="The purpose of the login, which limits its privileges.")],
+    owner: options.Owner = "local",
 ) -> None:
     """Create a login for a role, or change its password. Connect as the owner of the tables.
+
+    A producer sees and cancels the work of its owner only. All other roles see the work of all owners.
 
     The password is read from stdin or prompted for, so that neither `ps` nor the server's log shows it.
     """
     from kqueue.store import roles
+    from kqueue.store.models import LOCAL
 
+    options.check_owner(owner)
+    if owner != LOCAL and role is not Role.PRODUCER:
+        raise InvalidRequest(f"--owner: only for producers, because a {role} serves all owners")
     if sys.stdin.isatty():
         password: str = typer.prompt("password", hide_input=True, confirmation_prompt=True)
     else:
         password = sys.stdin.readline().rstrip("\r\n")
     with database("db login") as engine:
-        roles.login(engine, name, f"kqueue_{role}", password)
+        roles.login(engine, name, f"kqueue_{role}", password, owner=owner)
     typer.echo(f"{name} has the privileges of a {role}")
 
 

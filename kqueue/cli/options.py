@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -35,11 +36,20 @@ Precision = Annotated[str | None, typer.Option("--precision", help="fp32, fp16 o
 Checks = Annotated[int | None, typer.Option("--checks", help="Number of input sets to compare.")]
 NoTiming = Annotated[bool, typer.Option("--no-timing", help="Do not time the kernels.")]
 Calls = Annotated[int | None, typer.Option("--calls", help="Maximum number of timed calls.")]
+Owner = Annotated[str, typer.Option(help="The owner of its submissions, whose work alone it sees.")]
 SettingsTree = Annotated[str | None, typer.Option("--settings", metavar="FILE|JSON", help="Settings as a JSON object.")]
 Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="One setting, such as deadlines.check_s=5. Repeatable."),
 ]
+
+
+def check_owner(name: str) -> None:
+    """Raise InvalidRequest if an owner cannot have this name."""
+    from kqueue.store.models import OWNER_NAME
+
+    if not re.fullmatch(OWNER_NAME, name):
+        raise InvalidRequest(f"--owner: {name!r}: use 1 to 63 of a-z, 0-9 and ._- that begin with a letter or digit")
 
 
 def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:

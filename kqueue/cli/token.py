@@ -56,9 +56,10 @@ def create(
         list[str],
         typer.Option(
             help="`read`, `submit` (also kernels for stored problems), `problems` (also new problems), or `admin` "
-            "(also control of the fleet)."
+            "(also control of the fleet). In addition `read:all` and `cancel:all`, for the work of all owners."
         ),
     ],
+    owner: options.Owner = "local",
     expires: Annotated[
         str | None, typer.Option(help="Age after which it expires: `90m`, `12h`, `30d`. Default: never.")
     ] = None,
@@ -80,17 +81,19 @@ def create(
     try:
         scopes = [tokens.Scope(one) for one in dict.fromkeys(scope)]
     except ValueError:
-        raise InvalidRequest(f"--scope: {', '.join(scope)}: use read, submit, problems or admin") from None
+        raise InvalidRequest(f"--scope: {', '.join(scope)}: use one or more of {', '.join(tokens.Scope)}") from None
     if priority not in _HIGHEST:
         raise InvalidRequest(f"--priority: {priority}: use {' or '.join(_HIGHEST)}")
     allowed = None if budget is None else _budget(budget, when_spent)
     if not name.strip() or len(name) > 200 or "\0" in name:
         raise InvalidRequest("--name: one to 200 characters")
+    options.check_owner(owner)
     with database("token") as engine:
         made, secret = tokens.create(
             engine,
             name,
             scopes,
+            owner=owner,
             expires_after=None if expires is None else _lifetime(expires),
             priority=Priority(priority),
             weight=weight,
@@ -133,6 +136,7 @@ def list_(as_json: options.Json = False) -> None:
 _TOKEN: Final[Columns[Known]] = {
     "id": lambda token: token.id,
     "name": lambda token: token.name,
+    "owner": lambda token: token.owner,
     "scopes": lambda token: " ".join(token.scopes),
     "priority": lambda token: token.priority,
     "weight": lambda token: f"{token.weight:g}",

@@ -43,7 +43,14 @@ class DatabaseTransport(Transport):
     :class:`kqueue.Client` documents arguments and errors.
     """
 
-    def __init__(self, config: Config | None, *, database_url: str | None, redis_url: str | None) -> None:
+    def __init__(
+        self,
+        config: Config | None,
+        *,
+        database_url: str | None = None,
+        redis_url: str | None = None,
+        fenced: bool = False,
+    ) -> None:
         if config is None:
             config = load(database_url=database_url, redis_url=redis_url)
         else:
@@ -51,7 +58,7 @@ class DatabaseTransport(Transport):
             config = config.model_copy(update={k: SecretStr(v) for k, v in given.items() if v is not None})
         self._config = config
         url = config.require_database()
-        self._engine = connect(url, application=_APPLICATION)
+        self._engine = connect(url, application=_APPLICATION, fenced=fenced)
         self._listener = Listener(url, self._engine, application=_APPLICATION)
         self._lock = threading.Lock()
         self._checked = False

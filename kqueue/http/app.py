@@ -19,6 +19,7 @@ from kqueue.http.access import AccessLog
 from kqueue.http.devices import Fleet
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
+from kqueue.store.engine import FLEET, acting
 
 _ROUTERS: Final = (v1.router, eval_server.router, jobs.router, tasks.router, maintenance.router, metrics.router)
 _TWO_LENGTHS: Final = "the body's length is given in two ways: send either Content-Length or Transfer-Encoding"
@@ -57,7 +58,8 @@ def create_app(
         app.state.metrics = metrics.Metrics(gateway, app.state.fleet)
         try:
             await gateway.open()
-            await gateway.read(app.state.metrics.begin)
+            with acting(FLEET):
+                await gateway.read(app.state.metrics.begin)
             # Without this, the first request for the fleet's health would wait for the database.
             with suppress(ServiceError):
                 await app.state.fleet.renewed()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, Final
+from dataclasses import dataclass
+from typing import Annotated, Final
 from urllib.parse import SplitResult, urlsplit
 
 from fastapi import Depends, Request, Security
@@ -15,28 +15,38 @@ from kqueue.http import is_loopback, trusts_local_users
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Caller, Gateway
 from kqueue.store import tokens
+from kqueue.store.engine import FLEET, act_as
 from kqueue.store.tokens import Scope
 
 #: Key in an ASGI scope under which :mod:`kqueue.http.server` puts the uid of a unix socket's peer. Requests over TCP
 #: never have it: the server sets it by the type of the connection, and no header can set it.
 PEER_UID: Final = "kqueue.peer_uid"
+#: Key of the owner for whom alone such a peer acts, if it does.
+PEER_OWNER: Final = "kqueue.peer_owner"
 
+#: Scopes of callers without a token.
+_EVERYTHING: Final = (Scope.ADMIN, *tokens.WIDE)
 _BEARER: Final = HTTPBearer(auto_error=False, description="A token of `kqueue token create`.")
 #: Credential in the OpenAPI document. :func:`identify` reads the header itself.
 _Declared = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
 
 
-def require(scope: Scope | str) -> Callable[..., Coroutine[Any, Any, Caller]]:
-    """Return a dependency of routes that returns a caller with ``scope`` and refuses one without it."""
-    wanted = Scope(scope)
+@dataclass(frozen=True)
+class Require:
+    """A dependency of routes that returns a caller with a scope and refuses one without it.
 
-    async def check(request: Request, _: _Declared) -> Caller:
+    Transactions act for the caller, but with the scope ``admin`` for the fleet.
+    """
+
+    scope: Scope
+
+    async def __call__(self, request: Request, _: _Declared) -> Caller:
         caller = await identify(request)
-        if not caller.may(wanted):
-            raise HttpError.insufficient_scope(wanted, f"this needs a token of the scope {wanted}")
+        if not caller.may(self.scope):
+            raise HttpError.insufficient_scope(self.scope, f"this needs a token of the scope {self.scope}")
+        if self.scope is Scope.ADMIN:
+            act_as(FLEET)
         return caller
-
-    return check
 
 
 async def known(request: Request, _: _Declared) -> Caller | None:
@@ -48,7 +58,10 @@ async def known(request: Request, _: _Declared) -> Caller | None:
     """
     if "authorization" in request.headers:
         return await identify(request)
-    return without_token(request)
+    caller = without_token(request)
+    if caller is not None:
+        act_as(caller.viewer)
+    return caller
 
 
 async def identify(request: Request) -> Caller:
@@ -61,13 +74,14 @@ async def identify(request: Request) -> Caller:
     caller: Caller | None = getattr(request.state, "caller", None)
     if caller is None:
         caller = request.state.caller = await _identify(request)
+        act_as(caller.viewer)
     return caller
 
 
 #: Callers with the scope to read, to submit kernels, and to run the fleet.
-Reader = Annotated[Caller, Depends(require(Scope.READ))]
-Submitter = Annotated[Caller, Depends(require(Scope.SUBMIT))]
-Admin = Annotated[Caller, Depends(require(Scope.ADMIN))]
+Reader = Annotated[Caller, Depends(Require(Scope.READ))]
+Submitter = Annotated[Caller, Depends(Require(Scope.SUBMIT))]
+Admin = Annotated[Caller, Depends(Require(Scope.ADMIN))]
 #: Caller of a public route, None without a credential.
 Anybody = Annotated[Caller | None, Depends(known)]
 
@@ -98,12 +112,14 @@ def without_token(request: Request) -> Caller | None:
     peer: int | None = request.scope.get(PEER_UID)
     if peer is not None:
         # Access to the socket gives other users no rights.
-        return Caller("the fleet's owner", (Scope.ADMIN,)) if peer in {0, os.geteuid()} else None
+        if peer in {0, os.geteuid()} and (owner := request.scope.get(PEER_OWNER)) is not None:
+            return Caller(f"an agent of {owner}", (Scope.PROBLEMS,), owner=owner)
+        return Caller("the fleet's owner", _EVERYTHING) if peer in {0, os.geteuid()} else None
     gateway: Gateway = request.app.state.gateway
     if not trusts_local_users(gateway.config):
         return None
     _refuse_foreign_pages(request)
-    return Caller("a local user", (Scope.ADMIN,))
+    return Caller("a local user", _EVERYTHING)
 
 
 def _refuse_foreign_pages(request: Request) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
+from uuid import UUID
 
 from fastapi import Depends, Request
 from sqlalchemy import Engine
@@ -19,7 +20,8 @@ from kqueue.errors import ServiceError
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
 from kqueue.states import EvaluationState
-from kqueue.store import gpus, probes, reports, workers
+from kqueue.store import evaluations, gpus, probes, reports, workers
+from kqueue.store.engine import viewer
 from kqueue.store.gpus import GpuStatus
 from kqueue.store.probes import Record
 from kqueue.store.workers import LiveWorker
@@ -97,6 +99,26 @@ class View:
     workers: tuple[LiveWorker, ...]
     backlog: dict[str, dict[EvaluationState, int]]
     probes: Record
+
+    def hiding(self, ids: Collection[UUID]) -> View:
+        """Return this view without evaluations that the caller cannot read."""
+
+        def shown(gpu: GpuStatus) -> GpuStatus:
+            running = tuple(identity for identity in gpu.running if identity not in ids)
+            if gpu.memory is None:
+                return replace(gpu, running=running)
+            names = set(map(str, ids))
+            waiting = (one if one.label not in names else replace(one, label="another") for one in gpu.memory.waiting)
+            return replace(gpu, running=running, memory=replace(gpu.memory, waiting=tuple(waiting)))
+
+        return replace(
+            self,
+            devices=tuple(replace(device, gpu=shown(device.gpu)) for device in self.devices),
+            workers=tuple(
+                replace(worker, busy_with=None, step=None) if worker.busy_with in ids else worker
+                for worker in self.workers
+            ),
+        )
 
     @property
     def lanes(self) -> Counter[str]:
@@ -209,6 +231,15 @@ class Fleet:
         if self._last is None or time.monotonic() - self._read_at > _GIVEN_UP_S:
             raise HttpError(503, "the database has not answered for a while", code="database_unavailable")
         return self._last
+
+    async def seen(self) -> View:
+        """Return the last view (:meth:`get`) without evaluations that the request's caller cannot read."""
+        view = await self.get()
+        if not viewer().held:
+            return view
+        ids = {one.busy_with for one in view.workers if one.busy_with is not None}
+        ids.update(identity for device in view.devices for identity in device.gpu.running)
+        return view.hiding(ids - await self._gateway.read(evaluations.existing, ids))
 
     async def renewed(self) -> View:
         """Read and return a new view, or raise ServiceError if the database cannot be used."""

@@ -19,15 +19,17 @@ from starlette.requests import ClientDisconnect
 
 from kqueue import contract
 from kqueue.client import AsyncClient, AsyncTicket
+from kqueue.client.database import DatabaseTransport
 from kqueue.config import Config
 from kqueue.contract import Verdict
-from kqueue.errors import DatabaseUnavailable, InvalidRequest, UnknownProblem
+from kqueue.errors import DatabaseUnavailable, InvalidRequest, UnknownEvaluation, UnknownProblem
 from kqueue.http.access import is_about
 from kqueue.http.failures import HttpError
 from kqueue.states import Priority
-from kqueue.store import schema, tokens
-from kqueue.store.engine import connect
+from kqueue.store import evaluations, schema, tokens
+from kqueue.store.engine import FLEET, Viewer, acting, connect
 from kqueue.store.listener import Listener
+from kqueue.store.models import LOCAL
 
 _APPLICATION: Final = "kqueue-http"
 #: Number of threads that read from the database, each with a connection, and of threads that look up tokens.
@@ -50,29 +52,42 @@ class Caller:
     """The caller of a request.
 
     ``name`` is the token's, or a description of a caller without a token. ``priority`` is the highest that the caller
-    can request.
+    can request. ``owner`` is the owner of the caller's work.
     """
 
     name: str
     scopes: tuple[tokens.Scope, ...]
     token_id: UUID | None = None
     priority: Priority = Priority.INTERACTIVE
+    owner: str = LOCAL
+
+    @property
+    def viewer(self) -> Viewer:
+        """The caller's view of the database."""
+        return Viewer(self.owner, held=not self.may(tokens.Scope.READ_ALL))
 
     def may(self, scope: tokens.Scope) -> bool:
         """Return True if one of the caller's scopes covers ``scope``."""
         return any(own.covers(scope) for own in self.scopes)
 
 
+class _Client(AsyncClient):
+    """A client whose transactions act for the request's caller."""
+
+    def __init__(self, config: Config) -> None:
+        self._transport = DatabaseTransport(config, fenced=True)
+
+
 class _Threads:
     """A few threads that query the database, each with a connection."""
 
     def __init__(self, url: str, name: str, number: int) -> None:
-        self.engine = connect(url, application=f"{_APPLICATION}-{name}", pool_size=number)
+        self.engine = connect(url, application=f"{_APPLICATION}-{name}", pool_size=number, fenced=True)
         self._pool = ThreadPoolExecutor(number, thread_name_prefix=name)
 
     async def run(self, query: Callable[Concatenate[Engine, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Call ``query(engine, ...)`` in one of the threads and return its result."""
-        # The request's context makes the thread's log lines carry the request's id.
+        # The request's context has its caller, and makes the thread's log lines carry the request's id.
         call = partial(copy_context().run, query, self.engine, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
@@ -94,7 +109,7 @@ class Gateway:
         self.config = config
         self.stream_s = stream_s
         self._most_streams = streams
-        self.client = AsyncClient(config)
+        self.client = _Client(config)
         self.stopping = asyncio.Event()
         url = config.require_database()
         self._readers = _Threads(url, "read", _READERS)
@@ -112,7 +127,8 @@ class Gateway:
             DatabaseUnavailable, SchemaMismatch: the database cannot be used.
         """
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_SUBMITTERS, thread_name_prefix="submit"))
-        await self.read(schema.check)
+        with acting(FLEET):
+            await self.read(schema.check)
 
     async def close(self) -> None:
         """Close all connections and threads."""
@@ -123,16 +139,24 @@ class Gateway:
             threads.close()
 
     async def read(self, query: Callable[Concatenate[Engine, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Call ``query(engine, ...)``, a function of :mod:`kqueue.store`, in a thread for reads. Return its result."""
+        """Call ``query(engine, ...)``, a function of :mod:`kqueue.store`, in a thread for reads. Return its result.
+
+        It acts for the request's caller.
+        """
         return await self._readers.run(query, *args, **kwargs)
 
     async def identify(self, find: Callable[[Engine, str], tokens.Known | None], secret: str) -> Caller | None:
-        """Return the caller with this secret, or None. The look-up does not wait for other requests' long queries.
+        """Return the caller with this secret, or None.
 
         ``find`` is :func:`kqueue.store.tokens.find` or :func:`kqueue.store.sessions.find`.
         """
-        token = await self._porters.run(find, secret)
-        return None if token is None else Caller(token.name, token.scopes, token.id, token.priority)
+        token = await self.admit(find, secret)
+        return None if token is None else Caller(token.name, token.scopes, token.id, token.priority, token.owner)
+
+    async def admit(self, query: Callable[Concatenate[Engine, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Read or change tokens and sessions, before the caller is known. It waits for no other request's query."""
+        with acting(FLEET):
+            return await self._porters.run(query, *args, **kwargs)
 
     async def look(self, query: Callable[Concatenate[Engine, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Read the state of the fleet on a separate thread and connection.
@@ -141,8 +165,9 @@ class Gateway:
             DatabaseUnavailable: the database did not answer within two seconds.
         """
         try:
-            async with asyncio.timeout(_LOOK_S):
-                return await self._health.run(query, *args, **kwargs)
+            with acting(FLEET):
+                async with asyncio.timeout(_LOOK_S):
+                    return await self._health.run(query, *args, **kwargs)
         except TimeoutError:
             raise DatabaseUnavailable(f"Postgres did not answer within {_LOOK_S} s: try again") from None
 
@@ -201,6 +226,22 @@ class Gateway:
             for entry, result in zip(given, results, strict=True)
         )
         return [next(answers) if isinstance(entry, contract.Request) else entry for entry in permitted]
+
+    async def cancel(self, caller: Caller, evaluation_id: UUID) -> bool:
+        """Cancel an evaluation. Return False if it had its verdict.
+
+        Raises:
+            UnknownEvaluation: the caller sees no evaluation with this id.
+            HttpError: 403 if the caller sees it, and cannot cancel the work of other owners.
+        """
+        wide = tokens.Scope.CANCEL_ALL
+        try:
+            with acting(Viewer(caller.owner, held=not caller.may(wide))):
+                return await self.client.cancel(evaluation_id)
+        except UnknownEvaluation:
+            if not await self.read(evaluations.existing, [evaluation_id]):
+                raise
+        raise HttpError.insufficient_scope(wide, f"it belongs to another owner: this needs a token of the scope {wide}")
 
     @asynccontextmanager
     async def _admitted(self, caller: Caller, number: int) -> AsyncGenerator[None]:
@@ -265,7 +306,15 @@ class Gateway:
         return (await self.wait_any(request, [evaluation_id], timeout)).get(evaluation_id)
 
     async def wait_any(self, request: Request, ids: Collection[UUID], timeout: float | None) -> dict[UUID, Verdict]:
-        """Wait for the first verdict of several evaluations, and return all verdicts that exist by then."""
+        """Wait for the first verdict of several evaluations, and return all verdicts that exist by then.
+
+        Raises:
+            UnknownEvaluation: the caller sees no evaluation with one of these ids.
+        """
+        known = await self.read(evaluations.existing, ids)
+        for identity in ids:
+            if identity not in known:
+                raise UnknownEvaluation(identity)
         is_about(ids)
         futures = {asyncio.wrap_future(self._listener.watch(identity)): identity for identity in ids}
         stopping = asyncio.create_task(self.stopping.wait())

@@ -34,6 +34,7 @@ from kqueue.http.devices import Fleet, View
 from kqueue.http.gateway import Gateway
 from kqueue.states import EvaluationState, Finding, GpuState, Writer
 from kqueue.store import probes, reports
+from kqueue.store.engine import FLEET, acting
 from kqueue.store.reports import Crowd, Ended
 
 router: Final = APIRouter(tags=["metrics"])
@@ -103,7 +104,8 @@ class Metrics:
         async with self._turn:
             view = await self._fleet.get()
             # A million verdicts take minutes. A reader's thread keeps the event loop free for other requests.
-            return await self._gateway.read(self._text, view)
+            with acting(FLEET):
+                return await self._gateway.read(self._text, view)
 
     def begin(self, engine: Engine) -> None:
         """Begin to count. Evaluations that have ended are not counted."""

@@ -27,7 +27,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from kqueue.config import Config
 from kqueue.errors import ConfigError
 from kqueue.http import OPEN_WARNING, trusts_local_users
-from kqueue.http.auth import PEER_UID
+from kqueue.http.auth import PEER_OWNER, PEER_UID
 from kqueue.signals import ending
 from kqueue.store import schema
 
@@ -223,11 +223,11 @@ def peer_uid(connection: socket.socket) -> int:
     return uid
 
 
-def from_peer(app: Any, uid: int) -> ASGIApp:
-    """Return ``app`` for a connection whose peer has this uid."""
+def from_peer(app: Any, uid: int, owner: str | None = None) -> ASGIApp:
+    """Return ``app`` for a connection whose peer has this uid, and acts for an owner only if one is given."""
 
     async def asked(scope: Scope, receive: Receive, send: Send) -> None:
-        await app({**scope, PEER_UID: uid}, receive, send)
+        await app({**scope, PEER_UID: uid, PEER_OWNER: owner}, receive, send)
 
     return asked
 

@@ -296,7 +296,7 @@ async def submit_workflow(
 @router.get("/workers/status")
 async def workers_status(fleet: CurrentFleet, _: Reader) -> dict[str, dict[str, Any]]:
     """Return the live workers by name."""
-    view = await fleet.get()
+    view = await fleet.seen()
     return {
         worker.name: {
             "device": view.name_of(worker.device),

@@ -17,7 +17,7 @@ from kqueue import contract
 from kqueue.categories import CATEGORIES
 from kqueue.client.transport import Accepted
 from kqueue.contract import Precision
-from kqueue.duels import Duel, Match
+from kqueue.duels import BATCH, Duel, Match
 from kqueue.errors import IdempotencyConflict, InvalidRequest
 from kqueue.http import cursors, events, failures, shapes
 from kqueue.http.auth import Reader, Submitter
@@ -25,6 +25,7 @@ from kqueue.http.devices import CurrentFleet
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Caller, CurrentGateway, Gateway
 from kqueue.store import budgets, evaluations, reports
+from kqueue.store.engine import Viewer, acting
 from kqueue.store.tokens import Scope
 
 router: Final = APIRouter(prefix="/v1", tags=["v1"])
@@ -167,9 +168,9 @@ async def get(evaluation_id: UUID, _: Reader, gateway: CurrentGateway) -> report
 
 
 @router.post("/evaluations/{evaluation_id}/cancel")
-async def cancel(evaluation_id: UUID, _: Submitter, gateway: CurrentGateway) -> shapes.Cancelled:
+async def cancel(evaluation_id: UUID, caller: Submitter, gateway: CurrentGateway) -> shapes.Cancelled:
     """Cancel an evaluation, and kill it if it runs."""
-    return shapes.Cancelled(evaluation_id=evaluation_id, cancelled=await gateway.client.cancel(evaluation_id))
+    return shapes.Cancelled(evaluation_id=evaluation_id, cancelled=await gateway.cancel(caller, evaluation_id))
 
 
 @router.get("/evaluations/{evaluation_id}/wait")
@@ -266,13 +267,16 @@ async def begin_duel(
 async def duel(duel_id: str, caller: Reader, gateway: CurrentGateway) -> Duel:
     """Return the state of a duel, and submit its next rounds if they are due and the caller can submit.
 
-    The rounds count for the producer that began the duel.
+    The rounds count for the producer that began the duel. The duels of other owners can be read only.
     """
     now = await gateway.read(reports.duel, duel_id)
     if now.due == 0 or not caller.may(Scope.SUBMIT):
         return now
+    with acting(Viewer(caller.owner, held=True)):
+        if not await gateway.read(evaluations.in_batch, BATCH + now.id):
+            return now
     requests = await gateway.read(reports.duel_requests, now)
-    payer = Caller(caller.name, (Scope.SUBMIT,), budgets.token_of(requests[0].producer))
+    payer = Caller(caller.name, (Scope.SUBMIT,), budgets.token_of(requests[0].producer), owner=caller.owner)
     await _submit_rounds(gateway, payer, requests)
     return now.model_copy(update={"due": 0})
 
@@ -326,8 +330,11 @@ async def problem(problem_hash: _Hash, _: Reader, gateway: CurrentGateway) -> re
 
 @router.get("/fleet")
 async def fleet(_: Reader, fleet: CurrentFleet) -> shapes.Fleet:
-    """Return the lanes, the live workers, the GPUs' states, and the results of the last day's probes."""
-    view = await fleet.get()
+    """Return the lanes, the live workers, the GPUs' states, and the results of the last day's probes.
+
+    A worker without `busy_with` but with `busy_since` executes an evaluation that the caller cannot read.
+    """
+    view = await fleet.seen()
     return shapes.Fleet(
         lanes=shapes.lanes_of(view),
         workers=view.workers,

@@ -271,7 +271,7 @@ class LocalFleet:
         token_id = uuid5(NAMESPACE_URL, f"kqueue://{host}{home}")
         try:
             self._http_token = tokens.renew(
-                engine, token_id, f"kqueue up on {host}: {home}"[:200], [tokens.Scope.PROBLEMS]
+                engine, token_id, f"kqueue up on {host}: {home}"[:200], [tokens.Scope.PROBLEMS, *tokens.WIDE]
             )
         except DatabaseUnavailable as error:
             # A database login for workers of a remote fleet cannot create tokens. The socket needs none.

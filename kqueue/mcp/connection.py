@@ -18,7 +18,7 @@ from mcp.server.mcpserver import Context
 
 from kqueue.client.server import Server
 from kqueue.config import Config, load
-from kqueue.errors import AccessRefused
+from kqueue.errors import AccessRefused, ConfigError
 
 #: Seconds for which a request that the fleet cannot answer is repeated before an agent gets the error.
 _RETRY_S: Final = 10.0
@@ -50,13 +50,15 @@ class Connection:
     Args:
         relays: True if every caller must send its own token. False if all calls use the token or the database's
             credentials of this process.
+        owner: the owner for whom alone all calls act, if the fleet is reached through its database.
 
     Raises:
         ConfigError: a setting is wrong, or ``relays`` is True and no fleet is known.
     """
 
-    def __init__(self, *, relays: bool) -> None:
+    def __init__(self, *, relays: bool, owner: str | None = None) -> None:
         self._relays = relays
+        self._owner = owner
         # Without relaying, the fleet is looked up at the first call, because it can start later than the tools.
         self._fleet = _find() if relays else None
         self._opening = anyio.Lock()
@@ -93,7 +95,7 @@ class Connection:
         """
         async with self._opening:
             if self._server is None:
-                self._server = await self._connect(*(self._fleet or _find()))
+                self._server = await self._connect(*(self._fleet or _find(self._owner)))
             return self._server
 
     async def _connect(self, config: Config, url: str | None) -> Server:
@@ -104,12 +106,18 @@ class Connection:
         else:
             from kqueue.http.app import create_app
             from kqueue.http.server import from_peer
+            from kqueue.store import roles
+            from kqueue.store.engine import FLEET, acting
 
             # The tools' own requests need no access log.
             app = create_app(config.model_copy(update={"http_access_log": False}))
             await self._stack.enter_async_context(app.router.lifespan_context(app))
+            if self._owner is not None:
+                with acting(FLEET):
+                    if not await app.state.gateway.read(roles.is_trusted):
+                        raise ConfigError("--owner: the login in KQUEUE_DATABASE_URL has its own owner: omit it")
             # A process with the database's credentials acts as the fleet's owner. A relayed caller sends a token.
-            own = app if self._relays else from_peer(app, os.geteuid())
+            own = app if self._relays else from_peer(app, os.geteuid(), self._owner)
             transport = httpx.ASGITransport(own, raise_app_exceptions=False)
             server = Server("http://localhost", None, retry_s=_RETRY_S, connections=_CONNECTIONS, transport=transport)
         self._stack.push_async_callback(server.close)
@@ -141,10 +149,13 @@ def caller_of(call: Call) -> Caller:
     return call.request_context.lifespan_context.caller(call.headers)
 
 
-def _find() -> tuple[Config, str | None]:
-    """Return the settings, and the server's URL or None for a fleet that is reached through its database."""
+def _find(owner: str | None = None) -> tuple[Config, str | None]:
+    """Return the settings, and the server's URL or None for a fleet that is reached through its database.
+
+    With an ``owner`` the database is used. A server would use the owner of the token.
+    """
     config, named = load(), Config()
-    if config.url is not None and (named.url is not None or named.database_url is None):
+    if owner is None and config.url is not None and (named.url is not None or named.database_url is None):
         return config, config.url
     config.require_database()
     config.require_redis()

@@ -60,9 +60,13 @@ def make_server(connection: Connection) -> MCPServer[Connection]:
     return server
 
 
-def serve_stdio() -> None:
-    """Serve one client on stdin and stdout until it closes them. Calls use this process's credential."""
-    server = make_server(Connection(relays=False))
+def serve_stdio(owner: str | None = None) -> None:
+    """Serve one client on stdin and stdout until it closes them. Calls use this process's credential.
+
+    Args:
+        owner: the owner for whom alone the client acts, which needs the credentials of the fleet's database.
+    """
+    server = make_server(Connection(relays=False, owner=owner))
     # The thread that reads stdin cannot be interrupted, and a graceful shutdown would wait for it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     anyio.run(_serve_stdio, server)

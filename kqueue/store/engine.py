@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
 from psycopg import errors as pg
-from sqlalchemy import Connection, Engine, create_engine, exc
+from sqlalchemy import Connection, Engine, create_engine, event, exc, text
 from sqlalchemy.engine import URL, make_url
 
 from kqueue.errors import ConfigError, DatabaseUnavailable, SchemaMismatch
@@ -39,6 +40,25 @@ _UNAVAILABLE: Final = (psycopg.OperationalError, psycopg.InterfaceError, psycopg
 _STALE_PLAN: Final = "RevalidateCachedQuery"
 #: Connection of the :func:`together` block that the current thread executes.
 _shared: Final[ContextVar[Connection | None]] = ContextVar("shared", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """The caller for whom transactions act. The default is a session of the fleet itself.
+
+    Attributes:
+        owner: owner of all rows that the transactions write. None for the database session's own.
+        held: True if the transactions see the owner's rows only. Row-level security of the database enforces this.
+    """
+
+    owner: str | None = None
+    held: bool = False
+
+
+#: The fleet itself, which sees all rows that the database session can see.
+FLEET: Final = Viewer()
+_viewer: Final[ContextVar[Viewer | None]] = ContextVar("viewer", default=None)
+_ACT: Final = text("SELECT kqueue_act(:owner, :held)")
 _OTHER_SCHEMA: Final = (pg.UndefinedTable, pg.UndefinedColumn, pg.UndefinedFunction)
 
 
@@ -57,18 +77,19 @@ def parse(url: str) -> URL:
     return parsed.set(drivername="postgresql+psycopg")
 
 
-def connect(url: str, *, application: str, pool_size: int = 5) -> Engine:
+def connect(url: str, *, application: str, pool_size: int = 5, fenced: bool = False) -> Engine:
     """Return an engine on the database. It connects on first use.
 
     Args:
         url: SQLAlchemy or libpq URL of Postgres.
         application: name shown in ``pg_stat_activity``.
         pool_size: number of persistent connections. Two more can be opened temporarily.
+        fenced: refuse transactions outside :func:`acting`, so that no query can forget for whom it reads.
 
     Raises:
         ConfigError: ``url`` is not a URL of a Postgres database.
     """
-    return create_engine(
+    engine = create_engine(
         parse(url),
         pool_size=pool_size,
         max_overflow=2,
@@ -80,6 +101,36 @@ def connect(url: str, *, application: str, pool_size: int = 5) -> Engine:
             **_KEEPALIVE,
         },
     )
+
+    def act(connection: Connection) -> None:
+        viewer = _viewer.get()
+        if viewer is None and fenced:
+            raise RuntimeError("a transaction for no viewer: see kqueue.store.engine.acting")
+        if viewer is not None and viewer.owner is not None:
+            connection.execute(_ACT, {"owner": viewer.owner, "held": viewer.held})
+
+    event.listen(engine, "begin", act)
+    return engine
+
+
+def act_as(viewer: Viewer) -> None:
+    """Let all transactions of the current context act for a caller, from now on."""
+    _viewer.set(viewer)
+
+
+def viewer() -> Viewer:
+    """Return the caller for whom transactions of the current context act."""
+    return _viewer.get() or FLEET
+
+
+@contextmanager
+def acting(viewer: Viewer) -> Generator[None]:
+    """Let all transactions of a block act for a caller."""
+    token = _viewer.set(viewer)
+    try:
+        yield
+    finally:
+        _viewer.reset(token)
 
 
 def connect_listener(url: str, *, application: str) -> psycopg.Connection:

@@ -20,7 +20,7 @@ from sqlalchemy import Engine
 from kqueue.contract import Verdict
 from kqueue.errors import KqueueError
 from kqueue.store import evaluations
-from kqueue.store.engine import connect_listener
+from kqueue.store.engine import FLEET, acting, connect_listener
 
 _log = logging.getLogger(__name__)
 
@@ -140,7 +140,10 @@ class Listener:
         """Set the futures of all evaluations in ``ids`` that have a verdict."""
         if not ids:
             return
-        for evaluation_id, verdict in evaluations.verdicts(self._engine, ids).items():
+        # Callers have checked that they see the evaluations.
+        with acting(FLEET):
+            verdicts = evaluations.verdicts(self._engine, ids)
+        for evaluation_id, verdict in verdicts.items():
             with self._lock:
                 waiting = self._waiters.pop(evaluation_id, [])
             for future in waiting:

@@ -91,6 +91,17 @@ def _words_index(table: str, column: str, **more: Any) -> Index:
     return Index(f"ix_{table}_words", expression, postgresql_using="gin", **more)
 
 
+#: Owner of rows that were written without a credential, or before there were owners.
+LOCAL: Final = "local"
+#: Pattern of the name of a token's or login's owner. It excludes the owner of probes, "kqueue's probes".
+OWNER_NAME: Final = "[a-z0-9][a-z0-9._-]{0,62}"
+
+
+def _owner(**more: Any) -> Mapped[str]:
+    """Return the column of a row's owner. By default the row belongs to the owner of the session that writes it."""
+    return mapped_column(server_default=text("kqueue_owner()"), **more)
+
+
 #: Condition of indexes on evaluations without a verdict.
 _OPEN: Final = text(f"state <> '{EvaluationState.DONE}'")
 #: Condition of the index on evaluations whose kernels were to be profiled.
@@ -98,23 +109,25 @@ PROFILED: Final = text("(settings -> 'examine' ->> 'profile') = 'true'")
 
 
 class Problem(Base):
-    """A reference, identified by the hash of its source."""
+    """A reference, identified by the hash of its source within its owner."""
 
     __tablename__ = "problems"
     __table_args__ = (_words_index("problems", "source"),)
 
     hash: Mapped[str] = mapped_column(primary_key=True)
+    owner: Mapped[str] = _owner(primary_key=True)
     source: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class Kernel(Base):
-    """A candidate's source and backend, identified by the hash of both."""
+    """A candidate's source and backend, identified by the hash of both within its owner."""
 
     __tablename__ = "kernels"
     __table_args__ = (Index("ix_kernels_created_at", "created_at", "hash"),)
 
     hash: Mapped[str] = mapped_column(primary_key=True)
+    owner: Mapped[str] = _owner(primary_key=True)
     backend: Mapped[str]
     source: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
@@ -127,7 +140,10 @@ class Evaluation(Base):
     __table_args__ = (
         CheckConstraint(_one_of(EvaluationState), name="state"),
         CheckConstraint(_one_of(Priority, "priority"), name="priority"),
-        UniqueConstraint("idempotency_key"),
+        ForeignKeyConstraint(["problem_hash", "owner"], ["problems.hash", "problems.owner"]),
+        ForeignKeyConstraint(["kernel_hash", "owner"], ["kernels.hash", "kernels.owner"]),
+        UniqueConstraint("owner", "idempotency_key"),
+        Index("ix_evaluations_owner_submitted_at", "owner", "submitted_at"),
         Index("ix_evaluations_open", "state", "available_at", postgresql_where=_OPEN),
         Index(
             "ix_evaluations_queue",
@@ -157,7 +173,7 @@ class Evaluation(Base):
             "ix_evaluations_problem_hash_submitted_at",
             "problem_hash",
             "submitted_at",
-            postgresql_include=["kernel_hash"],
+            postgresql_include=["kernel_hash", "owner"],
         ),
         Index("ix_evaluations_kernel_hash_submitted_at", "kernel_hash", "submitted_at"),
         Index("ix_evaluations_probe_problem", "problem_hash", postgresql_where=text("probe")),
@@ -167,8 +183,9 @@ class Evaluation(Base):
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
-    problem_hash: Mapped[str] = mapped_column(ForeignKey("problems.hash"))
-    kernel_hash: Mapped[str] = mapped_column(ForeignKey("kernels.hash"))
+    owner: Mapped[str] = _owner()
+    problem_hash: Mapped[str]
+    kernel_hash: Mapped[str]
     problem_label: Mapped[str | None]
     kernel_label: Mapped[str | None]
     lane: Mapped[str]
@@ -376,6 +393,8 @@ class Verdict(Base):
     """Time at which that evaluation finished."""
     environment_hash: Mapped[str | None] = mapped_column(ForeignKey("environments.hash"))
     """Environment of a reused verdict. For other verdicts the attempt has it."""
+    owner: Mapped[str] = _owner()
+    """Owner of the evaluation."""
 
 
 class Summary(Base):
@@ -394,7 +413,7 @@ class Summary(Base):
             text("speedup DESC NULLS LAST"),
             "runtime_ms",
             "evaluation_id",
-            postgresql_include=["finished_at", "reused"],
+            postgresql_include=["finished_at", "reused", "owner"],
         ),
         Index(
             "ix_summaries_kernel",
@@ -412,7 +431,7 @@ class Summary(Base):
             text("speedup DESC NULLS LAST"),
             "runtime_ms",
             "evaluation_id",
-            postgresql_include=["problem_hash", "finished_at", "reused"],
+            postgresql_include=["problem_hash", "finished_at", "reused", "owner"],
             postgresql_where=text("batch IS NOT NULL"),
         ),
     )
@@ -428,6 +447,7 @@ class Summary(Base):
     speedup: Mapped[float | None]
     reused: Mapped[bool]
     finished_at: Mapped[datetime]
+    owner: Mapped[str] = _owner()
 
 
 class Batch(Base):
@@ -440,6 +460,7 @@ class Batch(Base):
     __table_args__ = (Index("ix_batches_last_at", "last_at"),)
 
     name: Mapped[str] = mapped_column(primary_key=True)
+    owner: Mapped[str] = _owner(primary_key=True)
     last_at: Mapped[datetime]
 
 
@@ -448,13 +469,14 @@ class Baseline(Base):
 
     __tablename__ = "baselines"
 
-    problem_hash: Mapped[str] = mapped_column(ForeignKey("problems.hash"), primary_key=True)
+    problem_hash: Mapped[str] = mapped_column(primary_key=True)
     environment_hash: Mapped[str] = mapped_column(ForeignKey("environments.hash"), primary_key=True)
     settings_key: Mapped[str] = mapped_column(primary_key=True)
-    """The settings on which the time depends: precision, seed, L2 and the method."""
+    """The settings on which the time depends: precision, seed, L2 and the method. It names the owner too."""
     measurement: Mapped[dict[str, Any]]
     """The time (:class:`kqueue.contract.Measurement`)."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    owner: Mapped[str] = _owner()
 
 
 class Token(Base):
@@ -474,7 +496,7 @@ class Token(Base):
     digest: Mapped[str] = mapped_column(unique=True)
     """SHA-256 of the secret in hexadecimal. The secret itself is shown once and never stored."""
     scopes: Mapped[list[str]]
-    """Some of ``read``, ``submit``, ``problems`` and ``admin``."""
+    """Some of :class:`kqueue.store.tokens.Scope`."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     expires_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
@@ -488,6 +510,17 @@ class Token(Base):
     budget_window_s: Mapped[float | None]
     budget_then: Mapped[str | None]
     """Treatment of submissions when they are used up (:class:`~kqueue.states.Spent`)."""
+    owner: Mapped[str] = _owner()
+    """Owner of its submissions, whose work alone it sees unless a scope permits more."""
+
+
+class Login(Base):
+    """A login of the database that submits for an owner."""
+
+    __tablename__ = "logins"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    owner: Mapped[str]
 
 
 class Probe(Base):
@@ -600,11 +633,13 @@ class SearchRun(Base):
         CheckConstraint(_one_of(SearchState), name="state"),
         CheckConstraint(f"name ~ '^{SEARCH_NAME}$'", name="name"),
         CheckConstraint("jsonb_typeof(plan) = 'object'", name="plan"),
+        UniqueConstraint("owner", "name"),
         Index("ix_search_runs_created_at", "created_at"),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
-    name: Mapped[str] = mapped_column(unique=True)
+    owner: Mapped[str] = _owner()
+    name: Mapped[str]
     plan: Mapped[dict[str, Any]]
     """The requested search (:class:`kqueue.search.plan.Plan`)."""
     state: Mapped[str] = mapped_column(server_default=SearchState.RUNNING)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import astuple, dataclass
 from datetime import timedelta
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from psycopg.errors import ForeignKeyViolation
 from sqlalchemy import Connection, Engine, bindparam, delete, func, select, text
 from sqlalchemy.exc import IntegrityError
 
 from kqueue.store.engine import transaction
+from kqueue.store.evaluations import ITS_KERNEL, ITS_PROBLEM
 from kqueue.store.models import Attempt, Baseline, Batch, Evaluation, Kernel, Problem, Verdict, Worker
 from kqueue.store.sql import any_text, any_uuid
 
@@ -112,7 +113,7 @@ def _remove(engine: Engine, age: timedelta) -> Pruned:
             delete(Batch).where(
                 Batch.name == any_text({row.batch for row in old if row.batch is not None}),
                 Batch.last_at < func.now() - _BATCH_STAYS,
-                ~select(Evaluation.id).where(Evaluation.batch == Batch.name).exists(),
+                ~select(Evaluation.id).where(Evaluation.batch == Batch.name, Evaluation.owner == Batch.owner).exists(),
             )
         )
         # A probe's problem is never used again.
@@ -140,10 +141,10 @@ def _forget(engine: Engine, kind: type[Problem | Kernel], hashes: Collection[str
 
 
 def _delete(connection: Connection, kind: type[Problem | Kernel], hashes: list[str]) -> int:
-    column: Any = Evaluation.problem_hash if kind is Problem else Evaluation.kernel_hash
-    unused = [~select(Evaluation.id).where(column == kind.hash).exists()]
+    unused = [~select(Evaluation.id).where(ITS_PROBLEM if kind is Problem else ITS_KERNEL).exists()]
     if kind is Problem:
-        unused.append(~select(Baseline.problem_hash).where(Baseline.problem_hash == Problem.hash).exists())
+        its = (Baseline.problem_hash == Problem.hash, Baseline.owner == Problem.owner)
+        unused.append(~select(Baseline.problem_hash).where(*its).exists())
     statement = delete(kind).where(kind.hash == any_text(hashes), *unused)
     return len(connection.scalars(statement.returning(kind.hash)).all())
 

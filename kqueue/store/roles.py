@@ -8,15 +8,18 @@ The owner of the tables and one-machine fleets need no roles.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, LiteralString, cast
 
 from psycopg.sql import SQL, Composable, Identifier, Literal
 from sqlalchemy import Connection, Engine, text
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError, ProgrammingError
 
 from kqueue.errors import ConfigError
 from kqueue.store.engine import transaction
+from kqueue.store.models import LOCAL, Login, Token
 
 if TYPE_CHECKING:
     from psycopg import Connection as PsycopgConnection
@@ -27,6 +30,8 @@ PRODUCER: Final = "kqueue_producer"
 WORKER: Final = "kqueue_worker"
 #: Role that serves HTTP: a producer that can also read tokens.
 GATEWAY: Final = "kqueue_gateway"
+#: Role that the gateway assumes for a request whose caller sees the work of one owner only.
+TENANT: Final = "kqueue_tenant"
 #: Role that only reads.
 READER: Final = "kqueue_reader"
 
@@ -57,6 +62,9 @@ _READABLE: Final = (
     "fleet_utilisation",
     "outcomes",
 )
+
+#: Functions that every role can call: policies and defaults of columns use them, and no role gains rights by them.
+_CALLABLE: Final = ("kqueue_act", "kqueue_owner", "kqueue_sees_all", "kqueue_trusted")
 
 #: Type of privileges on relations and functions, with their columns (``""``: all of them).
 _Rights = Mapping[str, Mapping[str, tuple[str, ...]]]
@@ -91,18 +99,26 @@ _PRODUCE: Final[_Rights] = {
     "batches": {"INSERT": _ALL, "UPDATE": ("last_at",)},
     "kqueue_cancel": {"EXECUTE": _ALL},
     "kqueue_reuse": {"EXECUTE": _ALL},
+    "kqueue_waiting": {"EXECUTE": _ALL},
 }
 #: Additional privileges of producers that run searches.
 _SEARCH: Final[_Rights] = {
     name: {"INSERT": _ALL, "UPDATE": _ALL} for name in ("search_runs", "search_steps", "search_proposals")
 }
+#: Privileges of servers of HTTP, which record tokens.
+_ATTRIBUTED: Final = _PRODUCE["evaluations"] | {"UPDATE": ("published_at", "token_id")}
 #: Privileges of each role in addition to reading the relations in :data:`_READABLE`.
 _WRITES: Final[Mapping[str, _Rights]] = {
     READER: {"tokens": _WEIGHTS},
     PRODUCER: _PRODUCE | _SEARCH,
+    TENANT: {
+        **_PRODUCE,
+        "evaluations": _ATTRIBUTED,
+        "tokens": {"SELECT": tuple(sorted(set(Token.__table__.columns.keys()) - {"digest"}))},
+    },
     GATEWAY: {
         **_PRODUCE,
-        "evaluations": _PRODUCE["evaluations"] | {"UPDATE": ("published_at", "token_id")},
+        "evaluations": _ATTRIBUTED,
         "tokens": {"SELECT": _ALL, "UPDATE": ("last_used_at",)},
         # Browsers log in and out. Only the creator of tokens creates login links.
         "sessions": {"SELECT": _ALL, "INSERT": ("digest", "token_id", "ends_at"), "DELETE": _ALL},
@@ -149,6 +165,27 @@ _WRITES: Final[Mapping[str, _Rights]] = {
 #: All roles.
 ROLES: Final = tuple(_WRITES)
 
+_OWNED: Final = "owner = (SELECT {schema}.kqueue_owner())"
+_EVALUATED: Final = "EXISTS (SELECT FROM {schema}.evaluations AS e WHERE e.id = evaluation_id)"
+_SEARCHED: Final = "EXISTS (SELECT FROM {schema}.search_runs AS r WHERE r.id = run_id)"
+#: Tables with rows of owners, and the condition that a row is the session's own. In the nested queries, the policies of
+#: the other table apply. Postgres evaluates `kqueue_owner` once for each query, because it is in a subquery.
+_OWN: Final = {
+    "attempts": _EVALUATED,
+    "baselines": _OWNED,
+    "batches": _OWNED,
+    "evaluations": _OWNED,
+    "kernels": _OWNED,
+    "problems": _OWNED,
+    "search_proposals": _SEARCHED,
+    "search_runs": _OWNED,
+    "search_steps": _SEARCHED,
+    "shares": "false",
+    "summaries": _OWNED,
+    "tokens": _OWNED,
+    "verdicts": _OWNED,
+}
+
 #: Type of one privilege: the role, the relation or function, the privilege, and the column (``""``: all).
 _Right = tuple[str, str, str, str]
 
@@ -170,6 +207,12 @@ _GRANTED: Final = text("""
     AND (r.rolname = ANY(:roles) OR a.grantee = 0)
 """)
 
+_PRESENT: Final = text("SELECT rolname FROM pg_roles WHERE rolname = ANY(:roles) ORDER BY rolname")
+_IS_TENANT: Final = text("""
+    SELECT EXISTS (
+        SELECT FROM pg_auth_members WHERE roleid = to_regrole('kqueue_tenant') AND member = to_regrole('kqueue_gateway')
+    )
+""")
 #: Query that returns True if a login has more privileges than the roles, and no row if it does not exist.
 _MORE: Final = text("""
     SELECT
@@ -184,6 +227,8 @@ def rights(role: str) -> Iterator[_Right]:
     """Yield all privileges of a role."""
     for relation in _READABLE:
         yield role, relation, "SELECT", ""
+    for function in _CALLABLE:
+        yield role, function, "EXECUTE", ""
     objects: _Rights = _WRITES[role]
     for thing, privileges in objects.items():
         for privilege, columns in privileges.items():
@@ -192,18 +237,18 @@ def rights(role: str) -> Iterator[_Right]:
 
 
 def apply(connection: Connection) -> list[str]:
-    """Create the missing roles, and set the privileges of all.
+    """Create the missing roles, and set the privileges and policies of all.
 
     Nothing happens if another user owns the tables.
 
     Returns:
-        The roles that do not exist and that this user cannot create.
+        The statements that this user cannot run, for the roles that do not exist and the membership of the gateway.
     """
     owner = "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_regclass('alembic_version')"
     if not connection.scalar(text(owner)):
         return []
-    missing = [role for role in ROLES if not _ensure(connection, role)]
-    present = [role for role in ROLES if role not in missing]
+    refused = [f"CREATE ROLE {role} NOLOGIN" for role in ROLES if not _ensure(connection, role)]
+    present = connection.scalars(_PRESENT, {"roles": list(ROLES)}).all()
     wanted = {right for role in present for right in rights(role)}
     present_rights: set[_Right] = {
         (r[0], r[1], r[2], r[3]) for r in connection.execute(_GRANTED, {"roles": list(ROLES)})
@@ -212,13 +257,55 @@ def apply(connection: Connection) -> list[str]:
         _execute(connection, _statement("GRANT", right, "TO"))
     for right in sorted(present_rights - wanted):
         _execute(connection, _statement("REVOKE", right, "FROM"))
-    return missing
+    membership = f"GRANT {TENANT} TO {GATEWAY}"
+    if not connection.scalar(_IS_TENANT) and not ({TENANT, GATEWAY} <= set(present) and _try(connection, membership)):
+        refused.append(membership)
+    _secure(connection, present)
+    return refused
 
 
-def login(engine: Engine, name: str, role: str, password: str) -> None:
+def _secure(connection: Connection, present: Collection[str]) -> None:
+    """Enable row-level security, and create the missing policies. A policy's name has a hash of its definition."""
+    schema = connection.scalars(text("SELECT quote_ident(current_schema())")).one()
+    tables_owner = connection.scalars(
+        text("SELECT relowner::regrole::text FROM pg_class WHERE oid = to_regclass('alembic_version')")
+    ).one()
+    fleet = ", ".join(role for role in present if role in (GATEWAY, READER, WORKER))
+    held = ", ".join(role for role in present if role in (PRODUCER, TENANT))
+    wanted: dict[tuple[str, str], str] = {}
+    for table, own in _OWN.items():
+        own = own.format(schema=schema)
+        for roles, condition in (
+            (fleet, "true"),
+            (held, own),
+            # The functions that run with its rights are held too, if their caller is.
+            (tables_owner, f"(SELECT {schema}.kqueue_sees_all()) OR {own}"),
+        ):
+            if roles:
+                policy = f"TO {roles} USING ({condition})"
+                wanted[table, f"kqueue_{hashlib.sha256(policy.encode()).hexdigest()[:12]}"] = policy
+    rows = connection.execute(text("SELECT tablename, policyname FROM pg_policies WHERE schemaname = current_schema()"))
+    existing = {(row.tablename, row.policyname) for row in rows}
+    for table, name in sorted(existing - wanted.keys()):
+        connection.exec_driver_sql(f"DROP POLICY {name} ON {table}")
+    for table, name in sorted(wanted.keys() - existing):
+        connection.exec_driver_sql(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")
+        connection.exec_driver_sql(f"CREATE POLICY {name} ON {table} {wanted[table, name]}")
+
+
+def is_trusted(engine: Engine) -> bool:
+    """Return True if sessions of this login can act for any owner."""
+    with transaction(engine) as connection:
+        return connection.scalars(text("SELECT kqueue_trusted()")).one()
+
+
+def login(engine: Engine, name: str, role: str, password: str, *, owner: str = LOCAL) -> None:
     """Create a login that is a member of exactly one of the roles, or change the password of an existing one.
 
     The server receives the password's verifier, never the password.
+
+    Args:
+        owner: owner of the submissions of a producer, which sees the rows of this owner only.
 
     Raises:
         ConfigError: the existing ``name`` has more privileges, or the role does not exist yet.
@@ -237,6 +324,11 @@ def login(engine: Engine, name: str, role: str, password: str) -> None:
         raw: PsycopgConnection[Any] = connection.connection.driver_connection  # pyright: ignore[reportAssignmentType]
         verifier = raw.pgconn.encrypt_password(password.encode(), name.encode(), b"scram-sha-256").decode()
         verb = SQL("CREATE") if has_more is None else SQL("ALTER")
+        connection.execute(
+            insert(Login)
+            .values(name=name, owner=owner)
+            .on_conflict_do_update(index_elements=[Login.name], set_={"owner": owner})
+        )
         member = Identifier(name)
         _execute(connection, SQL("{} ROLE {} LOGIN PASSWORD {}").format(verb, member, Literal(verifier)))
         for other in ROLES:
@@ -256,10 +348,15 @@ def _ensure(connection: Connection, role: str) -> bool:
     """Create the role if it is missing, and return True if it then exists."""
     if connection.scalar(text("SELECT to_regrole(:role)"), {"role": role}) is not None:
         return True
+    return _try(connection, f"CREATE ROLE {role} NOLOGIN")
+
+
+def _try(connection: Connection, statement: str) -> bool:
+    """Run a statement on roles, and return False if this user lacks the right."""
     try:
         with connection.begin_nested():
-            connection.execute(text(f"CREATE ROLE {role} NOLOGIN"))
-    except IntegrityError:  # another database's migration has just created it
+            connection.execute(text(statement))
+    except IntegrityError:  # another database's migration has just done it
         return True
     except ProgrammingError as error:
         state = getattr(error.orig, "sqlstate", None)

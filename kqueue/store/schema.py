@@ -83,7 +83,8 @@ def checked(url: str, *, application: str, pool_size: int = 1) -> Generator[Engi
 def upgrade(url: str, revision: str = "head") -> None:
     """Upgrade the schema to ``revision``, and at the newest one set the privileges of the roles.
 
-    Roles that this user cannot create are skipped, with a warning that names the statements to run. Only logins with
+    Row-level security is enabled too. Roles that this user cannot create are skipped, with a warning that names the
+    statements to run. Only logins with
     fewer privileges than the owner need them.
 
     Raises:
@@ -94,13 +95,12 @@ def upgrade(url: str, revision: str = "head") -> None:
 
     with _migrating(url) as config:
         command.upgrade(config, revision)
-        missing = roles.apply(config.attributes["connection"]) if revision == "head" else []
-    if missing:
-        statements = " ".join(f"CREATE ROLE {role} NOLOGIN;" for role in missing)
+        refused = roles.apply(config.attributes["connection"]) if revision == "head" else []
+    if refused:
         _log.warning(
             "this user cannot create all roles: if logins with fewer privileges are needed, run %s "
             "as a user that can, then run `kqueue db upgrade` again",
-            statements,
+            " ".join(f"{statement};" for statement in refused),
         )
 
 

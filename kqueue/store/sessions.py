@@ -17,7 +17,7 @@ from kqueue.states import Priority
 from kqueue.store.engine import transaction
 from kqueue.store.models import Session, Token
 from kqueue.store.sql import fetch
-from kqueue.store.tokens import COLUMNS, PREFIX, VALID, Known, Scope, digest_of, new_secret
+from kqueue.store.tokens import COLUMNS, PREFIX, VALID, WIDE, Known, Scope, digest_of, new_secret
 
 #: Prefix of session secrets, by which people and secret scanners recognise them.
 _SESSION: Final = f"{PREFIX}session_"
@@ -53,18 +53,22 @@ def end(engine: Engine, secret: str) -> None:
 
 
 def invite(engine: Engine, name: str) -> str:
-    """Create a login link for one browser, to read and submit, and return its secret, which is not stored.
+    """Create a login link for one browser, to read and cancel everything and to submit. Return its secret.
 
-    Its sessions belong to a token of this name, which has no secret and can be revoked.
+    The secret is not stored. Its sessions belong to a token of this name, which has no secret and can be revoked.
     """
     secret = new_secret(_LINK)
     token_id = uuid5(_FAMILY, name)
-    token = {"name": name, "digest": digest_of(new_secret(PREFIX)), "scopes": [Scope.SUBMIT.value]}
+    token = {
+        "name": name,
+        "digest": digest_of(new_secret(PREFIX)),
+        "scopes": [scope.value for scope in (Scope.SUBMIT, *WIDE)],
+    }
     with transaction(engine) as connection:
         connection.execute(
             insert(Token)
             .values(id=token_id, priority=Priority.INTERACTIVE, **token)
-            .on_conflict_do_update(index_elements=[Token.id], set_={"revoked_at": None})
+            .on_conflict_do_update(index_elements=[Token.id], set_={"revoked_at": None, "scopes": token["scopes"]})
         )
         connection.execute(
             insert(Session).values(

@@ -23,7 +23,7 @@ from kqueue.store import budgets
 from kqueue.store.budgets import Budget
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN
-from kqueue.store.models import Evaluation, Session, Token
+from kqueue.store.models import LOCAL, Evaluation, Session, Token
 from kqueue.store.sql import any_uuid, columns, read
 
 #: Prefix of every secret, by which people and secret scanners recognise it.
@@ -33,7 +33,11 @@ _NOTED_EVERY: Final = timedelta(minutes=1)
 
 
 class Scope(StrEnum):
-    """The rights of a token's holder. Each scope includes the previous ones."""
+    """The rights of a token's holder. Each of the first four includes those before it.
+
+    They apply to the work of the token's owner, except ``admin``, which concerns the fleet. The last two extend reading
+    and cancelling to the work of all owners.
+    """
 
     READ = "read"
     """Read everything, including sources and logs."""
@@ -43,13 +47,21 @@ class Scope(StrEnum):
     """Submit new problems, whose source the fleet runs too."""
     ADMIN = "admin"
     """Operate the fleet: clean up, and reset GPUs."""
+    READ_ALL = "read:all"
+    """Read the work of all owners."""
+    CANCEL_ALL = "cancel:all"
+    """Cancel evaluations of all owners, in addition to ``submit``."""
 
     def covers(self, other: Scope) -> bool:
         """Return True if this scope includes ``other``."""
+        if self in WIDE or other in WIDE:
+            return self is other or (self is Scope.READ_ALL and other is Scope.READ)
         return _ORDER.index(self) >= _ORDER.index(other)
 
 
 _ORDER: Final = list(Scope)
+#: Scopes that concern the work of all owners. The fleet's own user has them.
+WIDE: Final = (Scope.READ_ALL, Scope.CANCEL_ALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +71,7 @@ class Known:
     Attributes:
         priority: the highest priority that its holder can request.
         weight: its share of the devices, relative to other producers, which have 1 by default.
+        owner: owner of its submissions.
         budget: its budget, with the used part. None for no limit.
     """
 
@@ -71,6 +84,7 @@ class Known:
     expires_at: datetime | None
     revoked_at: datetime | None
     last_used_at: datetime | None
+    owner: str
     budget: Budget | None = None
 
 
@@ -79,6 +93,7 @@ def create(
     name: str,
     scopes: Collection[Scope],
     *,
+    owner: str = LOCAL,
     expires_after: timedelta | None = None,
     priority: Priority = Priority.INTERACTIVE,
     weight: float = 1.0,
@@ -88,6 +103,7 @@ def create(
 
     Args:
         name: the holder's name, for people.
+        owner: owner of its submissions.
         expires_after: the time for which the token is valid. None for no limit.
         priority: the highest priority that its holder can request.
         weight: its share of the devices, relative to other producers, which have 1 by default.
@@ -102,6 +118,7 @@ def create(
                 name=name,
                 digest=digest_of(secret),
                 scopes=[scope.value for scope in scopes],
+                owner=owner,
                 expires_at=None if expires_after is None else func.now() + expires_after,
                 priority=priority,
                 weight=weight,

@@ -142,10 +142,10 @@ async def file(request: Request, _: Viewer, evaluation_id: UUID, name: File) -> 
 
 
 @router.post("/evaluations/{evaluation_id}/cancel")
-async def cancel(request: Request, _: Actor, evaluation_id: UUID) -> Response:
+async def cancel(request: Request, actor: Actor, evaluation_id: UUID) -> Response:
     """Cancel an evaluation. One that has its verdict keeps it."""
     gateway: Gateway = request.app.state.gateway
-    await gateway.client.cancel(evaluation_id)
+    await gateway.cancel(actor, evaluation_id)
     return RedirectResponse(f"/evaluations/{evaluation_id}", 303)
 
 

@@ -21,6 +21,7 @@ from kqueue.http.devices import Device, Fleet, View
 from kqueue.http.gateway import Gateway
 from kqueue.http.shapes import lanes_of
 from kqueue.states import EvaluationState
+from kqueue.store import engine as store
 from kqueue.store import reports, tokens
 from kqueue.store.probes import MOST_SUSPECT
 from kqueue.store.reports import Crowd, Listed, Oldest, Waiting
@@ -104,7 +105,7 @@ async def now_live(request: Request, viewer: Viewer) -> Response:
 async def _fields(request: Request) -> dict[str, Any]:
     fleet: Fleet = request.app.state.fleet
     glances: Glances = request.app.state.glances
-    view, glance = await fleet.get(), await glances.get(request.app.state.gateway)
+    view, glance = await fleet.seen(), await glances.get(request.app.state.gateway)
     return {
         "lanes": dict(islice(lanes_of(view).items(), _MOST)),
         "cards": _cards(view, glance),
@@ -118,15 +119,27 @@ async def _fields(request: Request) -> dict[str, Any]:
 
 
 class Glances:
-    """The latest reading of the fleet, which all viewers share."""
+    """The latest readings of the fleet, which all callers with the same view of the database share."""
 
+    def __init__(self) -> None:
+        self._by_viewer: dict[store.Viewer, _Reading] = {}
+
+    async def get(self, gateway: Gateway) -> Glance:
+        """Return a reading that is at most two seconds old, or raise DatabaseUnavailable."""
+        reading = self._by_viewer.pop(store.viewer(), None) or _Reading()
+        self._by_viewer[store.viewer()] = reading
+        if len(self._by_viewer) > _MOST:
+            del self._by_viewer[next(iter(self._by_viewer))]
+        return await reading.get(gateway)
+
+
+class _Reading:
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
         self._read_at = float("-inf")
         self._last: Glance | KqueueError | None = None
 
     async def get(self, gateway: Gateway) -> Glance:
-        """Return a reading that is at most two seconds old, or raise DatabaseUnavailable."""
         async with self._turn:
             if self._last is None or time.monotonic() - self._read_at > _FRESH_S:
                 try:

@@ -18,6 +18,7 @@ from kqueue.http import auth, failures
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Caller, Gateway
 from kqueue.store import sessions
+from kqueue.store.engine import act_as
 from kqueue.store.tokens import Scope
 from kqueue.web import present
 from kqueue.web.cookie import cookie_name
@@ -93,8 +94,10 @@ async def who(request: Request) -> Caller | None:
     gateway: Gateway = request.app.state.gateway
     secret = request.cookies.get(cookie_name(request))
     caller = await gateway.identify(sessions.find, secret) if secret else None
-    request.state.viewer = caller or auth.without_token(request)
-    return request.state.viewer
+    caller = request.state.viewer = caller or auth.without_token(request)
+    if caller is not None:
+        act_as(caller.viewer)
+    return caller
 
 
 async def viewer(request: Request) -> Caller:

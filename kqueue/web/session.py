@@ -31,7 +31,7 @@ async def login_form(
     """Show the form, or log in with the secret of a link."""
     if link is not None:
         gateway: Gateway = request.app.state.gateway
-        secret = await gateway.read(sessions.accept, link)
+        secret = await gateway.admit(sessions.accept, link)
         if secret is None:
             refused = "This link was used before, or is older than a minute. Run kqueue open for a new one."
             return page(request, "login.html", status=403, to=_local(to), refused=refused)
@@ -51,7 +51,7 @@ async def login(request: Request) -> Response:
     caller = await gateway.identify(tokens.find, given.strip())
     if caller is None or caller.token_id is None:
         return page(request, "login.html", status=403, to=_local(to), refused=_REFUSED)
-    return await _enter(request, await gateway.read(sessions.begin, caller.token_id), to)
+    return await _enter(request, await gateway.admit(sessions.begin, caller.token_id), to)
 
 
 @router.post("/logout")
@@ -78,7 +78,7 @@ async def _leave(request: Request) -> None:
     former = request.cookies.get(cookie.cookie_name(request))
     if former:
         gateway: Gateway = request.app.state.gateway
-        await gateway.read(sessions.end, former)
+        await gateway.admit(sessions.end, former)
 
 
 def _local(to: str) -> str:

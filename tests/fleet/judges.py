@@ -177,7 +177,7 @@ class StandIn:
         self.conditions = "told"
         self.status_page = StatusPage()
 
-    def judge(self, request, place, backend) -> Outcome:
+    def judge(self, request, place, backend, caches) -> Outcome:
         action, *arguments = request.kernel.split()
         self.status_page.judge(*self.status_page.attempt)
         if action == "read":

@@ -168,7 +168,7 @@ def test_what_the_server_leaves_to_others(served: Served, token, fields, engine:
         assert (answer.status_code, answer.json()["swept"]) == (200, None), answer.text
         assert "supervisors sweep" in answer.json()["message"]
         assert http.get(f"/v1/evaluations/{identity}").json()["state"] == "running"
-        right = f"INSERT (lane) ON evaluations {{}} {roles.GATEWAY}"
+        right = f"INSERT (lane) ON evaluations {{}} {roles.TENANT}"
         change(engine, f"REVOKE {right.format('FROM')}")
         answer = http.post("/v1/evaluations", json=fields(2))
         change(engine, f"GRANT {right.format('TO')}")

@@ -290,3 +290,20 @@ def test_a_spent_budget(served: Served, config: Config, engine: Engine, worker_i
     command(config, "token", "edit", made["id"], "--no-budget")[1]
     listed = [json.loads(line) for line in command(config, "token", "list", "--json")[1].splitlines()]
     assert [one["budget"] for one in listed] == [None] * len(listed)
+
+
+def test_a_token_belongs_to_an_owner(config: Config, engine: Engine) -> None:
+    """By default to `local`. Other names than an owner's, and an owner of a login that serves all, are refused."""
+    create = ("token", "create", "--scope", "read", "--name")
+    assert [command(config, *create, name, *more)[0] for name, more in (("a", ()), ("b", ("--owner", "bob.2")))] == [
+        0,
+        0,
+    ]
+    assert [known.owner for known in tokens.listing(engine)] == ["local", "bob.2"]
+    for refused in (
+        (*create, "c", "--owner", "kqueue's probes"),
+        ("db", "login", "c", "--role", "reader", "--owner", "bob.2"),
+        ("mcp", "--http", "127.0.0.1:0", "--owner", "bob.2"),
+    ):
+        status, _, error = command(config, *refused)
+        assert (status, error.partition(":")[0]) == (2, "--owner"), error

@@ -66,16 +66,16 @@ class Rig:
         if self._uid:
             self._uid.release()
 
-    def judge(self, request: Request) -> Outcome:
-        """Return the outcome, even if the judge died."""
-        return self.judge_at(self.slot, request)
+    def judge(self, request: Request, caches: str = "") -> Outcome:
+        """Return the outcome, even if the judge died. ``caches`` differs for owners."""
+        return self.judge_at(self.slot, request, caches)
 
-    def judge_at(self, slot: SlotConfig, request: Request) -> Outcome:
+    def judge_at(self, slot: SlotConfig, request: Request, caches: str = "") -> Outcome:
         """Return the outcome of a request in another slot with the same fork server."""
         if self._judges is None:
             self._judges = Judges(self.forkserver)
         try:
-            return self._judges.judge(request, slot, self.backend)
+            return self._judges.judge(request, slot, self.backend, caches)
         except JudgeDied as died:
             return died.outcome
         finally:

@@ -187,7 +187,7 @@ def valid_tokens(url: str, secrets: list[str]) -> list[bool]:
     engine = connect(url, application="tests", pool_size=1)
     try:
         [token] = tokens.listing(engine)
-        assert token.scopes == (tokens.Scope.PROBLEMS,)
+        assert token.scopes == (tokens.Scope.PROBLEMS, *tokens.WIDE)
         return [tokens.find(engine, secret) is not None for secret in secrets]
     finally:
         engine.dispose()

@@ -6,13 +6,16 @@ import asyncio
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
+from mcp import Client
 from sqlalchemy import Engine, text
 
 from kqueue.config import Config
 from kqueue.mcp import connection as fleet
+from kqueue.mcp.serving import make_server
 from kqueue.states import Priority
 from kqueue.store import tokens
 from tests.http.serving import problem_of
@@ -202,3 +205,48 @@ async def test_on_stdio_the_process_s_own_token_counts(served: Served, token, wr
         said = refusal(await client.call_tool("judge", NEW))
     assert ("the token is unknown, expired or revoked" if wrong else "scope submit") in said
     assert "kq_wrong" not in said
+
+
+def _calls(identity: str, problem: str) -> dict[str, dict[str, Any]]:
+    """Return arguments of each tool that name an evaluation or a problem, by the tool's name."""
+    one, kernel = {"evaluation_id": identity}, {"kernel": "class ModelNew: ...", "backend": "torch"}
+    return {
+        **dict.fromkeys(("verdict", "autopsy", "sanitize", "profile", "cancel"), one),
+        "wait": {"evaluation_ids": [identity], "timeout_s": 0},
+        "read": {"uri": f"kqueue://evaluations/{identity}/kernel.py"},
+        "judge": {"problem": problem, "timeout_s": 0, **kernel},
+        "submit": {"problem": problem, "kernels": [kernel]},
+        "tune": {"problem": problem, "backend": "torch", "kernel": "N = 1\nclass ModelNew: ...", "grid": {"N": [1, 2]}},
+        "duel": {"problem": problem, "a": "class A: ...", "b": "class B: ...", "timeout_s": 0}
+        | {"a_backend": "torch", "b_backend": "torch"},
+        "problems": {},
+        "leaderboard": {},
+    }
+
+
+@pytest.mark.parametrize("door", ["http", "stdio"])
+async def test_an_agent_reads_only_what_its_owner_submitted(
+    here: Here, served: Served, token, judge, config: Config, monkeypatch: pytest.MonkeyPatch, door: str
+) -> None:
+    """By each tool, another owner's evaluation and problem look like unknown ones, and its own are there."""
+    with served.client(token(owner="ada")) as ada:
+        fields = {name: NEW[name] for name in ("problem", "kernel", "backend")}
+        identity = ada.post("/v1/evaluations", json=fields).json()["evaluation_id"]
+        stored = f"sha256:{ada.get('/v1/problems').json()['problems'][0]['problem_hash']}"
+    judge(identity)
+    for name, value in config.environment().items():
+        monkeypatch.setenv(name, value)
+    inside = Client(make_server(fleet.Connection(relays=False, owner="bob")))
+    async with over_http(here.url, token(owner="bob")) if door == "http" else inside as client:
+        unknown, nowhere = str(uuid4()), f"sha256:{'0' * 64}"
+        theirs, nothing = _calls(identity, stored), _calls(unknown, nowhere)
+        assert {*theirs, "explain"} == {tool.name for tool in (await client.list_tools()).tools}
+        for tool, arguments in theirs.items():
+            said, same = [await client.call_tool(tool, one) for one in (arguments, nothing[tool])]
+            text = text_of(said).replace(identity, unknown).replace(stored[7:], nowhere[7:])
+            assert (said.is_error, text) == (same.is_error, text_of(same)), tool
+            assert "validation error" not in text, (tool, text)
+            assert tool in ("submit", "problems", "leaderboard") or said.is_error, (tool, text)
+        mine = told(await client.call_tool("judge", NEW))["evaluation_id"]
+        assert told(await client.call_tool("verdict", {"evaluation_id": mine}))["state"] == "queued"
+        assert len(told(await client.call_tool("problems", {}))["rows"]) == 1

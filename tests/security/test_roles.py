@@ -27,7 +27,7 @@ from tests.services import database, start, starts_services
 from tests.store.steps import change
 
 EVERYBODY = set(roles.ROLES)
-SENDERS = {roles.PRODUCER, roles.GATEWAY}
+SENDERS = {roles.PRODUCER, roles.GATEWAY, roles.TENANT}
 NOBODY: set[str] = set()
 
 
@@ -52,6 +52,15 @@ IDENTITY = "'00000000-0000-0000-0000-000000000007'"
 STATEMENTS: dict[str, set[str]] = {
     **{f"SELECT * FROM {name}": EVERYBODY for name in roles._READABLE},
     "SELECT * FROM tokens": {roles.GATEWAY},
+    "SELECT name, owner FROM tokens": {roles.GATEWAY, roles.TENANT},
+    "SELECT * FROM logins": NOBODY,
+    "UPDATE logins SET owner = 'o'": NOBODY,
+    "UPDATE evaluations SET owner = 'o'": NOBODY,
+    "INSERT INTO problems (hash, owner, source) VALUES ('h', 'o', 's')": NOBODY,
+    "SET ROLE kqueue_tenant": {roles.GATEWAY, roles.TENANT},
+    "ALTER TABLE evaluations NO FORCE ROW LEVEL SECURITY": NOBODY,
+    "ALTER TABLE evaluations DISABLE ROW LEVEL SECURITY": NOBODY,
+    "CREATE POLICY mine ON evaluations USING (true)": NOBODY,
     "INSERT INTO tokens DEFAULT VALUES": NOBODY,
     "UPDATE tokens SET scopes = '{admin}'": NOBODY,
     "UPDATE tokens SET last_used_at = now()": {roles.GATEWAY},
@@ -68,7 +77,7 @@ STATEMENTS: dict[str, set[str]] = {
     "UPDATE evaluations SET settings = '{}'": NOBODY,
     "UPDATE evaluations SET kernel_hash = 'h'": NOBODY,
     "UPDATE evaluations SET published_at = now()": SENDERS | {roles.WORKER},
-    "UPDATE evaluations SET token_id = NULL": {roles.GATEWAY},
+    "UPDATE evaluations SET token_id = NULL": {roles.GATEWAY, roles.TENANT},
     "DELETE FROM evaluations": NOBODY,
     f"INSERT INTO attempts (evaluation_id, number, worker_id, lease_until) VALUES ({IDENTITY}, 1, {IDENTITY}, now())": {
         roles.WORKER
@@ -147,7 +156,9 @@ def test_a_role_may_do_what_it_needs_and_nothing_else(logins: dict[str, str]) ->
 def test_no_table_was_forgotten() -> None:
     """Each table is either readable by all roles or listed here."""
     views = {"outcomes", "best_verdicts", "fleet_utilisation", "evaluation_overview"}
-    assert set(roles._READABLE) == set(Base.metadata.tables) - {"tokens", "sessions"} | views | {"alembic_version"}
+    assert set(roles._READABLE) == set(Base.metadata.tables) - {"tokens", "sessions", "logins"} | views | {
+        "alembic_version"
+    }
 
 
 def granted(engine: Engine) -> set[tuple[str, str, str, str]]:
@@ -222,6 +233,8 @@ def test_databases_of_a_cluster_without_the_roles(fresh: Any, caplog: pytest.Log
     for role in roles.ROLES:
         assert f"CREATE ROLE {role} NOLOGIN;" in caplog.text
         fresh(f"CREATE ROLE {role} NOLOGIN")
+    assert "GRANT kqueue_tenant TO kqueue_gateway;" in caplog.text
+    fresh("GRANT kqueue_tenant TO kqueue_gateway")
     caplog.clear()
     schema.upgrade(url)
     assert caplog.text == ""

@@ -134,7 +134,7 @@ def test_summaries_tell_what_verdicts_do(engine: Engine, judged: Judge, worker_i
 
 _TOLD = """
 SELECT v.evaluation_id, e.problem_hash, e.kernel_hash, e.batch, v.category, v.runtime_ms, v.speedup,
-       v.reused_from IS NOT NULL, v.finished_at
+       v.reused_from IS NOT NULL, v.finished_at, e.owner
 FROM verdicts AS v JOIN evaluations AS e ON e.id = v.evaluation_id WHERE NOT e.probe
 """
 

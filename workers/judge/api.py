@@ -74,11 +74,15 @@ class Judges:
             supervisor.main(theirs, parent, self.status_page, forkserver)
         theirs.close()
 
-    def judge(self, request: Request, slot: SlotConfig, backend: JudgeBackend) -> Outcome:
+    def judge(self, request: Request, slot: SlotConfig, backend: JudgeBackend, caches: str = "") -> Outcome:
         """Judge one request in the fork server's slot. The backend is used in this process.
 
         If this process is killed, the judge ends with all processes that it started. If the judge raises an exception,
         the outcome is ``judge_error``.
+
+        Args:
+            caches: a word that differs for the owners of evaluations, who share neither builds nor kept references. It
+                is not a name, because the judge must not know whom it judges.
 
         Raises:
             JudgeDied: the judge or its supervisor died.
@@ -89,12 +93,12 @@ class Judges:
             self._begun += 1
             self.status_page.open(UUID(int=0), self._begun)
         try:
-            return self._converse(request, slot, backend)
+            return self._converse(request, slot, backend, caches)
         finally:
             if begins:
                 self.status_page.close()
 
-    def _converse(self, request: Request, slot: SlotConfig, backend: JudgeBackend) -> Outcome:
+    def _converse(self, request: Request, slot: SlotConfig, backend: JudgeBackend, caches: str) -> Outcome:
         killed_before = linux.out_of_memory_kills()
         builds = self.forkserver.builds
         evaluation_id, number = self.status_page.attempt
@@ -103,7 +107,8 @@ class Judges:
             "request": request.model_dump(mode="json"),
             "slot": slot.as_json(),
             "isolation": self.forkserver.isolation,
-            "builds": builds.as_json() if builds else None,
+            "builds": builds.of(caches).as_json() if builds else None,
+            "caches": caches,
         }
         ours, theirs = socket.socketpair()
         with ours, ours.makefile("rb") as replies:

@@ -291,6 +291,7 @@ def _converse(conversation: BinaryIO, channel: socket.socket, status_page: Statu
     structlog.contextvars.unbind_contextvars("evaluation", "attempt")
     structlog.contextvars.bind_contextvars(**about)  # until the next evaluation, to also mark log lines after the end
     forkserver.isolation = call["isolation"]
+    forkserver.caches = call["caches"]
     forkserver.builds = Store(*call["builds"]) if call["builds"] else None
 
     def ask(question: list[Any]) -> Any:

@@ -38,7 +38,7 @@ from kqueue.states import EvaluationState
 from kqueue.store import clean, gpus
 from kqueue.store.budgets import PRODUCER
 from kqueue.store.engine import transaction
-from kqueue.store.evaluations.conditions import EXPIRED, QUEUED
+from kqueue.store.evaluations.conditions import EXPIRED, ITS_KERNEL, ITS_PROBLEM, QUEUED
 from kqueue.store.evaluations.history import History
 from kqueue.store.evaluations.reuse import answer, fingerprint
 from kqueue.store.evaluations.verdicts import expire, warm_up_finish
@@ -57,6 +57,7 @@ class Claim:
         attempt_id: the attempt's row.
         number: the attempt's number, from 1.
         lane: the lane to which it was submitted.
+        owner: the owner of the evaluation.
         alone: True if the attempt needs exclusive use of the device, because earlier tries lost their worker or GPU.
         hashes: the hashes of problem and kernel by which the request names its sources.
         stored: the request from the database.
@@ -66,6 +67,7 @@ class Claim:
     attempt_id: int
     number: int
     lane: str
+    owner: str
     alone: bool
     hashes: tuple[str, str]
     stored: Mapping[str, Any]
@@ -128,9 +130,10 @@ def claim(engine: Engine, evaluation_id: UUID, *, worker_id: UUID, lease_s: floa
         number: int = row.pop("number")
         attempt_id: int = row.pop("attempt_id")
         hashes = (row.pop("problem_hash"), row.pop("kernel_hash"))
+        owner: str = row.pop("owner")
         del row["producer"]  # judges must not see it
         alone = number > 1 and History.read(connection, evaluation_id).suspected
-    return Claim(evaluation_id, attempt_id, number, row["lane"], alone, hashes, row)
+    return Claim(evaluation_id, attempt_id, number, row["lane"], owner, alone, hashes, row)
 
 
 def warm_up(engine: Engine, *, worker_id: UUID) -> None:
@@ -186,8 +189,8 @@ def _claiming() -> Select[*tuple[Any, ...]]:
             not_(EXPIRED),
             _may_take(worker_id),
             or_(Evaluation.attempts == 0, not_(_better_elsewhere(worker_id, lease))),
-            Problem.hash == Evaluation.problem_hash,
-            Kernel.hash == Evaluation.kernel_hash,
+            ITS_PROBLEM,
+            ITS_KERNEL,
         )
         .values(state=EvaluationState.RUNNING, attempts=Evaluation.attempts + 1)
         .returning(
@@ -196,6 +199,7 @@ def _claiming() -> Select[*tuple[Any, ...]]:
             Evaluation.kernel_hash,
             Evaluation.lane,
             Evaluation.producer,
+            Evaluation.owner,
             Evaluation.settings,
             Evaluation.problem_label,
             Evaluation.kernel_label,

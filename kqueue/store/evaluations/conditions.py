@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import and_, false, func, literal_column, select
+from sqlalchemy import Text, and_, false, func, literal_column, select
 
 from kqueue.backends import PYTEST
 from kqueue.contract import TESTS_LINE
@@ -23,14 +23,19 @@ EXPIRED_INDEXED: Final = and_(EXPIRED, Evaluation.expires_at <= func.now())
 #: Condition for an evaluation that a user requested. Probes (:mod:`kqueue.store.probes`) belong to the fleet: no report
 #: counts or lists them, and no producer pays for them.
 REAL: Final = Evaluation.probe.is_(False)
+#: Conditions that join an evaluation with its sources. Equal sources of two owners are two rows.
+ITS_PROBLEM: Final = and_(Problem.hash == Evaluation.problem_hash, Problem.owner == Evaluation.owner)
+ITS_KERNEL: Final = and_(Kernel.hash == Evaluation.kernel_hash, Kernel.owner == Evaluation.owner)
+#: The owner for whom the session acts.
+ME: Final = select(func.kqueue_owner(type_=Text)).scalar_subquery()
 #: Conditions for a problem or kernel of the enclosing statement that belongs to no probe and is not a repository's
 #: tests. Indexes answer the former. For the latter Postgres reads only the beginning of a long uncompressed source.
 REAL_PROBLEM: Final = and_(
-    ~select(Evaluation.id).where(Evaluation.problem_hash == Problem.hash, Evaluation.probe).correlate(Problem).exists(),
+    ~select(Evaluation.id).where(ITS_PROBLEM, Evaluation.probe).correlate(Problem).exists(),
     func.substr(Problem.source, 1, len(TESTS_LINE)) != TESTS_LINE,
 )
 REAL_KERNEL: Final = and_(
-    ~select(Evaluation.id).where(Evaluation.kernel_hash == Kernel.hash, Evaluation.probe).correlate(Kernel).exists(),
+    ~select(Evaluation.id).where(ITS_KERNEL, Evaluation.probe).correlate(Kernel).exists(),
     Kernel.backend != PYTEST,
 )
 #: Condition for an attempt whose lease has expired.

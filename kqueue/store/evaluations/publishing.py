@@ -13,7 +13,7 @@ from kqueue.backends import PYTEST
 from kqueue.contract import Settings
 from kqueue.message import Message
 from kqueue.store.engine import transaction
-from kqueue.store.evaluations.conditions import QUEUED
+from kqueue.store.evaluations.conditions import ITS_KERNEL, ITS_PROBLEM, QUEUED
 from kqueue.store.models import Evaluation, Kernel, Problem
 from kqueue.store.sql import any_uuid
 
@@ -32,8 +32,8 @@ MESSAGES: Final = (
         # Only a few problems name several shapes or ask for gradients, and only their sources are read here.
         case((and_(Kernel.backend != PYTEST, _SEVERAL), Problem.source)).label("source"),
     )
-    .join_from(Evaluation, Kernel, Kernel.hash == Evaluation.kernel_hash)
-    .join(Problem, Problem.hash == Evaluation.problem_hash)
+    .join_from(Evaluation, Kernel, ITS_KERNEL)
+    .join(Problem, ITS_PROBLEM)
 )
 
 

@@ -11,6 +11,7 @@ from sqlalchemy import Engine, RowMapping, func, select
 from kqueue import contract
 from kqueue.errors import UnknownEvaluation
 from kqueue.store.engine import transaction
+from kqueue.store.evaluations.conditions import ITS_KERNEL
 from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Verdict
 from kqueue.store.sql import any_uuid, columns
 
@@ -18,7 +19,7 @@ from kqueue.store.sql import any_uuid, columns
 VERDICTS: Final = (
     select(*columns(contract.Verdict, Evaluation, Kernel, Verdict, environment=Environment.facts))
     .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
-    .join(Kernel, Kernel.hash == Evaluation.kernel_hash)
+    .join(Kernel, ITS_KERNEL)
     .outerjoin(Attempt, Attempt.id == Verdict.attempt_id)
     .outerjoin(Environment, Environment.hash == func.coalesce(Verdict.environment_hash, Attempt.environment_hash))
 )

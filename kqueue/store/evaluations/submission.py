@@ -22,7 +22,7 @@ from kqueue.states import Priority, Spent
 from kqueue.store import budgets
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import order
-from kqueue.store.evaluations.conditions import QUEUED
+from kqueue.store.evaluations.conditions import ME
 from kqueue.store.evaluations.publishing import MESSAGES, to_message
 from kqueue.store.evaluations.reuse import answer
 from kqueue.store.models import Evaluation, Kernel, Problem
@@ -37,13 +37,14 @@ _TRIES: Final = 5
 #: Statement that updates batches. A batch's row is written at most once a second, because its producers would block
 #: each other otherwise. The order of names prevents deadlocks.
 _ENLIST: Final = text("""
-    INSERT INTO batches AS b (name, last_at)
-    SELECT given.name, now() FROM unnest(:names) AS given (name)
+    INSERT INTO batches AS b (name, owner, last_at)
+    SELECT given.name, me.owner, now() FROM unnest(:names) AS given (name), (SELECT kqueue_owner() AS owner) AS me
     WHERE NOT EXISTS (
-        SELECT FROM batches AS known WHERE known.name = given.name AND known.last_at > now() - interval '1 s'
+        SELECT FROM batches AS known
+        WHERE known.name = given.name AND known.owner = me.owner AND known.last_at > now() - interval '1 s'
     )
     ORDER BY given.name
-    ON CONFLICT (name) DO UPDATE SET last_at = greatest(b.last_at, excluded.last_at)
+    ON CONFLICT (name, owner) DO UPDATE SET last_at = greatest(b.last_at, excluded.last_at)
 """).bindparams(bindparam("names", type_=ARRAY(Text)))
 
 
@@ -146,7 +147,7 @@ def _submit(
             ]
         crowd, nexts = _places(connection, {i: requests[i].lane for i in new}, slots)
         connection.execute(
-            insert(Evaluation).on_conflict_do_nothing(index_elements=["idempotency_key"]),
+            insert(Evaluation).on_conflict_do_nothing(index_elements=["owner", "idempotency_key"]),
             [_row(ids[i], requests[i], now, traceparent, published=i in nexts) for i in ordered],
         )
         found = _found(connection, requests, ids, any_lane)
@@ -183,7 +184,8 @@ def _found(
     keys = {request.idempotency_key for request in requests if request.idempotency_key is not None}
     rows = connection.execute(
         MESSAGES.add_columns(Evaluation.idempotency_key, Evaluation.reuse).where(
-            or_(Evaluation.id == any_uuid(ids.values()), Evaluation.idempotency_key == any_text(keys))
+            Evaluation.owner == ME,
+            or_(Evaluation.id == any_uuid(ids.values()), Evaluation.idempotency_key == any_text(keys)),
         )
     ).all()
     by_id = {row.id: row for row in rows}
@@ -232,10 +234,8 @@ def _places(connection: Connection, lanes: Mapping[int, str], slots: Mapping[str
     crowd, nexts = False, set[int]()
     for lane in sorted(set(lanes.values())):
         most = order.window(slots.get(lane, 0))
-        # This order is the index's. Without it the planner can prefer to read the whole table.
-        few = select(Evaluation.id).where(QUEUED, Evaluation.lane == lane).limit(most)
-        few = few.order_by(Evaluation.priority, Evaluation.producer, Evaluation.submitted_at, Evaluation.id).subquery()
-        waiting = connection.scalars(select(func.count()).select_from(few)).one()
+        # A function of the database counts, because callers see their own owner's evaluations only.
+        waiting = connection.scalars(select(func.kqueue_waiting(lane, most))).one()
         entries = [i for i in lanes if lanes[i] == lane]
         crowd = crowd or waiting > 0 or len(entries) > most
         nexts.update(entries[: most - waiting])
@@ -248,7 +248,7 @@ def _write_sources(connection: Connection, requests: Sequence[Request]) -> None:
     named = {r.problem_hash for r in requests if r.names_problem} - problems.keys()
     kernels = {r.kernel_hash: {"hash": r.kernel_hash, "backend": r.backend, "source": r.kernel} for r in requests}
     if named:
-        stored = connection.scalars(select(Problem.hash).where(Problem.hash == any_text(named)))
+        stored = connection.scalars(select(Problem.hash).where(Problem.hash == any_text(named), Problem.owner == ME))
         if unknown := named - set(stored):
             raise UnknownProblem(unknown)
     if problems:

@@ -26,7 +26,7 @@ from sqlalchemy.sql.selectable import Subquery
 from kqueue.errors import UnknownEvaluation
 from kqueue.evidence import Profile
 from kqueue.store.engine import transaction
-from kqueue.store.evaluations import REAL, REAL_PROBLEM
+from kqueue.store.evaluations import ITS_KERNEL, ITS_PROBLEM, REAL, REAL_PROBLEM
 from kqueue.store.models import (
     PROFILED,
     Attempt,
@@ -179,7 +179,7 @@ def used_problems(
     """
     last = (
         select(Evaluation.problem_label, Evaluation.kernel_hash, Evaluation.submitted_at)
-        .where(Evaluation.problem_hash == Problem.hash)
+        .where(ITS_PROBLEM)
         .order_by(Evaluation.submitted_at.desc())
     )
     wanted: list[ColumnElement[bool]] = [REAL_PROBLEM]
@@ -190,10 +190,12 @@ def used_problems(
     if after is not None:
         wanted.append(tuple_(Problem.created_at, Problem.hash) < tuple_(*map(literal, after)))
     order = (Problem.created_at.desc(), Problem.hash.desc())
-    page = select(Problem.hash, Problem.created_at).where(*wanted).order_by(*order).limit(limit).subquery()
+    page = (
+        select(Problem.hash, Problem.owner, Problem.created_at).where(*wanted).order_by(*order).limit(limit).subquery()
+    )
     last_ones = (
         select(Evaluation.kernel_hash)
-        .where(Evaluation.problem_hash == page.c.hash)
+        .where(Evaluation.problem_hash == page.c.hash, Evaluation.owner == page.c.owner)
         .order_by(Evaluation.submitted_at.desc())
         .limit(COUNTED)
         .correlate(page)
@@ -204,7 +206,7 @@ def used_problems(
     ).lateral()
     newest = (
         select(Evaluation.problem_label, Evaluation.submitted_at.label("used_at"))
-        .where(Evaluation.problem_hash == page.c.hash)
+        .where(Evaluation.problem_hash == page.c.hash, Evaluation.owner == page.c.owner)
         .order_by(Evaluation.submitted_at.desc())
         .limit(1)
         .lateral()
@@ -261,7 +263,7 @@ def ranking(
         filters: conditions on the evaluations. A kernel that has such an evaluation is ranked by all of its
             measurements.
     """
-    chosen = select(Evaluation.problem_hash, Evaluation.kernel_hash).join(Kernel, Kernel.hash == Evaluation.kernel_hash)
+    chosen = select(Evaluation.problem_hash, Evaluation.kernel_hash).join(Kernel, ITS_KERNEL)
     chosen = chosen.join(Verdict, Verdict.evaluation_id == Evaluation.id).where(*conditions(filters))
     return _ranking_of(engine, chosen if since is None else chosen.where(Verdict.finished_at >= since), limit)
 
@@ -291,7 +293,7 @@ def _ranking(engine: Engine, wanted: Sequence[ColumnElement[bool]], limit: int) 
         .select_from(middle)
         .join(Evaluation, Evaluation.id == middle.c.evaluation_id)
         .join(Verdict, Verdict.evaluation_id == middle.c.evaluation_id)
-        .join(Kernel, Kernel.hash == middle.c.kernel_hash)
+        .join(Kernel, ITS_KERNEL)
         .outerjoin(Token, Token.id == Evaluation.token_id)
         .order_by(middle.c.speedup.desc().nulls_last(), middle.c.runtime_ms, middle.c.evaluation_id)
     )

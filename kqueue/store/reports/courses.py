@@ -15,7 +15,7 @@ from sqlalchemy.orm import aliased
 from kqueue.categories import Blame, Category
 from kqueue.states import Priority, Writer
 from kqueue.store.engine import transaction
-from kqueue.store.evaluations import REAL
+from kqueue.store.evaluations import ITS_KERNEL, REAL
 from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Verdict, Worker
 from kqueue.store.sql import any_uuid, columns, read
 
@@ -89,7 +89,7 @@ def courses(engine: Engine, ids: Collection[UUID]) -> list[Course]:
             )
         )
         .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
-        .join(Kernel, Kernel.hash == Evaluation.kernel_hash)
+        .join(Kernel, ITS_KERNEL)
         .outerjoin(final, final.id == Verdict.attempt_id)
         .outerjoin(Environment, Environment.hash == func.coalesce(Verdict.environment_hash, final.environment_hash))
         .where(Verdict.evaluation_id == any_uuid(ids), REAL)

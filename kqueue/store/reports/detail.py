@@ -16,6 +16,7 @@ from kqueue.errors import InvalidRequest, UnknownEvaluation
 from kqueue.states import EvaluationState, Writer
 from kqueue.store import evaluations, models
 from kqueue.store.engine import transaction
+from kqueue.store.evaluations import ITS_KERNEL, ITS_PROBLEM
 from kqueue.store.models import Attempt, Environment, Kernel, Problem, Verdict, Worker
 from kqueue.store.reports.waiting import Waiting, waiting
 from kqueue.store.sql import columns, read
@@ -174,8 +175,8 @@ def show(engine: Engine, evaluation_id: UUID, *, within_s: float | None = None) 
                     kernel=Kernel.source,
                 )
             )
-            .join(Problem, Problem.hash == models.Evaluation.problem_hash)
-            .join(Kernel, Kernel.hash == models.Evaluation.kernel_hash)
+            .join(Problem, ITS_PROBLEM)
+            .join(Kernel, ITS_KERNEL)
             .where(models.Evaluation.id == evaluation_id)
         ).one_or_none()
         if row is None:

@@ -15,7 +15,7 @@ from kqueue.categories import Blame, Category
 from kqueue.contract import HASH
 from kqueue.states import EvaluationState, Priority
 from kqueue.store.engine import transaction
-from kqueue.store.evaluations import OPEN, REAL
+from kqueue.store.evaluations import ITS_KERNEL, OPEN, REAL
 from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Verdict
 from kqueue.store.sql import columns, fetch
 
@@ -118,7 +118,7 @@ INTERVAL: Final[dict[str, ColumnElement[Any]]] = {
 #: Query for the fields of :class:`Listed`.
 LISTED: Final = (
     select(*columns(Listed, Evaluation, Kernel, Verdict, Environment, evaluation_id=Evaluation.id, **INTERVAL))
-    .join(Kernel, Kernel.hash == Evaluation.kernel_hash)
+    .join(Kernel, ITS_KERNEL)
     .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
     .outerjoin(Attempt, Attempt.id == Verdict.attempt_id)
     .outerjoin(Environment, Environment.hash == func.coalesce(Verdict.environment_hash, Attempt.environment_hash))
@@ -203,7 +203,7 @@ def unfinished(engine: Engine, *, before: datetime | None = None, **filters: Unp
         wanted.append(Evaluation.submitted_at < before)
     if (problem := filters.get("problem")) is not None and len(problem) < _HASH_DIGITS:
         wanted.append(Evaluation.problem_label == problem)  # a label such as `1` must not match hashes
-    query = select(Evaluation.id).join(Kernel, Kernel.hash == Evaluation.kernel_hash).where(*wanted)
+    query = select(Evaluation.id).join(Kernel, ITS_KERNEL).where(*wanted)
     with transaction(engine) as connection:
         return list(connection.scalars(query.order_by(Evaluation.submitted_at, Evaluation.id)))
 

@@ -88,7 +88,9 @@ def _matches(engine: Engine, word: str) -> list[Named]:
             last = digits.ljust(_HASH_DIGITS, "f")
             add(
                 Kind.PROBLEM,
-                connection.scalars(select(Problem.hash).where(Problem.hash.between(digits, last)).limit(2)).all(),
+                connection.scalars(
+                    select(Problem.hash).where(Problem.hash.between(digits, last)).distinct().limit(2)
+                ).all(),
             )
         if not word.startswith("sha256:"):
             batch = select(Evaluation.batch).where(Evaluation.batch == word).limit(1)

@@ -77,8 +77,8 @@ def problem(engine: Engine, problem_hash: str) -> ProblemDetail:
 
 def _labelled(few: Subquery) -> Select[*tuple[Any, ...]]:
     """Return the query for problems with one label from the first evaluations that are found."""
-    labels = select(Evaluation.problem_label).where(Evaluation.problem_hash == few.c.hash).limit(_LOOKED_AT)
-    given = labels.correlate(few).subquery()
+    its = (Evaluation.problem_hash == few.c.hash, Evaluation.owner == few.c.owner)
+    given = select(Evaluation.problem_label).where(*its).limit(_LOOKED_AT).correlate(few).subquery()
     label = select(func.max(given.c.problem_label).label("problem_label")).lateral()
     size = func.octet_length(few.c.source).label("bytes")
     return select(few.c.hash.label("problem_hash"), label.c.problem_label, size, few.c.created_at).join(label, true())

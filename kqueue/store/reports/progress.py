@@ -15,7 +15,7 @@ from kqueue.contract import Request
 from kqueue.errors import UnknownEvaluation
 from kqueue.states import EvaluationState
 from kqueue.store.engine import transaction
-from kqueue.store.evaluations import OPEN, QUEUED, asks_for
+from kqueue.store.evaluations import ME, OPEN, QUEUED, asks_for
 from kqueue.store.models import Attempt, Evaluation, Verdict, Worker
 from kqueue.store.reports.counts import among
 from kqueue.store.sql import any_uuid, columns, fetch
@@ -144,6 +144,7 @@ def earlier(engine: Engine, request: Request, *, family: str, within_s: float | 
             )
             .outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
             .where(
+                Evaluation.owner == ME,
                 Evaluation.problem_hash == request.problem_hash,
                 Evaluation.kernel_hash == request.kernel_hash,
                 Evaluation.idempotency_key.startswith(family, autoescape=True),

@@ -15,12 +15,12 @@ from typing import Any, Final
 from uuid import UUID
 
 from psycopg.errors import QueryCanceled
-from sqlalchemy import Engine, Select, Text, TextClause, cast, func, select, text, true
+from sqlalchemy import ColumnElement, Engine, Select, Text, TextClause, cast, func, select, text, true
 
 from kqueue.errors import DatabaseUnavailable, InvalidRequest
 from kqueue.shapes import public
-from kqueue.store.engine import transaction
-from kqueue.store.evaluations import REAL, REAL_KERNEL, REAL_PROBLEM
+from kqueue.store.engine import FLEET, acting, transaction, viewer
+from kqueue.store.evaluations import ITS_KERNEL, ITS_PROBLEM, REAL, REAL_KERNEL, REAL_PROBLEM
 from kqueue.store.models import Evaluation, Kernel, Problem, Verdict, words
 from kqueue.store.sql import any_text, any_uuid, read
 
@@ -142,7 +142,7 @@ def _by_index(where: Where) -> Select[*tuple[Any, ...]]:
 
 def _latest(where: Where) -> Select[*tuple[Any, ...]]:
     key, at, _ = _TEXTS[where]
-    latest = select(key).order_by(at.desc()).limit(_RECENT)
+    latest = select(key).where(*_own(key.class_)).order_by(at.desc()).limit(_RECENT)
     if where is Where.LOGS:
         latest = latest.where(_HAS_LOG)
     recent = latest.cte("recent").prefix_with("MATERIALIZED", dialect="postgresql")
@@ -152,7 +152,11 @@ def _latest(where: Where) -> Select[*tuple[Any, ...]]:
 def _latest_kernels(asked: str, limit: int) -> Select[*tuple[Any, ...]]:
     """Return the query for the latest kernels with all words. It stops reading at the last one that is needed."""
     text_of = func.left(Kernel.source, _SHOWN).label("text")
-    latest = select(Kernel.hash, Kernel.created_at, text_of).order_by(Kernel.created_at.desc(), Kernel.hash.desc())
+    latest = (
+        select(Kernel.hash, Kernel.created_at, text_of)
+        .where(*_own(Kernel))
+        .order_by(Kernel.created_at.desc(), Kernel.hash.desc())
+    )
     recent = latest.limit(_KERNELS).subquery("recent")
     fits = [
         # A word consists of letters and digits only, so no character of it is special in a pattern.
@@ -167,14 +171,20 @@ def _latest_kernels(asked: str, limit: int) -> Select[*tuple[Any, ...]]:
     )
 
 
-def _conditions(where: Where) -> list[TextClause]:
-    fits = _fits(_TEXTS[where][2])
-    return [_HAS_LOG, fits] if where is Where.LOGS else [fits]
+def _conditions(where: Where) -> list[TextClause | ColumnElement[bool]]:
+    key, _, column = _TEXTS[where]
+    return [*([_HAS_LOG] if where is Where.LOGS else []), _fits(column), *_own(key.class_)]
+
+
+def _own(kind: type[Problem | Kernel | Verdict]) -> list[ColumnElement[bool]]:
+    """Return the condition for the rows that the caller sees."""
+    return [kind.owner == viewer().owner] if viewer().held else []
 
 
 def _keys(engine: Engine, query: Select[*tuple[Any, ...]], wanted: str = "") -> set[tuple[Any, datetime]]:
     """Return the keys and times of a query's results."""
-    with transaction(engine) as connection:
+    # Postgres cannot use an index of words below row-level security. The texts themselves are read below it.
+    with acting(FLEET), transaction(engine) as connection:
         connection.execute(text(f"SET LOCAL statement_timeout = {_TIMEOUT_MS}"))
         # Postgres estimates the frequency of words so badly that it would otherwise read every source.
         connection.execute(text("SET LOCAL enable_seqscan = off"))
@@ -203,14 +213,10 @@ def _shown(where: Where, keys: list[Any]) -> Select[*tuple[Any, ...]]:
             .order_by(Verdict.finished_at.desc(), Verdict.evaluation_id.desc())
         )
     kind = Kernel if where is Where.KERNELS else Problem
-    of, label = (
-        (Evaluation.kernel_hash, Evaluation.kernel_label)
-        if kind is Kernel
-        else (Evaluation.problem_hash, Evaluation.problem_label)
-    )
+    its, label = (ITS_KERNEL, Evaluation.kernel_label) if kind is Kernel else (ITS_PROBLEM, Evaluation.problem_label)
     last = (
         select(Evaluation.id, label.label("label"))
-        .where(of == kind.hash)
+        .where(its)
         .order_by(Evaluation.submitted_at.desc())
         .limit(1)
         .lateral()

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Double, Engine, Row, any_, cast, func, select
 
 from kqueue.errors import UnknownEvaluation
 from kqueue.states import EvaluationState, Priority
-from kqueue.store.engine import transaction
+from kqueue.store.engine import FLEET, acting, transaction
 from kqueue.store.evaluations.conditions import QUEUED
 from kqueue.store.evaluations.order import BATCH_SHARE, Shares, Used, read_shares
 from kqueue.store.models import Attempt, Evaluation, Worker
@@ -113,6 +113,8 @@ def waiting(engine: Engine, evaluation_id: UUID, *, within_s: float, counted: in
             raise UnknownEvaluation(evaluation_id)
         if mine.state != EvaluationState.QUEUED:
             return _kept_waiting(connection, evaluation_id)
+    # The evaluations of all owners come before it, and the result has only their number.
+    with acting(FLEET), transaction(engine) as connection:
         pauses = connection.scalars(
             select(Worker.paused).where(
                 Worker.stopped_at.is_(None),

@@ -192,11 +192,13 @@ def test_the_key_is_all_that_a_build_depends_on(tmp_path: Path) -> None:
     (headers / "new.h").write_text("int a;")
     found.append(toolchain.fingerprint(others[-1]))
     assert len(set(found)) == len(found)
-    stores = [Store("/nowhere", 1, found[0]), Store("/nowhere", 1, found[1])]
+    stores = [Store("/nowhere", 1, found[0]), Store("/nowhere", 1, found[0]).of("another owner's")]
+    assert stores[0].of("").key("a", "") == stores[0].key("a", "")
+    stores.append(Store("/nowhere", 1, found[1]))
     keys = {store.key(source, arch) for store in stores for source in "ab" for arch in ("", "9.0")}
-    assert len(keys) == 8
+    assert len(keys) == 12
     asked = [Asked(source, on_gpu=False, lines=lines) for source in "ab" for lines in (False, True)]
-    assert len({one.key(store) for store in stores for one in asked}) == 8
+    assert len({one.key(store) for store in stores for one in asked}) == 12
 
 
 def test_settings_name_a_place() -> None:

@@ -144,6 +144,11 @@ def test_other_settings_have_another_reference(empty: Rig) -> None:
         assert uses(empty.judge(request(settings=QUICK.model_copy(update=changes)))) == use, changes
 
 
+def test_owners_share_no_reference(empty: Rig) -> None:
+    """Its evidence would show an owner that another one has the same problem."""
+    assert [uses(empty.judge(request(), caches)) for caches in ("", "ada", "bob", "ada", "")] == [1, 1, 1, 2, 2]
+
+
 def test_the_one_that_waits_longest_goes_first(empty: Rig) -> None:
     for number in range(8):
         reference(empty, str(number)).leave(str(number), {}, NEVER_WANTED, seconds=600)

@@ -61,6 +61,7 @@ class ForkServer:
 
     Attributes:
         about: fields for the fork server's log that identify the current evaluation.
+        caches: part of the keys under which processes are kept, which differs for the owners of evaluations.
     """
 
     def __init__(self, slot: SlotConfig, pid: int, requests: socket.socket) -> None:
@@ -70,6 +71,7 @@ class ForkServer:
         self.isolation: dict[str, Any] = {}
         self.builds: Store | None = None
         self.about: dict[str, str | int] = {}
+        self.caches = ""
         self._requests = requests
         self._ended = False
 

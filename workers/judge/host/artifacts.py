@@ -155,6 +155,15 @@ class Store:
         self._most = most_bytes
         self.fingerprint: Final = fingerprint
 
+    def of(self, caches: str) -> Store:
+        """Return the store with the builds of one owner, so that no owner notices another owner's builds.
+
+        ``caches`` is the owner's name for caches (:meth:`workers.judge.api.Judges.judge`).
+        """
+        if not caches:
+            return self
+        return Store(self._location, self._most, hashlib.sha256(f"{caches} {self.fingerprint}".encode()).hexdigest())
+
     def as_json(self) -> list[Any]:
         """Return the constructor's arguments, with which another process can open the same store."""
         return [self._location, self._most, self.fingerprint]

@@ -75,7 +75,7 @@ class Processes:
         self._keeps_reference = self._keeps and pass_ is None
         self._pass = pass_
         #: Key under which the reference is kept.
-        self._key = warm.key(request, self._device)
+        self._key = f"{warm.key(request, self._device)}{forkserver.caches}"
         self._memo: warm.Memo | None = None
         #: Number of evaluations that the reference has served, including this one.
         self._uses = 1
