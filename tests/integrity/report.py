@@ -53,6 +53,7 @@ def report() -> str:
     everything = programs()
     lines = [_HEAD, "## Summary", ""]
     lines += _summary(everything, found)
+    lines += [f"\n{lane.upper()}: {found[lane]['note']}" for lane in LANES if "note" in found[lane]]
     lines += ["", "## Known not to be caught", ""]
     holes = [program for program in everything if program.hole]
     lines += [f"- `{program.name}` ({program.family}): {program.hole}" for program in holes]
