@@ -402,12 +402,12 @@ _INDEXES: Final = {
     "ix_workers_alive": "workers (heartbeat_at) WHERE stopped_at IS NULL",
 }
 #: The hash of the content of an evaluation ``e``.
-_CONTENT: Final = (
+CONTENT: Final = (
     "encode(sha256(convert_to(e.problem_hash || ' ' || e.kernel_hash || ' ' || e.settings::text, 'UTF8')), 'hex')"
 )
 #: Functions by name, with their comments and definitions. They run with their owner's rights, so their names must not
 #: resolve to objects of a caller. Only the owner can call them until roles are granted the right.
-_FUNCTIONS: Final = {
+FUNCTIONS: Final = {
     # The content is a hash of what the judge judged. kqueue_reuse searches for it.
     "kqueue_conclude": (
         "Writes the verdict of an evaluation that the caller has locked, unless there is one, and notifies.",
@@ -680,8 +680,8 @@ def upgrade() -> None:
         _comment("TABLE", name, meaning)
     for name, on in _INDEXES.items():
         op.execute(f"CREATE INDEX {name} ON {on}")
-    for name, (meaning, definition) in _FUNCTIONS.items():
-        op.execute(definition.format(schema=schema, content=_CONTENT))
+    for name, (meaning, definition) in FUNCTIONS.items():
+        op.execute(definition.format(schema=schema, content=CONTENT))
         _comment("FUNCTION", name, meaning)
         op.execute(f"REVOKE ALL ON FUNCTION {name} FROM PUBLIC")
     op.execute("""
@@ -699,7 +699,7 @@ def downgrade() -> None:
     for name in VIEWS:
         op.execute(f"DROP VIEW {name}")
     op.execute("DROP TRIGGER kqueue_correct ON verdicts")
-    for name in _FUNCTIONS:
+    for name in FUNCTIONS:
         op.execute(f"DROP FUNCTION {name}")
     for name in reversed(_TABLES):
         op.execute(f"DROP TABLE {name}")

@@ -267,28 +267,22 @@ def _changed(text: str, *changes: tuple[str, str]) -> str:
     return text
 
 
-def _functions() -> tuple[str, str, str, str]:
+def _functions() -> list[str]:
     """Return the definitions of conclude, cancel, reuse and probe before this migration."""
-    schema = _schema()
-    conclude, reuse, probes, summaries = (
-        importlib.import_module(f"migrations.versions.{name}")
-        for name in ("0005_conclude", "0010_reuse", "0015_probes", "0017_summaries")
-    )
-    replaced: str = summaries._conclude().replace(
-        summaries._WRITES.format(schema=schema), summaries._SUMMARISES.format(schema=schema)
-    )
-    return (
-        replaced,
-        conclude.CANCEL.format(schema=schema),
-        reuse.REUSE.format(schema=schema, content=reuse._CONTENT).replace("CREATE F", "CREATE OR REPLACE F"),
-        probes.PROBE.format(schema=schema).replace("CREATE F", "CREATE OR REPLACE F"),
-    )
+    everything, schema = importlib.import_module("migrations.versions.0018_everything"), _schema()
+    return [
+        everything.FUNCTIONS[f"kqueue_{name}"][1]
+        .format(schema=schema, content=everything.CONTENT)
+        .replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION")
+        for name in ("conclude", "cancel", "reuse", "probe")
+    ]
 
 
 def _views() -> dict[str, str]:
     """Return the queries of the views of kernels before this migration."""
     medians = importlib.import_module("migrations.versions.0019_medians")
-    views: dict[str, str] = importlib.import_module("migrations.versions.0015_probes")._views()
+    everything = importlib.import_module("migrations.versions.0018_everything")
+    views = {name: everything.VIEWS[name][1] for name in ("evaluation_overview", "outcomes")}
     return views | {"best_verdicts": medians._BEST.format(error=medians._ERROR)}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, Self
 from urllib.parse import quote
 
-from kqueue.local import postgres as embedded
+from kqueue.local import servers
 from kqueue.local.process import Child, wait_until_ready
 from kqueue.local.servers import Postgres
 
@@ -51,7 +51,7 @@ class Pooler:
         sockets = postgres._sockets
         settings.write_text(_SETTINGS.format(postgres=sockets, here=place, port=_PORT, mode=mode, size=size))
         # Like the embedded server, it runs without root's identity but needs access to root's files.
-        self._command = [*embedded._prefix("--pdeathsig=KILL"), program, str(settings)]
+        self._command = [*servers._prefix("--pdeathsig=KILL"), program, str(settings)]
         self._child: Child | None = None
 
     @property
