@@ -111,7 +111,7 @@ def test_a_bad_line_does_not_spoil_the_others(cli: Cli, engine: Engine, worker: 
         (b"[1]", "not a JSON object"),
         (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
         (b'{"kernel": "\xff"}', "not UTF-8 text (byte 0xff at offset 12)"),
-        (json.dumps(good | {"backend": "fortran"}).encode(), "backend: Input should be 'cuda'"),
+        (json.dumps(good | {"backend": "fortran"}).encode(), "backend: Input should be 'cpp', 'cuda'"),
         (json.dumps(good | {"kernel": ""}).encode(), "kernel: the kernel's source is empty"),
         (json.dumps(good | {"kernel": "\ud800"}).encode(), "kernel: "),
         (json.dumps(good | {"colour": "red"}).encode(), "colour: there is no such field"),

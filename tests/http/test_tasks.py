@@ -161,7 +161,7 @@ def test_priorities(http: httpx.Client, served: Served, engine: Engine) -> None:
 
 def test_a_batch_and_an_envelope(http: httpx.Client, judging: None, engine: Engine) -> None:
     """Results keep the positions of a batch, a bad task spoils no other, and an envelope's id is the task's."""
-    tasks = [task_body(0), task_body(1, backend="tilelang"), task_body(2)]
+    tasks = [task_body(0), task_body(1, backend="fortran"), task_body(2)]
     answer = http.post("/evaluate/batch", json={"batch_id": "b", "tasks": tasks}).raise_for_status().json()
     assert (answer["batch_id"], answer["batch_status"]) == ("b", "completed")
     assert [answer[f"{which}_tasks"] for which in ("total", "completed", "failed")] == [3, 2, 1]
