@@ -368,8 +368,8 @@ class Request(_Model):
     priority: Priority = Priority.BATCH
     """``interactive`` precedes all of ``batch``, which keeps a tenth of the devices' time. ``idle`` comes last."""
     producer: _Label | None = None
-    """Owner of the evaluation. Producers share the devices according to the seconds that they used recently. Over HTTP
-    each token is a producer, and this field is ignored."""
+    """Name under which the evaluation's device seconds are counted. It is not the owner. Producers share the devices
+    according to the seconds that they used recently. Over HTTP each token is a producer, and this field is ignored."""
     reuse: bool = True
     """Accept the verdict of an equal evaluation: one with the same problem, kernel and settings, judged in an
     environment that serves the lane now. False requires a new judgement. The verdict says if it was reused."""

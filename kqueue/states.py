@@ -97,9 +97,9 @@ class Writer(StrEnum):
     """The process that recorded the end of an attempt or an evaluation."""
 
     JUDGE = "judge"
-    """The process that judged the kernel."""
+    """The task process, whose judge judged the kernel."""
     WORKER = "worker"
-    """The judge's parent or the supervisor, for an attempt whose judge could not record its end."""
+    """The worker's parent or the supervisor, for an attempt whose task process could not record its end."""
     SWEEPER = "sweeper"
     """A sweeper, for an attempt whose worker fell silent, or an evaluation that no worker began in time."""
     CLIENT = "client"

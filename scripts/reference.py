@@ -212,18 +212,16 @@ def scopes(app: Any) -> dict[tuple[str, str], Scope | None]:
         own = dependant.call.scope if isinstance(dependant.call, Require) else by_page.get(dependant.call)
         return own or next(filter(None, map(needed, dependant.dependencies)), None)
 
-    def walk(routes: Iterable[Any]) -> Iterator[Any]:
+    def walk(routes: Iterable[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
         for route in routes:
             if hasattr(route, "dependant"):
-                yield route
+                yield prefix + route.path_format, route
             elif hasattr(route, "original_router"):
-                yield from walk(route.original_router.routes)
+                yield from walk(route.original_router.routes, prefix + route.include_context.prefix)
 
-    return {
-        (method, one.path_format): needed(one.dependant) for one in walk(app.routes) for method in sorted(one.methods)
-    }
+    return {(method, path): needed(one.dependant) for path, one in walk(app.routes) for method in sorted(one.methods)}
 
 
 def _scope(needed: dict[tuple[str, str], Scope | None], method: str, path: str) -> str:
-    scope = needed.get((method.upper(), path))
+    scope = needed[method.upper(), path]
     return "" if scope is None else f"`{scope}`"

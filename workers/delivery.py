@@ -96,13 +96,16 @@ def outcome_of(error: BaseException, record: Record, *, out_of_memory: bool = Fa
     if isinstance(error, SystemExit):
         error = ChildDied(error.code if isinstance(error.code, int) else 1)
     if not isinstance(error, ChildDied):
-        message = f"the judge could not record its outcome: {type(error).__name__}"
+        message = f"the task process could not record its outcome: {type(error).__name__}"
         return Outcome(category=Category.WORKER_LOST, message=message, phase=record.phase)
     return deaths.explain(error.exitcode, record.phase, out_of_memory=out_of_memory)
 
 
 class Recorder:
-    """The writer of outcomes that judges could not record. Each worker's parent has one. It connects on demand."""
+    """The writer of outcomes that task processes could not record. Each worker's parent has one.
+
+    It connects on demand.
+    """
 
     def __init__(self, config: Config, slot: Slot, status_page: StatusPage) -> None:
         self._slot = slot

@@ -35,7 +35,8 @@ from kqueue.store.evaluations import REAL, VERDICTS, to_verdict
 from kqueue.store.models import Attempt, Evaluation, Probe, ProbeLane, ProbePause, Verdict, Worker
 from kqueue.store.sql import any_text, read
 
-#: Maximum age in seconds of the ended evaluations that count after a period without a sweeper.
+#: After a period without a sweeper, evaluations that ended more than this many seconds ago do not count towards the
+#: next probe.
 _COUNTED_S: Final = 600.0
 #: Number of a device's last probes of a kind among which wrong ones are counted.
 _LAST: Final = 3

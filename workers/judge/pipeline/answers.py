@@ -51,7 +51,7 @@ class Look:
     numbers: dict[str, float] = field(default_factory=dict[str, float])
 
     def measure(self) -> dict[str, torch.Tensor]:
-        """Return the numbers on the device, by name, without waiting for it."""
+        """Return the checks of an answer as tensors on the device, by name, without waiting for the device."""
         values: dict[str, torch.Tensor] = {}
         for number, own in enumerate(self.outputs):
             truth = own if self.exact is None else self.exact[number]

@@ -297,7 +297,12 @@ class CaseCache:
             self.draw(cases[begin : begin + self._sets_per_draw])
 
     def draw(self, cases: Sequence[Case], *, free: Sequence[Case] = (), beside: bool = False) -> bool:
-        """Draw the inputs of cases of one kind, and return False if there is no such variant."""
+        """Draw the inputs of cases of one kind. Return False if the problem has no variant of that kind.
+
+        Args:
+            free: cases to release with this order.
+            beside: True to keep the other cases even where cases are held one at a time.
+        """
         kind = cases[0].kind
         if not self.is_roomy and not beside:
             # Cases that cannot be held together replace those that are held.

@@ -18,7 +18,7 @@ import torch
 from workers.judge.pipeline import rounding
 from workers.judge.pipeline.cases import Case, comparable
 
-#: Operations whose indices are determined only by the values at them.
+#: Operations that return positions of values. Positions with equal values are interchangeable.
 _SELECTS: Final = re.compile(r"\b(?:arg(?:max|min|sort)|topk|m?sort|kthvalue|(?:nan)?median|max|min)\b")
 #: Number of slices that show what indices select, and the bits of evidence that they must have.
 _SLICES: Final = 256

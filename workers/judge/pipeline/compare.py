@@ -97,7 +97,7 @@ def check_each(
 
 
 def by_profiles(outputs: list[torch.Tensor], case: Case, settings: Settings) -> dict[str, str]:
-    """Return the faults of answers in ``eval()`` mode by the profiles that need these."""
+    """Return the fault of answers in ``eval()`` mode, or an empty text, for each profile that compares in that mode."""
     [judged] = _measured([(outputs, case)], settings)
     return _by_profiles(judged, settings, evaluates=True)
 

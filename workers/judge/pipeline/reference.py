@@ -44,8 +44,8 @@ _COLD_S: Final = 2.0
 _WIDE: Final = 2.0
 #: Approximate relative change of fp32 inputs that shows whether an answer is stable.
 _NUDGE: Final = 2.0**-24
-#: Number of answers to changed inputs that show where a gradient jumps, and the change in rounding errors: of fp32 and
-#: of 16 bits. Sums of 4096 terms in another order differ by about 2 rounding errors of fp32.
+#: Number of answers to slightly changed inputs, which show where a gradient jumps, and size of the change in rounding
+#: errors: of fp32, and of 16 bits or TF32. Sums of 4096 terms in another order differ by about 2 of fp32.
 _MOVES: Final = 16
 _MOVED: Final = (16.0, 2.0)
 #: Multiple of the usual bound by which answers in fp32 can change with nudged inputs, for kinds that bring values close

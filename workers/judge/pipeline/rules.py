@@ -240,7 +240,7 @@ class _Reading:
 
     @cached_property
     def strings(self) -> list[tuple[str, int]]:
-        """Strings that can be code or paths, each with its first line."""
+        """All string constants, each with its line number, except those that are statements, such as docstrings."""
         idle = {id(node.value) for node in self.nodes if isinstance(node, ast.Expr)}
         return [
             (node.value, node.lineno)

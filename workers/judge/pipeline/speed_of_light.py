@@ -9,8 +9,8 @@ from kqueue.contract import Phase
 from kqueue.evidence import Measurement
 from workers.judge.ending import EvaluationEnded
 
-#: Tolerance below the bound: a factor, and a time in milliseconds. Both bandwidth and time are measurements. The error
-#: of the time counts if it is more.
+#: A time is too short if the median plus this slack in milliseconds, or the upper end of its interval if that is more,
+#: is below this share of the bound. Both bandwidth and time are measurements.
 _SHARE: Final = 0.7
 _SLACK_MS: Final = 0.003
 
