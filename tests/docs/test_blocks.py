@@ -38,6 +38,7 @@ STATUS = re.compile(r"# ends with status (\d+)$", re.MULTILINE)
 STAND_INS = {
     "pip": 'test "$1" = install',
     "make": 'test "$*" = venv',
+    "python3": f'test "$*" = "-m venv .venv" || exec {sys.executable} "$@"',
     "kqueue": f'test "$1" = up || exec {Path(sys.executable).parent}/kqueue "$@"',
     "producer": "cat requests.jsonl",
 }
@@ -133,7 +134,8 @@ def settled(top: Path, environment: dict[str, str], fleet: subprocess.Popen[byte
     for name, words in STAND_INS.items():
         (top / "bin" / name).write_text(f"#!/bin/sh\n{words}\n")
         (top / "bin" / name).chmod(0o755)
-    entries = [REQUEST | {"batch": "step-4"}, REQUEST | {"kernel": WRONG, "backend": "torch"}]
+    timed = {"batch": "step-4", "settings": {"timing": {"interpreter": True}}}
+    entries = [REQUEST | timed, REQUEST | {"kernel": WRONG, "backend": "torch"}]
     with kqueue.Client(database_url=config.database_url, redis_url=config.redis_url) as client:
         verdicts = client.evaluate_batch(entries, allow_idle_lane=True, timeout=300)
         client.submit(**REQUEST, batch="night")
