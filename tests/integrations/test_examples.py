@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from kqueue.local.fleet import LocalFleet
 
 pytestmark = pytest.mark.nightly
 
@@ -33,13 +36,14 @@ def test_an_example(run_example: Run, words: list[str], printed: list[str]) -> N
     assert all(text in done.stdout for text in printed), done.stdout
 
 
-def test_generations_of_the_gallery(run_example: Run, tmp_path: Path) -> None:
+def test_generations_of_the_gallery(run_example: Run, fleet: LocalFleet, tmp_path: Path) -> None:
     """The runner accepts the gallery in KernelBench's form."""
     done = run_example("make_generations.py", "out", "--lane", "cpu", "--most", "3")
     assert done.returncode == 0, done.stderr
     command = ["kernelbench", "--problems", "out/KernelBench", "--generations", "out/run", "--backend", "torch"]
     judged = subprocess.run(
         [sys.executable, "-m", "kqueue", *command, "--checks", "1", "--calls", "5", "--json"],
+        env=os.environ | fleet.config.environment(),
         cwd=tmp_path,
         capture_output=True,
         text=True,
