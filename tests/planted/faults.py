@@ -267,8 +267,8 @@ FAULTS = (
         "false_cause",
         "A lower precision is named as the cause only where it explains the error.",
         _COMPARE,
-        "least <= errors[0] <= most and rounding.are_coarse(",
-        "least <= errors[0] or rounding.are_coarse(",
+        "            and least <= errors[0] <= most\n            and rounding.are_coarse(",
+        "            and least <= errors[0]\n            and bool(",
         ("tests/judge/pipeline/test_downgrade.py",),
     ),
     # Time -----------------------------------------------------------------------------------------------
