@@ -21,6 +21,7 @@ from kqueue.store.tokens import Scope
 from scripts.reference import scopes
 from tests.http.standin import Served, end
 from tests.samples import request_fields
+from tests.waiting import until
 from tests.web.visiting import HTML, OWN_FORM, enter
 
 #: A word in all texts of the first owner.
@@ -174,6 +175,9 @@ def test_each_route_for_another_owner(work: Work) -> None:
     """What belongs to another owner looks like what does not exist, and is in no list. Only ``read:all`` shows it."""
     names = {MARK, str(work.running), *(name for name in work.places.values() if len(name) > 1)}
     shown: set[tuple[str, str]] = set()
+    # The server's view of the fleet is seconds old.
+    fleet = ("GET", "/v1/fleet")
+    until(lambda: str(work.running) in work.ask("ada", "read", fleet, work.places)[1], what="the evaluation")
     for route, needed in _routes(work).items():
         if needed is Scope.ADMIN:
             continue
