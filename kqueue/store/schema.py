@@ -129,8 +129,14 @@ def _revision(connection: Connection) -> str | None:
 
 
 def _refuse_unknown(revision: str | None) -> None:
-    """Raise SchemaMismatch for a revision that a newer version of kqueue has made."""
-    if revision is not None and not any((_migrations() / "versions").glob(f"{revision}_*.py")):
+    """Raise SchemaMismatch for a revision that is older or newer than all of this version's migrations."""
+    known = {path.name.partition("_")[0] for path in (_migrations() / "versions").glob("[0-9]*_*.py")}
+    if revision is not None and revision < min(known):
+        raise SchemaMismatch(
+            f"the database's schema is at {revision}, and this kqueue can upgrade from {min(known)}: run"
+            " `kqueue db upgrade` of the version that made the database first, or use another database"
+        )
+    if revision is not None and revision not in known:
         raise SchemaMismatch(
             f"the database's schema is at {revision}, which this kqueue (at {head()}) does not know: "
             "it was made by a newer version, so upgrade kqueue here, or use another database (another KQUEUE_HOME)"

@@ -99,7 +99,11 @@ def test_check_says_what_to_do_about_another_schema(engine: Engine, database_url
     with pytest.raises(SchemaMismatch, match="db upgrade"):
         schema.check(nothing)
     nothing.dispose()
-    for revision, advice in ((revisions()[0], "db upgrade"), ("9999", "newer version, so upgrade kqueue")):
+    for revision, advice in (
+        (revisions()[0], "db upgrade"),
+        ("0012", "can upgrade from 0018"),
+        ("9999", "newer version, so upgrade kqueue"),
+    ):
         change(engine, "UPDATE alembic_version SET version_num = :number", number=revision)
         with pytest.raises(SchemaMismatch, match=advice):
             schema.check(engine)
