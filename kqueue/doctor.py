@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from importlib import metadata
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
+from kqueue.backends import installed
 from kqueue.config import Config
 from kqueue.errors import KqueueError, SchemaMismatch
 
@@ -100,14 +100,6 @@ def report(group: str, results: Iterable[tuple[str, Result | None]]) -> Iterator
         if result is not None:
             state = result.state or (State.WARN if result.fix else State.OK)
             yield Check(group, name, state, result.detail, result.fix)
-
-
-def installed(distribution: str) -> str | None:
-    """Return the version of a distribution, or None if it is not installed."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def redact(url: str) -> str:

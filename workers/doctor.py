@@ -19,10 +19,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from kqueue.backends import Backend, registered
+from kqueue.backends import Backend, installed, registered
 from kqueue.config import Config, load
 from kqueue.contract import gpu_model
-from kqueue.doctor import Check, Result, State, installed, report
+from kqueue.doctor import Check, Result, State, report
 from workers.judge.gpu.devices import devices
 from workers.judge.host import toolchain, uids
 

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -114,6 +114,14 @@ def registered() -> Mapping[str, Backend]:
     if not backends:
         raise ConfigError("no backends are registered: install kqueue again (in a checkout, `make venv`)")
     return MappingProxyType(backends)
+
+
+def installed(distribution: str) -> str | None:
+    """Return the version of a distribution, or None if it is not installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
 
 
 def find(name: str) -> Backend:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import platform
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 
+from kqueue.backends import installed
 from workers.judge.gpu.devices import opened
 from workers.judge.slot_config import SlotConfig
 
@@ -104,11 +104,3 @@ def _cpu() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
-
-
-def installed(package: str) -> str | None:
-    """Return the version of an installed package, or None."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -11,11 +11,10 @@ from pathlib import Path
 import torch
 
 from kqueue import backends
-from kqueue.backends import Backend
+from kqueue.backends import Backend, installed
 from kqueue.categories import Category
 from kqueue.contract import Phase
 from workers.judge.ending import EvaluationEnded
-from workers.judge.gpu.environment import installed
 
 
 def require(backend: str) -> None:
