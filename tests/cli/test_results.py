@@ -151,7 +151,7 @@ def test_results_are_chosen_by_what_is_asked(cli: Cli, engine: Engine, worker: U
 
 
 def test_a_table_breaks_no_name(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the words of a table do not fit next to each other, each row is printed as lines."""
+    """A table that is too wide for the terminal is printed as lines, several for each row."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     row = ["softmax_online", "a reason with several words", None]
     for width, shown in (

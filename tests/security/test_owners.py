@@ -205,7 +205,7 @@ def test_equal_requests_of_two_owners_have_nothing_in_common(owners: Owners) -> 
 
 
 def test_a_server_acts_for_one_owner_or_for_all(owners: Owners) -> None:
-    """The tables' owner is held too, if it acts for a caller who is, and a fenced engine does nothing for nobody."""
+    """A session of the tables' owner sees one owner's rows if its caller does. A fenced engine needs a caller."""
     engine = connect(owners.owner_url, application="tests", fenced=True)
     counted: dict[Viewer, int] = {}
     for viewer in (Viewer("bob", held=True), Viewer("bob"), Viewer("ada", held=True)):

@@ -172,7 +172,7 @@ def test_each_route_for_each_role(work: Work) -> None:
 
 
 def test_each_route_for_another_owner(work: Work) -> None:
-    """What belongs to another owner looks like what does not exist, and is in no list. Only ``read:all`` shows it."""
+    """Another owner's work gets the same answers as unknown ids, and is in no list. Only ``read:all`` shows it."""
     names = {MARK, str(work.running), *(name for name in work.places.values() if len(name) > 1)}
     shown: set[tuple[str, str]] = set()
     # The server's view of the fleet is seconds old.
