@@ -114,13 +114,18 @@ class Kernels:
 
 
 @contextmanager
-def fleet(lane: str, slots: int, gpus: Sequence[str]) -> Generator[Client]:
-    """Run a fleet with this many slots on each of the GPUs with these UUIDs, or on the CPU, in a temporary home."""
+def fleet(lane: str, slots: int, gpus: Sequence[str] | None = None) -> Generator[Client]:
+    """Run a fleet with this many slots on each GPU, or on the CPU, in a temporary home.
+
+    Args:
+        gpus: the UUIDs of the GPUs to use, instead of all.
+    """
     with tempfile.TemporaryDirectory(prefix="kqueue-speed-") as folder:
         root = Path(folder)
         root.chmod(0o711)  # candidates with other uids must reach their scratch directories
         kinds = {"slots_per_gpu": slots, "cpu_slots": 0} if lane == "gpu" else {"cpu_slots": slots}
-        kinds |= {"gpus": ",".join(gpus) or "none"}
+        if gpus is not None:
+            kinds |= {"gpus": ",".join(gpus) or "none"}
         config = load(home=root / "home", scratch=root / "scratch", reuse=False, probe_share=0, **kinds)
         with LocalFleet(config, durable=False) as running, running.client() as client:
             yield client

@@ -190,7 +190,7 @@ def _fit(text: str, size: int) -> bytes:
 
 
 def _text(data: bytes) -> str:
-    return data.rstrip(b"\0").decode("utf-8", "replace")
+    return data.partition(b"\0")[0].decode("utf-8", "replace")
 
 
 def _pack_tensor(spec: TensorSpec, location: Location) -> bytes:

@@ -51,30 +51,30 @@ class _Errors:
     Attributes:
         outside, own: error between two processes that run the same code, which is not visible within one series, in
             nanoseconds and as a share of the time.
-        agrees: difference between both clocks that is the judge's error: nanoseconds, share of the time, and multiple
-            of the error of the reference's median.
-        most_ns: maximum of these nanoseconds and that multiple. The share applies up to a fifth of ``limit_ns``.
+        agrees: difference between both clocks that is the judge's error: nanoseconds, share of the time, and multiples
+            of the error of the reference's median and of the reference's own difference.
+        most_ns: maximum of all but the share. The share applies up to a fifth of ``limit_ns``.
         reference_ns: the same difference, for the reference.
         limit_ns: time above which a candidate's own clock does not count, because the judge's is precise enough.
-        resolution_ns, confirming_ns: half widths at which the medians by the own clock and by the judge's are precise
-            enough.
+        resolution_ns: half width at which the median by the own clock is precise enough.
+        overhead_ns: half width at which the launch overhead is, if the own clock times the calls.
         overheads_ns: difference between the overheads of two processes by their own clocks.
     """
 
     outside: tuple[float, float]
     own: tuple[float, float]
-    agrees: tuple[float, float, float]
+    agrees: tuple[float, float, float, float]
     most_ns: float
     reference_ns: float
     limit_ns: float
     resolution_ns: float
-    confirming_ns: float
+    overhead_ns: float
     overheads_ns: float
 
 
 _ERRORS: Final[dict[Basis, _Errors]] = {
-    "gpu_clock": _Errors((2500.0, 0.005), (300.0, 0.005), (4e3, 0.02, 0.0), 4e3, 10e3, 500e3, 150.0, 2e3, 600.0),
-    "cpu_clock": _Errors((20e3, 0.02), (3e3, 0.02), (20e3, 0.05, 3.0), 100e3, 300e3, 5e6, 3e3, math.inf, 30e3),
+    "gpu_clock": _Errors((2500.0, 0.005), (300.0, 0.005), (4e3, 0.02, 0.0, 1.0), 6e3, 10e3, 500e3, 150.0, 1e3, 600.0),
+    "cpu_clock": _Errors((20e3, 0.02), (3e3, 0.02), (20e3, 0.05, 3.0, 0.0), 100e3, 300e3, 5e6, 3e3, math.inf, 30e3),
 }
 
 
@@ -117,18 +117,17 @@ class Series:
         return statistics.median(self.yardsticks) / 1e6 if self.basis == "gpu_clock" else None
 
     @property
+    def has_own(self) -> bool:
+        """True if the process reported a time by its own clock for each call and overhead call."""
+        return len(self.own) == len(self.calls) and min(self.own + self.own_overheads, default=-1) >= 0
+
+    @property
     def takes_no_turn(self) -> bool:
         """True if the calls did not wait for a time slice of the GPU."""
         if not (self.in_turn and self.calls):
             return False
         call = statistics.median(self.calls)
         return statistics.median(self.in_turn) > call + _IN_TURN_SLACK[0] + _IN_TURN_SLACK[1] * call
-
-    @property
-    def is_plausible(self) -> bool:
-        """True unless the overhead is longer than the calls by more than the clock's error, so that it has changed."""
-        fixed, _ = _ERRORS[self.basis].outside
-        return statistics.median(self.overheads) <= statistics.median(self.calls) + fixed
 
     @property
     def skew(self) -> float:
@@ -154,16 +153,37 @@ class Series:
         if self.basis != "gpu_clock" or len(self.overheads) < FEWEST_OVERHEADS or len(self.calls) < FEWEST:
             return False
         net = statistics.median(self.calls) - statistics.median(self.overheads)
-        enough = _ERRORS[self.basis].confirming_ns / 2 if min(self.own) >= 0 else 0.0
+        enough = _ERRORS[self.basis].overhead_ns if self.has_own else 0.0
         return half_width(self.overheads) <= max(_OVERHEAD_PART * wanted * net, enough)
 
     def is_precise(self, wanted: float) -> bool:
         """Return whether the median is as precise as wanted, or as the clock allows."""
         net, width = statistics.median(self.calls) - statistics.median(self.overheads), half_width(self.calls)
         errors = _ERRORS[self.basis]
-        if wanted > 0 and width <= errors.confirming_ns and net < errors.limit_ns and min(self.own) >= 0:
+        if wanted > 0 and net < errors.limit_ns and self.has_own:
             return half_width(self.own) <= max(wanted * net, errors.resolution_ns)
         return wanted > 0 and width <= max(wanted * net, _RESOLUTION_NS)
+
+
+def is_settled(series: Series, reference: Series | None = None) -> bool:
+    """Return whether the clock of a series' time is settled. If not, more calls and overhead calls are needed.
+
+    A few overhead calls can all be too short or too long. Then they are longer than the calls by more than the clock's
+    error, or the judge's clock neither confirms nor refutes the process's own.
+
+    Args:
+        reference: for a candidate, the series of the reference in turn with it.
+    """
+    both = [series] if reference is None else [series, reference]
+    overhead = min(statistics.median(one.overheads) for one in both)
+    net = statistics.median(series.calls) - overhead + series.empty_ns
+    errors = _ERRORS[series.basis]
+    if net < -errors.outside[0]:
+        return False
+    if series.basis != "gpu_clock" or net > errors.limit_ns or not series.has_own:
+        return True
+    excess = _excess_ns(series, net, reference)
+    return excess is None or abs(excess) >= half_width(series.calls)
 
 
 def overhead_of(series: Series, slot: SlotConfig, baseline: Measurement | None = None) -> float:
@@ -253,25 +273,41 @@ def _own_times(series: Series, outside_ns: float, reference: Series | None) -> l
         outside_ns: median time by the judge's clock.
         reference: for a candidate, the reference's series. A candidate could slow its overhead calls.
     """
-    errors = _ERRORS[series.basis]
-    if len(series.own) != len(series.calls) or min(series.own + series.own_overheads, default=-1) < 0:
+    if not series.has_own:
         return None
-    overhead, (least, share, times_reference) = statistics.median(series.own_overheads), errors.agrees
     if series.basis == "cpu_clock":
         # The least overhead, which counts on a CPU, is far below the usual one where other processes use the cores.
         outside_ns = statistics.median(series.calls) - statistics.median((reference or series).overheads)
+    excess = _excess_ns(series, outside_ns, reference)
+    return None if excess is None or excess > 0 else _claimed(series, reference)
+
+
+def _claimed(series: Series, reference: Series | None) -> list[float]:
+    """Return the times of the calls by the process's own clock without the launch overhead."""
+    overhead = statistics.median(series.own_overheads)
     if reference is not None:
-        if outside_ns > errors.limit_ns or not reference.own_overheads:
-            return None
-        overhead = min(overhead, statistics.median(reference.own_overheads) + errors.overheads_ns)
-        least = min(least + times_reference * half_width(reference.calls), errors.most_ns)
-    times = [each - overhead + series.empty_ns for each in series.own]
-    if (median := statistics.median(times)) <= 0:
+        overhead = min(overhead, statistics.median(reference.own_overheads) + _ERRORS[series.basis].overheads_ns)
+    return [each - overhead + series.empty_ns for each in series.own]
+
+
+def _excess_ns(series: Series, outside_ns: float, reference: Series | None) -> float | None:
+    """Return by how much the two clocks differ beyond the judge's error, negative if they agree.
+
+    Return None if the process's own clock cannot count.
+    """
+    errors = _ERRORS[series.basis]
+    if reference is not None and (outside_ns > errors.limit_ns or not reference.own_overheads):
+        return None
+    if (median := statistics.median(_claimed(series, reference))) <= 0:
         return None  # Noise in the overhead exceeds the forward's time.
+    least, share, times_error, times_difference = errors.agrees
     if reference is None:
-        return times if abs(median - outside_ns) <= errors.reference_ns + share * abs(median) else None
+        return abs(median - outside_ns) - errors.reference_ns - share * abs(median)
+    outside_reference = statistics.median(reference.calls) - statistics.median(reference.overheads) + reference.empty_ns
+    difference = outside_reference - statistics.median(_claimed(reference, None))
+    least += times_error * half_width(reference.calls) + times_difference * max(0.0, difference)
     # A candidate would only claim to be shorter than it is.
-    return times if outside_ns - median <= least + share * min(abs(median), errors.limit_ns / 5) else None
+    return outside_ns - median - min(least, errors.most_ns) - share * min(median, errors.limit_ns / 5)
 
 
 def _histogram(times: list[float], far: float) -> Histogram:

@@ -48,7 +48,7 @@ from workers.judge.pipeline.series import Basis, Series
 from workers.judge.slot_config import SlotConfig
 
 #: Version of this module's method, a part of the key under which baselines are cached.
-METHOD: Final = "13"
+METHOD: Final = "14"
 #: Number of launch-overhead measurements as a share of the calls, of a candidate and of the reference.
 OVERHEAD_SHARE: Final = 0.2
 _REFERENCE_SHARE: Final = 0.3
@@ -64,6 +64,8 @@ _IN_TURN_SHARE: Final = 0.15
 _FEWEST_IN_TURN: Final = 3
 #: Number of calls over which the calls on variants are spread.
 _SPREAD: Final = 12
+#: Maximum number of calls that are made because it is not settled which clock counts.
+_MOST_TO_SETTLE: Final = 2 * sum(series.ENOUGH)
 #: Number of calls between two reads of the device's clocks.
 _LOOK_EVERY: Final = 8
 #: Number of alternating measurements of copies with two layouts. Alternation exposes both to the same disturbances.
@@ -134,6 +136,7 @@ class _Caller:
     Attributes:
         series: their times.
         blocks: True if its forward waits for the GPU, so that the GPU's clock cannot time it.
+        needs_overheads: True to make an overhead call in each turn, because it is not settled which clock counts.
     """
 
     def __init__(
@@ -148,7 +151,7 @@ class _Caller:
     ) -> None:
         """Make no call yet. ``kept`` keeps the calls of a candidate. ``beside`` is set for a reference in turn."""
         self.series = Series(clock.basis)
-        self.blocks = False
+        self.blocks = self.needs_overheads = False
         self._exchange = exchange
         self._inputs = inputs
         self._clock = clock
@@ -178,8 +181,8 @@ class _Caller:
         share, missing = self._share, series.FEWEST_OVERHEADS - len(self.series.overheads)
         if missing > 0:
             share = max(_FIRST_SHARE, missing / max(1, self._timing.calls - len(self.series.calls)))
-        wants = self._random.random() < share
-        if wants and not self.series.knows_overhead(self._timing.precision):
+        wants = self._random.random() < share and not self.series.knows_overhead(self._timing.precision)
+        if wants or self.needs_overheads:
             case = self._inputs.for_overhead(on_gpu=isinstance(self._clock, GpuClock))
             sample = self._time(self._overhead, case)
             if sample is not None and ready:
@@ -213,8 +216,6 @@ class _Caller:
             return True
         wanted = self._timing.precision
         if wanted <= 0 or calls < one.enough(more):
-            return False
-        if not one.is_plausible and calls < 2 * sum(series.ENOUGH):
             return False
         return long or one.is_precise(wanted)
 
@@ -320,6 +321,15 @@ class _Caller:
             for tensor in room:
                 tensor.reshape(-1).view(torch.uint8).zero_()  # This makes Linux map the pages now.
         return room
+
+
+def _settle(callers: Sequence[_Caller]) -> bool:
+    """Return whether it is settled for all series which clock counts. If not, request further overhead calls."""
+    own, *beside = [caller.series for caller in callers]
+    settled = all([series.is_settled(own, *beside), *map(series.is_settled, beside)])
+    for caller in callers:
+        caller.needs_overheads = not settled
+    return settled
 
 
 class Stopwatch:
@@ -440,6 +450,8 @@ class Stopwatch:
             now = time.monotonic()
             late = now > enough_at
             done = all(caller.is_done(more, long=now > long_at, late=late) for caller in callers)
+            if done and not late and len(own.series.calls) < min(timing.calls, _MOST_TO_SETTLE):
+                done = _settle(callers)
             if done or turns % _LOOK_EVERY == 0:
                 throttled = self._instruments.watch.throttled()
                 for caller in callers:
