@@ -64,8 +64,6 @@ _IN_TURN_SHARE: Final = 0.15
 _FEWEST_IN_TURN: Final = 3
 #: Number of calls over which the calls on variants are spread.
 _SPREAD: Final = 12
-#: Maximum number of calls that are made because it is not settled which clock counts.
-_MOST_TO_SETTLE: Final = 2 * sum(series.ENOUGH)
 #: Number of calls between two reads of the device's clocks.
 _LOOK_EVERY: Final = 8
 #: Number of alternating measurements of copies with two layouts. Alternation exposes both to the same disturbances.
@@ -450,7 +448,7 @@ class Stopwatch:
             now = time.monotonic()
             late = now > enough_at
             done = all(caller.is_done(more, long=now > long_at, late=late) for caller in callers)
-            if done and not late and len(own.series.calls) < min(timing.calls, _MOST_TO_SETTLE):
+            if done and not late and len(own.series.calls) < timing.calls:
                 done = _settle(callers)
             if done or turns % _LOOK_EVERY == 0:
                 throttled = self._instruments.watch.throttled()
