@@ -42,6 +42,6 @@ def test_a_variant_without_a_confirmed_answer_does_not_count_as_checked() -> Non
         later=0,
         baseline=None,
     )
-    candidate: Any = SimpleNamespace(prepare_calls=str, run=run)
+    candidate: Any = SimpleNamespace(prepare_calls=lambda *_: None, run=run)
     assert _Checks(anything, anything, candidate).run() == 1
     assert anything.evidence.checks == 1

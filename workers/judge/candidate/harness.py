@@ -410,7 +410,10 @@ class Harness:
         with self.grad_mode(), memory.marked_host_memory() if is_host else contextlib.nullcontext():
             self.settle()
             output = call()
+            # The host's part can compile. Only the GPU's part has a shorter deadline.
+            self._flags[flags.ON_GPU] = 1
             self.settle()
+            self._flags[flags.ON_GPU] = 0
             reply = self.deliver(command, output)
             self.settle()
         return reply

@@ -2,7 +2,8 @@
 
 It has one counter in each cache line. CPUs read and write the counters, and so do CUDA streams
 (:mod:`workers.judge.channel.semaphores`). The sealed process can write any value to the page. READY and DONE are its
-claims, which the judge checks by the outputs. COMPILING moves time from one of its deadlines to another. NARROW turns a
+claims, which the judge checks by the outputs. COMPILING moves time from one of its deadlines to another,
+and ON_GPU can end it earlier. NARROW turns a
 wrong answer on a CPU into a doubt.
 """
 
@@ -28,6 +29,8 @@ SEED: Final = 64
 #: Words with the number of the last call that the candidate's own clock timed, and that time in nanoseconds.
 TIMED: Final = 80
 OWN_NS: Final = 96
+#: Word that is 1 while the candidate waits for the GPU after a checked call.
+ON_GPU: Final = 128
 #: Word that is 1 once Triton's interpreter has rounded a result to bfloat16 or float8, by the candidate's claim.
 NARROW: Final = 112
 

@@ -104,10 +104,14 @@ class Compilers:
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """The beginning of a phase, with its time limit in seconds. The time counts only while the process is working."""
+    """The beginning of a phase, with its time limit in seconds. The time counts only while the process is working.
+
+    ``gpu_s`` is the time limit for the wait for the GPU after a checked call, or None.
+    """
 
     phase: str
     seconds: float
+    gpu_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +159,7 @@ class Report:
         robbed: True if Linux's out-of-memory killer ended one of its processes, although it was below its own limit.
         cpu_s: CPU time in seconds of the process and all its descendants.
         limit_bytes: the exceeded limit of memory, output or files, or 0 if none was exceeded.
+        hung: True if the exceeded deadline was the one for waits for the GPU.
     """
 
     reason: End
@@ -168,6 +173,7 @@ class Report:
     robbed: bool = False
     cpu_s: float = 0.0
     limit_bytes: int = 0
+    hung: bool = False
 
 
 Request = Spawn | Keep | Take

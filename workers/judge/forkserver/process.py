@@ -102,6 +102,7 @@ class SealedProcess:
         self._sequence = itertools.count(1)
         self._phase = Phase.PREPARE
         self._seconds = 0.0
+        self._gpu_s: float | None = None
         self._compile_s = compile_s
         self._cpu_before_s = 0.0
         self._notify(Compilers(compile_s))
@@ -131,7 +132,7 @@ class SealedProcess:
         process.memory = ProcessMemory(*memory) if memory else None
         process._phase = phase
         process._cpu_before_s = cpu_before_s
-        for flag in (flags.GO, flags.READY, flags.DONE, flags.COMPILING, flags.TIMED):
+        for flag in (flags.GO, flags.READY, flags.DONE, flags.COMPILING, flags.TIMED, flags.ON_GPU):
             process.flags[flag] = 0  # numbers of calls start at 0 again
         return process
 
@@ -174,10 +175,14 @@ class SealedProcess:
         """The process's current phase."""
         return self._phase
 
-    def enter(self, phase: Phase, seconds: float) -> None:
-        """Begin a phase. Its clock runs between :meth:`start_clock` and :meth:`stop_clock`."""
-        self._phase, self._seconds = phase, seconds
-        self._notify(Enter(str(phase), seconds))
+    def enter(self, phase: Phase, seconds: float, gpu_s: float | None = None) -> None:
+        """Begin a phase. Its clock runs between :meth:`start_clock` and :meth:`stop_clock`.
+
+        Args:
+            gpu_s: time limit in seconds for the wait for the GPU after a checked call.
+        """
+        self._phase, self._seconds, self._gpu_s = phase, seconds, gpu_s
+        self._notify(Enter(str(phase), seconds, gpu_s))
 
     def charge_compilers(self, seconds: float) -> None:
         """Subtract the compile time of another process that compiled for this one."""
@@ -409,7 +414,10 @@ class SealedProcess:
             category = Category.COMPILE_TIMEOUT if phase is Phase.COMPILE else Category.TIMEOUT
             seconds, setting = self._compile_s if phase is Phase.COMPILE else self._seconds, f"{phase}_s"
             named = f" (setting deadlines.{setting})" if setting in Deadlines.model_fields else ""
-            message = f"the {phase} phase did not end within its deadline of {seconds:.4g} s{named}"
+            what, within = f"the {phase} phase", f"its deadline of {seconds:.4g} s"
+            if ended.hung:
+                what, within = "the GPU's work for one call", f"{self._gpu_s:.4g} s, twice its share of {within}"
+            message = f"{what} did not end within {within}{named}"
             return EvaluationEnded(category, message, phase, **facts)
         if ended.reason in _REASONS:
             category = _REASONS[ended.reason]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -44,18 +46,20 @@ _OUR_TROUBLE: Final = frozenset({End.KILLED, End.STUCK, End.UNSEALED})
 
 @dataclass(slots=True)
 class _Budget:
-    """The seconds left for a phase and for compilation. One of them decreases while the process is working."""
+    """The seconds left for a phase, for the current call's wait for the GPU, and for compilation."""
 
-    left: dict[str, float] = field(default_factory=lambda: {"phase": 0.0, "compile": 0.0})
+    left: dict[str, float] = field(default_factory=lambda: {"phase": 0.0, "gpu": math.inf, "compile": 0.0})
     running: bool = False
     meter: pauses.Meter = field(default_factory=pauses.Meter)
 
-    def spend(self, work: str) -> bool:
-        """Subtract the time since the last call, without pauses of the fleet. Return whether a budget is exhausted."""
+    def spend(self, works: Sequence[str]) -> str | None:
+        """Subtract the time since the last call, without pauses of the fleet. Return the exhausted budget, or None."""
         passed = self.meter.look()
-        if self.running:
+        if not self.running:
+            return None
+        for work in works:
             self.left[work] -= passed
-        return self.running and self.left[work] <= 0
+        return next((work for work in works if self.left[work] <= 0), None)
 
 
 @dataclass(eq=False)
@@ -63,7 +67,8 @@ class Sealed(ProcessTree):
     """A running sealed process, with the fork server's ends of its control socket and of its output.
 
     ``about`` identifies the evaluation in the log. ``tail`` is the end of the ``written`` bytes of output. ``peak`` is
-    the maximum observed memory in bytes. ``unsealed`` is the reason if the seal failed.
+    the maximum observed memory in bytes. ``unsealed`` is the reason if the seal failed. ``gpu_s`` is the time limit of
+    a call's wait for the GPU, and ``hung`` is True if it was exceeded.
     """
 
     profile: Profile
@@ -78,29 +83,33 @@ class Sealed(ProcessTree):
     written: int = field(default=0, init=False)
     tail: bytearray = field(default_factory=bytearray, init=False)
     unsealed: str = field(default="", init=False)
+    gpu_s: float = field(default=math.inf, init=False)
+    hung: bool = field(default=False, init=False)
 
     @property
-    def work(self) -> str:
-        """The budget that the process spends now: ``phase`` or ``compile``."""
-        return "compile" if self.flags[flags.COMPILING] else "phase"
+    def works(self) -> tuple[str, ...]:
+        """The budgets that the process spends now."""
+        if self.flags[flags.COMPILING]:
+            return ("compile",)
+        return ("phase", "gpu") if self.flags[flags.ON_GPU] else ("phase",)
 
     def heed(self, message: Compilers | Enter | Turn) -> None:
         """Apply the judge's message about phase, time limit or clock."""
-        self.budget.spend(self.work)
+        self.budget.spend(self.works)
         match message:
             case Compilers(seconds):
                 self.budget.left["compile"] = seconds
-            case Enter(phase, seconds):
+            case Enter(phase, seconds, gpu_s):
                 self.phase, self.budget.left["phase"] = phase, seconds
+                self.gpu_s = math.inf if gpu_s is None else gpu_s
             case Turn(running):
-                self.budget.running = running
+                self.budget.running, self.budget.left["gpu"] = running, self.gpu_s
 
     def overdue(self) -> str | None:
         """Return the phase whose deadline has passed, or None."""
-        work = self.work
-        if not self.budget.spend(work):
-            return None
-        return self.phase if work == "phase" else work
+        work = self.budget.spend(self.works)
+        self.hung = work == "gpu"
+        return work if work in (None, "compile") else self.phase
 
     def read_output(self) -> bool:
         """Read new output and keep its tail. Return False if there is none."""
@@ -146,7 +155,7 @@ class Watch:
     def seconds(self) -> float:
         """Return the maximum seconds until the next check."""
         running = [process for process in self.running.values() if process.budget.running]
-        return max(0.0, min([_WATCH, *(process.budget.left[process.work] for process in running)]))
+        return max(0.0, min([_WATCH, *(process.budget.left[work] for process in running for work in process.works)]))
 
     def check(self, now: float, waiting: set[str]) -> list[int]:
         """End the processes that exceed a limit, except those with directories in ``waiting``. Return the orphans."""
@@ -260,6 +269,7 @@ class Watch:
                 End.OUTPUT: profile.output_bytes,
                 End.SCRATCH: profile.scratch_bytes,
             }.get(reason, 0),
+            hung=process.hung,
         )
         send_report(process.control, report)
         _log_end(process, report)

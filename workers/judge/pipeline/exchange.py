@@ -254,9 +254,14 @@ class Candidate(Exchange):
         if self._device == "cuda" and self._settings.timing.enabled:
             self.process.share_flags()
 
-    def prepare_calls(self, specs: Sequence[TensorSpec]) -> None:
-        """Begin the check phase and send the form of the outputs."""
-        self.process.enter(Phase.CHECK, self._deadlines.check_s)
+    def prepare_calls(self, specs: Sequence[TensorSpec], calls: int) -> None:
+        """Begin the check phase and send the form of the outputs.
+
+        If the GPU's work for one of ``calls`` calls takes twice its share of the phase's time, the phase ends at once,
+        because other slots wait for the GPU.
+        """
+        seconds = self._deadlines.check_s
+        self.process.enter(Phase.CHECK, seconds, 2 * seconds / calls)
         self.bind_outputs(specs)
 
     def run(self, case: Case) -> dict[str, Any]:

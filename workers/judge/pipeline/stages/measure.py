@@ -163,7 +163,8 @@ class _Checks:
         """Make all checked calls: every case once, and the first case again. Return the number of cases."""
         cases, reference = self._referenced.cases, self._reference
         with self._steps.timed("check"):
-            self._candidate.prepare_calls(reference.form.output_specs)
+            calls = len(cases) + self._referenced.later + 1
+            self._candidate.prepare_calls(reference.form.output_specs, calls)
             checked = 0
             every = chain(cases, (reference.cache.fresh() for _ in range(self._referenced.later)))
             try:
