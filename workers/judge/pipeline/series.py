@@ -16,11 +16,8 @@ Basis = Literal["gpu_clock", "cpu_clock"]
 #: Minimum number of calls in a measurement, even if the time budget is exceeded, and of overhead calls.
 FEWEST: Final = 5
 FEWEST_OVERHEADS: Final = 3
-#: Minimum number of calls after which precision can end a measurement, and the maximum that is added at random. The
-#: second pair is for calls longer than the limit in nanoseconds (with the judge's own work), which vary less.
+#: Minimum number of calls after which precision can end a measurement, and the maximum that is added at random.
 ENOUGH: Final = (9, 6)
-_ENOUGH_LONG: Final = (8, 5)
-_LONG_CALL_NS: Final = 5e6
 #: Time by which a call after an empty kernel can exceed a plain one, in nanoseconds and as a share. The kernel takes
 #: about 2 us, and a context switch on the GPU 280 us.
 _IN_TURN_SLACK: Final = (10e3, 0.02)
@@ -165,12 +162,6 @@ class Series:
         if last:
             del self.calls[-last:], self.own[-last:]
             self.discarded += last
-
-    def enough(self, more: float) -> int:
-        """Return the number of calls after which precision can end a series. ``more`` is its random number below 1."""
-        is_long = statistics.median(self.calls) > _LONG_CALL_NS
-        fewest, most_more = _ENOUGH_LONG if is_long else ENOUGH
-        return fewest + int(more * most_more)
 
     def knows_overhead(self, wanted: float) -> bool:
         """Return whether the launch overhead is so precise that more measurements would not improve net times."""

@@ -80,7 +80,7 @@ def usual_calls(timing: Timing) -> int:
     """Return the number of input sets for a series of candidate and reference that ends by precision."""
     calls = min(timing.calls, sum(series.ENOUGH))
     shares = 2 + OVERHEAD_SHARE + _REFERENCE_SHARE + 2 * _IN_TURN_SHARE
-    return 2 * timing.warmup + math.ceil(calls * shares) + 2 * series.FEWEST
+    return 2 * timing.warmup + math.ceil(calls * shares) + 2 * series.FEWEST_OVERHEADS
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,8 @@ class _Caller:
         if late or self._is_spent():
             return True
         wanted = self._timing.precision
-        if wanted <= 0 or calls < one.enough(more):
+        fewest, most_more = series.ENOUGH
+        if wanted <= 0 or calls < fewest + int(more * most_more):
             return False
         return long or one.is_precise(wanted)
 
