@@ -96,7 +96,9 @@ class Metrics:
         self._builds = counter("builds", "Sources with extensions, by the process that compiled them.", "by")
         self._exclusive = counter("device_exclusive_seconds", "Seconds of exclusive use of devices.", "lane")
         own = self._of_owners
-        self._owners_ended = counter("owner_evaluations", "Evaluations that got their verdicts.", "owner", "blame", of=own)
+        self._owners_ended = counter(
+            "owner_evaluations", "Evaluations that got their verdicts.", "owner", "blame", of=own
+        )
         self._owners_used = counter("owner_step_seconds", "Seconds of the steps of evaluations.", "owner", of=own)
         self._waited = histogram("wait_seconds", "Time from submission to the first attempt.", "lane", "priority")
         self._total = histogram("verdict_seconds", "Time from submission to the verdict.", "lane", "priority")

@@ -43,7 +43,7 @@ class Sees(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of a tool. Its requests carry its token. ``batch`` is the name of its session, which is a batch too."""
+    """The caller of a tool. Its requests carry its token. ``batch`` is the name of its session and of its batch."""
 
     _connection: Connection
     _headers: Mapping[str, str]
@@ -75,9 +75,7 @@ class Connection:
         ConfigError: a setting is wrong, or ``relays`` is True and no fleet is known.
     """
 
-    def __init__(
-        self, *, relays: bool, owner: str | None = None, sees: Sees = Sees.SESSION, limits: str = ""
-    ) -> None:
+    def __init__(self, *, relays: bool, owner: str | None = None, sees: Sees = Sees.SESSION, limits: str = "") -> None:
         self._relays = relays
         self._owner = owner
         self._sees = sees

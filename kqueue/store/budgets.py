@@ -50,8 +50,9 @@ _UNTIL: Final = text(f"""
 #: Query for the evaluations of the agent's session, and the seconds of their attempts.
 _OF_SESSION: Final = text("""
     SELECT count(DISTINCT e.id) AS evaluations,
-           coalesce(sum(extract(epoch FROM coalesce(a.ended_at, least(now(), a.lease_until)) - a.started_at)), 0)::float8
-               AS seconds
+           coalesce(sum(
+               extract(epoch FROM coalesce(a.ended_at, least(now(), a.lease_until)) - a.started_at)
+           ), 0)::float8 AS seconds
     FROM evaluations AS e LEFT JOIN attempts AS a ON a.evaluation_id = e.id WHERE e.session = kqueue_session()
 """)
 

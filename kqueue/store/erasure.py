@@ -1,14 +1,15 @@
 """Erasure of an owner's work. The numbers that costs are added up from stay.
 
-Each call is one or a few short transactions, in small batches, so that it can be interrupted and called again. The login
-must be the owner of the tables.
+Each call is one or a few short transactions, in small batches, so that it can be interrupted and called again. The
+login must be the owner of the tables.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from typing import Final, Self
 from uuid import UUID
 
 from sqlalchemy import Engine, delete, exists, func, select, text, update
@@ -36,7 +37,9 @@ _BITE: Final = 500
 #: Statements that erase evaluations whose attempts have all ended: a late worker could still record a text.
 _ERASE: Final = (
     text("INSERT INTO problems (hash, owner, source) VALUES (:gone, :owner, '') ON CONFLICT DO NOTHING"),
-    text("INSERT INTO kernels (hash, owner, backend, source) VALUES (:gone, :owner, 'torch', '') ON CONFLICT DO NOTHING"),
+    text(
+        "INSERT INTO kernels (hash, owner, backend, source) VALUES (:gone, :owner, 'torch', '') ON CONFLICT DO NOTHING"
+    ),
     text("""
         WITH few AS (
             SELECT e.id FROM evaluations AS e
@@ -66,10 +69,8 @@ class Erased:
     """The numbers of rows that were erased.
 
     Attributes:
-        evaluations: evaluations without their sources, labels, settings, verdicts and logs. The times of their attempts
-            stay.
-        sources: removed problems and kernels.
-        searches: removed searches, with their prompts and answers.
+        evaluations: evaluations without their sources, labels, settings, verdicts and logs. Their times stay.
+        sources, searches: removed problems and kernels, and removed searches.
         tokens: revoked tokens.
         left: evaluations that a worker still executes. Another call erases them.
     """
@@ -80,49 +81,47 @@ class Erased:
     tokens: int
     left: int
 
+    def __add__(self, later: Self) -> Erased:
+        return Erased(*(a + b for a, b in zip(astuple(self)[:-1], astuple(later)[:-1], strict=True)), later.left)
 
-def unfinished(engine: Engine, owner: str) -> list[UUID]:
-    """Return the ids of an owner's evaluations without a verdict."""
-    with transaction(engine) as connection:
-        return list(connection.scalars(select(Evaluation.id).where(Evaluation.owner == owner, OPEN)))
+    def __str__(self) -> str:
+        return f"{self.evaluations} evaluations, {self.sources} sources, {self.searches} searches, {self.tokens} tokens"
 
 
-def revoke(engine: Engine, owner: str) -> int:
-    """Revoke an owner's tokens, end its browsers' sessions and stop sharing its problems. Return the number of tokens."""
+def erase(engine: Engine, owner: str, *, cancel: Callable[[UUID], object]) -> Erased:
+    """Revoke an owner's tokens, cancel its evaluations, erase its finished work, and log the numbers.
+
+    Args:
+        cancel: cancels an evaluation, and stops it if it runs.
+    """
     whose = select(Token.id).where(Token.owner == owner)
     with transaction(engine) as connection:
         connection.execute(delete(Session).where(Session.token_id.in_(whose)))
         connection.execute(delete(SharedProblem).where(SharedProblem.owner == owner))
         valid = update(Token).where(Token.owner == owner, Token.revoked_at.is_(None))
-        return connection.execute(valid.values(revoked_at=func.now())).rowcount
-
-
-def erase(engine: Engine, owner: str, *, tokens: int) -> Erased:
-    """Erase the finished work of an owner, and log the numbers. The caller has revoked ``tokens`` tokens."""
+        tokens = connection.execute(valid.values(revoked_at=func.now())).rowcount
+        unfinished = connection.scalars(select(Evaluation.id).where(Evaluation.owner == owner, OPEN)).all()
+    for identity in unfinished:
+        cancel(identity)
     evaluations = 0
-    values = {"owner": owner, "gone": _GONE, "bite": _BITE}
-    while True:
+    number = _BITE
+    while number:
         with transaction(engine) as connection:
+            values = {"owner": owner, "gone": _GONE, "bite": _BITE}
             *_, number = [connection.execute(statement, values).rowcount for statement in _ERASE]
         evaluations += number
-        if number == 0:
-            break
     with transaction(engine) as connection:
         searches = connection.execute(delete(SearchRun).where(SearchRun.owner == owner)).rowcount
         connection.execute(delete(Baseline).where(Baseline.owner == owner))
-        rest = Evaluation.owner == owner, Evaluation.problem_hash != _GONE
-        connection.execute(
-            delete(Batch).where(Batch.owner == owner, ~exists().where(Evaluation.batch == Batch.name, *rest))
-        )
-        sources = sum(
-            connection.execute(
-                delete(kind).where(
-                    kind.owner == owner, kind.hash != _GONE, ~exists().where(its == kind.hash, Evaluation.owner == owner)
-                )
-            ).rowcount
-            for kind, its in ((Problem, Evaluation.problem_hash), (Kernel, Evaluation.kernel_hash))
-        )
-        left = connection.scalars(select(func.count()).select_from(Evaluation).where(*rest)).one()
+        its = exists().where(Evaluation.batch == Batch.name, Evaluation.owner == owner)
+        connection.execute(delete(Batch).where(Batch.owner == owner, ~its))
+        sources = 0
+        for kind, of in ((Problem, Evaluation.problem_hash), (Kernel, Evaluation.kernel_hash)):
+            used = exists().where(of == kind.hash, Evaluation.owner == owner)
+            unused = delete(kind).where(kind.owner == owner, kind.hash != _GONE, ~used)
+            sources += connection.execute(unused).rowcount
+        rest = select(func.count()).where(Evaluation.owner == owner, Evaluation.problem_hash != _GONE)
+        left = connection.scalars(rest).one()
     erased = Erased(evaluations, sources, searches, tokens, left)
-    _log.warning("the work of the owner %s was erased: %s", owner, erased)
+    _log.warning("work of the owner %s was erased: %s", owner, erased)
     return erased

@@ -181,8 +181,8 @@ _OF_SESSION: Final = (
 )
 _SEARCHED: Final = "EXISTS (SELECT FROM {schema}.search_runs AS r WHERE r.id = run_id)"
 #: Tables with rows of owners, and the condition that a row is the session's own. In the nested queries, the policies of
-#: the other table apply. Postgres evaluates `kqueue_owner` and `kqueue_session` once for each query, because they are in
-#: subqueries. Without an agent's session, no row needs a look at another table.
+#: the other table apply. Postgres evaluates `kqueue_owner` and `kqueue_session` once for each query, because they are
+#: in subqueries. Without an agent's session, no row needs a look at another table.
 _OWN: Final = {
     "attempts": _EVALUATED,
     "baselines": _OWNED,

@@ -8,7 +8,20 @@ from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from pydantic import BaseModel, TypeAdapter
-from sqlalchemy import ColumnElement, Engine, Executable, FromClause, Row, Text, Uuid, any_, func, inspect, literal, select
+from sqlalchemy import (
+    ColumnElement,
+    Engine,
+    Executable,
+    FromClause,
+    Row,
+    Text,
+    Uuid,
+    any_,
+    func,
+    inspect,
+    literal,
+    select,
+)
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import InstrumentedAttribute
 

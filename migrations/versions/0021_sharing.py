@@ -21,8 +21,8 @@ CREATE FUNCTION {schema}.kqueue_session() RETURNS text LANGUAGE sql STABLE AS $$
     SELECT nullif(pg_catalog.current_setting('kqueue.session', true), '')
 $$
 """
-#: As in kqueue.store.reports.boards: a kernel counts by its median measurement. Of an owner's kernels the fastest counts,
-#: so that the number of its kernels stays hidden.
+#: As in kqueue.store.reports.boards: a kernel counts by its median measurement. Of an owner's kernels the fastest
+#: counts, so that the number of its kernels stays hidden.
 _BOARD: Final = """
 CREATE FUNCTION {schema}.kqueue_board(of_problem text, most integer) RETURNS TABLE (
     rank bigint, owner text, "precision" text, device text, runtime_ms double precision, baseline_ms double precision,
@@ -76,8 +76,10 @@ _CHANGES: Final = {
     "kqueue_cancel": (
         (
             "e.owner = {schema}.kqueue_owner())",
-            "e.owner = {schema}.kqueue_owner() AND coalesce(e.session = {schema}.kqueue_session(), "
-            "{schema}.kqueue_session() IS NULL))",
+            (
+                "e.owner = {schema}.kqueue_owner() AND coalesce(e.session = {schema}.kqueue_session(), "
+                "{schema}.kqueue_session() IS NULL))"
+            ),
         ),
     ),
 }

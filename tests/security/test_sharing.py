@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -18,7 +19,7 @@ from sqlalchemy.engine import make_url
 from kqueue.config import Config
 from kqueue.contract import Measurement
 from kqueue.store import erasure, evaluations, roles, searches, tokens
-from kqueue.store.engine import Viewer, acting, connect
+from kqueue.store.engine import Viewer, acting
 from kqueue.store.tokens import Scope
 from tests.http.fixtures import *  # noqa: F403
 from tests.http.standin import Served, end
@@ -85,11 +86,26 @@ def test_a_shared_problem_shows_its_statement_and_times_alone(fleet: Fleet) -> N
     assert ada.put(f"{place}/shared", params={"leaderboard": True}).json()["leaderboard"] is True
     for client in (ada, bob, eve):
         entries = client.get(f"{place}/board").json()["entries"]
-        assert [(one["rank"], one["owner"], one["runtime_ms"]) for one in entries] == [(1, "bob", 0.25), (2, "ada", 0.5)]
-        assert {*entries[0]} == {"rank", "owner", "precision", "device", "runtime_ms", "baseline_ms", "speedup", "measured"}
+        assert [(one["rank"], one["owner"], one["runtime_ms"]) for one in entries] == [
+            (1, "bob", 0.25),
+            (2, "ada", 0.5),
+        ]
+        assert {*entries[0]} == {
+            "rank",
+            "owner",
+            "precision",
+            "device",
+            "runtime_ms",
+            "baseline_ms",
+            "speedup",
+            "measured",
+        }
     page = {"Accept": "text/html"}
     for client in (bob, eve):
-        seen = [client.get(path).text for path in (place, "/v1/shared", "/v1/problems", "/v1/leaderboard", "/v1/evaluations")]
+        seen = [
+            client.get(path).text
+            for path in (place, "/v1/shared", "/v1/problems", "/v1/leaderboard", "/v1/evaluations")
+        ]
         assert "987654321" not in "".join(seen)
         assert MARK not in "".join(seen)
         assert fast not in "".join(seen)
@@ -184,7 +200,9 @@ def test_erasure_leaves_costs_alone(fleet: Fleet) -> None:
     with acting(Viewer("ada")):
         run = searches.create(fleet.engine, MARK, {"of": MARK})
         searches.begin_step(fleet.engine, run.id, 0, [{"number": 0, "prompt": MARK}], MARK)
-    cost = "SELECT owner, count(*), sum(extract(epoch FROM ended_at - started_at)) FROM evaluations e LEFT JOIN attempts a"
+    cost = (
+        "SELECT owner, count(*), sum(extract(epoch FROM ended_at - started_at)) FROM evaluations e LEFT JOIN attempts a"
+    )
     cost += " ON a.evaluation_id = e.id GROUP BY 1 ORDER BY 1"
 
     def costs() -> list[Any]:
@@ -192,17 +210,15 @@ def test_erasure_leaves_costs_alone(fleet: Fleet) -> None:
             return [tuple(row) for row in connection.execute(text(cost))]
 
     before = costs()
-    revoked = erasure.revoke(fleet.engine, "ada")
-    for identity in erasure.unfinished(fleet.engine, "ada"):
-        evaluations.cancel(fleet.engine, identity)
-    erased = erasure.erase(fleet.engine, "ada", tokens=revoked)
+    erased = erasure.erase(fleet.engine, "ada", cancel=partial(evaluations.cancel, fleet.engine))
     assert (erased.evaluations, erased.searches, erased.tokens, erased.left) == (2, 1, 1, 0)
     digests = [hashlib.sha256(str(marked["problem"]).encode()).hexdigest()]
     assert [name for name, rows in tables(fleet.engine).items() if any(one in rows for one in (MARK, *digests))] == []
     assert costs() == before
     assert ada.get("/v1/evaluations").status_code == 401
     assert bob.get(f"/v1/evaluations/{kept}/log").text == "of bob"
-    assert erasure.erase(fleet.engine, "ada", tokens=0).evaluations == 0
+    again = erasure.erase(fleet.engine, "ada", cancel=partial(evaluations.cancel, fleet.engine))
+    assert again == erasure.Erased(0, 0, 0, 0, 0)
     admin = fleet.client("local", Scope.READ, Scope.READ_ALL)
     for one in admin.get("/v1/evaluations").json()["evaluations"]:
         assert admin.get(f"/v1/evaluations/{one['evaluation_id']}").status_code == 200
