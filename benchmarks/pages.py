@@ -260,8 +260,7 @@ def answers(url: str) -> bool:
 def measure(url: str, addresses: Mapping[str, str], times: int, held: str | None) -> dict[str, dict[str, float]]:
     """Return each page's latencies in milliseconds and its size. The first two requests do not count.
 
-    ``held`` is the secret of a token that sees the work of one owner. Its requests take turns with those of the fleet's
-    own user.
+    ``held`` is the secret of a token that sees the work of one owner. It takes turns with the fleet's own user.
     """
     found: dict[str, dict[str, float]] = {}
     with ExitStack() as stack:

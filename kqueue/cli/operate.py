@@ -72,8 +72,8 @@ def mcp(
     sees: Annotated[
         str,
         typer.Option(
-            help="The work that an agent reads and cancels: what it submitted in its `session`, the work of its "
-            "`owner`, or `all` that its credential can."
+            help="The evaluations that an agent reads and cancels: of this `session`, of its `owner`, or `all` that "
+            "its credential allows."
         ),
     ] = "session",
     evaluations: Annotated[int | None, typer.Option(min=1, help="Maximum number of evaluations of a session.")] = None,

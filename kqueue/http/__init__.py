@@ -15,7 +15,7 @@ from kqueue.errors import ConfigError
 
 #: Modules that the server and its page import.
 _NEEDS: Final = ("fastapi", "jinja2", "prometheus_client", "pygments", "uvicorn")
-#: Header that restricts a request to an agent's session: to what was submitted with the same name, and to its limits.
+#: Header that restricts a request to an agent's session: to submissions with the same name, and to its limits.
 #: Without a name it restricts the request to the work of the caller's owner. It never gives more than the credential.
 SESSION: Final = "Kqueue-Session"
 #: Warning that `kqueue up` and `kqueue serve` print if :func:`trusts_local_users`.

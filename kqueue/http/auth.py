@@ -106,7 +106,8 @@ def _restricted(request: Request, caller: Caller) -> Caller:
     if match is None:
         raise HttpError(400, f"the header {SESSION} is malformed: use NAME[;evaluations=N][;seconds=N]")
     name, most, seconds = match.groups()
-    view = Viewer(caller.owner, True, name, most and int(most), seconds and float(seconds))
+    limits = [None if limit is None else int(limit) for limit in (most, seconds)]
+    view = Viewer(caller.owner, True, name or None, *limits)
     return replace(caller, restricted=view)
 
 

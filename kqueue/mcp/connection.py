@@ -34,7 +34,7 @@ class Sees(StrEnum):
     """The work that an agent sees."""
 
     SESSION = "session"
-    """What the agent submitted in this session."""
+    """The submissions of the agent in this session."""
     OWNER = "owner"
     """The work of its owner."""
     ALL = "all"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Final, Self
 from uuid import UUID
 
@@ -82,7 +82,8 @@ class Erased:
     left: int
 
     def __add__(self, later: Self) -> Erased:
-        return Erased(*(a + b for a, b in zip(astuple(self)[:-1], astuple(later)[:-1], strict=True)), later.left)
+        both = (a + b for a, b in zip(astuple(self), astuple(later), strict=True))
+        return replace(Erased(*both), left=later.left)
 
     def __str__(self) -> str:
         return f"{self.evaluations} evaluations, {self.sources} sources, {self.searches} searches, {self.tokens} tokens"

@@ -1,8 +1,8 @@
 """Problems that their owners share with all owners, and the leaderboards of them.
 
 An owner that submits against a shared problem gets a copy of its source, so that nothing else of two owners is ever
-shared. The copy stays if the problem is shared no longer. Producers' logins of the database see shared problems of
-their own owner only (:mod:`kqueue.store.roles`).
+shared. The copy stays if the problem is shared no longer. A producer's login of the database sees only the shared
+problems of its owner (:mod:`kqueue.store.roles`).
 """
 
 from __future__ import annotations

@@ -121,12 +121,12 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Remove what is shared, and let all evaluations of an owner reuse each other's verdicts."""
+    """Remove the shared problems, and let all evaluations of an owner reuse each other's verdicts."""
     schema = _schema()
     for name, changes in _CHANGES.items():
         for before, after in changes:
             _replace(name, after.format(schema=schema), before.format(schema=schema))
-    # The policies name the columns and the function. `kqueue db upgrade` makes those of another version again.
+    # The policies name the columns and the function. The next `kqueue db upgrade` creates its version's policies.
     policies = sa.text("SELECT tablename, policyname FROM pg_policies WHERE schemaname = current_schema()")
     for table, policy in op.get_bind().execute(policies).all():
         op.execute(f"DROP POLICY {policy} ON {table}")

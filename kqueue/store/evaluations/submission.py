@@ -256,7 +256,7 @@ def _write_sources(connection: Connection, requests: Sequence[Request]) -> None:
             raise UnknownProblem(unknown)
     if problems:
         connection.execute(insert(Problem).on_conflict_do_nothing(), [problems[k] for k in sorted(problems)])
-    # In an agent's session a kernel cannot be read before its evaluation is written, so nothing may be returned.
+    # In an agent's session a kernel cannot be read before its evaluation is written, and RETURNING would read it.
     connection.execute(insert(Kernel).on_conflict_do_nothing().inline(), [kernels[k] for k in sorted(kernels)])
 
 

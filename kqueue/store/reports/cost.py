@@ -31,7 +31,7 @@ class By(StrEnum):
 
 
 _KEYS: Final[dict[By, ColumnElement[Any]]] = {
-    By.OWNER: Evaluation.owner,
+    By.OWNER: func.coalesce(Evaluation.owner, ""),
     By.PRODUCER: func.coalesce(Evaluation.producer, ""),
     By.BATCH: func.coalesce(Evaluation.batch, ""),
     By.PROBLEM: func.coalesce(Evaluation.problem_label, func.left(Evaluation.problem_hash, 12)),
