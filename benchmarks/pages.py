@@ -257,19 +257,21 @@ def answers(url: str) -> bool:
         return False
 
 
-def measure(url: str, addresses: Mapping[str, str], times: int, held: str | None) -> dict[str, dict[str, float]]:
+def measure(
+    url: str, addresses: Mapping[str, str], times: int, tokens_of: Mapping[str, str]
+) -> dict[str, dict[str, float]]:
     """Return each page's latencies in milliseconds and its size. The first two requests do not count.
 
-    ``held`` is the secret of a token that sees the work of one owner. It takes turns with the fleet's own user.
+    ``tokens_of`` has the secrets of tokens that take turns, by the prefix of their figures.
     """
     found: dict[str, dict[str, float]] = {}
     with ExitStack() as stack:
         callers = {
             who: stack.enter_context(httpx.Client(base_url=url, headers={"Accept": "text/html"}, timeout=60))
-            for who in ("", "held_")[: 1 if held is None else 2]
+            for who in tokens_of or [""]
         }
-        if held is not None:
-            callers["held_"].post("/login", data={"token": held}, headers={"Origin": url})
+        for who, secret in tokens_of.items():
+            callers[who].post("/login", data={"token": secret}, headers={"Origin": url})
         for name, address in addresses.items():
             taken: dict[str, list[float]] = {who: [] for who in callers}
             for _ in range(times + 2):
@@ -352,11 +354,12 @@ def main() -> None:
         filled_s = time.perf_counter() - begun
         addresses = {name: address for name, address in pages(engine).items() if options.page in name}
         rounds: list[dict[str, Any]] = []
-        secret = tokens.create(engine, "benchmark", [tokens.Scope.READ])[1] if options.held else None
+        scopes = {"": [tokens.Scope.READ, tokens.Scope.READ_ALL], "held_": [tokens.Scope.READ]} if options.held else {}
+        secrets = {who: tokens.create(engine, "benchmark", own)[1] for who, own in scopes.items()}
         of_store = store(postgres.url, options.times) if options.held else None
         with served(config) as url, busy(options.busy):
             for _ in range(options.rounds):
-                found = measure(url, addresses, options.times, secret)
+                found = measure(url, addresses, options.times, secrets)
                 rounds.append({"load_average": [round(load, 2) for load in os.getloadavg()], "pages": found})
         with engine.connect() as connection:
             counted = connection.execute(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -47,8 +49,8 @@ def share(
     """
     from kqueue.store import sharing
 
-    with database("problems") as engine:
-        known = sharing.share(engine, _hash(engine, problem), owner=owner, label=label, leaderboard=leaderboard)
+    with _of(owner) as engine:
+        known = sharing.share(engine, _hash(engine, problem), label=label, leaderboard=leaderboard)
     typer.echo(f"shared sha256:{known.problem_hash} {one_line(known.label)}")
 
 
@@ -56,8 +58,8 @@ def unshare(problem: _Problem, owner: _Whose = None) -> None:
     """Stop sharing a problem. Owners that submitted for it keep a copy."""
     from kqueue.store import sharing
 
-    with database("problems") as engine:
-        sharing.unshare(engine, digest := _hash(engine, problem), owner=owner)
+    with _of(owner) as engine:
+        sharing.unshare(engine, digest := _hash(engine, problem))
     typer.echo(f"no longer shared: sha256:{digest}")
 
 
@@ -91,6 +93,15 @@ def erase(
     if erased.left:
         say(f"workers still execute {erased.left} evaluations: run the command again")
         raise typer.Exit(1)
+
+
+@contextmanager
+def _of(owner: str | None) -> Generator[Engine]:
+    """Connect to the fleet's database on behalf of an owner, if one is given."""
+    from kqueue.store.engine import Viewer, acting
+
+    with database("problems") as engine, acting(Viewer(owner)):
+        yield engine
 
 
 def _hash(engine: Engine, word: str) -> str:

@@ -280,7 +280,11 @@ async def problems(
             "shared_by": row.get("owner"),
         }
         for row in [
-            *({**one, "problem_label": one["label"], "bytes": len(one["source"].encode())} for one in common),
+            *(
+                {**one, "problem_label": one["label"], "bytes": len(one["source"].encode())}
+                for one in common
+                if all(one["problem_hash"] != stored["problem_hash"] for stored in answer["problems"])
+            ),
             *answer["problems"],
         ]
     ]

@@ -64,20 +64,16 @@ class Entry:
     measured: int
 
 
-def share(
-    engine: Engine, problem_hash: str, *, owner: str | None = None, label: str | None = None, leaderboard: bool = False
-) -> Shared:
-    """Share a stored problem with all owners, or change its label and leaderboard if it is shared.
+def share(engine: Engine, problem_hash: str, *, label: str | None = None, leaderboard: bool = False) -> Shared:
+    """Share a problem of the session's owner with all owners, or change its label and leaderboard if it is shared.
 
     Args:
-        owner: the owner of the problem. None for the owner for whom the session acts.
         label: its name, for people. None for the label of its last evaluation, or else a prefix of its hash.
         leaderboard: let owners see each other's times for it.
 
     Raises:
         UnknownProblem: the owner has submitted no problem with this hash. A copy cannot be shared again.
     """
-    whose = ME if owner is None else literal(owner)
     last = (
         select(Evaluation.problem_label)
         .where(Evaluation.problem_hash == Problem.hash, Evaluation.owner == Problem.owner)
@@ -87,11 +83,8 @@ def share(
     )
     named = func.coalesce(literal(label, Text), last, func.substr(Problem.hash, 1, 12))
     its = select(Problem.hash, named, Problem.source, literal(leaderboard))
-    its = its.where(Problem.hash == problem_hash, Problem.owner == whose, Problem.shared_from.is_(None))
-    names = ["hash", "label", "source", "leaderboard"]
-    if owner is not None:
-        names, its = [*names, "owner"], its.add_columns(literal(owner))
-    new = insert(SharedProblem).from_select(names, its)
+    its = its.where(Problem.hash == problem_hash, Problem.owner == ME, Problem.shared_from.is_(None))
+    new = insert(SharedProblem).from_select(["hash", "label", "source", "leaderboard"], its)
     kept = {"label": new.excluded.label, "leaderboard": new.excluded.leaderboard}
     with transaction(engine) as connection:
         rows = connection.execute(
@@ -103,14 +96,13 @@ def share(
     return found[0]
 
 
-def unshare(engine: Engine, problem_hash: str, *, owner: str | None = None) -> None:
-    """Stop sharing a problem. Owners that submitted against it keep their copies.
+def unshare(engine: Engine, problem_hash: str) -> None:
+    """Stop sharing a problem of the session's owner. Owners that submitted against it keep their copies.
 
     Raises:
         UnknownProblem: the owner shares no problem with this hash.
     """
-    whose = ME if owner is None else literal(owner)
-    gone = delete(SharedProblem).where(SharedProblem.hash == problem_hash, SharedProblem.owner == whose)
+    gone = delete(SharedProblem).where(SharedProblem.hash == problem_hash, SharedProblem.owner == ME)
     with transaction(engine) as connection:
         if not connection.execute(gone).rowcount:
             raise UnknownProblem([problem_hash])
