@@ -136,6 +136,9 @@ SELECT id, nr, (nr + 3) / 4, nullif(greatest(0, nr - 1 - nr % 7), nr), repeat(CA
 FROM search_runs CROSS JOIN generate_series(0, 200) AS nr
 """
 
+#: Number of blocks into which a page's requests are divided.
+BLOCKS = 3
+
 
 def fill(engine: Engine, number: int, problems: int, runs: int) -> None:
     """Fill the database with judged evaluations, problems and searches."""
@@ -260,7 +263,7 @@ def answers(url: str) -> bool:
 def measure(
     url: str, addresses: Mapping[str, str], times: int, tokens_of: Mapping[str, str]
 ) -> dict[str, dict[str, float]]:
-    """Return each page's latencies in milliseconds and its size. The first two requests do not count.
+    """Return each page's latencies in milliseconds and its size. The first two requests of a block do not count.
 
     ``tokens_of`` has the secrets of tokens that take turns, by the prefix of their figures.
     """
@@ -274,17 +277,20 @@ def measure(
             callers[who].post("/login", data={"token": secret}, headers={"Origin": url})
         for name, address in addresses.items():
             taken: dict[str, list[float]] = {who: [] for who in callers}
-            for _ in range(times + 2):
-                for who, http in callers.items():
+            # Callers take turns in blocks, because Postgres plans a statement again after a change of the role.
+            for who, http in [*callers.items()] * BLOCKS:
+                of_block: list[float] = []
+                for _ in range(2 + -(-times // BLOCKS)):
                     begun = time.perf_counter()
                     answer = http.get(address)
-                    taken[who].append(1000 * (time.perf_counter() - begun))
+                    of_block.append(1000 * (time.perf_counter() - begun))
                     if answer.status_code != 200:
                         raise SystemExit(f"{address}: {answer.status_code}: {answer.text[:2000]}")
+                taken[who] += of_block[2:]
             found[name] = {"kib": round(len(answer.content) / 1024, 1)}
             for who, of in taken.items():
-                found[name][f"{who}p50_ms"] = round(statistics.median(of[2:]), 1)
-                found[name][f"{who}p95_ms"] = round(statistics.quantiles(of[2:], n=20, method="inclusive")[-1], 1)
+                found[name][f"{who}p50_ms"] = round(statistics.median(of), 1)
+                found[name][f"{who}p95_ms"] = round(statistics.quantiles(of, n=20, method="inclusive")[-1], 1)
             print(f"{name}: {found[name]}", file=sys.stderr)
     return found
 
