@@ -173,8 +173,8 @@ _WRITES: Final[Mapping[str, _Rights]] = {
 ROLES: Final = tuple(_WRITES)
 
 _OWNED: Final = "owner = (SELECT {schema}.kqueue_owner())"
-#: True without an agent's session. The planner expects nearly all values to be not null, as they usually are here, and
-#: few to be null.
+#: True without an agent's session. The planner takes IS NOT NULL for nearly always true, and IS NULL for nearly always
+#: false.
 _NO_SESSION: Final = "(SELECT CASE WHEN {schema}.kqueue_session() IS NULL THEN true END) IS NOT NULL"
 _SUBMITTED: Final = "session = (SELECT {schema}.kqueue_session())"
 _EVALUATED: Final = "EXISTS (SELECT FROM {schema}.evaluations AS e WHERE e.id = evaluation_id)"
