@@ -3,7 +3,9 @@
 It starts embedded services in a temporary home, or in `--home`, and fills the database with judged evaluations of the
 problems, in batches of 1,000, and with searches. A filled home is measured unchanged. Then it serves the pages, and
 requests each page over one connection, one request after another, in rounds. `--busy N` runs N computing processes at
-the same time. The figures are printed as JSON and, with `--out FILE`, written to FILE.
+the same time. With `--held` the requests take turns between the fleet's own user, for whom there is no row-level
+security, and a token that sees the work of its owner, to whom everything belongs. The same is done for the store. The
+figures are printed as JSON and, with `--out FILE`, written to FILE.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import time
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from socket import socket
 from typing import Any
@@ -35,8 +38,9 @@ from kqueue.contract import Outcome, Phase, Request
 from kqueue.evidence import Measurement
 from kqueue.local.servers import Postgres, Valkey
 from kqueue.states import Writer
-from kqueue.store import evaluations, schema, workers
-from kqueue.store.engine import connect
+from kqueue.store import evaluations, reports, schema, tokens, workers
+from kqueue.store.engine import FLEET, Viewer, acting, connect
+from kqueue.store.models import LOCAL
 
 PROBLEM = """
 import torch
@@ -131,6 +135,9 @@ SELECT id, nr, (nr + 3) / 4, nullif(greatest(0, nr - 1 - nr % 7), nr), repeat(CA
        CASE WHEN nr % 3 = 1 THEN NULL ELSE jsonb_build_object('inverse_runtime', 1 + nr) END, 'try again', now(), now()
 FROM search_runs CROSS JOIN generate_series(0, 200) AS nr
 """
+
+#: Number of blocks into which a page's requests are divided.
+BLOCKS = 3
 
 
 def fill(engine: Engine, number: int, problems: int, runs: int) -> None:
@@ -253,24 +260,72 @@ def answers(url: str) -> bool:
         return False
 
 
-def measure(url: str, addresses: Mapping[str, str], times: int) -> dict[str, dict[str, float]]:
-    """Return each page's latencies in milliseconds and its size. The first two requests do not count."""
+def measure(
+    url: str, addresses: Mapping[str, str], times: int, tokens_of: Mapping[str, str]
+) -> dict[str, dict[str, float]]:
+    """Return each page's latencies in milliseconds and its size. The first two requests of a block do not count.
+
+    ``tokens_of`` has the secrets of tokens that take turns, by the prefix of their figures.
+    """
     found: dict[str, dict[str, float]] = {}
-    with httpx.Client(base_url=url, headers={"Accept": "text/html"}, timeout=60) as http:
+    with ExitStack() as stack:
+        callers = {
+            who: stack.enter_context(httpx.Client(base_url=url, headers={"Accept": "text/html"}, timeout=60))
+            for who in tokens_of or [""]
+        }
+        for who, secret in tokens_of.items():
+            callers[who].post("/login", data={"token": secret}, headers={"Origin": url})
         for name, address in addresses.items():
-            taken: list[float] = []
-            for _ in range(times + 2):
-                begun = time.perf_counter()
-                answer = http.get(address)
-                taken.append(1000 * (time.perf_counter() - begun))
-                if answer.status_code != 200:
-                    raise SystemExit(f"{address}: {answer.status_code}: {answer.text[:2000]}")
-            found[name] = {
-                "p50_ms": round(statistics.median(taken[2:]), 1),
-                "p95_ms": round(statistics.quantiles(taken[2:], n=20, method="inclusive")[-1], 1),
-                "kib": round(len(answer.content) / 1024, 1),
-            }
+            taken: dict[str, list[float]] = {who: [] for who in callers}
+            # Callers take turns in blocks, because Postgres plans a statement again after a change of the role.
+            for who, http in [*callers.items()] * BLOCKS:
+                of_block: list[float] = []
+                for _ in range(2 + -(-times // BLOCKS)):
+                    begun = time.perf_counter()
+                    answer = http.get(address)
+                    of_block.append(1000 * (time.perf_counter() - begun))
+                    if answer.status_code != 200:
+                        raise SystemExit(f"{address}: {answer.status_code}: {answer.text[:2000]}")
+                taken[who] += of_block[2:]
+            found[name] = {"kib": round(len(answer.content) / 1024, 1)}
+            for who, of in taken.items():
+                found[name][f"{who}p50_ms"] = round(statistics.median(of), 1)
+                found[name][f"{who}p95_ms"] = round(statistics.quantiles(of, n=20, method="inclusive")[-1], 1)
             print(f"{name}: {found[name]}", file=sys.stderr)
+    return found
+
+
+def store(url: str, times: int) -> dict[str, dict[str, float]]:
+    """Return the medians in milliseconds of the store's requests, for a session of the fleet and for a held one.
+
+    Each has its own connection, because Postgres plans a prepared statement again if the role has changed.
+    """
+
+    def submit(engine: Engine, number: int) -> None:
+        requests = [
+            Request(problem=PROBLEM, kernel=f"class ModelNew: pass  # {uuid4()}", backend="torch", lane="cpu")
+            for _ in range(number)
+        ]
+        evaluations.submit(engine, requests, slots={"cpu": 1}, reuse_s=60)
+
+    viewers = {"fleet": FLEET, "held": Viewer(LOCAL, held=True)}
+    engines = {who: connect(url, application="benchmark", pool_size=1) for who in viewers}
+    found: dict[str, dict[str, float]] = {}
+    for name, act in {
+        "a submission": partial(submit, number=1),
+        "a submission of 100": partial(submit, number=100),
+        "a list of 50": partial(reports.listing, limit=50),
+    }.items():
+        taken: dict[str, list[float]] = {"fleet": [], "held": []}
+        for _ in range(times + 2):
+            for who, viewer in viewers.items():
+                with acting(viewer):
+                    begun = time.perf_counter()
+                    act(engines[who])
+                    taken[who].append(1000 * (time.perf_counter() - begun))
+        found[name] = {f"{who}_p50_ms": round(statistics.median(of[2:]), 2) for who, of in taken.items()}
+    for engine in engines.values():
+        engine.dispose()
     return found
 
 
@@ -280,6 +335,7 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=250, help="problems of these evaluations")
     parser.add_argument("--times", type=int, default=40, help="requests for each page in a round")
     parser.add_argument("--rounds", type=int, default=1, help="measurements of all pages")
+    parser.add_argument("--held", action="store_true", help="compare with a caller who sees the work of one owner")
     parser.add_argument("--page", metavar="TEXT", default="", help="only pages whose name contains this")
     parser.add_argument("--busy", type=int, default=0, help="processes that compute at the same time")
     parser.add_argument("--home", type=Path, help="folder of the database, which is filled if it is empty")
@@ -304,9 +360,12 @@ def main() -> None:
         filled_s = time.perf_counter() - begun
         addresses = {name: address for name, address in pages(engine).items() if options.page in name}
         rounds: list[dict[str, Any]] = []
+        scopes = {"": [tokens.Scope.READ, tokens.Scope.READ_ALL], "held_": [tokens.Scope.READ]} if options.held else {}
+        secrets = {who: tokens.create(engine, "benchmark", own)[1] for who, own in scopes.items()}
+        of_store = store(postgres.url, options.times) if options.held else None
         with served(config) as url, busy(options.busy):
             for _ in range(options.rounds):
-                found = measure(url, addresses, options.times)
+                found = measure(url, addresses, options.times, secrets)
                 rounds.append({"load_average": [round(load, 2) for load in os.getloadavg()], "pages": found})
         with engine.connect() as connection:
             counted = connection.execute(
@@ -323,6 +382,7 @@ def main() -> None:
         "requests": options.times,
         "busy": options.busy,
         "filled_s": round(filled_s),
+        "store": of_store,
         "rounds": rounds,
     }
     print(json.dumps(result, indent=2))

@@ -131,7 +131,7 @@ def _execute(worker: _Worker, evaluation_id: UUID) -> dict[str, Any]:
     if claim is None:
         return {"evaluation": str(evaluation_id), "category": None, "note": "not claimed"}
     worker.judges.status_page.open(claim.evaluation_id, claim.number)
-    with bound_contextvars(attempt=claim.number):
+    with bound_contextvars(attempt=claim.number, owner=claim.owner):
         return _process(worker, claim)
 
 

@@ -116,6 +116,7 @@ class Traces:
             failed=course.blame is Blame.FLEET,
             attributes={
                 "kqueue.evaluation.id": str(course.evaluation_id),
+                "kqueue.owner": course.owner,
                 "kqueue.category": course.category.value,
                 "kqueue.blame": course.blame.value,
                 "kqueue.lane": course.lane,

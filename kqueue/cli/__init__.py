@@ -26,6 +26,7 @@ from kqueue.cli import (
     judge,
     kernelbench,
     operate,
+    owners,
     plot,
     pytest,
     results,
@@ -156,6 +157,7 @@ for _register in (
     devices.register_gpu,
     devices.register_probe,
     token.register,
+    owners.register,
     operate.register,
 ):
     _register(app)

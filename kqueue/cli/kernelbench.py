@@ -20,7 +20,7 @@ from uuid import uuid4
 import typer
 
 from kqueue.categories import Category
-from kqueue.cli import options
+from kqueue.cli import options, owners
 from kqueue.cli.render import Columns, category_text, emit, print_table, progress, ratio, say, table, write_json
 from kqueue.cli.sources import adapted, read_problem
 from kqueue.errors import InvalidRequest
@@ -434,9 +434,11 @@ _Set = Annotated[Path, typer.Argument(metavar="SET", help="A file or folder of a
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help="Use other projects' sets of problems.")
+    group = typer.Typer(no_args_is_help=True, help="Use other projects' sets of problems, and share problems.")
     group.command("import")(import_)
     group.command()(traces)
+    group.command()(owners.share)
+    group.command()(owners.unshare)
     app.add_typer(group, name="problems", cls=app.info.cls)
 
 

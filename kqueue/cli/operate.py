@@ -66,8 +66,19 @@ def mcp(
     owner: Annotated[
         str | None,
         typer.Option(
-            help="On stdio, with the fleet's database: the owner of the agent's work, which is all that it sees."
+            help="On stdio, with the fleet's database: the owner of the agent's work. [default: local, or the login's]"
         ),
+    ] = None,
+    sees: Annotated[
+        str,
+        typer.Option(
+            help="The evaluations that an agent reads and cancels: of this `session`, of its `owner`, or `all` that "
+            "its credential allows."
+        ),
+    ] = "session",
+    evaluations: Annotated[int | None, typer.Option(min=1, help="Maximum number of evaluations of a session.")] = None,
+    seconds: Annotated[
+        int | None, typer.Option(min=1, help="Seconds of slots after which a session can submit no more.")
     ] = None,
 ) -> None:
     """Serve the fleet to agents as tools, over the Model Context Protocol.
@@ -87,6 +98,16 @@ def mcp(
     require_mcp()
     from kqueue import logs
     from kqueue.config import load
+    from kqueue.mcp.connection import Sees
+
+    if sees not in set(Sees):
+        raise InvalidRequest(f"--sees: {sees}: use {', '.join(Sees)}")
+    if owner is not None and sees == Sees.ALL:
+        raise InvalidRequest("--owner: an agent with an owner does not see all: omit --sees all")
+    limits = {"evaluations": evaluations, "seconds": seconds}
+    given = "".join(f";{name}={limit}" for name, limit in limits.items() if limit is not None)
+    if given and sees != Sees.SESSION:
+        raise InvalidRequest("--evaluations, --seconds: these are limits of a session: omit --sees")
 
     logs.configure(load())
     # httpx would log each request to the fleet.
@@ -94,9 +115,9 @@ def mcp(
     from kqueue.mcp import serving
 
     if http is None:
-        serving.serve_stdio(owner)
+        serving.serve_stdio(owner, Sees(sees), given)
     else:
-        serving.serve_http(http, allow_host or [], typer.echo)
+        serving.serve_http(http, allow_host or [], typer.echo, Sees(sees), given)
 
 
 #: Environment variables of which a desktop sets one.

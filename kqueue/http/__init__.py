@@ -15,6 +15,9 @@ from kqueue.errors import ConfigError
 
 #: Modules that the server and its page import.
 _NEEDS: Final = ("fastapi", "jinja2", "prometheus_client", "pygments", "uvicorn")
+#: Header that restricts a request to an agent's session: to submissions with the same name, and to its limits.
+#: Without a name it restricts the request to the work of the caller's owner. It never gives more than the credential.
+SESSION: Final = "Kqueue-Session"
 #: Warning that `kqueue up` and `kqueue serve` print if :func:`trusts_local_users`.
 OPEN_WARNING: Final = (
     "warning: KQUEUE_HTTP_TOKENS is trust-local-users: every user of this machine can submit code that the fleet runs"

@@ -119,6 +119,7 @@ def _write_line(request: Request, figures: _Figures) -> None:
         "bytes_out": figures.bytes_out,
         "client": request.client.host if request.client else "unix",
         "caller": caller and caller.name,
+        "owner": caller and caller.owner,
         "token": caller and caller.token_id and str(caller.token_id),
     }
     if len(evaluations) == 1:

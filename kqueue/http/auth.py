@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import Annotated, Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -11,11 +12,11 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.security.utils import get_authorization_scheme_param
 
-from kqueue.http import is_loopback, trusts_local_users
+from kqueue.http import SESSION, is_loopback, trusts_local_users
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Caller, Gateway
 from kqueue.store import tokens
-from kqueue.store.engine import FLEET, act_as
+from kqueue.store.engine import FLEET, Viewer, act_as
 from kqueue.store.tokens import Scope
 
 #: Key in an ASGI scope under which :mod:`kqueue.http.server` puts the uid of a unix socket's peer. Requests over TCP
@@ -23,6 +24,9 @@ from kqueue.store.tokens import Scope
 PEER_UID: Final = "kqueue.peer_uid"
 #: Key of the owner for whom alone such a peer acts, if it does.
 PEER_OWNER: Final = "kqueue.peer_owner"
+
+#: Form of the header :data:`kqueue.http.SESSION`.
+_SESSION: Final = re.compile(r"([A-Za-z0-9._-]{1,64})?(?:;evaluations=([0-9]{1,9}))?(?:;seconds=([0-9]{1,9}))?")
 
 #: Scopes of callers without a token.
 _EVERYTHING: Final = (Scope.ADMIN, *tokens.WIDE)
@@ -45,6 +49,8 @@ class Require:
         if not caller.may(self.scope):
             raise HttpError.insufficient_scope(self.scope, f"this needs a token of the scope {self.scope}")
         if self.scope is Scope.ADMIN:
+            if caller.restricted is not None:
+                raise HttpError(403, "an agent's session cannot operate the fleet")
             act_as(FLEET)
         return caller
 
@@ -73,17 +79,36 @@ async def identify(request: Request) -> Caller:
     """
     caller: Caller | None = getattr(request.state, "caller", None)
     if caller is None:
-        caller = request.state.caller = await _identify(request)
+        caller = request.state.caller = _restricted(request, await _identify(request))
         act_as(caller.viewer)
     return caller
 
 
-#: Callers with the scope to read, to submit kernels, and to run the fleet.
+#: Callers with the scope to read, to submit kernels, to submit problems, and to run the fleet.
 Reader = Annotated[Caller, Depends(Require(Scope.READ))]
 Submitter = Annotated[Caller, Depends(Require(Scope.SUBMIT))]
+Poser = Annotated[Caller, Depends(Require(Scope.PROBLEMS))]
 Admin = Annotated[Caller, Depends(Require(Scope.ADMIN))]
 #: Caller of a public route, None without a credential.
 Anybody = Annotated[Caller | None, Depends(known)]
+
+
+def _restricted(request: Request, caller: Caller) -> Caller:
+    """Return the caller with the restriction that the header :data:`~kqueue.http.SESSION` asks for.
+
+    Raises:
+        HttpError: 400 for a malformed header.
+    """
+    wanted = request.headers.get(SESSION)
+    if wanted is None:
+        return caller
+    match = _SESSION.fullmatch(wanted)
+    if match is None:
+        raise HttpError(400, f"the header {SESSION} is malformed: use NAME[;evaluations=N][;seconds=N]")
+    name, most, seconds = match.groups()
+    limits = [None if limit is None else int(limit) for limit in (most, seconds)]
+    view = Viewer(caller.owner, True, name or None, *limits)
+    return replace(caller, restricted=view)
 
 
 async def _identify(request: Request) -> Caller:

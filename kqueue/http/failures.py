@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from kqueue.errors import (
+    AccessRefused,
     BrokerUnavailable,
     BudgetSpent,
     DatabaseUnavailable,
@@ -48,6 +49,7 @@ _STATUSES: Final[dict[type[KqueueError], tuple[int, str]]] = {
     InvalidRequest: (422, "invalid_request"),
     UnknownEvaluation: (404, "unknown_evaluation"),
     BudgetSpent: (429, "budget_spent"),
+    AccessRefused: (403, "session_spent"),
     DatabaseUnavailable: (503, "database_unavailable"),
     BrokerUnavailable: (503, "broker_unavailable"),
     SchemaMismatch: (503, "schema_mismatch"),

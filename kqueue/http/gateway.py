@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequ
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Concatenate, Final, ParamSpec, TypeVar
 from uuid import UUID
@@ -52,7 +52,8 @@ class Caller:
     """The caller of a request.
 
     ``name`` is the token's, or a description of a caller without a token. ``priority`` is the highest that the caller
-    can request. ``owner`` is the owner of the caller's work.
+    can request. ``owner`` is the owner of the caller's work. ``restricted`` is the view to which a header restricts the
+    request (:mod:`kqueue.http.auth`).
     """
 
     name: str
@@ -60,11 +61,18 @@ class Caller:
     token_id: UUID | None = None
     priority: Priority = Priority.INTERACTIVE
     owner: str = LOCAL
+    restricted: Viewer | None = None
 
     @property
     def viewer(self) -> Viewer:
         """The caller's view of the database."""
-        return Viewer(self.owner, held=not self.may(tokens.Scope.READ_ALL))
+        return self.within(tokens.Scope.READ_ALL)
+
+    def within(self, wide: tokens.Scope) -> Viewer:
+        """Return the view that ends at the caller's own work, unless it has the scope ``wide``."""
+        if self.restricted is not None:
+            return replace(self.restricted, owner=self.owner)
+        return Viewer(self.owner, held=not self.may(wide))
 
     def may(self, scope: tokens.Scope) -> bool:
         """Return True if one of the caller's scopes covers ``scope``."""
@@ -236,7 +244,7 @@ class Gateway:
         """
         wide = tokens.Scope.CANCEL_ALL
         try:
-            with acting(Viewer(caller.owner, held=not caller.may(wide))):
+            with acting(caller.within(wide)):
                 return await self.client.cancel(evaluation_id)
         except UnknownEvaluation:
             if not await self.read(evaluations.existing, [evaluation_id]):

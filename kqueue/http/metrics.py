@@ -36,6 +36,7 @@ from kqueue.states import EvaluationState, Finding, GpuState, Writer
 from kqueue.store import probes, reports
 from kqueue.store.engine import FLEET, acting
 from kqueue.store.reports import Crowd, Ended
+from kqueue.store.tokens import Scope
 
 router: Final = APIRouter(tags=["metrics"])
 # Prometheus sees a restart because the counter falls. The series of creation times would double the output.
@@ -50,6 +51,8 @@ _MANY: Final = 20_000
 _FEW: Final = 500
 #: Number of lanes with a separate label. All further lanes share the label `other`.
 _LANES: Final = 32
+#: Number of owners with a separate label. All further owners share the label `other`. Each has five series.
+_OWNERS: Final = 100
 #: Prefix of the names of steps that have a device exclusively.
 _EXCLUSIVE: Final = "alone_"
 #: Gauges of GPUs: name, the fact that is its value, and help text.
@@ -72,14 +75,16 @@ class Metrics:
         self._since = datetime.max.replace(tzinfo=UTC)
         self._known: dict[UUID, datetime] = {}
         self._lanes: set[str] = set()
+        self._owners: set[str] = set()
         self._registry = CollectorRegistry()
         self._registry.register(_Now(self))
+        self._of_owners = CollectorRegistry()
         self.view: View | None = None
         self.crowds: list[Crowd] = []
         self.now = self._since
 
-        def counter(name: str, words: str, *labels: str) -> Counter:
-            return Counter(f"kqueue_{name}", words, labels, registry=self._registry)
+        def counter(name: str, words: str, *labels: str, of: CollectorRegistry = self._registry) -> Counter:
+            return Counter(f"kqueue_{name}", words, labels, registry=of)
 
         def histogram(name: str, words: str, *labels: str) -> Histogram:
             return Histogram(f"kqueue_{name}", words, labels, buckets=_BOUNDS_S, registry=self._registry)
@@ -90,6 +95,11 @@ class Metrics:
         self._recorded = counter("recorded", "Verdicts, by the part of the fleet that recorded them.", "by")
         self._builds = counter("builds", "Sources with extensions, by the process that compiled them.", "by")
         self._exclusive = counter("device_exclusive_seconds", "Seconds of exclusive use of devices.", "lane")
+        own = self._of_owners
+        self._owners_ended = counter(
+            "owner_evaluations", "Evaluations that got their verdicts.", "owner", "blame", of=own
+        )
+        self._owners_used = counter("owner_step_seconds", "Seconds of the steps of evaluations.", "owner", of=own)
         self._waited = histogram("wait_seconds", "Time from submission to the first attempt.", "lane", "priority")
         self._total = histogram("verdict_seconds", "Time from submission to the verdict.", "lane", "priority")
         self._steps = histogram("step_seconds", "Durations of an evaluation's steps.", "lane", "step")
@@ -99,13 +109,17 @@ class Metrics:
         for writer in Writer:
             self._recorded.labels(writer.value)
 
-    async def text(self) -> bytes:
-        """Return all metrics in Prometheus' text format, or raise DatabaseUnavailable."""
+    async def text(self, *, owners: bool) -> bytes:
+        """Return all metrics in Prometheus' text format, or raise DatabaseUnavailable.
+
+        Without ``owners`` the series of single owners are missing.
+        """
         async with self._turn:
             view = await self._fleet.get()
             # A million verdicts take minutes. A reader's thread keeps the event loop free for other requests.
             with acting(FLEET):
-                return await self._gateway.read(self._text, view)
+                fleet = await self._gateway.read(self._text, view)
+        return fleet + generate_latest(self._of_owners) if owners else fleet
 
     def begin(self, engine: Engine) -> None:
         """Begin to count. Evaluations that have ended are not counted."""
@@ -136,7 +150,8 @@ class Metrics:
             after = page[-1][1], page[-1][0]
 
     def _add(self, one: Ended) -> None:
-        lane, priority = self.lane(one.lane), one.priority.value
+        lane, priority, owner = self.lane(one.lane), one.priority.value, self._owner(one.owner)
+        self._owners_ended.labels(owner, one.category.blame.value).inc()
         self._ended.labels(lane, one.category.value, one.category.blame.value).inc()
         self._recorded.labels(one.written_by.value).inc()
         self._total.labels(lane, priority).observe((one.finished_at - one.submitted_at).total_seconds())
@@ -149,6 +164,7 @@ class Metrics:
             self._retried.labels(category.value).inc()
         if one.built is not None:
             self._builds.labels(one.built).inc()
+        self._owners_used.labels(owner).inc(sum(one.durations_s.values()))
         for step, seconds in one.durations_s.items():
             self._steps.labels(lane, step).observe(seconds)
             if step.startswith(_EXCLUSIVE):
@@ -160,6 +176,15 @@ class Metrics:
             self._show(name)
             return name
         return "other"
+
+    def _owner(self, name: str) -> str:
+        """Return an owner's label, or ``other`` for all owners after the first ones, and show all its counters."""
+        if name not in self._owners and len(self._owners) >= _OWNERS:
+            return "other"
+        self._owners.add(name)
+        for blame in Blame:
+            self._owners_ended.labels(name, blame.value)
+        return name
 
     def _show(self, lane: str) -> None:
         """Set all counters of a new lane to 0, because Prometheus sees no increase in a counter that begins at 1."""
@@ -273,6 +298,7 @@ def _own(request: Request) -> Metrics:
 
 
 @router.get("/metrics", response_class=Response)
-async def metrics(_: Reader, own: Annotated[Metrics, Depends(_own)]) -> Response:
-    """Return the fleet's metrics in Prometheus' text format. A scrape needs a token of the scope `read`."""
-    return Response(await own.text(), media_type=CONTENT_TYPE_LATEST)
+async def metrics(caller: Reader, own: Annotated[Metrics, Depends(_own)]) -> Response:
+    """Return the fleet's metrics in Prometheus' text format. The series of owners need the scope `read:all`."""
+    owners = caller.may(Scope.READ_ALL) and caller.restricted is None
+    return Response(await own.text(owners=owners), media_type=CONTENT_TYPE_LATEST)

@@ -17,7 +17,7 @@ from kqueue.duels import MOST
 from kqueue.http.devices import View
 from kqueue.http.failures import ProblemDetails
 from kqueue.states import EvaluationState
-from kqueue.store import reports
+from kqueue.store import reports, sharing
 from kqueue.store.gpus import GpuStatus
 from kqueue.store.probes import Record
 from kqueue.store.workers import LiveWorker
@@ -193,6 +193,18 @@ class Problems(_Shape):
     problems: Sequence[reports.StoredProblem]
     cursor: str | None
     """The cursor of the next page, or null on the last page."""
+
+
+class SharedProblems(_Shape):
+    """The problems that owners share, the first shared first."""
+
+    problems: list[sharing.Shared]
+
+
+class Board(_Shape):
+    """The leaderboard of a shared problem: one entry for each owner, precision and device model."""
+
+    entries: list[sharing.Entry]
 
 
 class Lane(_Shape):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC
 from enum import StrEnum
 from typing import Annotated, Any, Final
@@ -20,12 +21,12 @@ from kqueue.contract import Precision
 from kqueue.duels import BATCH, Duel, Match
 from kqueue.errors import IdempotencyConflict, InvalidRequest
 from kqueue.http import cursors, events, failures, shapes
-from kqueue.http.auth import Reader, Submitter
+from kqueue.http.auth import Poser, Reader, Submitter
 from kqueue.http.devices import CurrentFleet
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Caller, CurrentGateway, Gateway
-from kqueue.store import budgets, evaluations, reports
-from kqueue.store.engine import Viewer, acting
+from kqueue.store import budgets, evaluations, reports, sharing
+from kqueue.store.engine import acting
 from kqueue.store.tokens import Scope
 
 router: Final = APIRouter(prefix="/v1", tags=["v1"])
@@ -272,7 +273,7 @@ async def duel(duel_id: str, caller: Reader, gateway: CurrentGateway) -> Duel:
     now = await gateway.read(reports.duel, duel_id)
     if now.due == 0 or not caller.may(Scope.SUBMIT):
         return now
-    with acting(Viewer(caller.owner, held=True)):
+    with acting(replace(caller.viewer, held=True)):
         if not await gateway.read(evaluations.in_batch, BATCH + now.id):
             return now
     requests = await gateway.read(reports.duel_requests, now)
@@ -324,8 +325,38 @@ async def problems(
 
 @router.get("/problems/{problem_hash}")
 async def problem(problem_hash: _Hash, _: Reader, gateway: CurrentGateway) -> reports.ProblemDetail:
-    """Return a stored problem with its source."""
+    """Return a stored or shared problem with its source."""
     return await gateway.read(reports.problem, problem_hash)
+
+
+@router.get("/shared")
+async def shared(_: Reader, gateway: CurrentGateway) -> shapes.SharedProblems:
+    """List the problems that owners share, with their sources. Submissions name them `sha256:` and their hash."""
+    return shapes.SharedProblems(problems=await gateway.read(sharing.listing))
+
+
+@router.put("/problems/{problem_hash}/shared")
+async def share(
+    problem_hash: _Hash,
+    _: Poser,
+    gateway: CurrentGateway,
+    label: Annotated[shapes.Text, Query(description="Its name. By default the label of its last evaluation.")] = None,
+    leaderboard: Annotated[bool, Query(description="Let owners see each other's times for it.")] = False,
+) -> sharing.Shared:
+    """Share a problem that the caller's owner submitted: all owners can read it and submit kernels for it."""
+    return await gateway.read(sharing.share, problem_hash, label=label, leaderboard=leaderboard)
+
+
+@router.delete("/problems/{problem_hash}/shared", status_code=204)
+async def unshare(problem_hash: _Hash, _: Poser, gateway: CurrentGateway) -> None:
+    """Stop sharing a problem. Owners that submitted for it keep a copy."""
+    await gateway.read(sharing.unshare, problem_hash)
+
+
+@router.get("/problems/{problem_hash}/board")
+async def board(problem_hash: _Hash, _: Reader, gateway: CurrentGateway, limit: shapes.Limit = 100) -> shapes.Board:
+    """Return the best times of each owner for a shared problem. Empty unless it is shared with a leaderboard."""
+    return shapes.Board(entries=await gateway.read(sharing.board, problem_hash, limit=limit))
 
 
 @router.get("/fleet")
@@ -346,11 +377,12 @@ async def fleet(_: Reader, fleet: CurrentFleet) -> shapes.Fleet:
 class _Keys:
     """The idempotency keys of one HTTP request: the caller's keys and the stored keys.
 
-    A stored key contains the token's id, so that no token can occupy another token's key.
+    A stored key contains the token's id and an agent's session, so that no other can occupy it.
     """
 
     def __init__(self, caller: Caller, header: str | None) -> None:
         self._token_id = caller.token_id
+        self._session = caller.viewer.session
         self._header = header
         self._given: dict[str, str] = {}
 
@@ -369,8 +401,9 @@ class _Keys:
         if key is None:
             return request
         kept = key
-        if self._token_id is not None:
-            kept = f"token:{self._token_id}:{hashlib.sha256(key.encode()).hexdigest()}"
+        if self._token_id is not None or self._session is not None:
+            of_session = "" if self._session is None else f"{self._session}:"
+            kept = f"token:{self._token_id}:{of_session}{hashlib.sha256(key.encode()).hexdigest()}"
         self._given[kept] = key
         return request.model_copy(update={"idempotency_key": kept})
 

@@ -6,11 +6,14 @@ fleet's Postgres and Redis. Both check the same rights.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Final
+from uuid import uuid4
 
 import anyio
 import httpx
@@ -19,6 +22,7 @@ from mcp.server.mcpserver import Context
 from kqueue.client.server import Server
 from kqueue.config import Config, load
 from kqueue.errors import AccessRefused, ConfigError
+from kqueue.http import SESSION
 
 #: Seconds for which a request that the fleet cannot answer is repeated before an agent gets the error.
 _RETRY_S: Final = 10.0
@@ -26,12 +30,24 @@ _RETRY_S: Final = 10.0
 _CONNECTIONS: Final = 32
 
 
+class Sees(StrEnum):
+    """The work that an agent sees."""
+
+    SESSION = "session"
+    """The submissions of the agent in this session."""
+    OWNER = "owner"
+    """The work of its owner."""
+    ALL = "all"
+    """Everything that its credential can read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of a tool. Its requests carry its token."""
+    """The caller of a tool. Its requests carry its token. ``batch`` is the name of its session and of its batch."""
 
     _connection: Connection
     _headers: Mapping[str, str]
+    batch: str | None
 
     async def ask(self, method: str, path: str, *, body: Any = None, query: Mapping[str, Any] = {}) -> dict[str, Any]:
         """Return the fleet's answer, a JSON object. :meth:`kqueue.client.server.Server.ask` has the errors."""
@@ -50,15 +66,21 @@ class Connection:
     Args:
         relays: True if every caller must send its own token. False if all calls use the token or the database's
             credentials of this process.
-        owner: the owner for whom alone all calls act, if the fleet is reached through its database.
+        owner: the owner for whom alone all calls act, if the fleet is reached through its database. None for the owner
+            of the login, or ``local`` for a login of the fleet itself.
+        sees: the work that agents see.
+        limits: the limits of each session, in the form of the header that names it (:mod:`kqueue.http.auth`).
 
     Raises:
         ConfigError: a setting is wrong, or ``relays`` is True and no fleet is known.
     """
 
-    def __init__(self, *, relays: bool, owner: str | None = None) -> None:
+    def __init__(self, *, relays: bool, owner: str | None = None, sees: Sees = Sees.SESSION, limits: str = "") -> None:
         self._relays = relays
         self._owner = owner
+        self._sees = sees
+        self._limits = limits
+        self._session = f"mcp-{uuid4().hex[:16]}"
         # Without relaying, the fleet is looked up at the first call, because it can start later than the tools.
         self._fleet = _find() if relays else None
         self._opening = anyio.Lock()
@@ -112,12 +134,13 @@ class Connection:
             # The tools' own requests need no access log.
             app = create_app(config.model_copy(update={"http_access_log": False}))
             await self._stack.enter_async_context(app.router.lifespan_context(app))
-            if self._owner is not None:
-                with acting(FLEET):
-                    if not await app.state.gateway.read(roles.is_trusted):
-                        raise ConfigError("--owner: the login in KQUEUE_DATABASE_URL has its own owner: omit it")
+            with acting(FLEET):
+                trusted, owner = await app.state.gateway.read(roles.identity)
+            if self._owner is not None and not trusted:
+                raise ConfigError("--owner: the login in KQUEUE_DATABASE_URL has its own owner: omit it")
+            owner = None if self._sees is Sees.ALL else self._owner or owner
             # A process with the database's credentials acts as the fleet's owner. A relayed caller sends a token.
-            own = app if self._relays else from_peer(app, os.geteuid(), self._owner)
+            own = app if self._relays else from_peer(app, os.geteuid(), owner)
             transport = httpx.ASGITransport(own, raise_app_exceptions=False)
             server = Server("http://localhost", None, retry_s=_RETRY_S, connections=_CONNECTIONS, transport=transport)
         self._stack.push_async_callback(server.close)
@@ -130,14 +153,23 @@ class Connection:
             AccessRefused: the message needs a token and has no valid one.
         """
         if not self._relays:
-            return Caller(self, {})
+            return self._caller({}, self._session)
         credential = (headers or {}).get("authorization")
         if not credential:
             # Otherwise a fleet that trusts this process would serve anyone who can reach it.
             raise AccessRefused("give a token of the fleet: Authorization: Bearer kq_...")
         if not credential.isascii() or not credential.isprintable():
             raise AccessRefused("the token is malformed: use one that `kqueue token create` printed (kq_...)")
-        return Caller(self, {"Authorization": credential})
+        # A session of the protocol, or all requests of a client that begins none.
+        about = f"{credential} {(headers or {}).get('mcp-session-id')}"
+        return self._caller({"Authorization": credential}, f"mcp-{hashlib.sha256(about.encode()).hexdigest()[:16]}")
+
+    def _caller(self, headers: Mapping[str, str], session: str) -> Caller:
+        """Return a caller who is restricted to the work that agents see."""
+        if self._sees is Sees.ALL:
+            return Caller(self, headers, None)
+        batch = session if self._sees is Sees.SESSION else None
+        return Caller(self, {**headers, SESSION: (batch or "") + self._limits}, batch)
 
 
 #: Context that the SDK passes to tools and resources.

@@ -28,7 +28,7 @@ from kqueue.errors import AccessRefused, ConfigError, KqueueError, ServiceError
 from kqueue.http import failures, is_loopback
 from kqueue.http.server import Server, listen, outlive_signals
 from kqueue.mcp import files, tools
-from kqueue.mcp.connection import Connection
+from kqueue.mcp.connection import Connection, Sees
 from kqueue.mcp.rendering import INSTRUCTIONS
 
 #: Path of the tools below the server's address.
@@ -60,13 +60,14 @@ def make_server(connection: Connection) -> MCPServer[Connection]:
     return server
 
 
-def serve_stdio(owner: str | None = None) -> None:
+def serve_stdio(owner: str | None, sees: Sees, limits: str) -> None:
     """Serve one client on stdin and stdout until it closes them. Calls use this process's credential.
 
     Args:
         owner: the owner for whom alone the client acts, which needs the credentials of the fleet's database.
+        sees, limits: see :class:`~kqueue.mcp.connection.Connection`.
     """
-    server = make_server(Connection(relays=False, owner=owner))
+    server = make_server(Connection(relays=False, owner=owner, sees=sees, limits=limits))
     # The thread that reads stdin cannot be interrupted, and a graceful shutdown would wait for it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     anyio.run(_serve_stdio, server)
@@ -105,19 +106,20 @@ def _not_json(error: ValidationError) -> JSONRPCError:
     return JSONRPCError(jsonrpc="2.0", id=identity, error=refusal)
 
 
-def serve_http(address: str, hosts: Sequence[str], report: Callable[[str], None]) -> None:
+def serve_http(address: str, hosts: Sequence[str], report: Callable[[str], None], sees: Sees, limits: str) -> None:
     """Serve streamable HTTP until SIGTERM, SIGINT or SIGHUP. Every request must carry a token of the fleet.
 
     Args:
         address: ``host:port``. Port 0 selects any free port.
         hosts: additional names by which clients reach this server.
         report: is called with a line that names the address.
+        sees, limits: see :class:`~kqueue.mcp.connection.Connection`.
 
     Raises:
         ConfigError: the server cannot listen on the address, or no fleet is known.
     """
     host, port = _split(address)
-    connection = Connection(relays=True)
+    connection = Connection(relays=True, sees=sees, limits=limits)
     app = create_app(connection, [*(_LOOPBACK if is_loopback(host) else (address.rpartition(":")[0],)), *hosts])
     with listen(host, port) as listening:
         outlive_signals()

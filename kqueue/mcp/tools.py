@@ -94,6 +94,7 @@ async def judge(call: Call, arguments: OneKernel) -> Annotated[CallToolResult, R
     """
     caller = caller_of(call)
     own = {name: getattr(arguments, name) for name in ("kernel", "backend", "kernel_label", "priority")}
+    own["batch"] = caller.batch
     request = wire.with_key(parse_request(arguments.shared() | given(**own, reuse=not arguments.fresh)))
     accepted = wire.load_accepted(request, await caller.ask("POST", "/v1/evaluations", body=wire.dump_request(request)))
     return await _report(call, caller, accepted.evaluation_id, arguments.timeout_s, request.kernel)
@@ -106,12 +107,15 @@ async def submit(call: Call, arguments: SeveralKernels) -> Annotated[CallToolRes
 
     A refused kernel does not affect the rest. Call `wait` with the ids.
     """
-    shared = arguments.shared() | given(batch=arguments.batch, priority=arguments.priority, reuse=not arguments.fresh)
+    caller = caller_of(call)
+    shared = arguments.shared() | given(
+        batch=arguments.batch or caller.batch, priority=arguments.priority, reuse=not arguments.fresh
+    )
     entries = check_each(
         shared | given(kernel=one.kernel, backend=one.backend, kernel_label=one.label) for one in arguments.kernels
     )
     requests = [entry for entry in entries if isinstance(entry, Request)]
-    rest = iter(await evaluations.submit_each(caller_of(call), requests))
+    rest = iter(await evaluations.submit_each(caller, requests))
     outcomes = [next(rest) if isinstance(entry, Request) else entry for entry in entries]
     submitted = [
         Submitted(evaluation_id=None, error=rendering.short(outcome, 300))
@@ -260,20 +264,29 @@ async def problems(
     limit: RowLimit = 20,
     cursor: Annotated[str | None, Field(description="Cursor from an earlier answer, for the next page.")] = None,
 ) -> Annotated[CallToolResult, Rows]:
-    """List the stored problems, the latest first.
+    """List the stored problems, the latest first, after those that other owners share.
 
     `judge` accepts their names. `read` kqueue://problems/HASH returns a source.
     """
-    query = given(problem=problem, limit=limit, cursor=cursor)
-    answer = await caller_of(call).ask("GET", "/v1/problems", query=query)
+    caller = caller_of(call)
+    answer = await caller.ask("GET", "/v1/problems", query=given(problem=problem, limit=limit, cursor=cursor))
+    common = [] if problem or cursor else (await caller.ask("GET", "/v1/shared"))["problems"]
     rows = [
         {
             "problem": f"sha256:{row['problem_hash']}",
             "problem_label": rendering.short(row["problem_label"] or ""),
             "bytes": row["bytes"],
             "created_at": row["created_at"],
+            "shared_by": row.get("owner"),
         }
-        for row in answer["problems"]
+        for row in [
+            *(
+                {**one, "problem_label": one["label"], "bytes": len(one["source"].encode())}
+                for one in common
+                if all(one["problem_hash"] != stored["problem_hash"] for stored in answer["problems"])
+            ),
+            *answer["problems"],
+        ]
     ]
     more = "" if answer["cursor"] is None else f"\nThere are more: call again with cursor {answer['cursor']}"
     lines = (f"{row['problem']} {row['bytes']} bytes, {row['problem_label']}" for row in rows)

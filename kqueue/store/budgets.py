@@ -15,9 +15,9 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Engine, Row, text
 
-from kqueue.errors import BudgetSpent
+from kqueue.errors import AccessRefused, BudgetSpent
 from kqueue.states import Spent
-from kqueue.store.engine import transaction
+from kqueue.store.engine import Viewer, transaction
 
 #: Prefix of a producer that is a token.
 PRODUCER: Final = "token:"
@@ -46,6 +46,15 @@ _UNTIL: Final = text(f"""
         WHERE t.id = :id
     ) AS leaving WHERE left_s > :too_many AND ended_at IS NOT NULL
 """)  # noqa: S608 -- of constants
+
+#: Query for the evaluations of the agent's session, and the seconds of their attempts.
+_OF_SESSION: Final = text("""
+    SELECT count(DISTINCT e.id) AS evaluations,
+           coalesce(sum(
+               extract(epoch FROM coalesce(a.ended_at, least(now(), a.lease_until)) - a.started_at)
+           ), 0)::float8 AS seconds
+    FROM evaluations AS e LEFT JOIN attempts AS a ON a.evaluation_id = e.id WHERE e.session = kqueue_session()
+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +114,17 @@ def refusal(connection: Connection, budget: Budget) -> BudgetSpent:
     wait_s = connection.scalar(_UNTIL, {"id": budget.token_id, "too_many": too_many})
     # A running attempt does not leave the window before a whole window has passed.
     return BudgetSpent(budget.seconds, budget.window_s, float(wait_s) if wait_s is not None else budget.window_s)
+
+
+def check_session(connection: Connection, viewer: Viewer) -> None:
+    """Within the transaction of a submission, raise AccessRefused if it exceeds the limits of its agent's session."""
+    if viewer.most is None and viewer.seconds is None:
+        return
+    used = connection.execute(_OF_SESSION).one()
+    if viewer.most is not None and used.evaluations > viewer.most:
+        raise AccessRefused(f"this session can submit {viewer.most} evaluations in all, and this would exceed it")
+    if viewer.seconds is not None and used.seconds >= viewer.seconds:
+        raise AccessRefused(f"this session's {viewer.seconds:g} s of slots are used up")
 
 
 def _read(row: Row[*tuple[Any, ...]]) -> Budget:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import psycopg
 from psycopg import errors as pg
-from sqlalchemy import Connection, Engine, create_engine, event, exc, text
+from sqlalchemy import Connection, Engine, create_engine, event, exc
 from sqlalchemy.engine import URL, make_url
 
 from kqueue.errors import ConfigError, DatabaseUnavailable, SchemaMismatch
@@ -49,16 +49,22 @@ class Viewer:
     Attributes:
         owner: owner of all rows that the transactions write. None for the database session's own.
         held: True if the transactions see the owner's rows only. Row-level security of the database enforces this.
+        session: the agent's session to which a held viewer's transactions are restricted in the same way.
+        most: maximum number of evaluations of the session. None for no limit.
+        seconds: maximum slot seconds of the session, after which it submits no more. None for no limit.
     """
 
     owner: str | None = None
     held: bool = False
+    session: str | None = None
+    most: int | None = None
+    seconds: float | None = None
 
 
 #: The fleet itself, which sees all rows that the database session can see.
 FLEET: Final = Viewer()
 _viewer: Final[ContextVar[Viewer | None]] = ContextVar("viewer", default=None)
-_ACT: Final = text("SELECT kqueue_act(:owner, :held)")
+_ACT: Final = "SELECT kqueue_act(%s, %s), set_config('kqueue.session', %s, true)"
 _OTHER_SCHEMA: Final = (pg.UndefinedTable, pg.UndefinedColumn, pg.UndefinedFunction)
 
 
@@ -107,7 +113,9 @@ def connect(url: str, *, application: str, pool_size: int = 5, fenced: bool = Fa
         if viewer is None and fenced:
             raise RuntimeError("a transaction for no viewer: see kqueue.store.engine.acting")
         if viewer is not None and viewer.owner is not None:
-            connection.execute(_ACT, {"owner": viewer.owner, "held": viewer.held})
+            # Each transaction begins with it, and through SQLAlchemy it takes several times as long.
+            raw: Any = connection.connection.driver_connection
+            raw.execute(_ACT, (viewer.owner, viewer.held, viewer.session or ""))
 
     event.listen(engine, "begin", act)
     return engine

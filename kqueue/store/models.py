@@ -102,6 +102,11 @@ def _owner(**more: Any) -> Mapped[str]:
     return mapped_column(server_default=text("kqueue_owner()"), **more)
 
 
+def _agents_session() -> Mapped[str | None]:
+    """Return the column of the agent's session in which a row was written. Null for all other rows."""
+    return mapped_column(server_default=text("kqueue_session()"))
+
+
 #: Condition of indexes on evaluations without a verdict.
 _OPEN: Final = text(f"state <> '{EvaluationState.DONE}'")
 #: Condition of the index on evaluations whose kernels were to be profiled.
@@ -117,6 +122,24 @@ class Problem(Base):
     hash: Mapped[str] = mapped_column(primary_key=True)
     owner: Mapped[str] = _owner(primary_key=True)
     source: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    session: Mapped[str | None] = _agents_session()
+    shared_from: Mapped[str | None]
+    """The owner whose shared problem this is a copy of. Null for a source that its owner submitted."""
+
+
+class SharedProblem(Base):
+    """A problem that its owner shares with all owners."""
+
+    __tablename__ = "shared_problems"
+    __table_args__ = (CheckConstraint("hash = encode(sha256(convert_to(source, 'UTF8')), 'hex')", name="hash"),)
+
+    hash: Mapped[str] = mapped_column(primary_key=True)
+    owner: Mapped[str] = _owner(primary_key=True)
+    label: Mapped[str]
+    source: Mapped[str]
+    leaderboard: Mapped[bool] = mapped_column(server_default=text("false"))
+    """True if owners see each other's times for it."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
@@ -180,6 +203,7 @@ class Evaluation(Base):
         Index("ix_evaluations_probe_kernel", "kernel_hash", postgresql_where=text("probe")),
         Index("ix_evaluations_token_open", "token_id", postgresql_where=_OPEN),
         Index("ix_evaluations_profiled", "problem_hash", postgresql_where=PROFILED),
+        Index("ix_evaluations_session", "session", postgresql_where=text("session IS NOT NULL")),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
@@ -217,6 +241,7 @@ class Evaluation(Base):
     """True for a probe, which the fleet submits to test its judge (:mod:`kqueue.store.probes`)."""
     traceparent: Mapped[str | None]
     """The producer's span in the format of W3C's trace context. Null if the producer named none."""
+    session: Mapped[str | None] = _agents_session()
 
 
 class Share(Base):

@@ -53,6 +53,7 @@ _READABLE: Final = (
     "search_proposals",
     "search_runs",
     "search_steps",
+    "shared_problems",
     "shares",
     "summaries",
     "verdicts",
@@ -64,7 +65,7 @@ _READABLE: Final = (
 )
 
 #: Functions that every role can call: policies and defaults of columns use them, and no role gains rights by them.
-_CALLABLE: Final = ("kqueue_act", "kqueue_owner", "kqueue_sees_all", "kqueue_trusted")
+_CALLABLE: Final = ("kqueue_act", "kqueue_owner", "kqueue_sees_all", "kqueue_session", "kqueue_trusted")
 
 #: Type of privileges on relations and functions, with their columns (``""``: all of them).
 _Rights = Mapping[str, Mapping[str, tuple[str, ...]]]
@@ -74,7 +75,7 @@ _WEIGHTS: Final = {"SELECT": ("id", "weight", "budget_s", "budget_window_s", "bu
 
 _PRODUCE: Final[_Rights] = {
     "tokens": _WEIGHTS,
-    "problems": {"INSERT": ("hash", "source")},
+    "problems": {"INSERT": ("hash", "source", "shared_from")},
     "kernels": {"INSERT": ("hash", "backend", "source")},
     "evaluations": {
         "INSERT": (
@@ -97,6 +98,11 @@ _PRODUCE: Final[_Rights] = {
         "UPDATE": ("published_at",),
     },
     "batches": {"INSERT": _ALL, "UPDATE": ("last_at",)},
+    "shared_problems": {
+        "INSERT": ("hash", "label", "source", "leaderboard"),
+        "UPDATE": ("label", "leaderboard"),
+        "DELETE": _ALL,
+    },
     "kqueue_cancel": {"EXECUTE": _ALL},
     "kqueue_reuse": {"EXECUTE": _ALL},
     "kqueue_waiting": {"EXECUTE": _ALL},
@@ -105,20 +111,21 @@ _PRODUCE: Final[_Rights] = {
 _SEARCH: Final[_Rights] = {
     name: {"INSERT": _ALL, "UPDATE": _ALL} for name in ("search_runs", "search_steps", "search_proposals")
 }
-#: Privileges of servers of HTTP, which record tokens.
-_ATTRIBUTED: Final = _PRODUCE["evaluations"] | {"UPDATE": ("published_at", "token_id")}
+#: Privileges of servers of HTTP, which record tokens and serve shared problems.
+_SERVE: Final[_Rights] = _PRODUCE | {
+    "evaluations": _PRODUCE["evaluations"] | {"UPDATE": ("published_at", "token_id")},
+    "kqueue_board": {"EXECUTE": _ALL},
+}
 #: Privileges of each role in addition to reading the relations in :data:`_READABLE`.
 _WRITES: Final[Mapping[str, _Rights]] = {
     READER: {"tokens": _WEIGHTS},
     PRODUCER: _PRODUCE | _SEARCH,
     TENANT: {
-        **_PRODUCE,
-        "evaluations": _ATTRIBUTED,
+        **_SERVE,
         "tokens": {"SELECT": tuple(sorted(set(Token.__table__.columns.keys()) - {"digest"}))},
     },
     GATEWAY: {
-        **_PRODUCE,
-        "evaluations": _ATTRIBUTED,
+        **_SERVE,
         "tokens": {"SELECT": _ALL, "UPDATE": ("last_used_at",)},
         # Browsers log in and out. Only the creator of tokens creates login links.
         "sessions": {"SELECT": _ALL, "INSERT": ("digest", "token_id", "ends_at"), "DELETE": _ALL},
@@ -166,25 +173,41 @@ _WRITES: Final[Mapping[str, _Rights]] = {
 ROLES: Final = tuple(_WRITES)
 
 _OWNED: Final = "owner = (SELECT {schema}.kqueue_owner())"
+#: True without an agent's session. The planner takes IS NOT NULL for nearly always true, and IS NULL for nearly always
+#: false.
+_NO_SESSION: Final = "(SELECT CASE WHEN {schema}.kqueue_session() IS NULL THEN true END) IS NOT NULL"
+_SUBMITTED: Final = "session = (SELECT {schema}.kqueue_session())"
 _EVALUATED: Final = "EXISTS (SELECT FROM {schema}.evaluations AS e WHERE e.id = evaluation_id)"
+_OF_SESSION: Final = (
+    "EXISTS (SELECT FROM {{schema}}.evaluations AS e WHERE e.{kind}_hash = {kind}s.hash AND e.owner = {kind}s.owner)"
+)
 _SEARCHED: Final = "EXISTS (SELECT FROM {schema}.search_runs AS r WHERE r.id = run_id)"
 #: Tables with rows of owners, and the condition that a row is the session's own. In the nested queries, the policies of
-#: the other table apply. Postgres evaluates `kqueue_owner` once for each query, because it is in a subquery.
+#: the other table apply. Postgres evaluates `kqueue_owner` and `kqueue_session` once for each query, because they are
+#: in subqueries. Without an agent's session, no row needs a look at another table.
 _OWN: Final = {
     "attempts": _EVALUATED,
     "baselines": _OWNED,
     "batches": _OWNED,
-    "evaluations": _OWNED,
-    "kernels": _OWNED,
-    "problems": _OWNED,
+    "evaluations": f"{_OWNED} AND ({_NO_SESSION} OR {_SUBMITTED})",
+    "kernels": f"{_OWNED} AND ({_NO_SESSION} OR {_OF_SESSION.format(kind='kernel')})",
+    "problems": f"{_OWNED} AND ({_NO_SESSION} OR session IS NULL OR {_SUBMITTED} "
+    f"OR {_OF_SESSION.format(kind='problem')})",
     "search_proposals": _SEARCHED,
-    "search_runs": _OWNED,
+    "search_runs": f"{_OWNED} AND {_NO_SESSION}",
     "search_steps": _SEARCHED,
+    "shared_problems": _OWNED,
     "shares": "false",
-    "summaries": _OWNED,
+    "summaries": f"{_OWNED} AND ({_NO_SESSION} OR {_EVALUATED})",
     "tokens": _OWNED,
-    "verdicts": _OWNED,
+    "verdicts": f"{_OWNED} AND ({_NO_SESSION} OR {_EVALUATED})",
 }
+#: Tables whose rows can be written before the condition above holds, which is then for reading only.
+_WRITABLE: Final = {"kernels": _OWNED}
+#: Additional conditions for producers' logins: only servers know to cut shapes that another owner holds out.
+_DIRECT: Final = {"problems": " AND (shared_from IS NULL OR strpos(source, 'held_out') = 0)"}
+#: Tables of which all rows can be read, except by producers' logins.
+_PUBLIC: Final = ("shared_problems",)
 
 #: Type of one privilege: the role, the relation or function, the privilege, and the column (``""``: all).
 _Right = tuple[str, str, str, str]
@@ -271,18 +294,23 @@ def _secure(connection: Connection, present: Collection[str]) -> None:
         text("SELECT relowner::regrole::text FROM pg_class WHERE oid = to_regclass('alembic_version')")
     ).one()
     fleet = ", ".join(role for role in present if role in (GATEWAY, READER, WORKER))
-    held = ", ".join(role for role in present if role in (PRODUCER, TENANT))
+    producer, tenant = (role if role in present else "" for role in (PRODUCER, TENANT))
     wanted: dict[tuple[str, str], str] = {}
     for table, own in _OWN.items():
-        own = own.format(schema=schema)
-        for roles, condition in (
-            (fleet, "true"),
-            (held, own),
+        own, everything = own.format(schema=schema), f"(SELECT {schema}.kqueue_sees_all())"
+        check = _WRITABLE[table].format(schema=schema) if table in _WRITABLE else None
+        for roles, condition, written in (
+            (fleet, "true", None),
+            (producer, own + _DIRECT.get(table, ""), check),
+            (tenant, own, check),
             # The functions that run with its rights are held too, if their caller is.
-            (tables_owner, f"(SELECT {schema}.kqueue_sees_all()) OR {own}"),
+            (tables_owner, f"{everything} OR {own}", check and f"{everything} OR {check}"),
+            *((each, None, None) for each in (tenant, tables_owner) if table in _PUBLIC),
         ):
             if roles:
-                policy = f"TO {roles} USING ({condition})"
+                policy = f"FOR SELECT TO {roles} USING (true)"
+                if condition is not None:
+                    policy = f"TO {roles} USING ({condition})" + (f" WITH CHECK ({written})" if written else "")
                 wanted[table, f"kqueue_{hashlib.sha256(policy.encode()).hexdigest()[:12]}"] = policy
     rows = connection.execute(text("SELECT tablename, policyname FROM pg_policies WHERE schemaname = current_schema()"))
     existing = {(row.tablename, row.policyname) for row in rows}
@@ -293,10 +321,11 @@ def _secure(connection: Connection, present: Collection[str]) -> None:
         connection.exec_driver_sql(f"CREATE POLICY {name} ON {table} {wanted[table, name]}")
 
 
-def is_trusted(engine: Engine) -> bool:
-    """Return True if sessions of this login can act for any owner."""
+def identity(engine: Engine) -> tuple[bool, str]:
+    """Return True if sessions of this login can act for any owner, and the owner for whom they act by default."""
     with transaction(engine) as connection:
-        return connection.scalars(text("SELECT kqueue_trusted()")).one()
+        trusted, owner = connection.execute(text("SELECT kqueue_trusted(), kqueue_owner()")).one()
+    return trusted, owner
 
 
 def login(engine: Engine, name: str, role: str, password: str, *, owner: str = LOCAL) -> None:

@@ -15,7 +15,7 @@ from kqueue.errors import UnknownProblem
 from kqueue.http import cursors
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
-from kqueue.store import reports
+from kqueue.store import reports, sharing
 from kqueue.store.engine import together
 from kqueue.store.reports import boards, curves
 from kqueue.store.reports.boards import Placed, UsedProblem
@@ -57,6 +57,7 @@ async def problems(
         "problems.html",
         rows=rows,
         asked=given_filters(name=name),
+        shared=[] if name or cursor else await gateway.read(sharing.listing),
         is_first=cursor is None,
         more=more,
         counted=boards.COUNTED,
@@ -137,6 +138,7 @@ def _read(engine: Engine, problem_hash: str, filters: dict[str, Any]) -> dict[st
             "problem": stored,
             "source": present.source(stored.source),
             "rows": rows[:_BOARD],
+            "entries": sharing.board(engine, problem_hash, limit=_BOARD),
             "is_cut": len(rows) > _BOARD,
             "records": boards.records(engine, problem_hash),
             "baselines": boards.baselines_of(engine, problem_hash),

@@ -58,7 +58,7 @@ def test_pages(tmp_path: Path) -> None:
     """The page's latency is measured, and a filled home is measured again unchanged."""
     few = ("--evaluations", "1000", "--problems", "8", "--times", "2", "--out", tmp_path / "found.json")
     counts = []
-    for more in (["--page", "batch", "--busy", "1", "--rounds", "2"], []):
+    for more in (["--page", "batch", "--busy", "1", "--rounds", "2"], ["--held", "--page", "runs"]):
         run("pages", *few, "--home", tmp_path / "home", *more)
         found = json.loads((tmp_path / "found.json").read_text())
         counts.append((found["evaluations"], len(found["rounds"])))

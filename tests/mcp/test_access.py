@@ -55,7 +55,7 @@ def test_without_a_token_nothing_is_answered(here: Here, token, engine: Engine) 
     problem_of(answer, 401, "unauthenticated")
 
 
-async def test_a_scope_is_that_of_v1(here: Here, token, queued) -> None:
+async def test_a_scope_is_that_of_v1(here: Here, served: Served, token, queued) -> None:
     """`read` can query, `submit` can judge for stored problems, and new problems need `problems`."""
     async with over_http(here.url, token("read")) as client:
         said = refusal(await client.call_tool("judge", NEW))
@@ -72,12 +72,17 @@ async def test_a_scope_is_that_of_v1(here: Here, token, queued) -> None:
     assert queued() == []
     async with over_http(here.url, token("problems")) as client:
         identity = told(await client.call_tool("judge", NEW))["evaluation_id"]
+    with served.client(token("problems")) as http:
+        # What a session submits is stored for this session only.
+        other = {name: NEW[name] for name in ("problem", "backend")} | {"kernel": "class ModelNew: stored = 1"}
+        assert http.post("/v1/evaluations", json=other | {"problem": "class Model: stored = 1"}).status_code == 201
     async with over_http(here.url, token("submit")) as client:
-        again = NEW | {"kernel": "class ModelNew: another = 1"}
+        assert "scope problems" in refusal(await client.call_tool("judge", NEW))
+        again = NEW | {"problem": "class Model: stored = 1", "kernel": "class ModelNew: another = 1"}
         assert told(await client.call_tool("judge", again))["state"] == "queued"
     async with over_http(here.url, token("read")) as client:
         assert "scope submit" in refusal(await client.call_tool("cancel", {"evaluation_id": identity}))
-    assert len(queued()) == 2
+    assert len(queued()) == 3
 
 
 async def test_limits_and_priorities_are_those_of_the_token(

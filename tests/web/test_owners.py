@@ -39,6 +39,7 @@ ALLOWED: dict[Scope | None, set[str]] = {
     None: {*ROLES},
     Scope.READ: {*ROLES} - {"cancel:all"},
     Scope.SUBMIT: {"submit", "problems", "admin"},
+    Scope.PROBLEMS: {"problems", "admin"},
     Scope.ADMIN: {"admin"},
 }
 #: Route that the scope `submit` does not suffice for, because an autopsy submits problems.

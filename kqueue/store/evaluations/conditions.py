@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import Text, and_, false, func, literal_column, select
+from sqlalchemy import and_, false, func, literal_column, select
 
 from kqueue.backends import PYTEST
 from kqueue.contract import TESTS_LINE
@@ -26,8 +26,6 @@ REAL: Final = Evaluation.probe.is_(False)
 #: Conditions that join an evaluation with its sources. Equal sources of two owners are two rows.
 ITS_PROBLEM: Final = and_(Problem.hash == Evaluation.problem_hash, Problem.owner == Evaluation.owner)
 ITS_KERNEL: Final = and_(Kernel.hash == Evaluation.kernel_hash, Kernel.owner == Evaluation.owner)
-#: The owner for whom the session acts.
-ME: Final = select(func.kqueue_owner(type_=Text)).scalar_subquery()
 #: Conditions for a problem or kernel of the enclosing statement that belongs to no probe and is not a repository's
 #: tests. Indexes answer the former. For the latter Postgres reads only the beginning of a long uncompressed source.
 REAL_PROBLEM: Final = and_(

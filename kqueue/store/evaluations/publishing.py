@@ -22,6 +22,7 @@ _SEVERAL: Final = or_(Problem.source.contains(shapes.NAME), Problem.source.conta
 MESSAGES: Final = (
     select(
         Evaluation.id,
+        Evaluation.owner,
         Evaluation.problem_hash,
         Evaluation.kernel_hash,
         Evaluation.problem_label,
@@ -46,7 +47,9 @@ def to_message(row: Row[*tuple[Any, ...]]) -> Message:
         lane=row.lane,
         deadlines_s=_total_s(row.settings)
         * passes.count(row.source or "", backward=bool(row.settings.get("backward"))),
-        label=" ".join(f"problem={problem} kernel={kernel} backend={row.backend} lane={row.lane}".split()),
+        label=" ".join(
+            f"owner={row.owner} problem={problem} kernel={kernel} backend={row.backend} lane={row.lane}".split()
+        ),
     )
 
 

@@ -19,14 +19,13 @@ from kqueue.contract import Request, Settings
 from kqueue.errors import DatabaseUnavailable, IdempotencyConflict, UnknownProblem
 from kqueue.message import Message
 from kqueue.states import Priority, Spent
-from kqueue.store import budgets
-from kqueue.store.engine import transaction
+from kqueue.store import budgets, sharing
+from kqueue.store.engine import transaction, viewer
 from kqueue.store.evaluations import order
-from kqueue.store.evaluations.conditions import ME
 from kqueue.store.evaluations.publishing import MESSAGES, to_message
 from kqueue.store.evaluations.reuse import answer
 from kqueue.store.models import Evaluation, Kernel, Problem
-from kqueue.store.sql import any_text, any_uuid
+from kqueue.store.sql import ME, any_text, any_uuid
 
 #: Channel that is notified when evaluations were submitted to a lane on which other evaluations wait.
 SUBMISSIONS_CHANNEL: Final = "kqueue_submissions"
@@ -102,6 +101,7 @@ def submit(
         IdempotencyConflict: a key was used again for another problem, kernel, lane or settings, or to forbid reuse.
         UnknownProblem: a request names a problem that is not stored.
         BudgetSpent: a request that must be judged has a token whose budget is used up.
+        AccessRefused: the limits of the agent's session are used up.
     """
     if not requests:
         return []
@@ -159,6 +159,8 @@ def _submit(
             budget = None if payer is None else spent.get(payer)
             if is_new and row.id not in reused and budget is not None and budget.then is Spent.REFUSE:
                 raise budgets.refusal(connection, budget)
+        if any(created):
+            budgets.check_session(connection, viewer())
         if names := {batch for i in ids if (batch := requests[i].batch) is not None}:
             connection.execute(_ENLIST, {"names": list(names)})
     if crowd and any(created):
@@ -249,11 +251,13 @@ def _write_sources(connection: Connection, requests: Sequence[Request]) -> None:
     kernels = {r.kernel_hash: {"hash": r.kernel_hash, "backend": r.backend, "source": r.kernel} for r in requests}
     if named:
         stored = connection.scalars(select(Problem.hash).where(Problem.hash == any_text(named), Problem.owner == ME))
-        if unknown := named - set(stored):
+        unknown = named - set(stored)
+        if unknown and (unknown := unknown - sharing.copy(connection, unknown)):
             raise UnknownProblem(unknown)
     if problems:
         connection.execute(insert(Problem).on_conflict_do_nothing(), [problems[k] for k in sorted(problems)])
-    connection.execute(insert(Kernel).on_conflict_do_nothing(), [kernels[k] for k in sorted(kernels)])
+    # In an agent's session a kernel cannot be read before its evaluation is written, and RETURNING would read it.
+    connection.execute(insert(Kernel).on_conflict_do_nothing().inline(), [kernels[k] for k in sorted(kernels)])
 
 
 def _row(

@@ -58,6 +58,7 @@ class UsedProblem:
 
     Attributes:
         problem_hash: SHA-256 of its source.
+        owner: its owner.
         problem_label: the label from its last evaluation, or None.
         created_at: its first submission, UTC.
         used_at: its last submission, UTC. None if no evaluation is left.
@@ -66,6 +67,7 @@ class UsedProblem:
     """
 
     problem_hash: str
+    owner: str
     problem_label: str | None
     created_at: datetime
     used_at: datetime | None
@@ -90,7 +92,7 @@ class Placed:
         slowest, fastest: smallest and largest speedup of all its valid measurements, or None.
         measured: the number of its valid measurements.
         evaluation_id, finished_at: the evaluation of the median one and its end, UTC.
-        producer: its producer: a token's name, or a declared name.
+        owner, producer: its owner, and its producer: a token's name, or a declared name.
     """
 
     problem_hash: str
@@ -113,6 +115,7 @@ class Placed:
     measured: int
     evaluation_id: UUID
     finished_at: datetime
+    owner: str
     producer: str
 
 

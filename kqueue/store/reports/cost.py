@@ -19,6 +19,7 @@ from kqueue.store.sql import fetch
 class By(StrEnum):
     """The key by which costs are summed."""
 
+    OWNER = "owner"
     PRODUCER = "producer"
     """The producer: a token of HTTP, or a declared name."""
     BATCH = "batch"
@@ -30,6 +31,7 @@ class By(StrEnum):
 
 
 _KEYS: Final[dict[By, ColumnElement[Any]]] = {
+    By.OWNER: func.coalesce(Evaluation.owner, ""),
     By.PRODUCER: func.coalesce(Evaluation.producer, ""),
     By.BATCH: func.coalesce(Evaluation.batch, ""),
     By.PROBLEM: func.coalesce(Evaluation.problem_label, func.left(Evaluation.problem_hash, 12)),

@@ -52,6 +52,7 @@ class Course:
     """An evaluation with a verdict, from its submission on.
 
     Attributes:
+        owner: the owner of the evaluation.
         traceparent: the producer's span (:mod:`kqueue.tracing`), or None.
         submitted_at, finished_at: UTC.
         category, blame, written_by: the verdict, and the process that recorded it.
@@ -60,6 +61,7 @@ class Course:
     """
 
     evaluation_id: UUID
+    owner: str
     traceparent: str | None
     lane: str
     priority: Priority

@@ -27,6 +27,7 @@ class Ended:
     """An evaluation with a verdict, without its large columns.
 
     Attributes:
+        owner: the owner of the evaluation.
         category: the category of its verdict.
         written_by: the process that recorded the verdict.
         reused: True if the verdict was reused from an equal evaluation.
@@ -38,6 +39,7 @@ class Ended:
     """
 
     evaluation_id: UUID
+    owner: str
     lane: str
     priority: Priority
     category: Category

@@ -28,6 +28,7 @@ class Listed:
     """
 
     evaluation_id: UUID
+    owner: str
     state: EvaluationState
     batch: str | None
     problem_label: str | None

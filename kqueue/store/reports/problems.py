@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, Engine, Select, Subquery, func, literal, o
 
 from kqueue.errors import UnknownProblem
 from kqueue.shapes import public
+from kqueue.store import sharing
 from kqueue.store.evaluations import REAL_PROBLEM
 from kqueue.store.models import Evaluation, Problem
 from kqueue.store.sql import fetch
@@ -63,16 +64,18 @@ def problems(
 
 
 def problem(engine: Engine, problem_hash: str) -> ProblemDetail:
-    """Return a stored problem with its source.
+    """Return a stored or shared problem with its source.
 
     Raises:
-        UnknownProblem: no stored problem has this hash.
+        UnknownProblem: no stored or shared problem has this hash.
     """
     one = select(Problem).where(Problem.hash == problem_hash).subquery()
     stored = fetch(engine, ProblemDetail, _labelled(one).add_columns(one.c.source))
-    if not stored:
-        raise UnknownProblem([problem_hash])
-    return replace(stored[0], source=public(stored[0].source))
+    if stored:
+        return replace(stored[0], source=public(stored[0].source))
+    for one in sharing.listing(engine, problem_hash=problem_hash):
+        return ProblemDetail(problem_hash, one.label, len(one.source.encode()), one.created_at, one.source)
+    raise UnknownProblem([problem_hash])
 
 
 def _labelled(few: Subquery) -> Select[*tuple[Any, ...]]:

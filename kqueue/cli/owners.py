@@ -1,0 +1,110 @@
+"""Commands of `kqueue problems` for problems that owners share, and `kqueue owner` for the work of an owner."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from kqueue.cli import options
+from kqueue.cli.connection import database
+from kqueue.cli.render import emit, say
+from kqueue.text import one_line
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+_group = typer.Typer(help="The work of an owner.", no_args_is_help=True)
+_Problem = Annotated[str, typer.Argument(metavar="PROBLEM", help="Its hash, or the first digits of it.")]
+_Whose = Annotated[
+    str | None, typer.Option("--owner", help="The owner of the problem. [default: local, or the login's]")
+]
+#: Seconds for which an erasure waits until workers have ended its evaluations, and between two looks.
+_PATIENCE_S: Final = 60.0
+_LOOK_S: Final = 0.5
+
+
+def register(app: typer.Typer) -> None:
+    _group.command()(erase)
+    _group.callback()(lambda: None)
+    app.add_typer(_group, name="owner", cls=app.info.cls)
+
+
+def share(
+    problem: _Problem,
+    label: Annotated[
+        str | None, typer.Option("--name", help="Its name. [default: the label of its last evaluation]")
+    ] = None,
+    leaderboard: Annotated[
+        bool, typer.Option("--leaderboard", help="Let owners see each other's best times for it.")
+    ] = False,
+    owner: _Whose = None,
+) -> None:
+    """Share a problem with all owners: they can read it and submit kernels for it.
+
+    Shapes that it holds out stay hidden. Run again, the command changes the name and the leaderboard.
+    """
+    from kqueue.store import sharing
+
+    with _of(owner) as engine:
+        known = sharing.share(engine, _hash(engine, problem), label=label, leaderboard=leaderboard)
+    typer.echo(f"shared sha256:{known.problem_hash} {one_line(known.label)}")
+
+
+def unshare(problem: _Problem, owner: _Whose = None) -> None:
+    """Stop sharing a problem. Owners that submitted for it keep a copy."""
+    from kqueue.store import sharing
+
+    with _of(owner) as engine:
+        sharing.unshare(engine, digest := _hash(engine, problem))
+    typer.echo(f"no longer shared: sha256:{digest}")
+
+
+def erase(
+    owner: Annotated[str, typer.Argument(help="The owner's name.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Erase the sources, labels, logs, verdicts and searches of an owner. Its costs stay.
+
+    Its tokens are revoked and its evaluations cancelled first. Its logins of the database stay: remove them before. Run
+    the command again if it was interrupted, or exits with 1 because workers still execute evaluations.
+    """
+    from kqueue import logs
+    from kqueue.client import Client
+    from kqueue.config import load
+    from kqueue.store import erasure
+
+    options.check_owner(owner)
+    if not yes:
+        typer.confirm(f"Erase all work of the owner {owner}? It cannot be restored", abort=True)
+    config = load()
+    logs.configure(config)
+    deadline = time.monotonic() + _PATIENCE_S
+    with database("owner") as engine, Client(config) as client:
+        erased = erasure.erase(engine, owner, cancel=client.cancel)
+        while erased.left and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+            erased += erasure.erase(engine, owner, cancel=client.cancel)
+    emit(erased, typer.echo, as_json=as_json)
+    if erased.left:
+        say(f"workers still execute {erased.left} evaluations: run the command again")
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _of(owner: str | None) -> Generator[Engine]:
+    """Connect to the fleet's database on behalf of an owner, if one is given."""
+    from kqueue.store.engine import Viewer, acting
+
+    with database("problems") as engine, acting(Viewer(owner)):
+        yield engine
+
+
+def _hash(engine: Engine, word: str) -> str:
+    from kqueue.store import reports
+
+    return reports.named(engine, word, among=[reports.Kind.PROBLEM]).key
