@@ -150,8 +150,8 @@ class Deadlines(_Model):
     construct_s: _Seconds = 60.0
     """Deadline for constructing ``ModelNew`` and moving it to the device."""
     check_s: _Seconds = 60.0
-    """Deadline for all checked calls, including Triton's compilation at the first call. If the GPU's work for a call that
-    is not timed takes twice the call's share, the phase ends at once."""
+    """Deadline for all checked calls, including Triton's compilation at the first call. If the GPU's work for a call
+    that is not timed takes twice the call's share, the phase ends at once."""
     time_s: _Seconds = 60.0
     """Deadline for all timed calls."""
     examine_s: _Seconds = 300.0
