@@ -14,8 +14,9 @@ import tempfile
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
+from urllib.parse import unquote
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kqueue.errors import ConfigError
@@ -94,7 +95,7 @@ class Config(BaseSettings):
     run."""
     url: str | None = None
     """Address of `kqueue serve` for a :class:`kqueue.RemoteClient`: ``http://host:18188``, or ``unix:///path`` of its
-    unix socket."""
+    unix socket. ``http://user:TOKEN@host:18188`` contains the token too, with any user name."""
     token: SecretStr | None = None
     """Token that a :class:`kqueue.RemoteClient` sends."""
     http_address: str = "127.0.0.1"
@@ -112,6 +113,28 @@ class Config(BaseSettings):
     """Maximum number of evaluations in one request."""
     http_max_queued: int = Field(default=10_000, ge=1)
     """Maximum number of evaluations without a verdict for each token."""
+    session_idle_s: float = Field(default=14_400.0, gt=0)
+    """Seconds without a request after which a browser is logged out. A page that updates itself sends none."""
+    oidc_issuer: str | None = None
+    """URL of the OpenID provider with which people log in at the page. By default they log in by token or link."""
+    oidc_client_id: str | None = None
+    """Id of this fleet's page at the OpenID provider."""
+    oidc_client_secret: SecretStr | None = None
+    """Secret of this fleet's page at the OpenID provider. A public client has none."""
+    oidc_redirect_url: str | None = None
+    """URL to which the OpenID provider returns the browser: the page's address, followed by ``/login/callback``."""
+    oidc_groups: str = "{}"
+    """Scopes of each group of the OpenID provider, as JSON: ``{"kernels": ["submit"], "leads": ["read:all"]}``. People
+    without any of these groups are not let in."""
+    oidc_groups_claim: str = "groups"
+    """Claim of the OpenID provider with a person's groups."""
+    oidc_owner_claim: Literal["sub", "email"] = "sub"
+    """Claim of the OpenID provider from which a person's owner is derived. ``email`` must be verified there."""
+    oidc_scopes: str = "openid profile email"
+    """Scopes that are requested from the OpenID provider."""
+    oidc_session_s: float = Field(default=3600.0, ge=60, le=43_200)
+    """Seconds after which a person's login is renewed at the OpenID provider, which is the longest time for which a
+    person keeps the scopes of a former group."""
     http_access_log: bool = True
     """True if `kqueue serve` logs a line for each answered request."""
     reuse: bool = True
@@ -129,6 +152,18 @@ class Config(BaseSettings):
     """Minimum level of log lines: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
     log_json: bool = False
     """True if each event is logged as a line of JSON."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_url(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Move the token from the URL to its own setting, so that no message shows it."""
+        scheme, found, rest = str(values.get("url") or "").partition("://")
+        host, slash, path = rest.partition("/")
+        credentials, at, host = host.rpartition("@")
+        if not (found and at) or not scheme.startswith("http"):
+            return values
+        secret = unquote(credentials.partition(":")[2] or credentials)
+        return {**values, "url": f"{scheme}://{host}{slash}{path}", "token": values.get("token") or secret}
 
     @field_validator("build_store")
     @classmethod

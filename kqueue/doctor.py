@@ -150,7 +150,7 @@ def _without_secrets(text: str, config: Config) -> str:
 def _secrets(config: Config) -> Iterator[str]:
     """Yield the secrets among the settings, the longest first. Short ones can be common words and are omitted."""
     secrets: set[str] = set()
-    for name in ("token", "flower_auth"):
+    for name in ("token", "flower_auth", "oidc_client_secret"):
         if (value := getattr(config, name)) is not None:
             secret = value.get_secret_value()
             secrets |= {secret, secret.partition(":")[2]}

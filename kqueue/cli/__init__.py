@@ -19,6 +19,7 @@ import typer
 import typer.core
 
 from kqueue.cli import (
+    audit,
     categories,
     devices,
     examine,
@@ -145,6 +146,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "open": operate.open_,
     "mcp": operate.mcp,
     "sweep": operate.sweep,
+    "audit": audit.audit,
     "categories": categories.categories,
     "evidence": categories.evidence,
     "doctor": operate.doctor,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kqueue import figures
-from kqueue.cli import options
+from kqueue.cli import audit, options
 from kqueue.cli.connection import database
 from kqueue.cli.render import (
     Columns,
@@ -194,6 +194,7 @@ def cancel(
         for start in range(0, len(chosen), _CANCELLED):
             ended, running = evaluations.cancel_all(engine, chosen[start : start + _CANCELLED])
             cancelled |= ended
+            audit.record(engine, "cancel", *map(str, ended))
             try:
                 if running:
                     app = app or stack.enter_context(broker.make_app(load()))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kqueue.cli import options
+from kqueue.cli import audit, options
 from kqueue.cli.connection import database
 from kqueue.cli.render import Columns, budget, emit, moment, table
 from kqueue.errors import InvalidRequest
@@ -75,6 +75,7 @@ def create(
 ) -> None:
     """Create a token and print it. It is shown only now, because it is not stored."""
     from kqueue.store import tokens
+    from kqueue.store.engine import together
 
     if not math.isfinite(weight):
         raise InvalidRequest("--weight: a number from 0.01 to 100")
@@ -88,7 +89,7 @@ def create(
     if not name.strip() or len(name) > 200 or "\0" in name:
         raise InvalidRequest("--name: one to 200 characters")
     options.check_owner(owner)
-    with database("token") as engine:
+    with database("token") as engine, together(engine):
         made, secret = tokens.create(
             engine,
             name,
@@ -99,6 +100,7 @@ def create(
             weight=weight,
             budget=allowed,
         )
+        audit.record(engine, "token create", _named(made))
     emit(made, lambda _: print(secret), as_json=as_json, record=lambda made: _record(made) | {"token": secret})
 
 
@@ -114,12 +116,14 @@ def edit(
     The exit status is 1 if no valid token has this id or name.
     """
     from kqueue.store import tokens
+    from kqueue.store.engine import together
 
     if (budget is None) is not no_budget:
         raise InvalidRequest("give either --budget or --no-budget")
     allowed = None if budget is None else _budget(budget, when_spent)
-    with database("token") as engine:
+    with database("token") as engine, together(engine):
         changed = tokens.set_budget(engine, which, allowed)
+        audit.record(engine, "token edit", *map(_named, changed))
     _report("changed", changed, which)
 
 
@@ -155,9 +159,11 @@ def revoke(which: Annotated[str, typer.Argument(help="A token's id, or a name fo
     The exit status is 1 if no valid token has this id or name.
     """
     from kqueue.store import tokens
+    from kqueue.store.engine import together
 
-    with database("token") as engine:
+    with database("token") as engine, together(engine):
         ended = tokens.revoke(engine, which)
+        audit.record(engine, "token revoke", *map(_named, ended))
     _report("revoked", ended, which)
 
 
@@ -168,6 +174,10 @@ def _report(done: str, tokens: Sequence[Known], which: str) -> None:
     if not tokens:
         typer.echo(f"no valid token has the id or name {one_line(which)}", err=True)
         raise typer.Exit(1)
+
+
+def _named(token: Known) -> str:
+    return f"{token.id} {token.name} for {token.owner}: {' '.join(token.scopes)}"
 
 
 def _record(token: Known) -> dict[str, Any]:

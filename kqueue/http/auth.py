@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 from dataclasses import dataclass, replace
@@ -30,7 +31,12 @@ _SESSION: Final = re.compile(r"([A-Za-z0-9._-]{1,64})?(?:;evaluations=([0-9]{1,9
 
 #: Scopes of callers without a token.
 _EVERYTHING: Final = (Scope.ADMIN, *tokens.WIDE)
-_BEARER: Final = HTTPBearer(auto_error=False, description="A token of `kqueue token create`.")
+_BEARER: Final = HTTPBearer(
+    auto_error=False,
+    description="A token of `kqueue token create`. It can also be the password of HTTP Basic, with any user name.",
+)
+#: Seconds for which another use of `read:all` at the same address is not recorded again.
+_SAME_USE_S: Final = 3600.0
 #: Credential in the OpenAPI document. :func:`identify` reads the header itself.
 _Declared = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
 
@@ -48,11 +54,21 @@ class Require:
         caller = await identify(request)
         if not caller.may(self.scope):
             raise HttpError.insufficient_scope(self.scope, f"this needs a token of the scope {self.scope}")
+        await note_scope(request, caller, self.scope)
         if self.scope is Scope.ADMIN:
             if caller.restricted is not None:
                 raise HttpError(403, "an agent's session cannot operate the fleet")
             act_as(FLEET)
         return caller
+
+
+async def note_scope(request: Request, caller: Caller, needed: Scope) -> None:
+    """Record the use of a scope that reaches beyond the caller's own work. The server's own users are not recorded."""
+    used = Scope.READ_ALL if needed is Scope.READ and caller.may(Scope.READ_ALL) else needed
+    if caller.token_id is not None and used in (Scope.READ_ALL, Scope.ADMIN):
+        gateway: Gateway = request.app.state.gateway
+        address = f"{used}: {request.method} {request.scope['path'][:200]}"
+        await gateway.note(caller, "scope", address, every_s=_SAME_USE_S if used is Scope.READ_ALL else 0)
 
 
 async def known(request: Request, _: _Declared) -> Caller | None:
@@ -119,7 +135,16 @@ async def _identify(request: Request) -> Caller:
             raise _unauthenticated("give a token: Authorization: Bearer kq_...")
         return caller
     scheme, secret = get_authorization_scheme_param(header)
-    if scheme.lower() != "bearer" or not secret:
+    if scheme.lower() == "basic":
+        # Browsers keep such a password, and send it with requests of foreign pages too.
+        if _is_foreign(request):
+            raise HttpError(
+                403, "a foreign web page sent this request: programs alone can send the token as a password"
+            )
+        secret = _password(secret)
+    elif scheme.lower() != "bearer":
+        secret = ""
+    if not secret:
         raise _unauthenticated("give a token: Authorization: Bearer kq_...")
     gateway: Gateway = request.app.state.gateway
     caller = await gateway.identify(tokens.find, secret)
@@ -149,15 +174,28 @@ def without_token(request: Request) -> Caller | None:
 
 def _refuse_foreign_pages(request: Request) -> None:
     """Refuse requests of foreign web pages in a browser on this machine, by whatever name they reach the server."""
-    host, origin = request.headers.get("host", ""), request.headers.get("origin")
-    foreign = (
-        not is_loopback(split(f"//{host}").hostname or "")
-        or (origin is not None and split(origin).netloc != host)
-        # Browsers send no Origin with requests for images and scripts.
-        or request.headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}
-    )
-    if foreign:
+    host = request.headers.get("host", "")
+    if not is_loopback(split(f"//{host}").hostname or "") or _is_foreign(request):
         raise HttpError(403, "requests without a token are for programs on this machine: give a token")
+
+
+def _is_foreign(request: Request) -> bool:
+    """Return True if a browser says that a web page of another server sent a request."""
+    origin = request.headers.get("origin")
+    # Browsers send no Origin with requests for images and scripts.
+    site = request.headers.get("sec-fetch-site", "none")
+    return (origin is not None and split(origin).netloc != request.headers.get("host", "")) or site not in {
+        "none",
+        "same-origin",
+    }
+
+
+def _password(credentials: str) -> str:
+    """Return the password of HTTP Basic credentials, or an empty string for malformed ones."""
+    try:
+        return base64.b64decode(credentials, validate=True).decode().partition(":")[2]
+    except ValueError:
+        return ""
 
 
 def split(url: str) -> SplitResult:

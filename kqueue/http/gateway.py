@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,10 +27,12 @@ from kqueue.errors import DatabaseUnavailable, InvalidRequest, UnknownEvaluation
 from kqueue.http.access import is_about
 from kqueue.http.failures import HttpError
 from kqueue.states import Priority
-from kqueue.store import evaluations, schema, tokens
+from kqueue.store import audit, evaluations, schema, tokens
+from kqueue.store.audit import Action
 from kqueue.store.engine import FLEET, Viewer, acting, connect
 from kqueue.store.listener import Listener
 from kqueue.store.models import LOCAL
+from kqueue.text import one_line
 
 _APPLICATION: Final = "kqueue-http"
 #: Number of threads that read from the database, each with a connection, and of threads that look up tokens.
@@ -42,6 +45,8 @@ _LOOK_S: Final = 2.0
 #: Seconds to wait for further verdicts after the first, so that one answer returns them all.
 _GATHER_S: Final = 0.02
 _SOON: Final = {"Retry-After": "1"}
+#: Maximum number of entries of the audit log that are remembered, to write none of them twice.
+_REMEMBERED: Final = 10_000
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -127,6 +132,7 @@ class Gateway:
         self._listener = Listener(url, self._readers.engine, application=_APPLICATION)
         self._submitting: Counter[UUID] = Counter()
         self._streams: Counter[UUID | None] = Counter()
+        self._noted: dict[tuple[object, ...], float] = {}
 
     async def open(self) -> None:
         """Check the database's schema.
@@ -235,6 +241,20 @@ class Gateway:
         )
         return [next(answers) if isinstance(entry, contract.Request) else entry for entry in permitted]
 
+    async def note(self, caller: Caller | None, action: Action, *subjects: object, every_s: float = 0) -> None:
+        """Add to the audit log. The caller is None if it is unknown. An equal entry is not repeated for ``every_s``."""
+        key, now = (caller, action, *subjects), time.monotonic()
+        if now < self._noted.get(key, 0):
+            return
+        if every_s:
+            if len(self._noted) >= _REMEMBERED:
+                self._noted.clear()
+            self._noted[key] = now + every_s
+        name, owner, token_id = ("", None, None) if caller is None else (caller.name, caller.owner, caller.token_id)
+        await self.admit(
+            audit.record, action, *(one_line(str(one)) for one in subjects), actor=name, owner=owner, token_id=token_id
+        )
+
     async def cancel(self, caller: Caller, evaluation_id: UUID) -> bool:
         """Cancel an evaluation. Return False if it had its verdict.
 
@@ -243,12 +263,17 @@ class Gateway:
             HttpError: 403 if the caller sees it, and cannot cancel the work of other owners.
         """
         wide = tokens.Scope.CANCEL_ALL
-        try:
-            with acting(caller.within(wide)):
-                return await self.client.cancel(evaluation_id)
-        except UnknownEvaluation:
-            if not await self.read(evaluations.existing, [evaluation_id]):
-                raise
+        widest = caller.within(wide)
+        for viewer in [widest] if widest.held else [replace(widest, held=True), widest]:
+            with suppress(UnknownEvaluation), acting(viewer):
+                cancelled = await self.client.cancel(evaluation_id)
+                if cancelled:
+                    await self.note(caller, "cancel", evaluation_id)
+                    if not viewer.held:
+                        await self.note(caller, "scope", f"{wide}: {evaluation_id}")
+                return cancelled
+        if not await self.read(evaluations.existing, [evaluation_id]):
+            raise UnknownEvaluation(evaluation_id)
         raise HttpError.insufficient_scope(wide, f"it belongs to another owner: this needs a token of the scope {wide}")
 
     @asynccontextmanager

@@ -46,7 +46,6 @@ _STATUSES: Final[Mapping[EvaluationState | Blame | None, str]] = {
     EvaluationState.QUEUED: "pending",
     EvaluationState.RUNNING: "processing",
     Blame.NONE: "completed",
-    Blame.CANDIDATE: "completed",
     Blame.NOBODY: "cancelled",
 }
 #: Codes by the blame, the category, or a key of KernelBench's metadata. Other failures are ``RUNTIME_ERROR``.
@@ -227,7 +226,7 @@ async def evaluate(
     again.
     """
     evaluation_id = await _accept(body, gateway, view, caller, key)
-    verdict = await gateway.wait(request, evaluation_id, _HELD * body.timeout_s)
+    verdict = (await _wait(gateway, request, {evaluation_id}, _HELD * body.timeout_s)).get(evaluation_id)
     if verdict is not None and verdict.blame is Blame.FLEET:
         return dialects.refusal(verdict, request.url.path)
     return await _result(gateway, view, await gateway.read(reports.progress, evaluation_id), body.task_id)
@@ -253,8 +252,8 @@ async def evaluate_batch(
     ids = await asyncio.gather(*map(accepted, body.tasks))
     missing = {one for one in ids if isinstance(one, UUID)}
     deadline = time.monotonic() + _HELD * max(task.timeout_s for task in body.tasks)
-    while missing and (left_s := deadline - time.monotonic()) > 0:
-        missing -= (await gateway.wait_any(request, missing, left_s)).keys()
+    while missing and (left_s := deadline - time.monotonic()) > 0 and not gateway.stopping.is_set():
+        missing -= (await _wait(gateway, request, missing, left_s)).keys()
     results = [
         await _result(gateway, view, await gateway.read(reports.progress, accepted_as), task.task_id)
         if isinstance(accepted_as, UUID)
@@ -344,6 +343,19 @@ async def _accept(body: TaskRequest, gateway: Gateway, view: View, caller: Calle
     return (await dialects.accept(gateway, caller, wanted, key, stands_s=None, finished_counts=not fresh))[0]
 
 
+async def _wait(gateway: Gateway, request: Request, ids: set[UUID], timeout_s: float) -> dict[UUID, Verdict]:
+    """Return the first verdicts, or none after ``timeout_s`` or if the server stops. The client then polls.
+
+    Every later server finds the task in the record.
+    """
+    try:
+        return await gateway.wait_any(request, ids, timeout_s)
+    except HttpError as error:
+        if error.code != "stopping":
+            raise
+        return {}
+
+
 def _batch(caller: Caller, task_id: str) -> str:
     """Return the batch of all evaluations of a task. Two tokens can use the same task id."""
     return f"task:{caller.token_id or 'local'}:{task_id}"
@@ -359,7 +371,9 @@ async def _latest(gateway: Gateway, caller: Caller, task_id: str) -> Progress:
 
 
 def _status(progress: Progress) -> str:
-    """Return KernelGYM's status of a task. A judged kernel, right or wrong, is ``completed``."""
+    """Return KernelGYM's status of a task. A kernel that was compiled, right or wrong, is ``completed``."""
+    if progress.blame is Blame.CANDIDATE and progress.compiled:
+        return "completed"
     return _STATUSES.get(progress.blame if progress.state == EvaluationState.DONE else progress.state, "failed")
 
 

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Generic, Literal, Self, TypeVar
 
+from kqueue.client import AsyncClient, Client
+from kqueue.config import Config, load
 from kqueue.contract import Request, Verdict, gpu_model
 from kqueue.errors import ConfigError, InvalidRequest
 from kqueue.integrations.extraction import Taken, take
@@ -143,6 +145,31 @@ _POLICIES: Final[dict[str, Callable[[Verdict], float | None]]] = {
     "bandwidth": bandwidth,
     "correctness": correctness,
 }
+
+
+def connect() -> Client:
+    """Return a client of the server in ``KQUEUE_URL`` if no database is set, or else of the fleet's own services."""
+    if not _names_server():
+        return Client()
+    from kqueue.client.remote import RemoteClient
+
+    return RemoteClient()
+
+
+def connect_async(token: str | None = None) -> AsyncClient:
+    """Return the client of :func:`connect` for asyncio. ``token`` replaces the configured token."""
+    if not _names_server():
+        return AsyncClient()
+    from kqueue.client.remote import AsyncRemoteClient
+
+    return AsyncRemoteClient(token=token)
+
+
+def _names_server() -> bool:
+    """Return True if the environment names a server and no database."""
+    load()  # raises a readable error for a wrong setting
+    named = Config()
+    return named.url is not None and named.database_url is None
 
 
 ClientT = TypeVar("ClientT")

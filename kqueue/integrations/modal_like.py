@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 from kqueue.categories import Category
 from kqueue.client import AsyncClient
 from kqueue.client.interfaces import Deadline
-from kqueue.config import load
 from kqueue.contract import Request, Verdict
 from kqueue.errors import ConfigError, EvaluationFailed, InvalidRequest, LaneUnavailable
-from kqueue.integrations.common import Connection, fallback_of, lane_of
+from kqueue.integrations.common import Connection, connect_async, fallback_of, lane_of
 from kqueue.kernelbench import request_of, result_of
 
 if TYPE_CHECKING:
@@ -244,13 +243,8 @@ class ModalKernelEvaluator:
         return await (self._given or self._own.client()).evaluate_batch(requests)
 
     def _connect(self) -> AsyncClient:
-        settings = load()
-        if settings.database_url is not None or settings.url is None:
-            return AsyncClient(settings)
-        from kqueue.client.remote import AsyncRemoteClient
-
         token = os.environ.get(self.config.modal_token_env, "")
-        return AsyncRemoteClient(settings.url, token=token if token.startswith(_PREFIX) else None)
+        return connect_async(token=token if token.startswith(_PREFIX) else None)
 
     def _local_evaluator(self) -> LocalKernelEvaluator:
         from kqueue.integrations.local import LocalKernelEvaluator

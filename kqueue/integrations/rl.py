@@ -26,7 +26,16 @@ from kqueue.client import AsyncClient, Client
 from kqueue.contract import Request, Verdict
 from kqueue.errors import EvaluationFailed, InvalidRequest, LaneUnavailable, WaitTimeout
 from kqueue.feedback import describe, instruction
-from kqueue.integrations.common import Answer, Connection, Score, request_for, scorer, take_from
+from kqueue.integrations.common import (
+    Answer,
+    Connection,
+    Score,
+    connect,
+    connect_async,
+    request_for,
+    scorer,
+    take_from,
+)
 from kqueue.integrations.extraction import Taken
 
 _log = logging.getLogger(__name__)
@@ -82,7 +91,7 @@ async def reward(
         keyed = {"idempotency_key": f"{run}/{index}"} if run else {}
         entries.append(request_for(problem, taken.kernel, **arguments, **keyed))
     requests = [entry for entry in entries if isinstance(entry, Request)]
-    async with AsyncClient() if client is None else contextlib.nullcontext(client) as used:
+    async with connect_async() if client is None else contextlib.nullcontext(client) as used:
         verdicts = iter(await _judge(used, requests, timeout))
     results = [next(verdicts) if isinstance(entry, Request) else entry for entry in entries]
     rewards = [FAILED if isinstance(one, InvalidRequest) else None if one is None else of(one) for one in results]
@@ -177,7 +186,7 @@ class KernelEnv(_Env):
         self._score: Callable[[Verdict], float | None] = scorer(score)
         self._target = target
         self._given = client
-        self._own = Connection(Client)
+        self._own = Connection(connect)
         self._arguments = arguments
         self._random = random.Random()  # noqa: S311 no secret
         self._problem = 0

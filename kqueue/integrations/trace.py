@@ -22,6 +22,7 @@ from kqueue.client import Client
 from kqueue.contract import Request, Verdict
 from kqueue.errors import ConfigError, InvalidRequest
 from kqueue.feedback import describe
+from kqueue.integrations import common
 from kqueue.integrations.common import Connection, Score, lane_of, request_for, scorer, starting_kernel, take_from
 
 #: Score of a kernel without a verdict. Searches need a number.
@@ -74,7 +75,7 @@ class KernelGuide(_Guide):
         num_perf_trials: int = 100,
         *,
         score: Score = "inverse_runtime",
-        connect: Callable[[], Client] = Client,
+        connect: Callable[[], Client] = common.connect,
         run: str | None = None,
         **arguments: Any,
     ) -> None:

@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from kqueue.client import AsyncClient
 from kqueue.errors import ConfigError, EvaluationFailed, InvalidRequest
 from kqueue.feedback import instruction
-from kqueue.integrations.common import Connection, Policy, request_for, scorer, take_from
+from kqueue.integrations.common import Connection, Policy, connect_async, request_for, scorer, take_from
 from kqueue.integrations.rl import FAILED
 
 _log = logging.getLogger(__name__)
@@ -27,7 +26,7 @@ _log = logging.getLogger(__name__)
 vf: Any = importlib.import_module("verifiers.v1")
 
 #: One client serves all concurrent rollouts.
-_connection: Final = Connection(AsyncClient)
+_connection: Final = Connection(connect_async)
 
 
 class KernelData(vf.TaskData):

@@ -518,8 +518,9 @@ class Token(Base):
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
     name: Mapped[str]
-    digest: Mapped[str] = mapped_column(unique=True)
-    """SHA-256 of the secret in hexadecimal. The secret itself is shown once and never stored."""
+    digest: Mapped[str | None] = mapped_column(unique=True)
+    """SHA-256 of the secret in hexadecimal. The secret itself is shown once and never stored. Null for a token without
+    a secret, which only browser sessions use."""
     scopes: Mapped[list[str]]
     """Some of :class:`kqueue.store.tokens.Scope`."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
@@ -644,6 +645,28 @@ class Session(Base):
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     ends_at: Mapped[datetime]
     """Time from which it is refused."""
+    seen_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    """Time of its last request. It is updated at most once a minute."""
+
+
+class AuditEntry(Base):
+    """An entry of the audit log: who did what. Only the owner of the tables reads or removes entries."""
+
+    __tablename__ = "audit"
+    __table_args__ = (Index("ix_audit_at", "at"),)
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    at: Mapped[datetime] = mapped_column(server_default=func.now())
+    actor: Mapped[str]
+    """Name of the token, person or user. Empty if it is unknown."""
+    owner: Mapped[str | None]
+    """Owner for whom the actor acts."""
+    token_id: Mapped[UUID | None]
+    """Id of the token, which can be removed later."""
+    action: Mapped[str]
+    """One of :class:`kqueue.store.audit.Action`."""
+    subject: Mapped[str]
+    """Id, name or address that the action concerned."""
 
 
 #: Pattern of a search's name, which becomes part of a folder's name.

@@ -126,9 +126,21 @@ _WRITES: Final[Mapping[str, _Rights]] = {
     },
     GATEWAY: {
         **_SERVE,
-        "tokens": {"SELECT": _ALL, "UPDATE": ("last_used_at",)},
+        # A person who logs in by OpenID Connect gets a token without a secret: the gateway cannot write a digest.
+        "tokens": {
+            "SELECT": _ALL,
+            "INSERT": ("id", "name", "scopes", "owner"),
+            "UPDATE": ("last_used_at", "revoked_at"),
+        },
         # Browsers log in and out. Only the creator of tokens creates login links.
-        "sessions": {"SELECT": _ALL, "INSERT": ("digest", "token_id", "ends_at"), "DELETE": _ALL},
+        "sessions": {
+            "SELECT": _ALL,
+            "INSERT": ("digest", "token_id", "ends_at"),
+            "UPDATE": ("seen_at",),
+            "DELETE": _ALL,
+        },
+        # It adds to its trail, and can neither read nor change it.
+        "audit": {"INSERT": ("actor", "owner", "token_id", "action", "subject")},
         # Resets and self-tests of GPUs by an operator.
         "gpus": {"UPDATE": ("state", "reason", "since", "failures", "check_at", "reset_at")},
         "workers": {"UPDATE": ("paused",)},
@@ -187,6 +199,7 @@ _SEARCHED: Final = "EXISTS (SELECT FROM {schema}.search_runs AS r WHERE r.id = r
 #: in subqueries. Without an agent's session, no row needs a look at another table.
 _OWN: Final = {
     "attempts": _EVALUATED,
+    "audit": "false",
     "baselines": _OWNED,
     "batches": _OWNED,
     "evaluations": f"{_OWNED} AND ({_NO_SESSION} OR {_SUBMITTED})",

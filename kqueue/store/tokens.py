@@ -28,8 +28,8 @@ from kqueue.store.sql import any_uuid, columns, read
 
 #: Prefix of every secret, by which people and secret scanners recognise it.
 PREFIX: Final = "kq_"
-#: Minimum interval between two updates of ``last_used_at``.
-_NOTED_EVERY: Final = timedelta(minutes=1)
+#: Minimum interval between two updates of the last use of a token or a session.
+NOTED_EVERY: Final = timedelta(minutes=1)
 
 
 class Scope(StrEnum):
@@ -176,7 +176,7 @@ def find(engine: Engine, secret: str) -> Known | None:
         ).one_or_none()
         if row is None or not hmac.compare_digest(row.digest, digest):
             return None
-        if row.last_used_at is None or row.now - row.last_used_at >= _NOTED_EVERY:
+        if row.last_used_at is None or row.now - row.last_used_at >= NOTED_EVERY:
             # A locked row is skipped, because the lock's holder records the same use.
             free = select(Token.id).where(Token.id == row.id).with_for_update(skip_locked=True)
             connection.execute(update(Token).where(Token.id.in_(free)).values(last_used_at=func.now()))

@@ -7,6 +7,7 @@ needs a session (:mod:`~kqueue.web.session`), and a session is valid for pages o
 :mod:`~kqueue.web.app`           the application: the pages and the API
 :mod:`~kqueue.web.route`         the base of all pages: headers, error pages, the viewer
 :mod:`~kqueue.web.session`       login and logout
+:mod:`~kqueue.web.oidc`          login by OpenID Connect
 :mod:`~kqueue.web.present`       templates and their filters
 :mod:`~kqueue.web.live`          parts of a page that are sent again when they change
 :mod:`~kqueue.web.assets`        style sheet and scripts

@@ -7,6 +7,7 @@ from typing import Any, Final
 from fastapi import FastAPI
 
 from kqueue.config import Config
+from kqueue.errors import ConfigError
 from kqueue.http import app
 from kqueue.web import (
     assets,
@@ -44,7 +45,15 @@ def create_app(config: Config, **limits: Any) -> FastAPI:
 
     ``limits`` are passed to :func:`kqueue.http.app.create_app`, which documents them and the errors.
     """
-    made = app.create_app(config, routers=_ROUTERS, open_forms={session.LOGIN}, **limits)
+    openid, routers = None, _ROUTERS
+    if config.oidc_issuer:
+        try:
+            from kqueue.web import oidc
+        except ImportError as missing:
+            raise ConfigError("login by OpenID Connect needs Authlib: `pip install 'kqueue[oidc]'`") from missing
+        openid, routers = oidc.Provider(config), (oidc.router, *_ROUTERS)
+    made = app.create_app(config, routers=routers, open_forms={session.LOGIN}, **limits)
+    made.state.openid = openid
     made.state.glances = now.Glances()
     made.state.autopsies = autopsy.Autopsies()
     return made

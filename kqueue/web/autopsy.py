@@ -150,6 +150,7 @@ async def begin(request: Request, actor: Actor, evaluation_id: UUID) -> Response
     again = detail.request(batch=f"autopsy-{evaluation_id}", priority=actor.priority)
     autopsies: Autopsies = request.app.state.autopsies
     autopsies.begin(gateway, actor, evaluation_id, Autopsy(again, detail.verdict, width=_WIDTH))
+    await gateway.note(actor, "submit", f"autopsy of {evaluation_id}")
     return RedirectResponse(f"/evaluations/{evaluation_id}/autopsy", 303)
 
 

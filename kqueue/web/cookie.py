@@ -1,11 +1,16 @@
-"""The cookie of a session."""
+"""The cookies of a session and of a login."""
 
 from __future__ import annotations
+
+from typing import Final
 
 from fastapi import Request, Response
 
 from kqueue.http import auth
 from kqueue.store.sessions import LIFETIME
+
+#: Path of the cookies of logins, which no other page needs.
+_LOGIN: Final = "/login"
 
 
 def cookie_name(request: Request) -> str:
@@ -26,6 +31,24 @@ def give(answer: Response, request: Request, secret: str) -> None:
         httponly=True,
         samesite="strict",
     )
+
+
+def keep(answer: Response, request: Request, kind: str, value: str, seconds: int) -> None:
+    """Set a cookie for the login page, which the browser sends also when a provider returns it. 0 seconds delete it."""
+    answer.set_cookie(
+        kept_name(request, kind),
+        value,
+        max_age=seconds,
+        path=_LOGIN,
+        secure=_came_by_https(request),
+        httponly=True,
+        samesite="lax",
+    )
+
+
+def kept_name(request: Request, kind: str) -> str:
+    """Return the name of a cookie of :func:`keep`."""
+    return f"{cookie_name(request)}_{kind}"
 
 
 def take_back(answer: Response, request: Request) -> None:

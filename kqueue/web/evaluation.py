@@ -188,6 +188,7 @@ async def _judge_again(
     detail = await gateway.read(reports.show, evaluation_id)
     again = detail.request(problem=f"sha256:{detail.problem_hash}", priority=actor.priority, reuse=False)
     [ticket] = await gateway.submit(actor, [changed(again)])
+    await gateway.note(actor, "submit", ticket.evaluation_id)
     return RedirectResponse(f"/evaluations/{ticket.evaluation_id}", 303)
 
 

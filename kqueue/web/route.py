@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 from urllib.parse import quote, urlencode
@@ -81,7 +83,12 @@ def page(request: Request, template: str, *, status: int = 200, **fields: Any) -
     """Return a page: ``template`` with ``fields`` and the fields of the viewer that every page shows."""
     viewer: Caller | None = getattr(request.state, "viewer", None)
     shown = {"viewer": viewer, "path": request.scope["path"], "may_submit": bool(viewer and viewer.may(Scope.SUBMIT))}
-    return HTMLResponse(present.render(template, **shown, **fields), status)
+    return HTMLResponse(present.render(template, openid=has_openid(request), **shown, **fields), status)
+
+
+def has_openid(request: Request) -> bool:
+    """Return True if people can log in by OpenID Connect."""
+    return request.app.state.openid is not None
 
 
 async def who(request: Request) -> Caller | None:
@@ -93,7 +100,10 @@ async def who(request: Request) -> Caller | None:
     """
     gateway: Gateway = request.app.state.gateway
     secret = request.cookies.get(cookie_name(request))
-    caller = await gateway.identify(sessions.find, secret) if secret else None
+    # A page that is left open updates itself, and is idle meanwhile.
+    used = "text/event-stream" not in request.headers.get("accept", "")
+    find = partial(sessions.find, idle=timedelta(seconds=gateway.config.session_idle_s), used=used)
+    caller = await gateway.identify(find, secret) if secret else None
     caller = request.state.viewer = caller or auth.without_token(request)
     if caller is not None:
         act_as(caller.viewer)
@@ -105,6 +115,7 @@ async def viewer(request: Request) -> Caller:
     caller = await who(request)
     if caller is None or not caller.may(Scope.READ):
         raise LoginNeeded
+    await auth.note_scope(request, caller, Scope.READ)
     return caller
 
 

@@ -45,7 +45,7 @@ from kqueue import (
     Verdict,
     WaitTimeout,
 )
-from kqueue.config import Config
+from kqueue.config import Config, load
 from kqueue.http.app import create_app
 from tests.http.serving import Served
 from tests.http.standin import Served as InProcess
@@ -174,6 +174,21 @@ class TestAddresses:
             assert client.submit(**fields()).created
         with RemoteClient(token=token("read")) as client, pytest.raises(AccessRefused, match="scope submit"):
             client.submit(**fields())
+
+    def test_a_token_in_the_url(self, served: InProcess, token, monkeypatch, fields, config: Config) -> None:
+        """The URL's password or user is the token, unless another is set, and no message shows it."""
+        secret = token("problems")
+        for credentials in (f"x:{secret}", secret, f":{secret}"):
+            monkeypatch.setenv("KQUEUE_URL", served.url.replace("://", f"://{credentials}@"))
+            assert load().url == served.url
+            with RemoteClient() as client:
+                client.submit(**fields())
+        monkeypatch.setenv("KQUEUE_TOKEN", token("read"))
+        with RemoteClient() as client, pytest.raises(AccessRefused, match="scope submit"):
+            client.submit(**fields())
+        with pytest.raises(ConfigError, match="KQUEUE_URL") as refused:
+            RemoteClient(f"http://x:{secret}@fleet:99999")
+        assert secret not in str(refused.value)
 
     def test_no_address_and_no_token(self) -> None:
         """The constructor raises an error without the secret, and accepts a trailing line feed."""

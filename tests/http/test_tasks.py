@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
 from sqlalchemy import Engine, text
 
 from kqueue.categories import Category
+from kqueue.config import Config
 from kqueue.evidence import Evidence, LibraryKernel, Provenance
 from kqueue.states import Priority
 from kqueue.store import tokens
+from tests.http.serving import Served as SeparatelyServed
 from tests.http.serving import problem_of
 from tests.http.standin import Served
 from tests.samples import ended, passed
@@ -71,8 +75,8 @@ def test_a_task_that_waits(http: httpx.Client, judge: Callable[..., None], engin
 #: Status, code and compilation result by an evaluation's end.
 ENDS = {
     Category.WRONG_VALUES: ("completed", "CORRECTNESS_ERROR", True),
-    Category.COMPILE_ERROR: ("completed", "COMPILATION_ERROR", False),
-    Category.SYNTAX_ERROR: ("completed", "SYNTAX_ERROR", False),
+    Category.COMPILE_ERROR: ("failed", "COMPILATION_ERROR", False),
+    Category.SYNTAX_ERROR: ("failed", "SYNTAX_ERROR", False),
     Category.TIMEOUT: ("completed", "TIMEOUT_ERROR", True),
     Category.CRASHED: ("completed", "RUNTIME_ERROR", True),
     Category.REFERENCE_ERROR: ("failed", "VALIDATION_ERROR", None),
@@ -177,6 +181,27 @@ def test_a_batch_and_an_envelope(http: httpx.Client, judging: None, engine: Engi
     assert len(rows(engine)) == 3
     missing = {"task_id": "t", "payload": {"kernel_code": "k"}}
     assert "reference_code" in problem_of(http.post("/workflow/submit", json=missing), 422, "invalid_request")["detail"]
+
+
+def test_a_restart(config: Config, worker_id: UUID, engine: Engine, judge: Callable[..., None], tmp_path: Path) -> None:
+    """A server that stops answers with the status, and the next one finds the task."""
+    bodies = {"/evaluate": task_body(0), "/evaluate/batch": {"batch_id": "b", "tasks": [task_body(1)]}}
+    with SeparatelyServed(config, tmp_path / "log") as served, ThreadPoolExecutor(2) as pool:
+        headers = {"Authorization": f"Bearer {served.admin}"}
+        http = httpx.Client(base_url=served.url, headers=headers, timeout=60)
+        waiting = [pool.submit(http.post, path, json=body) for path, body in bodies.items()]
+        until(lambda: len(rows(engine)) == 2, what="the tasks")
+        assert served.stop() == 0
+        one, batch = [answer.result(60).raise_for_status().json() for answer in waiting]
+        assert (one["status"], batch["batch_status"]) == ("pending", "processing")
+        served.start()
+        for body in (task_body(0), task_body(1)):
+            assert http.get(f"/status/{body['task_id']}").json()["status"] == "pending"
+        for row in rows(engine):
+            judge(row.id)
+        assert http.get(f"/results/{one['task_id']}").json()["correctness"] is True
+        assert http.post("/evaluate", json=task_body(0)).json()["status"] == "completed"
+        assert len(rows(engine)) == 2
 
 
 def test_what_coverage_is_rewarded_by(http: httpx.Client, judge: Callable[..., None], engine: Engine) -> None:

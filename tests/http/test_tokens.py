@@ -84,6 +84,24 @@ class TestAccess:
                 body = problem_of(answer, 401, "unauthenticated")
                 assert header.partition(" ")[2] not in body["detail"] or len(header) < 8
 
+    def test_as_a_password(self, served: Served, token) -> None:
+        """Each route accepts a token as the password of HTTP Basic. No browser is asked for one or lets one be used."""
+        with served.stranger() as http:
+            for method, path, needs in NEEDS:
+                answer = http.request(method, path, auth=("anybody", token(needs)))
+                assert answer.status_code not in {401, 403}, answer.text
+                answer = http.request(method, path, auth=("anybody", "kq_wrong"))
+                problem_of(answer, 401, "unauthenticated")
+                assert "basic" not in answer.headers["www-authenticate"].lower()
+            for headers in ({"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+                answer = http.get("/v1/fleet", auth=("", token("read")), headers=headers)
+                problem_of(answer, 403, "forbidden")
+            for malformed in ("Basic", "Basic !", "Basic \xe9", "Basic a3E=", "Basic gICA"):
+                answer = http.get("/v1/fleet", headers={"Authorization": malformed.encode("latin-1")})
+                problem_of(answer, 401, "unauthenticated")
+        with httpx.Client(base_url=served.url.replace("://", f"://x:{token('read')}@")) as http:
+            assert http.get("/v1/fleet").status_code == 200
+
     def test_revoked_and_expired(self, served: Served, engine: Engine, token) -> None:
         """A revoked or expired token is refused from the next request on."""
         secret = token("read")

@@ -61,8 +61,15 @@ STATEMENTS: dict[str, set[str]] = {
     "ALTER TABLE evaluations NO FORCE ROW LEVEL SECURITY": NOBODY,
     "ALTER TABLE evaluations DISABLE ROW LEVEL SECURITY": NOBODY,
     "CREATE POLICY mine ON evaluations USING (true)": NOBODY,
-    "INSERT INTO tokens DEFAULT VALUES": NOBODY,
+    f"INSERT INTO tokens (id, digest) VALUES ({IDENTITY}, 'd')": NOBODY,
+    f"INSERT INTO tokens (id, name, scopes, owner) VALUES ({IDENTITY}, 'n', '{{read}}', 'o')": {roles.GATEWAY},
     "UPDATE tokens SET scopes = '{admin}'": NOBODY,
+    "UPDATE tokens SET digest = 'd'": NOBODY,
+    "INSERT INTO audit (actor, action, subject) VALUES ('a', 'login', 's')": {roles.GATEWAY},
+    "INSERT INTO audit (at, actor, action, subject) VALUES (now(), 'a', 'login', 's')": NOBODY,
+    "SELECT * FROM audit": NOBODY,
+    "UPDATE audit SET actor = 'b'": NOBODY,
+    "DELETE FROM audit": NOBODY,
     "UPDATE tokens SET last_used_at = now()": {roles.GATEWAY},
     "INSERT INTO problems (hash, source) VALUES ('h', 's')": SENDERS,
     "UPDATE problems SET source = 's'": NOBODY,
@@ -119,6 +126,7 @@ STATEMENTS: dict[str, set[str]] = {
     f"INSERT INTO sessions (digest, token_id, is_link, ends_at) VALUES ('d', {IDENTITY}, true, now())": NOBODY,
     "SELECT digest FROM sessions": {roles.GATEWAY},
     "UPDATE sessions SET ends_at = now()": NOBODY,
+    "UPDATE sessions SET seen_at = now()": {roles.GATEWAY},
     "DELETE FROM sessions": {roles.GATEWAY},
     "UPDATE alembic_version SET version_num = '9999'": NOBODY,
     "TRUNCATE verdicts": NOBODY,
@@ -156,7 +164,7 @@ def test_a_role_may_do_what_it_needs_and_nothing_else(logins: dict[str, str]) ->
 def test_no_table_was_forgotten() -> None:
     """Each table is either readable by all roles or listed here."""
     views = {"outcomes", "best_verdicts", "fleet_utilisation", "evaluation_overview"}
-    assert set(roles._READABLE) == set(Base.metadata.tables) - {"tokens", "sessions", "logins"} | views | {
+    assert set(roles._READABLE) == set(Base.metadata.tables) - {"tokens", "sessions", "logins", "audit"} | views | {
         "alembic_version"
     }
 

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from kqueue.web.app import create_app
 from tests.http.fixtures import *  # noqa: F403
 from tests.http.standin import Served, submit
+from tests.web.browsing import *  # noqa: F403
 from tests.web.visiting import visitor
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -17,42 +15,10 @@ from kqueue.categories import Category
 from kqueue.store import workers
 from tests.http.standin import Served, submit
 from tests.samples import ended, examined, request_fields
+from tests.web.browsing import NEEDS_CHROMIUM, violations
 from tests.web.reading import judged, search, took
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-_CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-_FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-_FLAGS += ["--disable-component-update", "--disable-sync"]
-_AXE = Path(__file__).parent / "axe" / "axe.min.js"
-#: Timeout of each browser action on a busy machine in milliseconds.
-_PATIENCE_MS = 120_000
-
-pytestmark = pytest.mark.skipif(_CHROMIUM is None, reason="there is no chromium on PATH")
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=_CHROMIUM, args=_FLAGS, timeout=_PATIENCE_MS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def visit(chromium: Any, served: Served) -> Iterator[Callable[..., Any]]:
-    """Open a tab of a new visitor, who is not logged in."""
-    contexts: list[Any] = []
-
-    def one(**options: Any) -> Any:
-        context = chromium.new_context(base_url=served.url, **options)
-        context.set_default_timeout(_PATIENCE_MS)
-        contexts.append(context)
-        return context.new_page()
-
-    yield one
-    for context in contexts:
-        context.close()
+pytestmark = NEEDS_CHROMIUM
 
 
 def _log_in(tab: Any, secret: str) -> Any:
@@ -95,11 +61,11 @@ def test_axe_finds_nothing(visit, served: Served, token, judge, scheme: str) -> 
     tab.goto("/login")
     pages = ["/", "/evaluations", "/evaluations?category=none", *(f"/evaluations/{one}" for one in (waits, wrong))]
     pages.append(f"/evaluations/{right}?against={wrong}")
-    assert _violations(tab) == []
+    assert violations(tab) == []
     _log_in(tab, token("submit"))
     for address in pages:
         tab.goto(address)
-        assert _violations(tab) == [], address
+        assert violations(tab) == [], address
 
 
 @pytest.fixture
@@ -114,14 +80,6 @@ def addresses(served: Served, engine: Engine, judge: Callable[..., None]) -> lis
     lists = ["problems", f"problems/{problem}", "batches", "batches/step%2F1", "runs", "cost?by=producer"]
     lists += ["search?q=ModelNew", f"runs/{one.id}", f"runs/{one.id}/{other.id}", f"compare/{good}/{bad}"]
     return [f"/{address}" for address in (*lists, f"evaluations/{bad}/autopsy", f"evaluations/{good}/autopsy")]
-
-
-def _violations(tab: Any) -> list[Any]:
-    # The page's policy allows the server's scripts only, but not for a debugger's evaluation.
-    tab.evaluate(_AXE.read_text())
-    return tab.evaluate(
-        "axe.run().then(found => found.violations.map(one => [one.id, one.nodes.map(node => node.html)]))"
-    )
 
 
 def test_news_come_without_a_reload(visit, served: Served, token, judge) -> None:
@@ -163,4 +121,4 @@ class TestMore:
         tab = _log_in(visit(color_scheme=scheme), token("problems"))
         for address in addresses:
             assert tab.goto(address).status == 200, address
-            assert _violations(tab) == [], address
+            assert violations(tab) == [], address

@@ -31,6 +31,7 @@ class Progress:
         started_at: the start of its last attempt.
         finished_at: the time of its verdict.
         blame: the blame of its verdict.
+        compiled: True if its kernel was compiled, or None if that is unknown.
     """
 
     evaluation_id: UUID
@@ -42,6 +43,7 @@ class Progress:
     started_at: datetime | None
     finished_at: datetime | None
     blame: Blame | None
+    compiled: bool | None
 
 
 _LAST: Final = (
