@@ -53,7 +53,7 @@ def end(engine: Engine, secret: str) -> None:
 
 
 def invite(engine: Engine, name: str) -> str:
-    """Create a login link for one browser, to read and cancel everything and to submit. Return its secret.
+    """Create a login link for one browser, to read and cancel everything and to submit problems. Return its secret.
 
     The secret is not stored. Its sessions belong to a token of this name, which has no secret and can be revoked.
     """
@@ -62,7 +62,7 @@ def invite(engine: Engine, name: str) -> str:
     token = {
         "name": name,
         "digest": digest_of(new_secret(PREFIX)),
-        "scopes": [scope.value for scope in (Scope.SUBMIT, *WIDE)],
+        "scopes": [scope.value for scope in (Scope.PROBLEMS, *WIDE)],
     }
     with transaction(engine) as connection:
         connection.execute(

@@ -14,6 +14,7 @@ from kqueue.web import (
     batches,
     compare,
     cost,
+    days,
     evaluation,
     evaluations,
     now,
@@ -35,6 +36,7 @@ _ROUTERS: Final = (
     runs.router,
     compare.router,
     cost.router,
+    days.router,
     search.router,
 )
 
