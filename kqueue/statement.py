@@ -60,7 +60,7 @@ def _comments(source: str) -> str:
     lines: list[str] = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            lines.append(token.string.lstrip("#!"))
+            lines += [] if token.string.startswith("#!") else [token.string.lstrip("#")]
         elif token.type not in (tokenize.NL, tokenize.NEWLINE):
             break
     return inspect.cleandoc("\n".join(lines))

@@ -1,4 +1,4 @@
-"""Two kernels side by side, and two batches: what broke, what was fixed, and speedups."""
+"""Two kernels side by side, and two batches: broken, fixed, slower and faster ones."""
 
 from __future__ import annotations
 
@@ -47,8 +47,15 @@ async def compare_batches(
     if form is not Format.HTML and changes is not None:
         return await as_file(form, "changes", Pair, one_page(changes.pairs))
     known = await gateway.read(batches.known_batches, limit=_BATCHES)
-    fields = {"first": first or "", "second": second or "", "changes": changes, "known": known, "most": _PAIRS}
-    return page(request, "batches_compared.html", **fields)
+    return page(
+        request,
+        "batches_compared.html",
+        first=first or "",
+        second=second or "",
+        changes=changes,
+        known=known,
+        most=_PAIRS,
+    )
 
 
 @router.get("/compare/{first}/{second}/times.svg")

@@ -60,7 +60,7 @@ class _Wanted:
 
 @router.get("/evaluations")
 async def evaluations(request: Request, _: Viewer, gateway: CurrentGateway) -> Response:
-    """Show evaluations: running ones, then the latest verdicts, or those of one state by submission."""
+    """Show running evaluations, then the latest verdicts, or the evaluations in one state by submission."""
     asked = _asked(request)
     fields = await gateway.read(_read, _wanted(request, asked))
     return page(request, "evaluations.html", asked=asked, choices=_choices(), texts=_TEXTS, **fields)
@@ -89,11 +89,9 @@ def _read(engine: Engine, wanted: _Wanted) -> dict[str, Any]:
     Without a state the verdicts are listed by their time, so that a long queue does not hide them.
     """
     with together(engine):
-        filters, since, after = wanted.filters, wanted.since, wanted.after
-        like = wanted.like
-        if wanted.batch is not None:
-            like = Parts(**like, batches=batches.names(engine, wanted.batch))
-        filters = Filters(**filters, like=like)
+        since, after = wanted.since, wanted.after
+        named: Parts = {} if wanted.batch is None else {"batches": batches.names(engine, wanted.batch)}
+        filters: Filters = {**wanted.filters, "like": {**wanted.like, **named}}
         state = filters.get("state")
         running: Sequence[Listed] = []
         if state in (None, EvaluationState.DONE):

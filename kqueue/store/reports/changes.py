@@ -1,4 +1,4 @@
-"""Changes from one batch to another: what was fixed, what broke, and what is faster or slower."""
+"""Changes from one batch to another: broken, fixed, slower and faster kernels."""
 
 from __future__ import annotations
 
@@ -183,6 +183,11 @@ def _pair(key: _Key, old: Ended, new: Ended) -> Pair:
     )
 
 
+def _is_below(high: float | None, low: float | None) -> bool:
+    """Return True if the end of an interval is known to lie below the beginning of another one."""
+    return high is not None and low is not None and high < low
+
+
 def _change(old: Ended, new: Ended) -> Change:
     blames = old.category.blame, new.category.blame
     match blames:
@@ -193,10 +198,8 @@ def _change(old: Ended, new: Ended) -> Change:
         case (Blame.CANDIDATE, Blame.CANDIDATE):
             return Change.WRONG
         case (Blame.NONE, Blame.NONE):
-            if None not in (old.speedup_low, new.speedup_high) and new.speedup_high < old.speedup_low:
+            if _is_below(new.speedup_high, old.speedup_low):
                 return Change.SLOWER
-            if None not in (new.speedup_low, old.speedup_high) and new.speedup_low > old.speedup_high:
-                return Change.FASTER
-            return Change.SAME
+            return Change.FASTER if _is_below(old.speedup_high, new.speedup_low) else Change.SAME
         case _:
             return Change.NOT_JUDGED
