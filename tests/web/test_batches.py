@@ -16,7 +16,7 @@ from kqueue.evidence import Evidence
 from kqueue.store import tokens
 from kqueue.web import batches
 from tests.http.standin import Served
-from tests.samples import ended, request_fields
+from tests.samples import ended, measurement, passed, request_fields
 from tests.store.steps import change
 from tests.web.reading import HOSTILE, Elements, drawn, judged, shown, took
 from tests.web.visiting import visitor
@@ -100,15 +100,22 @@ def test_two_batches_are_compared(
     served: Served, browser: httpx.Client, judge: Judge, engine: Engine, token: Callable[..., str]
 ) -> None:
     """The page shows what broke, what was fixed, speedups by problem and a mean, also as CSV, to their owner only."""
+
+    def timed(ms: float) -> Outcome:
+        runtime, baseline = (
+            measurement(one).model_copy(update={"low_ms": one * 0.9, "high_ms": one * 1.1}) for one in (ms, 1.0)
+        )
+        return passed(runtime=runtime, baseline=baseline)
+
     wrong = ended(Category.WRONG_VALUES, message=f"now wrong {HOSTILE}")
     results: dict[str, tuple[Outcome, Outcome]] = {
-        "broke": (took(0.5), wrong),
-        "fixed": (wrong, took(0.5)),
-        "slower": (took(0.25), took(0.5)),
-        "faster": (took(0.5), took(0.125)),
-        "same": (took(0.5), took(0.5)),
+        "broke": (timed(0.5), wrong),
+        "fixed": (wrong, timed(0.5)),
+        "slower": (timed(0.25), timed(0.5)),
+        "faster": (timed(0.5), timed(0.125)),
+        "same": (timed(0.5), timed(0.5)),
         "wrong": (wrong, wrong),
-        "not judged": (took(0.5), ended(Category.REFERENCE_ERROR)),
+        "not judged": (timed(0.5), ended(Category.REFERENCE_ERROR)),
     }
     for name, pair in results.items():
         for batch, outcome in zip("ab", pair, strict=True):
