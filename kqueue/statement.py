@@ -13,22 +13,16 @@ from typing import Final
 _MOST: Final = 200_000
 _LONGEST: Final = 4000
 _LONGEST_SIGNATURE: Final = 400
-#: Names of the class of a reference and of its method.
-_CLASS: Final = "Model"
-_METHOD: Final = "forward"
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A problem in words. Each text is empty if the source does not have it.
-
-    Attributes:
-        words: the docstrings of the module, the model and its ``forward``, or else the comments at the beginning.
-        signature: the arguments and the result of ``forward``, such as ``forward(x: torch.Tensor) -> torch.Tensor``.
-    """
+    """A problem in words. Each text is empty if the source does not have it."""
 
     words: str = ""
+    """The docstrings of the module, the model and its ``forward``, or else the comments at the beginning."""
     signature: str = ""
+    """The arguments and the result of ``forward``."""
 
 
 def of(source: str) -> Statement:
@@ -37,9 +31,9 @@ def of(source: str) -> Statement:
         return Statement()
     try:
         module = ast.parse(source)
-        models = [node for node in module.body if isinstance(node, ast.ClassDef) and node.name == _CLASS]
+        models = [node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "Model"]
         methods = [
-            node for one in models for node in one.body if isinstance(node, ast.FunctionDef) and node.name == _METHOD
+            node for one in models for node in one.body if isinstance(node, ast.FunctionDef) and node.name == "forward"
         ]
         texts = [ast.get_docstring(node) for node in (module, *models, *methods)]
         words = "\n\n".join(dict.fromkeys(text for text in texts if text)) or _comments(source)

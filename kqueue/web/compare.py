@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Final
 from uuid import UUID
 
-from fastapi import Path, Query, Request, Response
+from fastapi import Path, Request, Response
 from sqlalchemy import Engine
 
 from kqueue import charts, differences
@@ -16,9 +16,7 @@ from kqueue.contract import HASH
 from kqueue.evidence import Measurement
 from kqueue.store import reports
 from kqueue.store.reports import Detail, batches, boards
-from kqueue.store.reports.changes import Pair
 from kqueue.web import present
-from kqueue.web.export import Format, as_file, one_page
 from kqueue.web.parameters import CurrentGateway, TextFilter
 from kqueue.web.pictures import can_draw, picture
 from kqueue.web.route import Viewer, page, pages
@@ -40,22 +38,12 @@ async def compare_batches(
     gateway: CurrentGateway,
     first: TextFilter = None,
     second: TextFilter = None,
-    form: Annotated[Format, Query(alias="format")] = Format.HTML,
 ) -> Response:
     """Show the changes from one batch to another, or a form for their names."""
     changes = None if first is None or second is None else await gateway.read(reports.changes, first, second)
-    if form is not Format.HTML and changes is not None:
-        return await as_file(form, "changes", Pair, one_page(changes.pairs))
     known = await gateway.read(batches.known_batches, limit=_BATCHES)
-    return page(
-        request,
-        "batches_compared.html",
-        first=first or "",
-        second=second or "",
-        changes=changes,
-        known=known,
-        most=_PAIRS,
-    )
+    names = {"first": first or "", "second": second or ""}
+    return page(request, "batches_compared.html", changes=changes, known=known, most=_PAIRS, **names)
 
 
 @router.get("/compare/{first}/{second}/times.svg")

@@ -24,7 +24,7 @@ Each function is one transaction and raises :class:`~kqueue.errors.DatabaseUnava
 ========================================  =====================================================
 """
 
-from kqueue.store.reports.changes import Change, Changes, changes
+from kqueue.store.reports.changes import changes
 from kqueue.store.reports.cost import By, Cost, cost
 from kqueue.store.reports.counts import (
     Batch,
@@ -58,8 +58,6 @@ __all__ = [
     "BatchState",
     "Best",
     "By",
-    "Change",
-    "Changes",
     "Cost",
     "Course",
     "Crowd",

@@ -75,16 +75,12 @@ class Filters(TypedDict, total=False):
 
 
 class Parts(TypedDict, total=False):
-    """Conditions of a list by parts of names."""
+    """Conditions of a list: parts of labels or prefixes of hashes, names of batches, the prefix of a producer."""
 
     problem: str
-    """A part of a problem's label, or a prefix of its hash."""
     kernel: str
-    """A part of a kernel's label, or a prefix of its hash."""
     batches: Collection[str]
-    """Names of batches."""
     producer: str
-    """The beginning of a producer's name."""
 
 
 @dataclass(frozen=True, slots=True)

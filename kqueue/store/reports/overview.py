@@ -88,12 +88,7 @@ def ended_by_minute(engine: Engine, *, minutes: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """The verdicts of a day in UTC.
-
-    Attributes:
-        passed, failed: the numbers of kernels that were right, and that failed themselves.
-        not_judged: the number of failures of the fleet or a problem, and of cancelled and expired evaluations.
-    """
+    """The verdicts of a day in UTC. ``not_judged`` counts failures of the fleet or a problem, and cancellations."""
 
     day: date
     passed: int
