@@ -17,7 +17,7 @@ MODEL = "class Model:\n    def forward(self, x, *, n: int = 2) -> int: ...\n"
         (f'"""Adds."""\n{MODEL}', Statement("Adds.", SIGNATURE)),
         ('class Model:\n    """Adds.\n\n    Twice.\n    """\n', Statement("Adds.\n\nTwice.", "")),
         # A program's first line is no description.
-        (f"#!/usr/bin/python\n# Adds.\n#  Twice.\n\n{MODEL}", Statement("Adds.\n Twice.", SIGNATURE)),
+        (f"#!/usr/bin/python\n# Adds.\n#  Twice.\n\n{MODEL}", Statement("Adds.\nTwice.", SIGNATURE)),
         ("# only a comment", Statement("only a comment", "")),
         ("class Model: (", Statement()),
         ("x = " + "(" * 5000, Statement()),
