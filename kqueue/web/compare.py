@@ -42,7 +42,7 @@ async def compare_batches(
     """Show the changes from one batch to another, or a form for their names."""
     changes = None if first is None or second is None else await gateway.read(reports.changes, first, second)
     known = await gateway.read(batches.known_batches, limit=_BATCHES)
-    names = {"first": first or "", "second": second or ""}
+    names: dict[str, Any] = {"first": first or "", "second": second or ""}
     return page(request, "batches_compared.html", changes=changes, known=known, most=_PAIRS, **names)
 
 
