@@ -34,16 +34,16 @@ OPTIONS = """\
 # Options
 
 Generated from the commands of `kqueue` by `make docs`. A test compares both. `kqueue COMMAND --help` prints the same.
-The output and exit statuses of commands are in [cli.md](cli.md).
+The output and exit statuses of commands are in [The command line](cli.md).
 """
 PYTHON = """\
 # Names in Python
 
-Generated from the package `kqueue` by `make docs`. A test compares both. [python.md](python.md) shows examples.
+Generated from the package `kqueue` by `make docs`. A test compares both. [From Python](python.md) shows examples.
 All arguments after a `*` are keyword arguments, and `...` is a default of `Request`. Separate pages describe the
 adapters for other programs: [training](training.md) and [evaluators](evaluator.md). `Category` is in
-[categories.md](categories.md). `Evidence`, `Facts` and `Measurement` are in [evidence.md](evidence.md), and the fields
-of `Config` in [settings.md](settings.md).
+[Categories](categories.md). `Evidence`, `Facts` and `Measurement` are in [Evidence](evidence.md), and the fields
+of `Config` in [Settings](settings.md).
 """
 #: Names that other pages describe.
 ELSEWHERE = {"Category", "Config", "Evidence", "Facts", "Measurement"}

@@ -26,7 +26,7 @@ INTRODUCTION = """# Words of every category
 `kqueue judge`, `kqueue show`, `kqueue submit --wait` and the page explain a verdict in these words, and searches give
 them to models. For each category the first kernel of the [gallery](../examples/README.md) was judged on the CPU
 (`make words`). A text says what failed and where, the first wrong values, and the cause if it is known.
-[categories.md](categories.md) explains the categories.
+[Categories](categories.md) explains the categories.
 """
 
 

@@ -64,13 +64,13 @@ def end(engine: Engine, secret: str) -> None:
 
 
 def invite(engine: Engine, name: str) -> str:
-    """Create a login link for one browser, to read and cancel everything and to submit. Return its secret.
+    """Create a login link for one browser, to read and cancel everything and to submit problems. Return its secret.
 
     The secret is not stored. Its sessions belong to a token of this name, which has no secret and can be revoked.
     """
     secret = new_secret(_LINK)
     with transaction(engine) as connection:
-        token_id = _allow(connection, name, (Scope.SUBMIT, *WIDE))
+        token_id = _allow(connection, name, (Scope.PROBLEMS, *WIDE))
         connection.execute(
             insert(Session).values(
                 digest=digest_of(secret), token_id=token_id, is_link=True, ends_at=func.now() + LINK_LIFETIME

@@ -17,7 +17,8 @@ needs a session (:mod:`~kqueue.web.session`), and a session is valid for pages o
 :mod:`~kqueue.web.problems`      problems, their leaderboards and baselines
 :mod:`~kqueue.web.batches`       batches, their progress and results
 :mod:`~kqueue.web.runs`          searches and tuning runs, one or two on a page
-:mod:`~kqueue.web.compare`       two kernels side by side
+:mod:`~kqueue.web.compare`       two kernels or two batches side by side
+:mod:`~kqueue.web.days`          throughput and pass rate over days
 :mod:`~kqueue.web.cost`          the cost of evaluations
 :mod:`~kqueue.web.search`        words in sources and logs
 :mod:`~kqueue.web.parameters`    filters in URLs

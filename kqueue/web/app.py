@@ -15,6 +15,7 @@ from kqueue.web import (
     batches,
     compare,
     cost,
+    days,
     evaluation,
     evaluations,
     now,
@@ -36,6 +37,7 @@ _ROUTERS: Final = (
     runs.router,
     compare.router,
     cost.router,
+    days.router,
     search.router,
 )
 

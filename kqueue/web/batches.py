@@ -67,15 +67,6 @@ async def fast_p_picture(_: Viewer, gateway: CurrentGateway, batch: BatchName, t
     return await picture(charts.FastP(batch, fast.speedups, fast.problems), theme)
 
 
-@router.get("/batches/{batch:path}/categories.svg")
-async def categories_picture(
-    _: Viewer, gateway: CurrentGateway, batch: BatchName, theme: Theme = Theme.LIGHT
-) -> Response:
-    """Draw the outcomes of a batch's evaluations."""
-    counts = await gateway.read(reports.outcomes, batch=batch)
-    return await picture(charts.Categories(batch, [charts.Stack(batch, counts)]), theme)
-
-
 @router.get("/batches/{batch:path}")
 async def one(
     request: Request,
@@ -124,6 +115,7 @@ def _read(engine: Engine, batch: str, *, with_cost: bool) -> dict[str, Any]:
             "is_dear": not adds_up,
             "latest": reports.listing(engine, batch=batch, limit=10),
             "duel": reports.duel_in(engine, batch),
+            "others": [one for one in batches.known_batches(engine, limit=_PAGE) if one.name != batch],
         }
 
 

@@ -1,4 +1,4 @@
-"""Two kernels side by side: sources, verdicts and times."""
+"""Two kernels side by side, and two batches: broken, fixed, slower and faster ones."""
 
 from __future__ import annotations
 
@@ -15,17 +15,35 @@ from kqueue.charts import Theme
 from kqueue.contract import HASH
 from kqueue.evidence import Measurement
 from kqueue.store import reports
-from kqueue.store.reports import Detail, boards
+from kqueue.store.reports import Detail, batches, boards
 from kqueue.web import present
-from kqueue.web.parameters import CurrentGateway
+from kqueue.web.parameters import CurrentGateway, TextFilter
 from kqueue.web.pictures import can_draw, picture
 from kqueue.web.route import Viewer, page, pages
 
 router: Final = pages()
 
 _CHANGES: Final = 3000
+#: Maximum number of batches that the form offers, and of rows in a table of pairs.
+_BATCHES: Final = 50
+_PAIRS: Final = 200
 #: An evaluation's id or its first digits, or a kernel's whole hash.
 _Which = Annotated[str, Path(max_length=64)]
+
+
+@router.get("/compare")
+async def compare_batches(
+    request: Request,
+    _: Viewer,
+    gateway: CurrentGateway,
+    first: TextFilter = None,
+    second: TextFilter = None,
+) -> Response:
+    """Show the changes from one batch to another, or a form for their names."""
+    changes = None if first is None or second is None else await gateway.read(reports.changes, first, second)
+    known = await gateway.read(batches.known_batches, limit=_BATCHES)
+    names: dict[str, Any] = {"first": first or "", "second": second or ""}
+    return page(request, "batches_compared.html", changes=changes, known=known, most=_PAIRS, **names)
 
 
 @router.get("/compare/{first}/{second}/times.svg")

@@ -14,7 +14,7 @@ from fastapi import Query, Request, Response
 from fastapi.responses import RedirectResponse
 from sqlalchemy import Engine
 
-from kqueue import contract, differences, examinations, feedback
+from kqueue import contract, differences, examinations, feedback, statement
 from kqueue.charts import Theme
 from kqueue.errors import InvalidRequest
 from kqueue.evidence import BaselineError, Histogram, Isolation, Measurement, WrongMap
@@ -219,6 +219,7 @@ def _read(engine: Engine, evaluation_id: UUID, against: str | None, *, within_s:
         "settings": json.dumps(detail.settings, indent=2, ensure_ascii=False),
         "kernel": present.source(detail.kernel),
         "problem": present.source(detail.problem),
+        "statement": statement.of(detail.problem),
         "others": [row for row in listed if row.evaluation_id != evaluation_id][:_OTHERS],
         "other": other,
         "too_long": too_long,

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 from uuid import UUID
 
 from fastapi import Request, Response
+from sqlalchemy import Engine
 
 from kqueue import backends, figures
 from kqueue.categories import Blame, Category
 from kqueue.errors import InvalidRequest
 from kqueue.http import cursors
-from kqueue.http.gateway import Gateway
 from kqueue.states import EvaluationState
 from kqueue.store import reports
+from kqueue.store.engine import together
+from kqueue.store.reports import Listed, batches
+from kqueue.store.reports.listing import Filters, Parts
+from kqueue.web import present
+from kqueue.web.live import live
+from kqueue.web.parameters import CurrentGateway
 from kqueue.web.route import Viewer, page, pages
 
 router: Final = pages()
@@ -27,38 +35,79 @@ _CHOICES: Final[dict[str, type[StrEnum]]] = {
     "category": Category,
     "blame": Blame,
 }
-#: Filters with any text as value.
-_TEXTS: Final = ("problem", "lane", "batch", "producer")
+#: Filters with any text as value, with hints for their fields.
+_TEXTS: Final = {
+    "problem": "part of its label",
+    "kernel": "part of its label",
+    "batch": "its beginning",
+    "producer": "its beginning",
+    "lane": "its name",
+    "since": "2h, 7d, 2026-01-31",
+}
 _LONGEST: Final = 200
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The conditions of a list, from its URL."""
+
+    filters: Filters
+    like: Parts
+    batch: str | None
+    since: datetime | None
+    after: tuple[datetime, UUID] | None
+
+
 @router.get("/evaluations")
-async def evaluations(request: Request, _: Viewer) -> Response:
-    """Show evaluations, the latest submission first."""
-    asked = {
-        name: value for name in (*_choices(), *_TEXTS, "since") if (value := request.query_params.get(name, "").strip())
-    }
-    cursor = request.query_params.get("cursor")
-    gateway: Gateway = request.app.state.gateway
-    since = asked.get("since")
-    listed = await gateway.read(
-        reports.listing,
-        since=None if since is None else figures.since(since, "since"),
-        after=None if not cursor else cursors.read(cursor, UUID),
-        limit=_PAGE + 1,
-        **_filters(asked),
-    )
-    rows, more = cursors.page(listed, _PAGE, lambda one: (one.submitted_at, one.evaluation_id))
-    return page(
-        request,
-        "evaluations.html",
-        rows=rows,
-        asked=asked,
-        choices=_choices(),
-        texts=_TEXTS,
-        is_first=not cursor,
-        more=more,
-    )
+async def evaluations(request: Request, _: Viewer, gateway: CurrentGateway) -> Response:
+    """Show running evaluations, then the latest verdicts, or the evaluations in one state by submission."""
+    asked = _asked(request)
+    fields = await gateway.read(_read, _wanted(request, asked))
+    return page(request, "evaluations.html", asked=asked, choices=_choices(), texts=_TEXTS, **fields)
+
+
+@router.get("/live/evaluations")
+async def evaluations_live(request: Request, viewer: Viewer, gateway: CurrentGateway) -> Response:
+    """Send the first page of a list after each change."""
+    asked = _asked(request)
+    wanted = _wanted(request, asked)
+
+    async def render() -> str:
+        return present.render("evaluations_live.html", asked=asked, **await gateway.read(_read, wanted))
+
+    return live(request, viewer, render)
+
+
+def _asked(request: Request) -> dict[str, str]:
+    given = {name: request.query_params.get(name, "").strip() for name in (*_choices(), *_TEXTS)}
+    return {name: value for name, value in given.items() if value}
+
+
+def _read(engine: Engine, wanted: _Wanted) -> dict[str, Any]:
+    """Return the fields of the list's template.
+
+    Without a state the verdicts are listed by their time, so that a long queue does not hide them.
+    """
+    with together(engine):
+        since, after = wanted.since, wanted.after
+        named: Parts = {} if wanted.batch is None else {"batches": batches.names(engine, wanted.batch)}
+        filters: Filters = {**wanted.filters, "like": {**wanted.like, **named}}
+        state = filters.get("state")
+        running: Sequence[Listed] = []
+        if state in (None, EvaluationState.DONE):
+            listed = reports.results(engine, since=since, after=after, limit=_PAGE + 1, **filters)
+            rows, more = cursors.page(
+                listed, _PAGE, lambda one: (one.finished_at or one.submitted_at, one.evaluation_id)
+            )
+            if state is None and after is None:
+                running = reports.listing(
+                    engine, since=since, limit=_PAGE, **filters | {"state": EvaluationState.RUNNING}
+                )
+        else:
+            listed = reports.listing(engine, since=since, after=after, limit=_PAGE + 1, **filters)
+            rows, more = cursors.page(listed, _PAGE, lambda one: (one.submitted_at, one.evaluation_id))
+        queued = reports.queued(engine, **filters) if state is None else 0
+        return {"rows": [*running, *rows], "queued": queued, "is_first": after is None, "more": more}
 
 
 def _choices() -> Mapping[str, Sequence[str]]:
@@ -66,8 +115,8 @@ def _choices() -> Mapping[str, Sequence[str]]:
     return {name: list(kind) for name, kind in _CHOICES.items()} | {"backend": backends.names()}
 
 
-def _filters(asked: dict[str, str]) -> dict[str, Any]:
-    """Return the arguments for :class:`kqueue.store.reports.Filters`, or raise InvalidRequest for a wrong value."""
+def _wanted(request: Request, asked: Mapping[str, str]) -> _Wanted:
+    """Return the conditions of a list, or raise InvalidRequest for a wrong value."""
     filters: dict[str, Any] = {}
     choices = _choices()
     for name, value in asked.items():
@@ -77,6 +126,14 @@ def _filters(asked: dict[str, str]) -> dict[str, Any]:
             if value not in choices[name]:
                 raise InvalidRequest(f"{name}: use one of {', '.join(choices[name])}")
             filters[name] = _CHOICES.get(name, str)(value)
-        elif name in _TEXTS:
+        elif name == "lane":
             filters[name] = value
-    return filters
+    like = Parts(**{name: asked[name] for name in ("problem", "kernel", "producer") if name in asked})
+    since, cursor = asked.get("since"), request.query_params.get("cursor")
+    return _Wanted(
+        Filters(**filters),
+        like,
+        asked.get("batch"),
+        None if since is None else figures.since(since, "since"),
+        None if not cursor else cursors.read(cursor, UUID),
+    )

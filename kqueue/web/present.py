@@ -29,6 +29,7 @@ NAVIGATION: Final = (
     ("/problems", "Problems"),
     ("/batches", "Batches"),
     ("/runs", "Searches"),
+    ("/days", "Days"),
     ("/cost", "Cost"),
     ("/search", "Search"),
 )

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 from fastapi import Path, Query, Request, Response
 from sqlalchemy import Engine
 
-from kqueue import backends, charts, examinations
+from kqueue import backends, charts, examinations, statement
 from kqueue.charts import Theme
 from kqueue.contract import HASH, Precision
 from kqueue.errors import UnknownProblem
@@ -137,6 +137,8 @@ def _read(engine: Engine, problem_hash: str, filters: dict[str, Any]) -> dict[st
         return {
             "problem": stored,
             "source": present.source(stored.source),
+            "statement": statement.of(stored.source),
+            "inputs": reports.inputs_of(engine, problem_hash),
             "rows": rows[:_BOARD],
             "entries": sharing.board(engine, problem_hash, limit=_BOARD),
             "is_cut": len(rows) > _BOARD,

@@ -79,3 +79,10 @@ def test_documents_that_programs_name_exist() -> None:
     assert len(programs) > 200
     named = {(path, target) for path in programs for target in NAMED.findall(path.read_text(errors="replace"))}
     assert [(path, fault) for path, target in named if (fault := missing(target, ROOT / "README.md"))] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_are_words(document: Path) -> None:
+    """No link to a document shows the name of a file."""
+    text = FENCE.sub("", document.read_text())
+    assert re.findall(r"\[`?[\w/.-]+\.md(?:#[\w-]+)?`?\]\([^)]*\)", text) == []

@@ -8,13 +8,20 @@ from collections.abc import Callable
 from urllib.parse import quote
 
 import httpx
+import pytest
+from sqlalchemy import Engine
 
 from kqueue.categories import Category
+from kqueue.contract import Outcome
 from kqueue.evidence import Evidence
+from kqueue.store import tokens
+from kqueue.store.reports.changes import Change, changes
 from kqueue.web import batches
 from tests.http.standin import Served
-from tests.samples import ended, request_fields
-from tests.web.reading import HOSTILE, drawn, judged, shown, took
+from tests.samples import ended, measurement, passed, request_fields
+from tests.store.steps import change
+from tests.web.reading import HOSTILE, Elements, drawn, judged, shown, took
+from tests.web.visiting import visitor
 
 Judge = Callable[..., None]
 
@@ -32,7 +39,7 @@ def test_a_batch_with_what_came_of_it(served: Served, browser: httpx.Client, jud
     assert "candidate 1" in page
     assert "slot time" in page
     assert "<dt>CPU time</dt><dd>2.5 s</dd>" in page
-    assert drawn(browser, page) == 2
+    assert drawn(browser, page) == 1
     assert [row["batch"] for row in csv.DictReader(io.StringIO(browser.get("/batches/step%2F1?format=csv").text))] == [
         "step/1"
     ] * 3
@@ -40,10 +47,12 @@ def test_a_batch_with_what_came_of_it(served: Served, browser: httpx.Client, jud
 
 
 def test_the_cost_of_a_large_batch_is_added_up_if_asked_for(served, browser, judge, monkeypatch) -> None:
-    """The sum is computed on request only, because it reads all attempts."""
+    """The page loads the sum later, because it reads all attempts."""
     judged(served, judge, batch="large")
     monkeypatch.setattr(batches, "_CHEAP", 0)
-    assert "slot time" not in shown(browser, "/batches/large")
+    page = shown(browser, "/batches/large")
+    assert "slot time" not in page
+    assert Elements(page).all("div", "data-later") == ["/batches/large?cost=true"]
     assert "slot time" in shown(browser, "/batches/large?cost=true")
 
 
@@ -77,7 +86,7 @@ def test_a_batch_with_a_hostile_name(served: Served, browser: httpx.Client, judg
     name = f"a/b?c#d%2F..&{HOSTILE}"
     judged(served, judge, took(0.5), batch=name)
     page = shown(browser, f"/batches/{quote(name, safe='')}")
-    assert drawn(browser, page) == 2
+    assert drawn(browser, page) == 1
 
 
 def test_a_batch_in_which_nothing_has_ended(served: Served, browser: httpx.Client) -> None:
@@ -86,4 +95,69 @@ def test_a_batch_in_which_nothing_has_ended(served: Served, browser: httpx.Clien
         api.post("/v1/evaluations", json=request_fields(batch="new")).raise_for_status()
     page = shown(browser, "/batches/new")
     assert "unknown: none ended" in page
-    assert drawn(browser, page) == 2
+    assert drawn(browser, page) == 1
+
+
+def test_two_batches_are_compared(
+    served: Served, browser: httpx.Client, judge: Judge, engine: Engine, token: Callable[..., str]
+) -> None:
+    """The page shows what broke, what was fixed, speedups by problem and a mean, to their owner only."""
+
+    def timed(ms: float) -> Outcome:
+        runtime, baseline = (
+            measurement(one).model_copy(update={"low_ms": one * 0.9, "high_ms": one * 1.1}) for one in (ms, 1.0)
+        )
+        return passed(runtime=runtime, baseline=baseline)
+
+    wrong = ended(Category.WRONG_VALUES, message=f"now wrong {HOSTILE}")
+    results: dict[str, tuple[Outcome, Outcome]] = {
+        "broke": (timed(0.5), wrong),
+        "fixed": (wrong, timed(0.5)),
+        "slower": (timed(0.25), timed(0.5)),
+        "faster": (timed(0.5), timed(0.125)),
+        "same": (timed(0.5), timed(0.5)),
+        "wrong": (wrong, wrong),
+        "not judged": (timed(0.5), ended(Category.REFERENCE_ERROR)),
+    }
+    for name, pair in results.items():
+        for batch, outcome in zip("ab", pair, strict=True):
+            judged(served, judge, outcome, batch=batch, problem=f"class Model: {name!r}", problem_label=name)
+    # Kernels without common labels are compared by the best one of the problem.
+    for batch, label, ms in (("a", "one", 0.5), ("a", "two", 0.25), ("b", "three", 0.25)):
+        judged(served, judge, took(ms), batch=batch, kernel_label=label, problem="class Model: 1")
+    judged(served, judge, batch="a", problem="class Model: 2")
+    page = shown(browser, "/compare?first=a&second=b")
+    for told in ("<strong>2</strong> same", "now wrong &#34;", "1 of the first, 0 of the second", "0.50x", "4.00x"):
+        assert told in page, told
+    found = changes(engine, "a", "b")
+    assert found.counts == {Change.SAME: 2, **{Change(name): 1 for name in results if name != "same"}}
+    assert all(pair.change == pair.second.problem_label for pair in found.pairs if pair.second.problem_label)
+    assert found.mean == pytest.approx(2 ** (1 / 4))
+    assert "Compare two batches" in shown(browser, "/compare")
+    assert "/compare" in Elements(shown(browser, "/batches/a")).all("form", "action")
+    shown(browser, "/compare?first=a&second=none", 404)
+    with visitor(served, tokens.create(engine, "of bob", (tokens.Scope.READ,), owner="bob")[1]) as bob:
+        shown(bob, "/compare?first=a&second=b", 404)
+        assert Elements(shown(bob, "/compare")).all("option", "value") == []
+        assert "<strong>0</strong> verdicts" in shown(bob, "/days")
+
+
+def test_days_have_throughput_and_pass_rate(
+    served: Served, browser: httpx.Client, judge: Judge, engine: Engine
+) -> None:
+    """Each day has its verdicts and the share of right kernels among the judged ones."""
+    for outcome in (took(0.5), ended(Category.CRASHED), ended(Category.CRASHED), ended(Category.REFERENCE_ERROR)):
+        judged(served, judge, outcome, batch="b/1")
+    old = judged(served, judge, batch="c")
+    change(engine, "UPDATE summaries SET finished_at = now() - interval '20 days' WHERE evaluation_id = :id", id=old)
+    rows = list(csv.DictReader(io.StringIO(browser.get("/days?format=csv").text)))
+    assert len(rows) == 21
+    assert [(row["passed"], row["failed"], row["not_judged"]) for row in (rows[0], rows[1], rows[-1])] == [
+        ("1", "0", "0"),
+        ("0", "0", "0"),
+        ("1", "2", "1"),
+    ]
+    assert "33%" in shown(browser, "/days?batch=b/")
+    assert "<strong>1</strong> verdicts" in shown(browser, "/days?batch=c")
+    assert "<strong>4</strong> verdicts" in shown(browser, "/days?since=1d")
+    shown(browser, "/days?since=never", 422)

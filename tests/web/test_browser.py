@@ -78,7 +78,14 @@ def addresses(served: Served, engine: Engine, judge: Callable[..., None]) -> lis
     judged(served, judge, examined("relu"), lane="gpu", settings={"examine": {"profile": True}})
     problem = hashlib.sha256(str(request_fields()["problem"]).encode()).hexdigest()
     lists = ["problems", f"problems/{problem}", "batches", "batches/step%2F1", "runs", "cost?by=producer"]
-    lists += ["search?q=ModelNew", f"runs/{one.id}", f"runs/{one.id}/{other.id}", f"compare/{good}/{bad}"]
+    lists += [
+        "days",
+        "compare?first=step/1&second=step/1",
+        "search?q=ModelNew",
+        f"runs/{one.id}",
+        f"runs/{one.id}/{other.id}",
+        f"compare/{good}/{bad}",
+    ]
     return [f"/{address}" for address in (*lists, f"evaluations/{bad}/autopsy", f"evaluations/{good}/autopsy")]
 
 
@@ -101,6 +108,37 @@ def test_news_come_without_a_reload(visit, served: Served, token, judge) -> None
     assert tab.locator("h2", has_text="Verdict").count() == 0
     judge(second)
     tab.locator("h2", has_text="Verdict").wait_for()
+    assert wrong == []
+
+
+def test_lists_are_live_sorted_and_folded_on_phones(visit, served: Served, token, judge) -> None:
+    """A new verdict comes in the order of the selected column, filters are folded on a phone, and costs load."""
+    for label, ms in (("slow", 0.8), ("fast", 0.2), ("middle", 0.4)):
+        judged(served, judge, took(ms), kernel_label=label)
+    tab = _log_in(visit(viewport={"width": 390, "height": 844}), token("read"))
+    wrong: list[str] = []
+    tab.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    tab.on("pageerror", lambda error: wrong.append(str(error)))
+    tab.goto("/evaluations")
+    tab.get_by_text("live", exact=True).wait_for()
+
+    def kernels() -> list[str]:
+        return tab.locator("tbody td:nth-child(4)").all_inner_texts()
+
+    assert kernels() == ["middle", "fast", "slow"]
+    tab.get_by_role("button", name="speedup").click()
+    assert kernels() == ["fast", "middle", "slow"]
+    judged(served, judge, took(0.5), kernel_label="late")
+    tab.get_by_text("late", exact=True).wait_for()
+    assert kernels() == ["fast", "middle", "late", "slow"]
+    assert tab.get_by_role("columnheader", name="speedup").get_attribute("aria-sort") == "descending"
+    assert not tab.locator("select[name=state]").is_visible()
+    tab.get_by_text("Filters").click()
+    assert tab.locator("select[name=state]").is_visible()
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert _violations(tab) == []
+    tab.goto("/cost")
+    tab.get_by_role("columnheader", name="slot time").wait_for()
     assert wrong == []
 
 

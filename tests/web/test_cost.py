@@ -22,7 +22,7 @@ from tests.web.reading import HOSTILE, Elements, judged, shown
 Judge = Callable[..., None]
 
 
-def test_costs_are_added_up_when_asked_for(served: Served, browser: httpx.Client, judge: Judge, engine: Engine) -> None:
+def test_costs_load_by_themselves(served: Served, browser: httpx.Client, judge: Judge, engine: Engine) -> None:
     """Costs are summed by token with name and budget, batch, problem, lane and day, and rows link to their subjects."""
     made, secret = tokens.create(
         engine, HOSTILE, [tokens.Scope("problems")], budget=Budget(3600.0, 86400.0, Spent.REFUSE)
@@ -33,7 +33,9 @@ def test_costs_are_added_up_when_asked_for(served: Served, browser: httpx.Client
     judge(UUID(answer.raise_for_status().json()["evaluation_id"]), passed(evidence=evidence))
     judged(served, judge, problem_label=HOSTILE)
     change(engine, "UPDATE attempts SET started_at = started_at - interval '600 s' WHERE payer IS NOT NULL")
-    assert "<table" not in shown(browser, "/cost")
+    page = shown(browser, "/cost")
+    assert "<table" not in page
+    assert Elements(page).all("div", "data-later") == ["/cost?by=producer"]
     page = shown(browser, "/cost?by=producer&since=2d")
     for told in (f"/evaluations?producer=token%3A{made.id}", "3000 s left, then refuse", "1 min 30 s", "30 s"):
         assert told in page, told

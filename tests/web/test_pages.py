@@ -145,22 +145,51 @@ def test_a_failure_is_told_to_all_who_look(browser: httpx.Client, monkeypatch: p
 
 
 def test_the_list_is_filtered_and_paged(served: Served, browser: httpx.Client, judge) -> None:
-    oldest = put(served, batch="many")
+    """The queue is listed by submission, and hides no verdict. Labels match by a part, and batches by the beginning."""
+    oldest = put(served, batch="many", kernel_label="Softmax", problem_label="Level 1/soft")
     with served.client() as api:
         entries = [request_fields(number, batch="many") for number in range(50)]
         api.post("/v1/evaluations/batch", json={"entries": entries}).raise_for_status()
     newest, other = put(served, batch="many"), put(served, batch="other")
     judge(oldest)
 
-    def of(page: str) -> list[bool]:
+    def of(address: str) -> list[bool]:
+        page = shown(browser, address)
         return [f"/evaluations/{identity}" in page for identity in (oldest, newest, other)]
 
+    assert of("/evaluations") == [True, False, False]
     page = shown(browser, "/evaluations?batch=many")
-    assert of(page) == [False, True, False]
+    assert "51 wait" in page
+    assert Elements(page).all("div", "data-live") == ["/live/evaluations?batch=many"]
+    assert of("/evaluations?batch=many&state=queued") == [False, True, False]
+    page = shown(browser, "/evaluations?batch=many&state=queued")
     [more] = [a["href"] for name, a in Elements(page).found if name == "a" and a.get("rel") == "next"]
-    assert of(shown(browser, more)) == [True, False, False]
-    done = "/evaluations?state=done&since=1h&category=passed&blame=none"
-    assert of(shown(browser, done)) == [True, False, False]
+    assert of(more) == [False, False, False]
+    assert "data-live=" not in shown(browser, more)
+    for matching in (
+        "state=done&since=1h&category=passed&blame=none",
+        "kernel=soft",
+        "problem=level",
+        "producer=token",
+    ):
+        assert of(f"/evaluations?{matching}") == [True, False, False], matching
+    for missing in ("kernel=gelu", "problem=%25", "batch=x", "batch=any", "producer=oken"):
+        assert of(f"/evaluations?{missing}") == [False, False, False], missing
+    assert of("/evaluations?batch=ot&state=queued") == [False, False, True]
+
+
+def test_verdicts_are_paged_by_their_time(served: Served, browser: httpx.Client, judge) -> None:
+    """The next page continues after the last verdict."""
+    ids = [put(served) for _ in range(52)]
+    for identity in ids:
+        judge(identity)
+    page = shown(browser, "/evaluations")
+    [more] = [a["href"] for name, a in Elements(page).found if name == "a" and a.get("rel") == "next"]
+    pages = page, shown(browser, more)
+    assert [[f"/evaluations/{one}" in text for one in (ids[0], ids[1], ids[2], ids[-1])] for text in pages] == [
+        [False, False, True, True],
+        [True, True, False, False],
+    ]
 
 
 def test_a_failure_is_told_with_its_places(served: Served, browser: httpx.Client, judge) -> None:

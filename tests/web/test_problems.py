@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 from collections.abc import Callable
 from threading import BoundedSemaphore
@@ -20,7 +21,7 @@ from kqueue.store import workers
 from kqueue.web import export, pictures, problems
 from tests.http.standin import Served, end
 from tests.samples import ended, examined, passed, request_fields
-from tests.web.reading import HOSTILE, Elements, drawn, judged, shown, took
+from tests.web.reading import HOSTILE, Elements, drawn, found_wrong, judged, shown, took
 
 Judge = Callable[..., None]
 
@@ -46,12 +47,29 @@ def test_a_problem_with_its_leaderboard(served: Served, browser: httpx.Client, j
     assert "No matching kernel" in shown(browser, f"/problems/{problem_hash}?device=another")
 
 
+def test_a_problem_in_words(served: Served, browser: httpx.Client, judge: Judge) -> None:
+    """A problem has its docstrings, signature and inputs. Its name on an evaluation's page leads to it."""
+    source = f"class Model:\n    {f'Adds {HOSTILE}'!r}\n    def forward(self, x: int, y=2) -> int: ..."
+    one = judged(served, judge, found_wrong(), problem=source)
+    address = f"/problems/{hashlib.sha256(source.encode()).hexdigest()}"
+    page = shown(browser, f"/evaluations/{one}")
+    assert "The problem: Adds " in page
+    assert address in Elements(page).all("a", "href")
+    page = shown(browser, address)
+    for told in ("Adds ", "forward(x: int, y=2) -&gt; int", "float32[4, 3001]"):
+        assert told in page, told
+    plain = "x = 1"
+    judged(served, judge, problem=plain)
+    page = shown(browser, f"/problems/{hashlib.sha256(plain.encode()).hexdigest()}")
+    assert "The source has no description" in page
+
+
 def test_the_roofline_of_a_problem(served, browser, judge, engine, worker_id, problem_hash) -> None:
-    """Each kernel's last profile on the newest one's device is drawn and listed, and categories are a bar."""
+    """Each kernel's last profile on the newest one's device is drawn and listed, and the outcomes are drawn once."""
     judged(served, judge, examined("nobody asked"))
     page = shown(browser, f"/problems/{problem_hash}")
     assert "Roofline" not in page
-    assert page.count('<rect class="of-none"') == 1
+    assert page.split('id="counts"')[1].split("</section>")[0].count("<svg") == 1
     workers.register(engine, id=uuid4(), name="gpu-0@here", host="here", pid=1, lanes=["gpu"], device="GPU-0")
 
     def profiled(label: str, device: str, outcome: Outcome) -> UUID:

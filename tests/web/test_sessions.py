@@ -161,7 +161,7 @@ def test_a_link_is_good_once(served: Served, engine: Engine) -> None:
         assert second.get("/login", params={"link": secret}).status_code == 403
         assert second.get("/evaluations").status_code == 303
         [known] = [known for known in tokens.listing(engine) if known.name == "somebody"]
-        assert known.scopes == (tokens.Scope.SUBMIT, *tokens.WIDE)
+        assert known.scopes == (tokens.Scope.PROBLEMS, *tokens.WIDE)
         tokens.revoke(engine, "somebody")
         assert first.get("/evaluations").status_code == 303
 

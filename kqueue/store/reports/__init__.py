@@ -10,6 +10,7 @@ Each function is one transaction and raises :class:`~kqueue.errors.DatabaseUnava
 :mod:`~kqueue.store.reports.problems`     stored problems
 :mod:`~kqueue.store.reports.boards`       a problem's leaderboard, baselines and use
 :mod:`~kqueue.store.reports.batches`      batches, their best kernels and their failures
+:mod:`~kqueue.store.reports.changes`      changes from one batch to another
 :mod:`~kqueue.store.reports.duels`        duels, from the evaluations of their batches
 :mod:`~kqueue.store.reports.runs`         searches and their proposals, without long texts
 :mod:`~kqueue.store.reports.texts`        words in sources and logs
@@ -23,6 +24,7 @@ Each function is one transaction and raises :class:`~kqueue.errors.DatabaseUnava
 ========================================  =====================================================
 """
 
+from kqueue.store.reports.changes import changes
 from kqueue.store.reports.cost import By, Cost, cost
 from kqueue.store.reports.counts import (
     Batch,
@@ -43,10 +45,10 @@ from kqueue.store.reports.curves import FastP, Point, best_so_far, fast_p
 from kqueue.store.reports.detail import AttemptDetail, Detail, Evaluation, resolve_id, show
 from kqueue.store.reports.duels import duel, duel_in, duel_requests
 from kqueue.store.reports.ended import Ended, ended, finished, now
-from kqueue.store.reports.listing import Best, Listed, best, finished_in, listing, results, unfinished
+from kqueue.store.reports.listing import Best, Listed, best, finished_in, listing, queued, results, unfinished
 from kqueue.store.reports.names import Kind, Named, named
-from kqueue.store.reports.overview import Oldest, Use, ended_by_minute, oldest, use
-from kqueue.store.reports.problems import ProblemDetail, StoredProblem, problem, problems
+from kqueue.store.reports.overview import Day, Oldest, Use, days, ended_by_minute, oldest, use
+from kqueue.store.reports.problems import ProblemDetail, StoredProblem, inputs_of, problem, problems
 from kqueue.store.reports.progress import Earlier, Progress, earlier, last_queued, placed, progress, progress_of_batch
 from kqueue.store.reports.waiting import Waiting, Why, waiting
 
@@ -59,6 +61,7 @@ __all__ = [
     "Cost",
     "Course",
     "Crowd",
+    "Day",
     "Detail",
     "Earlier",
     "Ended",
@@ -82,9 +85,11 @@ __all__ = [
     "batch_state",
     "best",
     "best_so_far",
+    "changes",
     "cost",
     "courses",
     "crowds",
+    "days",
     "duel",
     "duel_in",
     "duel_requests",
@@ -95,6 +100,7 @@ __all__ = [
     "faults",
     "finished",
     "finished_in",
+    "inputs_of",
     "last_queued",
     "listing",
     "named",
@@ -106,6 +112,7 @@ __all__ = [
     "problems",
     "progress",
     "progress_of_batch",
+    "queued",
     "resolve_id",
     "results",
     "show",

@@ -84,6 +84,15 @@ def known_batches(engine: Engine, *, beginning: str = "", limit: int = 50) -> li
     return fetch(engine, KnownBatch, query.order_by(page.c.last_at.desc(), page.c.name))
 
 
+def names(engine: Engine, beginning: str, *, limit: int = 200) -> list[str]:
+    """Return the name of a batch, or if no batch has it the names that begin with it, the latest first."""
+    fits = Batch.name.startswith(beginning, autoescape=True)
+    query = select(Batch.name).where(fits).order_by(Batch.name != beginning, Batch.last_at.desc(), Batch.name)
+    with transaction(engine) as connection:
+        found = list(connection.scalars(query.limit(limit)))
+    return found[:1] if found[:1] == [beginning] else found
+
+
 def batch_faults(engine: Engine, batch: str, counts: Mapping[Category, int]) -> list[BatchFault]:
     """Return the kinds of failures in a batch, each with an example, the most frequent first.
 

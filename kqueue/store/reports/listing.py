@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Final, TypedDict, Unpack
@@ -15,9 +16,9 @@ from kqueue.categories import Blame, Category
 from kqueue.contract import HASH
 from kqueue.states import EvaluationState, Priority
 from kqueue.store.engine import transaction
-from kqueue.store.evaluations import ITS_KERNEL, OPEN, REAL
+from kqueue.store.evaluations import ITS_KERNEL, OPEN, QUEUED, REAL
 from kqueue.store.models import Attempt, Environment, Evaluation, Kernel, Verdict
-from kqueue.store.sql import columns, fetch
+from kqueue.store.sql import any_text, columns, fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,16 @@ class Filters(TypedDict, total=False):
     batch: str | None
     priority: Priority | None
     producer: str | None
+    like: Parts | None
+
+
+class Parts(TypedDict, total=False):
+    """Conditions of a list: parts of labels or prefixes of hashes, names of batches, the prefix of a producer."""
+
+    problem: str
+    kernel: str
+    batches: Collection[str]
+    producer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +143,26 @@ _BEST: Final = table("best_verdicts", *(column(field.name) for field in fields(B
 
 
 def results(
-    engine: Engine, *, since: datetime | None = None, limit: int = 100, **filters: Unpack[Filters]
+    engine: Engine,
+    *,
+    since: datetime | None = None,
+    after: tuple[datetime, UUID] | None = None,
+    limit: int = 100,
+    **filters: Unpack[Filters],
 ) -> list[Listed]:
-    """Return finished evaluations, the latest first.
+    """Return finished evaluations, the latest verdict first.
 
     Args:
         since: earliest time of the verdict.
+        after: ``finished_at`` and id of the caller's last result, after which the list continues.
         filters: conditions on the evaluations.
     """
     wanted = conditions(filters)
     if since is not None:
         wanted.append(Verdict.finished_at >= since)
-    query = LISTED.where(_FINISHED, *wanted).order_by(Verdict.finished_at.desc(), Evaluation.id)
+    if after is not None:
+        wanted.append(tuple_(Verdict.finished_at, Evaluation.id) < tuple_(*map(literal, after)))
+    query = LISTED.where(_FINISHED, *wanted).order_by(Verdict.finished_at.desc(), Evaluation.id.desc())
     return fetch(engine, Listed, query.limit(limit))
 
 
@@ -169,6 +188,14 @@ def listing(
         wanted.append(tuple_(Evaluation.submitted_at, Evaluation.id) < tuple_(*map(literal, after)))
     order = (Evaluation.submitted_at.desc(), Evaluation.id.desc())
     return fetch(engine, Listed, LISTED.where(*wanted).order_by(*order).limit(limit))
+
+
+def queued(engine: Engine, *, most: int = 10_000, **filters: Unpack[Filters]) -> int:
+    """Return the number of queued evaluations, at most ``most``."""
+    each = select(Evaluation.id).join(Kernel, ITS_KERNEL).outerjoin(Verdict, Verdict.evaluation_id == Evaluation.id)
+    counted = each.where(QUEUED, *conditions(filters)).limit(most).subquery()
+    with transaction(engine) as connection:
+        return connection.scalars(select(func.count()).select_from(counted)).one()
 
 
 def finished_in(
@@ -257,11 +284,24 @@ def conditions(filters: Filters) -> list[ColumnElement[bool]]:
     ]
     if (problem := filters.get("problem")) is not None:
         wanted.append(_is_named(problem, Evaluation.problem_label, Evaluation.problem_hash))
-    return wanted
+    return [*wanted, *_like(filters.get("like") or {})]
 
 
-def _is_named(name: str, label: _Text, digest: _Text) -> ColumnElement[bool]:
-    """Return the condition that a problem has this label, or a hash with this prefix."""
+def _like(parts: Parts) -> Iterator[ColumnElement[bool]]:
+    """Yield the SQL conditions of parts of names."""
+    if (problem := parts.get("problem")) is not None:
+        yield _is_named(problem, Evaluation.problem_label, Evaluation.problem_hash, partly=True)
+    if (kernel := parts.get("kernel")) is not None:
+        yield _is_named(kernel, Evaluation.kernel_label, Evaluation.kernel_hash, partly=True)
+    if (batches := parts.get("batches")) is not None:
+        yield Evaluation.batch == any_text(batches)
+    if (producer := parts.get("producer")) is not None:
+        yield Evaluation.producer.startswith(producer, autoescape=True)
+
+
+def _is_named(name: str, label: _Text, digest: _Text, *, partly: bool = False) -> ColumnElement[bool]:
+    """Return the condition that a source has this label, or this as a part of it, or a hash with this prefix."""
     if re.fullmatch(HASH, name):
         return digest == name  # the index on hashes answers this, and no label looks like a hash
-    return or_(label == name, digest.startswith(name, autoescape=True))
+    same = label.icontains(name, autoescape=True) if partly else label == name
+    return or_(same, digest.startswith(name, autoescape=True))

@@ -1,20 +1,26 @@
-"""The fleet at a glance: the longest waits, recently ended evaluations, and the use of devices."""
+"""The fleet at a glance: the longest waits, ended evaluations by minute and day, and the use of devices."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, date, datetime, timedelta
+from typing import Final
 from uuid import UUID
 
-from sqlalchemy import Engine, Integer, cast, column, func, select, table
+from sqlalchemy import Date, Engine, Integer, cast, column, func, select, table
 from sqlalchemy.dialects.postgresql import distinct_on
 
+from kqueue.categories import Blame, Category
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import QUEUED, REAL
-from kqueue.store.models import Evaluation, Verdict
+from kqueue.store.models import Evaluation, Summary, Verdict
 from kqueue.store.sql import fetch
 
 _UTILISATION = table("fleet_utilisation", *(column(name) for name in ("device", "host", "busy_share", "alive")))
+#: Maximum number of days of a report, and the number of days that are reported without any verdict.
+_MOST_DAYS: Final = 366
+_FEWEST_DAYS: Final = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +84,52 @@ def ended_by_minute(engine: Engine, *, minutes: int) -> list[int]:
             if 0 <= row.ago < minutes:
                 counted[minutes - 1 - row.ago] = row.number
     return counted
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """The verdicts of a day in UTC. ``not_judged`` counts failures of the fleet or a problem, and cancellations."""
+
+    day: date
+    passed: int
+    failed: int
+    not_judged: int
+
+    @property
+    def total(self) -> int:
+        """The number of verdicts."""
+        return self.passed + self.failed + self.not_judged
+
+    @property
+    def rate(self) -> float | None:
+        """The share of right kernels among the judged ones, or None without any."""
+        judged = self.passed + self.failed
+        return self.passed / judged if judged else None
+
+
+def days(engine: Engine, *, since: datetime, batch: str = "") -> list[Day]:
+    """Return the days since a time, the first one first, and at most a year of them.
+
+    Days before the first verdict are left out, except in the last two weeks.
+
+    Args:
+        batch: the beginning of the names of the only batches to count. Empty for all evaluations.
+    """
+    day = cast(func.timezone("UTC", Summary.finished_at), Date).label("day")
+    query = select(day, Summary.category, func.count()).where(Summary.finished_at >= since)
+    if batch:
+        query = query.where(Summary.batch.startswith(batch, autoescape=True))
+    blames: dict[date, Counter[Blame]] = {}
+    with transaction(engine) as connection:
+        for one, category, number in connection.execute(query.group_by(day, Summary.category)):
+            blames.setdefault(one, Counter())[Category(category).blame] += number
+    today = datetime.now(UTC).date()
+    begin = min([*blames, today - timedelta(days=_FEWEST_DAYS - 1)])
+    begin = max(begin, since.astimezone(UTC).date(), today - timedelta(days=_MOST_DAYS - 1))
+    each = [begin + timedelta(days=ago) for ago in range((today - begin).days + 1)]
+    return [_day(one, blames.get(one, Counter())) for one in each]
+
+
+def _day(one: date, blames: Counter[Blame]) -> Day:
+    passed, failed = blames[Blame.NONE], blames[Blame.CANDIDATE]
+    return Day(one, passed, failed, blames.total() - passed - failed)

@@ -9,14 +9,18 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Engine, Select, Subquery, func, literal, or_, select, true, tuple_
 
 from kqueue.errors import UnknownProblem
+from kqueue.evidence import InputTensor
 from kqueue.shapes import public
 from kqueue.store import sharing
-from kqueue.store.evaluations import REAL_PROBLEM
-from kqueue.store.models import Evaluation, Problem
+from kqueue.store.engine import transaction
+from kqueue.store.evaluations import REAL, REAL_PROBLEM
+from kqueue.store.models import Evaluation, Problem, Verdict
 from kqueue.store.sql import fetch
 
 #: Number of a problem's evaluations in which a label is searched.
 _LOOKED_AT: Final = 100
+#: Number of a problem's latest evaluations in which its inputs are searched.
+_RECORDED: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,20 @@ def problem(engine: Engine, problem_hash: str) -> ProblemDetail:
     for one in sharing.listing(engine, problem_hash=problem_hash):
         return ProblemDetail(problem_hash, one.label, len(one.source.encode()), one.created_at, one.source)
     raise UnknownProblem([problem_hash])
+
+
+def inputs_of(engine: Engine, problem_hash: str) -> list[InputTensor]:
+    """Return the tensors of one call of a problem, from the latest evaluations that recorded them."""
+    latest = (
+        select(Evaluation.id)
+        .where(Evaluation.problem_hash == problem_hash, REAL)
+        .order_by(Evaluation.submitted_at.desc())
+        .limit(_RECORDED)
+    )
+    evidence: Any = Verdict.evidence
+    query = select(evidence["inputs"]).where(Verdict.evaluation_id.in_(latest), evidence.has_key("inputs")).limit(1)
+    with transaction(engine) as connection:
+        return [InputTensor.model_validate(one) for one in connection.scalar(query) or ()]
 
 
 def _labelled(few: Subquery) -> Select[*tuple[Any, ...]]:
