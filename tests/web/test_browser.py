@@ -136,7 +136,7 @@ def test_lists_are_live_sorted_and_folded_on_phones(visit, served: Served, token
     tab.get_by_text("Filters").click()
     assert tab.locator("select[name=state]").is_visible()
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert _violations(tab) == []
+    assert violations(tab) == []
     tab.goto("/cost")
     tab.get_by_role("columnheader", name="slot time").wait_for()
     assert wrong == []
