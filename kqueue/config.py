@@ -12,6 +12,7 @@ import os
 import re
 import tempfile
 from functools import cached_property
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -114,6 +115,12 @@ class Config(BaseSettings):
     """Maximum number of evaluations without a verdict for each token."""
     http_access_log: bool = True
     """True if `kqueue serve` logs a line for each answered request."""
+    callback_secret: SecretStr | None = Field(default=None, min_length=16)
+    """Secret of at least 16 characters from which `kqueue serve` makes the owners' secrets, which sign callbacks. By
+    default no callbacks are sent. Give all servers of a fleet the same value."""
+    callback_networks: str = ""
+    """Networks to which callbacks are sent although they are not public, separated by commas, such as ``10.1.0.0/16``.
+    All users who submit can then send requests to these networks."""
     reuse: bool = True
     """True if verdicts of this host's workers can be reused for equal evaluations."""
     probe_share: float = Field(default=0.005, ge=0, le=0.5)
@@ -129,6 +136,13 @@ class Config(BaseSettings):
     """Minimum level of log lines: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
     log_json: bool = False
     """True if each event is logged as a line of JSON."""
+
+    @field_validator("callback_networks")
+    @classmethod
+    def _are_networks(cls, value: str) -> str:
+        for part in filter(None, map(str.strip, value.split(","))):
+            ip_network(part)
+        return value
 
     @field_validator("build_store")
     @classmethod

@@ -71,6 +71,10 @@ def kernelbench(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The results file.", show_default="RUN_DIR/eval_results.json")
     ] = None,
+    one_sample: Annotated[
+        bool,
+        typer.Option("--one-sample", help="Write an object for each problem, as older readers expect, not a list."),
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Judge and score a folder of KernelBench generations. Run it again to resume an interrupted run."""
@@ -88,7 +92,7 @@ def kernelbench(
         "measure_performance": not no_timing,
         "comparison": comparison,
     }
-    run = _Run(out or generations / _RESULTS, level, asked)
+    run = _Run(out or generations / _RESULTS, level, asked, one_sample=one_sample)
     todo = run.to_do(samples, batch=generations.resolve().name or None)
     evaluated = len(todo)
     try:

@@ -140,6 +140,12 @@ def submit(
     queue_wait: Annotated[
         float | None, typer.Option(metavar="S", help="Maximum seconds that an evaluation waits for a worker.")
     ] = None,
+    callback: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Post the verdict to this URL, or with --batch the batch's counts at its end."
+        ),
+    ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", "-w", help="Wait for the verdicts. Exit with 1 if one did not pass.")
     ] = False,
@@ -161,6 +167,7 @@ def submit(
         "producer": producer,
         "reuse": False if fresh else None,
         "queue_wait_s": queue_wait,
+        "callback_url" if batch is None else "batch_callback_url": callback,
     }
     fields = {name: value for name, value in given.items() if value is not None}
     if problem is not None:

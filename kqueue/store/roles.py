@@ -97,6 +97,11 @@ _PRODUCE: Final[_Rights] = {
         "UPDATE": ("published_at",),
     },
     "batches": {"INSERT": _ALL, "UPDATE": ("last_at",)},
+    "callbacks": {
+        "SELECT": _ALL,
+        "INSERT": ("evaluation_id", "batch", "url", "next_at"),
+        "UPDATE": ("url", "attempts", "next_at", "delivered_at", "error"),
+    },
     "kqueue_cancel": {"EXECUTE": _ALL},
     "kqueue_reuse": {"EXECUTE": _ALL},
     "kqueue_waiting": {"EXECUTE": _ALL},
@@ -109,7 +114,7 @@ _SEARCH: Final[_Rights] = {
 _ATTRIBUTED: Final = _PRODUCE["evaluations"] | {"UPDATE": ("published_at", "token_id")}
 #: Privileges of each role in addition to reading the relations in :data:`_READABLE`.
 _WRITES: Final[Mapping[str, _Rights]] = {
-    READER: {"tokens": _WEIGHTS},
+    READER: {"callbacks": {"SELECT": _ALL}, "tokens": _WEIGHTS},
     PRODUCER: _PRODUCE | _SEARCH,
     TENANT: {
         **_PRODUCE,
@@ -174,6 +179,7 @@ _OWN: Final = {
     "attempts": _EVALUATED,
     "baselines": _OWNED,
     "batches": _OWNED,
+    "callbacks": _OWNED,
     "evaluations": _OWNED,
     "kernels": _OWNED,
     "problems": _OWNED,
