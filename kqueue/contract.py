@@ -34,6 +34,7 @@ from kqueue.errors import InvalidRequest
 from kqueue.evidence import NEEDS, Environment, Evidence, Facts, Measurement, Part
 from kqueue.profiles import Protocol
 from kqueue.states import Priority, Writer
+from kqueue.text import InNotebooks
 
 #: Maximum size of the source of a problem or kernel, in bytes of UTF-8.
 MAX_SOURCE_BYTES: Final = 1 << 20
@@ -500,7 +501,7 @@ def _complaint(fault: Mapping[str, Any]) -> str:
             )
 
 
-class _Result(Part):
+class _Result(Part, InNotebooks):
     """The fields of an outcome, and the values derived from them."""
 
     category: Category

@@ -416,17 +416,8 @@ _POLL_S: Final = 0.5
 _PAUSE_RATIO: Final = 10
 
 
-def watch(
-    names: Annotated[
-        list[str], typer.Argument(metavar="BATCH|ID...", help="Batches, and evaluations by their first digits.")
-    ],
-    timeout: options.Timeout = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line per change.")] = False,
-) -> None:
-    """Show the progress of batches and evaluations until all have ended. Exit with 1 if one did not pass.
-
-    A terminal shows a bar. Otherwise a line is printed for each change.
-    """
+def follow(names: Sequence[str], timeout: float | None, *, as_json: bool) -> None:
+    """Show the progress of batches and evaluations until all have ended. Exit with 1 if one did not pass."""
     from kqueue.store import reports
 
     with database("watch") as engine:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kqueue.client import Client
 from kqueue.errors import EvaluationFailed, InvalidRequest
@@ -20,6 +20,8 @@ from kqueue.integrations.common import Connection, Score, request_for, scorer, t
 
 # Imported by name, so that types can be checked without OpenEvolve.
 _results: Any = importlib.import_module("openevolve.evaluation_result")
+
+_connection: Final = Connection(Client)
 
 
 def evaluator(problem: Path | str, *, score: Score = "speedup", **arguments: Any) -> Callable[[str], Any]:
@@ -38,7 +40,7 @@ def evaluator(problem: Path | str, *, score: Score = "speedup", **arguments: Any
         InvalidRequest: the file cannot be read.
         ConfigError: there is no such policy.
     """
-    of, connection = scorer(score), Connection(Client)
+    of = scorer(score)
     try:
         reference = Path(problem).read_text(encoding="utf-8")
     except OSError as error:
@@ -51,7 +53,7 @@ def evaluator(problem: Path | str, *, score: Score = "speedup", **arguments: Any
         if isinstance(request, InvalidRequest):
             metrics = {"combined_score": 0.0, "correct": 0.0}
             return _results.EvaluationResult(metrics=metrics, artifacts={"feedback": f"FAILED: {request}"})
-        verdict = connection.client().submit(request).wait()
+        verdict = _connection.client().submit(request).wait()
         number = of(verdict)
         if number is None:
             raise EvaluationFailed(verdict)
