@@ -93,7 +93,7 @@ def content(engine: Engine, due: callbacks.Due) -> dict[str, Any] | None:
 
 
 class Sender:
-    """The task that sends callbacks. Any number of servers can send those of one fleet."""
+    """The task that sends callbacks. Any number of servers can send a fleet's callbacks."""
 
     def __init__(self, gateway: Gateway, *, secret: str, networks: str) -> None:
         """Create a sender.
@@ -150,7 +150,7 @@ class Sender:
                 url = httpx.URL(due.url)
                 address = await self._resolve(url)
                 if address is None:
-                    return f"{url.host} has no public address: KQUEUE_CALLBACK_NETWORKS can allow others"
+                    return f"{url.host} has no public address: KQUEUE_CALLBACK_NETWORKS allows more"
                 given = headers(self._secret, due, body, time.time()) | {"Host": url.netloc.decode()}
                 # The name is not resolved a second time, so its server cannot give another address. The certificate
                 # must be the name's.

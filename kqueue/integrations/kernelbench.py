@@ -41,20 +41,14 @@ def eval_kernel_against_ref(
     """Judge a kernel.
 
     Args:
-        original_model_src: source of the reference.
-        custom_model_src: source of the kernel.
         seed_num: seed before both constructors. The seeds of inputs are secret.
-        num_correct_trials: number of input sets to check.
         num_perf_trials: maximum number of timed calls.
-        measure_performance: True to time the kernel.
         timing_method: written to the metadata. The judge always uses its own clock.
         verbose: write the result to stderr.
-        build_dir: ignored. Workers build in directories of their own.
+        build_dir: ignored. Workers choose the folders in which they build.
         device: ignored. ``lane`` chooses the GPU's model.
-        backend: name of a backend.
         precision: ``fp32``, ``fp16`` or ``bf16``, or a dtype of torch.
-        check_for_excessive_speedup: True to flag an implausible speedup in ``metadata["excessive_speedup"]``.
-        excessive_speedup_threshold: speedup above which it is implausible.
+        excessive_speedup_threshold: speedup above which ``metadata["excessive_speedup"]`` is set.
         fields: other arguments of :func:`~kqueue.kernelbench.request_of`, such as ``lane`` and ``comparison``.
 
     Returns:

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kqueue.client import AsyncClient, Client
+from kqueue.client import Client
 from kqueue.integrations.common import Answer, Connection, Score
-from kqueue.integrations.rl import scored, scored_async
+from kqueue.integrations.rl import scored
 
 #: Arguments of verl's reward models, which have no meaning here.
 _UNUSED: Final = ("reward_router_address", "reward_model_tokenizer")
 _client: Final = Connection(Client)
-_async_client: Final = Connection(AsyncClient)
 
 
 def compute_score(
@@ -47,21 +46,5 @@ def compute_score(
         InvalidRequest: the reference or an argument is wrong, or no worker serves the lane.
         ServiceError: the fleet cannot be reached.
     """
-    return scored(_client.client(), ground_truth, solution_str, score, **_given(arguments))
-
-
-async def compute_score_async(
-    data_source: str,  # noqa: ARG001 verl's
-    solution_str: Answer,
-    ground_truth: str,
-    extra_info: Any = None,  # noqa: ARG001 verl's
-    *,
-    score: Score = "speedup",
-    **arguments: Any,
-) -> float:
-    """Return the reward of an answer, without a thread for each. See :func:`compute_score`."""
-    return await scored_async(_async_client.client(), ground_truth, solution_str, score, **_given(arguments))
-
-
-def _given(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in arguments.items() if name not in _UNUSED}
+    given = {name: value for name, value in arguments.items() if name not in _UNUSED}
+    return scored(_client.client(), ground_truth, solution_str, score, **given)

@@ -91,7 +91,7 @@ class CallbackState:
         if self.error is None:
             return "not sent yet"
         then = "gave up" if self.next_at is None else f"next attempt at {self.next_at:%H:%M:%S} UTC"
-        return f"attempt {self.attempts} of {ATTEMPTS} failed, {self.error}; {then}"
+        return f"attempt {self.attempts} of {ATTEMPTS} failed ({self.error}), {then}"
 
 
 def register(connection: Connection, requests: Mapping[UUID, Request], reused: Collection[UUID], now: datetime) -> None:

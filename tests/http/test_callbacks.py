@@ -174,7 +174,7 @@ def test_attempts_end(calling, receiver: Receiver, config: Config, judge, engine
     assert errors["/302"] == "the receiver answered with 302"
     assert errors["/hang"] == "the receiver did not answer within 0.3 s"
     assert errors["/500"] == "the receiver answered with 500"
-    assert state_of(engine, tickets["/500"].evaluation_id).in_words().endswith("; gave up")
+    assert state_of(engine, tickets["/500"].evaluation_id).in_words().endswith(", gave up")
     assert receiver.bodies("/elsewhere") == []
 
 
