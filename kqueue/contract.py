@@ -10,6 +10,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self, cast
@@ -353,14 +354,12 @@ _Label = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$
 
 
 def _is_url(value: str) -> str:
-    try:
+    with suppress(ValueError):
         parts = urlsplit(value)
-        named = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        named = False
-    if not named or parts.username is not None or not value.isascii() or not value.isprintable() or " " in value:
-        raise ValueError("use a URL such as https://host/path, in ASCII and without a user's name")
-    return value
+        named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and parts.username is None
+        if named and value.isascii() and value.isprintable() and " " not in value:
+            return value
+    raise ValueError("use a URL such as https://host/path, in ASCII and without a user's name")
 
 
 #: Type of the URL of a callback.

@@ -18,14 +18,14 @@ from kqueue.errors import InvalidRequest
 from kqueue.text import clean
 
 if TYPE_CHECKING:
-    from kqueue.contract import Outcome, Request, Verdict
+    from kqueue.client import Client
+    from kqueue.client.remote import RemoteClient
+    from kqueue.contract import Request, Verdict
 
 #: Seconds between two looks at the files.
 _LOOK_S: Final = 0.2
 #: Seconds without a change after which a file counts as saved, because editors write in several steps.
 _QUIET_S: Final = 0.3
-#: Times of change and sizes of the files. None stands for a missing file.
-_Stamps = Sequence[tuple[int, int, int] | None]
 
 
 def watch(
@@ -70,13 +70,18 @@ def _at_each_save(
     Saves during an evaluation are judged once, after it.
     """
     from kqueue.feedback import describe
+    from kqueue.judging import LocalJudge
 
     files = [file for file in (kernel, Path(problem)) if file.is_file()]
     if kernel not in files:
         raise InvalidRequest(f"{kernel}: no such file: give a kernel's file, or give no --problem to watch a batch")
     with ExitStack() as stack:
-        judge = _on_fleet(stack, url) if fleet or url is not None else _here(stack, device)
-        stamps: _Stamps = ()
+        if fleet or url is not None:
+            judge = _on_fleet(stack.enter_context(runs.client_of(url)))
+        else:
+            judge = stack.enter_context(LocalJudge(device))
+            say(where(judge.machine))
+        stamps: Sequence[object] = ()
         try:
             while True:
                 stamps = _saved(files, stamps)
@@ -93,17 +98,7 @@ def _at_each_save(
             say("stopped")
 
 
-def _here(stack: ExitStack, device: str | None) -> Callable[[Request], Outcome]:
-    from kqueue.judging import LocalJudge
-
-    local = stack.enter_context(LocalJudge(device))
-    say(where(local.machine))
-    return local
-
-
-def _on_fleet(stack: ExitStack, url: str | None) -> Callable[[Request], Verdict]:
-    client = stack.enter_context(runs.client_of(url))
-
+def _on_fleet(client: Client | RemoteClient) -> Callable[[Request], Verdict]:
     def judge(request: Request) -> Verdict:
         ticket = client.submit(request)
         try:
@@ -115,25 +110,21 @@ def _on_fleet(stack: ExitStack, url: str | None) -> Callable[[Request], Verdict]
     return judge
 
 
-def _saved(files: Sequence[Path], before: _Stamps) -> _Stamps:
-    """Wait until the files differ from ``before`` and do not change any more. Return their stamps."""
+def _saved(files: Sequence[Path], before: Sequence[object]) -> Sequence[object]:
+    """Wait until the files' stamps differ from ``before`` and do not change any more. Return the stamps."""
     while True:
-        now = _stamps(files)
-        if now == before or None in now:
-            time.sleep(_LOOK_S)
-            continue
-        time.sleep(_QUIET_S)
-        if _stamps(files) == now:
-            return now
+        now = [_stamp(file) for file in files]
+        if now != before and None not in now:
+            time.sleep(_QUIET_S)
+            if now == [_stamp(file) for file in files]:
+                return now
+        time.sleep(_LOOK_S)
 
 
-def _stamps(files: Sequence[Path]) -> _Stamps:
-    stamps: list[tuple[int, int, int] | None] = []
-    for file in files:
-        try:
-            status = file.stat()
-        except OSError:
-            stamps.append(None)
-        else:
-            stamps.append((status.st_mtime_ns, status.st_size, status.st_ino))
-    return stamps
+def _stamp(file: Path) -> object:
+    """Return a value that changes with each save. None while an editor replaces the file."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino

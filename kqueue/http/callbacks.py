@@ -50,18 +50,6 @@ def secret_of(secret: str, owner: str) -> str:
     return hmac.new(secret.encode(), f"kqueue callbacks of {owner}".encode(), hashlib.sha256).hexdigest()
 
 
-def headers(secret: str, due: callbacks.Due, body: bytes, now: float) -> dict[str, str]:
-    """Return the headers of a callback: its type, the time in seconds since 1970, and the signature of both."""
-    stamp = str(int(now))
-    signature = hmac.new(secret_of(secret, due.owner).encode(), f"{stamp}.".encode() + body, hashlib.sha256)
-    return {
-        "Content-Type": "application/json",
-        "User-Agent": "kqueue",
-        "KQueue-Timestamp": stamp,
-        "KQueue-Signature": f"sha256={signature.hexdigest()}",
-    }
-
-
 def is_allowed(address: str, networks: str) -> bool:
     """Return True if callbacks can be sent to an address: a public one, or one of the networks of the setting."""
     ip: IPv4Address | IPv6Address = ip_address(address.partition("%")[0])
@@ -96,13 +84,7 @@ class Sender:
     """The task that sends callbacks. Any number of servers can send a fleet's callbacks."""
 
     def __init__(self, gateway: Gateway, *, secret: str, networks: str) -> None:
-        """Create a sender.
-
-        Args:
-            gateway: access to the database.
-            secret: the fleet's secret, from which :func:`secret_of` makes the owners' secrets.
-            networks: networks that are allowed although they are not public. See ``KQUEUE_CALLBACK_NETWORKS``.
-        """
+        """Create a sender for the settings ``callback_secret`` and ``callback_networks``."""
         self._gateway = gateway
         self._secret = secret
         self._allowed = networks
@@ -110,13 +92,8 @@ class Sender:
         # The environment's proxies would connect to any address. A connection that is kept for one host of an address
         # could serve another one.
         limits = httpx.Limits(max_keepalive_connections=0)
-        self._http = httpx.AsyncClient(
-            trust_env=False,
-            follow_redirects=False,
-            timeout=_ATTEMPT_S,
-            limits=limits,
-            verify=ssl.create_default_context(),
-        )
+        how: dict[str, Any] = {"trust_env": False, "follow_redirects": False, "verify": ssl.create_default_context()}
+        self._http = httpx.AsyncClient(timeout=_ATTEMPT_S, limits=limits, **how)
 
     async def run(self) -> None:
         """Send callbacks until the task is cancelled. The next start of any server continues."""
@@ -151,7 +128,16 @@ class Sender:
                 address = await self._resolve(url)
                 if address is None:
                     return f"{url.host} has no public address: KQUEUE_CALLBACK_NETWORKS allows more"
-                given = headers(self._secret, due, body, time.time()) | {"Host": url.netloc.decode()}
+                stamp = str(int(time.time()))
+                secret = secret_of(self._secret, due.owner).encode()
+                signature = hmac.new(secret, f"{stamp}.".encode() + body, hashlib.sha256).hexdigest()
+                given = {
+                    "Host": url.netloc.decode(),
+                    "Content-Type": "application/json",
+                    "User-Agent": "kqueue",
+                    "KQueue-Timestamp": stamp,
+                    "KQueue-Signature": f"sha256={signature}",
+                }
                 # The name is not resolved a second time, so its server cannot give another address. The certificate
                 # must be the name's.
                 to, name = url.copy_with(host=address), {"sni_hostname": url.host}

@@ -41,14 +41,8 @@ def eval_kernel_against_ref(
     """Judge a kernel.
 
     Args:
-        seed_num: seed before both constructors. The seeds of inputs are secret.
-        num_perf_trials: maximum number of timed calls.
-        timing_method: written to the metadata. The judge always uses its own clock.
         verbose: write the result to stderr.
-        build_dir: ignored. Workers choose the folders in which they build.
-        device: ignored. ``lane`` chooses the GPU's model.
-        precision: ``fp32``, ``fp16`` or ``bf16``, or a dtype of torch.
-        excessive_speedup_threshold: speedup above which ``metadata["excessive_speedup"]`` is set.
+        device: ignored, like ``build_dir``. ``lane`` chooses the GPU's model.
         fields: other arguments of :func:`~kqueue.kernelbench.request_of`, such as ``lane`` and ``comparison``.
 
     Returns:
@@ -56,8 +50,6 @@ def eval_kernel_against_ref(
 
     Raises:
         EvaluationFailed: the fleet or the problem failed, so the kernel's quality is unknown.
-        InvalidRequest: an argument is wrong, or no worker serves the lane.
-        ServiceError: the fleet cannot be reached.
     """
     request = request_of(
         original_model_src,

@@ -1,10 +1,4 @@
-"""A resources server for NeMo-Gym (``pip install nemo-gym``, Python 3.12): rewards of kernels by the fleet's verdicts.
-
-An ``app.py`` next to the environment's configuration has two lines::
-
-    from kqueue.integrations.nemo_gym import KernelResourcesServer
-    KernelResourcesServer.run_webserver()
-"""
+"""A resources server for NeMo-Gym, which needs Python 3.12: rewards of kernels by the fleet's verdicts."""
 
 from __future__ import annotations
 
@@ -38,18 +32,12 @@ class KernelVerifyRequest(_base.BaseVerifyRequest):
     reference: str
 
 
-class KernelVerifyResponse(_base.BaseVerifyResponse):
-    """A reply with its reward."""
-
-    reference: str
-
-
 class KernelResourcesServer(_base.SimpleResourcesServer):
     """A server that rewards the kernel in a model's reply."""
 
     config: KernelResourcesServerConfig
 
-    async def verify(self, body: KernelVerifyRequest) -> KernelVerifyResponse:
+    async def verify(self, body: KernelVerifyRequest) -> Any:
         """Return the reply with its reward.
 
         Raises:
@@ -57,4 +45,4 @@ class KernelResourcesServer(_base.SimpleResourcesServer):
         """
         settings = self.config.model_dump(include=set(KernelResourcesServerConfig.__annotations__))
         reward = await scored_async(_connection.client(), body.reference, body.response.output_text, **settings)
-        return KernelVerifyResponse(**body.model_dump(), reward=reward)
+        return _base.BaseVerifyResponse(**body.model_dump(), reward=reward)

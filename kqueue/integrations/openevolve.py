@@ -1,10 +1,4 @@
-"""The ``evaluate`` function of OpenEvolve's searches.
-
-An evaluator file of two lines::
-
-    from kqueue.integrations.openevolve import evaluator
-    evaluate = evaluator("problem.py", backend="triton")
-"""
+"""The ``evaluate`` function of OpenEvolve's searches."""
 
 from __future__ import annotations
 
@@ -27,18 +21,14 @@ _connection: Final = Connection(Client)
 def evaluator(problem: Path | str, *, score: Score = "speedup", **arguments: Any) -> Callable[[str], Any]:
     """Return OpenEvolve's ``evaluate`` for a problem.
 
-    Its result has the metrics ``combined_score``, ``correct`` and, if the kernel was timed, ``speedup`` and
-    ``runtime_ms``. The artifact ``feedback`` describes the verdict for the next prompt. If the fleet or the problem
-    failed, ``evaluate`` raises, and OpenEvolve tries again ``max_retries`` times.
+    It raises if the fleet or the problem failed, and OpenEvolve tries again. The artifact ``feedback`` has the verdict.
 
     Args:
         problem: file of the reference.
-        score: see :func:`~kqueue.integrations.common.scorer`.
         arguments: arguments of :func:`~kqueue.kernelbench.request_of`, such as ``backend`` and ``lane``.
 
     Raises:
         InvalidRequest: the file cannot be read.
-        ConfigError: there is no such policy.
     """
     of = scorer(score)
     try:
@@ -47,7 +37,6 @@ def evaluator(problem: Path | str, *, score: Score = "speedup", **arguments: Any
         raise InvalidRequest(f"problem: {problem}: {error.strerror}: name the file of a reference") from None
 
     def evaluate(program_path: str) -> Any:
-        """Judge the program in a file. Raise EvaluationFailed if it has no verdict."""
         taken = take_from(Path(program_path).read_text(encoding="utf-8"))
         request = request_for(reference, taken.kernel, **arguments)
         if isinstance(request, InvalidRequest):

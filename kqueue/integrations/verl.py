@@ -1,12 +1,6 @@
 """The reward function of verl's trainers.
 
-::
-
-    reward.custom_reward_function.path=pkg://kqueue.integrations.verl
-    reward.custom_reward_function.name=compute_score
-    +reward.custom_reward_function.reward_kwargs.backend=triton
-
-A row's ``reward_model.ground_truth`` is the source of its reference.
+Its path is ``pkg://kqueue.integrations.verl``. A row's ``reward_model.ground_truth`` is the source of its reference.
 """
 
 from __future__ import annotations
@@ -19,7 +13,7 @@ from kqueue.integrations.rl import scored
 
 #: Arguments of verl's reward models, which have no meaning here.
 _UNUSED: Final = ("reward_router_address", "reward_model_tokenizer")
-_client: Final = Connection(Client)
+_connection: Final = Connection(Client)
 
 
 def compute_score(
@@ -31,20 +25,12 @@ def compute_score(
     score: Score = "speedup",
     **arguments: Any,
 ) -> float:
-    """Return the reward of an answer.
+    """Return the reward of an answer (:func:`~kqueue.integrations.rl.scored`), or raise, never a number, without one.
 
     Args:
-        data_source: ignored.
         solution_str: the answer, from which the kernel is extracted.
         ground_truth: source of the reference.
-        extra_info: ignored.
-        score: see :func:`~kqueue.integrations.common.scorer`.
         arguments: arguments of :func:`~kqueue.kernelbench.request_of`, such as ``backend`` and ``lane``.
-
-    Raises:
-        EvaluationFailed: the kernel has no verdict. A reward of 0 would teach the model that it was bad.
-        InvalidRequest: the reference or an argument is wrong, or no worker serves the lane.
-        ServiceError: the fleet cannot be reached.
     """
     given = {name: value for name, value in arguments.items() if name not in _UNUSED}
-    return scored(_client.client(), ground_truth, solution_str, score, **given)
+    return scored(_connection.client(), ground_truth, solution_str, score, **given)

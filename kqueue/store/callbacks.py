@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -54,8 +54,7 @@ _SETTLE: Final = text("""
 """)
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
+class Due(NamedTuple):
     """A claimed callback. ``attempts`` includes the attempt that is to be made."""
 
     id: UUID
@@ -68,15 +67,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class CallbackState:
-    """The state of a callback.
-
-    Attributes:
-        host: the host of its URL. The rest of a URL can contain secrets.
-        attempts: number of attempts to send it.
-        next_at: time of the next attempt. None before the verdict, and after the last attempt.
-        delivered_at: time at which its receiver accepted it.
-        error: the reason why the last attempt failed.
-    """
+    """The state of a callback. It has the URL's host only, because the rest of a URL can contain secrets."""
 
     host: str
     attempts: int
@@ -129,7 +120,7 @@ def claim(engine: Engine) -> list[Due]:
     with transaction(engine) as connection:
         connection.execute(_BATCHES)
         rows = connection.execute(_CLAIM, {"claim_s": _CLAIM_S, "most": _OF_AN_OWNER}).all()
-    return [Due(*row) for row in rows]
+    return [Due._make(row) for row in rows]
 
 
 def settle(engine: Engine, due: Due, error: str | None) -> None:

@@ -26,9 +26,9 @@ SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
 def _closed(config: Config) -> Iterator[None]:
     """Close the clients that the adapters share in a process."""
     yield
-    for name, connection in (("verl", "_client"), ("kernelbench", "_connection"), ("openevolve", "_connection")):
+    for name in ("verl", "kernelbench", "openevolve"):
         module = sys.modules.get(f"kqueue.integrations.{name}")
-        if module is not None and (client := getattr(module, connection).take()) is not None:
+        if module is not None and (client := module._connection.take()) is not None:
             client.close()
 
 

@@ -207,6 +207,6 @@ def show(engine: Engine, evaluation_id: UUID, *, within_s: float | None = None) 
         reason = waiting(engine, evaluation_id, within_s=within_s)
     # The row's own `attempts` is their number.
     parts = {"attempts": read(AttemptDetail, attempts), "waiting": reason, "verdict": verdict}
-    parts["callbacks"] = callbacks.states(engine, evaluation_id=evaluation_id)
-    [detail] = read(Detail, [row], problem=shapes.public(row.problem), **parts)
+    calls = callbacks.states(engine, evaluation_id=evaluation_id)
+    [detail] = read(Detail, [row], problem=shapes.public(row.problem), callbacks=calls, **parts)
     return detail
