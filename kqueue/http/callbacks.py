@@ -76,7 +76,9 @@ def content(engine: Engine, due: callbacks.Due) -> dict[str, Any] | None:
             summary = verdict.summary() | {"message": verdict.message[:_MESSAGE], "passed": verdict.passed}
             return {**head, "event": "evaluation", "evaluation": summary}
         state = None if due.batch is None else reports.batch_state(engine, due.batch)
-    fields = None if state is None else TypeAdapter(reports.Batch).dump_python(state, mode="json", exclude={"callbacks"})
+    fields = (
+        None if state is None else TypeAdapter(reports.Batch).dump_python(state, mode="json", exclude={"callbacks"})
+    )
     return None if fields is None else {**head, "event": "batch", "batch": fields}
 
 

@@ -287,7 +287,7 @@ async def _submit_rounds(gateway: Gateway, payer: Caller, requests: Sequence[con
         await gateway.submit(payer, [keys.put(request) for request in requests])
 
 
-@router.get("/callbacks/secret")
+@router.get("/callbacks/secret", responses=failures.documented(404))
 async def callback_secret(caller: Submitter, gateway: CurrentGateway) -> shapes.CallbackSecret:
     """Return the secret that signs the callbacks of the caller's owner."""
     secret = gateway.config.callback_secret
