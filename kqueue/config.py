@@ -12,6 +12,7 @@ import os
 import re
 import tempfile
 from functools import cached_property
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import unquote
@@ -137,6 +138,12 @@ class Config(BaseSettings):
     person keeps the scopes of a former group."""
     http_access_log: bool = True
     """True if `kqueue serve` logs a line for each answered request."""
+    callback_secret: SecretStr | None = Field(default=None, min_length=16)
+    """Secret of at least 16 characters from which `kqueue serve` makes the owners' secrets, which sign callbacks. By
+    default no callbacks are sent. Give all servers of a fleet the same value."""
+    callback_networks: str = ""
+    """Networks to which callbacks are sent although they are not public, separated by commas, such as ``10.1.0.0/16``.
+    All users who submit can then send requests to these networks."""
     reuse: bool = True
     """True if verdicts of this host's workers can be reused for equal evaluations."""
     probe_share: float = Field(default=0.005, ge=0, le=0.5)
@@ -164,6 +171,13 @@ class Config(BaseSettings):
             return values
         secret = unquote(credentials.partition(":")[2] or credentials)
         return {**values, "url": f"{scheme}://{host}{slash}{path}", "token": values.get("token") or secret}
+
+    @field_validator("callback_networks")
+    @classmethod
+    def _are_networks(cls, value: str) -> str:
+        for part in filter(None, map(str.strip, value.split(","))):
+            ip_network(part)
+        return value
 
     @field_validator("build_store")
     @classmethod

@@ -10,12 +10,23 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self, cast
+from urllib.parse import urlsplit
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    computed_field,
+    field_validator,
+    model_validator,
+)
 
 from kqueue import backends
 from kqueue.backends import PYTEST
@@ -24,6 +35,7 @@ from kqueue.errors import InvalidRequest
 from kqueue.evidence import NEEDS, Environment, Evidence, Facts, Measurement, Part
 from kqueue.profiles import Protocol
 from kqueue.states import Priority, Writer
+from kqueue.text import InNotebooks
 
 #: Maximum size of the source of a problem or kernel, in bytes of UTF-8.
 MAX_SOURCE_BYTES: Final = 1 << 20
@@ -342,6 +354,19 @@ def _source(value: str, what: str) -> str:
 _Label = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
 
 
+def _is_url(value: str) -> str:
+    with suppress(ValueError):
+        parts = urlsplit(value)
+        named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and parts.username is None
+        if named and value.isascii() and value.isprintable() and " " not in value:
+            return value
+    raise ValueError("use a URL such as https://host/path, in ASCII and without a user's name")
+
+
+#: Type of the URL of a callback.
+_Url = Annotated[str, Field(max_length=2000), AfterValidator(_is_url)]
+
+
 class Request(_Model):
     """A request to judge one kernel against one problem."""
 
@@ -377,6 +402,12 @@ class Request(_Model):
     queue_wait_s: Annotated[float, Field(gt=0, le=30 * 86400)] | None = None
     """Maximum wait in seconds for a worker, after which the evaluation ends as ``expired``. None waits without
     limit."""
+    callback_url: _Url | None = None
+    """``http`` or ``https`` URL to which `kqueue serve` posts the verdict. An evaluation has the URL of the submission
+    that created it."""
+    batch_callback_url: _Url | None = None
+    """URL to which `kqueue serve` posts the counts of the batch whenever all its evaluations have ended. The last
+    submission's URL counts."""
 
     @field_validator("problem")
     @classmethod
@@ -396,6 +427,12 @@ class Request(_Model):
         if value is not None and value.startswith("token:"):
             raise ValueError("names that begin with `token:` are reserved for tokens: choose another")
         return value
+
+    @model_validator(mode="after")
+    def _calls_for_a_batch(self) -> Self:
+        if self.batch_callback_url is not None and self.batch is None:
+            raise ValueError("batch_callback_url needs a batch: name one, or use callback_url")
+        return self
 
     @model_validator(mode="after")
     def _tests_are_tests(self) -> Self:
@@ -464,7 +501,7 @@ def _complaint(fault: Mapping[str, Any]) -> str:
             )
 
 
-class _Result(Part):
+class _Result(Part, InNotebooks):
     """The fields of an outcome, and the values derived from them."""
 
     category: Category

@@ -30,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, computed_field
 from kqueue.categories import Blame, Category
 from kqueue.contract import Request, Result
 from kqueue.errors import InvalidRequest
+from kqueue.text import InNotebooks
 
 #: Probability of a winner between two equal kernels, over all looks of a duel.
 ERROR: Final = 0.02
@@ -70,7 +71,7 @@ class Trial:
         return cls(result.category, result.speedup, clock, device, label)
 
 
-class Duel(BaseModel):
+class Duel(BaseModel, InNotebooks):
     """The state of a duel."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)

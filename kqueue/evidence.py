@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, field_validator
 
 from kqueue.categories import CATEGORIES, Blame, Category
+from kqueue.text import InNotebooks
 
 
 class Part(BaseModel):
@@ -530,7 +531,7 @@ class KernelProfile(Part):
     recorded line information, as Triton and nvcc do here."""
 
 
-class Profile(Part):
+class Profile(Part, InNotebooks):
     """The profiles of the kernels of one call."""
 
     by: Literal["ncu", "cupti"]

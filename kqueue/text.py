@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from importlib import import_module
 from typing import Final
 
 #: Unicode categories that are escaped: controls, formatting (which can reverse text), surrogates, private use,
@@ -17,6 +18,14 @@ _UNSAFE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 DIAGNOSTIC: Final = re.compile(r"(:\d+(:\d+)?|\(\d+\)): (fatal )?error\b|^\S*\s*at \d+:\d+:|\bundefined symbol\b")
 #: Maximum number of cached characters, of the million that exist.
 _KEPT: Final = 4096
+
+
+class InNotebooks:
+    """A mixin for types that :mod:`kqueue.notebook` shows."""
+
+    def _repr_html_(self) -> str:
+        # By name, because that module imports these types.
+        return import_module("kqueue.notebook").to_html(self)
 
 
 def clean(value: object) -> str:

@@ -53,7 +53,7 @@ TOOLS = {
 #: packages of them.
 LARGE = {"search"}
 #: Packages for adapters that are installed without their dependencies.
-BARE = {"trace-opt"}
+BARE = {"tensordict", "trace-opt", "verl"}
 #: PyTorch's index of builds for the CPU, whose dependencies come from PyPI.
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 #: Size limit of a wheelhouse without torch in MiB.

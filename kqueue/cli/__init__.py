@@ -37,6 +37,7 @@ from kqueue.cli import (
     submit,
     token,
     tune,
+    watching,
 )
 from kqueue.cli.options import with_groups
 from kqueue.cli.render import drop_output, say
@@ -122,7 +123,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "judge": judge.judge,
     "submit": submit.submit,
     "wait": submit.wait,
-    "watch": submit.watch,
+    "watch": watching.watch,
     "duel": judge.duel,
     "kernelbench": kernelbench.kernelbench,
     "tune": tune.tune,

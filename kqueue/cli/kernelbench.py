@@ -71,6 +71,10 @@ def kernelbench(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The results file.", show_default="RUN_DIR/eval_results.json")
     ] = None,
+    one_sample: Annotated[
+        bool,
+        typer.Option("--one-sample", help="Write an object for each problem, as older readers expect, not a list."),
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Judge and score a folder of KernelBench generations. Run it again to resume an interrupted run."""
@@ -88,7 +92,9 @@ def kernelbench(
         "measure_performance": not no_timing,
         "comparison": comparison,
     }
-    run = _Run(out or generations / _RESULTS, level, asked)
+    if one_sample and len({sample.problem_id for sample in samples}) < len(samples):
+        raise InvalidRequest("--one-sample: a problem has several samples: omit this option")
+    run = _Run(out or generations / _RESULTS, level, asked, one_sample=one_sample)
     todo = run.to_do(samples, batch=generations.resolve().name or None)
     evaluated = len(todo)
     try:
@@ -144,8 +150,9 @@ class _Work:
 class _Run:
     """The results file. Each write replaces the whole file atomically."""
 
-    def __init__(self, file: Path, level: int, asked: dict[str, Any]) -> None:
+    def __init__(self, file: Path, level: int, asked: dict[str, Any], *, one_sample: bool) -> None:
         """Read the file if it exists. All its results have the level ``level`` and the settings ``asked``."""
+        self._one_sample = one_sample
         self.file = file
         self._level = level
         self._asked = asked
@@ -200,7 +207,12 @@ class _Run:
 
     def write(self) -> None:
         begun = time.monotonic()
-        _write(self.file, dict(sorted(self.results.items(), key=lambda item: int(item[0]))))
+        results: dict[str, Any] = dict(sorted(self.results.items(), key=lambda item: int(item[0])))
+        if self._one_sample:
+            if any(len(rows) > 1 for rows in results.values()):
+                raise InvalidRequest(f"--one-sample: {self.file} has several samples of a problem: use another --out")
+            results = {problem: rows[0] for problem, rows in results.items() if rows}
+        _write(self.file, results)
         ended = time.monotonic()
         self._due = ended + _PAUSE * (ended - begun)
 

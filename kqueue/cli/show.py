@@ -87,6 +87,8 @@ def show(
             expires=moment(detail.expires_at) if queued else "",
         )
         table(_ATTEMPT)(detail.attempts)
+        for call in detail.callbacks:
+            _print_fields(callback=f"{call.host}: {call.in_words()}")
         if detail.verdict is not None:
             _print_verdict(detail.verdict, detail.kernel, all_of_log=log)
         if source:

@@ -140,6 +140,12 @@ def submit(
     queue_wait: Annotated[
         float | None, typer.Option(metavar="S", help="Maximum seconds that an evaluation waits for a worker.")
     ] = None,
+    callback: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Post the verdict to this URL, or with --batch the batch's counts at its end."
+        ),
+    ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", "-w", help="Wait for the verdicts. Exit with 1 if one did not pass.")
     ] = False,
@@ -161,6 +167,7 @@ def submit(
         "producer": producer,
         "reuse": False if fresh else None,
         "queue_wait_s": queue_wait,
+        "callback_url" if batch is None else "batch_callback_url": callback,
     }
     fields = {name: value for name, value in given.items() if value is not None}
     if problem is not None:
@@ -409,17 +416,8 @@ _POLL_S: Final = 0.5
 _PAUSE_RATIO: Final = 10
 
 
-def watch(
-    names: Annotated[
-        list[str], typer.Argument(metavar="BATCH|ID...", help="Batches, and evaluations by their first digits.")
-    ],
-    timeout: options.Timeout = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line per change.")] = False,
-) -> None:
-    """Show the progress of batches and evaluations until all have ended. Exit with 1 if one did not pass.
-
-    A terminal shows a bar. Otherwise a line is printed for each change.
-    """
+def follow(names: Sequence[str], timeout: float | None, *, as_json: bool) -> None:
+    """Show the progress of batches and evaluations until all have ended. Exit with 1 if one did not pass."""
     from kqueue.store import reports
 
     with database("watch") as engine:

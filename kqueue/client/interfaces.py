@@ -39,6 +39,8 @@ class Fields(TypedDict, total=False):
     producer: str | None
     reuse: bool | None
     queue_wait_s: float | None
+    callback_url: str | None
+    batch_callback_url: str | None
 
 
 class Options(Fields, total=False):

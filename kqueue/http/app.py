@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
@@ -14,7 +15,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kqueue import tracing
 from kqueue.config import Config
 from kqueue.errors import KqueueError, ServiceError
-from kqueue.http import auth, check_access, eval_server, failures, jobs, maintenance, metrics, openapi, tasks, v1
+from kqueue.http import (
+    auth,
+    callbacks,
+    check_access,
+    eval_server,
+    failures,
+    jobs,
+    maintenance,
+    metrics,
+    openapi,
+    tasks,
+    v1,
+)
 from kqueue.http.access import AccessLog
 from kqueue.http.devices import Fleet
 from kqueue.http.failures import HttpError
@@ -56,6 +69,7 @@ def create_app(
         app.state.gateway = gateway
         app.state.fleet = Fleet(gateway)
         app.state.metrics = metrics.Metrics(gateway, app.state.fleet)
+        sending: asyncio.Task[None] | None = None
         try:
             await gateway.open()
             with acting(FLEET):
@@ -63,8 +77,15 @@ def create_app(
             # Without this, the first request for the fleet's health would wait for the database.
             with suppress(ServiceError):
                 await app.state.fleet.renewed()
+            if config.callback_secret is not None:
+                secret = config.callback_secret.get_secret_value()
+                sender = callbacks.Sender(gateway, secret=secret, networks=config.callback_networks)
+                sending = asyncio.create_task(sender.run())
             yield
         finally:
+            if sending is not None:
+                sending.cancel()
+                await asyncio.wait([sending])
             await gateway.close()
 
     app = FastAPI(

@@ -205,7 +205,7 @@ class Gateway:
         async with self._admitted(caller, len(requests)):
             try:
                 tickets = await self.client.submit_batch(
-                    [_allowed(caller, request) for request in requests], allow_idle_lane=allow_idle_lane
+                    [self._allowed(caller, request) for request in requests], allow_idle_lane=allow_idle_lane
                 )
             except UnknownProblem as error:
                 given = next(request for request in requests if request.problem_hash in error.hashes)
@@ -226,7 +226,7 @@ class Gateway:
             HttpError: 429 if the caller has too many evaluations without a verdict.
             DatabaseUnavailable: the database cannot be used.
         """
-        permitted = [_judged(caller, entry) for entry in entries]
+        permitted = [self._judged(caller, entry) for entry in entries]
         given = [e for e, p in zip(entries, permitted, strict=True) if isinstance(p, contract.Request)]
         async with self._admitted(caller, len(entries)):
             results = await self.client.submit_each(
@@ -254,6 +254,27 @@ class Gateway:
         await self.admit(
             audit.record, action, *(one_line(str(one)) for one in subjects), actor=name, owner=owner, token_id=token_id
         )
+
+    def _allowed(self, caller: Caller, request: contract.Request) -> contract.Request:
+        """Return the request with its caller's limits applied, or raise InvalidRequest for too high a priority."""
+        if request.priority is Priority.INTERACTIVE and caller.priority is not Priority.INTERACTIVE:
+            raise InvalidRequest(f"priority: this token can request {caller.priority} at most")
+        if self.config.callback_secret is None and (request.callback_url or request.batch_callback_url):
+            raise InvalidRequest("callback_url: this server sends no callbacks: start it with KQUEUE_CALLBACK_SECRET")
+        update: dict[str, str] = {}
+        if caller.token_id is not None:
+            update["producer"] = f"token:{caller.token_id}"
+        # Without the scope `problems`, a source can only refer to a stored problem.
+        if not caller.may(tokens.Scope.PROBLEMS) and not request.names_problem:
+            update["problem"] = request.problem_name
+        return request.model_copy(update=update)
+
+    def _judged(self, caller: Caller, entry: contract.Request | InvalidRequest) -> contract.Request | InvalidRequest:
+        """Return the request with its caller's limits applied, or the error."""
+        try:
+            return self._allowed(caller, entry) if isinstance(entry, contract.Request) else entry
+        except InvalidRequest as error:
+            return error
 
     async def cancel(self, caller: Caller, evaluation_id: UUID) -> bool:
         """Cancel an evaluation. Return False if it had its verdict.
@@ -373,27 +394,6 @@ async def _gone(request: Request) -> None:
     """Wait until the client closes its connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _allowed(caller: Caller, request: contract.Request) -> contract.Request:
-    """Return the request with its caller's limits applied, or raise InvalidRequest for too high a priority."""
-    if request.priority is Priority.INTERACTIVE and caller.priority is not Priority.INTERACTIVE:
-        raise InvalidRequest(f"priority: this token can request {caller.priority} at most")
-    update: dict[str, str] = {}
-    if caller.token_id is not None:
-        update["producer"] = f"token:{caller.token_id}"
-    # Without the scope `problems`, a source can only refer to a stored problem.
-    if not caller.may(tokens.Scope.PROBLEMS) and not request.names_problem:
-        update["problem"] = request.problem_name
-    return request.model_copy(update=update)
-
-
-def _judged(caller: Caller, entry: contract.Request | InvalidRequest) -> contract.Request | InvalidRequest:
-    """Return the request with its caller's limits applied, or the error."""
-    try:
-        return _allowed(caller, entry) if isinstance(entry, contract.Request) else entry
-    except InvalidRequest as error:
-        return error
 
 
 def _unknown(given: contract.Request, error: UnknownProblem) -> HttpError | UnknownProblem:

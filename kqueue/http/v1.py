@@ -20,7 +20,7 @@ from kqueue.client.transport import Accepted
 from kqueue.contract import Precision
 from kqueue.duels import BATCH, Duel, Match
 from kqueue.errors import IdempotencyConflict, InvalidRequest
-from kqueue.http import cursors, events, failures, shapes
+from kqueue.http import callbacks, cursors, events, failures, shapes
 from kqueue.http.auth import Poser, Reader, Submitter
 from kqueue.http.devices import CurrentFleet
 from kqueue.http.failures import HttpError
@@ -286,6 +286,17 @@ async def _submit_rounds(gateway: Gateway, payer: Caller, requests: Sequence[con
     keys = _Keys(payer, None)
     with keys.as_given():
         await gateway.submit(payer, [keys.put(request) for request in requests])
+
+
+@router.get("/callbacks/secret", responses=failures.documented(404))
+async def callback_secret(caller: Submitter, gateway: CurrentGateway) -> shapes.CallbackSecret:
+    """Return the secret that signs the callbacks of the caller's owner."""
+    secret = gateway.config.callback_secret
+    if secret is None:
+        raise HttpError(
+            404, "this server sends no callbacks: start it with KQUEUE_CALLBACK_SECRET", code="no_callbacks"
+        )
+    return shapes.CallbackSecret(secret=callbacks.secret_of(secret.get_secret_value(), caller.owner))
 
 
 @router.get("/categories")

@@ -21,7 +21,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
-from kqueue.categories import Category
 from kqueue.client import AsyncClient
 from kqueue.client.interfaces import Deadline
 from kqueue.contract import Request, Verdict
@@ -40,8 +39,6 @@ TIMING_METHODS: Final = ("cuda_event", "host_time", "do_bench", "do_bench_impl")
 _PREFIX: Final = "kq_"
 #: Seconds between two searches for a worker with the GPU type.
 _RETRY_S: Final = 2.0
-#: Categories of a source that is not a kernel at all.
-_NO_KERNEL: Final = frozenset({Category.SYNTAX_ERROR, Category.ENTRY_POINT_MISSING})
 
 
 @dataclass
@@ -159,7 +156,7 @@ class ModalKernelEvaluator:
         """Evaluate one kernel. It takes the arguments of :class:`Evaluation`, by position or by name.
 
         Returns:
-            ``format_ok`` (the source is Python and defines ``ModelNew``), ``compiled``, ``correctness``,
+            ``format_ok`` (True, because clients check the format themselves), ``compiled``, ``correctness``,
             ``tests_passed`` (all or 0, because the judge stops at the first failure), ``tests_total``, ``speedup``,
             ``runtime_ms``, ``baseline_runtime_ms`` (medians in milliseconds), ``error_message``, ``code_length``
             (characters), ``metadata`` (see :func:`~kqueue.kernelbench.result_of`). Unknown values are None.
@@ -363,7 +360,7 @@ def _result(order: _Order, verdict: Verdict | InvalidRequest) -> dict[str, Any] 
         )
         metadata["excessive_speedup"] = True
     return {
-        "format_ok": verdict.category not in _NO_KERNEL,
+        "format_ok": True,
         "compiled": bool(verdict.compiled),
         "correctness": verdict.passed,
         "tests_passed": asked.num_correct_trials if verdict.passed else 0,

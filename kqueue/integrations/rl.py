@@ -100,6 +100,38 @@ async def reward(
     return rewards
 
 
+def scored(client: Client, problem: str, answer: Answer, score: Score = "speedup", **arguments: Any) -> float:
+    """Judge one answer and return its score, which is 0 for an answer without a valid kernel.
+
+    Args:
+        problem: source of the reference.
+        score: see :func:`reward`.
+        arguments: arguments of :func:`~kqueue.kernelbench.request_of`.
+
+    Raises:
+        EvaluationFailed: the kernel has no verdict.
+        InvalidRequest: the problem or an argument is wrong, or no worker serves the lane.
+        ServiceError: the fleet's services cannot be reached.
+    """
+    request = request_for(problem, take_from(answer).kernel, **arguments)
+    return FAILED if isinstance(request, InvalidRequest) else _known(client.submit(request).wait(), score)
+
+
+async def scored_async(
+    client: AsyncClient, problem: str, answer: Answer, score: Score = "speedup", **arguments: Any
+) -> float:
+    """Judge one answer and return its score. See :func:`scored`."""
+    request = request_for(problem, take_from(answer).kernel, **arguments)
+    return FAILED if isinstance(request, InvalidRequest) else _known(await client.evaluate(request), score)
+
+
+def _known(verdict: Verdict, score: Score) -> float:
+    number = scorer(score)(verdict)
+    if number is None:
+        raise EvaluationFailed(verdict)
+    return number
+
+
 async def _judge(client: AsyncClient, requests: Sequence[Request], timeout: float | None) -> list[Verdict | None]:
     verdicts = dict[UUID, Verdict]()
     results = await client.submit_each(requests)

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from kqueue.errors import ConfigError, EvaluationFailed, InvalidRequest
+from kqueue.errors import ConfigError
 from kqueue.feedback import instruction
-from kqueue.integrations.common import Connection, Policy, connect_async, request_for, scorer, take_from
-from kqueue.integrations.rl import FAILED
+from kqueue.integrations.common import Connection, Policy, connect_async, take_from
+from kqueue.integrations.rl import scored_async
 
 _log = logging.getLogger(__name__)
 
@@ -62,22 +62,17 @@ class KernelTask(vf.Task[KernelData, vf.State, KernelTaskConfig]):
         config = self.config
         taken = take_from(trace.last_reply)
         _log.info("%s: taken: %s", self.data.name, taken)
-        request = request_for(
+        return await scored_async(
+            _connection.client(),
             self.data.reference,
             taken.kernel,
+            config.score,
             backend=config.backend,
             lane=config.lane,
             precision=config.precision,
             num_correct_trials=config.num_correct_trials,
             num_perf_trials=config.num_perf_trials,
         )
-        if isinstance(request, InvalidRequest):
-            return FAILED
-        verdict = await _connection.client().evaluate(request)
-        score = scorer(config.score)(verdict)
-        if score is None:
-            raise EvaluationFailed(verdict)
-        return score
 
 
 class KernelTasksetConfig(vf.TasksetConfig):

@@ -489,6 +489,32 @@ class Batch(Base):
     last_at: Mapped[datetime]
 
 
+class Callback(Base):
+    """A URL that gets the verdict of an evaluation, or the result of a batch."""
+
+    __tablename__ = "callbacks"
+    __table_args__ = (
+        ForeignKeyConstraint(["batch", "owner"], ["batches.name", "batches.owner"], ondelete="CASCADE"),
+        UniqueConstraint("evaluation_id"),
+        UniqueConstraint("owner", "batch"),
+        Index("ix_callbacks_due", "owner", "next_at", postgresql_where=text("next_at IS NOT NULL")),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True, server_default=text("gen_random_uuid()"))
+    owner: Mapped[str] = _owner()
+    evaluation_id: Mapped[UUID | None] = mapped_column(ForeignKey("evaluations.id", ondelete="CASCADE"))
+    """The evaluation. Null for the callback of a batch."""
+    batch: Mapped[str | None]
+    url: Mapped[str]
+    attempts: Mapped[int] = mapped_column(Integer, server_default="0")
+    """Number of attempts to send it."""
+    next_at: Mapped[datetime | None]
+    """Time of the next attempt. Null before the verdict, and after the last attempt."""
+    delivered_at: Mapped[datetime | None]
+    error: Mapped[str | None]
+    """The reason why the last attempt failed."""
+
+
 class Baseline(Base):
     """The reference's own time in one environment, cached."""
 

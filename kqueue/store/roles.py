@@ -103,6 +103,11 @@ _PRODUCE: Final[_Rights] = {
         "UPDATE": ("label", "leaderboard"),
         "DELETE": _ALL,
     },
+    "callbacks": {
+        "SELECT": _ALL,
+        "INSERT": ("evaluation_id", "batch", "url", "next_at"),
+        "UPDATE": ("url", "attempts", "next_at", "delivered_at", "error"),
+    },
     "kqueue_cancel": {"EXECUTE": _ALL},
     "kqueue_reuse": {"EXECUTE": _ALL},
     "kqueue_waiting": {"EXECUTE": _ALL},
@@ -118,7 +123,7 @@ _SERVE: Final[_Rights] = _PRODUCE | {
 }
 #: Privileges of each role in addition to reading the relations in :data:`_READABLE`.
 _WRITES: Final[Mapping[str, _Rights]] = {
-    READER: {"tokens": _WEIGHTS},
+    READER: {"callbacks": {"SELECT": _ALL}, "tokens": _WEIGHTS},
     PRODUCER: _PRODUCE | _SEARCH,
     TENANT: {
         **_SERVE,
@@ -202,6 +207,7 @@ _OWN: Final = {
     "audit": "false",
     "baselines": _OWNED,
     "batches": _OWNED,
+    "callbacks": f"{_OWNED} AND ({_NO_SESSION} OR {_EVALUATED})",
     "evaluations": f"{_OWNED} AND ({_NO_SESSION} OR {_SUBMITTED})",
     "kernels": f"{_OWNED} AND ({_NO_SESSION} OR {_OF_SESSION.format(kind='kernel')})",
     "problems": f"{_OWNED} AND ({_NO_SESSION} OR session IS NULL OR {_SUBMITTED} "
@@ -216,7 +222,7 @@ _OWN: Final = {
     "verdicts": f"{_OWNED} AND ({_NO_SESSION} OR {_EVALUATED})",
 }
 #: Tables whose rows can be written before the condition above holds, which is then for reading only.
-_WRITABLE: Final = {"kernels": _OWNED}
+_WRITABLE: Final = {"callbacks": _OWNED, "kernels": _OWNED}
 #: Additional conditions for producers' logins: only servers know to cut shapes that another owner holds out.
 _DIRECT: Final = {"problems": " AND (shared_from IS NULL OR strpos(source, 'held_out') = 0)"}
 #: Tables of which all rows can be read, except by producers' logins.

@@ -54,6 +54,8 @@ CALLS: dict[tuple[str, str], Call] = {
     ("get", "/v1/evaluations/{evaluation_id}/artifacts"): Call("read"),
     ("get", "/v1/evaluations/{evaluation_id}/artifacts/{name}"): Call("read"),
     ("get", "/v1/batches/{batch}"): Call("read"),
+    # The tests' server has no secret for callbacks.
+    ("get", "/v1/callbacks/secret"): Call("submit", status=404),
     ("get", "/v1/batches/{batch}/events"): Call("read"),
     ("get", "/v1/categories"): Call("read"),
     ("get", "/v1/leaderboard"): Call("read"),

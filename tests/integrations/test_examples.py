@@ -24,6 +24,8 @@ PRINTED = [
     (["local_evaluator.py"], ["compiled=True correctness=True"]),
     (["trace_guide.py"], ["CORRECT", "score 0\nFAILED: wrong_shape"]),
     (["agent.py"], ["+        return y * 2", ": syntax_error", ": runtime_error", ": passed"]),
+    (["verl_reward.py"], ["right: reward 1.0", "wrong: reward 0.0", "no kernel: reward 0.0"]),
+    (["kernelbench_eval.py"], ["row_sum.py: correctness=True runtime=", "correctness=False runtime=-1 ms wrong_shape"]),
     (["rewards.py"], ["rewards: [1.0, 0.0, 0.0]", "turn 1: reward 0.0, over False\nFAILED", "turn 2: reward 1.0"]),
 ]
 
@@ -34,6 +36,18 @@ def test_an_example(run_example: Run, words: list[str], printed: list[str]) -> N
     done = run_example(*words)
     assert done.returncode == 0, done.stderr
     assert all(text in done.stdout for text in printed), done.stdout
+
+
+def test_openevolves_evaluator(run_example: Run, needs: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenEvolve's evaluator scores both programs."""
+    needs("openevolve")
+    folders = [str(Path(__file__).parents[2] / name) for name in (".", ".adapters")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
+    done = run_example("openevolve_evaluator.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1].endswith(
+        ": 0.0 FAILED: wrong_shape in the phase check: output 0 has shape (512, 1), not (512,)"
+    )
 
 
 def test_generations_of_the_gallery(run_example: Run, fleet: LocalFleet, tmp_path: Path) -> None:

@@ -194,6 +194,18 @@ def test_results_of_others_are_kept(config: Config, folders: tuple[Path, Path]) 
     assert found["fast_p"] == {"0.0": 1.0, "2.0": 0.5}
 
 
+def test_one_sample(config: Config, folders: tuple[Path, Path]) -> None:
+    """Older readers get an object for each problem, which a later run reads too. Several samples are refused."""
+    _, run = folders
+    put(run, 1, 0, RIGHT)
+    put(run, 2, 0, WRONG)
+    scores(folders, "--one-sample")
+    assert {problem: row["correctness"] for problem, row in results(run).items()} == {"1": True, "2": False}
+    assert scores(folders, "--one-sample")["evaluated"] == 0
+    put(run, 2, 1, RIGHT)
+    refused(folders, "--one-sample", told="--one-sample: a problem has several samples")
+
+
 def test_levels(config: Config, folders: tuple[Path, Path]) -> None:
     """A run has one level, and results of several levels are separate. Problems need no level."""
     problems, run = folders

@@ -19,7 +19,7 @@ from kqueue.contract import Request, Settings
 from kqueue.errors import DatabaseUnavailable, IdempotencyConflict, UnknownProblem
 from kqueue.message import Message
 from kqueue.states import Priority, Spent
-from kqueue.store import budgets, sharing
+from kqueue.store import budgets, callbacks, sharing
 from kqueue.store.engine import transaction, viewer
 from kqueue.store.evaluations import order
 from kqueue.store.evaluations.publishing import MESSAGES, to_message
@@ -163,6 +163,7 @@ def _submit(
             budgets.check_session(connection, viewer())
         if names := {batch for i in ids if (batch := requests[i].batch) is not None}:
             connection.execute(_ENLIST, {"names": list(names)})
+        callbacks.register(connection, {ids[i]: requests[i] for i in ids if created[i]}, reused, now)
     if crowd and any(created):
         # A separate transaction, because a commit that notifies blocks all other such commits, and this one writes
         # nothing to disk. If it fails, the next sweep replaces the notification.

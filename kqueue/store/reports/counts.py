@@ -27,6 +27,8 @@ from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 
 from kqueue.categories import Blame, Category
 from kqueue.states import EvaluationState, Priority
+from kqueue.store import callbacks
+from kqueue.store.callbacks import CallbackState
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN, QUEUED, REAL
 from kqueue.store.models import Attempt, Evaluation, Summary, Verdict, Worker
@@ -197,14 +199,16 @@ class BatchState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch(BatchState):
-    """The progress of the batch with the name ``batch``."""
+    """The progress of the batch with the name ``batch``, and the state of its callback, if it has one."""
 
     batch: str
+    callbacks: tuple[CallbackState, ...] = ()
 
 
 def batch_state(engine: Engine, batch: str) -> Batch | None:
     """Return the progress of a batch, or None if no evaluation belongs to it."""
-    return _state(engine, partial(Batch, batch=batch), [batch], ())
+    called = callbacks.states(engine, batch=batch)
+    return _state(engine, partial(Batch, batch=batch, callbacks=called), [batch], ())
 
 
 def state_of(engine: Engine, *, batches: Collection[str] = (), ids: Collection[UUID] = ()) -> BatchState | None:

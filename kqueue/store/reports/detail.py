@@ -14,7 +14,8 @@ from kqueue import contract, shapes
 from kqueue.categories import Category
 from kqueue.errors import InvalidRequest, UnknownEvaluation
 from kqueue.states import EvaluationState, Writer
-from kqueue.store import evaluations, models
+from kqueue.store import callbacks, evaluations, models
+from kqueue.store.callbacks import CallbackState
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import ITS_KERNEL, ITS_PROBLEM
 from kqueue.store.models import Attempt, Environment, Kernel, Problem, Verdict, Worker
@@ -68,6 +69,7 @@ class Evaluation:
         waiting: reason and duration of the wait while it is queued, or runs but another fleet has its device. Else
             None.
         verdict: the verdict. None while there is none.
+        callbacks: the state of its callback, if it has one.
     """
 
     evaluation_id: UUID
@@ -85,6 +87,7 @@ class Evaluation:
     attempts: tuple[AttemptDetail, ...]
     waiting: Waiting | None
     verdict: contract.Verdict | None
+    callbacks: tuple[CallbackState, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,5 +207,6 @@ def show(engine: Engine, evaluation_id: UUID, *, within_s: float | None = None) 
         reason = waiting(engine, evaluation_id, within_s=within_s)
     # The row's own `attempts` is their number.
     parts = {"attempts": read(AttemptDetail, attempts), "waiting": reason, "verdict": verdict}
-    [detail] = read(Detail, [row], problem=shapes.public(row.problem), **parts)
+    calls = callbacks.states(engine, evaluation_id=evaluation_id)
+    [detail] = read(Detail, [row], problem=shapes.public(row.problem), callbacks=calls, **parts)
     return detail

@@ -1,0 +1,73 @@
+"""KernelBench's ``eval_kernel_against_ref``, judged by a fleet.
+
+Change only the import::
+
+from kqueue.integrations.kernelbench import eval_kernel_against_ref
+"""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any, Final
+
+from kqueue.errors import EvaluationFailed
+from kqueue.feedback import describe
+from kqueue.integrations.common import Connection, connect
+from kqueue.kernelbench import request_of, result_of
+from kqueue.text import clean
+
+_connection: Final = Connection(connect)
+
+
+def eval_kernel_against_ref(
+    original_model_src: str,
+    custom_model_src: str,
+    seed_num: int = 42,
+    num_correct_trials: int = 1,
+    num_perf_trials: int = 10,
+    measure_performance: bool = False,
+    timing_method: str = "cuda_event",
+    verbose: bool = False,
+    build_dir: object = None,  # noqa: ARG001 KernelBench's
+    device: object = None,  # noqa: ARG001 KernelBench's
+    backend: str = "cuda",
+    precision: object = "fp32",
+    check_for_excessive_speedup: bool = True,
+    excessive_speedup_threshold: float = 10,
+    **fields: Any,
+) -> SimpleNamespace:
+    """Judge a kernel.
+
+    Args:
+        verbose: write the result to stderr.
+        device: ignored, like ``build_dir``. ``lane`` chooses the GPU's model.
+        fields: other arguments of :func:`~kqueue.kernelbench.request_of`, such as ``lane`` and ``comparison``.
+
+    Returns:
+        An object with the attributes of KernelBench's ``KernelExecResult``: see :func:`~kqueue.kernelbench.result_of`.
+
+    Raises:
+        EvaluationFailed: the fleet or the problem failed, so the kernel's quality is unknown.
+    """
+    request = request_of(
+        original_model_src,
+        custom_model_src,
+        seed_num=seed_num,
+        num_correct_trials=num_correct_trials,
+        num_perf_trials=num_perf_trials,
+        measure_performance=measure_performance,
+        backend=backend,
+        precision=str(precision),
+        **fields,
+    )
+    verdict = _connection.client().submit(request).wait()
+    if not verdict.judged:
+        raise EvaluationFailed(verdict)
+    result = result_of(verdict)
+    result["metadata"]["timing_method"] = timing_method
+    if check_for_excessive_speedup and (verdict.speedup or 0.0) > excessive_speedup_threshold:
+        result["metadata"]["excessive_speedup"] = True
+    if verbose:
+        sys.stderr.write(clean(describe(verdict, custom_model_src)) + "\n")
+    return SimpleNamespace(**result)
