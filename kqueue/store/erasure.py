@@ -50,6 +50,8 @@ _ERASE: Final = (
             UPDATE attempts SET message = NULL, outcome = NULL FROM few WHERE evaluation_id = few.id
         ), summed AS (
             DELETE FROM summaries USING few WHERE evaluation_id = few.id
+        ), called AS (
+            DELETE FROM callbacks USING few WHERE evaluation_id = few.id
         ), judged AS (
             UPDATE verdicts SET category = 'cancelled', compiled = NULL, correctness = NULL, phase = NULL, message = '',
                 log = '', facts = '{}', runtime_ms = NULL, baseline_ms = NULL, speedup = NULL, runtime = NULL,
