@@ -114,6 +114,9 @@ class Config(BaseSettings):
     """Maximum number of evaluations without a verdict for each token."""
     http_access_log: bool = True
     """True if `kqueue serve` logs a line for each answered request."""
+    receipt_key: Path | None = None
+    """File of the Ed25519 keys in PEM with which `kqueue serve` signs receipts. The first key signs. Without keys there
+    are no receipts. `kqueue up` creates the file, by default ``receipts.pem`` in ``home``."""
     reuse: bool = True
     """True if verdicts of this host's workers can be reused for equal evaluations."""
     probe_share: float = Field(default=0.005, ge=0, le=0.5)

@@ -79,7 +79,7 @@ class Histogram(Part):
 class Measurement(Part):
     """The time of one call. All times are in milliseconds, with the launch overhead subtracted.
 
-    For a problem of several shapes it is the weighted geometric mean of their times, and without a histogram.
+    For a problem of several shapes it is the weighted geometric mean of their times, without a histogram and samples.
     """
 
     basis: Literal["gpu_clock", "cpu_clock"]
@@ -125,6 +125,9 @@ class Measurement(Part):
     """Clocks of the GPU, as far as the driver reports them."""
     histogram: Histogram | None = None
     """Distribution of the calls. Outliers count in the last bin. Null in measurements of older versions."""
+    samples_ms: tuple[float, ...] | None = None
+    """Time of each call that counts, to the nanosecond, in the order of the calls. The other times follow from these.
+    Null in measurements of older versions, and for a problem of several shapes."""
 
     @property
     def error(self) -> float | None:
@@ -187,6 +190,10 @@ class ShapeResult(Part):
     """Number of these that are hidden variants."""
     seconds: float | None = None
     """Time in seconds that the shape took."""
+    runtime_samples_ms: tuple[float, ...] | None = None
+    """:attr:`Measurement.samples_ms` of the kernel."""
+    baseline_samples_ms: tuple[float, ...] | None = None
+    """:attr:`Measurement.samples_ms` of the eager reference."""
 
 
 class ShapeResults(Part):

@@ -14,7 +14,7 @@ from kqueue.config import Config
 from kqueue.errors import ConfigError
 
 #: Modules that the server and its page import.
-_NEEDS: Final = ("fastapi", "jinja2", "prometheus_client", "pygments", "uvicorn")
+_NEEDS: Final = ("cryptography", "fastapi", "jinja2", "prometheus_client", "pygments", "uvicorn")
 #: Warning that `kqueue up` and `kqueue serve` print if :func:`trusts_local_users`.
 OPEN_WARNING: Final = (
     "warning: KQUEUE_HTTP_TOKENS is trust-local-users: every user of this machine can submit code that the fleet runs"
@@ -52,5 +52,6 @@ def require_http() -> None:
     """Raise ConfigError if a package of the server is missing."""
     if not has_http():
         raise ConfigError(
-            "serving HTTP needs FastAPI, Jinja2, prometheus-client, Pygments and uvicorn: `pip install 'kqueue[http]'`"
+            "serving HTTP needs cryptography, FastAPI, Jinja2, prometheus-client, Pygments and uvicorn: "
+            "`pip install 'kqueue[http]'`"
         )

@@ -195,6 +195,14 @@ class Problems(_Shape):
     """The cursor of the next page, or null on the last page."""
 
 
+class PublicKey(_Shape):
+    """A key that signed receipts."""
+
+    key_id: str
+    public_key: str
+    """The Ed25519 key in hexadecimal."""
+
+
 class Lane(_Shape):
     """The numbers of evaluations and workers of a lane."""
 

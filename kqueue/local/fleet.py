@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _CHECK_S: Final = 0.5
 #: The file of the unix socket on which HTTP is served.
 _HTTP_SOCKET: Final = "http.sock"
+#: The file in the home with the key that signs receipts.
+_RECEIPT_KEY: Final = "receipts.pem"
 
 _log = logging.getLogger(__name__)
 
@@ -253,7 +255,8 @@ class LocalFleet:
         return self._start_part("the worker fleet", workers)
 
     def _admit_owner(self, home: Path) -> None:
-        """Create the owner's two credentials for HTTP: a unix socket, and a token for this run."""
+        """Create the owner's two credentials for HTTP, a unix socket and a token for this run, and receipts' key."""
+        from kqueue import receipts
         from kqueue.store import tokens
         from kqueue.store.engine import lacks_right
 
@@ -265,7 +268,9 @@ class LocalFleet:
             sockets = socket_directory(home, _HTTP_SOCKET)
             self._exit.callback(drop_socket_directory, sockets, home)
             self.http_socket = sockets / _HTTP_SOCKET
-        self.config = self.config.model_copy(update={"http_socket": self.http_socket})
+        receipt_key = (self.config.receipt_key or home / _RECEIPT_KEY).expanduser().absolute()
+        receipts.create_key(receipt_key)
+        self.config = self.config.model_copy(update={"http_socket": self.http_socket, "receipt_key": receipt_key})
         host = socket.gethostname()
         # The id is the same at every start, so this invalidates the former secret, even of a fleet that was killed.
         token_id = uuid5(NAMESPACE_URL, f"kqueue://{host}{home}")

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -15,6 +16,7 @@ from pydantic import SecretStr
 from sqlalchemy import Engine
 
 from kqueue.config import Config
+from kqueue.receipts import create_key
 from kqueue.store import evaluations, gpus, searches, tokens, workers
 from kqueue.store.engine import Viewer, acting
 from kqueue.store.tokens import Scope
@@ -100,9 +102,12 @@ def _body(path: str, places: Mapping[str, str]) -> Any:
 
 
 @pytest.fixture
-def work(serve: Callable[..., Served], config: Config, login: str, engine: Engine, worker_id: UUID) -> Iterator[Work]:
-    """A server with the gateway's role."""
-    served = serve(config.model_copy(update={"database_url": SecretStr(login)}))
+def work(
+    serve: Callable[..., Served], config: Config, login: str, engine: Engine, worker_id: UUID, tmp_path: Path
+) -> Iterator[Work]:
+    """A server with the gateway's role, and a key for receipts."""
+    create_key(key := tmp_path / "receipts.pem")
+    served = serve(config.model_copy(update={"database_url": SecretStr(login), "receipt_key": key}))
     workers.register(
         engine, id=(busy := uuid4()), name="gpu-0@here", host="here", pid=2, lanes=["gpu"], device=UUID_OF_GPU
     )
