@@ -126,8 +126,7 @@ class Measurement(Part):
     histogram: Histogram | None = None
     """Distribution of the calls. Outliers count in the last bin. Null in measurements of older versions."""
     samples_ms: tuple[float, ...] | None = None
-    """Time of each call that counts, to the nanosecond, in the order of the calls. The other times follow from these.
-    Null in measurements of older versions, and for a problem of several shapes."""
+    """Time of each call that counts, to the nanosecond. Null in older measurements, and for several shapes together."""
 
     @property
     def error(self) -> float | None:

@@ -27,8 +27,7 @@ _CHECK: Final[Columns[Check]] = {
     "result": lambda check: _RESULTS[check.holds],
     "detail": lambda check: check.detail,
 }
-#: Length of a whole id, and seconds to fetch a receipt or keys.
-_ID: Final = 36
+#: Seconds to fetch a receipt or keys.
 _FETCH_S: Final = 20.0
 
 
@@ -36,9 +35,7 @@ def receipt(
     evaluation: options.Evaluation,
     *,
     with_sources: Annotated[bool, typer.Option("--sources", help="Include the sources and the log.")] = False,
-    output: Annotated[
-        typer.FileTextWrite | None, typer.Option("--output", "-o", metavar="FILE", help="Write it here.")
-    ] = None,
+    output: Annotated[typer.FileTextWrite | None, typer.Option("--output", "-o", help="File to write.")] = None,
 ) -> None:
     """Write a signed record of a finished evaluation, which the fleet's server signs."""
     from kqueue.client.server import Server
@@ -46,12 +43,10 @@ def receipt(
 
     config = load()
     if config.url is None:
-        raise ConfigError(
-            "only `kqueue serve` signs receipts: set KQUEUE_URL and KQUEUE_TOKEN, or run `kqueue up` here"
-        )
+        raise ConfigError("only `kqueue serve` signs receipts: set KQUEUE_URL, or run `kqueue up` on this machine")
     server = Server(config.url, config.token, retry_s=_FETCH_S, connections=1)
-    # The server knows whole ids only.
-    identity = evaluation if len(evaluation) == _ID else detail_of("receipt", evaluation).evaluation_id
+    # The server knows only whole ids, of 36 characters.
+    identity = evaluation if len(evaluation) == 36 else detail_of("receipt", evaluation).evaluation_id
 
     async def fetch() -> str:
         try:
@@ -66,8 +61,7 @@ def verify(
     file: _File,
     *,
     key: Annotated[
-        str | None,
-        typer.Option(metavar="FILE|URL", help="The fleet's keys: the address of its server, or a saved /v1/keys."),
+        str | None, typer.Option(metavar="FILE|URL", help="A server's address, or its saved /v1/keys.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -83,7 +77,6 @@ def replay(
     *,
     problem: Annotated[Path | None, typer.Option(help="The problem's file, if the receipt has no sources.")] = None,
     kernel: Annotated[Path | None, typer.Option(help="The kernel's file, if the receipt has no sources.")] = None,
-    device: options.Device = None,
     fleet: options.Fleet = False,
     as_json: options.Json = False,
 ) -> None:
@@ -93,8 +86,6 @@ def replay(
     from kqueue.contract import parse_request
     from kqueue.judging import LocalJudge
 
-    if device is not None and fleet:
-        raise InvalidRequest("--device: a fleet judges on the lane of the receipt: give one of both options")
     checks, given = receipts.verify(file.read())
     _show(checks, as_json=as_json)
     assert given is not None, "an unreadable receipt fails a check"
@@ -113,7 +104,7 @@ def replay(
             now = client.evaluate(request)
         environment = now.environment
     else:
-        with LocalJudge(device) as local:
+        with LocalJudge("cpu" if given.verdict.lane == "cpu" else None) as local:
             say(where(local.machine))
             now, environment = local(request), local.machine.environment
     whole = request.problem_hash == given.problem_hash

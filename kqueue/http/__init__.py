@@ -52,6 +52,5 @@ def require_http() -> None:
     """Raise ConfigError if a package of the server is missing."""
     if not has_http():
         raise ConfigError(
-            "serving HTTP needs cryptography, FastAPI, Jinja2, prometheus-client, Pygments and uvicorn: "
-            "`pip install 'kqueue[http]'`"
+            "serving HTTP needs FastAPI, Jinja2, uvicorn, cryptography and more packages: `pip install 'kqueue[http]'`"
         )

@@ -46,8 +46,7 @@ def create_app(
         open_forms: paths to which clients without a credential can send a small body.
 
     Raises:
-        ConfigError: no database is set, other machines could send requests without a token, or the receipts' key is
-            invalid.
+        ConfigError: no database is set, other machines could send requests without a token, or the key is invalid.
     """
     check_access(config)
     receipts.load_keys(config.receipt_key)  # An invalid file is reported now, and not at the first receipt.

@@ -172,12 +172,7 @@ class Gateway:
             raise DatabaseUnavailable(f"Postgres did not answer within {_LOOK_S} s: try again") from None
 
     async def receipt(self, evaluation_id: UUID, *, sources: bool = False) -> bytes | None:
-        """Return the signed receipt of an evaluation, or None if it has no verdict.
-
-        Raises:
-            UnknownEvaluation: the caller sees no evaluation with this id.
-            HttpError: 409 if this server has no key.
-        """
+        """Return the signed receipt of an evaluation, or None if it has no verdict. Raise HttpError without a key."""
         detail = await self.read(reports.show, evaluation_id)
         if not (keys := receipts.load_keys(self.config.receipt_key)):
             raise HttpError(409, "this server signs no receipts: set KQUEUE_RECEIPT_KEY there", code="no_receipt_key")

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 _CHECK_S: Final = 0.5
 #: The file of the unix socket on which HTTP is served.
 _HTTP_SOCKET: Final = "http.sock"
-#: The file in the home with the key that signs receipts.
-_RECEIPT_KEY: Final = "receipts.pem"
 
 _log = logging.getLogger(__name__)
 
@@ -268,7 +266,7 @@ class LocalFleet:
             sockets = socket_directory(home, _HTTP_SOCKET)
             self._exit.callback(drop_socket_directory, sockets, home)
             self.http_socket = sockets / _HTTP_SOCKET
-        receipt_key = (self.config.receipt_key or home / _RECEIPT_KEY).expanduser().absolute()
+        receipt_key = (self.config.receipt_key or home / "receipts.pem").expanduser().absolute()
         receipts.create_key(receipt_key)
         self.config = self.config.model_copy(update={"http_socket": self.http_socket, "receipt_key": receipt_key})
         host = socket.gethostname()

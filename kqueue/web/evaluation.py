@@ -111,8 +111,7 @@ async def evaluation(
     fields = await gateway.read(_read, evaluation_id, against, within_s=gateway.config.live_s)
     has_autopsy = autopsy.of(request, evaluation_id) is not None
     may_begin = viewer.may(Scope.PROBLEMS) and autopsy.refusal(fields["verdict"]) is None
-    signs = gateway.config.receipt_key is not None
-    return page(request, "evaluation.html", has_autopsy=has_autopsy, may_begin_autopsy=may_begin, signs=signs, **fields)
+    return page(request, "evaluation.html", has_autopsy=has_autopsy, may_begin_autopsy=may_begin, **fields)
 
 
 @router.get("/live/evaluations/{evaluation_id}")
