@@ -1,13 +1,11 @@
 """Receipts: signed records of finished evaluations, their keys, their checks, and the comparison with a new judgement.
 
 A receipt is one line of canonical JSON: sorted keys, no white space, ASCII, the shortest decimals that identify each
-number. The Ed25519 signature covers this line without the member ``signature``. docs/receipts.md describes the form.
-The extra ``http`` is required.
+number. The Ed25519 signature covers this line without the member ``signature``. The extra ``http`` is required.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
@@ -84,13 +82,12 @@ class Check:
 
 
 def create_key(path: Path) -> None:
-    """Create a key in a file of mode 0600, unless the file exists. Raise ConfigError if it cannot be written."""
+    """Create a key in a new file of mode 0600. Raise ConfigError if it cannot be written, or exists."""
     form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     try:
-        with contextlib.suppress(FileExistsError):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(Ed25519PrivateKey.generate().private_bytes(*form))
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(Ed25519PrivateKey.generate().private_bytes(*form))
     except OSError as error:
         raise ConfigError(f"KQUEUE_RECEIPT_KEY: {path} cannot be written: {error.strerror}") from error
 
@@ -120,7 +117,6 @@ def key_id(public: str) -> str:
 
 def issue(key: Ed25519PrivateKey, detail: Detail, verdict: Verdict, *, sources: bool) -> bytes:
     """Return the receipt of an evaluation as the bytes of a file."""
-    content = verdict.model_dump(mode="json")
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "public_key": public_key(key),
@@ -133,7 +129,7 @@ def issue(key: Ed25519PrivateKey, detail: Detail, verdict: Verdict, *, sources: 
         "settings": dict(detail.settings),
         "problem": detail.problem if sources else None,
         "kernel": detail.kernel if sources else None,
-        "verdict": content if sources else content | {"log": ""},
+        "verdict": verdict.model_dump(mode="json") | ({} if sources else {"log": ""}),
     }
     document["signature"] = key.sign(_canonical(document)).hex()
     return _canonical(document) + b"\n"
@@ -207,10 +203,9 @@ def _signature(document: Mapping[str, Any], known: Collection[str] | None) -> It
         yield Check("signature", True, f"by the key {key_id(public)}")
     except (InvalidSignature, ValueError):
         yield Check("signature", False, "not by the key that is named, so the content was changed")
-    if known is None:
-        yield Check("key", None, "not known to be a fleet's: anyone can create a key. Give the fleet's with --key")
-    else:
-        yield Check("key", public in known, f"{'one' if public in known else 'none'} of the given keys ({len(known)})")
+    unknown = "not known to be a fleet's: anyone can create a key. Give the fleet's with --key"
+    listed = None if known is None else public in known
+    yield Check("key", listed, unknown if listed is None else f"{'one' if listed else 'none'} of the given keys")
 
 
 def _content(receipt: Receipt, given: Mapping[str, Any]) -> Iterator[Check]:

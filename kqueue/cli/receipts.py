@@ -21,14 +21,11 @@ if TYPE_CHECKING:
     from kqueue.receipts import Check
 
 _File = Annotated[typer.FileBinaryRead, typer.Argument(metavar="FILE", help="A receipt.")]
-_RESULTS: Final = {True: "holds", False: "fails", None: "unknown"}
 _CHECK: Final[Columns[Check]] = {
     "statement": lambda check: check.name,
-    "result": lambda check: _RESULTS[check.holds],
+    "result": lambda check: {True: "holds", False: "fails", None: "unknown"}[check.holds],
     "detail": lambda check: check.detail,
 }
-#: Seconds to fetch a receipt or keys.
-_FETCH_S: Final = 20.0
 
 
 def receipt(
@@ -44,7 +41,7 @@ def receipt(
     config = load()
     if config.url is None:
         raise ConfigError("only `kqueue serve` signs receipts: set KQUEUE_URL, or run `kqueue up` on this machine")
-    server = Server(config.url, config.token, retry_s=_FETCH_S, connections=1)
+    server = Server(config.url, config.token, retry_s=20.0, connections=1)
     # The server knows only whole ids, of 36 characters.
     identity = evaluation if len(evaluation) == 36 else detail_of("receipt", evaluation).evaluation_id
 
@@ -82,7 +79,6 @@ def replay(
 ) -> None:
     """Judge the kernel of a receipt again, and compare the results. Exit with 1 if they differ."""
     from kqueue import receipts
-    from kqueue.categories import Blame
     from kqueue.contract import parse_request
     from kqueue.judging import LocalJudge
 
@@ -107,9 +103,8 @@ def replay(
         with LocalJudge("cpu" if given.verdict.lane == "cpu" else None) as local:
             say(where(local.machine))
             now, environment = local(request), local.machine.environment
-    whole = request.problem_hash == given.problem_hash
-    checks = list(receipts.compare(given.verdict, now, environment, whole=whole))
-    _show(checks, as_json=as_json, status=3 if now.blame is Blame.FLEET else 1)
+    checks = list(receipts.compare(given.verdict, now, environment, whole=request.problem_hash == given.problem_hash))
+    _show(checks, as_json=as_json, status=3 if now.blame == "fleet" else 1)
 
 
 def _show(checks: Sequence[Check], *, as_json: bool, status: int = 1) -> None:
@@ -124,7 +119,7 @@ def _keys(key: str) -> list[str]:
     """Return the public keys in a file, or in a server's list."""
     try:
         if key.startswith(("http://", "https://")):
-            with urlopen(key.removesuffix("/v1/keys").rstrip("/") + "/v1/keys", timeout=_FETCH_S) as answer:  # noqa: S310
+            with urlopen(key.removesuffix("/v1/keys").rstrip("/") + "/v1/keys", timeout=20.0) as answer:  # noqa: S310
                 content = answer.read()
         else:
             content = Path(key).read_bytes()

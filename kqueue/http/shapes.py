@@ -196,11 +196,10 @@ class Problems(_Shape):
 
 
 class PublicKey(_Shape):
-    """A key that signed receipts."""
+    """An Ed25519 key that signed receipts, in hexadecimal."""
 
     key_id: str
     public_key: str
-    """The Ed25519 key in hexadecimal."""
 
 
 class Lane(_Shape):

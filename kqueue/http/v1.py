@@ -242,9 +242,7 @@ async def artifact(evaluation_id: UUID, name: ArtifactName, _: Reader, gateway: 
 
 
 @router.get(
-    "/evaluations/{evaluation_id}/receipt",
-    response_class=Response,
-    responses=failures.documented(409) | {200: {"model": receipts.Receipt, "description": "The file."}},
+    "/evaluations/{evaluation_id}/receipt", responses=failures.documented(409) | {200: {"model": receipts.Receipt}}
 )
 async def receipt(
     evaluation_id: UUID,

@@ -267,7 +267,8 @@ class LocalFleet:
             self._exit.callback(drop_socket_directory, sockets, home)
             self.http_socket = sockets / _HTTP_SOCKET
         receipt_key = (self.config.receipt_key or home / "receipts.pem").expanduser().absolute()
-        receipts.create_key(receipt_key)
+        if not receipt_key.exists():
+            receipts.create_key(receipt_key)
         self.config = self.config.model_copy(update={"http_socket": self.http_socket, "receipt_key": receipt_key})
         host = socket.gethostname()
         # The id is the same at every start, so this invalidates the former secret, even of a fleet that was killed.

@@ -165,7 +165,8 @@ def test_keys_are_created_once_and_bad_files_are_refused(tmp_path: Path) -> None
     path = tmp_path / "receipts.pem"
     receipts.create_key(path)
     before = path.read_bytes()
-    receipts.create_key(path)
+    with pytest.raises(ConfigError, match="exists"):
+        receipts.create_key(path)
     assert (path.read_bytes(), path.stat().st_mode & 0o777, len(receipts.load_keys(path))) == (before, 0o600, 1)
     assert receipts.load_keys(None) == receipts.load_keys(tmp_path / "none") == []
     for content in (before + b"secret", before.replace(b"M", b"-"), b"secret", before[:-30]):
