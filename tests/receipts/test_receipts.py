@@ -65,13 +65,19 @@ def test_every_changed_byte_fails(name: str, place: int, by: int, how: str) -> N
     assert False in results(content[:place] + middle + content[place + 1 :]).values()
 
 
-@pytest.mark.parametrize("case", ["signature", "public_key"])
-def test_another_spelling_of_the_signature_fails(case: str) -> None:
-    """Upper-case digits, which mean the same bytes, fail too."""
-    document = json.loads(STORED[""])
-    document[case] = document[case].upper()
-    again = json.dumps(document, sort_keys=True, separators=(",", ":")).encode() + b"\n"
-    assert False in results(again).values()
+def test_another_spelling_fails() -> None:
+    """White space, escapes and upper-case digits, which change no value, fail too."""
+    content = STORED[""]
+    document = json.loads(content)
+    for again in (
+        *(content + b"\n", content[:-1], b" " + content, content.replace(b":", b": ", 1)),
+        *(content.replace(b"a", b"\\u0061", 1), content.replace(b"60.0", b"6e1", 1)),
+        *(json.dumps(document, indent=1).encode(), content.replace(b"{", b'{"owner":"ada",', 1)),
+    ):
+        assert results(again) == {"form": False}, again[:80]
+    for name in ("signature", "public_key"):
+        again = json.dumps(document | {name: document[name].upper()}, sort_keys=True, separators=(",", ":"))
+        assert False in results(again.encode() + b"\n").values()
 
 
 def verdict(**fields: Any) -> Callable[[Document], object]:
