@@ -144,6 +144,9 @@ class Config(BaseSettings):
     callback_networks: str = ""
     """Networks to which callbacks are sent although they are not public, separated by commas, such as ``10.1.0.0/16``.
     All users who submit can then send requests to these networks."""
+    receipt_key: Path | None = None
+    """File of the Ed25519 keys in PEM with which `kqueue serve` signs receipts. The first key signs. Without keys there
+    are no receipts. `kqueue up` creates the file, by default ``receipts.pem`` in ``home``."""
     reuse: bool = True
     """True if verdicts of this host's workers can be reused for equal evaluations."""
     probe_share: float = Field(default=0.005, ge=0, le=0.5)

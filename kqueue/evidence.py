@@ -80,7 +80,7 @@ class Histogram(Part):
 class Measurement(Part):
     """The time of one call. All times are in milliseconds, with the launch overhead subtracted.
 
-    For a problem of several shapes it is the weighted geometric mean of their times, and without a histogram.
+    For a problem of several shapes it is the weighted geometric mean of their times, without a histogram and samples.
     """
 
     basis: Literal["gpu_clock", "cpu_clock"]
@@ -126,6 +126,8 @@ class Measurement(Part):
     """Clocks of the GPU, as far as the driver reports them."""
     histogram: Histogram | None = None
     """Distribution of the calls. Outliers count in the last bin. Null in measurements of older versions."""
+    samples_ms: tuple[float, ...] | None = None
+    """Time of each call that counts, to the nanosecond. Null in older measurements, and for several shapes together."""
 
     @property
     def error(self) -> float | None:
@@ -188,6 +190,10 @@ class ShapeResult(Part):
     """Number of these that are hidden variants."""
     seconds: float | None = None
     """Time in seconds that the shape took."""
+    runtime_samples_ms: tuple[float, ...] | None = None
+    """:attr:`Measurement.samples_ms` of the kernel."""
+    baseline_samples_ms: tuple[float, ...] | None = None
+    """:attr:`Measurement.samples_ms` of the eager reference."""
 
 
 class ShapeResults(Part):

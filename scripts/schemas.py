@@ -28,19 +28,26 @@ def current() -> dict[str, dict[str, Any]]:
     from kqueue.config import load
     from kqueue.contract import Request, Verdict
     from kqueue.http.app import create_app
+    from kqueue.receipts import Receipt
 
     http = create_app(load(database_url="postgresql+psycopg://nowhere/none")).openapi()
     paths = {path: methods for path, methods in http["paths"].items() if path.startswith("/v1/")}
     shapes = needed(paths, http["components"]["schemas"])
     sent = needed([one.get("requestBody") for methods in paths.values() for one in methods.values()], shapes)
-    verdict = Verdict.model_json_schema(mode="serialization")
-    # A later version can answer with further fields.
-    for answer in (verdict, *verdict["$defs"].values(), *(shapes[name] for name in shapes.keys() - sent.keys())):
+    verdict, receipt = (model.model_json_schema(mode="serialization") for model in (Verdict, Receipt))
+    # A later version can answer with further fields. A receipt itself has exactly the fields of its form.
+    for answer in (
+        verdict,
+        *verdict["$defs"].values(),
+        *receipt["$defs"].values(),
+        *(shapes[name] for name in shapes.keys() - sent.keys()),
+    ):
         if answer.get("additionalProperties") is False:
             del answer["additionalProperties"]
     return {
         "request": Request.model_json_schema(),
         "verdict": verdict,
+        "receipt": receipt,
         "http": {**http, "paths": paths, "components": {"schemas": shapes}},
         "python": python(),
     }

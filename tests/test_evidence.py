@@ -78,7 +78,7 @@ STORED: dict[str, Any] = {
         "rows": [{
             "name": "large", "held_out": False, "weight": 2.0, "category": "passed", "runtime_ms": 0.5,
             "baseline_ms": 1.0, "speedup": 2.0, "speedup_interval": [1.9, 2.1], "timing_basis": "cpu_clock",
-            "checks": 8, "hidden_variants": 3, "seconds": 1.5,
+            "checks": 8, "hidden_variants": 3, "seconds": 1.5, "runtime_samples_ms": [0.5], "baseline_samples_ms": None,
         }],
         "worst": "large", "worst_speedup": 2.0, "spread": 1.0,
     },

@@ -30,6 +30,7 @@ from kqueue.cli import (
     owners,
     plot,
     pytest,
+    receipts,
     results,
     search,
     show,
@@ -68,7 +69,7 @@ STATUSES: dict[type[KqueueError], int] = {
 
 #: Commands whose exit status is an answer. If their output is not read to its end, they exit as for a broken pipe.
 _ANSWERING: Final = frozenset(
-    {"judge", "submit", "wait", "watch", "duel", "kernelbench", "autopsy", "sanitize", "doctor"}
+    {"judge", "submit", "wait", "watch", "duel", "kernelbench", "autopsy", "sanitize", "doctor", "verify", "replay"}
 )
 #: Commands that continue if their output is not read.
 _SERVING: Final = frozenset({"up", "worker", "serve", "mcp"})
@@ -139,6 +140,9 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "logs": show.logs,
     "plot": plot.plot,
     "diff": show.diff,
+    "receipt": receipts.receipt,
+    "verify": receipts.verify,
+    "replay": receipts.replay,
     "up": fleet.up,
     "worker": fleet.worker,
     "top": status.top,

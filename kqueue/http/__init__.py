@@ -14,7 +14,7 @@ from kqueue.config import Config
 from kqueue.errors import ConfigError
 
 #: Modules that the server and its page import.
-_NEEDS: Final = ("fastapi", "jinja2", "prometheus_client", "pygments", "uvicorn")
+_NEEDS: Final = ("cryptography", "fastapi", "jinja2", "prometheus_client", "pygments", "uvicorn")
 #: Header that restricts a request to an agent's session: to submissions with the same name, and to its limits.
 #: Without a name it restricts the request to the work of the caller's owner. It never gives more than the credential.
 SESSION: Final = "Kqueue-Session"
@@ -55,5 +55,5 @@ def require_http() -> None:
     """Raise ConfigError if a package of the server is missing."""
     if not has_http():
         raise ConfigError(
-            "serving HTTP needs FastAPI, Jinja2, prometheus-client, Pygments and uvicorn: `pip install 'kqueue[http]'`"
+            "serving HTTP needs FastAPI, Jinja2, uvicorn, cryptography and more packages: `pip install 'kqueue[http]'`"
         )

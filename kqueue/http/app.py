@@ -12,7 +12,7 @@ from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kqueue import tracing
+from kqueue import receipts, tracing
 from kqueue.config import Config
 from kqueue.errors import KqueueError, ServiceError
 from kqueue.http import (
@@ -59,9 +59,10 @@ def create_app(
         open_forms: paths to which clients without a credential can send a small body.
 
     Raises:
-        ConfigError: no database is set, or other machines could send requests without a token.
+        ConfigError: no database is set, other machines could send requests without a token, or the key is invalid.
     """
     check_access(config)
+    receipts.load_keys(config.receipt_key)  # An invalid file is reported now, and not at the first receipt.
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:

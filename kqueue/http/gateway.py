@@ -18,7 +18,7 @@ from fastapi import Depends, Request
 from sqlalchemy import Engine
 from starlette.requests import ClientDisconnect
 
-from kqueue import contract
+from kqueue import contract, receipts
 from kqueue.client import AsyncClient, AsyncTicket
 from kqueue.client.database import DatabaseTransport
 from kqueue.config import Config
@@ -27,7 +27,7 @@ from kqueue.errors import DatabaseUnavailable, InvalidRequest, UnknownEvaluation
 from kqueue.http.access import is_about
 from kqueue.http.failures import HttpError
 from kqueue.states import Priority
-from kqueue.store import audit, evaluations, schema, tokens
+from kqueue.store import audit, evaluations, reports, schema, tokens
 from kqueue.store.audit import Action
 from kqueue.store.engine import FLEET, Viewer, acting, connect
 from kqueue.store.listener import Listener
@@ -184,6 +184,13 @@ class Gateway:
                     return await self._health.run(query, *args, **kwargs)
         except TimeoutError:
             raise DatabaseUnavailable(f"Postgres did not answer within {_LOOK_S} s: try again") from None
+
+    async def receipt(self, evaluation_id: UUID, *, sources: bool = False) -> bytes | None:
+        """Return the signed receipt of an evaluation, or None if it has no verdict. Raise HttpError without a key."""
+        detail = await self.read(reports.show, evaluation_id)
+        if not (keys := receipts.load_keys(self.config.receipt_key)):
+            raise HttpError(409, "this server signs no receipts: set KQUEUE_RECEIPT_KEY there", code="no_receipt_key")
+        return None if detail.verdict is None else receipts.issue(keys[0], detail, detail.verdict, sources=sources)
 
     def bound(self, number: int) -> None:
         """Raise an HttpError 413 for too many evaluations in one request, before any of them is validated."""

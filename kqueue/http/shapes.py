@@ -213,6 +213,13 @@ class Board(_Shape):
     entries: list[sharing.Entry]
 
 
+class PublicKey(_Shape):
+    """An Ed25519 key that signed receipts, in hexadecimal."""
+
+    key_id: str
+    public_key: str
+
+
 class Lane(_Shape):
     """The numbers of evaluations and workers of a lane."""
 

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 
-from kqueue import contract
+from kqueue import contract, receipts
 from kqueue.categories import CATEGORIES
 from kqueue.client.transport import Accepted
 from kqueue.contract import Precision
@@ -240,6 +240,30 @@ async def artifact(evaluation_id: UUID, name: ArtifactName, _: Reader, gateway: 
     return Response(
         content, media_type=_media_type(name), headers={"Content-Disposition": f'attachment; filename="{name}"'}
     )
+
+
+@router.get(
+    "/evaluations/{evaluation_id}/receipt", responses=failures.documented(409) | {200: {"model": receipts.Receipt}}
+)
+async def receipt(
+    evaluation_id: UUID,
+    _: Reader,
+    gateway: CurrentGateway,
+    sources: Annotated[bool, Query(description="Include the sources and the log.")] = False,
+) -> Response:
+    """Return a signed record of a finished evaluation, which `kqueue verify` checks without a network."""
+    content = await gateway.receipt(evaluation_id, sources=sources)
+    if content is None:
+        raise _unfinished(evaluation_id)
+    headers = {"Content-Disposition": f'attachment; filename="{evaluation_id}.receipt.json"'}
+    return Response(content, media_type="application/json", headers=headers)
+
+
+@router.get("/keys", openapi_extra={"security": [{}]})
+async def keys(gateway: CurrentGateway) -> dict[Literal["keys"], list[shapes.PublicKey]]:
+    """List the public keys of receipts: the one that signs now, then those that signed before."""
+    public = map(receipts.public_key, receipts.load_keys(gateway.config.receipt_key))
+    return {"keys": [shapes.PublicKey(key_id=receipts.key_id(one), public_key=one) for one in public]}
 
 
 @router.get("/batches/{batch:path}")

@@ -253,7 +253,8 @@ class LocalFleet:
         return self._start_part("the worker fleet", workers)
 
     def _admit_owner(self, home: Path) -> None:
-        """Create the owner's two credentials for HTTP: a unix socket, and a token for this run."""
+        """Create the owner's two credentials for HTTP, a unix socket and a token for this run, and receipts' key."""
+        from kqueue import receipts
         from kqueue.store import tokens
         from kqueue.store.engine import lacks_right
 
@@ -265,7 +266,10 @@ class LocalFleet:
             sockets = socket_directory(home, _HTTP_SOCKET)
             self._exit.callback(drop_socket_directory, sockets, home)
             self.http_socket = sockets / _HTTP_SOCKET
-        self.config = self.config.model_copy(update={"http_socket": self.http_socket})
+        receipt_key = (self.config.receipt_key or home / "receipts.pem").expanduser().absolute()
+        if not receipt_key.exists():
+            receipts.create_key(receipt_key)
+        self.config = self.config.model_copy(update={"http_socket": self.http_socket, "receipt_key": receipt_key})
         host = socket.gethostname()
         # The id is the same at every start, so this invalidates the former secret, even of a fleet that was killed.
         token_id = uuid5(NAMESPACE_URL, f"kqueue://{host}{home}")

@@ -53,6 +53,7 @@ class File(StrEnum):
     KERNEL = "kernel.py"
     PROBLEM = "problem.py"
     EVIDENCE = "evidence.json"
+    RECEIPT = "receipt.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +134,13 @@ async def file(request: Request, _: Viewer, evaluation_id: UUID, name: File) -> 
     """Return a part of an evaluation as a text file, which no browser executes."""
     gateway: Gateway = request.app.state.gateway
     detail = await gateway.read(reports.show, evaluation_id)
-    content = detail.files().get(name)
+    content = await gateway.receipt(evaluation_id) if name is File.RECEIPT else detail.files().get(name)
     if content is None:
         raise HttpError(404, "it has no verdict yet")
+    content = content if isinstance(content, bytes) else content.encode("utf-8", "replace")
     filename = f"{str(evaluation_id)[:8]}-{name}"
     headers = {"Content-Disposition": f'attachment; filename="{filename}"'}
-    return Response(content.encode("utf-8", "replace"), media_type="text/plain; charset=utf-8", headers=headers)
+    return Response(content, media_type="text/plain; charset=utf-8", headers=headers)
 
 
 @router.post("/evaluations/{evaluation_id}/cancel")

@@ -21,7 +21,22 @@ ROOT = Path(__file__).parents[2]
 #: below checks more.
 OTHERS = frozenset(
     {
-        *("alias", "cat", "cd", "cp", "curl", "docker", "echo", "export", "git", "head", "install", "mkdir", "nohup"),
+        *(
+            "alias",
+            "cat",
+            "cd",
+            "cp",
+            "curl",
+            "docker",
+            "echo",
+            "export",
+            "git",
+            "head",
+            "install",
+            "mkdir",
+            "mv",
+            "nohup",
+        ),
         *("createdb", "dropdb", "pg_dump", "pg_restore", "psql", "redis-cli", "valkey-cli"),
         *("journalctl", "kubectl", "openssl", "printenv", "producer", "pytest", "sbatch", "sed"),
     }

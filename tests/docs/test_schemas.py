@@ -44,6 +44,8 @@ CHANGES: list[tuple[str, Callable[[Tree], object], str]] = [
     ("verdict", lambda tree: tree["$defs"]["Category"]["enum"].append("melted"), ""),
     ("verdict", lambda tree: tree["properties"]["message"].update(type="integer"), "message: integer is possible"),
     ("verdict", lambda tree: tree["properties"].update(more={"type": "string"}), ""),
+    ("receipt", lambda tree: tree["properties"].pop("owner"), "receipt.owner is gone"),
+    ("receipt", lambda tree: tree["$defs"]["Verdict"]["required"].remove("category"), "verdict.category is optional"),
     ("request", lambda tree: tree["required"].append("lane"), "request.lane is required now"),
     ("request", lambda tree: tree["properties"].update(more={"type": "string"}), ""),
     ("request", lambda tree: tree["properties"]["lane"].update(maxLength=3), "request.lane: maxLength is 3 now"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
@@ -15,6 +16,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.engine import make_url
 
 from kqueue.config import Config
+from kqueue.receipts import create_key
 from kqueue.store import evaluations, gpus, roles, tokens, workers
 from tests.http.standin import Served
 from tests.store.steps import change
@@ -53,6 +55,8 @@ CALLS: dict[tuple[str, str], Call] = {
     ("get", "/v1/evaluations/{evaluation_id}/log"): Call("read"),
     ("get", "/v1/evaluations/{evaluation_id}/artifacts"): Call("read"),
     ("get", "/v1/evaluations/{evaluation_id}/artifacts/{name}"): Call("read"),
+    ("get", "/v1/evaluations/{evaluation_id}/receipt"): Call("read"),
+    ("get", "/v1/keys"): Call("read"),
     ("get", "/v1/batches/{batch}"): Call("read"),
     # The tests' server has no secret for callbacks.
     ("get", "/v1/callbacks/secret"): Call("submit", status=404),
@@ -93,9 +97,10 @@ CALLS: dict[tuple[str, str], Call] = {
 
 
 @pytest.fixture
-def served(serve: Callable[[Config], Served], config: Config, login: str, worker_id: UUID) -> Served:
-    """A server with that login only."""
-    return serve(config.model_copy(update={"database_url": SecretStr(login)}))
+def served(serve: Callable[[Config], Served], config: Config, login: str, worker_id: UUID, tmp_path: Path) -> Served:
+    """A server with that login only, and a key for receipts."""
+    create_key(key := tmp_path / "receipts.pem")
+    return serve(config.model_copy(update={"database_url": SecretStr(login), "receipt_key": key}))
 
 
 @pytest.fixture

@@ -44,8 +44,8 @@ def test_every_answer_is_in_the_description(api: Api, examples: int) -> None:
     """Valid and invalid requests get no 5xx, and only documented statuses, media types and bodies."""
     for operation in (result.ok() for result in api.schema.get_all_operations()):
         for mode in schemathesis.GenerationMode:
-            if operation.path == "/health" and mode is schemathesis.GenerationMode.NEGATIVE:
-                continue  # It has no parameters and no token, so no request for it is wrong.
+            if operation.path in {"/health", "/v1/keys"} and mode is schemathesis.GenerationMode.NEGATIVE:
+                continue  # They have no parameters and no token, so no request for them is wrong.
 
             @settings(
                 max_examples=examples,

@@ -136,7 +136,8 @@ def test_each_service_knows_its_own_secrets_only() -> None:
         wanted = set(re.findall(r"\$\{(\w*(?:PASSWORD|AUTH))\b", environment))
         assert {PASSWORDS[reference] for reference in references} == wanted, name
         mounted = [volume["secret"] for volume in template["spec"]["volumes"] if "secret" in volume]
-        assert mounted == [{"secretName": "kqueue-ca", "optional": True}], name
+        names = ["kqueue-ca", "kqueue-receipts"] if component(template) == "http" else ["kqueue-ca"]
+        assert mounted == [{"secretName": secret, "optional": True} for secret in names], name
     assert used == set(PASSWORDS)
     assert of_kind("Secret") == {}
 

@@ -147,6 +147,7 @@ def test_lives_of_up(open_home: Path, lives: list[signal.Signals]) -> None:
     home = open_home / "home"
     with_schema(home / "postgres")
     secrets: list[str] = []
+    keys: set[str] = set()
     for last in lives:
         process = command(home, "--flower-port", "0") if last is signal.SIGKILL else command(home, "--no-flower")
         try:
@@ -160,6 +161,9 @@ def test_lives_of_up(open_home: Path, lives: list[signal.Signals]) -> None:
             known = json.loads((home / FLEET_FILE).read_text())
             secrets.append(known["token"])
             assert valid_tokens(known["database_url"], secrets) == [False] * (len(secrets) - 1) + [True]
+            key = home / "receipts.pem"
+            keys.add(key.read_text())
+            assert key.stat().st_mode & 0o777 == 0o600
             children = list(below(process.pid))
             assert len(children) >= 4
             own_descriptors(process.pid, [pid for pid in children if command_line(pid)[1:3] == ["-P", "-m"]])
@@ -175,7 +179,7 @@ def test_lives_of_up(open_home: Path, lives: list[signal.Signals]) -> None:
         until_gone(children)
         assert load(home=home).database_url is None
         assert secrets[-1] not in said + "".join(log.read_text() for log in (home / "logs").iterdir())
-    assert len({*secrets}) == len(lives)
+    assert (len({*secrets}), len(keys)) == (len(lives), 1)
     assert not (home / FLEET_FILE).exists()
     assert not (home / "run" / "http.sock").exists()
     with Postgres(home / "postgres", durable=False) as postgres:

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -15,6 +16,7 @@ from pydantic import SecretStr
 from sqlalchemy import Engine
 
 from kqueue.config import Config
+from kqueue.receipts import create_key, verify
 from kqueue.store import evaluations, gpus, searches, tokens, workers
 from kqueue.store.engine import Viewer, acting
 from kqueue.store.tokens import Scope
@@ -101,9 +103,12 @@ def _body(path: str, places: Mapping[str, str]) -> Any:
 
 
 @pytest.fixture
-def work(serve: Callable[..., Served], config: Config, login: str, engine: Engine, worker_id: UUID) -> Iterator[Work]:
-    """A server with the gateway's role."""
-    served = serve(config.model_copy(update={"database_url": SecretStr(login)}))
+def work(
+    serve: Callable[..., Served], config: Config, login: str, engine: Engine, worker_id: UUID, tmp_path: Path
+) -> Iterator[Work]:
+    """A server with the gateway's role, and a key for receipts."""
+    create_key(key := tmp_path / "receipts.pem")
+    served = serve(config.model_copy(update={"database_url": SecretStr(login), "receipt_key": key}))
     workers.register(
         engine, id=(busy := uuid4()), name="gpu-0@here", host="here", pid=2, lanes=["gpu"], device=UUID_OF_GPU
     )
@@ -222,3 +227,13 @@ def test_owners_share_no_keys_and_batches(work: Work) -> None:
     assert second["evaluation_id"] == again["evaluation_id"] != first["evaluation_id"]
     for owner in ("ada", "bob"):
         assert work.clients[owner, "read"].get("/v1/batches/shared").json()["total"] == 1
+
+
+def test_the_page_has_a_link_to_the_receipt(work: Work) -> None:
+    """It is the file that the API signs, for the evaluation's owner only."""
+    path = "/evaluations/{evaluation_id}/files/receipt.json".format(**work.places)
+    ada, bob = work.browsers["ada", "read"], work.browsers["bob", "read"]
+    assert path in ada.get(path.partition("/files")[0]).text
+    checks, _ = verify(ada.get(path).raise_for_status().content)
+    assert {check.name for check in checks if check.holds} == {"form", "signature", "complete", "category", "speedup"}
+    assert bob.get(path).status_code == 404

@@ -60,6 +60,7 @@ class Evaluation:
     """One evaluation with all fields except its sources.
 
     Attributes:
+        owner: the owner of the work.
         lane: the lane to which it was submitted.
         problem_label, problem_hash: name and SHA-256 of the reference.
         kernel_label, kernel_hash: name and SHA-256 of the candidate.
@@ -74,6 +75,7 @@ class Evaluation:
 
     evaluation_id: UUID
     state: EvaluationState
+    owner: str
     lane: str
     backend: str
     problem_label: str | None

@@ -279,6 +279,7 @@ def summarise(
         cold_l2=timing.cold_l2 and slot.on_gpu,
         clocks=Clocks.model_validate(series.clocks),
         histogram=_histogram(times, q3 + _FAR * (q3 - q1)),
+        samples_ms=tuple(round(each, 6) for each in times),
     )
 
 

@@ -157,6 +157,8 @@ def _row(result: Judged) -> ShapeResult:
         checks=evidence.checks,
         hidden_variants=None if evidence.checks is None else evidence.checks - (evidence.checks_asked or 0),
         seconds=round(result.seconds, 3),
+        runtime_samples_ms=outcome.runtime and outcome.runtime.samples_ms,
+        baseline_samples_ms=outcome.baseline and outcome.baseline.samples_ms,
     )
 
 

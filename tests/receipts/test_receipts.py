@@ -1,0 +1,219 @@
+"""Receipts without a fleet: stored ones of earlier versions, changed bytes, wrong statements, new judgements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kqueue import receipts
+from kqueue.categories import Category
+from kqueue.contract import Outcome, Verdict
+from kqueue.errors import ConfigError
+from kqueue.evidence import Environment
+from tests.cli.command import Cli
+from tests.samples import ended
+
+FOLDER = Path(__file__).parent
+#: Receipts that version 0.2.0 wrote, and the key that signed them. They are never written again.
+STORED = {name: (FOLDER / f"version1{name}.json").read_bytes() for name in ("", "-shapes")}
+KEY = "25631b2225d7193c0ef8d471f0fec7eef6e1d26965c397cbd29c0fe319c98902"
+MINE = Ed25519PrivateKey.generate()
+Document = dict[str, Any]
+
+
+def results(content: bytes, known: tuple[str, ...] | None = None) -> dict[str, bool | None]:
+    """Return the result of each statement."""
+    return {check.name: check.holds for check in receipts.verify(content, known)[0]}
+
+
+def forged(change: Callable[[Document], object], name: str = "") -> bytes:
+    """Return a stored receipt with a change, signed by another key."""
+    document = json.loads(STORED[name])
+    document["public_key"] = receipts.public_key(MINE)
+    change(document)
+    del document["signature"]
+    line = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    document["signature"] = MINE.sign(line).hex()
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_receipt_of_the_first_version_verifies(name: str) -> None:
+    """All statements of a stored receipt hold in every later version, by the key that signed it."""
+    assert set(results(STORED[name], (KEY,)).values()) == {True}
+    assert results(STORED[name])["key"] is None
+    assert results(STORED[name], ("0" * 64,))["key"] is False
+    assert set(results(forged(lambda _: None, name), (receipts.public_key(MINE),)).values()) == {True}
+    assert results(forged(lambda _: None, name), (KEY,)) | {"key": True} == results(STORED[name], (KEY,))
+
+
+@given(
+    st.sampled_from([*STORED]), st.integers(min_value=0), st.integers(1, 255), st.sampled_from(["flip", "cut", "add"])
+)
+def test_every_changed_byte_fails(name: str, place: int, by: int, how: str) -> None:
+    """A receipt with one byte changed, removed or added does not verify."""
+    content = STORED[name]
+    place %= len(content)
+    middle = {"flip": bytes([content[place] ^ by]), "cut": b"", "add": bytes([by, content[place]])}[how]
+    assert False in results(content[:place] + middle + content[place + 1 :]).values()
+
+
+def test_another_spelling_fails() -> None:
+    """White space, escapes and upper-case digits, which change no value, fail too."""
+    content = STORED[""]
+    document = json.loads(content)
+    for again in (
+        *(content + b"\n", content[:-1], b" " + content, content.replace(b":", b": ", 1)),
+        *(content.replace(b"a", b"\\u0061", 1), content.replace(b"60.0", b"6e1", 1)),
+        *(json.dumps(document, indent=1).encode(), content.replace(b"{", b'{"owner":"ada",', 1)),
+    ):
+        assert results(again) == {"form": False}, again[:80]
+    for name in ("signature", "public_key"):
+        again = json.dumps(document | {name: document[name].upper()}, sort_keys=True, separators=(",", ":"))
+        assert False in results(again.encode() + b"\n").values()
+
+
+def verdict(**fields: Any) -> Callable[[Document], object]:
+    """Return a change of the verdict."""
+    return lambda document: document["verdict"].update(fields)
+
+
+def of_runtime(**fields: Any) -> Callable[[Document], object]:
+    """Return a change of the kernel's measurement."""
+    return lambda document: document["verdict"]["runtime"].update(fields)
+
+
+def of_row(**fields: Any) -> Callable[[Document], object]:
+    """Return a change of the first shape's result."""
+    return lambda document: document["verdict"]["evidence"]["shapes"]["rows"][0].update(fields)
+
+
+#: Wrong contents that are signed correctly, and the statement that fails.
+WRONG: list[tuple[str, Callable[[Document], object], str]] = [
+    ("", verdict(blame="candidate"), "category"),
+    ("", verdict(correctness=False), "category"),
+    ("", verdict(category="wrong_values", blame="candidate", correctness=False), "category"),
+    ("", verdict(speedup=99.0), "speedup"),
+    ("", verdict(speedup=10**400), "speedup"),
+    ("", verdict(runtime_ms=0.001), "speedup"),
+    ("", of_runtime(median_ms=0.001), "times"),
+    ("", of_runtime(samples_ms=[]), "times"),
+    ("", of_runtime(count=7), "times"),
+    ("-shapes", of_row(runtime_ms=0.001), "times"),
+    ("-shapes", of_row(weight=9.0), "times"),
+    ("-shapes", of_row(runtime_samples_ms=[1.0]), "times"),
+    ("-shapes", lambda one: [row.update(weight=0.0) for row in one["verdict"]["evidence"]["shapes"]["rows"]], "times"),
+    ("", lambda one: one.update(kernel=one["kernel"] + "#"), "sources"),
+    ("", lambda one: one.update(problem=f"sha256:{one['problem_hash']}"), "sources"),
+    ("", verdict(environment=None), "complete"),
+    ("", lambda one: one.pop("settings"), "complete"),
+    ("", lambda one: one.update(more=1), "complete"),
+    ("", lambda one: one.update(verdict=7), "complete"),
+    ("", lambda one: one.update(public_key="0" * 64), "signature"),
+    ("", lambda one: one.update(schema="kqueue.receipt/2"), "form"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "wrong"), WRONG)
+def test_a_wrong_statement_fails(name: str, change: Callable[[Document], object], wrong: str) -> None:
+    """A receipt that contradicts itself fails at that statement, although its signature is right."""
+    found = results(forged(change, name))
+    assert found[wrong] is False, found
+    assert {check for check, holds in found.items() if holds is False} <= {wrong, "speedup"}
+
+
+def test_unknown_parts() -> None:
+    """A receipt cannot show the statements for which it has no content, and other versions' evidence is ignored."""
+    without = forged(lambda one: one.update(problem=None, kernel=None))
+    assert results(without)["sources"] is None
+    older = forged(of_runtime(samples_ms=None))
+    assert results(older)["times"] is None
+    newer = forged(lambda one: one["verdict"]["evidence"].update(weather="rain"))
+    assert set(results(newer, (receipts.public_key(MINE),)).values()) == {True}
+    emptied = forged(lambda one: one["verdict"]["evidence"].update(emptied_at="2026-01-01T00:00:00Z"))
+    assert results(emptied)["complete"] is None
+    for junk in (b"", b"[]", b'"schema"', b"{}", b"\xff", b"[" * 100_000, b'{"schema":NaN}', b"1" * 10_000):
+        assert results(junk) == {"form": False}
+
+
+def agreement(now: Outcome | None = None, *, device: str = "a CPU", whole: bool = True) -> list[bool | None]:
+    """Return whether category, runtime and speedup of the stored receipt agree with an outcome, by default its own."""
+    then = Verdict.load(json.loads(STORED[""])["verdict"])
+    same = Outcome(category=then.category, runtime=then.runtime, baseline=then.baseline)
+    where = Environment(device=device, torch="2", python="3", host="here")
+    return [check.holds for check in receipts.compare(then, now or same, where, whole=whole)]
+
+
+def test_a_new_judgement_is_compared() -> None:
+    """Times agree within their intervals, and only times of one device, clock and set of shapes are compared."""
+    runtime = Verdict.load(json.loads(STORED[""])["verdict"]).runtime
+    assert runtime is not None
+    slow = {name: getattr(runtime, name) * 9 for name in ("median_ms", "low_ms", "high_ms")}
+    slower = Outcome(category=Category.PASSED, runtime=runtime.model_copy(update=slow))
+    other = Outcome(category=Category.PASSED, runtime=runtime.model_copy(update={"basis": "gpu_clock"}))
+    assert agreement() == [True, True, True]
+    assert agreement(slower) == [True, False, None]
+    assert agreement(other) == [True, None, None]
+    assert agreement(slower, device="an H100") == [True, None, None]
+    assert agreement(slower, whole=False) == [True, None, None]
+    assert agreement(ended(Category.WRONG_VALUES)) == [False, None, None]
+
+
+def test_keys_are_created_once_and_bad_files_are_refused(tmp_path: Path) -> None:
+    """A key's file is private and never overwritten, and other content is an error that repeats nothing of it."""
+    path = tmp_path / "receipts.pem"
+    receipts.create_key(path)
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="exists"):
+        receipts.create_key(path)
+    assert (path.read_bytes(), path.stat().st_mode & 0o777, len(receipts.load_keys(path))) == (before, 0o600, 1)
+    assert receipts.load_keys(None) == receipts.load_keys(tmp_path / "none") == []
+    for content in (before + b"secret", before.replace(b"M", b"-"), b"secret", before[:-30]):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match="KQUEUE_RECEIPT_KEY") as caught:
+            receipts.load_keys(path)
+        assert "secret" not in str(caught.value)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        receipts.create_key(tmp_path / "none" / "receipts.pem")
+
+
+def test_the_command_verifies(tmp_path: Path) -> None:
+    """It prints each statement, ends with status 1 if one fails, and warns if the key is not known."""
+    cli = Cli(tmp_path)
+    (tmp_path / "good.json").write_bytes(STORED[""])
+    (tmp_path / "bad.json").write_bytes(STORED[""].replace(b'"passed"', b'"Passed"'))
+    (tmp_path / "keys.json").write_text(json.dumps({"keys": [{"public_key": KEY}]}))
+    found = cli("verify", "good.json")
+    assert (found.returncode, "not known to be a fleet's" in found.stdout) == (0, True)
+    rows = [json.loads(line) for line in cli("verify", "good.json", "--key", "keys.json", "--json").stdout.splitlines()]
+    assert {row["holds"] for row in rows} == {True}
+    failed = cli("verify", "bad.json")
+    assert (failed.returncode, "failed: signature, complete" in failed.stderr) == (1, True), failed.stderr
+    assert cli("verify", "good.json", "--key", "good.json").returncode == 2
+    assert cli("verify", "none.json").returncode == 2
+    assert cli("replay", "bad.json").returncode == 1
+
+
+@pytest.mark.slow("judges a kernel")
+def test_the_command_judges_again(tmp_path: Path) -> None:
+    """It takes the receipt's sources, or compares those of files, and compares the outcome on another device."""
+    cli = Cli(tmp_path, {"KQUEUE_SCRATCH": str(tmp_path / "scratch")})
+    settings = {"checks": 1, "timing": {"enabled": False}}
+    receipt = forged(lambda one: one.update(problem=None, settings=one["settings"] | settings))
+    (tmp_path / "receipt.json").write_bytes(receipt)
+    given = json.loads(STORED[""])
+    cli.write("problem.py", given["problem"])
+    cli.write("kernel.py", given["kernel"])
+    assert "give them with --problem and --kernel" in cli("replay", "receipt.json").stderr
+    other = cli("replay", "receipt.json", "--problem", "kernel.py")
+    assert (other.returncode, "not the judged problem" in other.stderr) == (2, True), other.stderr
+    done = cli("replay", "receipt.json", "--problem", "problem.py", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["holds"] for line in done.stdout.splitlines()][-3:] == [True, None, None]
