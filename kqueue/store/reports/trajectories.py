@@ -120,7 +120,7 @@ class Trajectory(BaseModel):
     """Time of its verdict."""
 
 
-#: Columns in addition to the ones of a verdict. Prefixes keep them apart.
+#: Columns in addition to a verdict's, which a prefix keeps apart.
 _MORE: Final[dict[str, Any]] = {
     "owner": Evaluation.owner,
     "batch": Evaluation.batch,
@@ -236,18 +236,19 @@ def _trajectory(row: Any, proposal: dict[str, Any]) -> Trajectory:
     more = {name: row[f"more_{name}"] for name in _MORE}
     evidence = verdict.evidence
     judged = verdict.reused_from is None
-    return Trajectory.model_construct(
-        **more
-        | dict.fromkeys(("run", "parent_id", "parent", "prompt", "answer"))
-        | proposal
-        | {name: getattr(verdict, name) for name in _OF_VERDICT}
-        | {"settings": json.dumps(more["settings"])},
-        facts=verdict.facts.model_dump_json(),
-        feedback=describe(verdict, more["kernel"]),
-        speedup_low=low,
-        speedup_high=high,
-        device=verdict.environment and verdict.environment.device,
-        environment=verdict.environment and verdict.environment.model_dump_json(),
-        device_s=verdict.device_s if judged else 0.0,
-        cpu_s=sum((evidence.cpu_s or {}).values()) if judged else 0.0,
-    )
+    values: dict[str, Any] = {
+        **more,
+        **dict.fromkeys(("run", "parent_id", "parent", "prompt", "answer")),
+        **proposal,
+        **{name: getattr(verdict, name) for name in _OF_VERDICT},
+        "settings": json.dumps(more["settings"]),
+        "facts": verdict.facts.model_dump_json(),
+        "feedback": describe(verdict, more["kernel"]),
+        "speedup_low": low,
+        "speedup_high": high,
+        "device": verdict.environment and verdict.environment.device,
+        "environment": verdict.environment and verdict.environment.model_dump_json(),
+        "device_s": verdict.device_s if judged else 0.0,
+        "cpu_s": sum((evidence.cpu_s or {}).values()) if judged else 0.0,
+    }
+    return Trajectory.model_construct(None, **values)
