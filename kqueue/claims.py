@@ -25,16 +25,10 @@ from kqueue.profiles import Protocol
 #: Files of a folder that are read as sets.
 _SETS: Final = frozenset({".json", ".jsonl"})
 #: Outcomes of a limit that the authors' own machines did not have. They do not refute a claim.
-_LIMITS: Final = frozenset(
-    {
-        Category.COMPILE_TIMEOUT,
-        Category.GPU_OUT_OF_MEMORY,
-        Category.HOST_OUT_OF_MEMORY,
-        Category.TIMEOUT,
-        Category.OUTPUT_LIMIT,
-        Category.SANDBOX_VIOLATION,
-    }
-)
+_LIMITS: Final = frozenset({
+    Category.COMPILE_TIMEOUT, Category.GPU_OUT_OF_MEMORY, Category.HOST_OUT_OF_MEMORY, Category.TIMEOUT,
+    Category.OUTPUT_LIMIT, Category.SANDBOX_VIOLATION,
+})  # fmt: skip
 #: Exceptions of an import that lacks a package.
 _MISSING: Final = ("ModuleNotFoundError", "ImportError")
 _CHEATS: Final = frozenset({Category.REWARD_HACK, Category.REJECTED_BY_POLICY})
@@ -122,19 +116,9 @@ def rule(claim: Claim, outcome: Result, *, evaluation_id: str = "") -> Ruled:
     low, high = outcome.speedup_interval or (outcome.speedup, outcome.speedup)
     ruling, strict, why = _ruling(claim, outcome, high)
     return Ruled(
-        claim.name,
-        ruling,
-        claim.speedup,
-        outcome.speedup,
-        low,
-        high,
-        outcome.runtime_ms,
-        outcome.baseline_ms,
-        str(outcome.category),
-        strict,
-        why,
-        evaluation_id,
-    )
+        claim.name, ruling, claim.speedup, outcome.speedup, low, high, outcome.runtime_ms, outcome.baseline_ms,
+        str(outcome.category), strict, why, evaluation_id,
+    )  # fmt: skip
 
 
 def _ruling(claim: Claim, outcome: Result, high: float | None) -> tuple[Ruling, str, str]:
@@ -284,13 +268,10 @@ def _plain(where: str, record: Mapping[str, Any]) -> Claim:
     if unknown := sorted(record.keys() - known):
         raise InvalidRequest(f"{where}: no field {unknown[0]!r}: the fields are {', '.join(sorted(known))}")
     name = str(record.get("name") or where)[-200:]
+    reference, kernel = _text(record, "reference", where), _text(record, "kernel", where)
     backend = record.get("backend")
     return Claim(
-        name,
-        _text(record, "reference", where),
-        _text(record, "kernel", where),
-        _number(record.get("speedup"), where),
-        None if backend is None else str(backend),
+        name, reference, kernel, _number(record.get("speedup"), where), None if backend is None else str(backend)
     )
 
 

@@ -141,25 +141,9 @@ _QUERY: Final = (
 )
 #: Fields that the verdict has under the same name and in the same form.
 _OF_VERDICT: Final = (
-    "evaluation_id",
-    "problem_label",
-    "kernel_label",
-    "backend",
-    "lane",
-    "category",
-    "blame",
-    "compiled",
-    "correctness",
-    "phase",
-    "message",
-    "speedup",
-    "runtime",
-    "baseline",
-    "attempts",
-    "reused_from",
-    "submitted_at",
-    "finished_at",
-)
+    "evaluation_id", "problem_label", "kernel_label", "backend", "lane", "category", "blame", "compiled", "correctness",
+    "phase", "message", "speedup", "runtime", "baseline", "attempts", "reused_from", "submitted_at", "finished_at",
+)  # fmt: skip
 _PARENT: Final = aliased(SearchProposal)
 
 
