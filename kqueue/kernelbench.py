@@ -10,9 +10,11 @@ Three things differ from KernelBench:
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import comb
+from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import Any, Final
 
@@ -35,6 +37,9 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "comparison": Comparison.STRICT,
     "timeout_s": None,
 }
+#: Names of files: the kernels of a run, and problems.
+_GENERATION: Final = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)_kernel\.py")
+_PROBLEM: Final = re.compile(r"(\d+)_.*\.py")
 #: Minimum number of timed calls. Smaller numbers are raised to it.
 MIN_PERF_TRIALS: Final = 5
 #: Names of the precisions, including torch's own.
@@ -224,6 +229,25 @@ def _whole(name: str, value: object, least: int, most: int) -> int:
     return value
 
 
+def generations(folder: Path) -> Iterator[tuple[Path, tuple[int, int, int]]]:
+    """Yield the kernels of a run in a folder by name, each with its level, problem and sample."""
+    for path in sorted(folder.glob("*.py")):
+        if match := _GENERATION.fullmatch(path.name):
+            level, problem, sample = map(int, match.groups())
+            yield path, (level, problem, sample)
+
+
+def problems_of(folder: Path, level: int) -> dict[int, list[Path]]:
+    """Return a level's problems by number, from ``folder/level<N>``, or from ``folder`` without level folders."""
+    below = folder / f"level{level}"
+    source = below if below.is_dir() or any(folder.glob("level*/")) else folder
+    problems: dict[int, list[Path]] = {}
+    for path in sorted(source.glob("*.py")):
+        if match := _PROBLEM.fullmatch(path.name):
+            problems.setdefault(int(match[1]), []).append(path)
+    return problems
+
+
 def pass_at_k(samples: int, correct: int, k: int) -> float:
     """Return the probability that at least one of ``k`` random samples is correct. ``samples`` is at least ``k``."""
     return 1.0 - comb(samples - correct, k) / comb(samples, k)
@@ -250,7 +274,7 @@ def scores_of(results: Results, ks: Iterable[int], ps: Iterable[float]) -> dict[
     """
     tables = [rows for rows in results.values() if rows]
     rows = [row for table in tables for row in table]
-    speedups = [speedup for row in rows if (speedup := _speedup(row)) is not None]
+    speedups = [speedup for row in rows if (speedup := speedup_of(row)) is not None]
     return {
         "problems": len(tables),
         "samples": len(rows),
@@ -271,10 +295,10 @@ def _mean_pass(tables: Iterable[Sequence[Mapping[str, Any]]], k: int) -> dict[st
 
 
 def _share(table: Sequence[Mapping[str, Any]], p: float) -> float:
-    return sum(row["correctness"] and (_speedup(row) or 0.0 if p else 1.0) > p for row in table) / len(table)
+    return sum(row["correctness"] and (speedup_of(row) or 0.0 if p else 1.0) > p for row in table) / len(table)
 
 
-def _speedup(row: Mapping[str, Any]) -> float | None:
+def speedup_of(row: Mapping[str, Any]) -> float | None:
     """Return the speedup of a correct sample: the verdict's, or else the ratio of the entry's two times."""
     if not row["correctness"]:
         return None

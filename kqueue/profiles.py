@@ -21,6 +21,8 @@ class Protocol(StrEnum):
     """KernelBench before: ``torch.allclose`` with 1e-2."""
     KERNELBENCH_EVAL = "kernelbench-eval"
     """KernelBench's comparison with both models in ``eval()`` mode, where a kernel can fold batch norm."""
+    CUDA_L1 = "cuda-l1"
+    """CUDA-L1's evaluation: ``torch.allclose`` with 1e-2, with both models in ``eval()`` mode."""
     ROBUST_KBENCH = "robust-kbench"
     """robust-kbench's functions: ``torch.allclose`` with 1e-5."""
     ROBUST_KBENCH_SCRIPT = "robust-kbench-script"
@@ -61,6 +63,7 @@ RULES: Final = {
     Protocol.KERNELBENCH: Rule(_KERNELBENCH),
     Protocol.KERNELBENCH_2025: Rule({"": (1e-2, 1e-2, 1.0)}),
     Protocol.KERNELBENCH_EVAL: Rule(_KERNELBENCH, evaluates=True),
+    Protocol.CUDA_L1: Rule({"": (1e-2, 1e-2, 1.0)}, evaluates=True),
     Protocol.ROBUST_KBENCH: Rule({"": (1e-5, 1e-5, 1.0)}),
     Protocol.ROBUST_KBENCH_SCRIPT: Rule({"": (1e-3, 1e-3, 1.0)}),
     Protocol.FLASHINFER_BENCH: Rule({"": (1e-2, 1e-2, 1.0)}, either=True),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from datetime import datetime
 from importlib import import_module
 from typing import Final
 
@@ -16,6 +17,10 @@ from typing import Final
 _UNSAFE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 #: A compiler's error: ``main.cpp:6:43: error: ...`` (C++), ``main.cu(6): error: ...`` (nvcc), ``at 6:43:`` (Triton).
 DIAGNOSTIC: Final = re.compile(r"(:\d+(:\d+)?|\(\d+\)): (fatal )?error\b|^\S*\s*at \d+:\d+:|\bundefined symbol\b")
+#: Positions before text that a spreadsheet would read as a formula: at the beginning, and after each semicolon, tab or
+#: line feed, because spreadsheets can split cells there. White space and quotation marks before the sign are skipped.
+#: A text that begins with a tab or a line feed counts as a formula too.
+_FORMULA: Final = re.compile(r"""^(?= *[\t\n])|(?:^|(?<=[;\t\n]))(?=(?:[^\S\t\n]|")*[=+\-@\uff1d\uff0b\uff0d\uff20])""")
 #: Maximum number of cached characters, of the million that exist.
 _KEPT: Final = 4096
 
@@ -36,6 +41,19 @@ def clean(value: object) -> str:
 def one_line(value: object) -> str:
     """Return ``value`` as clean text on one line. Each run of white space becomes one space."""
     return " ".join(clean(value).split())
+
+
+def cell(value: object) -> str:
+    """Return a value for a cell. An apostrophe precedes text that a spreadsheet would read as a formula."""
+    match value:
+        case None:
+            return ""
+        case datetime():
+            return value.isoformat()
+        case bool() | int() | float():
+            return str(value)
+        case _:
+            return _FORMULA.sub("'", clean(value))
 
 
 class _Shown(dict[int, str]):

@@ -1,9 +1,9 @@
 """`make docs`: write the generated parts of the documents. With `--check` only list the outdated documents.
 
 `docs/categories.md`, `docs/feedback.md`, `docs/evidence.md`, `docs/settings.md`, `docs/options.md` and `docs/api.md`
-are generated as a whole, and four documents have a generated table between comments: the commands in `docs/cli.md`,
-the routes in `docs/http.md`, the static rules in `docs/policies.md`, and the backends in `docs/backends.md`. The exit
-status is 0, or 1 if `--check` finds an outdated document.
+are generated as a whole, and five documents have a generated table between comments: the commands in `docs/cli.md`,
+the routes in `docs/http.md`, the static rules in `docs/policies.md`, the backends in `docs/backends.md`, and the
+columns in `docs/export.md`. The exit status is 0, or 1 if `--check` finds an outdated document.
 """
 
 from __future__ import annotations
@@ -90,10 +90,11 @@ def documents() -> dict[Path, str]:
     """Return the correct text of every document with a generated part."""
     from kqueue import categories
     from kqueue.cli.categories import page
+    from kqueue.dataset import columns_table
 
     docs = ROOT / "docs"
-    names = ("cli.md", "http.md", "policies.md", "backends.md")
-    cli, http, policies, backends = ((docs / name).read_text() for name in names)
+    names = ("cli.md", "http.md", "policies.md", "backends.md", "export.md")
+    cli, http, policies, backends, export = ((docs / name).read_text() for name in names)
     return {
         docs / "categories.md": categories.markdown(),
         docs / "feedback.md": words.page(),
@@ -105,6 +106,7 @@ def documents() -> dict[Path, str]:
         docs / "cli.md": fill(cli, "commands", command_table(cli)),
         docs / "policies.md": fill(policies, "rules", rule_table()),
         docs / "backends.md": fill(backends, "backends", backend_table()),
+        docs / "export.md": fill(export, "columns", columns_table()),
     }
 
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 NumberT = TypeVar("NumberT", int, float)
 
-_GENERATION: Final = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)_kernel\.py")
-_PROBLEM: Final = re.compile(r"(\d+)_.*\.py")
 _RESULTS: Final = "eval_results.json"
 #: Number of evaluations submitted in one transaction.
 _CHUNK: Final = 100
@@ -266,14 +264,17 @@ def _find(generations: Path, problems: Path, level: int | None) -> tuple[int, li
     for folder, option in ((generations, "--generations"), (problems, "--problems")):
         if not folder.is_dir():
             raise InvalidRequest(f"{option} {folder}: no such folder")
-    bad: list[str] = []
+    from kqueue import kernelbench
+
     named: dict[int, list[tuple[int, int, Path]]] = {}
-    for path in sorted(generations.glob("*.py")):
-        if match := _GENERATION.fullmatch(path.name):
-            at, problem_id, sample_id = map(int, match.groups())
-            named.setdefault(at, []).append((problem_id, sample_id, path))
-        else:
-            bad.append(f"{path.name}: not judged, because its name is not level_L_problem_P_sample_S_kernel.py")
+    known = dict(kernelbench.generations(generations))
+    for path, (at, problem_id, sample_id) in known.items():
+        named.setdefault(at, []).append((problem_id, sample_id, path))
+    bad = [
+        f"{path.name}: not judged, because its name is not level_L_problem_P_sample_S_kernel.py"
+        for path in sorted(generations.glob("*.py"))
+        if path not in known
+    ]
     if level is None and len(named) > 1:
         levels = ", ".join(map(str, sorted(named)))
         raise InvalidRequest(f"--generations {generations}: holds levels {levels}: choose one with --level and --out")
@@ -281,7 +282,7 @@ def _find(generations: Path, problems: Path, level: int | None) -> tuple[int, li
     if chosen is None or chosen not in named:
         suffix = "" if level is None else f" of level {level}"
         raise InvalidRequest(f"--generations {generations}: no level_L_problem_P_sample_S_kernel.py{suffix}")
-    by_number = _set(problems) or problems_of(problems, chosen)
+    by_number = _set(problems) or kernelbench.problems_of(problems, chosen)
     samples: list[_Sample] = []
     for problem_id, sample_id, path in sorted(named[chosen]):
         match by_number.get(problem_id, []):
@@ -307,17 +308,6 @@ def _set(folder: Path) -> Mapping[int, Sequence[Path | Problem]]:
 
     known = enumerate(formats.read(folder), 1) if formats.recognise(folder) else ()
     return {number: [entry] for number, entry in known if isinstance(entry, formats.Problem)}
-
-
-def problems_of(folder: Path, level: int) -> dict[int, list[Path]]:
-    """Return a level's problems by number, from ``folder/level<N>``, or from ``folder`` without level folders."""
-    below = folder / f"level{level}"
-    source = below if below.is_dir() or any(folder.glob("level*/")) else folder
-    problems: dict[int, list[Path]] = {}
-    for path in sorted(source.glob("*.py")):
-        if match := _PROBLEM.fullmatch(path.name):
-            problems.setdefault(int(match[1]), []).append(path)
-    return problems
 
 
 def _read(file: Path, level: int, asked: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:

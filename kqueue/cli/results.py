@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 #: Fields that select evaluations.
 _FIELDS: Final = ("backend", "problem", "batch", "lane", "priority", "producer")
 #: Fields that select finished evaluations.
-_WHERE: Final = ("category", "blame", *_FIELDS)
+WHERE: Final = ("category", "blame", *_FIELDS)
 #: Maximum number of evaluations that are cancelled in one statement, which takes a second.
 _CANCELLED: Final = 1000
 
 
 def results(
     where: Annotated[
-        list[str] | None, typer.Option(metavar="FIELD=VALUE", help=f"{', '.join(_WHERE)}. Repeatable.")
+        list[str] | None, typer.Option(metavar="FIELD=VALUE", help=f"{', '.join(WHERE)}. Repeatable.")
     ] = None,
     state: Annotated[EvaluationState, typer.Option(help="Only evaluations in this state.")] = EvaluationState.DONE,
     problem: Annotated[str | None, typer.Option(help="A problem's label, or the first digits of its hash.")] = None,
@@ -64,7 +64,7 @@ def results(
     """List evaluations, the latest first. Only finished ones are listed unless another state is given."""
     if best and state is not EvaluationState.DONE:
         raise InvalidRequest(f"--best: {state} evaluations have no measurements: omit --state")
-    filters = _filters(where or (), {"problem": problem, "batch": batch})
+    filters = conditions(where or (), {"problem": problem, "batch": batch})
     after = None if since is None else figures.since(since)
     from kqueue.store import reports  # slow to import, so invalid conditions are refused first
     from kqueue.store.reports import boards
@@ -131,7 +131,7 @@ def _speedup(row: Listed | Placed) -> str:
     return ratio(row.speedup) + span((row.speedup_low, row.speedup_high))
 
 
-def _filters(where: Iterable[str], options: Mapping[str, str | None], among: Sequence[str] = _WHERE) -> dict[str, Any]:
+def conditions(where: Iterable[str], options: Mapping[str, str | None], among: Sequence[str] = WHERE) -> dict[str, Any]:
     """Return the conditions as :class:`kqueue.store.reports.Filters`. ``where`` can have the fields ``among``."""
     from kqueue import backends
     from kqueue.categories import Blame, Category
@@ -174,7 +174,7 @@ def cancel(
     """
     if not ids and batch is None and not where and older_than is None:
         raise InvalidRequest("name what to cancel: ids, --batch NAME, --where FIELD=VALUE or --older-than AGE")
-    filters = _filters(where or (), {"batch": batch}, _FIELDS)
+    filters = conditions(where or (), {"batch": batch}, _FIELDS)
     before = None if older_than is None else figures.since(older_than, "--older-than")
     from kqueue import broker
     from kqueue.config import load

@@ -14,7 +14,6 @@ import typer
 
 from kqueue.cli import options, runs, tune
 from kqueue.cli.connection import database
-from kqueue.cli.kernelbench import problems_of
 from kqueue.cli.render import first, milliseconds, moment, print_table, ratio, say, write_json
 from kqueue.cli.sources import read_source
 from kqueue.errors import InvalidRequest
@@ -296,6 +295,8 @@ def _problem(problem: Path | None, task_idx: int | None, level: int, kernelbench
         return problem
     if task_idx is None or kernelbench is None:
         raise InvalidRequest("--problem: give a file, or --task-idx with --level and --kernelbench")
+    from kqueue.kernelbench import problems_of
+
     # A KernelBench checkout has its levels in a folder with the same name.
     inner = kernelbench / "KernelBench"
     problems = problems_of(inner if inner.is_dir() else kernelbench, level)

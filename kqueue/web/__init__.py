@@ -23,7 +23,6 @@ needs a session (:mod:`~kqueue.web.session`), and a session is valid for pages o
 :mod:`~kqueue.web.search`        words in sources and logs
 :mod:`~kqueue.web.parameters`    filters in URLs
 :mod:`~kqueue.web.export`        lists as files
-:mod:`~kqueue.web.parquet`       records as Parquet
 :mod:`~kqueue.web.pictures`      charts on pages
 ===============================  ==================================================================
 

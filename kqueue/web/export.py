@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
-from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
+from kqueue import parquet
 from kqueue.errors import ConfigError
 from kqueue.http.failures import HttpError
-from kqueue.text import clean
-from kqueue.web import parquet
+from kqueue.text import cell
 
 #: Maximum number of rows of a file, so that no request reads the whole database.
 MOST_ROWS: Final = 100_000
 #: Number of rows that a thread writes at a time, so that the event loop stays free for other requests.
 _CHUNK: Final = 1000
-#: Positions before text that a spreadsheet would read as a formula: at the beginning, and after each semicolon, tab or
-#: line feed, because spreadsheets can split cells there. White space and quotation marks before the sign are skipped.
-#: A text that begins with a tab or a line feed counts as a formula too.
-_FORMULA: Final = re.compile(r"""^(?= *[\t\n])|(?:^|(?<=[;\t\n]))(?=(?:[^\S\t\n]|")*[=+\-@\uff1d\uff0b\uff0d\uff20])""")
 
 
 class Format(StrEnum):
@@ -93,19 +87,6 @@ async def _chunks(pages: AsyncIterable[Sequence[Any]]) -> AsyncGenerator[Sequenc
 async def one_page(records: Sequence[Any]) -> AsyncGenerator[Sequence[Any]]:
     """Yield all records in one page, for :func:`as_file`."""
     yield records
-
-
-def cell(value: object) -> str:
-    """Return a value for a cell. An apostrophe precedes text that a spreadsheet would read as a formula."""
-    match value:
-        case None:
-            return ""
-        case datetime():
-            return value.isoformat()
-        case bool() | int() | float():
-            return str(value)
-        case _:
-            return _FORMULA.sub("'", clean(value))
 
 
 def _records(records: Sequence[Any], columns: Sequence[str]) -> bytes:

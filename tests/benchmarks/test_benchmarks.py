@@ -30,6 +30,7 @@ def run(name: str, *arguments: str | Path, statuses: tuple[int, ...] = (0,)) -> 
         ("builds", "--backend cpp --count 1 --plain 1 --slots 1"),
         ("queueing", "--submissions 4 --queued 0,50 --judged 50 --no-fleet"),
         ("hosts", "--hosts 2 --slots 1 --rate 2 --busy 2 --seconds 3"),
+        ("dataset", "--evaluations 1000 --rows 300"),
         ("http_cost", "--waiters 4 --pairs 3 --connections 2 --seconds 1"),
     ],
 )

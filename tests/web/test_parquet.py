@@ -15,9 +15,10 @@ import httpx
 import pytest
 from sqlalchemy import Engine
 
+from kqueue import parquet
 from kqueue.categories import Category
 from kqueue.contract import Request
-from kqueue.web import export, parquet
+from kqueue.web import export
 from kqueue.web.export import Format
 from tests.http.standin import Served
 from tests.samples import ended, request_fields

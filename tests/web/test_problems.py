@@ -18,6 +18,7 @@ from kqueue.charts import Theme
 from kqueue.contract import Outcome, Request
 from kqueue.evidence import Evidence, Profile
 from kqueue.store import workers
+from kqueue.text import cell
 from kqueue.web import export, pictures, problems
 from tests.http.standin import Served, end
 from tests.samples import ended, examined, passed, request_fields
@@ -143,8 +144,8 @@ def test_a_long_list_as_csv(served, browser, judge, monkeypatch, problem_hash) -
 def test_formulas_are_defused() -> None:
     """Numbers are unchanged, texts that begin a formula are quoted, also after semicolons, tabs and line ends."""
     for text in ("=1+1", "+1", "-1", "@x", "  =1", "\t=1", "\n=1", "\u00a0=1", "\uff1d1", '"=1', "\tx"):
-        assert export.cell(text).startswith("'")
-    assert "\x1b" not in export.cell("\x1b[31m")
+        assert cell(text).startswith("'")
+    assert "\x1b" not in cell("\x1b[31m")
     for given, expected in {
         -1.5: "-1.5",
         "a=1": "a=1",
@@ -156,7 +157,7 @@ def test_formulas_are_defused() -> None:
         "a;b=1": "a;b=1",
         "a, =1": "a, =1",
     }.items():
-        assert export.cell(given) == expected
+        assert cell(given) == expected
 
 
 def test_two_kernels_side_by_side(served: Served, browser: httpx.Client, judge: Judge) -> None:

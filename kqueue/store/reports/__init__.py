@@ -18,6 +18,7 @@ Each function is one transaction and raises :class:`~kqueue.errors.DatabaseUnava
 :mod:`~kqueue.store.reports.ended`        evaluations that ended since a time
 :mod:`~kqueue.store.reports.courses`      the whole course of ended evaluations
 :mod:`~kqueue.store.reports.cost`         the cost of evaluations
+:mod:`~kqueue.store.reports.trajectories` finished evaluations in full, for training
 :mod:`~kqueue.store.reports.overview`     the fleet at a glance
 :mod:`~kqueue.store.reports.curves`       the data of charts
 :mod:`~kqueue.store.reports.names`        the object that a word on a command line names
@@ -50,6 +51,7 @@ from kqueue.store.reports.names import Kind, Named, named
 from kqueue.store.reports.overview import Day, Oldest, Use, days, ended_by_minute, oldest, use
 from kqueue.store.reports.problems import ProblemDetail, StoredProblem, inputs_of, problem, problems
 from kqueue.store.reports.progress import Earlier, Progress, earlier, last_queued, placed, progress, progress_of_batch
+from kqueue.store.reports.trajectories import Trajectory, trajectories
 from kqueue.store.reports.waiting import Waiting, Why, waiting
 
 __all__ = [
@@ -76,6 +78,7 @@ __all__ = [
     "ProblemDetail",
     "Progress",
     "StoredProblem",
+    "Trajectory",
     "Try",
     "Use",
     "Waiting",
@@ -118,6 +121,7 @@ __all__ = [
     "show",
     "state_of",
     "states",
+    "trajectories",
     "unfinished",
     "use",
     "waiting",

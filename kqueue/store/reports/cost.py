@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Double, Engine, case, cast, func, select, true
+from sqlalchemy.orm import aliased
 from sqlalchemy.sql.selectable import LateralFromClause
 
 from kqueue.categories import Blame
@@ -69,6 +70,27 @@ class Cost:
     waited_s: float
 
 
+def _seconds(interval: ColumnElement[Any]) -> ColumnElement[float]:
+    return cast(func.greatest(0, func.extract("epoch", interval)), Double)
+
+
+_TRY: Final = aliased(Attempt)
+#: The number of attempts of an evaluation, the seconds for which they occupied a slot, and the first one's start.
+TRIED: Final = (
+    select(
+        func.count().label("number"),
+        func.coalesce(func.sum(_seconds(func.coalesce(_TRY.ended_at, _TRY.lease_until) - _TRY.started_at)), 0.0).label(
+            "seconds"
+        ),
+        func.min(_TRY.started_at).label("begun_at"),
+    )
+    .where(_TRY.evaluation_id == Evaluation.id)
+    .lateral("tried")
+)
+#: Seconds from submission to the first attempt, or to the verdict if there was none.
+WAITED_S: Final = _seconds(func.coalesce(TRIED.c.begun_at, Verdict.finished_at) - Evaluation.submitted_at)
+
+
 def cost(engine: Engine, *, by: By, since: datetime | None, batch: str | None = None, limit: int = 100) -> list[Cost]:
     """Return the cost of evaluations with verdicts since a time, the highest first.
 
@@ -82,19 +104,8 @@ def cost(engine: Engine, *, by: By, since: datetime | None, batch: str | None = 
         wanted.append(Verdict.finished_at >= since)
     if batch is not None:
         wanted.append(Evaluation.batch == batch)
-    until = func.coalesce(Attempt.ended_at, Attempt.lease_until)
-    tried = (
-        select(
-            func.count().label("number"),
-            func.coalesce(func.sum(_seconds(until - Attempt.started_at)), 0.0).label("seconds"),
-            func.min(Attempt.started_at).label("begun_at"),
-        )
-        .where(Attempt.evaluation_id == Evaluation.id)
-        .lateral("tried")
-    )
     alone = _sum_of("durations_s", "alone", beginning="alone_")
     worked = _sum_of("cpu_s", "worked")
-    waited = func.coalesce(tried.c.begun_at, Verdict.finished_at) - Evaluation.submitted_at
     key = _KEYS[by]
     query = (
         select(
@@ -103,20 +114,20 @@ def cost(engine: Engine, *, by: By, since: datetime | None, batch: str | None = 
             _count(Verdict.blame == Blame.NONE).label("passed"),
             _count(Verdict.blame == Blame.FLEET).label("fleet_failed"),
             _count(Verdict.reused_from.is_not(None)).label("reused"),
-            func.sum(tried.c.number).label("attempts"),
-            func.sum(tried.c.seconds).label("slot_s"),
+            func.sum(TRIED.c.number).label("attempts"),
+            func.sum(TRIED.c.seconds).label("slot_s"),
             func.sum(alone.c.seconds).label("alone_s"),
             func.sum(worked.c.seconds).label("cpu_s"),
-            func.sum(_seconds(waited)).label("waited_s"),
+            func.sum(WAITED_S).label("waited_s"),
         )
         .select_from(Verdict)
         .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
-        .join(tried, true())
+        .join(TRIED, true())
         .join(alone, true())
         .join(worked, true())
         .where(*wanted)
         .group_by(key)
-        .order_by(func.sum(tried.c.seconds).desc(), key)
+        .order_by(func.sum(TRIED.c.seconds).desc(), key)
         .limit(limit)
     )
     return fetch(engine, Cost, query)
@@ -130,10 +141,6 @@ def _sum_of(field: str, name: str, *, beginning: str = "") -> LateralFromClause:
         .where(part.c.key.startswith(beginning), Verdict.reused_from.is_(None))
         .lateral(name)
     )
-
-
-def _seconds(interval: ColumnElement[Any]) -> ColumnElement[float]:
-    return cast(func.greatest(0, func.extract("epoch", interval)), Double)
 
 
 def _count(condition: ColumnElement[bool]) -> ColumnElement[int]:

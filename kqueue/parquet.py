@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from importlib.util import find_spec
 from types import NoneType
-from typing import Any, Final, get_args, get_type_hints
+from typing import Any, Final, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel
 
 from kqueue.errors import ConfigError
 from kqueue.text import clean
@@ -23,14 +25,18 @@ def can_write() -> bool:
 
 
 class Writer:
-    """A writer for records of one dataclass.
+    """A writer for records of one dataclass or model of pydantic.
 
-    Texts are cleaned like on pages. Times are in UTC with microseconds. Ids and enumerations become texts. All other
+    Times are in UTC with microseconds. Ids and enumerations become texts, models structs, and tuples lists. All other
     values keep their types.
     """
 
-    def __init__(self, kind: type[Any], columns: Sequence[str]) -> None:
-        """Begin a file with these fields of the dataclass ``kind``. Raise ConfigError without pyarrow."""
+    def __init__(self, kind: type[Any], columns: Sequence[str], *, exact: bool = False) -> None:
+        """Begin a file with these fields of ``kind``. Raise ConfigError without pyarrow.
+
+        Args:
+            exact: keep texts as they are, instead of cleaning them like on pages.
+        """
         try:
             import pyarrow
             from pyarrow import parquet
@@ -38,9 +44,11 @@ class Writer:
             raise ConfigError(f"Parquet needs pyarrow ({error}): pip install 'kqueue[parquet]'") from None
         self._arrow: Any = pyarrow
         hints = get_type_hints(kind)
-        self._schema: Any = self._arrow.schema([self._field(name, hints[name]) for name in columns])
+        #: The schema of the file, by pyarrow.
+        self.schema: Any = self._arrow.schema([self._field(name, hints[name]) for name in columns])
+        self._text = str if exact else clean
         self._made = _Made()
-        self._writer: Any = parquet.ParquetWriter(self._made, self._schema)
+        self._writer: Any = parquet.ParquetWriter(self._made, self.schema)
         self._held: list[Any] = []
         self._rows = 0
         self._bytes = 0
@@ -48,10 +56,10 @@ class Writer:
     def add(self, records: Sequence[Any]) -> bytes:
         """Add records and return the new bytes of the file, which are empty until a row group is full."""
         values = [
-            self._arrow.array([_value(getattr(record, field.name)) for record in records], field.type)
-            for field in self._schema
+            self._arrow.array([self._value(getattr(record, field.name)) for record in records], field.type)
+            for field in self.schema
         ]
-        batch = self._arrow.RecordBatch.from_arrays(values, schema=self._schema)
+        batch = self._arrow.RecordBatch.from_arrays(values, schema=self.schema)
         self._held.append(batch)
         self._rows += batch.num_rows
         self._bytes += batch.nbytes
@@ -77,9 +85,21 @@ class Writer:
             float: self._arrow.float64(),
             datetime: self._arrow.timestamp("us", tz="UTC"),
         }
-        parts = get_args(hint) or (hint,)
+        parts = (hint,) if get_origin(hint) is tuple else get_args(hint) or (hint,)
         kind = next((kinds[part] for part in parts if part in kinds), self._arrow.string())
+        for part in parts:
+            if get_origin(part) is tuple:
+                kind = self._arrow.list_(self._field("item", get_args(part)[0]).type)
+            elif isinstance(part, type) and issubclass(part, BaseModel):
+                within = get_type_hints(part)
+                kind = self._arrow.struct([self._field(field, within[field]) for field in part.model_fields])
         return self._arrow.field(name, kind, nullable=NoneType in parts)
+
+    def _value(self, value: object) -> object:
+        if isinstance(value, BaseModel):
+            return value.model_dump()
+        is_plain = value is None or isinstance(value, datetime | bool | int | float | tuple)
+        return value if is_plain else self._text(value)
 
 
 class _Made(io.RawIOBase):
@@ -99,7 +119,3 @@ class _Made(io.RawIOBase):
         """Return the bytes since the last call, and empty the buffer."""
         made, self._parts = b"".join(self._parts), []
         return made
-
-
-def _value(value: object) -> object:
-    return value if value is None or isinstance(value, datetime | bool | int | float) else clean(value)

@@ -1,0 +1,70 @@
+"""`kqueue export`: finished evaluations as a dataset of Parquet files."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kqueue import figures
+from kqueue.cli import options, results
+from kqueue.cli.connection import database
+from kqueue.cli.render import emit, make_bar
+from kqueue.text import clean
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder, or the one of an interrupted export.")],
+    *,
+    where: Annotated[
+        list[str] | None, typer.Option(metavar="FIELD=VALUE", help=f"{', '.join(results.WHERE)}. Repeatable.")
+    ] = None,
+    problem: Annotated[str | None, typer.Option(help="A problem's label, or the first digits of its hash.")] = None,
+    batch: Annotated[str | None, typer.Option(help="The name of a batch.")] = None,
+    label: Annotated[str | None, typer.Option(help="A part of the kernel's or the problem's label.")] = None,
+    since: Annotated[str | None, typer.Option(help="Such as 30m, 2h, 7d, or 2026-01-31 (UTC).")] = None,
+    until: Annotated[str | None, typer.Option(help="The same. Verdicts from then on are not exported.")] = None,
+    owner: Annotated[str | None, typer.Option(help="Only this owner's evaluations.")] = None,
+    rows: Annotated[int, typer.Option(min=1, max=10_000_000, help="Maximum number of rows of a file.")] = 50_000,
+    as_json: options.Json = False,
+) -> None:
+    """Write finished evaluations to a folder of Parquet files. Run it again to resume."""
+    given = {"problem": problem, "batch": batch, "label": label, "since": since, "until": until, "owner": owner}
+    conditions = {name: value for name, value in given.items() if value is not None}
+    conditions |= {"where": " ".join(sorted(where))} if where else {}
+    filters = results.conditions(where or (), {"problem": problem, "batch": batch})
+    after, before = (
+        None if value is None else figures.since(value, option)
+        for value, option in ((since, "--since"), (until, "--until"))
+    )
+    if owner is not None:
+        options.check_owner(owner)
+    from kqueue import dataset
+    from kqueue.store.engine import Viewer, acting
+
+    # The database itself restricts the transactions to the owner's rows.
+    acts = nullcontext() if owner is None else acting(Viewer(owner, held=True))
+    with database("export") as engine, acts, make_bar(quiet=as_json) as bar:
+        task = bar.add_task("rows", total=None)
+        state = dataset.export(
+            engine,
+            folder,
+            conditions,
+            label=label,
+            since=after,
+            before=before,
+            rows=rows,
+            wrote=lambda count: bar.update(task, completed=count),
+            **filters,
+        )
+    record: dict[str, Any] = {"folder": str(folder), "rows": state.rows, "files": len(state.files)}
+    emit(
+        record,
+        lambda _: print(
+            clean(f"{folder}: {state.rows} evaluations in {len(state.files)} file{'s'[: len(state.files) > 1]}")
+        ),
+        as_json=as_json,
+        record=dict,
+    )

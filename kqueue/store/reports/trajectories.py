@@ -1,0 +1,238 @@
+"""Finished evaluations with all that was recorded about them, in the order of their ends, for training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Sequence
+from datetime import datetime
+from typing import Any, Final, Unpack
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict
+from sqlalchemy import ColumnElement, Connection, Engine, literal, or_, select, true, tuple_
+from sqlalchemy.orm import aliased
+
+from kqueue.backends import PYTEST
+from kqueue.categories import Blame, Category
+from kqueue.evidence import Measurement
+from kqueue.feedback import describe
+from kqueue.states import Priority
+from kqueue.store.engine import transaction
+from kqueue.store.evaluations import ITS_KERNEL, ITS_PROBLEM
+from kqueue.store.evaluations.queries import VERDICTS, to_verdict
+from kqueue.store.models import Evaluation, Kernel, Problem, SearchProposal, SearchRun, Verdict
+from kqueue.store.reports.cost import TRIED, WAITED_S
+from kqueue.store.reports.listing import Filters, conditions
+from kqueue.store.sql import any_text, any_uuid
+
+#: Number of rows that are in memory at a time. Each has up to four sources of 1 MiB, and mostly has 30 KiB.
+_ROWS: Final = 100
+
+
+class Trajectory(BaseModel):
+    """One finished evaluation. Times are in UTC, and durations in the units of their names."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    evaluation_id: UUID
+    """Id of the evaluation."""
+    owner: str
+    """Owner of the evaluation."""
+    batch: str | None
+    """Name of its batch."""
+    problem_label: str | None
+    """Name of the problem for people."""
+    problem_hash: str
+    """SHA-256 of the problem's source."""
+    problem: str
+    """Source of the reference."""
+    kernel_label: str | None
+    """Name of the kernel for people."""
+    kernel_hash: str
+    """SHA-256 of the kernel's backend and source."""
+    backend: str
+    """The kernel's language or library."""
+    kernel: str
+    """Source of the kernel."""
+    run: str | None
+    """Name of the search that proposed the kernel. Null, like the next four, for a kernel of no search."""
+    parent_id: UUID | None
+    """Evaluation of the kernel from which the search made this one."""
+    parent: str | None
+    """Source of that kernel."""
+    prompt: str | None
+    """The search's prompt."""
+    answer: str | None
+    """The model's answer to it."""
+    settings: str
+    """Settings of the evaluation, as JSON."""
+    lane: str
+    """Lane of the evaluation."""
+    priority: Priority
+    """Priority of the evaluation."""
+    producer: str
+    """Name under which its cost is counted."""
+    category: Category
+    """The outcome."""
+    blame: Blame
+    """The responsible party."""
+    compiled: bool | None
+    """KernelBench's `compiled`. Null if unknown."""
+    correctness: bool | None
+    """KernelBench's `correctness`. Null if unknown."""
+    phase: str | None
+    """Phase in which the evaluation ended. Null for a passed kernel."""
+    message: str
+    """The failure in one line."""
+    facts: str
+    """The facts from which the category was decided, as JSON."""
+    feedback: str
+    """The verdict in words, for a language model."""
+    speedup: float | None
+    """Time of the reference divided by the kernel's."""
+    speedup_low: float | None
+    """Lower end of the speedup's 95 % interval."""
+    speedup_high: float | None
+    """Upper end of that interval."""
+    runtime: Measurement | None
+    """Time of the kernel: statistics and histogram of the timed calls. Null unless it passed and was timed."""
+    baseline: Measurement | None
+    """Time of the reference, in the same form."""
+    device: str | None
+    """Name of the device that judged it."""
+    environment: str | None
+    """The device and software, as JSON."""
+    attempts: int
+    """Number of attempts. More than one only if the fleet failed."""
+    slot_s: float
+    """Seconds for which its attempts occupied a slot."""
+    device_s: float
+    """Seconds for which the last attempt had exclusive use of a device."""
+    cpu_s: float
+    """CPU seconds of the last attempt."""
+    waited_s: float
+    """Seconds from submission to the first attempt, or to the verdict if there was none."""
+    reused_from: UUID | None
+    """The evaluation whose verdict was reused. Null for one that was judged itself."""
+    submitted_at: datetime
+    """Time of its submission."""
+    finished_at: datetime
+    """Time of its verdict."""
+
+
+#: Columns in addition to a verdict's, which a prefix keeps apart.
+_MORE: Final[dict[str, Any]] = {
+    "owner": Evaluation.owner,
+    "batch": Evaluation.batch,
+    "problem_hash": Evaluation.problem_hash,
+    "kernel_hash": Evaluation.kernel_hash,
+    "problem": Problem.source,
+    "kernel": Kernel.source,
+    "settings": Evaluation.settings,
+    "priority": Evaluation.priority,
+    "producer": Evaluation.producer,
+    "slot_s": TRIED.c.seconds,
+    "waited_s": WAITED_S,
+}
+_QUERY: Final = (
+    VERDICTS.add_columns(*(column.label(f"more_{name}") for name, column in _MORE.items()))
+    .join(Problem, ITS_PROBLEM)
+    .join(TRIED, true())
+)
+#: Fields that the verdict has under the same name and in the same form.
+_OF_VERDICT: Final = (
+    "evaluation_id", "problem_label", "kernel_label", "backend", "lane", "category", "blame", "compiled", "correctness",
+    "phase", "message", "speedup", "runtime", "baseline", "attempts", "reused_from", "submitted_at", "finished_at",
+)  # fmt: skip
+_PARENT: Final = aliased(SearchProposal)
+
+
+def trajectories(
+    engine: Engine,
+    *,
+    since: datetime | None,
+    until: datetime,
+    after: tuple[datetime, UUID] | None,
+    label: str | None,
+    limit: int,
+    **filters: Unpack[Filters],
+) -> Generator[list[Trajectory]]:
+    """Yield finished evaluations in the order of their ends, through a cursor of the server. Memory is bounded.
+
+    Args:
+        since, until: earliest time of the verdict, and the time before which it was reached.
+        after: ``finished_at`` and id of the caller's last row, after which the rows continue.
+        label: a part of the kernel's or the problem's label.
+        filters: conditions on the evaluations.
+    """
+    wanted: list[ColumnElement[bool]] = [*conditions(filters), Kernel.backend != PYTEST, Verdict.finished_at < until]
+    if since is not None:
+        wanted.append(Verdict.finished_at >= since)
+    if after is not None:
+        wanted.append(tuple_(Verdict.finished_at, Verdict.evaluation_id) > tuple_(*map(literal, after)))
+    if label is not None:
+        labels = (Evaluation.kernel_label, Evaluation.problem_label)
+        wanted.append(or_(*(one.icontains(label, autoescape=True) for one in labels)))
+    # The cursor has ids only, because the server sorts them. Whole rows would take gigabytes of temporary files.
+    ids = (
+        select(Verdict.evaluation_id)
+        .join(Evaluation, Evaluation.id == Verdict.evaluation_id)
+        .join(Kernel, ITS_KERNEL)
+        .where(*wanted)
+        .order_by(Verdict.finished_at, Verdict.evaluation_id)
+        .limit(limit)
+    )
+    with transaction(engine) as connection:
+        for some in connection.scalars(ids, execution_options={"yield_per": _ROWS}).partitions():
+            query = _QUERY.where(Verdict.evaluation_id == any_uuid(some))
+            rows = connection.execute(query.order_by(Verdict.finished_at, Verdict.evaluation_id)).mappings().all()
+            proposed = _proposals(connection, rows)
+            if rows:  # Retention can have removed them meanwhile.
+                yield [_trajectory(row, proposed.get(row["evaluation_id"], {})) for row in rows]
+
+
+def _proposals(connection: Connection, rows: Sequence[Any]) -> dict[UUID, dict[str, Any]]:
+    """Return the search's columns of evaluations that a search submitted. Its batch has the name of the run."""
+    batches = {row["more_batch"] for row in rows} - {None}
+    if not batches:
+        return {}
+    query = (
+        select(
+            SearchProposal.evaluation_id,
+            SearchRun.name.label("run"),
+            _PARENT.evaluation_id.label("parent_id"),
+            _PARENT.kernel.label("parent"),
+            SearchProposal.prompt,
+            SearchProposal.answer,
+        )
+        .join(SearchRun, SearchRun.id == SearchProposal.run_id)
+        .outerjoin(_PARENT, (_PARENT.run_id == SearchProposal.run_id) & (_PARENT.number == SearchProposal.parent))
+        .where(SearchRun.name == any_text(batches))
+        .where(SearchProposal.evaluation_id == any_uuid([row["evaluation_id"] for row in rows]))
+    )
+    found = connection.execute(query).mappings()
+    return {row["evaluation_id"]: {name: row[name] for name in row if name != "evaluation_id"} for row in found}
+
+
+def _trajectory(row: Any, proposal: dict[str, Any]) -> Trajectory:
+    verdict = to_verdict(row)
+    low, high = verdict.speedup_interval or (None, None)
+    more = {name: row[f"more_{name}"] for name in _MORE}
+    evidence = verdict.evidence
+    judged = verdict.reused_from is None
+    values: dict[str, Any] = {
+        **more,
+        **dict.fromkeys(("run", "parent_id", "parent", "prompt", "answer")),
+        **proposal,
+        **{name: getattr(verdict, name) for name in _OF_VERDICT},
+        "settings": json.dumps(more["settings"]),
+        "facts": verdict.facts.model_dump_json(),
+        "feedback": describe(verdict, more["kernel"]),
+        "speedup_low": low,
+        "speedup_high": high,
+        "device": verdict.environment and verdict.environment.device,
+        "environment": verdict.environment and verdict.environment.model_dump_json(),
+        "device_s": verdict.device_s if judged else 0.0,
+        "cpu_s": sum((evidence.cpu_s or {}).values()) if judged else 0.0,
+    }
+    return Trajectory.model_construct(None, **values)
