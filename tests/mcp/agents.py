@@ -140,3 +140,20 @@ class Here:
         self._server.should_exit = True
         self._thread.join()
         self._listening.close()
+
+
+def calls(identity: str, problem: str) -> dict[str, dict[str, Any]]:
+    """Return arguments of each tool that name an evaluation or a problem, by the tool's name."""
+    one, kernel = {"evaluation_id": identity}, {"kernel": "class ModelNew: ...", "backend": "torch"}
+    return {
+        **dict.fromkeys(("verdict", "autopsy", "sanitize", "profile", "cancel"), one),
+        "wait": {"evaluation_ids": [identity], "timeout_s": 0},
+        "read": {"uri": f"kqueue://evaluations/{identity}/kernel.py"},
+        "judge": {"problem": problem, "timeout_s": 0, **kernel},
+        "submit": {"problem": problem, "kernels": [kernel]},
+        "tune": {"problem": problem, "backend": "torch", "kernel": "N = 1\nclass ModelNew: ...", "grid": {"N": [1, 2]}},
+        "duel": {"problem": problem, "a": "class A: ...", "b": "class B: ...", "timeout_s": 0}
+        | {"a_backend": "torch", "b_backend": "torch"},
+        "problems": {},
+        "leaderboard": {},
+    }

@@ -20,7 +20,7 @@ from kqueue.states import Priority
 from kqueue.store import tokens
 from tests.http.serving import problem_of
 from tests.http.standin import Served
-from tests.mcp.agents import Here, over_http, over_stdio, refusal, text_of, told
+from tests.mcp.agents import Here, calls, over_http, over_stdio, refusal, text_of, told
 
 NEW = {"problem": "class Model: new = 1", "kernel": "class ModelNew: ...", "backend": "torch", "timeout_s": 0}
 HELLO = {
@@ -212,23 +212,6 @@ async def test_on_stdio_the_process_s_own_token_counts(served: Served, token, wr
     assert "kq_wrong" not in said
 
 
-def _calls(identity: str, problem: str) -> dict[str, dict[str, Any]]:
-    """Return arguments of each tool that name an evaluation or a problem, by the tool's name."""
-    one, kernel = {"evaluation_id": identity}, {"kernel": "class ModelNew: ...", "backend": "torch"}
-    return {
-        **dict.fromkeys(("verdict", "autopsy", "sanitize", "profile", "cancel"), one),
-        "wait": {"evaluation_ids": [identity], "timeout_s": 0},
-        "read": {"uri": f"kqueue://evaluations/{identity}/kernel.py"},
-        "judge": {"problem": problem, "timeout_s": 0, **kernel},
-        "submit": {"problem": problem, "kernels": [kernel]},
-        "tune": {"problem": problem, "backend": "torch", "kernel": "N = 1\nclass ModelNew: ...", "grid": {"N": [1, 2]}},
-        "duel": {"problem": problem, "a": "class A: ...", "b": "class B: ...", "timeout_s": 0}
-        | {"a_backend": "torch", "b_backend": "torch"},
-        "problems": {},
-        "leaderboard": {},
-    }
-
-
 @pytest.mark.parametrize("door", ["http", "stdio"])
 async def test_an_agent_reads_only_what_its_owner_submitted(
     here: Here, served: Served, token, judge, config: Config, monkeypatch: pytest.MonkeyPatch, door: str
@@ -244,7 +227,7 @@ async def test_an_agent_reads_only_what_its_owner_submitted(
     inside = Client(make_server(fleet.Connection(relays=False, owner="bob")))
     async with over_http(here.url, token(owner="bob")) if door == "http" else inside as client:
         unknown, nowhere = str(uuid4()), f"sha256:{'0' * 64}"
-        theirs, nothing = _calls(identity, stored), _calls(unknown, nowhere)
+        theirs, nothing = calls(identity, stored), calls(unknown, nowhere)
         assert {*theirs, "explain"} == {tool.name for tool in (await client.list_tools()).tools}
         for tool, arguments in theirs.items():
             said, same = [await client.call_tool(tool, one) for one in (arguments, nothing[tool])]

@@ -23,8 +23,8 @@ from kqueue.mcp.serving import make_server
 from kqueue.store import evaluations, roles, workers
 from kqueue.store.engine import connect
 from kqueue.store.evaluations.publishing import published
+from tests.mcp.agents import calls as calls_of
 from tests.mcp.agents import text_of
-from tests.mcp.test_access import _calls
 from tests.samples import passed, request_fields
 from tests.security.house import House
 from tests.store.steps import finish
@@ -67,7 +67,7 @@ async def test_no_tool_reaches_the_work_of_another_owner(
     identity, problem, config = attacked
     for name, value in config.environment().items():
         monkeypatch.setenv(name, value)
-    calls = _calls(str(identity), problem)
+    calls = calls_of(str(identity), problem)
     async with Client(make_server(Connection(relays=False, sees=sees))) as client:
         assert {*calls, "explain"} == {tool.name for tool in (await client.list_tools()).tools}
         for tool, arguments in calls.items():

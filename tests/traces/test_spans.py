@@ -33,7 +33,13 @@ def attempt(number: int, begin: float, end: float | None, category: Category | N
 
 _SECOND: dict[str, Any] = {"begun_s": {"check": 1, "reference": 0.25, "time": 2.5, "cut off": 0.1}}
 _SECOND |= {"durations_s": {"reference": 0.5, "check": 1.25, "time": 9.0}}
-_KNOWN: dict[str, Any] = {"evaluation_id": UUID(int=7), "traceparent": PARENT, "lane": "cpu", "model": "a CPU"}
+_KNOWN: dict[str, Any] = {
+    "evaluation_id": UUID(int=7),
+    "traceparent": PARENT,
+    "owner": "local",
+    "lane": "cpu",
+    "model": "a CPU",
+}
 _KNOWN |= {"priority": Priority.BATCH, "backend": "torch", "submitted_at": at(0), "finished_at": at(6)}
 _KNOWN |= {"category": Category.PASSED, "blame": Blame.NONE, "written_by": Writer.JUDGE, "reused": False}
 _FIRST = attempt(1, 1, 2, Category.WORKER_LOST, written_by=Writer.WORKER)
@@ -74,7 +80,7 @@ def test_what_the_spans_say() -> None:
     root, _, lost, _, passed, *_ = spans = told(COURSE)
     told_of_all = {"evaluation.id": str(COURSE.evaluation_id), "category": "passed", "blame": "none", "lane": "cpu"}
     told_of_all |= {"priority": "batch", "backend": "torch", "device": "a CPU", "reused": False, "attempts": 2}
-    told_of_all |= {"recorded_by": "judge"}
+    told_of_all |= {"recorded_by": "judge", "owner": "local"}
     assert root.attributes == {
         f"kqueue.{name}": value for name, value in (told_of_all | {"recorded_by": "judge"}).items()
     }

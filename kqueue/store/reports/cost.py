@@ -20,9 +20,9 @@ from kqueue.store.sql import fetch
 class By(StrEnum):
     """The key by which costs are summed."""
 
-    OWNER = "owner"
     PRODUCER = "producer"
     """The producer: a token of HTTP, or a declared name."""
+    OWNER = "owner"
     BATCH = "batch"
     PROBLEM = "problem"
     """The problem's label, or its hash where it has none."""
