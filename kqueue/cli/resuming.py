@@ -1,0 +1,69 @@
+"""Evaluations of a command that can be interrupted and run again, which `kqueue kernelbench` and `rejudge` share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from itertools import islice
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+from kqueue.cli.render import say
+from kqueue.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from kqueue.client import Client, Ticket
+    from kqueue.contract import Request, Verdict
+
+#: Number of evaluations submitted in one transaction.
+_CHUNK: Final = 100
+#: Exit status if some kernels have no result, so that the command must be run again.
+INCOMPLETE: Final = 3
+
+
+class Work(Protocol):
+    """A kernel to judge. No two of a run have the same request."""
+
+    @property
+    def request(self) -> Request:
+        """The request, without an idempotency key."""
+        ...
+
+
+WorkT = TypeVar("WorkT", bound=Work)
+
+
+def judge(client: Client, token: str, todo: Sequence[WorkT]) -> Iterator[tuple[WorkT, Verdict | InvalidRequest]]:
+    """Submit requests. Yield each with its verdict as it arrives, or with the error if it is refused.
+
+    Evaluations that an earlier run submitted are found by their keys. Those that gave no result are judged again.
+
+    Args:
+        token: prefix of the idempotency keys, the same as in the earlier run.
+    """
+    fruitless = 0  # the number of earlier evaluations of each kernel in ``todo`` that gave no result
+    try:
+        while todo:
+            tickets: dict[Ticket, WorkT] = {}
+            again: list[WorkT] = []
+            source = iter(todo)
+            while chunk := list(islice(source, _CHUNK)):
+                keyed = [_with_key(work.request, token, fruitless) for work in chunk]
+                for work, ticket in zip(chunk, client.submit_each(keyed), strict=True):
+                    if isinstance(ticket, InvalidRequest):
+                        yield work, ticket
+                    else:
+                        tickets[ticket] = work
+            for ticket, verdict in client.as_completed(tickets):
+                if verdict.judged or ticket.created:
+                    yield tickets[ticket], verdict
+                else:
+                    again.append(tickets[ticket])
+            todo, fruitless = again, fruitless + 1
+    except KeyboardInterrupt:
+        say("the evaluations continue. Run the same command again to collect them")
+        raise
+
+
+def _with_key(request: Request, token: str, fruitless: int) -> Request:
+    digest = sha256(request.model_dump_json().encode()).hexdigest()
+    return request.model_copy(update={"idempotency_key": f"{token}/{digest}/{fruitless}"})
