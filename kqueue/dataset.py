@@ -7,7 +7,7 @@ export continues after the last row of the last file.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from datetime import datetime
 from itertools import chain
@@ -18,13 +18,11 @@ from uuid import UUID
 from pydantic import BaseModel, ValidationError
 from sqlalchemy import Engine
 
-from kqueue import figures
 from kqueue.errors import InvalidRequest
 from kqueue.parquet import Writer, end_of
 from kqueue.store import reports
 from kqueue.store.reports import Trajectory
 from kqueue.store.reports.listing import Filters
-from kqueue.text import clean, one_line
 
 _STATE: Final = "export.json"
 _DATA: Final = "data"
@@ -38,45 +36,43 @@ class Export(BaseModel):
 
     Attributes:
         conditions: the conditions on the evaluations, by the name of the option.
-        since, until: earliest time of a verdict, and the time before which it was reached.
+        since, until: earliest time of a verdict, and the time before which it was reached: at most the export's begin.
     """
 
     conditions: dict[str, str]
     since: datetime | None
-    until: datetime
+    until: datetime | None
 
 
 def export(
     engine: Engine,
     folder: Path,
-    conditions: Mapping[str, str],
+    wanted: Export,
     *,
-    since: datetime | None,
-    before: datetime | None,
     rows: int,
-    wrote: Callable[[int], None],
     **filters: Unpack[Filters],
-) -> tuple[int, int]:
-    """Write finished evaluations to a folder, or continue an interrupted export. Return the numbers of rows and files.
+) -> Iterator[tuple[int, int]]:
+    """Write finished evaluations to a folder, or continue an interrupted export.
 
     Args:
-        conditions: the conditions in words, which must be the same to continue.
-        since, before: earliest time of a verdict, and the time before which it was reached. Verdicts after the export's
-            beginning are not in it.
+        wanted: the conditions in words and the times. An interrupted export must have the same conditions, and keeps
+            its times.
         rows: number of rows of a file.
-        wrote: called with the number of rows so far.
         filters: the conditions on the evaluations, as for :func:`~kqueue.store.reports.trajectories`.
+
+    Yields:
+        The numbers of rows and files so far, after each file and at the end.
 
     Raises:
         InvalidRequest: the folder cannot be used, or no evaluation matches.
         ConfigError: pyarrow is not installed.
     """
-    state = _begun(folder, conditions)
+    state = _begun(folder, wanted.conditions)
     if state is None:
         now = reports.now(engine)
-        state = Export(conditions=dict(conditions), since=since, until=min(now, before or now))
+        state = wanted.model_copy(update={"until": min(now, wanted.until or now)})
     try:
-        (folder / _DATA).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         ends = [_end(file) for file in sorted((folder / _DATA).glob("*.parquet"))]
         while not (folder / _CARD).exists():
             after = ends[-1][1] if ends else None
@@ -84,21 +80,20 @@ def export(
                 engine, since=state.since, until=state.until, after=after, limit=rows, **filters
             )
             with closing(some):
-                total, first = sum(count for count, _ in ends), next(some, None)
-                if first is None and not ends:
-                    (folder / _DATA).rmdir()
-                    raise InvalidRequest("no finished evaluation matches: nothing was exported")
-                if first is None:
-                    _replace(folder, _CARD, [_card(state, total).encode()])
-                    break
-                if not ends:
+                if first := next(some, None):
+                    name = f"{_DATA}/train-{len(ends):05}.parquet"
                     _replace(folder, _STATE, [state.model_dump_json(indent=1).encode()])
-                name = f"{_DATA}/train-{len(ends):05}.parquet"
-                _replace(folder, name, _parquet(chain([first], some), lambda count, total=total: wrote(total + count)))
-                ends.append(_end(folder / name))
+                    (folder / _DATA).mkdir(exist_ok=True)
+                    _replace(folder, name, _parquet(chain([first], some)))
+                    ends.append(_end(folder / name))
+                elif ends:
+                    _replace(folder, _CARD, [_card(sum(count for count, _ in ends)).encode()])
+                else:
+                    raise InvalidRequest("no finished evaluation matches: nothing was exported")
+            yield sum(count for count, _ in ends), len(ends)
     except OSError as error:
         raise InvalidRequest(f"{folder}: cannot be written: {error.strerror or error}") from None
-    return sum(count for count, _ in ends), len(ends)
+    yield sum(count for count, _ in ends), len(ends)
 
 
 def _begun(folder: Path, conditions: Mapping[str, str]) -> Export | None:
@@ -121,11 +116,9 @@ def _end(file: Path) -> tuple[int, tuple[datetime, UUID]]:
     return count, (last["finished_at"], UUID(last["evaluation_id"]))
 
 
-def _parquet(pages: Iterable[list[Trajectory]], wrote: Callable[[int], None]) -> Iterator[bytes]:
-    writer, count = Writer(Trajectory, list(Trajectory.model_fields), exact=True), 0
-    for page in pages:
-        yield writer.add(page)
-        wrote(count := count + len(page))
+def _parquet(pages: Iterable[list[Trajectory]]) -> Iterator[bytes]:
+    writer = Writer(Trajectory, list(Trajectory.model_fields), exact=True)
+    yield from map(writer.add, pages)
     yield writer.end()
 
 
@@ -149,30 +142,21 @@ def columns_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _card(state: Export, rows: int) -> str:
+def _card(rows: int) -> str:
     """Return the dataset's card, with the front matter that `datasets` reads."""
-    conditions = [f"- {name}: {one_line(value)}" for name, value in state.conditions.items()] or ["- none"]
     return f"""---
-pretty_name: Judged GPU kernels
 configs:
 - config_name: default
   data_files:
   - split: train
     path: {_DATA}/*.parquet
-tags:
-- code
-- gpu-kernels
-- kqueue
 ---
 
 # Judged GPU kernels
 
-{rows} evaluations that kqueue judged before {figures.moment(state.until)}, in the order of their ends. Each row
-is a problem, a kernel, and the verdict on it. Conditions of the export:
-
-{clean(chr(10).join(conditions))}
-
-Sources, prompts and answers are foreign text. They are stored unchanged and must not be run outside a sandbox.
+{rows} evaluations that kqueue judged, in the order of their ends. Each row is a problem, a kernel, and the verdict on
+it. `{_STATE}` has the conditions of the export. Sources, prompts and answers are foreign text. They are stored
+unchanged and must not be run outside a sandbox.
 
 ## Columns
 

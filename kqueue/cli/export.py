@@ -36,10 +36,8 @@ def export(
     conditions |= {"where": " ".join(sorted(where))} if where else {}
     filters = results.conditions(where or (), {"problem": problem, "batch": batch})
     filters |= {} if label is None else {"like": {"kernel": label}}
-    after, before = (
-        None if value is None else figures.since(value, option)
-        for value, option in ((since, "--since"), (until, "--until"))
-    )
+    after = None if since is None else figures.since(since)
+    before = None if until is None else figures.since(until, "--until")
     if owner is not None:
         options.check_owner(owner)
     from kqueue import dataset
@@ -48,16 +46,10 @@ def export(
     # The database itself restricts the transactions to the owner's rows.
     acts = nullcontext() if owner is None else acting(Viewer(owner, held=True))
     with database("export") as engine, acts, make_bar(quiet=as_json) as bar:
-        task = bar.add_task("rows", total=None)
-        count, files = dataset.export(
-            engine,
-            folder,
-            conditions,
-            since=after,
-            before=before,
-            rows=rows,
-            wrote=lambda count: bar.update(task, completed=count),
-            **filters,
-        )
+        task, done = bar.add_task("rows", total=None), (0, 0)
+        wanted = dataset.Export(conditions=conditions, since=after, until=before)
+        for done in dataset.export(engine, folder, wanted, rows=rows, **filters):
+            bar.update(task, completed=done[0])
+    count, files = done
     said = clean(f"{folder}: {count} evaluations in {files} file{'s'[: files > 1]}")
     emit({"folder": str(folder), "rows": count, "files": files}, lambda _: print(said), as_json=as_json, record=dict)

@@ -216,13 +216,16 @@ def _judge(client: Client, todo: Sequence[_Work], run: _Run) -> list[tuple[str, 
 
     left_out: list[tuple[str, str]] = []
     with progress(len(todo), quiet=False) as advance:
-        for work, verdict in resuming.judge(client, run.token, todo):
+        works = {work.sample.path.name: work for work in todo}
+        requests = {name: work.request for name, work in works.items()}
+        for name, verdict in resuming.judge(client, run.token, requests):
             if isinstance(verdict, InvalidRequest):
                 raise verdict
             if verdict.judged:
-                run.add(work.sample, row_of(verdict, work.sample.sample_id), work.digests)
+                sample = works[name].sample
+                run.add(sample, row_of(verdict, sample.sample_id), works[name].digests)
             else:
-                left_out.append((work.sample.path.name, f"{verdict.category}: {verdict.message}"))
+                left_out.append((name, f"{verdict.category}: {verdict.message}"))
             advance(str(verdict.category))
     return sorted(left_out)
 

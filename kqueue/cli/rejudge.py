@@ -6,7 +6,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -57,17 +57,17 @@ def rejudge(
     own = str(profile or given.profile)
     common = {"lane": lane, "batch": out.resolve().name or None, "settings": {**judging.tree(), "profiles": [own]}}
     results: dict[str, Verdict | InvalidRequest] = {}
-    todo: list[_Work] = []
+    todo: dict[str, Request] = {}
     for claim in given.claims:
         try:
-            todo.append(_Work(claim.name, _request(claim, backend, common)))
+            todo[claim.name] = _request(claim, backend, common)
         except InvalidRequest as error:
             results[claim.name] = error
     token = _token(out)
     try:
         with Client() as client, progress(len(todo), quiet=as_json) as advance:
-            for work, result in resuming.judge(client, token, todo):
-                results[work.name] = result
+            for name, result in resuming.judge(client, token, todo):
+                results[name] = result
                 advance("" if isinstance(result, InvalidRequest) else str(result.category))
     finally:
         # After Ctrl-C, the report has the verdicts so far.
@@ -77,14 +77,6 @@ def rejudge(
     if left := [row for row in rows if row.is_open]:
         say(f"no verdict on {len(left)} of {len(rows)}: run the same command again. {left[0].name}: {left[0].why}")
         raise typer.Exit(resuming.INCOMPLETE)
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """A claim to judge."""
-
-    name: str
-    request: Request
 
 
 def _request(claim: Claim, backend: str | None, common: Mapping[str, Any]) -> Request:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from itertools import islice
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from kqueue.cli.render import say
 from kqueue.errors import InvalidRequest
@@ -20,45 +20,35 @@ _CHUNK: Final = 100
 INCOMPLETE: Final = 3
 
 
-class Work(Protocol):
-    """A kernel to judge. No two of a run have the same request."""
-
-    @property
-    def request(self) -> Request:
-        """The request, without an idempotency key."""
-        ...
-
-
-WorkT = TypeVar("WorkT", bound=Work)
-
-
-def judge(client: Client, token: str, todo: Sequence[WorkT]) -> Iterator[tuple[WorkT, Verdict | InvalidRequest]]:
-    """Submit requests. Yield each with its verdict as it arrives, or with the error if it is refused.
+def judge(
+    client: Client, token: str, requests: Mapping[str, Request]
+) -> Iterator[tuple[str, Verdict | InvalidRequest]]:
+    """Submit requests. Yield the name of each with its verdict as it arrives, or with the error if it is refused.
 
     Evaluations that an earlier run submitted are found by their keys. Those that gave no result are judged again.
 
     Args:
         token: prefix of the idempotency keys, the same as in the earlier run.
+        requests: the requests by name, of which no two are the same.
     """
-    fruitless = 0  # the number of earlier evaluations of each kernel in ``todo`` that gave no result
+    fruitless, todo = 0, list(requests)  # each has had this number of evaluations that gave no result
     try:
         while todo:
-            tickets: dict[Ticket, WorkT] = {}
-            again: list[WorkT] = []
-            source = iter(todo)
+            tickets: dict[Ticket, str] = {}
+            source, todo = iter(todo), []
             while chunk := list(islice(source, _CHUNK)):
-                keyed = [_with_key(work.request, token, fruitless) for work in chunk]
-                for work, ticket in zip(chunk, client.submit_each(keyed), strict=True):
+                keyed = [_with_key(requests[name], token, fruitless) for name in chunk]
+                for name, ticket in zip(chunk, client.submit_each(keyed), strict=True):
                     if isinstance(ticket, InvalidRequest):
-                        yield work, ticket
+                        yield name, ticket
                     else:
-                        tickets[ticket] = work
+                        tickets[ticket] = name
             for ticket, verdict in client.as_completed(tickets):
                 if verdict.judged or ticket.created:
                     yield tickets[ticket], verdict
                 else:
-                    again.append(tickets[ticket])
-            todo, fruitless = again, fruitless + 1
+                    todo.append(tickets[ticket])
+            fruitless += 1
     except KeyboardInterrupt:
         say("the evaluations continue. Run the same command again to collect them")
         raise

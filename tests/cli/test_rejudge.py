@@ -24,10 +24,8 @@ from tests.cli.command import Cli, Judgement
 from tests.samples import RELU, RELU_KERNEL, ended, measurement, passed
 
 BODY = "return torch.relu(x)"
-NORM = RELU.replace(
-    "    def forward", "    def __init__(self):\n        super().__init__()\n        self.norm = N\n    def forward"
-)
-NORM = NORM.replace("N\n", "torch.nn.BatchNorm1d(64)\n").replace("torch.relu(x)", "self.norm(x)")
+INIT = "    def __init__(self):\n        super().__init__()\n        self.norm = torch.nn.BatchNorm1d(64)\n"
+NORM = RELU.replace("torch.relu(x)", "self.norm(x)").replace("    def forward", f"{INIT}    def forward")
 FOLDED = NORM.replace("class Model(", "class ModelNew(").replace(
     "self.norm(x)",
     "(x - self.norm.running_mean) / torch.sqrt(self.norm.running_var + 1e-5) * self.norm.weight + self.norm.bias",

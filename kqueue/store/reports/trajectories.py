@@ -16,7 +16,6 @@ from kqueue.backends import PYTEST
 from kqueue.categories import Blame, Category
 from kqueue.evidence import Measurement
 from kqueue.feedback import describe
-from kqueue.states import Priority
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import ITS_KERNEL, ITS_PROBLEM
 from kqueue.store.evaluations.queries import VERDICTS, to_verdict
@@ -66,20 +65,10 @@ class Trajectory(BaseModel):
     """The model's answer to it."""
     settings: str
     """Settings of the evaluation, as JSON."""
-    lane: str
-    """Lane of the evaluation."""
-    priority: Priority
-    """Priority of the evaluation."""
-    producer: str
-    """Name under which its cost is counted."""
     category: Category
     """The outcome."""
     blame: Blame
     """The responsible party."""
-    compiled: bool | None
-    """KernelBench's `compiled`. Null if unknown."""
-    correctness: bool | None
-    """KernelBench's `correctness`. Null if unknown."""
     phase: str | None
     """Phase in which the evaluation ended. Null for a passed kernel."""
     message: str
@@ -123,7 +112,7 @@ class Trajectory(BaseModel):
 _QUERY: Final = (
     VERDICTS.add_columns(
         Evaluation.owner, Evaluation.batch, Evaluation.problem_hash, Evaluation.kernel_hash, Evaluation.settings,
-        Evaluation.priority, Evaluation.producer, Problem.source.label("problem"), Kernel.source.label("kernel"),
+        Problem.source.label("problem"), Kernel.source.label("kernel"),
         TRIED.c.seconds.label("slot_s"), WAITED_S.label("waited_s"),
     )
     .join(Problem, ITS_PROBLEM)
@@ -136,7 +125,7 @@ def trajectories(
     engine: Engine,
     *,
     since: datetime | None,
-    until: datetime,
+    until: datetime | None,
     after: tuple[datetime, UUID] | None,
     limit: int,
     **filters: Unpack[Filters],
@@ -148,9 +137,11 @@ def trajectories(
         after: ``finished_at`` and id of the caller's last row, after which the rows continue.
         filters: conditions on the evaluations.
     """
-    wanted: list[ColumnElement[bool]] = [*conditions(filters), Kernel.backend != PYTEST, Verdict.finished_at < until]
+    wanted: list[ColumnElement[bool]] = [*conditions(filters), Kernel.backend != PYTEST]
     if since is not None:
         wanted.append(Verdict.finished_at >= since)
+    if until is not None:
+        wanted.append(Verdict.finished_at < until)
     if after is not None:
         wanted.append(tuple_(Verdict.finished_at, Verdict.evaluation_id) > tuple_(*map(literal, after)))
     # The cursor has ids only, because the server sorts them. Whole rows would take gigabytes of temporary files.
