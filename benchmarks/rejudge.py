@@ -2,8 +2,8 @@
 
 It starts a fleet with this number of slots for each GPU, or for the CPU without one, and runs `kqueue rejudge` on the
 set. After `--seconds` it interrupts the command, which then writes the report of the verdicts so far. The fleet's
-database is in `--out`, so that a further run with the same folder judges the remaining kernels. Further arguments are passed on, such as `--profile`. The status is
-the command's, and 3 if there are kernels without a verdict.
+database is in `--out`, so that a further run with the same folder judges the remaining kernels. Further arguments are
+passed on, such as `--profile`. The status is the command's, and 3 if there are kernels without a verdict.
 """
 
 from __future__ import annotations

@@ -61,13 +61,11 @@ class Claims:
     """A set of claims.
 
     Attributes:
-        format: name of the files' format.
         profile: the protocol by which its authors compare values.
         claims: the claims, in the set's order.
         skipped: the entries without a claim.
     """
 
-    format: str
     profile: Protocol
     claims: Sequence[Claim]
     skipped: Sequence[Refused]
@@ -196,7 +194,7 @@ def read(path: Path, problems: Path | None = None) -> Claims:
     if path.is_dir() and any(generations(path)):
         if problems is None:
             raise InvalidRequest(f"{path}: a run of KernelBench has no references: give --problems DIR")
-        form, profile, entries = "a run of KernelBench", Protocol.KERNELBENCH, list(_run(path, problems))
+        profile, entries = Protocol.KERNELBENCH, list(_run(path, problems))
     elif problems is not None:
         raise InvalidRequest(f"--problems: only a run of KernelBench needs it, and {path} has its references")
     else:
@@ -205,7 +203,7 @@ def read(path: Path, problems: Path | None = None) -> Claims:
         is_cuda_l1 = any("custom_code" in record for _, record in records)
         if is_cuda_l1 and not all("custom_code" in record for _, record in records):
             raise InvalidRequest(f"{path}: has entries of CUDA-L1 and of another form: give one of them")
-        form, profile = ("CUDA-L1", Protocol.CUDA_L1) if is_cuda_l1 else ("JSON lines", Protocol.KERNELBENCH)
+        profile = Protocol.CUDA_L1 if is_cuda_l1 else Protocol.KERNELBENCH
         entries = [(_cuda_l1 if is_cuda_l1 else _claim)(where, record) for where, record in records]
     claims = [entry for entry in entries if isinstance(entry, Claim)]
     if not claims:
@@ -213,7 +211,7 @@ def read(path: Path, problems: Path | None = None) -> Claims:
     name, number = Counter(claim.name for claim in claims).most_common(1)[0]
     if number > 1:
         raise InvalidRequest(f"{name}: {number} entries have this name: give each its own, or read them apart")
-    return Claims(form, profile, claims, [entry for entry in entries if isinstance(entry, Refused)])
+    return Claims(profile, claims, [entry for entry in entries if isinstance(entry, Refused)])
 
 
 def _records(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:

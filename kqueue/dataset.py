@@ -12,14 +12,14 @@ from contextlib import closing
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
-from typing import Final, Unpack
+from typing import Any, Final, Unpack
 from uuid import UUID
 
 from pydantic import BaseModel, ValidationError
 from sqlalchemy import Engine
 
 from kqueue.errors import InvalidRequest
-from kqueue.parquet import Writer, end_of
+from kqueue.parquet import Writer
 from kqueue.store import reports
 from kqueue.store.reports import Trajectory
 from kqueue.store.reports.listing import Filters
@@ -32,7 +32,7 @@ _UNFINISHED: Final = "unfinished.new"
 
 
 class Export(BaseModel):
-    """What an export has.
+    """The conditions of an export.
 
     Attributes:
         conditions: the conditions on the evaluations, by the name of the option.
@@ -112,8 +112,11 @@ def _begun(folder: Path, conditions: Mapping[str, str]) -> Export | None:
 
 def _end(file: Path) -> tuple[int, tuple[datetime, UUID]]:
     """Return the number of rows of a file, and ``finished_at`` and id of the last one."""
-    count, last = end_of(file, ("finished_at", "evaluation_id"))
-    return count, (last["finished_at"], UUID(last["evaluation_id"]))
+    from pyarrow import parquet
+
+    opened: Any = parquet.ParquetFile(file)
+    rows = opened.read_row_group(opened.num_row_groups - 1, columns=["finished_at", "evaluation_id"]).to_pylist()
+    return opened.metadata.num_rows, (rows[-1]["finished_at"], UUID(rows[-1]["evaluation_id"]))
 
 
 def _parquet(pages: Iterable[list[Trajectory]]) -> Iterator[bytes]:

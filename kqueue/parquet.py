@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from importlib.util import find_spec
-from pathlib import Path
 from types import NoneType
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
@@ -23,15 +22,6 @@ GROUP_BYTES: Final = 8 * 2**20
 def can_write() -> bool:
     """Return True if pyarrow is installed."""
     return find_spec("pyarrow") is not None
-
-
-def end_of(file: Path, columns: Sequence[str]) -> tuple[int, Mapping[str, Any]]:
-    """Return the number of rows of a file that has some, and these columns of the last one."""
-    from pyarrow import parquet
-
-    opened: Any = parquet.ParquetFile(file)
-    last = opened.read_row_group(opened.num_row_groups - 1, columns=list(columns))
-    return opened.metadata.num_rows, last.slice(last.num_rows - 1).to_pylist()[0]
 
 
 class Writer:

@@ -6,7 +6,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -20,8 +20,9 @@ from kqueue.errors import ConfigError, InvalidRequest
 from kqueue.text import cell, one_line
 
 if TYPE_CHECKING:
-    from kqueue.claims import Claim, Claims, Ruled
+    from kqueue.claims import Claim, Ruled
     from kqueue.contract import Request, Verdict
+    from kqueue.formats import Refused
 
 #: Speedup above which a kernel counts as faster than its reference.
 _FASTER: Final = 1.01
@@ -72,7 +73,7 @@ def rejudge(
     finally:
         # After Ctrl-C, the report has the verdicts so far.
         rows = [published.rule(claim, results.get(claim.name)) for claim in given.claims]
-        _write(out, claims.name, given, own, rows)
+        _write(out, claims.name, own, rows, given.skipped)
     emit(rows, lambda rows: _print(rows, out), as_json=as_json)
     if left := [row for row in rows if row.is_open]:
         say(f"no verdict on {len(left)} of {len(rows)}: run the same command again. {left[0].name}: {left[0].why}")
@@ -103,18 +104,21 @@ def _token(out: Path) -> str:
 # report ----------------------------------------------------------------------------------------------
 
 
-def _write(out: Path, name: str, given: Claims, profile: str, rows: Sequence[Ruled]) -> None:
+def _write(out: Path, name: str, profile: str, rows: Sequence[Ruled], skipped: Sequence[Refused]) -> None:
     """Write the table, the picture and the report."""
     with (out / "claims.csv").open("w", newline="", encoding="utf-8", errors="replace") as file:
         table = csv.writer(file)
         table.writerow(rows[0].__dataclass_fields__)
         table.writerows([cell(value) for value in asdict(one).values()] for one in rows)
-    has_picture = _draw(out / "claims.svg", name, rows)
-    lines = _report(name, given, profile, rows, has_picture=has_picture)
+    picture = _draw(out / "claims.svg", name, rows)
+    lines = [f"# {_cell(name)}: published claims, judged again\n", picture, *_report(profile, rows)]
+    if skipped:
+        lines += ["## Entries without a claim\n", _markdown(("entry", "why"), map(astuple, skipped))]
     (out / "report.md").write_text("\n".join(lines), encoding="utf-8", errors="replace")
 
 
-def _draw(file: Path, name: str, rows: Sequence[Ruled]) -> bool:
+def _draw(file: Path, name: str, rows: Sequence[Ruled]) -> str:
+    """Draw the picture, and return the reference to it. It is empty if matplotlib is not installed."""
     from kqueue import charts
 
     groups: dict[str, list[tuple[float, float]]] = {}
@@ -125,19 +129,18 @@ def _draw(file: Path, name: str, rows: Sequence[Ruled]) -> bool:
         file.write_bytes(charts.render(charts.Claims(f"Claimed and measured: {name}", groups)))
     except ConfigError as error:
         say(error)
-        return False
-    return True
+        return ""
+    return f"![claimed against measured speedup]({file.name})\n"
 
 
-def _report(name: str, given: Claims, profile: str, rows: Sequence[Ruled], *, has_picture: bool) -> Iterator[str]:
-    """Yield the parts of the report in Markdown."""
+def _report(profile: str, rows: Sequence[Ruled]) -> Iterator[str]:
+    """Yield the parts of the report on the claims in Markdown."""
     from kqueue.claims import Ruling
 
     devices = ", ".join(sorted({one.device for one in rows if one.device})) or "no device"
-    yield f"# {_cell(name)}: published claims, judged again\n"
     yield (
-        f"{len(rows)} kernels ({given.format}), judged on {_cell(devices)} by the profile `{profile}` and by the "
-        "strict comparison. [The claims as CSV](claims.csv).\n"
+        f"{len(rows)} kernels, judged on {_cell(devices)} by the profile `{profile}` and by the strict comparison. "
+        "[The claims as CSV](claims.csv).\n"
     )
     yield _markdown(("result", "kernels"), _counts(rows))
     timed = [(one.claimed, one.speedup) for one in rows if one.claimed and one.speedup]
@@ -148,15 +151,10 @@ def _report(name: str, given: Claims, profile: str, rows: Sequence[Ruled], *, ha
             f"Of the {len(timed)} timed kernels, the median speedup claimed is {ratio(median(claimed))} and measured "
             f"{ratio(median(measured))}. Above {_FASTER}x are {claims} claims and {measurements} measurements.\n"
         )
-    if has_picture:
-        yield "![claimed against measured speedup](claims.svg)\n"
     for kind in Ruling:
         if some := [one for one in rows if one.ruling is kind]:
             yield f"## {kind[0].upper()}{kind[1:]}\n"
             yield _markdown(("kernel", "claimed", "measured", "why"), map(_cells, some))
-    if given.skipped:
-        yield "## Entries without a claim\n"
-        yield _markdown(("entry", "why"), ((one.name, one.reason) for one in given.skipped))
 
 
 def _counts(rows: Sequence[Ruled]) -> Iterator[tuple[str, int]]:

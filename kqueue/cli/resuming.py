@@ -25,7 +25,7 @@ def judge(
 ) -> Iterator[tuple[str, Verdict | InvalidRequest]]:
     """Submit requests. Yield the name of each with its verdict as it arrives, or with the error if it is refused.
 
-    Evaluations that an earlier run submitted are found by their keys. Those that gave no result are judged again.
+    Evaluations that an earlier run submitted are found by their keys. Kernels without a result are judged again.
 
     Args:
         token: prefix of the idempotency keys, the same as in the earlier run.

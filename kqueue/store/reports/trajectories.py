@@ -162,7 +162,7 @@ def trajectories(
                 yield [_trajectory(row, proposed.get(row["evaluation_id"], {})) for row in rows]
 
 
-def _proposals(connection: Connection, rows: Sequence[Any]) -> dict[UUID, dict[str, Any]]:
+def _proposals(connection: Connection, rows: Sequence[Any]) -> dict[UUID, dict[Any, Any]]:
     """Return the search's columns of evaluations that a search submitted. Its batch has the name of the run."""
     batches = {row["batch"] for row in rows} - {None}
     if not batches:
@@ -181,11 +181,10 @@ def _proposals(connection: Connection, rows: Sequence[Any]) -> dict[UUID, dict[s
         .where(SearchRun.name == any_text(batches))
         .where(SearchProposal.evaluation_id == any_uuid([row["evaluation_id"] for row in rows]))
     )
-    found = connection.execute(query).mappings()
-    return {row["evaluation_id"]: {name: row[name] for name in row if name != "evaluation_id"} for row in found}
+    return {row["evaluation_id"]: dict(row) for row in connection.execute(query).mappings()}
 
 
-def _trajectory(row: Any, proposal: dict[str, Any]) -> Trajectory:
+def _trajectory(row: Any, proposal: dict[Any, Any]) -> Trajectory:
     verdict = to_verdict(row)
     names = Trajectory.model_fields
     low, high = verdict.speedup_interval or (None, None)
