@@ -1,9 +1,9 @@
 """Judge published claims on a fleet on this machine: `python benchmarks/rejudge.py SET --out DIR [--slots N]`.
 
 It starts a fleet with this number of slots for each GPU, or for the CPU without one, and runs `kqueue rejudge` on the
-set. After `--seconds` it interrupts the command, which then writes the report of the verdicts so far. A further run
-with the same `--out` judges the remaining kernels. Further arguments are passed on, such as `--profile`. The status is
-the command's, and 3 if there are kernels without a verdict.
+set. After `--seconds` it interrupts the command, which then writes the report of the verdicts so far. The fleet's
+database is in `--out`, so that a further run with the same folder judges the remaining kernels. Further arguments are
+passed on, such as `--profile`. The status is the command's, and 3 if there are kernels without a verdict.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kqueue-claims-") as folder:
         root = Path(folder)
         root.chmod(0o711)  # candidates with other uids must reach their scratch directories
-        config = load(home=root / "home", scratch=root / "scratch", reuse=False, probe_share=0, **slots)
+        home = options.out.absolute() / "fleet"
+        config = load(home=home, scratch=root / "scratch", reuse=False, probe_share=0, **slots)
         with LocalFleet(config, durable=False):
             # Commands find the fleet by its home.
-            environment = os.environ | {"KQUEUE_HOME": str(root / "home")}
+            environment = os.environ | {"KQUEUE_HOME": str(home)}
             command = [sys.executable, "-m", "kqueue", "rejudge", str(options.claims), "--out", str(options.out), *more]
             process = subprocess.Popen(command, env=environment)
             try:

@@ -242,23 +242,15 @@ class Roofline:
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
-    """The published kernels of one result.
+class Claims:
+    """Published speedups of kernels and the measured ones.
 
     Attributes:
-        pairs: the claimed and the measured speedup of each kernel. None where it was not timed.
+        groups: the claimed and the measured speedup of each timed kernel, by result.
     """
 
-    label: str
-    pairs: Sequence[tuple[float, float | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Claims:
-    """Published speedups and the measured ones, by result."""
-
     title: str
-    groups: Sequence[Claimed]
+    groups: Mapping[str, Sequence[tuple[float, float]]]
 
 
 Chart = BestSoFar | Leaderboard | Categories | FastP | Times | SearchCurve | Importances | Roofline | Claims
@@ -579,40 +571,20 @@ def _roofline(chart: Roofline, axes: Any) -> bool:
 
 
 def _claims(chart: Claims, axes: Any) -> bool:
-    every = [pair for group in chart.groups for pair in group.pairs]
-    if not every:
+    values = [value for pairs in chart.groups.values() for pair in pairs for value in pair]
+    if not values:
         return False
-    values = [value for pair in every for value in pair if value is not None and value > 0]
-    low, high = min([0.5, *values]) / 1.3, max([2.0, *values]) * 1.3
-    # Below the axis of speedups, each result has a line of kernels without a time.
-    step = (high / low) ** 0.035
-    axes.plot([low, high], [low, high], color=_of(_QUIET), linewidth=1.4, linestyle="--", label="as claimed")
+    axes.axline((1, 1), (2, 2), color=_of(_QUIET), linewidth=1.4, linestyle="--", label="as claimed")
     axes.axhline(1.0, color=_of(_QUIET), linewidth=0.8)
-    axes.axhline(low, color=_of(_INK), linewidth=0.8)
-    for index, group in enumerate(chart.groups):
+    for index, (label, pairs) in enumerate(chart.groups.items()):
         axes.plot(
-            [claimed for claimed, _ in group.pairs],
-            [measured or low / step ** (index + 1) for _, measured in group.pairs],
-            linestyle="", marker=_CURVE_MARKS[index % len(_CURVE_MARKS)], markersize=6, color=f"C{index}", alpha=0.75,
-            label=f"{_short(group.label, _LABEL)}: {len(group.pairs)}",
+            *zip(*pairs, strict=True), linestyle="", marker=_CURVE_MARKS[index % len(_CURVE_MARKS)], color=f"C{index}",
+            alpha=0.75, label=f"{_short(label, _LABEL)}: {len(pairs)}",
         )  # fmt: skip
-
-    def times(value: float, _: object) -> str:
-        return f"{value:g}x" if value >= low else ""
-
-    axes.figure.set_size_inches(_WIDTH_INCHES, 0.85 * _WIDTH_INCHES)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlim(low, high)
-    axes.set_ylim(low / step ** (len(chart.groups) + 1), high)
-    axes.xaxis.set_major_formatter(times)
-    axes.yaxis.set_major_formatter(times)
-    axes.annotate(
-        "not timed", (0, low), xycoords=("axes fraction", "data"), xytext=(-8, -8), textcoords="offset points",
-        ha="right", va="top",
-    )  # fmt: skip
-    axes.set_xlabel("claimed speedup")
-    axes.set_ylabel("measured speedup")
+    limits = min([0.5, *values]) / 1.3, max([2.0, *values]) * 1.3
+    axes.set(xscale="log", yscale="log", xlim=limits, ylim=limits, xlabel="claimed speedup", ylabel="measured speedup")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}x")
     _legend(axes)
     return True
 

@@ -10,6 +10,7 @@ Three things differ from KernelBench:
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -246,6 +247,31 @@ def problems_of(folder: Path, level: int) -> dict[int, list[Path]]:
         if match := _PROBLEM.fullmatch(path.name):
             problems.setdefault(int(match[1]), []).append(path)
     return problems
+
+
+def results_of(file: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the content of ``eval_results.json``, by this package or by KernelBench's scripts.
+
+    Early results of KernelBench have one entry for each problem, without a list.
+
+    Raises:
+        InvalidRequest: the file cannot be read.
+    """
+    try:
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return {
+            str(int(problem)): [_entry(row) for row in (rows if isinstance(rows, list) else [rows])]
+            for problem, rows in content.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidRequest(f"{file}: not a results file (an object of samples by problem id): {error}") from None
+
+
+def _entry(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Validate the fields of a sample's entry that are used."""
+    facts = {"compiled": bool(given["compiled"]), "correctness": bool(given["correctness"])}
+    sample_id = int(given.get("sample_id", 0))
+    return {**given, **facts, "sample_id": sample_id, "metadata": dict(given.get("metadata") or {})}
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:

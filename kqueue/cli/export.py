@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -23,7 +23,7 @@ def export(
     ] = None,
     problem: Annotated[str | None, typer.Option(help="A problem's label, or the first digits of its hash.")] = None,
     batch: Annotated[str | None, typer.Option(help="The name of a batch.")] = None,
-    label: Annotated[str | None, typer.Option(help="A part of the kernel's or the problem's label.")] = None,
+    label: Annotated[str | None, typer.Option(help="A part of the kernel's label.")] = None,
     since: Annotated[str | None, typer.Option(help="Such as 30m, 2h, 7d, or 2026-01-31 (UTC).")] = None,
     until: Annotated[str | None, typer.Option(help="The same. Verdicts from then on are not exported.")] = None,
     owner: Annotated[str | None, typer.Option(help="Only this owner's evaluations.")] = None,
@@ -35,10 +35,9 @@ def export(
     conditions = {name: value for name, value in given.items() if value is not None}
     conditions |= {"where": " ".join(sorted(where))} if where else {}
     filters = results.conditions(where or (), {"problem": problem, "batch": batch})
-    after, before = (
-        None if value is None else figures.since(value, option)
-        for value, option in ((since, "--since"), (until, "--until"))
-    )
+    filters |= {} if label is None else {"like": {"kernel": label}}
+    after = None if since is None else figures.since(since)
+    before = None if until is None else figures.since(until, "--until")
     if owner is not None:
         options.check_owner(owner)
     from kqueue import dataset
@@ -47,24 +46,10 @@ def export(
     # The database itself restricts the transactions to the owner's rows.
     acts = nullcontext() if owner is None else acting(Viewer(owner, held=True))
     with database("export") as engine, acts, make_bar(quiet=as_json) as bar:
-        task = bar.add_task("rows", total=None)
-        state = dataset.export(
-            engine,
-            folder,
-            conditions,
-            label=label,
-            since=after,
-            before=before,
-            rows=rows,
-            wrote=lambda count: bar.update(task, completed=count),
-            **filters,
-        )
-    record: dict[str, Any] = {"folder": str(folder), "rows": state.rows, "files": len(state.files)}
-    emit(
-        record,
-        lambda _: print(
-            clean(f"{folder}: {state.rows} evaluations in {len(state.files)} file{'s'[: len(state.files) > 1]}")
-        ),
-        as_json=as_json,
-        record=dict,
-    )
+        task, done = bar.add_task("rows", total=None), (0, 0)
+        wanted = dataset.Export(conditions=conditions, since=after, until=before)
+        for done in dataset.export(engine, folder, wanted, rows=rows, **filters):
+            bar.update(task, completed=done[0])
+    count, files = done
+    said = clean(f"{folder}: {count} evaluations in {files} file{'s'[: files > 1]}")
+    emit({"folder": str(folder), "rows": count, "files": files}, lambda _: print(said), as_json=as_json, record=dict)

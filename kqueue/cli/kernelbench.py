@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
-from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
@@ -20,25 +19,22 @@ from uuid import uuid4
 import typer
 
 from kqueue.categories import Category
-from kqueue.cli import options, owners
+from kqueue.cli import options, owners, resuming
 from kqueue.cli.render import Columns, category_text, emit, print_table, progress, ratio, say, table, write_json
+from kqueue.cli.resuming import INCOMPLETE
 from kqueue.cli.sources import adapted, read_problem
 from kqueue.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from kqueue.client import Client
-    from kqueue.contract import Request, Verdict
+    from kqueue.contract import Request
     from kqueue.formats import Problem
 
 NumberT = TypeVar("NumberT", int, float)
 
 _RESULTS: Final = "eval_results.json"
-#: Number of evaluations submitted in one transaction.
-_CHUNK: Final = 100
 #: Quotient of the pause between two writes of the results file and the time of the last one. Each write replaces all.
 _PAUSE: Final = 20
-#: Exit status if some samples have no result, so that the command must be run again.
-_INCOMPLETE: Final = 3
 
 
 def kernelbench(
@@ -98,9 +94,6 @@ def kernelbench(
     try:
         with Client() as client:
             left_out = _judge(client, todo, run)
-    except KeyboardInterrupt:
-        say("the evaluations continue. Run the same command again to collect them")
-        raise
     finally:
         run.write()
     scores = scores_of(run.results, ks, ps)
@@ -119,7 +112,7 @@ def kernelbench(
     }
     emit(record, _print, as_json=as_json, record=dict)
     if bad or left_out:
-        raise typer.Exit(_INCOMPLETE if left_out else 2)
+        raise typer.Exit(INCOMPLETE if left_out else 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +134,6 @@ class _Work:
     #: SHA-256 of its two files, as recorded in its result.
     digests: dict[str, str]
     request: Request
-    #: Number of earlier evaluations of the sample that gave no result.
-    fruitless: int = 0
 
 
 class _Run:
@@ -158,12 +149,12 @@ class _Run:
         #: results file, a new run begins.
         self._token_file = file.with_name(file.name + ".run")
         resumed = file.exists() and self._token_file.exists()
-        self._token = self._token_file.read_text().strip() if resumed else uuid4().hex
+        self.token = self._token_file.read_text().strip() if resumed else uuid4().hex
         self.results: dict[str, list[dict[str, Any]]] = _read(file, level, asked) if file.exists() else {}
         self._due = 0.0
         if not resumed:
             self.write()
-            self._token_file.write_text(self._token + "\n")
+            self._token_file.write_text(self.token + "\n")
 
     def to_do(self, samples: Iterable[_Sample], *, batch: str | None) -> list[_Work]:
         """Return the samples without a result. A source that is not a kernel gets its result at once."""
@@ -189,10 +180,6 @@ class _Run:
             else:
                 work.append(_Work(sample, digests, request))
         return work
-
-    def key(self, work: _Work) -> str:
-        digest = sha256(work.request.model_dump_json().encode()).hexdigest()
-        return f"{self._token}/{work.sample.problem_id}/{work.sample.sample_id}/{digest}/{work.fruitless}"
 
     def add(self, sample: _Sample, row: dict[str, Any], digests: dict[str, str]) -> None:
         """Insert a sample's result, replacing an older one."""
@@ -229,34 +216,18 @@ def _judge(client: Client, todo: Sequence[_Work], run: _Run) -> list[tuple[str, 
 
     left_out: list[tuple[str, str]] = []
     with progress(len(todo), quiet=False) as advance:
-        while todo:
-            again: list[_Work] = []
-            for work, verdict, created in _verdicts(client, todo, run):
-                if verdict.judged:
-                    run.add(work.sample, row_of(verdict, work.sample.sample_id), work.digests)
-                elif created:
-                    left_out.append((work.sample.path.name, f"{verdict.category}: {verdict.message}"))
-                else:
-                    # The evaluation of an earlier run, which gave no result.
-                    again.append(replace(work, fruitless=work.fruitless + 1))
-                    continue
-                advance(str(verdict.category))
-            todo = again
+        works = {work.sample.path.name: work for work in todo}
+        requests = {name: work.request for name, work in works.items()}
+        for name, verdict in resuming.judge(client, run.token, requests):
+            if isinstance(verdict, InvalidRequest):
+                raise verdict
+            if verdict.judged:
+                sample = works[name].sample
+                run.add(sample, row_of(verdict, sample.sample_id), works[name].digests)
+            else:
+                left_out.append((name, f"{verdict.category}: {verdict.message}"))
+            advance(str(verdict.category))
     return sorted(left_out)
-
-
-def _verdicts(client: Client, todo: Iterable[_Work], run: _Run) -> Iterator[tuple[_Work, Verdict, bool]]:
-    """Submit the samples. Yield each with its verdict as it arrives, and True if its evaluation is new."""
-    waiting: dict[Any, _Work] = {}
-    tickets: list[Any] = []
-    source = iter(todo)
-    while chunk := list(islice(source, _CHUNK)):
-        keyed = [work.request.model_copy(update={"idempotency_key": run.key(work)}) for work in chunk]
-        for work, ticket in zip(chunk, client.submit_batch(keyed), strict=True):
-            waiting[ticket.evaluation_id] = work
-            tickets.append(ticket)
-    for ticket, verdict in client.as_completed(tickets):
-        yield waiting[ticket.evaluation_id], verdict, ticket.created
 
 
 def _find(generations: Path, problems: Path, level: int | None) -> tuple[int, list[_Sample], list[str]]:
@@ -312,16 +283,12 @@ def _set(folder: Path) -> Mapping[int, Sequence[Path | Problem]]:
 
 def _read(file: Path, level: int, asked: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Read the results of this command or of KernelBench's scripts."""
+    from kqueue.kernelbench import results_of
+
     try:
-        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        results = {
-            str(int(problem_id)): [_row(row) for row in (rows if isinstance(rows, list) else [rows])]
-            for problem_id, rows in content.items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidRequest(
-            f"{file}: not a results file (an object of samples by problem id): {error}: move it away or use --out"
-        ) from None
+        results = results_of(file)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{error}: move it away or use --out") from None
     levels = {at for rows in results.values() for row in rows if (at := row["metadata"].get("level", level)) != level}
     if levels:
         raise InvalidRequest(f"{file}: holds results of level {min(levels)}: use another --out for level {level}")
@@ -333,12 +300,6 @@ def _read(file: Path, level: int, asked: dict[str, Any]) -> dict[str, list[dict[
                 "use another --out, or move it away"
             )
     return results
-
-
-def _row(given: Any) -> dict[str, Any]:
-    """Validate the fields of a sample's entry that this command uses."""
-    facts = {"compiled": bool(given["compiled"]), "correctness": bool(given["correctness"])}
-    return {**given, **facts, "sample_id": int(given["sample_id"]), "metadata": dict(given.get("metadata") or {})}
 
 
 def _refused(sample: _Sample, why: str) -> dict[str, Any]:

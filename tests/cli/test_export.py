@@ -88,7 +88,6 @@ def test_the_folder_is_a_dataset(cli: Cli, judged: Judged, tmp_path: Path) -> No
     [split] = config["data_files"]
     files = sorted((tmp_path / "set").glob(split["path"]))
     assert [file.name for file in files] == [f"train-0000{number}.parquet" for number in range(3)]
-    assert front["size_categories"] == ["n<1K"]
     names = pyarrow_parquet.read_schema(files[0]).names
     assert [line.split("`")[1] for line in card.splitlines() if line.startswith("| `")] == names
 
@@ -130,7 +129,7 @@ def test_the_database_separates_owners(engine: Engine, judged: Judged) -> None:
     mine = judged(owner="ada")
     judged(owner="bob")
     with acting(Viewer("ada", held=True)):
-        pages = reports.trajectories(engine, since=None, until=reports.now(engine), after=None, label=None, limit=10)
+        pages = reports.trajectories(engine, since=None, until=reports.now(engine), after=None, limit=10)
         assert [row.evaluation_id for page in pages for row in page] == [mine]
 
 

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine, text
 
-from kqueue import judging
 from kqueue.categories import Category
 from kqueue.claims import read
+from kqueue.client import Client
 from kqueue.config import load
-from kqueue.contract import Outcome
+from kqueue.contract import Outcome, Request, Settings
 from kqueue.errors import InvalidRequest
 from kqueue.judging import LocalJudge
 from kqueue.profiles import Protocol
@@ -23,10 +24,8 @@ from tests.cli.command import Cli, Judgement
 from tests.samples import RELU, RELU_KERNEL, ended, measurement, passed
 
 BODY = "return torch.relu(x)"
-NORM = RELU.replace(
-    "    def forward", "    def __init__(self):\n        super().__init__()\n        self.norm = N\n    def forward"
-)
-NORM = NORM.replace("N\n", "torch.nn.BatchNorm1d(64)\n").replace("torch.relu(x)", "self.norm(x)")
+INIT = "    def __init__(self):\n        super().__init__()\n        self.norm = torch.nn.BatchNorm1d(64)\n"
+NORM = RELU.replace("torch.relu(x)", "self.norm(x)").replace("    def forward", f"{INIT}    def forward")
 FOLDED = NORM.replace("class Model(", "class ModelNew(").replace(
     "self.norm(x)",
     "(x - self.norm.running_mean) / torch.sqrt(self.norm.running_var + 1e-5) * self.norm.weight + self.norm.bias",
@@ -64,56 +63,65 @@ def table(folder: Path) -> dict[str, dict[str, str]]:
 
 
 @pytest.fixture
-def local(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Judge on one CPU, and return a list that collects the judged problems' labels."""
-    judged: list[str] = []
-    whole = LocalJudge.__call__
-
-    def call(judge: LocalJudge, request: Any) -> Outcome:
-        judged.append(request.problem_label)
-        return whole(judge, request)
-
+def local() -> Iterator[LocalJudge]:
+    """Judge on one CPU."""
     with tempfile.TemporaryDirectory(prefix="kqueue-test-") as name:
         Path(name).chmod(0o711)
-        config = load(scratch=Path(name))
-        monkeypatch.setattr(LocalJudge, "__call__", call)
-        monkeypatch.setattr(judging, "load", lambda: config)
-        yield judged
+        with LocalJudge("cpu", config=load(scratch=Path(name))) as judge:
+            yield judge
 
 
 @pytest.mark.slow("starts a judge")
-def test_each_result(local: list[str], tmp_path: Path) -> None:
+def test_each_result(local: LocalJudge, cli: Cli, judging: Callable[[Judgement], None], tmp_path: Path) -> None:
     """Each kernel of a set gets its result with the rule, in the table, the picture and the report. A rerun resumes."""
-    cli = Cli(tmp_path)
+    judged: list[str] = []
+
+    def judge(name: str) -> Outcome:
+        judged.append(name)
+        problem, kernel, *_ = SET[name.removeprefix("1/")]
+        settings = Settings.model_validate({"profiles": ["cuda-l1"], "checks": 2})
+        return local(Request(problem=problem, kernel=kernel, backend="torch", settings=settings))
+
+    judging(judge)
     cli.write("set.json", cuda_l1(**SET))
-    command = ("rejudge", "set.json", "--local", "--device", "cpu", "--checks", "2", "--out", "out")
+    command = ("rejudge", "set.json", "--checks", "2", "--out", "out")
     done = cli(*command)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, "no verdict on 1 of 11" in done.stderr) == (3, True), done.stderr
     out = tmp_path / "out"
     rows = table(out)
     found = {name.removeprefix("1/"): (row["ruling"], row["rule"]) for name, row in rows.items()}
     for name, (_, _, _, (ruling, rule)) in SET.items():
         assert (found[name][0], found[name][1].startswith(rule)) == (ruling, True), (name, rows[f"1/{name}"])
     assert float(rows["1/right"]["low"]) <= float(rows["1/right"]["speedup"]) <= float(rows["1/right"]["high"])
-    assert "needs a GPU" in rows["1/cuda"]["why"]
+    assert "no live worker serves gpu" in rows["1/cuda"]["why"]
     report = (out / "report.md").read_text()
     assert "| holds | 1 |" in report
+    assert "| wrong under strict only: training mode | 1 |" in report
     assert "no kernel is published" in report
     assert "ValueError: \\|\\<b\\>" in report
     assert "cuda-l1" in report
     assert b"claimed speedup" in (out / "claims.svg").read_bytes()
-    assert len((out / "claims.md").read_text().splitlines()) == 4 + len(SET)
-    # A line that a killed run left incomplete is judged again, and nothing else.
-    log = out / "verdicts.jsonl"
-    lines = log.read_bytes().splitlines(keepends=True)
-    log.write_bytes(b"".join(lines[:-1]) + lines[-1][:40])
-    local.clear()
-    assert cli(*command).returncode == 0
-    assert sorted(local) == ["1/cuda", "1/lacking"]
-    assert table(out) == rows
-    log.write_text("{}\n")
-    refused = cli(*command)
-    assert (refused.returncode, "use another --out" in refused.stderr) == (2, True)
+    # Another run finds the evaluations, and judges nothing again.
+    assert len(judged) == len(SET) - 1
+    assert cli(*command).returncode == 3
+    assert (len(judged), table(out)) == (len(SET) - 1, rows)
+
+
+@pytest.mark.usefixtures("worker")
+def test_an_interrupted_run(cli: Cli, engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ctrl-C leaves a report of the verdicts so far, and the evaluations, which the next run collects."""
+    cli.write("set.jsonl", json.dumps({"name": "one", "reference": RELU, "kernel": RELU_KERNEL}))
+    with monkeypatch.context() as patch:
+        patch.setattr(Client, "as_completed", interrupt)
+        done = cli("rejudge", "set.jsonl")
+    assert (done.returncode, "the evaluations continue" in done.stderr) == (130, True)
+    assert table(tmp_path / "rejudged")["one"]["why"] == "no verdict"
+    with engine.connect() as connection:
+        assert connection.scalars(text("SELECT count(*) FROM evaluations")).one() == 1
+
+
+def interrupt(*_: object) -> Iterator[Any]:
+    raise KeyboardInterrupt
 
 
 def test_on_the_fleet(cli: Cli, judging: Callable[[Judgement], None], tmp_path: Path) -> None:
@@ -164,23 +172,26 @@ def test_formats(tmp_path: Path) -> None:
         for name in names:
             (folder / f"level_{name}_kernel.py").write_text("kernel")
     (problems / "2_relu.py").write_text(RELU)
-    row = {"correctness": True, "sample_id": 0, "runtime": 2.0, "ref_runtime": 5.0, "metadata": {}}
+    row = {"compiled": True, "correctness": True, "sample_id": 0, "runtime": 2.0, "ref_runtime": 5.0, "metadata": {}}
     (run / "eval_results.json").write_text(json.dumps({"2": [row, {**row, "sample_id": 1, "correctness": False}]}))
     found = read(run, problems)
     assert [(one.name, one.speedup) for one in found.claims] == [("1/2/0", 2.5)]
-    assert [name for name, _ in found.skipped] == ["1/2/1"]
+    assert [one.name for one in found.skipped] == ["1/2/1"]
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("", "no kernel with a claim"),
-        ("no json", "line 1: not JSON"),
-        ("[1]", "an object is needed"),
-        ('{"reference": "x"}', "'kernel' must be a source"),
-        ('{"reference": "x", "kernel": "y", "speedup": "2x"}', "must be a number above 0, not '2x'"),
-        ('{"reference": "x", "kernel": "y", "code": 1}', "no field 'code': the fields are"),
-        ('{"name": "a", "reference": "x", "kernel": "y"}\n' * 2, "a: two entries have this name"),
+        ("no json", "line 1: a JSON object is needed"),
+        ("[1]", "a JSON object is needed"),
+        ('{"1": [1]}', "a JSON object is needed"),
+        ('{"reference": "x"}', "line 1: kernel: Field required"),
+        ('{"reference": "x", "kernel": "y", "speedup": "2x"}', "speedup: Input should be a valid number"),
+        ('{"reference": "x", "kernel": "y", "speedup": 0}', "speedup: Input should be greater than 0"),
+        ('{"reference": "x", "kernel": "y", "code": 1}', "code: Extra inputs are not permitted"),
+        ('{"name": "a", "reference": "x", "kernel": "y"}\n' * 2, "a: 2 entries have this name"),
+        ('{"custom_code": "x"}\n{"reference": "x", "kernel": "y"}', "entries of CUDA-L1 and of another form"),
         ('{"ref_code": "x", "custom_code": null}', "no kernel with a claim"),
     ],
 )
@@ -197,7 +208,7 @@ def test_bad_runs(tmp_path: Path) -> None:
     (tmp_path / "level_1_problem_2_sample_0_kernel.py").write_text("kernel")
     with pytest.raises(InvalidRequest, match="give --problems DIR"):
         read(tmp_path)
-    with pytest.raises(InvalidRequest, match=r"eval_results\.json: the claims of a run"):
+    with pytest.raises(InvalidRequest, match=r"eval_results\.json: not a results file"):
         read(tmp_path, tmp_path)
     with pytest.raises(InvalidRequest, match="only a run of KernelBench"):
         read(tmp_path / "level_1_problem_2_sample_0_kernel.py", tmp_path)
@@ -205,12 +216,14 @@ def test_bad_runs(tmp_path: Path) -> None:
         read(tmp_path / "none")
 
 
-def test_bad_options(tmp_path: Path) -> None:
-    """An unknown profile, and a device for the fleet, are refused before the set is read."""
-    cli = Cli(tmp_path)
+def test_bad_options(cli: Cli) -> None:
+    """An unknown profile is refused before the set is read, and a folder that cannot be written before judging."""
+    cli.write("set.jsonl", json.dumps({"reference": RELU, "kernel": RELU_KERNEL}))
+    cli.write("file", "x")
     for arguments, message in (
-        (("--profile", "none"), "use one of kernelbench"),
-        (("--device", "cpu"), "give --local too"),
+        (("missing", "--profile", "none"), "use one of kernelbench"),
+        (("missing",), "missing: No such file"),
+        (("set.jsonl", "--out", "file"), "use another --out"),
     ):
-        done = cli("rejudge", "missing", *arguments)
-        assert (done.returncode, message in done.stderr) == (2, True)
+        done = cli("rejudge", *arguments)
+        assert (done.returncode, message in done.stderr) == (2, True), done.stderr

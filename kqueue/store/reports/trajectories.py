@@ -9,14 +9,13 @@ from typing import Any, Final, Unpack
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict
-from sqlalchemy import ColumnElement, Connection, Engine, literal, or_, select, true, tuple_
+from sqlalchemy import ColumnElement, Connection, Engine, literal, select, true, tuple_
 from sqlalchemy.orm import aliased
 
 from kqueue.backends import PYTEST
 from kqueue.categories import Blame, Category
 from kqueue.evidence import Measurement
 from kqueue.feedback import describe
-from kqueue.states import Priority
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import ITS_KERNEL, ITS_PROBLEM
 from kqueue.store.evaluations.queries import VERDICTS, to_verdict
@@ -66,20 +65,10 @@ class Trajectory(BaseModel):
     """The model's answer to it."""
     settings: str
     """Settings of the evaluation, as JSON."""
-    lane: str
-    """Lane of the evaluation."""
-    priority: Priority
-    """Priority of the evaluation."""
-    producer: str
-    """Name under which its cost is counted."""
     category: Category
     """The outcome."""
     blame: Blame
     """The responsible party."""
-    compiled: bool | None
-    """KernelBench's `compiled`. Null if unknown."""
-    correctness: bool | None
-    """KernelBench's `correctness`. Null if unknown."""
     phase: str | None
     """Phase in which the evaluation ended. Null for a passed kernel."""
     message: str
@@ -120,29 +109,14 @@ class Trajectory(BaseModel):
     """Time of its verdict."""
 
 
-#: Columns in addition to a verdict's, which a prefix keeps apart.
-_MORE: Final[dict[str, Any]] = {
-    "owner": Evaluation.owner,
-    "batch": Evaluation.batch,
-    "problem_hash": Evaluation.problem_hash,
-    "kernel_hash": Evaluation.kernel_hash,
-    "problem": Problem.source,
-    "kernel": Kernel.source,
-    "settings": Evaluation.settings,
-    "priority": Evaluation.priority,
-    "producer": Evaluation.producer,
-    "slot_s": TRIED.c.seconds,
-    "waited_s": WAITED_S,
-}
 _QUERY: Final = (
-    VERDICTS.add_columns(*(column.label(f"more_{name}") for name, column in _MORE.items()))
+    VERDICTS.add_columns(
+        Evaluation.owner, Evaluation.batch, Evaluation.problem_hash, Evaluation.kernel_hash, Evaluation.settings,
+        Problem.source.label("problem"), Kernel.source.label("kernel"),
+        TRIED.c.seconds.label("slot_s"), WAITED_S.label("waited_s"),
+    )
     .join(Problem, ITS_PROBLEM)
     .join(TRIED, true())
-)
-#: Fields that the verdict has under the same name and in the same form.
-_OF_VERDICT: Final = (
-    "evaluation_id", "problem_label", "kernel_label", "backend", "lane", "category", "blame", "compiled", "correctness",
-    "phase", "message", "speedup", "runtime", "baseline", "attempts", "reused_from", "submitted_at", "finished_at",
 )  # fmt: skip
 _PARENT: Final = aliased(SearchProposal)
 
@@ -151,9 +125,8 @@ def trajectories(
     engine: Engine,
     *,
     since: datetime | None,
-    until: datetime,
+    until: datetime | None,
     after: tuple[datetime, UUID] | None,
-    label: str | None,
     limit: int,
     **filters: Unpack[Filters],
 ) -> Generator[list[Trajectory]]:
@@ -162,17 +135,15 @@ def trajectories(
     Args:
         since, until: earliest time of the verdict, and the time before which it was reached.
         after: ``finished_at`` and id of the caller's last row, after which the rows continue.
-        label: a part of the kernel's or the problem's label.
         filters: conditions on the evaluations.
     """
-    wanted: list[ColumnElement[bool]] = [*conditions(filters), Kernel.backend != PYTEST, Verdict.finished_at < until]
+    wanted: list[ColumnElement[bool]] = [*conditions(filters), Kernel.backend != PYTEST]
     if since is not None:
         wanted.append(Verdict.finished_at >= since)
+    if until is not None:
+        wanted.append(Verdict.finished_at < until)
     if after is not None:
         wanted.append(tuple_(Verdict.finished_at, Verdict.evaluation_id) > tuple_(*map(literal, after)))
-    if label is not None:
-        labels = (Evaluation.kernel_label, Evaluation.problem_label)
-        wanted.append(or_(*(one.icontains(label, autoescape=True) for one in labels)))
     # The cursor has ids only, because the server sorts them. Whole rows would take gigabytes of temporary files.
     ids = (
         select(Verdict.evaluation_id)
@@ -191,9 +162,9 @@ def trajectories(
                 yield [_trajectory(row, proposed.get(row["evaluation_id"], {})) for row in rows]
 
 
-def _proposals(connection: Connection, rows: Sequence[Any]) -> dict[UUID, dict[str, Any]]:
+def _proposals(connection: Connection, rows: Sequence[Any]) -> dict[UUID, dict[Any, Any]]:
     """Return the search's columns of evaluations that a search submitted. Its batch has the name of the run."""
-    batches = {row["more_batch"] for row in rows} - {None}
+    batches = {row["batch"] for row in rows} - {None}
     if not batches:
         return {}
     query = (
@@ -210,29 +181,27 @@ def _proposals(connection: Connection, rows: Sequence[Any]) -> dict[UUID, dict[s
         .where(SearchRun.name == any_text(batches))
         .where(SearchProposal.evaluation_id == any_uuid([row["evaluation_id"] for row in rows]))
     )
-    found = connection.execute(query).mappings()
-    return {row["evaluation_id"]: {name: row[name] for name in row if name != "evaluation_id"} for row in found}
+    return {row["evaluation_id"]: dict(row) for row in connection.execute(query).mappings()}
 
 
-def _trajectory(row: Any, proposal: dict[str, Any]) -> Trajectory:
+def _trajectory(row: Any, proposal: dict[Any, Any]) -> Trajectory:
     verdict = to_verdict(row)
+    names = Trajectory.model_fields
     low, high = verdict.speedup_interval or (None, None)
-    more = {name: row[f"more_{name}"] for name in _MORE}
-    evidence = verdict.evidence
     judged = verdict.reused_from is None
     values: dict[str, Any] = {
-        **more,
-        **dict.fromkeys(("run", "parent_id", "parent", "prompt", "answer")),
+        **dict.fromkeys(names),
+        **row,
         **proposal,
-        **{name: getattr(verdict, name) for name in _OF_VERDICT},
-        "settings": json.dumps(more["settings"]),
+        **{name: getattr(verdict, name) for name in names if hasattr(verdict, name)},
+        "settings": json.dumps(row["settings"]),
         "facts": verdict.facts.model_dump_json(),
-        "feedback": describe(verdict, more["kernel"]),
+        "feedback": describe(verdict, row["kernel"]),
         "speedup_low": low,
         "speedup_high": high,
         "device": verdict.environment and verdict.environment.device,
         "environment": verdict.environment and verdict.environment.model_dump_json(),
         "device_s": verdict.device_s if judged else 0.0,
-        "cpu_s": sum((evidence.cpu_s or {}).values()) if judged else 0.0,
+        "cpu_s": sum((verdict.evidence.cpu_s or {}).values()) if judged else 0.0,
     }
-    return Trajectory.model_construct(None, **values)
+    return Trajectory.model_construct(None, **{name: values[name] for name in names})
