@@ -207,7 +207,7 @@ _OWN: Final = {
     "audit": "false",
     "baselines": _OWNED,
     "batches": _OWNED,
-    "callbacks": f"{_OWNED} AND ({_NO_SESSION} OR {_EVALUATED})",
+    "callbacks": f"{_OWNED} AND ((evaluation_id IS NULL AND {_NO_SESSION}) OR {_EVALUATED})",
     "evaluations": f"{_OWNED} AND ({_NO_SESSION} OR {_SUBMITTED})",
     "kernels": f"{_OWNED} AND ({_NO_SESSION} OR {_OF_SESSION.format(kind='kernel')})",
     "problems": f"{_OWNED} AND ({_NO_SESSION} OR session IS NULL OR {_SUBMITTED} "
@@ -222,7 +222,7 @@ _OWN: Final = {
     "verdicts": f"{_OWNED} AND ({_NO_SESSION} OR {_EVALUATED})",
 }
 #: Tables whose rows can be written before the condition above holds, which is then for reading only.
-_WRITABLE: Final = {"callbacks": _OWNED, "kernels": _OWNED}
+_WRITABLE: Final = {"kernels": _OWNED}
 #: Additional conditions for producers' logins: only servers know to cut shapes that another owner holds out.
 _DIRECT: Final = {"problems": " AND (shared_from IS NULL OR strpos(source, 'held_out') = 0)"}
 #: Tables of which all rows can be read, except by producers' logins.
