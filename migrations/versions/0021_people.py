@@ -1,7 +1,7 @@
-"""Shared problems, and sessions of agents.
+"""Shared problems, sessions of agents, callbacks, the audit log, and logins by OpenID Connect.
 
-Evaluations of a session reuse verdicts of this session only. The new column of evaluations is added without a rewrite,
-and its index is empty.
+Evaluations of an agent's session reuse verdicts of this session only. The new columns of evaluations and problems are
+added without a rewrite, and the new index is empty. Existing sessions of browsers count as used now.
 """
 
 from __future__ import annotations
@@ -16,10 +16,26 @@ down_revision = "0020"
 branch_labels = None
 depends_on = None
 
-_SESSION: Final = """
-CREATE FUNCTION {schema}.kqueue_session() RETURNS text LANGUAGE sql STABLE AS $$
+_SHARING: Final = """
+CREATE FUNCTION kqueue_session() RETURNS text LANGUAGE sql STABLE AS $$
     SELECT nullif(pg_catalog.current_setting('kqueue.session', true), '')
-$$
+$$;
+COMMENT ON FUNCTION kqueue_session IS 'The session of an agent to which the transaction is restricted, or null.';
+REVOKE ALL ON FUNCTION kqueue_session FROM PUBLIC;
+ALTER TABLE problems ADD session text DEFAULT kqueue_session(), ADD shared_from text;
+ALTER TABLE evaluations ADD session text DEFAULT kqueue_session();
+CREATE INDEX ix_evaluations_session ON evaluations (session) WHERE session IS NOT NULL;
+CREATE TABLE shared_problems (
+    hash text NOT NULL,
+    owner text NOT NULL DEFAULT kqueue_owner(),
+    label text NOT NULL,
+    source text NOT NULL,
+    leaderboard boolean NOT NULL DEFAULT false,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT ck_shared_problems_hash CHECK (hash = encode(sha256(convert_to(source, 'UTF8')), 'hex')),
+    CONSTRAINT pk_shared_problems PRIMARY KEY (hash, owner)
+);
+COMMENT ON TABLE shared_problems IS 'A problem that its owner shares with all owners.';
 """
 #: As in kqueue.store.reports.boards: a kernel counts by its median measurement. Of an owner's kernels the fastest
 #: counts, so that the number of its kernels stays hidden.
@@ -60,11 +76,69 @@ BEGIN
     PERFORM set_config('kqueue.sees', coalesce(sees, ''), true);
 END
 $$
+;
+COMMENT ON FUNCTION kqueue_board IS
+    'The fastest kernels of the owners that judge against a shared problem with a leaderboard.';
+REVOKE ALL ON FUNCTION kqueue_board FROM PUBLIC;
 """
-_FUNCTIONS: Final = {
-    "kqueue_session": "The session of an agent to which the transaction is restricted, or null.",
-    "kqueue_board": "The fastest kernels of the owners that judge against a shared problem with a leaderboard.",
-}
+#: The trigger runs in the verdict's transaction, so that no verdict is committed without its callback.
+_CALLBACKS: Final = """
+CREATE TABLE callbacks (
+    id uuid NOT NULL DEFAULT gen_random_uuid() CONSTRAINT pk_callbacks PRIMARY KEY,
+    owner text NOT NULL DEFAULT kqueue_owner(),
+    evaluation_id uuid CONSTRAINT uq_callbacks_evaluation_id UNIQUE
+        CONSTRAINT fk_callbacks_evaluation_id_evaluations REFERENCES evaluations (id) ON DELETE CASCADE,
+    batch text,
+    url text NOT NULL,
+    attempts integer NOT NULL DEFAULT 0,
+    next_at timestamptz,
+    delivered_at timestamptz,
+    error text,
+    CONSTRAINT uq_callbacks_owner_batch UNIQUE (owner, batch),
+    CONSTRAINT fk_callbacks_batch_owner_batches
+        FOREIGN KEY (batch, owner) REFERENCES batches (name, owner) ON DELETE CASCADE
+);
+COMMENT ON TABLE callbacks IS 'A URL that gets the verdict of an evaluation, or the result of a batch.';
+CREATE INDEX ix_callbacks_due ON callbacks (owner, next_at) WHERE next_at IS NOT NULL;
+CREATE FUNCTION kqueue_call() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
+BEGIN
+    UPDATE callbacks SET next_at = now() WHERE evaluation_id = NEW.evaluation_id;
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION kqueue_call IS 'Makes the callback of an evaluation with a verdict due.';
+REVOKE ALL ON FUNCTION kqueue_call FROM PUBLIC;
+CREATE TRIGGER kqueue_call AFTER INSERT ON verdicts FOR EACH ROW EXECUTE FUNCTION kqueue_call();
+"""
+_PEOPLE: Final = """
+CREATE TABLE audit (
+    id bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT pk_audit PRIMARY KEY,
+    at timestamptz NOT NULL DEFAULT now(),
+    actor text NOT NULL,
+    owner text,
+    token_id uuid,
+    action text NOT NULL,
+    subject text NOT NULL
+);
+COMMENT ON TABLE audit IS
+    'An entry of the audit log: who did what. Only the owner of the tables reads or removes entries.';
+CREATE INDEX ix_audit_at ON audit (at);
+ALTER TABLE sessions ADD seen_at timestamptz NOT NULL DEFAULT now();
+ALTER TABLE tokens ALTER digest DROP NOT NULL;
+"""
+_REMOVAL: Final = """
+DROP TRIGGER kqueue_call ON verdicts;
+DROP FUNCTION kqueue_call, kqueue_board;
+DROP TABLE callbacks, audit, shared_problems;
+ALTER TABLE sessions DROP seen_at;
+DELETE FROM sessions USING tokens WHERE token_id = id AND tokens.digest IS NULL;
+UPDATE tokens SET digest = 'none:' || id WHERE digest IS NULL;
+ALTER TABLE tokens ALTER digest SET NOT NULL;
+ALTER TABLE evaluations DROP session;
+ALTER TABLE problems DROP session, DROP shared_from;
+DROP FUNCTION kqueue_session;
+"""
 #: Changes to functions that run with their owner's rights: names, the old and the new text.
 _CONTENT: Final = (
     "e.owner || ' ' END || e.problem_hash",
@@ -83,45 +157,20 @@ _CHANGES: Final = {
         ),
     ),
 }
-_COLUMNS: Final = {"problems": ("session", "shared_from"), "evaluations": ("session",)}
 
 
 def upgrade() -> None:
-    """Add the columns, the table and the functions. Nothing that exists is shared or belongs to a session."""
+    """Add the columns, the tables and the functions. Nothing that exists is shared or belongs to a session."""
     schema = _schema()
-    op.execute(_SESSION.format(schema=schema))
-    for table, columns in _COLUMNS.items():
-        for name in columns:
-            default = sa.text("kqueue_session()") if name == "session" else None
-            op.add_column(table, sa.Column(name, sa.Text(), server_default=default))
-    op.create_index(
-        "ix_evaluations_session", "evaluations", ["session"], postgresql_where=sa.text("session IS NOT NULL")
-    )
-    op.create_table(
-        "shared_problems",
-        sa.Column("hash", sa.Text(), nullable=False),
-        sa.Column("owner", sa.Text(), server_default=sa.text("kqueue_owner()"), nullable=False),
-        sa.Column("label", sa.Text(), nullable=False),
-        sa.Column("source", sa.Text(), nullable=False),
-        sa.Column("leaderboard", sa.Boolean(), server_default=sa.text("false"), nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.func.now(), nullable=False),
-        sa.CheckConstraint(
-            "hash = encode(sha256(convert_to(source, 'UTF8')), 'hex')", name=op.f("ck_shared_problems_hash")
-        ),
-        sa.PrimaryKeyConstraint("hash", "owner", name=op.f("pk_shared_problems")),
-        comment="A problem that its owner shares with all owners.",
-    )
-    op.execute(_BOARD.format(schema=schema))
-    for name, meaning in _FUNCTIONS.items():
-        op.execute(f"COMMENT ON FUNCTION {name} IS '{meaning}'")
-        op.execute(f"REVOKE ALL ON FUNCTION {name} FROM PUBLIC")
+    for statements in (_SHARING, _BOARD, _CALLBACKS, _PEOPLE):
+        op.execute(statements.format(schema=schema))
     for name, changes in _CHANGES.items():
         for before, after in changes:
             _replace(name, before.format(schema=schema), after.format(schema=schema))
 
 
 def downgrade() -> None:
-    """Remove the shared problems, and let all evaluations of an owner reuse each other's verdicts."""
+    """Remove the tables, log people out, and let all evaluations of an owner reuse each other's verdicts."""
     schema = _schema()
     for name, changes in _CHANGES.items():
         for before, after in changes:
@@ -130,13 +179,7 @@ def downgrade() -> None:
     policies = sa.text("SELECT tablename, policyname FROM pg_policies WHERE schemaname = current_schema()")
     for table, policy in op.get_bind().execute(policies).all():
         op.execute(f"DROP POLICY {policy} ON {table}")
-    op.execute("DROP FUNCTION kqueue_board")
-    op.drop_table("shared_problems")
-    op.drop_index("ix_evaluations_session", "evaluations")
-    for table, columns in _COLUMNS.items():
-        for name in columns:
-            op.drop_column(table, name)
-    op.execute("DROP FUNCTION kqueue_session")
+    op.execute(_REMOVAL)
 
 
 def _replace(name: str, before: str, after: str) -> None:
