@@ -145,16 +145,12 @@ _CONTENT: Final = (
     "e.owner || ' ' END || coalesce(e.session || ' ', '') || e.problem_hash",
 )
 _CHANGES: Final = {
-    "kqueue_conclude": (_CONTENT,),
-    "kqueue_reuse": (_CONTENT,),
+    "kqueue_conclude": _CONTENT,
+    "kqueue_reuse": _CONTENT,
     "kqueue_cancel": (
-        (
-            "e.owner = {schema}.kqueue_owner())",
-            (
-                "e.owner = {schema}.kqueue_owner() AND coalesce(e.session = {schema}.kqueue_session(), "
-                "{schema}.kqueue_session() IS NULL))"
-            ),
-        ),
+        "e.owner = {schema}.kqueue_owner())",
+        "e.owner = {schema}.kqueue_owner() AND coalesce(e.session = {schema}.kqueue_session(), "
+        "{schema}.kqueue_session() IS NULL))",
     ),
 }
 
@@ -164,17 +160,15 @@ def upgrade() -> None:
     schema = _schema()
     for statements in (_SHARING, _BOARD, _CALLBACKS, _PEOPLE):
         op.execute(statements.format(schema=schema))
-    for name, changes in _CHANGES.items():
-        for before, after in changes:
-            _replace(name, before.format(schema=schema), after.format(schema=schema))
+    for name, (before, after) in _CHANGES.items():
+        _replace(name, before.format(schema=schema), after.format(schema=schema))
 
 
 def downgrade() -> None:
     """Remove the tables, log people out, and let all evaluations of an owner reuse each other's verdicts."""
     schema = _schema()
-    for name, changes in _CHANGES.items():
-        for before, after in changes:
-            _replace(name, after.format(schema=schema), before.format(schema=schema))
+    for name, (before, after) in _CHANGES.items():
+        _replace(name, after.format(schema=schema), before.format(schema=schema))
     # The policies name the columns and the function. The next `kqueue db upgrade` creates its version's policies.
     policies = sa.text("SELECT tablename, policyname FROM pg_policies WHERE schemaname = current_schema()")
     for table, policy in op.get_bind().execute(policies).all():

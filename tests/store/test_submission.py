@@ -22,7 +22,7 @@ class TestSubmit:
         requests = [Request(**fields(n % 2, problem_label=f"p{n}")) for n in range(6)]
         submitted = evaluations.submit(engine, requests)
         assert (count(engine, "problems"), count(engine, "kernels"), count(engine, "evaluations")) == (1, 2, 6)
-        assert [s.message.label.split()[0] for s in submitted] == [f"problem=p{n}" for n in range(6)]
+        assert [s.message.label.split()[1] for s in submitted] == [f"problem=p{n}" for n in range(6)]
         assert all(s.created and s.message.lane == "cpu" for s in submitted)
 
     def test_a_known_key_gives_the_same_evaluation(self, engine: Engine, fields) -> None:
