@@ -149,8 +149,10 @@ _CHANGES: Final = {
     "kqueue_reuse": _CONTENT,
     "kqueue_cancel": (
         "e.owner = {schema}.kqueue_owner())",
-        "e.owner = {schema}.kqueue_owner() AND coalesce(e.session = {schema}.kqueue_session(), "
-        "{schema}.kqueue_session() IS NULL))",
+        (
+            "e.owner = {schema}.kqueue_owner() AND coalesce(e.session = {schema}.kqueue_session(), "
+            "{schema}.kqueue_session() IS NULL))"
+        ),
     ),
 }
 
