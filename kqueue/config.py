@@ -27,6 +27,8 @@ from kqueue.errors import ConfigError
 FLEET_FILE: Final = "fleet.json"
 #: Pattern of the names of lanes.
 LANE: Final = re.compile(r"cpu|gpu(\.[a-z0-9][a-z0-9_-]{0,30})?")
+#: Secrets that only `kqueue serve` needs.
+_SERVERS_SECRETS: Final = frozenset({"oidc_client_secret", "callback_secret"})
 #: Maximum value of ``http_max_batch``.
 MAX_BATCH: Final = 100_000
 
@@ -226,12 +228,22 @@ class Config(BaseSettings):
         """Return the broker's URL. Raise :class:`ConfigError` if it is not set."""
         return _require(self.redis_url, "KQUEUE_REDIS_URL", self.home_path)
 
-    def environment(self) -> dict[str, str]:
-        """Return the environment variables from which a child process loads the same settings, secrets included."""
+    @property
+    def has_servers_secrets(self) -> bool:
+        """True if a secret is set that only `kqueue serve` needs."""
+        return any(getattr(self, name) is not None for name in _SERVERS_SECRETS)
+
+    def environment(self, *, serves: bool = False) -> dict[str, str]:
+        """Return the environment variables from which a child process loads the same settings, secrets included.
+
+        Unless the child ``serves`` HTTP, variables of secrets that only servers need are empty, which unsets them.
+        """
         values: dict[str, str] = {}
         for name in type(self).model_fields:
             value: Any = getattr(self, name)
-            if value is not None:
+            if name in _SERVERS_SECRETS and not serves:
+                values[f"KQUEUE_{name.upper()}"] = ""
+            elif value is not None:
                 text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
                 values[f"KQUEUE_{name.upper()}"] = text
         return values
@@ -315,4 +327,5 @@ def load(**overrides: Any) -> Config:
     except ValidationError as error:
         first = error.errors()[0]
         name = "_".join(str(part) for part in first["loc"]).upper()
-        raise ConfigError(f"KQUEUE_{name}: {first['msg']} (given: {first['input']!r})") from None
+        given_value = "a secret" if name.endswith("_SECRET") else repr(first["input"])
+        raise ConfigError(f"KQUEUE_{name}: {first['msg']} (given: {given_value})") from None

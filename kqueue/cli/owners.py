@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Final
@@ -22,9 +21,8 @@ _Problem = Annotated[str, typer.Argument(metavar="PROBLEM", help="Its hash, or t
 _Whose = Annotated[
     str | None, typer.Option("--owner", help="The owner of the problem. [default: local, or the login's]")
 ]
-#: Seconds for which an erasure waits until workers have ended its evaluations, and between two looks.
+#: Seconds for which an erasure waits until workers have ended its evaluations.
 _PATIENCE_S: Final = 60.0
-_LOOK_S: Final = 0.5
 
 
 def register(app: typer.Typer) -> None:
@@ -83,12 +81,8 @@ def erase(
         typer.confirm(f"Erase all work of the owner {owner}? It cannot be restored", abort=True)
     config = load()
     logs.configure(config)
-    deadline = time.monotonic() + _PATIENCE_S
     with database("owner") as engine, Client(config) as client:
-        erased = erasure.erase(engine, owner, cancel=client.cancel)
-        while erased.left and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
-            erased += erasure.erase(engine, owner, cancel=client.cancel)
+        erased = erasure.erase(engine, owner, cancel=client.cancel, patience_s=_PATIENCE_S)
     emit(erased, typer.echo, as_json=as_json)
     if erased.left:
         say(f"workers still execute {erased.left} evaluations: run the command again")

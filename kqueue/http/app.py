@@ -15,20 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kqueue import receipts, tracing
 from kqueue.config import Config
 from kqueue.errors import KqueueError, ServiceError
-from kqueue.http import (
-    auth,
-    callbacks,
-    check_access,
-    eval_server,
-    failures,
-    jobs,
-    maintenance,
-    metrics,
-    openapi,
-    tasks,
-    v1,
-)
+from kqueue.http import auth, check_access, eval_server, failures, jobs, maintenance, metrics, openapi, tasks, v1
 from kqueue.http.access import AccessLog
+from kqueue.http.callbacks import Sender
 from kqueue.http.devices import Fleet
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
@@ -80,7 +69,7 @@ def create_app(
                 await app.state.fleet.renewed()
             if config.callback_secret is not None:
                 secret = config.callback_secret.get_secret_value()
-                sender = callbacks.Sender(gateway, secret=secret, networks=config.callback_networks)
+                sender = Sender(gateway, secret=secret, networks=config.callback_networks)
                 sending = asyncio.create_task(sender.run())
             yield
         finally:

@@ -45,19 +45,21 @@ _Declared = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
 class Require:
     """A dependency of routes that returns a caller with a scope and refuses one without it.
 
-    Transactions act for the caller, but with the scope ``admin`` for the fleet.
+    Transactions act for the caller, but with the scope ``admin`` for the fleet. Without ``sessions`` an agent's session
+    is refused, because the route reaches beyond its own work.
     """
 
     scope: Scope
+    sessions: bool = True
 
     async def __call__(self, request: Request, _: _Declared) -> Caller:
         caller = await identify(request)
         if not caller.may(self.scope):
             raise HttpError.insufficient_scope(self.scope, f"this needs a token of the scope {self.scope}")
+        if caller.restricted is not None and not self.sessions:
+            raise HttpError(403, "an agent's session cannot do this")
         await note_scope(request, caller, self.scope)
         if self.scope is Scope.ADMIN:
-            if caller.restricted is not None:
-                raise HttpError(403, "an agent's session cannot operate the fleet")
             act_as(FLEET)
         return caller
 
@@ -100,11 +102,13 @@ async def identify(request: Request) -> Caller:
     return caller
 
 
-#: Callers with the scope to read, to submit kernels, to submit problems, and to run the fleet.
+#: Callers with the scope to read, to submit kernels (also the whole owner only), to share problems, and to run the
+#: fleet.
 Reader = Annotated[Caller, Depends(Require(Scope.READ))]
 Submitter = Annotated[Caller, Depends(Require(Scope.SUBMIT))]
-Poser = Annotated[Caller, Depends(Require(Scope.PROBLEMS))]
-Admin = Annotated[Caller, Depends(Require(Scope.ADMIN))]
+WholeSubmitter = Annotated[Caller, Depends(Require(Scope.SUBMIT, sessions=False))]
+Sharer = Annotated[Caller, Depends(Require(Scope.PROBLEMS, sessions=False))]
+Admin = Annotated[Caller, Depends(Require(Scope.ADMIN, sessions=False))]
 #: Caller of a public route, None without a credential.
 Anybody = Annotated[Caller | None, Depends(known)]
 

@@ -21,7 +21,7 @@ from kqueue.contract import Precision
 from kqueue.duels import BATCH, Duel, Match
 from kqueue.errors import IdempotencyConflict, InvalidRequest
 from kqueue.http import callbacks, cursors, events, failures, shapes
-from kqueue.http.auth import Poser, Reader, Submitter
+from kqueue.http.auth import Reader, Sharer, Submitter, WholeSubmitter
 from kqueue.http.devices import CurrentFleet
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Caller, CurrentGateway, Gateway
@@ -301,7 +301,8 @@ async def duel(duel_id: str, caller: Reader, gateway: CurrentGateway) -> Duel:
         if not await gateway.read(evaluations.in_batch, BATCH + now.id):
             return now
     requests = await gateway.read(reports.duel_requests, now)
-    payer = Caller(caller.name, (Scope.SUBMIT,), budgets.token_of(requests[0].producer), owner=caller.owner)
+    token_id = budgets.token_of(requests[0].producer)
+    payer = Caller(caller.name, (Scope.SUBMIT,), token_id, owner=caller.owner, restricted=caller.restricted)
     await _submit_rounds(gateway, payer, requests)
     return now.model_copy(update={"due": 0})
 
@@ -313,7 +314,7 @@ async def _submit_rounds(gateway: Gateway, payer: Caller, requests: Sequence[con
 
 
 @router.get("/callbacks/secret", responses=failures.documented(404))
-async def callback_secret(caller: Submitter, gateway: CurrentGateway) -> shapes.CallbackSecret:
+async def callback_secret(caller: WholeSubmitter, gateway: CurrentGateway) -> shapes.CallbackSecret:
     """Return the secret that signs the callbacks of the caller's owner."""
     secret = gateway.config.callback_secret
     if secret is None:
@@ -373,7 +374,7 @@ async def shared(_: Reader, gateway: CurrentGateway) -> shapes.SharedProblems:
 @router.put("/problems/{problem_hash}/shared")
 async def share(
     problem_hash: _Hash,
-    _: Poser,
+    _: Sharer,
     gateway: CurrentGateway,
     label: Annotated[shapes.Text, Query(description="Its name. By default the label of its last evaluation.")] = None,
     leaderboard: Annotated[bool, Query(description="Let owners see each other's times for it.")] = False,
@@ -383,7 +384,7 @@ async def share(
 
 
 @router.delete("/problems/{problem_hash}/shared", status_code=204)
-async def unshare(problem_hash: _Hash, _: Poser, gateway: CurrentGateway) -> None:
+async def unshare(problem_hash: _Hash, _: Sharer, gateway: CurrentGateway) -> None:
     """Stop sharing a problem. Owners that submitted for it keep a copy."""
     await gateway.read(sharing.unshare, problem_hash)
 

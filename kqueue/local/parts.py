@@ -59,13 +59,15 @@ class _ChildPart:
     """A part that is a process ``python -m WORDS`` with this process's environment and the settings.
 
     Attributes:
-        fork: whether it is a fork of this process.
+        fork: whether it is a fork of this process. A part that must not have this process's secrets never is.
     """
 
     #: The module that it runs, with its arguments.
     words: ClassVar[tuple[str, ...]]
     #: The modules to import before a fork.
     modules: ClassVar[tuple[str, ...]]
+    #: Whether it gets the secrets of `kqueue serve`.
+    serves: ClassVar[bool] = False
     death_signal: ClassVar[signal.Signals]
 
     def __init__(self, config: Config, log: Path) -> None:
@@ -83,12 +85,14 @@ class _ChildPart:
             sys.argv = [*self.words]
             return importlib.import_module(self.modules[0]).main()
 
+        # A fork keeps the memory and the first environment of this process.
+        forks = self.fork and (self.serves or not self.config.has_servers_secrets)
         self._child = Child(
             [*_PYTHON, *self.words],
             log=self._log,
-            environment={**os.environ, **self.config.environment(), **self.environment()},
+            environment={**os.environ, **self.config.environment(serves=self.serves), **self.environment()},
             death_signal=self.death_signal,
-            run=run if self.fork else None,
+            run=run if forks else None,
         )
 
     def alive(self) -> bool:
@@ -216,6 +220,7 @@ class Http(Web):
     asked = "/static/live.js"
     setting = "http_port"
     words, modules = ("kqueue", "serve"), ("kqueue.cli", "kqueue.http.server", "kqueue.web.app")
+    serves = True
 
     def __init__(self, config: Config, log: Path) -> None:
         require_http()

@@ -7,9 +7,10 @@ login must be the owner of the tables.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, replace
-from typing import Final, Self
+from dataclasses import dataclass
+from typing import Final
 from uuid import UUID
 
 from sqlalchemy import Engine, delete, exists, func, select, text, update
@@ -34,6 +35,8 @@ _log = logging.getLogger(__name__)
 _GONE: Final = "0" * 64
 #: Maximum number of evaluations that one transaction erases.
 _BITE: Final = 500
+#: Seconds between two looks for evaluations that workers have ended.
+_LOOK_S: Final = 0.5
 #: Statements that erase evaluations whose attempts have all ended: a late worker could still record a text.
 _ERASE: Final = (
     text("INSERT INTO problems (hash, owner, source) VALUES (:gone, :owner, '') ON CONFLICT DO NOTHING"),
@@ -83,19 +86,16 @@ class Erased:
     tokens: int
     left: int
 
-    def __add__(self, later: Self) -> Erased:
-        both = (a + b for a, b in zip(astuple(self), astuple(later), strict=True))
-        return replace(Erased(*both), left=later.left)
-
     def __str__(self) -> str:
         return f"{self.evaluations} evaluations, {self.sources} sources, {self.searches} searches, {self.tokens} tokens"
 
 
-def erase(engine: Engine, owner: str, *, cancel: Callable[[UUID], object]) -> Erased:
+def erase(engine: Engine, owner: str, *, cancel: Callable[[UUID], object], patience_s: float = 0.0) -> Erased:
     """Revoke an owner's tokens, cancel its evaluations, erase its finished work, and log the numbers.
 
     Args:
         cancel: cancels an evaluation, and stops it if it runs.
+        patience_s: seconds to wait until workers have ended its evaluations.
     """
     whose = select(Token.id).where(Token.owner == owner)
     with transaction(engine) as connection:
@@ -106,13 +106,18 @@ def erase(engine: Engine, owner: str, *, cancel: Callable[[UUID], object]) -> Er
         unfinished = connection.scalars(select(Evaluation.id).where(Evaluation.owner == owner, OPEN)).all()
     for identity in unfinished:
         cancel(identity)
-    evaluations = 0
-    number = _BITE
-    while number:
+    values = {"owner": owner, "gone": _GONE, "bite": _BITE}
+    rest = select(func.count()).where(Evaluation.owner == owner, Evaluation.problem_hash != _GONE)
+    evaluations, deadline = 0, time.monotonic() + patience_s
+    while True:
         with transaction(engine) as connection:
-            values = {"owner": owner, "gone": _GONE, "bite": _BITE}
             *_, number = [connection.execute(statement, values).rowcount for statement in _ERASE]
+            left = connection.scalars(rest).one()
         evaluations += number
+        if not number:
+            if not left or time.monotonic() >= deadline:
+                break
+            time.sleep(_LOOK_S)
     with transaction(engine) as connection:
         searches = connection.execute(delete(SearchRun).where(SearchRun.owner == owner)).rowcount
         connection.execute(delete(Baseline).where(Baseline.owner == owner))
@@ -123,8 +128,6 @@ def erase(engine: Engine, owner: str, *, cancel: Callable[[UUID], object]) -> Er
             used = exists().where(of == kind.hash, Evaluation.owner == owner)
             unused = delete(kind).where(kind.owner == owner, kind.hash != _GONE, ~used)
             sources += connection.execute(unused).rowcount
-        rest = select(func.count()).where(Evaluation.owner == owner, Evaluation.problem_hash != _GONE)
-        left = connection.scalars(rest).one()
     erased = Erased(evaluations, sources, searches, tokens, left)
     _log.warning("work of the owner %s was erased: %s", owner, erased)
     return erased

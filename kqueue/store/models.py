@@ -95,6 +95,8 @@ def _words_index(table: str, column: str, **more: Any) -> Index:
 LOCAL: Final = "local"
 #: Pattern of the name of a token's or login's owner. It excludes the owner of probes, "kqueue's probes".
 OWNER_NAME: Final = "[a-z0-9][a-z0-9._-]{0,62}"
+#: The owner for whom the database session acts.
+ME: Final = text("(SELECT kqueue_owner())")
 
 
 def _owner(**more: Any) -> Mapped[str]:

@@ -207,7 +207,7 @@ _OWN: Final = {
     "audit": "false",
     "baselines": _OWNED,
     "batches": _OWNED,
-    "callbacks": f"{_OWNED} AND ({_NO_SESSION} OR {_EVALUATED})",
+    "callbacks": f"{_OWNED} AND ((evaluation_id IS NULL AND {_NO_SESSION}) OR {_EVALUATED})",
     "evaluations": f"{_OWNED} AND ({_NO_SESSION} OR {_SUBMITTED})",
     "kernels": f"{_OWNED} AND ({_NO_SESSION} OR {_OF_SESSION.format(kind='kernel')})",
     "problems": f"{_OWNED} AND ({_NO_SESSION} OR session IS NULL OR {_SUBMITTED} "
@@ -221,8 +221,8 @@ _OWN: Final = {
     "tokens": _OWNED,
     "verdicts": f"{_OWNED} AND ({_NO_SESSION} OR {_EVALUATED})",
 }
-#: Tables whose rows can be written before the condition above holds, which is then for reading only.
-_WRITABLE: Final = {"callbacks": _OWNED, "kernels": _OWNED}
+#: Tables whose rows can be written if they are the owner's. The condition above is then for reading only.
+_WRITABLE: Final = ("kernels",)
 #: Additional conditions for producers' logins: only servers know to cut shapes that another owner holds out.
 _DIRECT: Final = {"problems": " AND (shared_from IS NULL OR strpos(source, 'held_out') = 0)"}
 #: Tables of which all rows can be read, except by producers' logins.
@@ -317,7 +317,7 @@ def _secure(connection: Connection, present: Collection[str]) -> None:
     wanted: dict[tuple[str, str], str] = {}
     for table, own in _OWN.items():
         own, everything = own.format(schema=schema), f"(SELECT {schema}.kqueue_sees_all())"
-        check = _WRITABLE[table].format(schema=schema) if table in _WRITABLE else None
+        check = _OWNED.format(schema=schema) if table in _WRITABLE else None
         for roles, condition, written in (
             (fleet, "true", None),
             (producer, own + _DIRECT.get(table, ""), check),

@@ -18,8 +18,8 @@ from sqlalchemy.dialects.postgresql import distinct_on, insert
 from kqueue.errors import UnknownProblem
 from kqueue.shapes import public
 from kqueue.store.engine import transaction
-from kqueue.store.models import Evaluation, Problem, SharedProblem
-from kqueue.store.sql import ME, any_text, columns, fetch, read
+from kqueue.store.models import ME, Evaluation, Problem, SharedProblem
+from kqueue.store.sql import any_text, columns, fetch, read
 
 _BOARD: Final = text("SELECT * FROM kqueue_board(:hash, :most)")
 

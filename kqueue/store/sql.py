@@ -4,33 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from functools import cache
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from pydantic import BaseModel, TypeAdapter
-from sqlalchemy import (
-    ColumnElement,
-    Engine,
-    Executable,
-    FromClause,
-    Row,
-    Text,
-    Uuid,
-    any_,
-    func,
-    inspect,
-    literal,
-    select,
-)
+from sqlalchemy import ColumnElement, Engine, Executable, FromClause, Row, Text, Uuid, any_, inspect, literal
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import InstrumentedAttribute
 
 from kqueue.store.engine import transaction
 
 _T = TypeVar("_T")
-
-#: The owner for whom the session acts.
-ME: Final = select(func.kqueue_owner(type_=Text)).scalar_subquery()
 
 
 def any_uuid(values: Collection[UUID]) -> ColumnElement[Any]:

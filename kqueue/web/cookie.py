@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from fastapi import Request, Response
 
@@ -22,28 +22,12 @@ def cookie_name(request: Request) -> str:
 
 def give(answer: Response, request: Request, secret: str) -> None:
     """Set the cookie with a session's secret, which the browser sends only to this server's pages."""
-    answer.set_cookie(
-        cookie_name(request),
-        secret,
-        max_age=int(LIFETIME.total_seconds()),
-        path="/",
-        secure=_came_by_https(request),
-        httponly=True,
-        samesite="strict",
-    )
+    _set(answer, request, cookie_name(request), secret, int(LIFETIME.total_seconds()), path="/", samesite="strict")
 
 
 def keep(answer: Response, request: Request, kind: str, value: str, seconds: int) -> None:
     """Set a cookie for the login page, which the browser sends also when a provider returns it. 0 seconds delete it."""
-    answer.set_cookie(
-        kept_name(request, kind),
-        value,
-        max_age=seconds,
-        path=_LOGIN,
-        secure=_came_by_https(request),
-        httponly=True,
-        samesite="lax",
-    )
+    _set(answer, request, kept_name(request, kind), value, seconds, path=_LOGIN, samesite="lax")
 
 
 def kept_name(request: Request, kind: str) -> str:
@@ -53,14 +37,14 @@ def kept_name(request: Request, kind: str) -> str:
 
 def take_back(answer: Response, request: Request) -> None:
     """Delete the cookie."""
-    answer.delete_cookie(
-        cookie_name(request), path="/", secure=_came_by_https(request), httponly=True, samesite="strict"
-    )
+    _set(answer, request, cookie_name(request), "", 0, path="/", samesite="strict")
 
 
-def _came_by_https(request: Request) -> bool:
-    """Return True if the browser used HTTPS, perhaps to a proxy. A false header affects only its sender's cookie."""
-    return (
+def _set(answer: Response, request: Request, name: str, value: str, seconds: int, **where: Any) -> None:
+    """Set a cookie that no script reads. It is bound to HTTPS if the browser used HTTPS, perhaps to a proxy."""
+    # A false header affects only its sender's cookie.
+    secure = (
         request.headers.get("x-forwarded-proto", request.url.scheme) == "https"
         or auth.split(request.headers.get("origin", "")).scheme == "https"
     )
+    answer.set_cookie(name, value, max_age=seconds, secure=secure, httponly=True, **where)

@@ -90,6 +90,15 @@ def test_a_worker_sees_its_gpu_only(config: Config) -> None:
     assert on_gpu["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
     assert on_gpu["KQUEUE_DATABASE_URL"].endswith("u:secret-d@h/d")
     assert "secret" not in on_gpu["KQUEUE_SLOT"]
+    servers = {"KQUEUE_OIDC_CLIENT_SECRET": "secret-o", "KQUEUE_CALLBACK_SECRET": "secret-c"}
+    assert not {"secret-o", "secret-c"} & set(environment(cpu, config, 8, servers).values())
+
+
+def test_no_message_has_a_secret() -> None:
+    """A setting that is too short is not repeated."""
+    with pytest.raises(ConfigError, match="CALLBACK_SECRET") as refused:
+        load(callback_secret="hunter2")
+    assert "hunter2" not in str(refused.value)
 
 
 @pytest.mark.services

@@ -50,7 +50,7 @@ class Served:
 
     def start(self) -> Served:
         """Start the server, and wait until it answers."""
-        environment = dict(os.environ) | self._config.environment()
+        environment = dict(os.environ) | self._config.environment(serves=True)
         command = [sys.executable, "-m", "kqueue", "serve", "--port", str(self.port)]
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(command, env=environment, stdout=out, stderr=out)

@@ -126,6 +126,17 @@ def test_a_verdict_is_sent_signed(calling, receiver: Receiver, token, judge, eng
     assert sender.secret_of(SECRET, "eve") != secret != SECRET
 
 
+def test_an_agent_s_session_calls_for_its_own_work_only(calling, receiver: Receiver, token) -> None:
+    """A batch can have work of other sessions, and the owner's secret signs for all of them."""
+    headers = {"Authorization": f"Bearer {token(owner='ada')}", "Kqueue-Session": "one"}
+    with httpx.Client(base_url=calling().url, headers=headers) as http:
+        body = request_fields(batch="b") | {"callback_url": receiver.url("/204")}
+        assert http.post("/v1/evaluations", json=body).status_code == 201
+        refused = http.post("/v1/evaluations", json=body | {"batch_callback_url": receiver.url("/204")})
+        assert (refused.status_code, "other sessions" in refused.text) == (422, True)
+        assert http.get("/v1/callbacks/secret").status_code == 403
+
+
 def test_cancelled_and_reused_verdicts_and_batches(calling, receiver: Receiver, config: Config, judge, engine) -> None:
     """Cancelled evaluations call, a reused verdict calls at once, and a batch calls once all have ended, and again."""
     with Client(config) as client:

@@ -186,6 +186,23 @@ def test_lives_of_up(open_home: Path, lives: list[signal.Signals]) -> None:
         assert valid_tokens(postgres.url, secrets) == [False] * len(lives)
 
 
+def test_only_servers_get_their_secrets(open_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the supervisor nor a worker, a judge or Flower has them in its environment."""
+    home = open_home / "home"
+    with_schema(home / "postgres")
+    for name in ("KQUEUE_OIDC_CLIENT_SECRET", "KQUEUE_CALLBACK_SECRET"):
+        monkeypatch.setenv(name, "only for servers")
+    process = command(home, "--flower-port", "0", "--http-port", "0")
+    try:
+        read_until(process, "Ctrl-C")
+        assert process.stdout is not None
+        told = [pid for pid in below(process.pid) if b"only for" in Path(f"/proc/{pid}/environ").read_bytes()]
+        assert [command_line(pid)[3:5] for pid in told] == [["kqueue", "serve"]]
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+
+
 def valid_tokens(url: str, secrets: list[str]) -> list[bool]:
     """Return each token's validity. All of them shared one row."""
     engine = connect(url, application="tests", pool_size=1)

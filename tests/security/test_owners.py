@@ -151,7 +151,7 @@ def test_no_function_serves_rows_of_others(owners: Owners) -> None:
     unknown = uuid4()
     with owners.admin.connect() as connection:
         definers = connection.scalars(text("SELECT proname FROM pg_proc WHERE prosecdef AND proname ~ '^kqueue_'"))
-        # The last four cannot be called by a producer (tests/security/test_roles.py) or are a trigger.
+        # The last five cannot be called by a producer (tests/security/test_roles.py) or are a trigger.
         assert set(definers) == {
             *("kqueue_trusted", "kqueue_owner", "kqueue_sees_all", "kqueue_waiting", "kqueue_cancel", "kqueue_reuse"),
             *("kqueue_conclude", "kqueue_probe", "kqueue_correct", "kqueue_board", "kqueue_call"),
@@ -184,6 +184,15 @@ def test_a_hash_is_no_right_to_a_source(owners: Owners) -> None:
     )
     with owners.raw() as connection, pytest.raises(psycopg.errors.ForeignKeyViolation):
         connection.execute(statement, [uuid4(), problem, kernel])
+
+
+def test_a_callback_tells_nothing_of_another_owner(owners: Owners) -> None:
+    """A callback for another owner's evaluation would become due with its verdict."""
+    statement = "INSERT INTO callbacks (evaluation_id, url) VALUES (%s, 'https://a.test/')"
+    with owners.raw() as connection:
+        for identity in (owners.queued, uuid4()):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(statement, [identity])
 
 
 def test_equal_requests_of_two_owners_have_nothing_in_common(owners: Owners) -> None:

@@ -176,6 +176,22 @@ def test_a_session_reads_what_it_submitted(fleet: Fleet) -> None:
     fleet.submit(fleet.client("bob"), 7, problem="class Model: bob = 1")
     assert {one["owner"] for one in wide.get("/v1/evaluations").json()["evaluations"]} == {"ada"}
     assert wide.post("/cleanup").status_code == 403
+    for session in (first, wide):
+        assert session.put(f"/v1/problems/{digest}/shared").status_code == 403
+        assert session.delete(f"/v1/problems/{digest}/shared").status_code == 403
+
+
+def test_sessions_with_equal_keys_have_their_own_duels(fleet: Fleet) -> None:
+    """Rounds of one session do not occupy the keys of another."""
+    body = {"a": request_fields(0), "b": {"kernel": request_fields(1)["kernel"], "backend": "torch"}}
+    session = fleet.client("ada")
+    for name in ("one", "two"):
+        session.headers["Kqueue-Session"] = name
+        begun = session.post("/v1/duels", json=body, headers={"Idempotency-Key": "k"}).json()
+        for one in session.get("/v1/evaluations").json()["evaluations"]:
+            assert end(fleet.engine, fleet.worker, UUID(one["evaluation_id"]), passed())
+        assert session.get(f"/v1/duels/{begun['id']}").status_code == 200
+        assert len(session.get("/v1/evaluations").json()["evaluations"]) > 2
 
 
 def test_a_session_s_limits(fleet: Fleet) -> None:

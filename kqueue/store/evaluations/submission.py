@@ -24,8 +24,8 @@ from kqueue.store.engine import transaction, viewer
 from kqueue.store.evaluations import order
 from kqueue.store.evaluations.publishing import MESSAGES, to_message
 from kqueue.store.evaluations.reuse import answer
-from kqueue.store.models import Evaluation, Kernel, Problem
-from kqueue.store.sql import ME, any_text, any_uuid
+from kqueue.store.models import ME, Evaluation, Kernel, Problem
+from kqueue.store.sql import any_text, any_uuid
 
 #: Channel that is notified when evaluations were submitted to a lane on which other evaluations wait.
 SUBMISSIONS_CHANNEL: Final = "kqueue_submissions"

@@ -16,9 +16,9 @@ from kqueue.errors import UnknownEvaluation
 from kqueue.states import EvaluationState
 from kqueue.store.engine import transaction
 from kqueue.store.evaluations import OPEN, QUEUED, asks_for
-from kqueue.store.models import Attempt, Evaluation, Verdict, Worker
+from kqueue.store.models import ME, Attempt, Evaluation, Verdict, Worker
 from kqueue.store.reports.counts import among
-from kqueue.store.sql import ME, any_uuid, columns, fetch
+from kqueue.store.sql import any_uuid, columns, fetch
 
 
 @dataclass(frozen=True, slots=True)
