@@ -79,9 +79,7 @@ def create_app(
             with suppress(ServiceError):
                 await app.state.fleet.renewed()
             if config.callback_secret is not None:
-                secret = config.callback_secret.get_secret_value()
-                sender = callbacks.Sender(gateway, secret=secret, networks=config.callback_networks)
-                sending = asyncio.create_task(sender.run())
+                sending = asyncio.create_task(callbacks.send(gateway, config.callback_secret.get_secret_value()))
             yield
         finally:
             if sending is not None:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import ast
+import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Generic, Literal, Self, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, Self, TypeVar
+
+from pydantic import BaseModel
 
 from kqueue.client import AsyncClient, Client
 from kqueue.config import Config, load
 from kqueue.contract import Request, Verdict, gpu_model
-from kqueue.errors import ConfigError, InvalidRequest
+from kqueue.errors import ConfigError, EvaluationFailed, InvalidRequest
+from kqueue.feedback import describe
 from kqueue.integrations.extraction import Taken, take
 from kqueue.kernelbench import request_of
 
 #: A text, or the messages of a chat, whose content is text or parts with text.
 Answer = str | Sequence[Mapping[str, Any]]
+
+_log = logging.getLogger(__name__)
 
 _VALID: Final = "class ModelNew: ..."
 
@@ -139,12 +145,71 @@ def _if_passed(verdict: Verdict, value: float | None) -> float | None:
     return value if verdict.passed else 0.0
 
 
+class Judging(BaseModel):
+    """Settings of other packages' tasks: arguments of :func:`~kqueue.kernelbench.request_of`."""
+
+    backend: str = "triton"
+    lane: str = "auto"
+    score: Policy = "speedup"
+    precision: str = "fp32"
+    num_correct_trials: int = 5
+    num_perf_trials: int = 100
+
+
 _POLICIES: Final[dict[str, Callable[[Verdict], float | None]]] = {
     "inverse_runtime": inverse_runtime,
     "speedup": speedup,
     "bandwidth": bandwidth,
     "correctness": correctness,
 }
+
+
+def known(verdict: Verdict, score: Score) -> float:
+    """Return a verdict's score (:func:`scorer`), or raise EvaluationFailed if it is unknown."""
+    number = scorer(score)(verdict)
+    if number is None:
+        raise EvaluationFailed(verdict)
+    return number
+
+
+class Judged(NamedTuple):
+    """A judged answer. ``verdict`` is None if it is not a kernel. Its score is then 0, that of a failed kernel."""
+
+    score: float
+    verdict: Verdict | None
+    feedback: str
+    taken: Taken
+
+
+def judge(client: Client, problem: str, answer: Answer, score: Score = "speedup", **arguments: Any) -> Judged:
+    """Judge one answer.
+
+    Args:
+        problem: source of the reference.
+        score: see :func:`scorer`.
+        arguments: see :func:`~kqueue.kernelbench.request_of`.
+
+    Raises:
+        EvaluationFailed: the kernel has no verdict.
+        InvalidRequest: the problem or an argument is wrong, or no worker serves the lane.
+        ServiceError: the fleet's services cannot be reached.
+    """
+    taken = take_from(answer)
+    request = request_for(problem, taken.kernel, **arguments)
+    if isinstance(request, InvalidRequest):
+        return Judged(0.0, None, f"FAILED: {request}\n{taken.note}".rstrip(), taken)
+    verdict = client.evaluate(request)
+    return Judged(known(verdict, score), verdict, describe(verdict, taken.kernel, note=taken.note), taken)
+
+
+async def judge_async(client: AsyncClient, problem: str, answer: Answer, settings: Judging) -> float:
+    """Judge one answer and return its score. See :func:`judge`."""
+    taken = take_from(answer)
+    _log.info("taken: %s", taken)
+    arguments = settings.model_dump(include=set(Judging.model_fields))
+    score = arguments.pop("score")
+    request = request_for(problem, taken.kernel, **arguments)
+    return 0.0 if isinstance(request, InvalidRequest) else known(await client.evaluate(request), score)
 
 
 def connect() -> Client:
@@ -236,3 +301,8 @@ def starting_kernel(source: str) -> str:
         text = lines[line - 1]
         lines[line - 1] = text[:column] + b"ModelNew" + text[column + len("Model") :]
     return b"".join(lines).decode()
+
+
+#: The clients that an adapter's functions share in a process.
+SHARED: Final = Connection(connect)
+SHARED_ASYNC: Final = Connection(connect_async)

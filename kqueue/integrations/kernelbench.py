@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import sys
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any
 
 from kqueue.errors import EvaluationFailed
 from kqueue.feedback import describe
-from kqueue.integrations.common import Connection, connect
+from kqueue.integrations.common import SHARED
 from kqueue.kernelbench import request_of, result_of
 from kqueue.text import clean
-
-_connection: Final = Connection(connect)
 
 
 def eval_kernel_against_ref(
@@ -61,7 +59,7 @@ def eval_kernel_against_ref(
         precision=str(precision),
         **fields,
     )
-    verdict = _connection.client().submit(request).wait()
+    verdict = SHARED.client().evaluate(request)
     if not verdict.judged:
         raise EvaluationFailed(verdict)
     result = result_of(verdict)
