@@ -10,7 +10,6 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self, cast
@@ -355,12 +354,11 @@ _Label = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$
 
 
 def _is_url(value: str) -> str:
-    with suppress(ValueError):
-        parts = urlsplit(value)
-        named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and parts.username is None
-        if named and value.isascii() and value.isprintable() and " " not in value:
-            return value
-    raise ValueError("use a URL such as https://host/path, in ASCII and without a user's name")
+    parts = urlsplit(value)
+    named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and parts.username is None
+    if not (named and value.isascii() and value.isprintable() and " " not in value):
+        raise ValueError("use a URL such as https://host/path, in ASCII and without a user's name")
+    return value
 
 
 #: Type of the URL of a callback.

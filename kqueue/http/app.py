@@ -70,7 +70,7 @@ def create_app(
         app.state.gateway = gateway
         app.state.fleet = Fleet(gateway)
         app.state.metrics = metrics.Metrics(gateway, app.state.fleet)
-        sending: asyncio.Task[None] | None = None
+        sending = asyncio.create_task(callbacks.send(gateway))
         try:
             await gateway.open()
             with acting(FLEET):
@@ -78,13 +78,10 @@ def create_app(
             # Without this, the first request for the fleet's health would wait for the database.
             with suppress(ServiceError):
                 await app.state.fleet.renewed()
-            if config.callback_secret is not None:
-                sending = asyncio.create_task(callbacks.send(gateway, config.callback_secret.get_secret_value()))
             yield
         finally:
-            if sending is not None:
-                sending.cancel()
-                await asyncio.wait([sending])
+            sending.cancel()
+            await asyncio.wait([sending])
             await gateway.close()
 
     app = FastAPI(

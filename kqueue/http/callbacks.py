@@ -16,7 +16,7 @@ import time
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Network, IPv6Network, ip_address
-from typing import Any, Final
+from typing import Final
 
 import httpx
 from pydantic import TypeAdapter
@@ -63,16 +63,13 @@ def is_allowed(address: str, more: Collection[IPv4Network | IPv6Network]) -> boo
 
 def content(engine: Engine, due: callbacks.Due) -> bytes | None:
     """Return the body of a callback as its owner sees it. None if retention has removed the evaluations."""
-    found: dict[str, Any] | None = None
+    event, found = ("batch" if due.evaluation_id is None else "evaluation"), None
     with acting(Viewer(due.owner, held=True)):
-        if due.batch is not None:
-            event = "batch"
-            if (state := reports.batch_state(engine, due.batch)) is not None:
-                found = TypeAdapter(reports.Batch).dump_python(state, mode="json", exclude={"callbacks"})
-        else:
-            event = "evaluation"
+        if due.evaluation_id is not None:
             for verdict in evaluations.verdicts(engine, [due.evaluation_id]).values():
                 found = verdict.summary() | {"message": verdict.message[:_MESSAGE], "passed": verdict.passed}
+        elif due.batch is not None and (state := reports.batch_state(engine, due.batch)) is not None:
+            found = TypeAdapter(reports.Batch).dump_python(state, mode="json", exclude={"callbacks"})
     body = json.dumps({"id": str(due.id), "attempt": due.attempts, "event": event, event: found})
     return None if found is None else body.encode()
 
@@ -106,8 +103,13 @@ class _Transport(httpx.AsyncHTTPTransport):
         await super().aclose()
 
 
-async def send(gateway: Gateway, secret: str) -> None:
-    """Send the callbacks of a fleet until the task is cancelled. Any number of servers can do so."""
+async def send(gateway: Gateway) -> None:
+    """Send the callbacks of a fleet until the task is cancelled, if the settings have a secret to sign them.
+
+    Any number of servers can do so.
+    """
+    if (secret := gateway.config.callback_secret) is None:
+        return
     act_as(FLEET)
     # The environment's proxies would connect to any address.
     transport = _Transport(networks(gateway.config.callback_networks))
@@ -116,7 +118,7 @@ async def send(gateway: Gateway, secret: str) -> None:
             # If the database fails, a claim ends by itself, and its callback is sent again.
             [claimed] = await asyncio.gather(gateway.read(callbacks.claim), return_exceptions=True)
             due = [] if isinstance(claimed, BaseException) else claimed
-            attempts = (_attempt(gateway, http, secret, one) for one in due)
+            attempts = (_attempt(gateway, http, secret.get_secret_value(), one) for one in due)
             for error in (claimed, *await asyncio.gather(*attempts, return_exceptions=True)):
                 if isinstance(error, Exception) and not isinstance(error, KqueueError):
                     _log.error("a callback was not sent", exc_info=error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Generic, Literal, NamedTuple, Self, TypeVar
@@ -17,7 +18,8 @@ from kqueue.contract import Request, Verdict, gpu_model
 from kqueue.errors import ConfigError, EvaluationFailed, InvalidRequest
 from kqueue.feedback import describe
 from kqueue.integrations.extraction import Taken, take
-from kqueue.kernelbench import request_of
+from kqueue.kernelbench import request_of, result_of
+from kqueue.text import clean
 
 #: A text, or the messages of a chat, whose content is text or parts with text.
 Answer = str | Sequence[Mapping[str, Any]]
@@ -86,9 +88,33 @@ def lane_of(gpu_type: str) -> str:
     return "gpu" if kind in {"any", "gpu"} else f"gpu.{gpu_model(kind)}"
 
 
-def fallback_of(request: Request, verdict: Verdict) -> dict[str, str]:
-    """Return the metadata entry of a result whose lane differs from the requested one, or an empty mapping."""
-    return {} if request.lane in {"auto", verdict.lane} else {"lane_asked": request.lane}
+def result_for(
+    request: Request, verdict: Verdict, *, verbose: bool = False, threshold: float | None = None, **metadata: Any
+) -> dict[str, Any]:
+    """Return KernelBench's result (:func:`~kqueue.kernelbench.result_of`) of a verdict.
+
+    Args:
+        verbose: write the verdict to stderr.
+        threshold: speedup above which ``metadata`` has ``excessive_speedup``. None never adds it.
+        metadata: entries to add to the result's metadata. It gets ``lane_asked`` if another lane was requested.
+
+    Raises:
+        EvaluationFailed: the fleet or the problem failed, so the kernel's quality is unknown.
+    """
+    if verbose:
+        sys.stderr.write(clean(describe(verdict, request.kernel)) + "\n")
+    if not verdict.judged:
+        raise EvaluationFailed(verdict)
+    if request.lane not in {"auto", verdict.lane}:
+        metadata["lane_asked"] = request.lane
+    if threshold is not None and verdict.speedup is not None and verdict.speedup > threshold:
+        _log.warning(
+            "a speedup of %.3g is above %.3g: evaluation %s", verdict.speedup, threshold, verdict.evaluation_id
+        )
+        metadata["excessive_speedup"] = True
+    result = result_of(verdict)
+    result["metadata"] |= metadata
+    return result
 
 
 #: The names of policies.
@@ -173,7 +199,7 @@ def known(verdict: Verdict, score: Score) -> float:
 
 
 class Judged(NamedTuple):
-    """A judged answer. ``verdict`` is None if it is not a kernel. Its score is then 0, that of a failed kernel."""
+    """A judged answer. An answer that is not a kernel has no verdict, and the score 0 of a failed kernel."""
 
     score: float
     verdict: Verdict | None

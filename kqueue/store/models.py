@@ -509,7 +509,7 @@ class Callback(Base):
     batch: Mapped[str | None]
     url: Mapped[str]
     """The URL, which can contain secrets: only servers can read it."""
-    host: Mapped[str] = mapped_column(Computed(r"substring(url FROM '//(\[[^]]*\]|[^/:?#]*)')"), nullable=True)
+    host: Mapped[str] = mapped_column(Computed(r"substring(url, '//(\[[^]]*\]|[^/:?#]*)'::text)"), nullable=True)
     attempts: Mapped[int] = mapped_column(Integer, server_default="0")
     """Number of attempts to send it."""
     next_at: Mapped[datetime | None]

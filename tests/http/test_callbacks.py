@@ -53,6 +53,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.calls.append((self.path, self.headers, body))
         if self.path == "/hang":
             self.server.over.wait(30)
+        while self.path == "/endless" and not self.server.over.wait(0.01):
+            self.wfile.write(b"HTTP/1.1 103 Early Hints\r\nx: y\r\n\r\n")
         first = len(self.server.bodies(self.path)) == 1
         status = 503 if self.path == "/flaky" and first else int(self.path[1:]) if self.path[1:].isdigit() else 204
         self.send_response(status)
@@ -99,8 +101,9 @@ def state_of(engine: Engine, identity: UUID | str) -> callbacks.CallbackState:
     return state
 
 
-def test_a_verdict_is_sent_signed(calling, receiver: Receiver, token, judge, engine: Engine, config: Config) -> None:
+def test_a_verdict_is_sent_signed(calling, receiver: Receiver, token, judge, engine: Engine, caplog) -> None:
     """The body has the verdict, its signature is the owner's, and a failed attempt is repeated."""
+    caplog.set_level("INFO")
     served = calling()
     with httpx.Client(base_url=served.url, headers={"Authorization": f"Bearer {token(owner='ada')}"}) as http:
         body = request_fields() | {"callback_url": receiver.url("/flaky")}
@@ -110,6 +113,8 @@ def test_a_verdict_is_sent_signed(calling, receiver: Receiver, token, judge, eng
         secret = http.get("/v1/callbacks/secret").json()["secret"]
         judge(identity)
         until(lambda: state_of(engine, identity).delivered_at, what="the delivery")
+    assert "answered with 503" in caplog.text
+    assert "/flaky" not in caplog.text
     (_, given, first), (_, _, second) = receiver.calls
     assert (json.loads(first)["attempt"], json.loads(second)["attempt"]) == (1, 2)
     stamp = given["KQueue-Timestamp"]
@@ -160,7 +165,7 @@ def test_attempts_end(calling, receiver: Receiver, config: Config, judge, engine
     with Client(config) as client:
         tickets = {
             path: client.submit(request(number, callback_url=receiver.url(path)))
-            for number, path in enumerate(("/302", "/hang", "/500"))
+            for number, path in enumerate(("/302", "/hang", "/endless", "/500"))
         }
         for ticket in tickets.values():
             judge(ticket.evaluation_id)
@@ -173,6 +178,7 @@ def test_attempts_end(calling, receiver: Receiver, config: Config, judge, engine
     errors = {path: state_of(engine, ticket.evaluation_id).error for path, ticket in tickets.items()}
     assert errors["/302"] == "the receiver answered with 302"
     assert errors["/hang"] == "the receiver did not answer within 0.3 s"
+    assert errors["/endless"] == "the receiver did not answer within 0.3 s"
     assert errors["/500"] == "the receiver answered with 500"
     assert receiver.bodies("/elsewhere") == []
 
@@ -249,13 +255,30 @@ def test_a_claim_that_its_server_lost(config: Config, judge, engine: Engine, wor
     assert {one.attempts for one in again} == {2}
     callbacks.settle(engine, due[0], None)  # late
     assert all(state_of(engine, one.evaluation_id or UUID(int=0)).delivered_at is None for one in again)
+    later = text("UPDATE callbacks SET next_at = next_at - interval '61 s'")
+    while claimed := callbacks.claim(engine):
+        with engine.begin() as connection:
+            connection.execute(later)
+        last = claimed[0].attempts
+    assert last == callbacks.ATTEMPTS  # even if no server ever settles one
     with acting(Viewer("ada", held=True)):
         assert callbacks.states(engine, evaluation_id=mine[0].evaluation_id) == ()
     with acting(FLEET):
         assert sender.content(engine, due[0]) is not None
 
 
-def test_refusals(http: httpx.Client, config: Config) -> None:
+def test_the_host_of_a_url(config: Config, engine: Engine, worker_id: UUID) -> None:
+    """A callback's state has the host of its URL, and nothing of the rest."""
+    for url, host in {
+        "https://[::1]:8080/?token=a": "[::1]",
+        "http://a.test?b@c": "a.test",
+        "http://a.test:1#b": "a.test",
+    }.items():
+        with Client(config) as client:
+            assert state_of(engine, client.submit(request(1, callback_url=url)).evaluation_id).host == host
+
+
+def test_refusals(http: httpx.Client, config: Config, engine: Engine) -> None:
     """Wrong URLs, a batch without a name, and a server without a secret are refused with what to do."""
     for url in ("ftp://a.test/", "https://user:pw@a.test/", "https:///x", "/x", "https://a.test/ x", "http://a:99999/"):
         with pytest.raises(InvalidRequest, match="callback_url"), Client(config) as client:
@@ -265,5 +288,8 @@ def test_refusals(http: httpx.Client, config: Config) -> None:
     answer = http.post("/v1/evaluations", json=request_fields() | {"callback_url": "https://a.test/"})
     assert (answer.status_code, "KQUEUE_CALLBACK_SECRET" in answer.text) == (422, True)
     assert http.get("/v1/callbacks/secret").status_code == 404
+    session = acting(Viewer("local", held=True, session="s"))
+    with session, pytest.raises(InvalidRequest, match="session"):
+        evaluations.submit(engine, [request(1, batch="b", batch_callback_url="https://a.test/")])
     with pytest.raises(ValidationError, match="callback_networks"):
         Config(callback_networks="10.1.0.0/99")
