@@ -15,7 +15,7 @@ import ssl
 import time
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from ipaddress import IPv4Network, IPv6Network, ip_address
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final
 
 import httpx
@@ -40,9 +40,8 @@ _EVERY_S: Final = 1.0
 #: Maximum number of a message's characters in a body, and of a body's bytes.
 _MESSAGE: Final = 4000
 _BODY: Final = 1 << 18
-#: IPv6 addresses of hosts, and the networks among them whose addresses stand for IPv4 addresses: 6to4 and Teredo.
+#: IPv6 addresses of hosts. Some others stand for IPv4 addresses, such as NAT64's.
 _HOSTS: Final = IPv6Network("2000::/3")
-_TUNNELS: Final = (IPv6Network("2002::/16"), IPv6Network("2001::/32"))
 
 
 def secret_of(secret: str, owner: str) -> str:
@@ -53,12 +52,13 @@ def secret_of(secret: str, owner: str) -> str:
 def is_allowed(address: str, more: Collection[IPv4Network | IPv6Network]) -> bool:
     """Return True if callbacks can be sent to an address: a public one, or one in the networks ``more``."""
     ip = ip_address(address.partition("%")[0])
-    if ip.version == 6 and ip.ipv4_mapped is not None:
-        ip = ip.ipv4_mapped
+    if isinstance(ip, IPv6Address):
+        ip = ip.ipv4_mapped or ip
     if any(ip in network for network in more):
         return True
-    is_host = ip.version == 4 or (ip in _HOSTS and not any(ip in network for network in _TUNNELS))
-    return is_host and ip.is_global and not ip.is_multicast
+    if isinstance(ip, IPv6Address) and (ip not in _HOSTS or ip.sixtofour or ip.teredo):
+        return False
+    return ip.is_global and not ip.is_multicast
 
 
 def content(engine: Engine, due: callbacks.Due) -> bytes | None:

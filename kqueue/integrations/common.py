@@ -8,7 +8,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Generic, Literal, NamedTuple, Self, TypeVar
+from functools import partial
+from typing import Any, Final, Generic, Literal, NamedTuple, Self, TypeVar, get_args
 
 from pydantic import BaseModel
 
@@ -137,38 +138,26 @@ def scorer(score: Score) -> Callable[[Verdict], float | None]:
     """
     if callable(score):
         return score
-    try:
-        return _POLICIES[score]
-    except KeyError:
-        raise ConfigError(f"score: unknown policy {score!r}: use {', '.join(_POLICIES)} or a function") from None
+    if score not in get_args(Policy):
+        raise ConfigError(f"score: unknown policy {score!r}: use {', '.join(get_args(Policy))} or a function")
+    return partial(_score, score)
 
 
-def inverse_runtime(verdict: Verdict) -> float | None:
-    """Return 1 / seconds for a correct kernel. See :func:`scorer`."""
-    runtime = verdict.runtime_ms
-    return _if_passed(verdict, 1e3 / runtime if runtime is not None and runtime > 0 else None)
-
-
-def speedup(verdict: Verdict) -> float | None:
-    """Return the speedup of a correct kernel. See :func:`scorer`."""
-    return _if_passed(verdict, verdict.speedup)
-
-
-def bandwidth(verdict: Verdict) -> float | None:
-    """Return the share of the memory bandwidth that a correct kernel reached. See :func:`scorer`."""
-    floor, runtime = verdict.evidence.floor, verdict.runtime_ms
-    return _if_passed(verdict, floor.floor_ms / runtime if floor is not None and runtime else None)
-
-
-def correctness(verdict: Verdict) -> float | None:
-    """Return 1 for a correct kernel. See :func:`scorer`."""
-    return _if_passed(verdict, 1.0)
-
-
-def _if_passed(verdict: Verdict, value: float | None) -> float | None:
+def _score(policy: Policy, verdict: Verdict) -> float | None:
+    runtime, floor = verdict.runtime_ms, verdict.evidence.floor
     if not verdict.judged:
         return None
-    return value if verdict.passed else 0.0
+    if not verdict.passed:
+        return 0.0
+    match policy:
+        case "correctness":
+            return 1.0
+        case "speedup":
+            return verdict.speedup
+        case "bandwidth":
+            return floor.floor_ms / runtime if floor is not None and runtime else None
+        case "inverse_runtime":
+            return 1e3 / runtime if runtime else None
 
 
 class Judging(BaseModel):
@@ -180,14 +169,6 @@ class Judging(BaseModel):
     precision: str = "fp32"
     num_correct_trials: int = 5
     num_perf_trials: int = 100
-
-
-_POLICIES: Final[dict[str, Callable[[Verdict], float | None]]] = {
-    "inverse_runtime": inverse_runtime,
-    "speedup": speedup,
-    "bandwidth": bandwidth,
-    "correctness": correctness,
-}
 
 
 def known(verdict: Verdict, score: Score) -> float:
