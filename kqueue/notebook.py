@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+from contextlib import suppress
 from typing import Final
 
 from kqueue import charts, examinations
@@ -34,14 +35,9 @@ def to_html(value: Outcome | Verdict | Duel | Profile) -> str:
         if value.runtime is not None:
             times = (("kernel", value.runtime), ("reference", value.baseline))
             chart = charts.Times.of("times of one call", times)
-    text = f'<pre style="border-left: 4px solid {colour}">{html.escape(clean(words))}</pre>'
-    return text + ("" if chart is None else _picture(chart))
-
-
-def _picture(chart: charts.Chart) -> str:
-    try:
-        image = charts.render(chart)
-    except ConfigError:
-        return ""
-    # As an image the SVG cannot run anything, whatever its texts are.
-    return f'<img alt="" src="data:image/svg+xml;base64,{base64.b64encode(image).decode()}">'
+    page = f'<pre style="border-left: 4px solid {colour}">{html.escape(clean(words))}</pre>'
+    if chart is not None:
+        # As an image the SVG cannot run anything, whatever its texts are.
+        with suppress(ConfigError):
+            page += f'<img alt="" src="data:image/svg+xml;base64,{base64.b64encode(charts.render(chart)).decode()}">'
+    return page

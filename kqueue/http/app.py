@@ -15,20 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kqueue import receipts, tracing
 from kqueue.config import Config
 from kqueue.errors import KqueueError, ServiceError
-from kqueue.http import (
-    auth,
-    callbacks,
-    check_access,
-    eval_server,
-    failures,
-    jobs,
-    maintenance,
-    metrics,
-    openapi,
-    tasks,
-    v1,
-)
+from kqueue.http import auth, check_access, eval_server, failures, jobs, maintenance, metrics, openapi, tasks, v1
 from kqueue.http.access import AccessLog
+from kqueue.http.callbacks import send_callbacks
 from kqueue.http.devices import Fleet
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
@@ -70,7 +59,7 @@ def create_app(
         app.state.gateway = gateway
         app.state.fleet = Fleet(gateway)
         app.state.metrics = metrics.Metrics(gateway, app.state.fleet)
-        sending = asyncio.create_task(callbacks.send(gateway))
+        sending = asyncio.create_task(send_callbacks(gateway))
         try:
             await gateway.open()
             with acting(FLEET):

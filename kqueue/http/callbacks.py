@@ -103,7 +103,7 @@ class _Transport(httpx.AsyncHTTPTransport):
         await super().aclose()
 
 
-async def send(gateway: Gateway) -> None:
+async def send_callbacks(gateway: Gateway) -> None:
     """Send the callbacks of a fleet until the task is cancelled, if the settings have a secret to sign them.
 
     Any number of servers can do so.

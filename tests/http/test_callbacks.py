@@ -280,7 +280,16 @@ def test_the_host_of_a_url(config: Config, engine: Engine, worker_id: UUID) -> N
 
 def test_refusals(http: httpx.Client, config: Config, engine: Engine) -> None:
     """Wrong URLs, a batch without a name, and a server without a secret are refused with what to do."""
-    for url in ("ftp://a.test/", "https://user:pw@a.test/", "https:///x", "/x", "https://a.test/ x", "http://a:99999/"):
+    for url in (
+        "",
+        "http://a/\r\nx:y",
+        "ftp://a.test/",
+        "https://user:pw@a.test/",
+        "https:///x",
+        "/x",
+        "https://a.test/ x",
+        "http://a:99999/",
+    ):
         with pytest.raises(InvalidRequest, match="callback_url"), Client(config) as client:
             client.submit(**request_fields(), callback_url=url)
     with pytest.raises(InvalidRequest, match="batch_callback_url needs a batch"), Client(config) as client:
