@@ -40,7 +40,7 @@ _EVERY_S: Final = 1.0
 #: Maximum number of a message's characters in a body, and of a body's bytes.
 _MESSAGE: Final = 4000
 _BODY: Final = 1 << 18
-#: IPv6 addresses of hosts. Some others stand for IPv4 addresses, such as NAT64's.
+#: IPv6 addresses of hosts. NAT64's addresses, which stand for IPv4 addresses, are outside.
 _HOSTS: Final = IPv6Network("2000::/3")
 
 
