@@ -18,12 +18,15 @@ from datetime import datetime
 from enum import StrEnum
 from io import BytesIO
 from itertools import accumulate
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import UUID
 
 from kqueue.categories import CATEGORIES, Blame, Category
 from kqueue.errors import ConfigError
 from kqueue.text import one_line
+
+if TYPE_CHECKING:
+    from kqueue.evidence import Measurement
 
 #: Maximum number of characters of a label.
 _LABEL: Final = 36
@@ -178,6 +181,18 @@ class Times:
 
     title: str
     spreads: Sequence[Spread]
+
+    @classmethod
+    def of(cls, title: str, times: Iterable[tuple[str, Measurement | None]]) -> Self:
+        """Return the distributions of the measurements that exist."""
+        return cls(
+            title,
+            [
+                Spread(label, one.min_ms, one.q1_ms, one.median_ms, one.q3_ms, one.max_ms, one.count)
+                for label, one in times
+                if one is not None
+            ],
+        )
 
 
 @dataclass(frozen=True, slots=True)

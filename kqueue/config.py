@@ -12,7 +12,7 @@ import os
 import re
 import tempfile
 from functools import cached_property
-from ipaddress import ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import unquote
@@ -180,8 +180,7 @@ class Config(BaseSettings):
     @field_validator("callback_networks")
     @classmethod
     def _are_networks(cls, value: str) -> str:
-        for part in filter(None, map(str.strip, value.split(","))):
-            ip_network(part)
+        networks(value)
         return value
 
     @field_validator("build_store")
@@ -247,6 +246,11 @@ class Config(BaseSettings):
                 text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
                 values[f"KQUEUE_{name.upper()}"] = text
         return values
+
+
+def networks(value: str) -> list[IPv4Network | IPv6Network]:
+    """Return the networks in a text with commas, or raise ValueError."""
+    return [ip_network(part.strip()) for part in value.split(",") if part.strip()]
 
 
 def _require(value: SecretStr | None, name: str, home: Path) -> str:

@@ -10,23 +10,13 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self, cast
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    computed_field,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field, field_validator, model_validator
 
 from kqueue import backends
 from kqueue.backends import PYTEST
@@ -354,19 +344,6 @@ def _source(value: str, what: str) -> str:
 _Label = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
 
 
-def _is_url(value: str) -> str:
-    with suppress(ValueError):
-        parts = urlsplit(value)
-        named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and parts.username is None
-        if named and value.isascii() and value.isprintable() and " " not in value:
-            return value
-    raise ValueError("use a URL such as https://host/path, in ASCII and without a user's name")
-
-
-#: Type of the URL of a callback.
-_Url = Annotated[str, Field(max_length=2000), AfterValidator(_is_url)]
-
-
 class Request(_Model):
     """A request to judge one kernel against one problem."""
 
@@ -402,10 +379,10 @@ class Request(_Model):
     queue_wait_s: Annotated[float, Field(gt=0, le=30 * 86400)] | None = None
     """Maximum wait in seconds for a worker, after which the evaluation ends as ``expired``. None waits without
     limit."""
-    callback_url: _Url | None = None
+    callback_url: Annotated[str, Field(max_length=2000)] | None = None
     """``http`` or ``https`` URL to which `kqueue serve` posts the verdict. An evaluation has the URL of the submission
     that created it."""
-    batch_callback_url: _Url | None = None
+    batch_callback_url: Annotated[str, Field(max_length=2000)] | None = None
     """URL to which `kqueue serve` posts the counts of the batch whenever all its evaluations have ended. The last
     submission's URL counts."""
 
@@ -426,6 +403,17 @@ class Request(_Model):
     def _producer(cls, value: str | None) -> str | None:
         if value is not None and value.startswith("token:"):
             raise ValueError("names that begin with `token:` are reserved for tokens: choose another")
+        return value
+
+    @field_validator("callback_url", "batch_callback_url")
+    @classmethod
+    def _is_url(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and parts.username is None
+        if not (named and value.isascii() and value.isprintable() and " " not in value):
+            raise ValueError("use a URL such as https://host/path, in ASCII and without a user's name")
         return value
 
     @model_validator(mode="after")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 from kqueue import charts, examinations
@@ -14,57 +14,30 @@ from kqueue.duels import Duel
 from kqueue.errors import ConfigError
 from kqueue.evidence import Evidence, Profile
 from kqueue.feedback import describe
-from kqueue.figures import milliseconds, ratio
 from kqueue.text import clean
 
 _COLOURS: Final = {Blame.NONE: "#1a7f37", Blame.CANDIDATE: "#cf222e"}
 
 
 def to_html(value: Outcome | Verdict | Duel | Profile) -> str:
-    """Return a table with the words, and a picture if matplotlib is installed and there are times or counters."""
+    """Return the words, and a picture if matplotlib is installed and there are times or counters."""
+    colour, chart = "inherit", None
     if isinstance(value, Duel):
-        rows = {"A": value.a_label, "B": value.b_label, "winner": value.winner and value.winner.upper()}
-        return _table(rows | {"state": value.reason or "running"}) + _text(value.message)
-    if isinstance(value, Profile):
+        words = f"A is {value.a_label}, B is {value.b_label}\n{value.message}"
+    elif isinstance(value, Profile):
         words = "\n".join(examinations.lines(Evidence(profile=value)))
-        return _text(words) + _picture(examinations.roofline("roofline", {"kernel": value}))
-    rows = {
-        "category": value.category,
-        "runtime": value.runtime_ms and milliseconds(value.runtime_ms),
-        "reference": value.baseline_ms and milliseconds(value.baseline_ms),
-        "speedup": value.speedup and ratio(value.speedup),
-    }
-    if isinstance(value, Verdict):
-        rows |= {"problem": value.problem_label, "kernel": value.kernel_label, "evaluation": value.evaluation_id}
-    times = {"kernel": value.runtime, "reference": value.baseline}
-    spreads = [
-        charts.Spread(name, one.min_ms, one.q1_ms, one.median_ms, one.q3_ms, one.max_ms, one.count)
-        for name, one in times.items()
-        if one is not None
-    ]
-    picture = _picture(charts.Times("times of one call", spreads)) if spreads else ""
-    return _table(rows, _COLOURS.get(value.blame, "#9a6700")) + _text(describe(value, "")) + picture
-
-
-def _table(rows: Mapping[str, object], colour: str = "inherit") -> str:
-    cells = (
-        f"<tr><th>{name}</th><td>{_escaped(value)}</td></tr>" for name, value in rows.items() if value not in (None, "")
-    )
-    return f'<table style="border-left: 4px solid {colour}">{"".join(cells)}</table>'
-
-
-def _text(words: str) -> str:
-    return f"<pre>{_escaped(words)}</pre>"
-
-
-def _escaped(value: object) -> str:
-    return html.escape(clean(value))
-
-
-def _picture(chart: charts.Chart) -> str:
-    try:
-        image = charts.render(chart)
-    except ConfigError:
-        return ""
-    # As an image the SVG cannot run anything, whatever its texts are.
-    return f'<img alt="" src="data:image/svg+xml;base64,{base64.b64encode(image).decode()}">'
+        chart = examinations.roofline("roofline", {"kernel": value})
+    else:
+        words, colour = describe(value, ""), _COLOURS.get(value.blame, "#9a6700")
+        if isinstance(value, Verdict):
+            labels = f"{value.kernel_label or 'kernel'} for {value.problem_label or 'a problem'}"
+            words = f"{labels}, evaluation {value.evaluation_id}\n{words}"
+        if value.runtime is not None:
+            times = (("kernel", value.runtime), ("reference", value.baseline))
+            chart = charts.Times.of("times of one call", times)
+    page = f'<pre style="border-left: 4px solid {colour}">{html.escape(clean(words))}</pre>'
+    if chart is not None:
+        # As an image the SVG cannot run anything, whatever its texts are.
+        with suppress(ConfigError):
+            page += f'<img alt="" src="data:image/svg+xml;base64,{base64.b64encode(charts.render(chart)).decode()}">'
+    return page

@@ -33,8 +33,8 @@ class Tags(HTMLParser):
 def html_of(value: object) -> str:
     """Return the HTML after checking that nothing of a hostile text became a tag or an attribute."""
     page = value._repr_html_()  # type: ignore[attr-defined]
-    allowed = {(tag, "") for tag in ("table", "tr", "th", "td", "pre", "img")}
-    allowed |= {("table", "style"), ("img", "alt"), ("img", "src")}
+    allowed = {(tag, "") for tag in ("pre", "img")}
+    allowed |= {("pre", "style"), ("img", "alt"), ("img", "src")}
     assert Tags(page).found <= allowed
     assert not set("\x1b\u202e") & set(page)
     for image in re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', page):
@@ -67,9 +67,9 @@ def test_times_duels_and_profiles() -> None:
     """A timed kernel has its times and a picture, a duel its winner, and a profile its kernels."""
     timed = passed().model_copy(update={"runtime": measurement(0.5), "baseline": measurement(1.0)})
     page = html_of(timed)
-    assert "2.00x" in page
+    assert "CORRECT" in page
     assert 'src="data:image/svg+xml;base64,' in page
     duel = Duel(winner="b", reason="faster", ratio=1.5, interval=(1.4, 1.6), certainty=0.98, rounds=8, a_label=HOSTILE)
-    assert "<td>B</td>" in html_of(duel)
+    assert "B is " in html_of(duel)
     kernel = KernelProfile(name=HOSTILE, launches=1, duration_ms=5.0)
     assert "&lt;script&gt;" in html_of(Profile(by="cupti", kernels=(kernel,), seconds=1.0))

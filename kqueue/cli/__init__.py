@@ -40,7 +40,6 @@ from kqueue.cli import (
     submit,
     token,
     tune,
-    watching,
 )
 from kqueue.cli.options import with_groups
 from kqueue.cli.render import drop_output, say
@@ -126,7 +125,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "judge": judge.judge,
     "submit": submit.submit,
     "wait": submit.wait,
-    "watch": watching.watch,
+    "watch": judge.watch,
     "duel": judge.duel,
     "kernelbench": kernelbench.kernelbench,
     "rejudge": rejudge.rejudge,

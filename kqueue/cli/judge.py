@@ -1,11 +1,16 @@
-"""`kqueue judge`: verdicts on this machine, without a fleet. `kqueue duel`: which of two kernels is faster."""
+"""`kqueue judge`: verdicts on this machine, without a fleet. `kqueue watch`: progress, or a verdict at each save.
+
+`kqueue duel`: which of two kernels is faster.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -15,13 +20,15 @@ from kqueue.cli import examine, options, runs, sources
 from kqueue.cli.render import console, make_bar, progress, say, table, write_json
 from kqueue.cli.show import print_result
 from kqueue.cli.sources import Entry
-from kqueue.cli.submit import VERDICT, Item, say_verdict
+from kqueue.cli.submit import VERDICT, Item, follow, say_verdict
 from kqueue.errors import InvalidRequest, JudgeUnavailable
 from kqueue.text import clean, one_line
 
 if TYPE_CHECKING:
     from kqueue.autopsy.report import Report
-    from kqueue.contract import Outcome, Request
+    from kqueue.client import Client
+    from kqueue.client.remote import RemoteClient
+    from kqueue.contract import Outcome, Request, Verdict
     from kqueue.duels import Duel
     from kqueue.judging import LocalJudge, Machine
 
@@ -30,6 +37,8 @@ _UNJUDGED, _REFUSED, _FAILED = 3, 2, 1
 _STATUSES: Final = (_UNJUDGED, _REFUSED, _FAILED)
 #: Maximum seconds that are spent on shrinking one failure.
 _AUTOPSY_S: Final = 60.0
+#: Seconds without a change after which a file counts as saved, because editors write in several steps.
+_QUIET_S: Final = 0.3
 
 
 def judge(
@@ -189,6 +198,95 @@ def where(machine: Machine) -> str:
     environment = machine.environment
     device = environment.device if machine.device == "cpu" else f"{environment.device} ({machine.device})"
     return f"judging on {device}, torch {environment.torch}, isolation {machine.isolation}"
+
+
+def watch(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="BATCH|ID...|FILE", help="Batches, evaluations by their first digits, or a kernel's file."
+        ),
+    ],
+    *,
+    problem: Annotated[
+        str | None,
+        typer.Option("--problem", "-p", metavar="FILE", help="The reference: judge the kernel at each save."),
+    ] = None,
+    backend: options.Backend = None,
+    device: options.Device = None,
+    fleet: options.Fleet = False,
+    url: runs.Url = None,
+    timeout: options.Timeout = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line per change.")] = False,
+) -> None:
+    """Show the progress of batches and evaluations until all have ended. Exit with 1 if one did not pass.
+
+    A terminal shows a bar. Otherwise a line is printed for each change. With `--problem` it judges a kernel's file
+    whenever it is saved, until Ctrl-C.
+    """
+    if problem is None:
+        if fleet or any(given is not None for given in (backend, device, url)):
+            raise InvalidRequest("--backend, --device, --fleet and --url need --problem, to judge a file at each save")
+        follow(names, timeout, as_json=as_json)
+    elif len(names) != 1 or timeout is not None or as_json:
+        raise InvalidRequest("--problem: give one kernel's file, and neither --timeout nor --json")
+    else:
+        _at_each_save(Path(names[0]), problem, backend=backend, device=device, fleet=fleet, url=url)
+
+
+def _at_each_save(
+    kernel: Path, problem: str, *, backend: str | None, device: str | None, fleet: bool, url: str | None
+) -> None:
+    """Judge the kernel now and whenever its file or the problem's is saved, until Ctrl-C.
+
+    Saves during an evaluation are judged once, after it.
+    """
+    from kqueue.feedback import describe
+    from kqueue.judging import LocalJudge
+
+    files = [file for file in (kernel, Path(problem)) if file.is_file()]
+    if kernel not in files:
+        raise InvalidRequest(f"{kernel}: no such file: give a kernel's file, or give no --problem to watch a batch")
+    with ExitStack() as stack:
+        judge: Callable[[Request], Outcome | Verdict]
+        if fleet or url is not None:
+            judge = partial(_on_fleet, stack.enter_context(runs.client_of(url)))
+        else:
+            judge = stack.enter_context(local := LocalJudge(device))
+            say(where(local.machine))
+        judged = None
+        # Ctrl-C is the only end.
+        stack.enter_context(suppress(KeyboardInterrupt))
+        while True:
+            saved = _stamps(files)
+            time.sleep(_QUIET_S)
+            if saved in (None, judged) or saved != _stamps(files):
+                continue
+            judged = saved
+            try:
+                request = options.of_file(kernel, backend, sources.read_problem(problem))
+                words = clean(describe(judge(request), request.kernel))
+            except InvalidRequest as error:
+                say(f"{time.strftime('%H:%M:%S')} {error}")
+            else:
+                console().print(f"{time.strftime('%H:%M:%S')} {words}\n", soft_wrap=True, markup=False)
+    say("stopped")
+
+
+def _on_fleet(client: Client | RemoteClient, request: Request) -> Verdict:
+    ticket = client.submit(request)
+    try:
+        return ticket.wait()
+    except KeyboardInterrupt:
+        ticket.cancel()
+        raise
+
+
+def _stamps(files: Sequence[Path]) -> object:
+    """Return a value that changes with each save. None while an editor replaces a file."""
+    with suppress(OSError):
+        return [(status.st_mtime_ns, status.st_size, status.st_ino) for status in map(Path.stat, files)]
+    return None
 
 
 def duel(

@@ -86,9 +86,11 @@ def kernelbench(
         "measure_performance": not no_timing,
         "comparison": comparison,
     }
-    if one_sample and len({sample.problem_id for sample in samples}) < len(samples):
-        raise InvalidRequest("--one-sample: a problem has several samples: omit this option")
-    run = _Run(out or generations / _RESULTS, level, asked, one_sample=one_sample)
+    run = _Run(out or generations / _RESULTS, level, asked)
+    known = {(problem, row["sample_id"]) for problem, rows in run.results.items() for row in rows}
+    known |= {(str(sample.problem_id), sample.sample_id) for sample in samples}
+    if one_sample and len({problem for problem, _ in known}) < len(known):
+        raise InvalidRequest(f"--one-sample: a problem has several samples, here or in {run.file}: omit this option")
     todo = run.to_do(samples, batch=generations.resolve().name or None)
     evaluated = len(todo)
     try:
@@ -96,6 +98,8 @@ def kernelbench(
             left_out = _judge(client, todo, run)
     finally:
         run.write()
+    if one_sample:
+        _write(run.file, {problem: rows[0] for problem, rows in run.results.items() if rows})
     scores = scores_of(run.results, ks, ps)
     # KernelBench's scripts expect this name next to their results. Results of other settings have another name.
     scores_name = "pass_at_k_results.json" if run.file.name == _RESULTS else f"{run.file.stem}.pass_at_k_results.json"
@@ -139,9 +143,8 @@ class _Work:
 class _Run:
     """The results file. Each write replaces the whole file atomically."""
 
-    def __init__(self, file: Path, level: int, asked: dict[str, Any], *, one_sample: bool) -> None:
+    def __init__(self, file: Path, level: int, asked: dict[str, Any]) -> None:
         """Read the file if it exists. All its results have the level ``level`` and the settings ``asked``."""
-        self._one_sample = one_sample
         self.file = file
         self._level = level
         self._asked = asked
@@ -192,12 +195,7 @@ class _Run:
 
     def write(self) -> None:
         begun = time.monotonic()
-        results: dict[str, Any] = dict(sorted(self.results.items(), key=lambda item: int(item[0])))
-        if self._one_sample:
-            if any(len(rows) > 1 for rows in results.values()):
-                raise InvalidRequest(f"--one-sample: {self.file} has several samples of a problem: use another --out")
-            results = {problem: rows[0] for problem, rows in results.items() if rows}
-        _write(self.file, results)
+        _write(self.file, dict(sorted(self.results.items(), key=lambda item: int(item[0]))))
         ended = time.monotonic()
         self._due = ended + _PAUSE * (ended - begun)
 

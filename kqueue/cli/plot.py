@@ -181,15 +181,10 @@ def _of_evaluation(engine: Engine, key: str) -> _Charts:
             ("the reference", verdict.baseline),
             ("the reference, compiled", compiled if isinstance(compiled, Measurement) else None),
         ]
-    spreads = [
-        charts.Spread(label, one.min_ms, one.q1_ms, one.median_ms, one.q3_ms, one.max_ms, one.count)
-        for label, one in timed
-        if one is not None
-    ]
     name = detail.problem_label or key[:8]
     available: dict[Kinds, Callable[[], charts.Chart]] = {}
-    if spreads:
-        available[Kinds.TIMES] = lambda: charts.Times(f"Timed calls: {name}", spreads)
+    if timed:
+        available[Kinds.TIMES] = lambda: charts.Times.of(f"Timed calls: {name}", timed)
     profile = verdict and verdict.evidence.profile
     if profile:
         label = detail.kernel_label or "the kernel"

@@ -88,7 +88,8 @@ def show(
         )
         table(_ATTEMPT)(detail.attempts)
         for call in detail.callbacks:
-            _print_fields(callback=f"{call.host}: {call.in_words()}")
+            sent, after = moment(call.delivered_at), moment(call.next_at)
+            _print_fields(callback=call.host, attempts=call.attempts, delivered=sent, next=after, error=call.error)
         if detail.verdict is not None:
             _print_verdict(detail.verdict, detail.kernel, all_of_log=log)
         if source:

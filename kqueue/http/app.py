@@ -17,7 +17,7 @@ from kqueue.config import Config
 from kqueue.errors import KqueueError, ServiceError
 from kqueue.http import auth, check_access, eval_server, failures, jobs, maintenance, metrics, openapi, tasks, v1
 from kqueue.http.access import AccessLog
-from kqueue.http.callbacks import Sender
+from kqueue.http.callbacks import send_callbacks
 from kqueue.http.devices import Fleet
 from kqueue.http.failures import HttpError
 from kqueue.http.gateway import Gateway
@@ -59,7 +59,7 @@ def create_app(
         app.state.gateway = gateway
         app.state.fleet = Fleet(gateway)
         app.state.metrics = metrics.Metrics(gateway, app.state.fleet)
-        sending: asyncio.Task[None] | None = None
+        sending = asyncio.create_task(send_callbacks(gateway))
         try:
             await gateway.open()
             with acting(FLEET):
@@ -67,15 +67,10 @@ def create_app(
             # Without this, the first request for the fleet's health would wait for the database.
             with suppress(ServiceError):
                 await app.state.fleet.renewed()
-            if config.callback_secret is not None:
-                secret = config.callback_secret.get_secret_value()
-                sender = Sender(gateway, secret=secret, networks=config.callback_networks)
-                sending = asyncio.create_task(sender.run())
             yield
         finally:
-            if sending is not None:
-                sending.cancel()
-                await asyncio.wait([sending])
+            sending.cancel()
+            await asyncio.wait([sending])
             await gateway.close()
 
     app = FastAPI(

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import ast
+import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Generic, Literal, Self, TypeVar
+from functools import partial
+from typing import Any, Final, Generic, Literal, NamedTuple, Self, TypeVar, get_args
+
+from pydantic import BaseModel
 
 from kqueue.client import AsyncClient, Client
 from kqueue.config import Config, load
 from kqueue.contract import Request, Verdict, gpu_model
-from kqueue.errors import ConfigError, InvalidRequest
+from kqueue.errors import ConfigError, EvaluationFailed, InvalidRequest
+from kqueue.feedback import describe
 from kqueue.integrations.extraction import Taken, take
-from kqueue.kernelbench import request_of
+from kqueue.kernelbench import request_of, result_of
+from kqueue.text import clean
 
 #: A text, or the messages of a chat, whose content is text or parts with text.
 Answer = str | Sequence[Mapping[str, Any]]
+
+_log = logging.getLogger(__name__)
 
 _VALID: Final = "class ModelNew: ..."
 
@@ -80,9 +89,33 @@ def lane_of(gpu_type: str) -> str:
     return "gpu" if kind in {"any", "gpu"} else f"gpu.{gpu_model(kind)}"
 
 
-def fallback_of(request: Request, verdict: Verdict) -> dict[str, str]:
-    """Return the metadata entry of a result whose lane differs from the requested one, or an empty mapping."""
-    return {} if request.lane in {"auto", verdict.lane} else {"lane_asked": request.lane}
+def result_for(
+    request: Request, verdict: Verdict, *, verbose: bool = False, threshold: float | None = None, **metadata: Any
+) -> dict[str, Any]:
+    """Return KernelBench's result (:func:`~kqueue.kernelbench.result_of`) of a verdict.
+
+    Args:
+        verbose: write the verdict to stderr.
+        threshold: speedup above which ``metadata`` has ``excessive_speedup``. None never adds it.
+        metadata: entries to add to the result's metadata. It gets ``lane_asked`` if another lane was requested.
+
+    Raises:
+        EvaluationFailed: the fleet or the problem failed, so the kernel's quality is unknown.
+    """
+    if verbose:
+        sys.stderr.write(clean(describe(verdict, request.kernel)) + "\n")
+    if not verdict.judged:
+        raise EvaluationFailed(verdict)
+    if request.lane not in {"auto", verdict.lane}:
+        metadata["lane_asked"] = request.lane
+    if threshold is not None and verdict.speedup is not None and verdict.speedup > threshold:
+        _log.warning(
+            "a speedup of %.3g is above %.3g: evaluation %s", verdict.speedup, threshold, verdict.evaluation_id
+        )
+        metadata["excessive_speedup"] = True
+    result = result_of(verdict)
+    result["metadata"] |= metadata
+    return result
 
 
 #: The names of policies.
@@ -105,46 +138,85 @@ def scorer(score: Score) -> Callable[[Verdict], float | None]:
     """
     if callable(score):
         return score
-    try:
-        return _POLICIES[score]
-    except KeyError:
-        raise ConfigError(f"score: unknown policy {score!r}: use {', '.join(_POLICIES)} or a function") from None
+    if score not in get_args(Policy):
+        raise ConfigError(f"score: unknown policy {score!r}: use {', '.join(get_args(Policy))} or a function")
+    return partial(_score, score)
 
 
-def inverse_runtime(verdict: Verdict) -> float | None:
-    """Return 1 / seconds for a correct kernel. See :func:`scorer`."""
-    runtime = verdict.runtime_ms
-    return _if_passed(verdict, 1e3 / runtime if runtime is not None and runtime > 0 else None)
-
-
-def speedup(verdict: Verdict) -> float | None:
-    """Return the speedup of a correct kernel. See :func:`scorer`."""
-    return _if_passed(verdict, verdict.speedup)
-
-
-def bandwidth(verdict: Verdict) -> float | None:
-    """Return the share of the memory bandwidth that a correct kernel reached. See :func:`scorer`."""
-    floor, runtime = verdict.evidence.floor, verdict.runtime_ms
-    return _if_passed(verdict, floor.floor_ms / runtime if floor is not None and runtime else None)
-
-
-def correctness(verdict: Verdict) -> float | None:
-    """Return 1 for a correct kernel. See :func:`scorer`."""
-    return _if_passed(verdict, 1.0)
-
-
-def _if_passed(verdict: Verdict, value: float | None) -> float | None:
+def _score(policy: Policy, verdict: Verdict) -> float | None:
+    runtime, floor = verdict.runtime_ms, verdict.evidence.floor
     if not verdict.judged:
         return None
-    return value if verdict.passed else 0.0
+    if not verdict.passed:
+        return 0.0
+    match policy:
+        case "correctness":
+            return 1.0
+        case "speedup":
+            return verdict.speedup
+        case "bandwidth":
+            return floor.floor_ms / runtime if floor is not None and runtime else None
+        case "inverse_runtime":
+            return 1e3 / runtime if runtime else None
 
 
-_POLICIES: Final[dict[str, Callable[[Verdict], float | None]]] = {
-    "inverse_runtime": inverse_runtime,
-    "speedup": speedup,
-    "bandwidth": bandwidth,
-    "correctness": correctness,
-}
+class Judging(BaseModel):
+    """Settings of other packages' tasks: arguments of :func:`~kqueue.kernelbench.request_of`."""
+
+    backend: str = "triton"
+    lane: str = "auto"
+    score: Policy = "speedup"
+    precision: str = "fp32"
+    num_correct_trials: int = 5
+    num_perf_trials: int = 100
+
+
+def known(verdict: Verdict, score: Score) -> float:
+    """Return a verdict's score (:func:`scorer`), or raise EvaluationFailed if it is unknown."""
+    number = scorer(score)(verdict)
+    if number is None:
+        raise EvaluationFailed(verdict)
+    return number
+
+
+class Judged(NamedTuple):
+    """A judged answer. An answer that is not a kernel has no verdict, and the score 0 of a failed kernel."""
+
+    score: float
+    verdict: Verdict | None
+    feedback: str
+    taken: Taken
+
+
+def judge(client: Client, problem: str, answer: Answer, score: Score = "speedup", **arguments: Any) -> Judged:
+    """Judge one answer.
+
+    Args:
+        problem: source of the reference.
+        score: see :func:`scorer`.
+        arguments: see :func:`~kqueue.kernelbench.request_of`.
+
+    Raises:
+        EvaluationFailed: the kernel has no verdict.
+        InvalidRequest: the problem or an argument is wrong, or no worker serves the lane.
+        ServiceError: the fleet's services cannot be reached.
+    """
+    taken = take_from(answer)
+    request = request_for(problem, taken.kernel, **arguments)
+    if isinstance(request, InvalidRequest):
+        return Judged(0.0, None, f"FAILED: {request}\n{taken.note}".rstrip(), taken)
+    verdict = client.evaluate(request)
+    return Judged(known(verdict, score), verdict, describe(verdict, taken.kernel, note=taken.note), taken)
+
+
+async def judge_async(client: AsyncClient, problem: str, answer: Answer, settings: Judging) -> float:
+    """Judge one answer and return its score. See :func:`judge`."""
+    taken = take_from(answer)
+    _log.info("taken: %s", taken)
+    arguments = settings.model_dump(include=set(Judging.model_fields))
+    score = arguments.pop("score")
+    request = request_for(problem, taken.kernel, **arguments)
+    return 0.0 if isinstance(request, InvalidRequest) else known(await client.evaluate(request), score)
 
 
 def connect() -> Client:
@@ -236,3 +308,8 @@ def starting_kernel(source: str) -> str:
         text = lines[line - 1]
         lines[line - 1] = text[:column] + b"ModelNew" + text[column + len("Model") :]
     return b"".join(lines).decode()
+
+
+#: The clients that an adapter's functions share in a process.
+SHARED: Final = Connection(connect)
+SHARED_ASYNC: Final = Connection(connect_async)

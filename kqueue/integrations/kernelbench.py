@@ -7,17 +7,11 @@ from kqueue.integrations.kernelbench import eval_kernel_against_ref
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any
 
-from kqueue.errors import EvaluationFailed
-from kqueue.feedback import describe
-from kqueue.integrations.common import Connection, connect
-from kqueue.kernelbench import request_of, result_of
-from kqueue.text import clean
-
-_connection: Final = Connection(connect)
+from kqueue.integrations.common import SHARED, result_for
+from kqueue.kernelbench import request_of
 
 
 def eval_kernel_against_ref(
@@ -61,13 +55,7 @@ def eval_kernel_against_ref(
         precision=str(precision),
         **fields,
     )
-    verdict = _connection.client().submit(request).wait()
-    if not verdict.judged:
-        raise EvaluationFailed(verdict)
-    result = result_of(verdict)
-    result["metadata"]["timing_method"] = timing_method
-    if check_for_excessive_speedup and (verdict.speedup or 0.0) > excessive_speedup_threshold:
-        result["metadata"]["excessive_speedup"] = True
-    if verbose:
-        sys.stderr.write(clean(describe(verdict, custom_model_src)) + "\n")
+    verdict = SHARED.client().evaluate(request)
+    threshold = excessive_speedup_threshold if check_for_excessive_speedup else None
+    result = result_for(request, verdict, verbose=verbose, threshold=threshold, timing_method=timing_method)
     return SimpleNamespace(**result)

@@ -12,7 +12,6 @@ import atexit
 import contextlib
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -23,14 +22,12 @@ from kqueue.client import Client
 from kqueue.client.database import lane_for
 from kqueue.config import Config, load
 from kqueue.contract import Request, Verdict
-from kqueue.errors import EvaluationFailed, HomeInUse, InvalidRequest, KqueueError
-from kqueue.feedback import describe
-from kqueue.integrations.common import fallback_of, lane_of
-from kqueue.kernelbench import request_of, result_of
+from kqueue.errors import HomeInUse, InvalidRequest, KqueueError
+from kqueue.integrations.common import lane_of, result_for
+from kqueue.kernelbench import request_of
 from kqueue.local.fleet import LocalFleet
 from kqueue.store import workers
 from kqueue.store.engine import connect
-from kqueue.text import clean
 
 _log = logging.getLogger(__name__)
 
@@ -118,13 +115,7 @@ class LocalKernelEvaluator:
         [verdict] = self.judge([request])
         if isinstance(verdict, InvalidRequest):
             raise verdict
-        if verbose:
-            sys.stderr.write(clean(describe(verdict, custom_cuda)) + "\n")
-        if not verdict.judged:
-            raise EvaluationFailed(verdict)
-        result = result_of(verdict)
-        result["metadata"] |= fallback_of(request, verdict)
-        return result
+        return result_for(request, verdict, verbose=verbose)
 
     def judge(self, requests: Sequence[Request]) -> Sequence[Verdict | InvalidRequest]:
         """Run :meth:`kqueue.Client.evaluate_batch` on this machine's fleet."""

@@ -25,8 +25,8 @@ from kqueue.client import AsyncClient
 from kqueue.client.interfaces import Deadline
 from kqueue.contract import Request, Verdict
 from kqueue.errors import ConfigError, EvaluationFailed, InvalidRequest, LaneUnavailable
-from kqueue.integrations.common import Connection, connect_async, fallback_of, lane_of
-from kqueue.kernelbench import request_of, result_of
+from kqueue.integrations.common import Connection, connect_async, lane_of, result_for
+from kqueue.kernelbench import request_of
 
 if TYPE_CHECKING:
     from kqueue.integrations.local import LocalKernelEvaluator
@@ -346,19 +346,13 @@ def _raised(results: Iterable[dict[str, Any] | Exception]) -> list[dict[str, Any
 def _result(order: _Order, verdict: Verdict | InvalidRequest) -> dict[str, Any] | Exception:
     if isinstance(verdict, InvalidRequest):
         return verdict
-    if not verdict.judged:
-        return EvaluationFailed(verdict)
     asked = order.asked
-    metadata = result_of(verdict)["metadata"] | fallback_of(order.request, verdict)
-    metadata["timing_method"] = asked.timing_method
-    if order.ignored:
-        metadata["ignored_fields"] = order.ignored
-    threshold = asked.excessive_speedup_threshold
-    if asked.check_for_excessive_speedup and verdict.speedup is not None and verdict.speedup > threshold:
-        _log.warning(
-            "a speedup of %.3g is above %.3g: evaluation %s", verdict.speedup, threshold, verdict.evaluation_id
-        )
-        metadata["excessive_speedup"] = True
+    metadata: dict[str, Any] = {"ignored_fields": order.ignored} if order.ignored else {}
+    threshold = asked.excessive_speedup_threshold if asked.check_for_excessive_speedup else None
+    try:
+        result = result_for(order.request, verdict, threshold=threshold, timing_method=asked.timing_method, **metadata)
+    except EvaluationFailed as error:
+        return error
     return {
         "format_ok": True,
         "compiled": bool(verdict.compiled),
@@ -370,7 +364,7 @@ def _result(order: _Order, verdict: Verdict | InvalidRequest) -> dict[str, Any] 
         "baseline_runtime_ms": verdict.baseline_ms,
         "error_message": None if verdict.passed else f"{verdict.category}: {verdict.message}",
         "code_length": len(order.request.kernel),
-        "metadata": metadata,
+        "metadata": result["metadata"],
     }
 
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from kqueue.errors import EvaluationFailed, InvalidRequest
-from kqueue.feedback import describe
-from kqueue.integrations.common import Connection, Score, connect, request_for, scorer, take_from
+from kqueue.errors import InvalidRequest
+from kqueue.integrations.common import SHARED, Score, judge, scorer
 
 # Imported by name, so that types can be checked without OpenEvolve.
 _results: Any = importlib.import_module("openevolve.evaluation_result")
-
-_connection: Final = Connection(connect)
 
 
 def evaluator(problem: Path | str, *, score: Score = "speedup", **arguments: Any) -> Callable[[str], Any]:
@@ -29,25 +26,18 @@ def evaluator(problem: Path | str, *, score: Score = "speedup", **arguments: Any
     Raises:
         InvalidRequest: the file cannot be read.
     """
-    of = scorer(score)
+    scorer(score)  # A wrong name is reported now.
     try:
         reference = Path(problem).read_text(encoding="utf-8")
     except OSError as error:
         raise InvalidRequest(f"problem: {problem}: {error.strerror}: name the file of a reference") from None
 
     def evaluate(program_path: str) -> Any:
-        taken = take_from(Path(program_path).read_text(encoding="utf-8"))
-        request = request_for(reference, taken.kernel, **arguments)
-        if isinstance(request, InvalidRequest):
-            metrics = {"combined_score": 0.0, "correct": 0.0}
-            return _results.EvaluationResult(metrics=metrics, artifacts={"feedback": f"FAILED: {request}"})
-        verdict = _connection.client().submit(request).wait()
-        number = of(verdict)
-        if number is None:
-            raise EvaluationFailed(verdict)
-        metrics = {"combined_score": number, "correct": float(verdict.passed)}
-        times = {"speedup": verdict.speedup, "runtime_ms": verdict.runtime_ms}
+        program = Path(program_path).read_text(encoding="utf-8")
+        number, verdict, feedback, _ = judge(SHARED.client(), reference, program, score, **arguments)
+        metrics = {"combined_score": number, "correct": float(verdict is not None and verdict.passed)}
+        times = {} if verdict is None else {"speedup": verdict.speedup, "runtime_ms": verdict.runtime_ms}
         metrics |= {name: value for name, value in times.items() if value is not None}
-        return _results.EvaluationResult(metrics=metrics, artifacts={"feedback": describe(verdict, taken.kernel)})
+        return _results.EvaluationResult(metrics=metrics, artifacts={"feedback": feedback})
 
     return evaluate

@@ -24,14 +24,15 @@ from uuid import UUID
 
 from kqueue.client import AsyncClient, Client
 from kqueue.contract import Request, Verdict
-from kqueue.errors import EvaluationFailed, InvalidRequest, LaneUnavailable, WaitTimeout
-from kqueue.feedback import describe, instruction
+from kqueue.errors import InvalidRequest, LaneUnavailable, WaitTimeout
+from kqueue.feedback import instruction
 from kqueue.integrations.common import (
     Answer,
     Connection,
     Score,
     connect,
     connect_async,
+    judge,
     request_for,
     scorer,
     take_from,
@@ -98,38 +99,6 @@ async def reward(
     if masked := sum(number is None for number in rewards):
         _log.warning("%d of %d rewards are masked because these kernels have no verdict", masked, len(rewards))
     return rewards
-
-
-def scored(client: Client, problem: str, answer: Answer, score: Score = "speedup", **arguments: Any) -> float:
-    """Judge one answer and return its score, which is 0 for an answer without a valid kernel.
-
-    Args:
-        problem: source of the reference.
-        score: see :func:`reward`.
-        arguments: arguments of :func:`~kqueue.kernelbench.request_of`.
-
-    Raises:
-        EvaluationFailed: the kernel has no verdict.
-        InvalidRequest: the problem or an argument is wrong, or no worker serves the lane.
-        ServiceError: the fleet's services cannot be reached.
-    """
-    request = request_for(problem, take_from(answer).kernel, **arguments)
-    return FAILED if isinstance(request, InvalidRequest) else _known(client.submit(request).wait(), score)
-
-
-async def scored_async(
-    client: AsyncClient, problem: str, answer: Answer, score: Score = "speedup", **arguments: Any
-) -> float:
-    """Judge one answer and return its score. See :func:`scored`."""
-    request = request_for(problem, take_from(answer).kernel, **arguments)
-    return FAILED if isinstance(request, InvalidRequest) else _known(await client.evaluate(request), score)
-
-
-def _known(verdict: Verdict, score: Score) -> float:
-    number = scorer(score)(verdict)
-    if number is None:
-        raise EvaluationFailed(verdict)
-    return number
 
 
 async def _judge(client: AsyncClient, requests: Sequence[Request], timeout: float | None) -> list[Verdict | None]:
@@ -264,16 +233,8 @@ class KernelEnv(_Env):
         """
         if self._turn >= self._max_turns or self._reached():
             raise InvalidRequest("step: the episode is over: call reset first")
-        taken = take_from(action)
-        request = request_for(self._problems[self._problem], taken.kernel, **self._arguments)
-        if isinstance(request, InvalidRequest):
-            verdict, score, observation = None, FAILED, f"FAILED: {request}\n{taken.note}".rstrip()
-        else:
-            verdict = (self._given or self._own.client()).submit(request).wait()
-            score = self._score(verdict)
-            if score is None:
-                raise EvaluationFailed(verdict)
-            observation = describe(verdict, taken.kernel, note=taken.note)
+        client, problem = self._given or self._own.client(), self._problems[self._problem]
+        score, verdict, observation, taken = judge(client, problem, action, self._score, **self._arguments)
         self._turn += 1
         self._best = score if self._best is None else max(self._best, score)
         terminated = self._reached()

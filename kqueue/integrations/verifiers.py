@@ -10,23 +10,16 @@ For verifiers to find the taskset by name, export it from a package::
 from __future__ import annotations
 
 import importlib
-import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from kqueue.errors import ConfigError
 from kqueue.feedback import instruction
-from kqueue.integrations.common import Connection, Policy, connect_async, take_from
-from kqueue.integrations.rl import scored_async
-
-_log = logging.getLogger(__name__)
+from kqueue.integrations.common import SHARED_ASYNC, Judging, judge_async
 
 # Imported by name, so that types can be checked without verifiers.
 vf: Any = importlib.import_module("verifiers.v1")
-
-#: One client serves all concurrent rollouts.
-_connection: Final = Connection(connect_async)
 
 
 class KernelData(vf.TaskData):
@@ -35,18 +28,8 @@ class KernelData(vf.TaskData):
     reference: str
 
 
-class KernelTaskConfig(vf.TaskConfig):
+class KernelTaskConfig(Judging, vf.TaskConfig):
     """Settings for judging a task's kernels."""
-
-    backend: str = "triton"
-    """Name of a backend, such as ``cuda`` or ``triton``."""
-    lane: str = "auto"
-    """``auto``, ``cpu``, ``gpu`` or ``gpu.<model>``."""
-    score: Policy = "speedup"
-    """The policy that turns a verdict into a reward."""
-    precision: str = "fp32"
-    num_correct_trials: int = 5
-    num_perf_trials: int = 100
 
 
 class KernelTask(vf.Task[KernelData, vf.State, KernelTaskConfig]):
@@ -59,20 +42,7 @@ class KernelTask(vf.Task[KernelData, vf.State, KernelTaskConfig]):
         Raises:
             EvaluationFailed: the kernel has no verdict. Verifiers records an error and no reward.
         """
-        config = self.config
-        taken = take_from(trace.last_reply)
-        _log.info("%s: taken: %s", self.data.name, taken)
-        return await scored_async(
-            _connection.client(),
-            self.data.reference,
-            taken.kernel,
-            config.score,
-            backend=config.backend,
-            lane=config.lane,
-            precision=config.precision,
-            num_correct_trials=config.num_correct_trials,
-            num_perf_trials=config.num_perf_trials,
-        )
+        return await judge_async(SHARED_ASYNC.client(), self.data.reference, trace.last_reply, self.config)
 
 
 class KernelTasksetConfig(vf.TasksetConfig):

@@ -5,14 +5,9 @@ Its path is ``pkg://kqueue.integrations.verl``. A row's ``reward_model.ground_tr
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
-from kqueue.integrations.common import Answer, Connection, Score, connect
-from kqueue.integrations.rl import scored
-
-#: Arguments of verl's reward models, which have no meaning here.
-_UNUSED: Final = ("reward_router_address", "reward_model_tokenizer")
-_connection: Final = Connection(connect)
+from kqueue.integrations.common import SHARED, Answer, judge
 
 
 def compute_score(
@@ -20,16 +15,15 @@ def compute_score(
     solution_str: Answer,
     ground_truth: str,
     extra_info: Any = None,  # noqa: ARG001 verl's
-    *,
-    score: Score = "speedup",
+    reward_router_address: Any = None,  # noqa: ARG001 verl's
+    reward_model_tokenizer: Any = None,  # noqa: ARG001 verl's
     **arguments: Any,
 ) -> float:
-    """Return the reward of an answer (:func:`~kqueue.integrations.rl.scored`), or raise, never a number, without one.
+    """Return the reward of an answer. Raise, and never return a number, without one.
 
     Args:
         solution_str: the answer, from which the kernel is extracted.
         ground_truth: source of the reference.
-        arguments: arguments of :func:`~kqueue.kernelbench.request_of`, such as ``backend`` and ``lane``.
+        arguments: ``score`` and the other arguments of :func:`~kqueue.integrations.common.judge`, such as ``backend``.
     """
-    given = {name: value for name, value in arguments.items() if name not in _UNUSED}
-    return scored(_connection.client(), ground_truth, solution_str, score, **given)
+    return judge(SHARED.client(), ground_truth, solution_str, **arguments).score

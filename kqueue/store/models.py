@@ -15,6 +15,7 @@ from uuid import UUID
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
+    Computed,
     DateTime,
     Double,
     ForeignKey,
@@ -500,6 +501,7 @@ class Callback(Base):
         UniqueConstraint("evaluation_id"),
         UniqueConstraint("owner", "batch"),
         Index("ix_callbacks_due", "owner", "next_at", postgresql_where=text("next_at IS NOT NULL")),
+        Index("ix_callbacks_waiting", "id", postgresql_where=text("next_at IS NULL AND attempts = 0")),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True, server_default=text("gen_random_uuid()"))
@@ -508,6 +510,8 @@ class Callback(Base):
     """The evaluation. Null for the callback of a batch."""
     batch: Mapped[str | None]
     url: Mapped[str]
+    """The URL, which can contain secrets: only servers can read it."""
+    host: Mapped[str] = mapped_column(Computed(r"substring(url, '//(\[[^]]*\]|[^/:?#]*)'::text)"), nullable=True)
     attempts: Mapped[int] = mapped_column(Integer, server_default="0")
     """Number of attempts to send it."""
     next_at: Mapped[datetime | None]

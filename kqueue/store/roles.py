@@ -19,7 +19,7 @@ from sqlalchemy.exc import IntegrityError, ProgrammingError
 
 from kqueue.errors import ConfigError
 from kqueue.store.engine import transaction
-from kqueue.store.models import LOCAL, Login, Token
+from kqueue.store.models import LOCAL, Callback, Login, Token
 
 if TYPE_CHECKING:
     from psycopg import Connection as PsycopgConnection
@@ -73,6 +73,9 @@ _Rights = Mapping[str, Mapping[str, tuple[str, ...]]]
 #: Privileges on the columns that decide the order of evaluations, why one waits, and whether it is accepted.
 _WEIGHTS: Final = {"SELECT": ("id", "weight", "budget_s", "budget_window_s", "budget_then")}
 
+#: Privileges on the state of callbacks. A URL can contain secrets, so only servers can read it.
+_CALLED: Final = {"SELECT": tuple(sorted(set(Callback.__table__.columns.keys()) - {"url"}))}
+
 _PRODUCE: Final[_Rights] = {
     "tokens": _WEIGHTS,
     "problems": {"INSERT": ("hash", "source", "shared_from")},
@@ -103,9 +106,9 @@ _PRODUCE: Final[_Rights] = {
         "UPDATE": ("label", "leaderboard"),
         "DELETE": _ALL,
     },
-    "callbacks": {
-        "SELECT": _ALL,
-        "INSERT": ("evaluation_id", "batch", "url", "next_at"),
+    "callbacks": _CALLED
+    | {
+        "INSERT": ("evaluation_id", "batch", "url"),
         "UPDATE": ("url", "attempts", "next_at", "delivered_at", "error"),
     },
     "kqueue_cancel": {"EXECUTE": _ALL},
@@ -123,7 +126,7 @@ _SERVE: Final[_Rights] = _PRODUCE | {
 }
 #: Privileges of each role in addition to reading the relations in :data:`_READABLE`.
 _WRITES: Final[Mapping[str, _Rights]] = {
-    READER: {"callbacks": {"SELECT": _ALL}, "tokens": _WEIGHTS},
+    READER: {"callbacks": _CALLED, "tokens": _WEIGHTS},
     PRODUCER: _PRODUCE | _SEARCH,
     TENANT: {
         **_SERVE,
@@ -131,6 +134,7 @@ _WRITES: Final[Mapping[str, _Rights]] = {
     },
     GATEWAY: {
         **_SERVE,
+        "callbacks": _PRODUCE["callbacks"] | {"SELECT": _ALL},
         # A person who logs in by OpenID Connect gets a token without a secret: the gateway cannot write a digest.
         "tokens": {
             "SELECT": _ALL,

@@ -52,9 +52,7 @@ async def times_picture(
 ) -> Response:
     """Draw the spreads of both kernels' times."""
     pair = await gateway.read(_pair, first, second)
-    return await picture(
-        charts.Times("times of one call", [_spread(name, taken) for name, taken in _times(pair)]), theme
-    )
+    return await picture(charts.Times.of("times of one call", _times(pair)), theme)
 
 
 @router.get("/compare/{first}/{second}")
@@ -119,7 +117,3 @@ def _times(pair: tuple[Detail, Detail]) -> list[tuple[str, Measurement]]:
         if verdict is not None and verdict.baseline is not None:
             times.append((f"the {name}’s reference", verdict.baseline))
     return times
-
-
-def _spread(name: str, taken: Measurement) -> charts.Spread:
-    return charts.Spread(name, taken.min_ms, taken.q1_ms, taken.median_ms, taken.q3_ms, taken.max_ms, taken.count)

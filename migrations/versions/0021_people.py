@@ -81,8 +81,7 @@ COMMENT ON FUNCTION kqueue_board IS
     'The fastest kernels of the owners that judge against a shared problem with a leaderboard.';
 REVOKE ALL ON FUNCTION kqueue_board FROM PUBLIC;
 """
-#: The trigger runs in the verdict's transaction, so that no verdict is committed without its callback.
-_CALLBACKS: Final = """
+_CALLBACKS: Final = r"""
 CREATE TABLE callbacks (
     id uuid NOT NULL DEFAULT gen_random_uuid() CONSTRAINT pk_callbacks PRIMARY KEY,
     owner text NOT NULL DEFAULT kqueue_owner(),
@@ -90,6 +89,7 @@ CREATE TABLE callbacks (
         CONSTRAINT fk_callbacks_evaluation_id_evaluations REFERENCES evaluations (id) ON DELETE CASCADE,
     batch text,
     url text NOT NULL,
+    host text GENERATED ALWAYS AS (substring(url FROM '//(\[[^]]*\]|[^/:?#]*)')) STORED,
     attempts integer NOT NULL DEFAULT 0,
     next_at timestamptz,
     delivered_at timestamptz,
@@ -100,16 +100,7 @@ CREATE TABLE callbacks (
 );
 COMMENT ON TABLE callbacks IS 'A URL that gets the verdict of an evaluation, or the result of a batch.';
 CREATE INDEX ix_callbacks_due ON callbacks (owner, next_at) WHERE next_at IS NOT NULL;
-CREATE FUNCTION kqueue_call() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
-BEGIN
-    UPDATE callbacks SET next_at = now() WHERE evaluation_id = NEW.evaluation_id;
-    RETURN NULL;
-END
-$$;
-COMMENT ON FUNCTION kqueue_call IS 'Makes the callback of an evaluation with a verdict due.';
-REVOKE ALL ON FUNCTION kqueue_call FROM PUBLIC;
-CREATE TRIGGER kqueue_call AFTER INSERT ON verdicts FOR EACH ROW EXECUTE FUNCTION kqueue_call();
+CREATE INDEX ix_callbacks_waiting ON callbacks (id) WHERE next_at IS NULL AND attempts = 0;
 """
 _PEOPLE: Final = """
 CREATE TABLE audit (
@@ -128,8 +119,7 @@ ALTER TABLE sessions ADD seen_at timestamptz NOT NULL DEFAULT now();
 ALTER TABLE tokens ALTER digest DROP NOT NULL;
 """
 _REMOVAL: Final = """
-DROP TRIGGER kqueue_call ON verdicts;
-DROP FUNCTION kqueue_call, kqueue_board;
+DROP FUNCTION kqueue_board;
 DROP TABLE callbacks, audit, shared_problems;
 ALTER TABLE sessions DROP seen_at;
 DELETE FROM sessions USING tokens WHERE token_id = id AND tokens.digest IS NULL;

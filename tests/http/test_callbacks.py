@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from sqlalchemy import Engine, text
 
 from kqueue import Client, InvalidRequest, Request
-from kqueue.config import Config
+from kqueue.config import Config, networks
 from kqueue.http import callbacks as sender
 from kqueue.store import callbacks, evaluations
 from kqueue.store.engine import FLEET, Viewer, acting
@@ -53,6 +53,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.calls.append((self.path, self.headers, body))
         if self.path == "/hang":
             self.server.over.wait(30)
+        while self.path == "/endless" and not self.server.over.wait(0.01):
+            self.wfile.write(b"HTTP/1.1 103 Early Hints\r\nx: y\r\n\r\n")
         first = len(self.server.bodies(self.path)) == 1
         status = 503 if self.path == "/flaky" and first else int(self.path[1:]) if self.path[1:].isdigit() else 204
         self.send_response(status)
@@ -99,8 +101,9 @@ def state_of(engine: Engine, identity: UUID | str) -> callbacks.CallbackState:
     return state
 
 
-def test_a_verdict_is_sent_signed(calling, receiver: Receiver, token, judge, engine: Engine, config: Config) -> None:
+def test_a_verdict_is_sent_signed(calling, receiver: Receiver, token, judge, engine: Engine, caplog) -> None:
     """The body has the verdict, its signature is the owner's, and a failed attempt is repeated."""
+    caplog.set_level("INFO")
     served = calling()
     with httpx.Client(base_url=served.url, headers={"Authorization": f"Bearer {token(owner='ada')}"}) as http:
         body = request_fields() | {"callback_url": receiver.url("/flaky")}
@@ -110,6 +113,8 @@ def test_a_verdict_is_sent_signed(calling, receiver: Receiver, token, judge, eng
         secret = http.get("/v1/callbacks/secret").json()["secret"]
         judge(identity)
         until(lambda: state_of(engine, identity).delivered_at, what="the delivery")
+    assert "answered with 503" in caplog.text
+    assert "/flaky" not in caplog.text
     (_, given, first), (_, _, second) = receiver.calls
     assert (json.loads(first)["attempt"], json.loads(second)["attempt"]) == (1, 2)
     stamp = given["KQueue-Timestamp"]
@@ -171,7 +176,7 @@ def test_attempts_end(calling, receiver: Receiver, config: Config, judge, engine
     with Client(config) as client:
         tickets = {
             path: client.submit(request(number, callback_url=receiver.url(path)))
-            for number, path in enumerate(("/302", "/hang", "/500"))
+            for number, path in enumerate(("/302", "/hang", "/endless", "/500"))
         }
         for ticket in tickets.values():
             judge(ticket.evaluation_id)
@@ -184,8 +189,8 @@ def test_attempts_end(calling, receiver: Receiver, config: Config, judge, engine
     errors = {path: state_of(engine, ticket.evaluation_id).error for path, ticket in tickets.items()}
     assert errors["/302"] == "the receiver answered with 302"
     assert errors["/hang"] == "the receiver did not answer within 0.3 s"
+    assert errors["/endless"] == "the receiver did not answer within 0.3 s"
     assert errors["/500"] == "the receiver answered with 500"
-    assert state_of(engine, tickets["/500"].evaluation_id).in_words().endswith(", gave up")
     assert receiver.bodies("/elsewhere") == []
 
 
@@ -203,10 +208,11 @@ def test_addresses(calling, receiver: Receiver, config: Config, judge, engine: E
             "224.0.0.1",
         ),
         *("::1", "::", "fe80::1%eth0", "fc00::1", "ff02::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::"),
+        *("::7f00:1", "fec0::1", "64:ff9b:1::1", "2001:0:1::1", "::ffff:0:a00:1", "0.1.2.3", "255.255.255.255"),
     ):
-        assert not sender.is_allowed(refused, "10.1.0.0/16"), refused
+        assert not sender.is_allowed(refused, networks("10.1.0.0/16")), refused
     for allowed in ("1.1.1.1", "2606:4700::1111", "10.1.2.3", "::ffff:10.1.2.3"):
-        assert sender.is_allowed(allowed, "192.0.2.0/24, 10.1.0.0/16"), allowed
+        assert sender.is_allowed(allowed, networks("192.0.2.0/24, 10.1.0.0/16")), allowed
     calling(networks="")
     named = receiver.url("/named").replace("127.0.0.1", "localhost")
     decimal = receiver.url("/decimal").replace("127.0.0.1", "2130706433")
@@ -260,15 +266,41 @@ def test_a_claim_that_its_server_lost(config: Config, judge, engine: Engine, wor
     assert {one.attempts for one in again} == {2}
     callbacks.settle(engine, due[0], None)  # late
     assert all(state_of(engine, one.evaluation_id or UUID(int=0)).delivered_at is None for one in again)
+    later = text("UPDATE callbacks SET next_at = next_at - interval '61 s'")
+    while claimed := callbacks.claim(engine):
+        with engine.begin() as connection:
+            connection.execute(later)
+        last = claimed[0].attempts
+    assert last == callbacks.ATTEMPTS  # even if no server ever settles one
     with acting(Viewer("ada", held=True)):
         assert callbacks.states(engine, evaluation_id=mine[0].evaluation_id) == ()
     with acting(FLEET):
         assert sender.content(engine, due[0]) is not None
 
 
-def test_refusals(http: httpx.Client, config: Config) -> None:
+def test_the_host_of_a_url(config: Config, engine: Engine, worker_id: UUID) -> None:
+    """A callback's state has the host of its URL, and nothing of the rest."""
+    for url, host in {
+        "https://[::1]:8080/?token=a": "[::1]",
+        "http://a.test?b@c": "a.test",
+        "http://a.test:1#b": "a.test",
+    }.items():
+        with Client(config) as client:
+            assert state_of(engine, client.submit(request(1, callback_url=url)).evaluation_id).host == host
+
+
+def test_refusals(http: httpx.Client, config: Config, engine: Engine) -> None:
     """Wrong URLs, a batch without a name, and a server without a secret are refused with what to do."""
-    for url in ("ftp://a.test/", "https://user:pw@a.test/", "https:///x", "/x", "https://a.test/ x", "http://a:99999/"):
+    for url in (
+        "",
+        "http://a/\r\nx:y",
+        "ftp://a.test/",
+        "https://user:pw@a.test/",
+        "https:///x",
+        "/x",
+        "https://a.test/ x",
+        "http://a:99999/",
+    ):
         with pytest.raises(InvalidRequest, match="callback_url"), Client(config) as client:
             client.submit(**request_fields(), callback_url=url)
     with pytest.raises(InvalidRequest, match="batch_callback_url needs a batch"), Client(config) as client:
@@ -276,5 +308,8 @@ def test_refusals(http: httpx.Client, config: Config) -> None:
     answer = http.post("/v1/evaluations", json=request_fields() | {"callback_url": "https://a.test/"})
     assert (answer.status_code, "KQUEUE_CALLBACK_SECRET" in answer.text) == (422, True)
     assert http.get("/v1/callbacks/secret").status_code == 404
+    session = acting(Viewer("local", held=True, session="s"))
+    with session, pytest.raises(InvalidRequest, match="session"):
+        evaluations.submit(engine, [request(1, batch="b", batch_callback_url="https://a.test/")])
     with pytest.raises(ValidationError, match="callback_networks"):
         Config(callback_networks="10.1.0.0/99")

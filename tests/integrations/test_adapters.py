@@ -26,9 +26,9 @@ def verifiers(config: Config, needs: Callable[[str], None]) -> Iterator[None]:
     """Load verifiers, and close the client that its tasks share in a process."""
     needs("verifiers")
     yield
-    from kqueue.integrations.verifiers import _connection
+    from kqueue.integrations.common import SHARED_ASYNC
 
-    if (client := _connection.take()) is not None:
+    if (client := SHARED_ASYNC.take()) is not None:
         asyncio.run(client.close())
 
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from kqueue import EvaluationFailed, InvalidRequest
 from kqueue.config import Config
+from kqueue.integrations.common import SHARED, SHARED_ASYNC
 from kqueue.integrations.kernelbench import eval_kernel_against_ref
 from kqueue.integrations.verl import compute_score
 from tests.integrations.sources import BROKEN_REFERENCE, NO_KERNEL, QUICK, REFERENCE, RIGHT, WRONG
@@ -26,10 +27,8 @@ SETTINGS: dict[str, Any] = QUICK | {"lane": "cpu", "score": "correctness"}
 def _closed(config: Config) -> Iterator[None]:
     """Close the clients that the adapters share in a process."""
     yield
-    for name in ("verl", "kernelbench", "openevolve"):
-        module = sys.modules.get(f"kqueue.integrations.{name}")
-        if module is not None and (client := module._connection.take()) is not None:
-            client.close()
+    if (client := SHARED.take()) is not None:
+        client.close()
 
 
 def test_compute_score(config: Config) -> None:
@@ -163,7 +162,7 @@ def test_nemo_gyms_server(config: Config, monkeypatch: pytest.MonkeyPatch) -> No
         told = [await reward(answer, REFERENCE) for answer in (f"```python\n{RIGHT}```", WRONG, NO_KERNEL)]
         with pytest.raises(EvaluationFailed):
             await reward(RIGHT, BROKEN_REFERENCE)
-        await nemo_gym._connection.take().close()  # type: ignore[union-attr]
+        await SHARED_ASYNC.take().close()  # type: ignore[union-attr]
         return told
 
     assert [one.reward for one in asyncio.run(rewards())] == [1.0, 0.0, 0.0]

@@ -154,7 +154,7 @@ def test_no_function_serves_rows_of_others(owners: Owners) -> None:
         # The last five cannot be called by a producer (tests/security/test_roles.py) or are a trigger.
         assert set(definers) == {
             *("kqueue_trusted", "kqueue_owner", "kqueue_sees_all", "kqueue_waiting", "kqueue_cancel", "kqueue_reuse"),
-            *("kqueue_conclude", "kqueue_probe", "kqueue_correct", "kqueue_board", "kqueue_call"),
+            *("kqueue_conclude", "kqueue_probe", "kqueue_correct", "kqueue_board"),
         }
     for pretence in PRETENCES[:-1]:
         with owners.raw() as connection:

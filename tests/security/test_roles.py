@@ -53,6 +53,7 @@ STATEMENTS: dict[str, set[str]] = {
     **{f"SELECT * FROM {name}": EVERYBODY for name in roles._READABLE},
     "SELECT * FROM tokens": {roles.GATEWAY},
     "SELECT name, owner FROM tokens": {roles.GATEWAY, roles.TENANT},
+    "SELECT url FROM callbacks": {roles.GATEWAY},
     "SELECT * FROM logins": NOBODY,
     "UPDATE logins SET owner = 'o'": NOBODY,
     "UPDATE evaluations SET owner = 'o'": NOBODY,

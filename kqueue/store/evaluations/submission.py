@@ -163,7 +163,7 @@ def _submit(
             budgets.check_session(connection, viewer())
         if names := {batch for i in ids if (batch := requests[i].batch) is not None}:
             connection.execute(_ENLIST, {"names": list(names)})
-        callbacks.register(connection, {ids[i]: requests[i] for i in ids if created[i]}, reused, now)
+        callbacks.register(connection, {ids[i]: requests[i] for i in ids if created[i]})
     if crowd and any(created):
         # A separate transaction, because a commit that notifies blocks all other such commits, and this one writes
         # nothing to disk. If it fails, the next sweep replaces the notification.
