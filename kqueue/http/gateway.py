@@ -268,8 +268,6 @@ class Gateway:
             raise InvalidRequest(f"priority: this token can request {caller.priority} at most")
         if self.config.callback_secret is None and (request.callback_url or request.batch_callback_url):
             raise InvalidRequest("callback_url: this server sends no callbacks: start it with KQUEUE_CALLBACK_SECRET")
-        if caller.viewer.session is not None and request.batch_callback_url:
-            raise InvalidRequest("batch_callback_url: a batch can have work of other sessions: use callback_url")
         update: dict[str, str] = {}
         if caller.token_id is not None:
             update["producer"] = f"token:{caller.token_id}"

@@ -90,7 +90,7 @@ def register(connection: Connection, requests: Mapping[UUID, Request]) -> None:
     batches = {one.batch: one.batch_callback_url for one in requests.values() if one.batch_callback_url}
     if batches and viewer().session is not None:
         # The counts include evaluations that the session does not see.
-        raise InvalidRequest("batch_callback_url: an agent's session cannot set it: use callback_url")
+        raise InvalidRequest("batch_callback_url: a batch can have work of other sessions: use callback_url")
     again = {"attempts": 0, "next_at": None, "delivered_at": None, "error": None}
     for batch, url in sorted(batches.items()):
         # A batch that grows after its end calls again.
